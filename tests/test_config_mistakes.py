@@ -62,7 +62,7 @@ optimizer.schedule._target_=subprocess.Popen -> optimizer.schedule._target_='sub
 tracker.console._target_=builtins.open tracker=default -> tracker.console._target_='builtins.open'
 partition_seed=${oc.create:[]} -> partition_seed: Unsupported interpolation type oc.create
 name=${oc.env:NO_SUCH_VARIABLE} -> NO_SUCH_VARIABLE
-scale=small -> scale='small': has no effect here: no preset is chosen
+scale=small -> scale='small': has no effect here // it is for presets with a `small`
 scale=smal -> scale='smal': must be one of full, small, debug
 num_rounds -> num_rounds: is neither a command nor key=value
 dataset=../../etc -> dataset='../../etc': must not lead out of conf/
@@ -84,8 +84,7 @@ selector=none -> selector='none': is not a choice of conf/selector/ // known her
 selector=a/own -> selector='a/own': is not a choice of conf/selector/ // known here
 dataset=dirichlet_qp -> // did you mean partition=dirichlet_qp?
 optimizer=cosine -> // did you mean optimizer/schedule=cosine?
-selector/threshold=linear -> has no effect: the choice of selector has no such group // it goes with selector=fedabc
-system/devices=tiers -> // it goes with system=lognormal
+selector/threshold=linear -> has no effect: the choice of selector has no such group // choose a selector that has one
 hydra/sweeper=optuna -> hydra/sweeper='optuna': is not supported // sweep over values
 selector=random selector.exploration.rho=1 -> // it is a key of selector=gpfl|gpfl_cosine
 selector=md selector.exploration.value=1 -> // it is a key of selector=gpfl_alpha0

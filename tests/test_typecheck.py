@@ -49,8 +49,7 @@ def test_annotations_and_values_of_other_kinds() -> None:
         conform([1], tuple[int, str])
     with pytest.raises(TypeError):
         conform(10**400, float)  # larger than any float
-    path = Path("x")
-    assert conform(path, Path) is path
+    assert conform(Path("x"), Path) == Path("x")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,6 @@ def test_annotations_and_values_of_other_kinds() -> None:
     [
         *((int, "an integer"), (float, "a number"), (bool, "true or false"), (str, "a string"), (Path, "a path")),
         *((Literal["a", "b"], "one of a, b"), (int | None, "an integer or null"), (dict[str, int], "a mapping")),
-        (tuple[float, float], "a list of 2 items, each a number"),
         (tuple[int, str], "a list of 2 items: an integer, a string"),
         (tuple[int, ...], "a list, each item an integer"),
         *((list[float], "a list, each item a number"), (int | Literal["auto"], "an integer or one of auto")),

@@ -137,32 +137,23 @@ class ChoiceFiles:
     @cached_property
     def groups(self) -> list[str]:
         """Names of all groups: `selector`, `selector/sketch`."""
-        found = {
-            path.parent.relative_to(folder).as_posix()
-            for folder in self.folders
-            for path in folder.rglob("*.yaml")
-            if path.parent != folder and not path.name.startswith(".")
-        }
-        return sorted(found)
+        files = [(folder, path) for folder in self.folders for path in folder.rglob("[!.]*.yaml")]
+        return sorted({path.parent.relative_to(folder).as_posix() for folder, path in files if path.parent != folder})
 
     @cached_property
     def keys(self) -> dict[str, dict[str, list[str]]]:
         """The dotted keys below all groups, each with the choices whose configs have it, by group. A place for a group
         of choices is no key of the choice that makes one there."""
         found: dict[str, dict[str, list[str]]] = {}
-        for group in self.groups:
-            for name in self.names(group):
-                for key in self._keys(group, name):
+        for group, name in [(one, name) for one in self.groups for name in self.names(one)]:
+            try:
+                made, config = self.made(group, name), self.config(group, name)
+            except ConfigError:  # told where it is chosen
+                continue
+            for key in all_keys(config):
+                if key.startswith(f"{group.replace('/', '.')}.") and key.replace(".", "/") not in made:
                     found.setdefault(key, {}).setdefault(group, []).append(name)
         return found
-
-    def _keys(self, group: str, name: str) -> list[str]:
-        place = f"{group.replace('/', '.')}."
-        try:
-            made, config = self.made(group, name), self.config(group, name)
-        except ConfigError:  # told where it is chosen
-            return []
-        return [key for key in all_keys(config) if key.startswith(place) and key.replace(".", "/") not in made]
 
     def names(self, group: str) -> list[str]:
         """The choices of a group."""
@@ -176,8 +167,28 @@ class ChoiceFiles:
 
         `above`: the choices that build on it, on which it does not build in turn.
         """
-        if (group, name) not in self._read:
-            self._read[group, name] = self._from_disk(group, name, [*above, name])
+        if (group, name) in self._read:
+            return self._read[group, name]
+        path = self._path(group, name)
+        assert path is not None, f"conf/{group}/ has no {name}"
+        text = read_text(path)
+        content = _parsed(path, text)
+        own = {str(key): value for key, value in content.items() if key != "defaults"}
+        entries = [*choices_made(content.get("defaults"), group)]
+        values: dict[str, Any] = {}
+        inherited: dict[str, str] = {}
+        subgroups: dict[str, str] = {}
+        bases: list[ChoiceFile] = []
+        for sub, choice in entries if (group, "_self_") in entries else [*entries, (group, "_self_")]:
+            if choice == "_self_":
+                values = merged(values, own)
+            elif sub != group:
+                subgroups[sub] = choice
+            elif choice not in (*above, name) and self.has(group, choice):
+                bases.append(base := self.read(group, choice, [*above, name]))
+                values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
+        made, package = {**inherited, **subgroups}, package_of(text, group)
+        self._read[group, name] = ChoiceFile(group, name, path, text, package, values, made, bases)
         return self._read[group, name]
 
     def made(self, group: str, name: str) -> dict[str, str]:
@@ -203,25 +214,3 @@ class ChoiceFiles:
         if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")):
             return None  # a stranger's, which leads out of the folders
         return next((p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file()), None)
-
-    def _from_disk(self, group: str, name: str, above: Sequence[str]) -> ChoiceFile:
-        path = self._path(group, name)
-        assert path is not None, f"conf/{group}/ has no {name}"
-        text = read_text(path)
-        content = _parsed(path, text)
-        own = {str(key): value for key, value in content.items() if key != "defaults"}
-        entries = [*choices_made(content.get("defaults"), group)]
-        values: dict[str, Any] = {}
-        inherited: dict[str, str] = {}
-        subgroups: dict[str, str] = {}
-        bases: list[ChoiceFile] = []
-        for sub, choice in entries if (group, "_self_") in entries else [*entries, (group, "_self_")]:
-            if choice == "_self_":
-                values = merged(values, own)
-            elif sub != group:
-                subgroups[sub] = choice
-            elif choice not in above and self.has(group, choice):
-                bases.append(base := self.read(group, choice, above))
-                values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
-        made = {**inherited, **subgroups}
-        return ChoiceFile(group, name, path, text, package_of(text, group), values, made, bases)

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.config.hydra_node import Spent, check_node, check_words
-from fedsim.config.sources import on_search_path
 from fedsim.config.suggestions import unknown_choice
 from fedsim.config.words import (
     COMPOSITION_ERRORS,
@@ -29,7 +28,7 @@ from fedsim.config.words import (
     without_choice,
     words_of,
 )
-from fedsim.core.errors import ConfigError, Problem, check, one_of
+from fedsim.core.errors import ConfigError, Problem, check, one_of, rule
 
 OWN_KEYS = ("scale", "small", "debug")
 """Top-level keys that are about the command line, and not in a run's config."""
@@ -73,10 +72,8 @@ def words_of_scale(config: DictConfig, given: Sequence[Override]) -> list[str]:
     check(one_of("scale", scale, SCALES if "debug" in config else SCALES[:2]))
     if scale == "full" or any(o.is_sweep_override() and o.key_or_group in ("preset", "scale") for o in given):
         return []
-    if scale == "small" and not small:
-        preset = choices_of(config).get("preset")
-        where = f"conf/preset/{preset}.yaml has no `small`" if preset else "no preset is chosen"
-        raise ConfigError([Problem("scale", scale, f"has no effect here: {where}", "it is for presets with a `small`")])
+    remedy = "it is for presets with a `small`"
+    check(rule(bool(small) or scale != "small", "scale", scale, "has no effect here", remedy))
     changes = {**small, **config["debug"]} if scale == "debug" else small
     keys = set(map(key_of, given))
     return words_of({key: value for key, value in changes.items() if not _is_set(str(key).lstrip("~"), keys)})
@@ -126,8 +123,6 @@ def _without_group(error: Exception, parsed: Sequence[Override]) -> Problem | No
     word = next((o for o in parsed if found and o.key_or_group == found[1]), None)
     if word is None:
         return None
-    files, group = on_search_path(), word.key_or_group
-    parent = group.rpartition("/")[0]
-    above = [name for name in files.names(parent) if group in files.made(parent, name)]
-    rule = f"has no effect: the choice of {parent} has no such group"
-    return Problem(group, typed_in(word), rule, f"it goes with {parent}={'|'.join(above)}" if above else "")
+    parent = word.key_or_group.rpartition("/")[0]
+    text = f"has no effect: the choice of {parent} has no such group"
+    return Problem(word.key_or_group, typed_in(word), text, f"choose a {parent} that has one")

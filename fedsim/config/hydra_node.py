@@ -1,11 +1,10 @@
 """What a config may say to Hydra itself, and what `${...}` in it may stand for.
 
-Hydra instantiates callbacks, sets environment variables, imports packages of its search path and opens log files as
-its own node, `hydra`, says. A config may come from a stranger, so everything else than the keys below must be as Hydra
-has it: how jobs are swept over and launched, and nothing that runs code.
+Hydra instantiates callbacks, sets environment variables, imports packages and opens log files as its own node, `hydra`,
+says. A config may come from a stranger, so that only how jobs are swept over and launched may be set there.
 
-A config is written to files and to trackers with its interpolations resolved: a secret of the environment would be,
-too. Values that name others that name others can grow without bound (`a: ${b}${b}`, `b: ${c}${c}`, ...).
+A config is recorded with its interpolations resolved, so that they name no secret of the environment; and values that
+name others that name others can grow without bound (`a: ${b}${b}`, `b: ${c}${c}`, ...).
 """
 
 import os
@@ -81,10 +80,7 @@ def _size_of(value: Any) -> int:
 
 @contextmanager
 def restricted_resolvers() -> Iterator[None]:
-    """OmegaConf with `RESOLVERS` alone, `environment_variable` for its `oc.env`, and a bound on what `${...}` become.
-
-    No public name gives its table of resolvers, nor a place where all interpolations pass.
-    """
+    """OmegaConf with `RESOLVERS` alone, `environment_variable` for its `oc.env`, and a bound on what `${...}` is."""
     resolvers, evaluate = BaseContainer._resolvers, Container.resolve_parse_tree
 
     def bounded(self: Container, *args: Any, **kwargs: Any) -> Any:
@@ -153,16 +149,13 @@ def check_node(config: DictConfig) -> None:
 @cache
 def _defaults() -> Mapping[str, list[Any]]:
     """The values that Hydra and conf/config.yaml give to the keys of the node, by dotted key."""
-    nodes: list[Any] = [OmegaConf.to_container(OmegaConf.structured(HydraConf), resolve=False)]
-    nodes += [{"sweeper": OmegaConf.to_container(OmegaConf.structured(BasicSweeperConf), resolve=False)}]
-    for choice in (
-        "output/default",
-        *(f"{of}_logging/{name}" for of in ("hydra", "job") for name in ("none", "default")),
-    ):
-        text = (files("hydra.conf") / "hydra" / f"{choice}.yaml").read_text(encoding="utf-8")
-        nodes.append(
-            yaml.safe_load(text) if "logging" not in choice else {choice.partition("/")[0]: yaml.safe_load(text)}
-        )
+
+    def shipped(choice: str) -> Any:
+        return yaml.safe_load((files("hydra.conf") / "hydra" / f"{choice}.yaml").read_text(encoding="utf-8"))
+
+    structured: list[Any] = [OmegaConf.to_container(OmegaConf.structured(c)) for c in (HydraConf, BasicSweeperConf)]
+    nodes = [structured[0], {"sweeper": structured[1]}, shipped("output/default")]
+    nodes += [{f"{of}_logging": shipped(f"{of}_logging/{c}")} for of in ("hydra", "job") for c in ("none", "default")]
     nodes.append(yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["hydra"])
     known: dict[str, list[Any]] = {}
     for key, value in (one for node in nodes for one in flat(node)):
@@ -175,7 +168,6 @@ def _is_in(key: str, names: Iterable[str]) -> bool:
 
 
 def _refused(key: str) -> Problem:
-    """The problem of a key under `hydra` that must be as it is."""
     return Problem(key, ..., "must not be set", REMEDY)
 
 
@@ -186,38 +178,24 @@ def launcher_problems(node: Mapping[str, Any]) -> list[Problem]:
     if target in OURS:
         return []
     if target not in LAUNCHERS.values():
-        text = "must be the class of a launcher of fedsim"
-        known = f"known: {', '.join((*OURS, *LAUNCHERS.values()))}"
-        return [Problem("hydra.launcher._target_", target, text, known)]
-    defaults = _defaults_of(target)
-    given = {key: value for key, value in node.items() if key != "_target_" and value != defaults.get(key, ...)}
+        text, known = "must be the class of a launcher of fedsim", ", ".join((*OURS, *LAUNCHERS.values()))
+        return [Problem("hydra.launcher._target_", target, text, f"known: {known}")]
+    registered = ConfigStore.instance().repo["hydra"]["launcher"].values()
+    nodes: list[Any] = [OmegaConf.to_container(entry.node, resolve=False) for entry in registered]
+    defaults: Any = next((one for one in nodes if one.get("_target_") == target), {})
     text = "must be a number, true, false, null or the launcher's default: it may hold a command or a path"
     remedy = "put it into the script that starts fedsim: jobs inherit its environment"
-    refused = [key for key, value in given.items() if not _plain_parameter(str(key), value)]
+    own = {key: value for key, value in node.items() if key != "_target_" and value != defaults.get(key, ...)}
+    refused = [key for key, value in own.items() if not _is_plain(str(key), value)]
     return [Problem(f"hydra.launcher.{key}", ..., text, remedy) for key in refused]
 
 
-def _plain_parameter(key: str, value: Any) -> bool:
-    if key.startswith("_"):
-        return False
-    is_word = isinstance(value, str) and re.fullmatch(r"(?!-)[\w.:,=\[\]-]*", value) is not None
-    return value is None or isinstance(value, bool | int | float) or (key in WORDS and is_word)
-
-
-def _defaults_of(target: str) -> Mapping[str, Any]:
-    """The parameters that a launcher's plugin has registered."""
-    registered = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
-    for entry in registered.values():
-        node: Any = OmegaConf.to_container(entry.node, resolve=False)
-        if isinstance(node, dict) and node.get("_target_") == target:
-            return node
-    return {}
+def _is_plain(key: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return key in WORDS and re.fullmatch(r"(?!-)[\w.:,=\[\]-]*", value) is not None
+    return not key.startswith("_") and isinstance(value, bool | int | float | None)
 
 
 def elsewhere(launcher: Mapping[str, Any]) -> bool:
-    """Whether jobs run on other machines than this one, whose GPUs are not known here.
-
-    `launcher`: the node hydra.launcher.
-    """
-    on_slurm = launcher.get("_target_") == LAUNCHERS["submitit_slurm"]
-    return on_slurm or launcher.get("address") == "auto"
+    """Whether the node hydra.launcher has jobs run on other machines, whose GPUs are not known here."""
+    return launcher.get("_target_") == LAUNCHERS["submitit_slurm"] or launcher.get("address") == "auto"

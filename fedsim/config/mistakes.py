@@ -46,7 +46,7 @@ def find(words: Sequence[str], config_name: str, *, multirun: bool) -> list[Prob
     unclear = {group for group in unclear if options(group)}
     choices = {key: values for key, values in axes.items() if options(parse_one(values[0]).key_or_group)}
     scale = {"scale": axes["scale"][:1]} if "scale" in axes else {}
-    config = found.run(compose_one, _first({**choices, **scale}), config_name)
+    config = found.run(compose_one, _jobs({**choices, **scale})[0], config_name)
     if config is None:
         return found.problems
     implied: list[str] = []
@@ -60,7 +60,7 @@ def find(words: Sequence[str], config_name: str, *, multirun: bool) -> list[Prob
     made = {word.partition("=")[0]: [word] for word in implied if options(word.partition("=")[0])}
     brought = [key for word in implied if (key := word.partition("=")[0]) not in made and key[0] not in "+~"]
     files = on_search_path()
-    for job in _one_at_a_time({**made, **choices})[:MOST_JOBS]:
+    for job in _jobs({**made, **choices}):
         config = found.run(compose_one, job, config_name)
         if config is None:
             continue
@@ -100,14 +100,10 @@ def _implied(config: DictConfig, read: Sequence[Override], sweeps: bool, found: 
     return [next(values_of(o)) for o in parse([*params, *sized]) if key_of(o) not in typed]
 
 
-def _first(axes: Mapping[str, Sequence[str]]) -> list[str]:
-    return [values[0] for values in axes.values()]
-
-
-def _one_at_a_time(axes: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Jobs in which each value occurs, with the first ones of all other keys."""
-    others = [_first({**axes, key: [value]}) for key, values in axes.items() for value in values[1:]]
-    return [_first(axes), *others]
+def _jobs(axes: Mapping[str, Sequence[str]]) -> list[list[str]]:
+    """At least one job, and as many as it takes for each value to occur."""
+    count = min(max(map(len, axes.values()), default=1), MOST_JOBS)
+    return [[values[min(number, len(values) - 1)] for values in axes.values()] for number in range(count)]
 
 
 def _is_open(key: str, unclear: Collection[str]) -> bool:

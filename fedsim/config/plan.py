@@ -66,7 +66,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, checked. `config` is what its config.yaml will hold; `folder` is a function of it."""
+    """One run, checked. `config` is what its config.yaml will hold; `folder` is a function of it:
+    outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>."""
 
     config: Mapping[str, Any]
     choices: Mapping[str, str]
@@ -105,7 +106,8 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
     if problems.problems or settings is None or local is None or server is None or checkpoint is None:
         raise ConfigError(problems.problems)
     config_hash = hash_config(config)
-    folder = folder_of(settings, choices, config_hash)
+    readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
+    folder = settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
     return Plan(config, choices, settings, local, server, checkpoint, config_hash, folder)
 
 
@@ -113,12 +115,6 @@ def hash_config(config: Mapping[str, Any]) -> str:
     """SHA-256 over every value that can change a result (`fedsim.core.configs.by_meaning`)."""
     relevant = by_meaning({k: v for k, v in config.items() if k not in IRRELEVANT})
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def folder_of(settings: Settings, choices: Mapping[str, str], config_hash: str) -> Path:
-    """outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>."""
-    readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
-    return settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
 
 
 def _build(values: Any, cls: type[T], key: str) -> T:
@@ -180,15 +176,13 @@ def _check_selector(config: Mapping[str, Any], settings: Settings | None, proble
     num_selected = k if system is None else system.num_selected(k, n)
     population = Population(np.ones(n, np.int64), num_selected, settings.num_rounds)
     selector = instantiate(node, Selector, "selector", population)
-    problems.add(rule(hasattr(selector, "population"), "selector", type(selector).__name__, UNINITIALISED))
-    if not has_clock and selector.needs & OF_SYSTEM:
-        problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
+    name, text = type(selector).__name__, "must call super().__init__(population) in its __init__"
+    problems.add(rule(hasattr(selector, "population"), "selector", name, text))
+    remedy = "choose system=lognormal, say, in every run that is compared with this one"
+    met = has_clock or not selector.needs & OF_SYSTEM
+    problems.add(rule(met, "system", "none", f"must be a simulated clock for {name}", remedy))
     problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
     problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))
-
-
-UNINITIALISED = "must call super().__init__(population) in its __init__"
-CLOCKS = "choose system=lognormal, say, in every run that is compared with this one"
 
 
 def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:

@@ -1,8 +1,7 @@
 """What a config may name and hold: modules that it may have imported, and values that fit a constructor's annotations.
 
-An import runs a module, so it is as good as running a program. The user's own modules are imported from where Python
-finds them (the working folder, PYTHONPATH), like any program of the user's. Python's own and other people's installed
-packages are not, unless they say that they are made for fedsim.
+An import runs a module. The user's own modules are imported from where Python finds them (the working folder,
+PYTHONPATH); Python's own and installed packages are not, unless they say that they are made for fedsim.
 
 Annotations are just those that hyper-parameters use. pydantic does not do instead: even its strict mode takes true and
 1.0 for `Literal[1]`.
@@ -46,11 +45,8 @@ def not_imported(module: str) -> str | None:
 
 
 def find_in_working_folder() -> None:
-    """Have Python look for modules in the working folder, too, after all other places.
-
-    Called for a config that names a class of the user's, and not before: what fedsim's own imports look for in vain
-    (optional modules of torch, say) must not be found among the files of the working folder.
-    """
+    """Have Python look for modules in the working folder, too, after all other places: for a class of the user's, and
+    not before, as what fedsim's own imports look for in vain must not be found there."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -129,9 +125,7 @@ def describe(hint: Any) -> str:
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple and args[-1] is not ...:
-        items = [describe(a) for a in args]
-        each = f", each {items[0]}" if len(set(items)) == 1 else f": {', '.join(items)}"
-        return f"a list of {len(items)} items{each}"
+        return f"a list of {len(args)} items: {', '.join(map(describe, args))}"
     if origin in (list, tuple, Sequence):
         return f"a list, each item {describe(args[0])}"
     if origin in (dict, Mapping):

@@ -96,7 +96,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a plan": (lambda: compose(compose(WORDS)), r"list of words.*\n.*run_experiment runs a Plan"),  # type: ignore[arg-type]
     "useless": (
         lambda: compose(["local.epochs=2", "local.steps=3"]),
-        r"local\.epochs='2': has no effect while local\.",
+        r"local\.epochs=2: has no effect while local\.",
     ),
     "data": (lambda: run_experiment([*WORDS, "dataset=parquet", "dataset.path=nowhere", "partition=iid"]), "data_dir"),
 }

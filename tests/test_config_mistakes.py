@@ -1,14 +1,23 @@
-"""Mistakes of a command line: those of a stage are told at once, and none makes another up."""
+"""Mistakes of a command line: key, value, rule and remedy; those of a stage at once, and none makes another up."""
 
 import shlex
 from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import fedsim as api
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
-from fedsim.core.errors import ConfigError, Problem
+from fedsim.config.words import expand, parse, without_sweeps, words_of
+from fedsim.core.disk import conf_dir
+from fedsim.core.errors import ConfigError, FedsimError, Problem
+from fedsim.core.types import Population
+from fedsim.jobs.cli import run
+from fedsim.running.process import tell
+from fedsim.selectors.random import Random
+from tests.run_toys import Run, refused, shell
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -17,36 +26,120 @@ def _conf() -> Iterator[None]:
         yield
 
 
-def problems(*words: str, multirun: bool = False) -> list[Problem]:
+def problems(*words: str) -> list[Problem]:
+    sweep = words[:1] == ("-m",)
     with pytest.raises(ConfigError) as caught:
-        check_jobs(compose_jobs(words, multirun=multirun))
+        check_jobs(compose_jobs(words[sweep:], multirun=sweep))
     return list(caught.value.problems)
 
 
-def told(*words: str, multirun: bool = False) -> set[tuple[str, str]]:
-    return {(p.key, p.rule) for p in problems(*words, multirun=multirun)}
+def told(*words: str) -> set[tuple[str, str]]:
+    return {(p.key, p.rule) for p in problems(*words)}
 
 
-FOLDER = "has no effect: a run's folder is <output_dir>/<name>/<choices>-<seed>-<hash of its config>"
+# --- one at a time: the words, and what is told of them, with `//` before the remedy ---------------------------------
+
+TABLE = """
+cohort_size=30 -> cohort_size=30: must lie in [1, num_clients=20]
+num_rounds=0 -> num_rounds=0: must be >= 1
+seed=-1 -> seed=-1: must be >= 0
+optimizer.lr=nan -> optimizer.lr=nan: must be finite and > 0
+optimizer.lr=1e39 -> optimizer.lr=1e+39: must be finite in float32 and > 0
+num_clients=1000000000 -> num_clients=1000000000: must be at most 1000000
+num_clients=9223372036854775808 -> must be an integer of at most 64 bits
+selector=power_of_choice selector.num_candidates=4 -> selector.num_candidates=4: must lie in
+local.evaluate_on=holdout -> local.evaluate_on='holdout': needs samples that are held out
+selector=fedabc -> server.public_samples=0: must be > 0 for FedABC
+selector=gpfl server.validation_fraction=0 -> server.validation_fraction=0: must be > 0 for GPFL
+local.epochs=null -> one of local.epochs and local.steps must be given
+local.steps=5 local.epochs=2 -> local.epochs=2: has no effect while local.steps=5
+model=cnn -> model: model=cnn needs images
+server=2 -> server=2: must be a mapping of keys to values // set its keys one by one, as in server.validation_fraction=
+name=../evil -> name='../evil': must be usable as a folder's name // 1 to 255 bytes
+device=tpu -> device='tpu': must be one of auto, cpu, cuda or cuda:<number>
+optimizer._target_=os.system -> optimizer._target_='os.system': must be the dotted path of a subclass
+optimizer.schedule._target_=subprocess.Popen -> optimizer.schedule._target_='subprocess.Popen'
+tracker.console._target_=builtins.open tracker=default -> tracker.console._target_='builtins.open'
+partition_seed=${oc.create:[]} -> partition_seed: Unsupported interpolation type oc.create
+name=${oc.env:NO_SUCH_VARIABLE} -> NO_SUCH_VARIABLE
+scale=small -> scale='small': has no effect here // it is for presets with a `small`
+scale=smal -> scale='smal': must be one of full, small, debug
+num_rounds -> num_rounds: is neither a command nor key=value
+dataset=../../etc -> dataset='../../etc': must not lead out of conf/
+num_round=3 -> num_round: is not a known key // did you mean num_rounds?
++num_round=3 -> num_round: is not a known key // did you mean num_rounds?
+optimizer.momentun=3 -> optimizer.momentun: is not a known key // did you mean optimizer.momentum?
+++optimizer.learning_rate=3 -> optimizer.learning_rate: is not a known key
++local.step=3 -> local.step: is not a known key // did you mean local.steps?
+selector=random selector.exploration.rhoo=1 -> selector.exploration: is not a known key // known here: mode
++a={b:{b:1}} -> a: is not a known key
+-m seed=range(10000000) -> sweep=10001: must have at most 10000 jobs // split it into several commands
+-m a=range(0) -> a='range(0)': has no values // range(start,stop,step) ends before stop
+-m a=range(0,5,0) -> a='range(0,5,0)': must have a step other than 0
+-m a=0,1,0 -> a='0,1,0': has 0 twice
+-m selector=glob(xyz*) -> selector='glob(xyz*)': has no values // known here: adapow_d
+seed=0,1 -> seed='0,1': is a sweep over several values, and needs -m
+selector=randon -> selector='randon': is not a choice of conf/selector/ // did you mean random?
+selector=none -> selector='none': is not a choice of conf/selector/ // known here
+selector=a/own -> selector='a/own': is not a choice of conf/selector/ // known here
+dataset=dirichlet_qp -> // did you mean partition=dirichlet_qp?
+optimizer=cosine -> // did you mean optimizer/schedule=cosine?
+selector/threshold=linear -> has no effect: the choice of selector has no such group // choose a selector that has one
+hydra/sweeper=optuna -> hydra/sweeper='optuna': is not supported // sweep over values
+selector=random selector.exploration.rho=1 -> // it is a key of selector=gpfl|gpfl_cosine
+selector=md selector.exploration.value=1 -> // it is a key of selector=gpfl_alpha0
+selector=gpfl_alpha0 selector.exploration.rho=1 -> // it is a key of selector/exploration=decreasing|linear|
+selector=gpfl selector.threshold.start=1 -> // it is a key of selector=fedabc
+selector=gpfl selector.sketch.size=3 -> |topk_100; or did you mean selector.metric?
+optimizer=adam +optimizer.momentum=0 -> optimizer.momentum: is not a known key // it is a key of optimizer=sgd
+system.devices.path=x -> // it is a key of system=trace
+hydra.launcher.max_lanes=1 -> // it is a key of hydra/launcher=lanes
+hydra/launcher=lanes hydra.launcher.n_jobs=1 -> hydra.launcher.n_jobs: is not a known key
+lr=0.1 -> // did you mean optimizer.lr?
+schedule=cosine -> // did you mean optimizer/schedule?
+rho=1 -> // did you mean selector.exploration.rho (selector=gpfl|gpfl_cosine)?
+selector=gpfl exploration.rho=1 -> // did you mean selector.exploration.rho?
+alpha=1 -> dataset.alpha (dataset=synthetic) or partition.alpha (partition=dirichlet_class|dirichlet_client|
+"""
+
+
+@pytest.mark.parametrize("row", TABLE.strip().splitlines())
+def test_a_mistake_is_told_with_key_value_rule_and_remedy(row: str) -> None:
+    words, _, message = row.partition(" -> ")
+    (problem,) = problems(*words.split())
+    assert message.removeprefix("// ") in str(problem).replace("\n    ", " // ")
+
+
+@pytest.mark.parametrize("value", ["{b:" * 900 + "1" + "}" * 900, "[" * 1900 + "]" * 1900])
+def test_a_value_that_is_nested_too_deeply(value: str) -> None:
+    assert "nested too deeply" in str(problems(f"+a={value}")[0])
+    assert "1 to 255 bytes" in problems(f"name={'x' * 300}")[0].remedy
+
+
+def test_the_search_that_a_remedy_names_can_be_typed_in_a_shell() -> None:
+    (problem,) = problems("-m", "optimizer.lr=interval(0.01,0.3)")
+    assert shlex.split(problem.remedy)[:3] == ["fedsim", "search", "optimizer.lr=interval(0.01,0.3)"]
+    assert "'" in problem.remedy  # without quotes a shell takes the parentheses for its own
+
+
+# --- several ----------------------------------------------------------------------------------------------------------
+
 OF_WORDS = {
     "selector=gpffl": ("selector", "is not a choice of conf/selector/"),
     "nmu_rounds=3": ("nmu_rounds", "is not a known key"),
     "partition=../../etc": ("partition", "must not lead out of conf/"),
-    "hydra.callbacks={}": ("hydra.callbacks", "must not be set by an override"),
+    "hydra.callbacks={}": ("hydra.callbacks", "must not be set"),
     "eval_every": ("eval_every", "is neither a command nor key=value"),
     "optimizer/schedule=stepp": ("optimizer/schedule", "is not a choice of conf/optimizer/schedule/"),
-    "lr=0.1": ("lr", "is not a known key"),
-    "hydra.run.dir=x": ("hydra.run.dir", FOLDER),
-    "partition_seed=range(3,0)": ("partition_seed", "has no values: it ends before it begins"),
+    "hydra.run.dir=x": ("hydra.run.dir", "must not be set"),
+    "partition_seed=range(3,0)": ("partition_seed", "has no values"),
     "model=null": ("model", "is not a choice of conf/model/"),
     "aggregator.momentun=3": ("aggregator.momentun", "is not a known key"),
-    "dataset=digts": ("dataset", "is not a choice of conf/dataset/"),
 }
 OF_TYPES = {
     "seed=abc": ("seed", "must be an integer"),
     "optimizer.lr=x": ("optimizer.lr", "must be a number"),
     "local.epochs=x": ("local.epochs", "must be an integer or null"),
-    "local.batch_size=x": ("local.batch_size", "must be an integer"),
     "server=5": ("server", "must be a mapping of keys to values"),
     "+aggregator.foo=1": ("aggregator.foo", "is not a known key"),
     "~model.dropout": ("model.dropout", "is missing; MLP needs it"),
@@ -61,7 +154,6 @@ OF_RULES = {
     "model.hidden=[0]": ("model.hidden", "must be a list of widths >= 1"),
 }
 STAGES = [OF_WORDS, OF_TYPES, OF_RULES]
-ALONE = {**OF_WORDS, "init_seed=1,2": ("init_seed", "is a sweep over several values, and needs -m")}
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -70,117 +162,190 @@ def test_all_mistakes_of_a_stage_are_told_together(stage: dict[str, tuple[str, s
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [ALONE, OF_TYPES, OF_RULES])
+@pytest.mark.parametrize("stage", STAGES)
 def test_each_alone_and_all_pairs_tell_just_their_own(stage: dict[str, tuple[str, str]]) -> None:
     for words in (*((word,) for word in stage), *combinations(stage, 2)):
         assert told(*words) == {stage[word] for word in words}, words
 
 
+GROUPS = (
+    "system=lognormal system.latency=-1 model.dropout=5",
+    "availability=bernoulli availability.probability=-1 selector=oort selector.clip=7 system=lognormal",
+    "dataset=image_folder dataset.path=nowhere dataset.size=0 optimizer.lr=0",
+    "dataset=text_generated model=text_gru aggregator=fedavgm aggregator.momentum=-1 dataset.num_words=x",
+    "model=vgg16_head model.dropout=x tracker.wandb.timeout=21",
+)
+
+
 def test_a_mistake_may_hide_one_of_a_later_stage_and_makes_none_up() -> None:
     assert told("selector=gpffl", "selector.metric=cosine", "seed=abc") == {OF_WORDS["selector=gpffl"]}
-    assert told("preset=gpfl_table2_fmist", "cohort_size=30", "model.nothing=0.5") == {
-        ("preset", "is not a choice of conf/preset/")
-    }
-    assert told("seed=abc", "cohort_size=0", "optimizer.momentum=2") == {
-        OF_TYPES["seed=abc"],
-        OF_RULES["optimizer.momentum=2"],
-    }
+    found = told("preset=gpfl_table2_fmist", "cohort_size=30", "model.nothing=0.5")
+    assert found == {("preset", "is not a choice of conf/preset/")}
+    found = told("seed=abc", "cohort_size=0", "optimizer.momentum=2")
+    assert found == {OF_TYPES["seed=abc"], OF_RULES["optimizer.momentum=2"]}
     words = ("num_clients=abc", "cohort_size=30", "selector=oort", "selector.clip=7")
     assert told(*words) == {("num_clients", "must be an integer")}
+    for line in GROUPS:
+        keys = [word.partition("=")[0] for word in line.split() if "." in word and "nowhere" not in word]
+        assert {key for key, _ in told(*line.split())} == set(keys)
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "system=lognormal system.latency=-1 model.dropout=5",
-        "availability=bernoulli availability.probability=-1 selector=oort selector.clip=7 system=lognormal",
-        "dataset=image_folder dataset.path=nowhere dataset.size=0 optimizer.lr=0",
-        "dataset=text_generated model=text_gru aggregator=fedavgm aggregator.momentum=-1 dataset.num_words=x",
-        "model=vgg16_head model.dropout=x tracker.wandb.timeout=21",
-    ],
-)
-def test_the_problems_of_all_groups_are_told_at_once(words: str) -> None:
-    keys = [word.partition("=")[0] for word in words.split() if "." in word and "nowhere" not in word]
-    assert {key for key, _ in told(*words.split())} == set(keys)
-
-
-def test_a_model_that_does_not_fit_the_data_set_is_told_before_it_is_loaded() -> None:
+def test_a_model_is_compared_with_a_data_set_of_known_form_alone() -> None:
     assert [p.key for p in problems("model=text_gru", "dataset=digits")] == ["model"]
     assert len(check_jobs(compose_jobs(["model=cnn", "dataset=image_folder", "dataset.path=x"], multirun=False))) == 1
 
 
 def test_each_value_of_a_sweep_is_judged() -> None:
-    found = told("selector=random,gpffl,oort", "seed=0,abc", "modl=x", multirun=True)
+    found = told("-m", "selector=random,gpffl,oort", "seed=0,abc", "modl=x")
     assert found == {OF_WORDS["selector=gpffl"], ("modl", "is not a known key")}
-    assert told("selector=random,oort", "seed=0,abc", "optimizer.lr=0,1", multirun=True) >= {
-        OF_TYPES["seed=abc"],
-        ("optimizer.lr", "must be > 0"),
-    }
+    found = told("-m", "selector=random,oort", "seed=0,abc", "optimizer.lr=0,1")
+    assert found >= {OF_TYPES["seed=abc"], ("optimizer.lr", "must be > 0")}
 
 
-def test_what_a_preset_sets_and_a_chosen_group_lacks_is_told_by_what_was_typed() -> None:
+def test_what_a_preset_sets_and_a_chosen_group_lacks_is_told_with_how_to_leave_it_out() -> None:
     words = ("preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "selector=random", "seed=0")
     (cnn,) = problems(*words, "model=cnn")
     assert str(cnn) == (
-        "model='cnn': has no dropout, which preset=gpfl_table2_fmnist sets\n    leave out what it sets: "
-        "'~model.dropout'; or choose one that has it: model=femnist_cnn|mlp|mlp_64|vgg16_head"
+        "model.dropout: is not a known key\n    it is a key of model=femnist_cnn|mlp|mlp_64|vgg16_head; "
+        "a file sets it, and '~model.dropout' leaves it out"
     )
     assert len(check_jobs(compose_jobs([*words, "model=cnn", "~model.dropout"], multirun=False))) == 1
-    assert told(*words, "optimizer=adam") == {("optimizer", "has no momentum, which preset=gpfl_table2_fmnist sets")}
     assert told(*words, "optimizer=adam", "sede=1") == {("sede", "is not a known key")}
+    (swept,) = problems("-m", "preset=gpfl_rho", "selector=random", "cell=gpfl_2spc", "seed=0")
+    assert swept.key == "selector.exploration.rho"
+    assert swept.remedy == "it is a key of selector=gpfl|gpfl_cosine; preset=gpfl_rho sweeps over it"
 
 
-def test_the_remedies_name_what_was_meant() -> None:
-    words = ["lr=0.1", "schedule=cosine", "alpha=1", "optimizer=adam", "optimizer.momentum=0", "selector=glob(gpfl*)"]
-    told = [p.remedy for p in problems(*words, "seed=0,1", "hydra.sweep.dir=x", "hydra/sweeper=optuna")]
-    command = "fedsim -m lr=0.1 schedule=cosine alpha=1 optimizer=adam optimizer.momentum=0 'selector=glob(gpfl*)'"
-    assert told == [
-        "set output_dir=... or name=...; its config.yaml holds every value of the run",
-        "fedsim search 'optimizer.lr=interval(0.01,0.3)' trials=20 searches with Optuna",
-        *[f"{command} seed=0,1 hydra.sweep.dir=x hydra/sweeper=optuna"] * 2,
-        "did you mean optimizer.lr?",
-        "did you mean optimizer/schedule?",
-        "did you mean dataset.alpha (dataset=synthetic) or partition.alpha "
-        "(partition=dirichlet_class|dirichlet_client|dirichlet_qp)?",
-        "it is a key of optimizer=sgd",
-    ]
+# --- sweeps -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_search_that_a_remedy_names_can_be_typed_in_a_shell() -> None:
-    (problem,) = problems("optimizer.lr=interval(0.01,0.3)", multirun=True)
-    assert shlex.split(problem.remedy)[:3] == ["fedsim", "search", "optimizer.lr=interval(0.01,0.3)"]
-    assert "'" in problem.remedy  # without quotes a shell takes the parentheses for its own
+def test_a_sweep_is_every_combination_with_the_last_key_fastest() -> None:
+    found = expand(parse(["a=1,x", "b=7", "c=range(2)", "~d", "+e=[1,2]"]))
+    assert found == [[a, "b=7", c, "~d=null", "+e=[1,2]"] for a in ("a=1", "a=x") for c in ("c=0", "c=1")]
+    assert expand(parse(["a=1,2", "b=3", "a=4"])) == [["a=4", "b=3"]]  # a later word takes the place of an earlier one
+    assert expand(parse(["a='1,2',\"x y\""])) == [["a='1,2'"], ['a="x y"']]
+    words = words_of({"seed": "range(3)", "a.b": [1, 2], "selector/sketch": "topk", "c": None, "d": True, "e": 0.5})
+    assert words == ["seed=range(3)", "a.b=[1, 2]", "selector/sketch=topk", "c=null", "d=True", "e=0.5"]
+    assert [o.value() for o in parse(words[1:])] == [[1, 2], "topk", None, True, 0.5]
+    assert without_sweeps(words) == words[1:]
+
+
+def test_choices_of_none_and_of_all_that_fit() -> None:
+    jobs = compose_jobs(
+        ["preset=gpfl_table2_fmnist", "selector=random", "seed=0", "cell=null,gpfl_1spc"], multirun=True
+    )
+    assert [job.choices.get("cell") for job in jobs] == [None, "gpfl_1spc"]
+    assert [job.config["cohort_size"] for job in jobs] == [5, 10]
+    jobs = compose_jobs(["selector=glob([gpfl*,r*],exclude=*_*)"], multirun=True)
+    assert [job.choices["selector"] for job in jobs] == ["gpfl", "random"]
+
+
+# --- files of one's own -----------------------------------------------------------------------------------------------
+
+
+class Forgetful(Random):
+    def __init__(self, population: Population) -> None:
+        self.count = population.cohort_size
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder, with a folder for `--config-dir` below it."""
+    (tmp_path / "mine/selector").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def told_of_own(path: Path, text: str, config_dir: str | None = "mine") -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    with search_path(config_dir):
+        return "\n".join(map(str, problems("selector=own")))
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("file", "config_dir", "remedy"),
     [
-        ("selector/threshold=linear", "selector/threshold='linear': has no effect: the choice of selector has no such"),
-        ("selector/threshold=linear", "it goes with selector=fedabc"),
-        ("system/devices=tiers", "it goes with system=lognormal"),
+        ("conf/selector/own.yaml", None, "conf/selector/own.yaml is there: add --config-dir conf"),
+        ("selector/own.yaml", None, "selector/own.yaml is there: add --config-dir ."),
+        ("mine/selectors/own.yaml", "mine", "known here: "),
+        ("mine/partition/own.yaml", "mine", "did you mean partition=own?"),
     ],
 )
-def test_a_choice_in_a_group_that_no_choice_has_is_told_where_it_goes(word: str, told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
-        compose_jobs([word], multirun=True)
+def test_the_file_of_a_choice_that_is_not_found(here: Path, file: str, config_dir: str | None, remedy: str) -> None:
+    found = told_of_own(here / file, f"_target_: {__name__}.Forgetful\n", config_dir)
+    assert f"selector='own': is not a choice of conf/selector/\n    {remedy}" in found
 
 
-def test_no_choice_is_a_choice_where_none_need_be_made() -> None:
-    preset = ["preset=gpfl_table2_fmnist", "selector=random", "seed=0", "cell=null,gpfl_1spc"]
-    jobs = compose_jobs(preset, multirun=True)
-    assert [job.choices.get("cell") for job in jobs] == [None, "gpfl_1spc"]
-    assert [job.config["cohort_size"] for job in jobs] == [5, 10]
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "count: 3\n",
+            "selector._target_=None: must be the dotted path of a subclass of fedsim.selectors.base.Selector\n",
+        ),
+        ("count: 3\n", "needs the line `_target_: <module>.<Class>`"),
+        ("count: [", "is not YAML"),
+        (f"_target_: {__name__}.Forgetful\n", "selector='Forgetful': must call super().__init__(population) in its"),
+    ],
+)
+def test_a_file_without_a_sound_part(here: Path, text: str, told: str) -> None:
+    assert told in told_of_own(here / "mine/selector/own.yaml", text)
 
 
-def test_glob_is_a_sweep_over_the_choices_that_fit() -> None:
-    jobs = compose_jobs(["selector=glob([gpfl*,r*],exclude=*_*)"], multirun=True)
-    assert [job.choices["selector"] for job in jobs] == ["gpfl", "random"]
-    assert told("selector=glob(xyz*)", multirun=True) == {("selector", "fits no choice of conf/selector/")}
+def test_a_file_that_a_shipped_one_would_hide_is_refused(here: Path) -> None:
+    mine, shipped = here / "mine/selector/random.yaml", conf_dir() / "selector/random.yaml"
+    (here / "mine/selector/my_random.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: size\n")
+    mine.write_text(shipped.read_text())  # hides nothing that matters
+    (plan,) = api.compose(["selector=my_random"], config_dir="mine")
+    assert plan.config["selector"]["mode"] == "size"
+    mine.write_text(shipped.read_text().replace("uniform", "size"))
+    with pytest.raises(ConfigError, match=r"selector/random\.yaml': is hidden by .*, which differs\n    rename it"):
+        run(["--config-dir", "mine", "--cfg", "job"])
 
 
-def test_a_config_of_ones_own_that_is_no_yaml_is_told(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "bad.yaml").write_text("a: [")
-    with search_path(str(tmp_path)):
-        found = problems("model=bad")
-    assert any("is not YAML" in p.rule for p in found)
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_a_mistake_of_any_job_stops_a_sweep_before_its_first_job(fedsim: Run, tmp_path: Path) -> None:
+    text = refused(fedsim, tmp_path, "-m", "cohort_size=2,21", "seed=0,1", "optimizer.lr=0", "+selector.foo=1")
+    assert "selector.foo" in text
+    assert "cohort_size=21" in refused(fedsim, tmp_path, "-m", "cohort_size=2,21", "seed=0,1")
+
+
+def test_the_config_of_a_job_that_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, keys in (
+        (["num_rounds=-1", "--cfg", "job", "selector=gpffl", "seed=0,1"], {"selector", "seed"}),
+        (["num_rounds=many", "--cfg", "job", "+typo=1"], {"num_rounds", "typo"}),
+        (["--info", "all", "selector=nope"], {"selector"}),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            run(words)
+        assert {p.key for p in caught.value.problems} == keys
+    assert not capsys.readouterr().out
+
+
+def test_absent_data_are_exit_code_3_and_leave_nothing(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("fedsim.data.torchvision_sets._fetch", offline)
+    with pytest.raises(FedsimError, match="FEDSIM_DATA") as caught:
+        fedsim("dataset=mnist", "data_dir=data")
+    assert caught.value.exit_code == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_mistakes_exit_with_2_in_one_screen_on_stderr_and_a_traceback_only_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(ConfigError([Problem("a.b", 3, "must be > 4", "try 5")]))
+    told = "fedsim: 1 problem in the config; nothing was run\n  a.b=3: must be > 4\n    try 5\n"
+    assert capsys.readouterr().err == told
+    result = shell(tmp_path, "cohort_size=99")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in shell(tmp_path, "cohort_size=99", FEDSIM_DEBUG="1").stderr
+    assert not list(tmp_path.iterdir())

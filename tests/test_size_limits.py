@@ -5,23 +5,22 @@ Every key of conf/ that takes an integer is tried with limited memory.
 
 import inspect
 import resource
-import signal
 import tracemalloc
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
-from types import FrameType, UnionType
+from types import UnionType
 from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from torch import nn
 
 from fedsim.config.build import instantiate, resolve
+from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.compose import compose_jobs, conf_dir, search_path
 from fedsim.config.plan import make_plan
 from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
@@ -33,14 +32,15 @@ from fedsim.partitions.division import ServerSplit
 from fedsim.running.assembly import build
 from fedsim.selectors.base import Population
 from fedsim.selectors.shapley import MOST_EXACT, Valuation
+from tests.test_random_configs import limited_time
 
 HUGE = (10**9, 2**63)
 SMALL = (
     *("num_clients=6", "cohort_size=2", "num_rounds=1", "local.epochs=null", "local.steps=1"),
     *("tracker=files_only", "system=lognormal"),
 )
-ROOM, SECONDS = 2**30, 5
-"""Bytes that a config may take above what the process has, and seconds of a processor."""
+ROOM = 2**30
+"""Bytes that a config may take above what the process has."""
 PLAIN = {
     *("seed", "partition_seed", "init_seed", "eval_every", "checkpoint.every", "local.batch_size"),
     *("dataset.seed", "model.backbone_seed", "partition.cap", "engine.chunk_size", "optimizer.schedule.milestones"),
@@ -102,29 +102,18 @@ def cases(cache_dir: Path) -> Iterator[tuple[dict[str, Any], Path_, Any]]:
 
 def all_choices() -> Iterator[tuple[str, dict[str, Any]]]:
     """The group of every file of conf/, and what it puts into a config."""
-    for file in sorted(conf_dir().rglob("*.yaml")):
-        group, _, below = file.parent.relative_to(conf_dir()).as_posix().partition("/")
-        if group in GROUPS:
-            node = node_of(group, OWNERS[below] if below else file.stem)
-            changes = {group: {**node, below: node_of(f"{group}/{below}", file.stem)} if below else node}
-            if file.stem == "natural":
-                changes["dataset"] = DATA_WITH_OWNERS
-            if "fedabc" in node["_target_"]:
-                changes["server"] = {"validation_fraction": 0.05, "public_samples": 10, "public_stratified": False}
-            yield group, changes
-
-
-def node_of(group: str, choice: str) -> dict[str, Any]:
-    """The node that Hydra makes of a file and its defaults."""
-    own = yaml.safe_load((conf_dir() / group / f"{choice}.yaml").read_text()) or {}
-    node: dict[str, Any] = {}
-    for default in own.pop("defaults", []):
-        if isinstance(default, dict):
-            names = {name.removeprefix("override "): value for name, value in default.items()}
-            node |= {name: node_of(f"{group}/{name}", value) for name, value in names.items()}
-        elif default != "_self_":
-            node |= node_of(group, default)
-    return node | own
+    files = ChoiceFiles([conf_dir()])
+    for group, name in [(one, name) for one in files.groups for name in files.names(one)]:
+        top, _, below = group.partition("/")
+        if top not in GROUPS:
+            continue
+        node = files.config(group, name)[top]
+        changes = {top: {**files.config(top, OWNERS[below])[top], **node} if below else node}
+        if name == "natural":
+            changes["dataset"] = DATA_WITH_OWNERS
+        if "fedabc" in changes[top]["_target_"]:
+            changes["server"] = {"validation_fraction": 0.05, "public_samples": 10, "public_stratified": False}
+        yield top, changes
 
 
 def with_value(config: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
@@ -140,40 +129,32 @@ def with_value(config: dict[str, Any], path: Path_, value: Any) -> dict[str, Any
 
 def attempt(config: dict[str, Any], path: Path_) -> str:
     """What comes of it: the kind of error, or `ran`."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeoutError
-
-    signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
-        if path[0] == "model":
-            reads_text = "text" in config["model"]["_target_"]
-            instantiate(config["model"], nn.Module, "model", TokenShape(20, 100) if reads_text else (3, 32, 32), 10)
-        else:
-            plan = make_plan(config, {})
-            if path[0] != "dataset":
-                build(plan).simulation.step()
+        with limited_time():
+            if path[0] == "model":
+                reads_text = "text" in config["model"]["_target_"]
+                instantiate(config["model"], nn.Module, "model", TokenShape(20, 100) if reads_text else (3, 32, 32), 10)
+            else:
+                plan = make_plan(config, {})
+                if path[0] != "dataset":
+                    build(plan).simulation.step()
         return "ran"
     except (ConfigError, DataError) as error:
         named = ".".join(path) in str(error) or path[-1] in str(error)
         return f"{type(error).__name__}" if named else f"does not name the key: {error}"
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    before, handler = resource.getrlimit(resource.RLIMIT_AS), signal.getsignal(signal.SIGPROF)
+    before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-        signal.signal(signal.SIGPROF, handler)
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +172,9 @@ def outcomes(everything: list[tuple[dict[str, Any], Path_, Any]]) -> dict[tuple[
     return found
 
 
-def test_no_key_takes_an_integer_of_more_than_64_bits(outcomes: dict[tuple[str, int], set[str]]) -> None:
+def test_large_integers_are_refused_where_they_size_something(outcomes: dict[tuple[str, int], set[str]]) -> None:
     assert len(outcomes) >= 90
     assert {key: found for (key, value), found in outcomes.items() if value == 2**63 and found != {"ConfigError"}} == {}
-
-
-def test_a_thousand_million_is_refused_where_it_sizes_something(outcomes: dict[tuple[str, int], set[str]]) -> None:
     large = {key: found for (key, value), found in outcomes.items() if value == 10**9}
     assert {key: found for key, found in large.items() if not found <= {"ConfigError", "DataError", "ran"}} == {}
     assert sorted(key for key, found in large.items() if "ran" in found) == sorted(PLAIN)
@@ -213,25 +191,16 @@ def test_without_the_limit_memory_runs_out(
         assert "ror: " in attempt(config, ("model", "hidden"))
 
 
-def peak_of(batch_size: int) -> int:
-    """Bytes at most taken while a round's schedule is made for clients with 100 samples."""
-    positions, ids = [np.arange(100) for _ in range(5)], np.arange(5)
-    tracemalloc.start()
-    make_schedule(positions, LocalWork(2, None, batch_size), Streams(0), 1, ids, 0.1, dropout=True)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    return peak
-
-
 def test_memory_grows_with_the_clients_data_and_not_with_the_batch_size() -> None:
-    """That whole runs have room is in `test_a_thousand_million_...`: batch_size is in `PLAIN`."""
-    assert peak_of(10**9) == pytest.approx(peak_of(100), rel=0.1)
-
-
-def problem(build: Callable[[], object]) -> str:
-    with pytest.raises(ConfigError) as caught:
-        build()
-    return str(caught.value)
+    """That whole runs have room is in `test_large_integers_...`: batch_size is in `PLAIN`."""
+    peaks = []
+    for batch_size in (100, 10**9):
+        positions, ids = [np.arange(100) for _ in range(5)], np.arange(5)
+        tracemalloc.start()
+        make_schedule(positions, LocalWork(2, None, batch_size), Streams(0), 1, ids, 0.1, dropout=True)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
 
 
 def test_the_work_of_a_round_is_limited() -> None:

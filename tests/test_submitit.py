@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.config import hydra_node
+from fedsim.config.hydra_node import launcher_problems
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
@@ -31,14 +31,13 @@ def node_of(name: str, /, **given: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", ["submitit_local", "submitit_slurm"])
 def test_commands_paths_and_words_that_are_not_plain_are_refused(name: str) -> None:
-    assert not hydra_node._launcher(node_of(name))
-    assert not hydra_node._launcher(node_of(name, cpus_per_task=4, jobs_per_task=8, mem_per_gpu="8G", exclude="n[1-3]"))
+    assert not launcher_problems(node_of(name))
+    assert not launcher_problems(node_of(name, cpus_per_task=4, jobs_per_task=8, mem_per_gpu="8G", exclude="n[1-3]"))
     bad = {"submitit_folder": "/tmp", "setup": ["touch marker"], "additional_parameters": {"wrap": "touch marker"}}
     bad |= {"name": "a\ntouch marker", "comment": "--wrap=x", "x": {"_target_": "os.system"}, "mem_per_cpu": "1 $(x)"}
     for key, value in bad.items():
-        (problem,) = hydra_node._launcher(node_of(name, **{key: value}))
-        assert problem is not None
-        assert problem.key == f"launcher.{key}"
+        (problem,) = launcher_problems(node_of(name, **{key: value}))
+        assert problem.key == f"hydra.launcher.{key}"
 
 
 def test_what_sbatch_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,9 @@
 """Objects from config nodes: the one place where YAML meets constructors.
 
-A node is a mapping with `_target_` (a class) and values. Values live in YAML once; names and types live in the
-constructor's parameters once. Whatever is not a subclass of the expected base is refused before it is called, and a
-module that no part of an experiment can come from before it is imported (`fedsim.config.typecheck`): that is the answer
-to hostile targets.
-
-The names and types of a node are checked first, all of them, and then the rules of its constructor.
+A node is a mapping with `_target_` (a class) and values. Whatever is not a subclass of the expected base is refused
+before it is called, and a module that no part of an experiment can come from before it is imported
+(`fedsim.config.typecheck`). The names and types of a node are checked first, all of them, and then the rules of its
+constructor.
 """
 
 import importlib
@@ -24,19 +22,42 @@ T = TypeVar("T")
 Node = Mapping[str, Any]
 
 
-def instantiate(node: Any, base: type[T], key: str, *runtime: Any) -> T:
-    """Build the object that `node` describes.
+class Gathered:
+    """What several checks find: one problem of each key and value."""
 
-    `runtime` objects go to its positional parameters. Raises `ConfigError` with every problem, prefixed by `key`.
-    """
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def run(self, act: Callable[..., T], *args: Any) -> T | None:
+        """What `act` returns; None where it raises a `ConfigError`, whose problems are kept."""
+        try:
+            return act(*args)
+        except ConfigError as error:
+            self.add(*error.problems)
+            return None
+
+    def run_users(self, act: Callable[..., T], *args: Any) -> T | None:
+        """As `run`, where a user's class is called: whatever else it raises ends its own job, when that is built."""
+        try:
+            return self.run(act, *args)
+        except (Exception, SystemExit):
+            return None
+
+    def add(self, *problems: Problem | None) -> None:
+        for problem in problems:
+            if problem is not None and (problem.key, problem.value) not in [(p.key, p.value) for p in self.problems]:
+                self.problems.append(problem)
+
+
+def instantiate(node: Any, base: type[T], key: str, *runtime: Any) -> T:
+    """The object that `node` describes, with `runtime` as its positional parameters. Raises `ConfigError` with every
+    problem, prefixed by `key`."""
     return construct(resolve(node, base, key), _values(node), key, *runtime)
 
 
 def construct(cls: Callable[..., T], values: Node, key: str, *runtime: Any) -> T:
-    """`cls` called with `runtime` and `values`.
-
-    Raises `ConfigError` with all problems of names and types, or, if there are none, with what the constructor says.
-    """
+    """`cls` called with `runtime` and `values`. Raises `ConfigError` with all problems of names and types, or, if there
+    are none, with what the constructor says."""
     arguments = _arguments(values, cls, key, len(runtime))
     try:
         return cls(*runtime, **arguments)
@@ -47,8 +68,7 @@ def construct(cls: Callable[..., T], values: Node, key: str, *runtime: Any) -> T
 
 
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """All checks of `instantiate` that need no runtime objects: target, names and types. Returns the class (or
-    function)."""
+    """The class (or function) of a node whose target, names and types are sound."""
     cls = resolve(node, base, key)
     _arguments(_values(node), cls, key, len(PASSED.get(key, ())))
     return cls
@@ -59,30 +79,33 @@ def _values(node: Node) -> dict[str, Any]:
 
 
 def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """The class that `node["_target_"]` names, a subclass of `base`, or the function that is annotated to return one.
-
-    Nothing is called.
-    """
+    """The class that `node["_target_"]` names, a subclass of `base`, or the function annotated to return one. Nothing
+    is called."""
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
+
+    def refused(reason: str, remedy: str = "") -> ConfigError:
+        return ConfigError([Problem(f"{key}._target_", target, expected + reason, remedy)])
+
     if not isinstance(target, str):
-        remedy = f"a file of your own needs the line `_target_: <module>.<Class>`; fedsim's are in conf/{key}/"
-        raise ConfigError([Problem(f"{key}._target_", target, expected, remedy)])
+        raise refused(
+            "", f"a file of your own needs the line `_target_: <module>.<Class>`; fedsim's are in conf/{key}/"
+        )
     module_name, _, name = target.rpartition(".")
     if stranger := not_imported(module_name):
-        raise ConfigError([Problem(f"{key}._target_", target, f"{expected}; {stranger}", REMEDY)])
+        raise refused(f"; {stranger}", REMEDY)
     if module_name.partition(".")[0] != "fedsim":
         find_in_working_folder()
     try:
         found: Any = _imported(target)
         made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
     except (Exception, SystemExit) as error:  # an import of a user's module may fail in any way
-        reason = f"{expected}; importing it failed: {type(error).__name__}: {error}"
-        raise ConfigError([Problem(f"{key}._target_", target, reason, _remedy(module_name, name))]) from error
+        reason = f"; importing it failed: {type(error).__name__}: {error}"
+        raise refused(reason, _remedy(module_name, name)) from error
     if not (isinstance(made, type) and issubclass(made, base)):
-        raise ConfigError([Problem(f"{key}._target_", target, expected)])
+        raise refused("")
     if inspect.isabstract(found):
-        raise ConfigError([Problem(f"{key}._target_", target, expected + " that implements its abstract methods")])
+        raise refused(" that implements its abstract methods")
     constructor: Callable[..., T] = found
     return constructor
 

@@ -1,7 +1,8 @@
 """The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
 
 They are read one by one, without Hydra, which takes time, and nothing in them is run. What a defaults list puts at a
-place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out.
+place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out. A file
+outside conf/ may come from a stranger: it is refused where it is too long, or where YAML's aliases make it too large.
 """
 
 import re
@@ -15,38 +16,77 @@ import yaml
 
 from fedsim.core.configs import all_keys, merged, placed
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.errors import ConfigError, Problem, check, rule
 
+MAX_BYTES = 256 * 1024
+"""Of one YAML file; those of conf/ have at most 5 kB."""
+MAX_VALUES = 5_000
+"""Of one YAML file, aliases written out; Hydra takes 0.1 ms for each, and several times."""
+MAX_DEPTH = 50
 PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
 """The comment at the head of a file that says where in a config its keys are."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-def read_content(path: Path) -> tuple[str, dict[Any, Any]]:
-    """The text of a file and its keys. Raises `ConfigError` where it cannot be read or is no mapping."""
-    state = path.stat()
-    return _parsed(path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=1024)  # a mistake may be looked up in all files, and in those of several jobs
-def _parsed(path: Path, _modified: int, _size: int) -> tuple[str, dict[Any, Any]]:
+def read_text(path: Path) -> str:
+    """The text of a YAML file. Raises `ConfigError` where it cannot be read, or is too large for a config."""
     try:
-        if conf_dir() in path.parents:
-            text = path.read_text(encoding="utf-8")
-        else:  # a user's file, which may be a stranger's
-            from fedsim.config.sources import read_checked  # takes time: it imports Hydra
-
-            text = read_checked(path)
-        content = yaml.load(text, LOADER)
-    except ConfigError:
-        raise
+        state = path.stat()
+        return _checked(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise ConfigError([Problem(str(path), ..., f"cannot be read ({error.strerror or error})")]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([Problem(str(path), ..., f"must be UTF-8 ({error})")]) from error
+
+
+@lru_cache(maxsize=1024)  # a sweep composes the same files once a job, and a mistake may be looked up in all files
+def _checked(path: Path, _modified: int, _size: int) -> str:
+    if conf_dir() in path.parents:
+        return path.read_text(encoding="utf-8")
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    remedy = "a config holds the values of an experiment, not data"
+    check(rule(len(content) <= MAX_BYTES, str(path), ..., f"must have at most {MAX_BYTES // 1024} KiB", remedy))
+    text = content.decode()
+    try:
+        size = _size_of(yaml.compose(text, yaml.SafeLoader), 1, {})
+    except yaml.YAMLError as error:
+        raise _no_yaml(path, error) from error
+    except RecursionError as error:
+        raise ConfigError([Problem(str(path), ..., "is nested too deeply", remedy)]) from error
+    limit = f"must have at most {MAX_VALUES} values, aliases written out"
+    check(rule(size <= MAX_VALUES, str(path), ..., limit, remedy))
+    return text
+
+
+def _no_yaml(path: Path, error: Exception) -> ConfigError:
+    return ConfigError([Problem(str(path), ..., f"is not YAML: {' '.join(str(error).split())[:300]}")])
+
+
+def _size_of(node: yaml.Node | None, depth: int, known: dict[int, int]) -> int:
+    """Number of values, with each alias counted as what it stands for, but nothing made of them.
+
+    Raises `RecursionError` where they are nested too deeply.
+    """
+    if depth > MAX_DEPTH:
+        raise RecursionError
+    if id(node) not in known:
+        known[id(node)] = MAX_VALUES + 1  # a node that holds itself is endless
+        below = node.value if isinstance(node, yaml.SequenceNode) else []
+        below = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else below
+        known[id(node)] = 1 + sum(_size_of(one, depth + 1, known) for one in below)
+    return known[id(node)]
+
+
+@lru_cache(maxsize=1024)
+def _parsed(path: Path, text: str) -> dict[Any, Any]:
+    """The keys of a file. Raises `ConfigError` where it is no mapping."""
+    try:
+        content = yaml.load(text, LOADER) or {}
     except (yaml.YAMLError, ValueError) as error:  # a date that there is not, say
-        raise ConfigError([Problem(str(path), ..., f"is not YAML: {' '.join(str(error).split())[:300]}")]) from error
-    if content is not None and not isinstance(content, dict):
-        raise ConfigError([Problem(str(path), ..., "must be a mapping of keys to values")])
-    return text, content or {}
+        raise _no_yaml(path, error) from error
+    check(rule(isinstance(content, dict), str(path), ..., "must be a mapping of keys to values"))
+    return content
 
 
 def package_of(text: str, group: str) -> str:
@@ -74,11 +114,8 @@ def _absolute(path: str, group: str) -> str:
 
 @dataclass(frozen=True)
 class ChoiceFile:
-    """A file, with what it has from the choices of its group that it builds on, its `bases`.
-
-    `package`: what its keys are prefixed with on the command line. `subgroups`: the choices that it makes in other
-    groups, by group.
-    """
+    """A file, with what it has from the choices of its group that it builds on, its `bases`. `package`: what its keys
+    are prefixed with on the command line. `subgroups`: the choices that it makes in other groups."""
 
     group: str
     name: str
@@ -100,32 +137,23 @@ class ChoiceFiles:
     @cached_property
     def groups(self) -> list[str]:
         """Names of all groups: `selector`, `selector/sketch`."""
-        found = {
-            path.parent.relative_to(folder).as_posix()
-            for folder in self.folders
-            for path in folder.rglob("*.yaml")
-            if path.parent != folder and not path.name.startswith(".")
-        }
-        return sorted(found)
+        files = [(folder, path) for folder in self.folders for path in folder.rglob("[!.]*.yaml")]
+        return sorted({path.parent.relative_to(folder).as_posix() for folder, path in files if path.parent != folder})
 
     @cached_property
     def keys(self) -> dict[str, dict[str, list[str]]]:
         """The dotted keys below all groups, each with the choices whose configs have it, by group. A place for a group
         of choices is no key of the choice that makes one there."""
         found: dict[str, dict[str, list[str]]] = {}
-        for group in self.groups:
-            for name in self.names(group):
-                for key in self._keys(group, name):
+        for group, name in [(one, name) for one in self.groups for name in self.names(one)]:
+            try:
+                made, config = self.made(group, name), self.config(group, name)
+            except ConfigError:  # told where it is chosen
+                continue
+            for key in all_keys(config):
+                if key.startswith(f"{group.replace('/', '.')}.") and key.replace(".", "/") not in made:
                     found.setdefault(key, {}).setdefault(group, []).append(name)
         return found
-
-    def _keys(self, group: str, name: str) -> list[str]:
-        place = f"{group.replace('/', '.')}."
-        try:
-            made, config = self.made(group, name), self.config(group, name)
-        except ConfigError:  # told where it is chosen
-            return []
-        return [key for key in all_keys(config) if key.startswith(place) and key.replace(".", "/") not in made]
 
     def names(self, group: str) -> list[str]:
         """The choices of a group."""
@@ -139,8 +167,28 @@ class ChoiceFiles:
 
         `above`: the choices that build on it, on which it does not build in turn.
         """
-        if (group, name) not in self._read:
-            self._read[group, name] = self._from_disk(group, name, [*above, name])
+        if (group, name) in self._read:
+            return self._read[group, name]
+        path = self._path(group, name)
+        assert path is not None, f"conf/{group}/ has no {name}"
+        text = read_text(path)
+        content = _parsed(path, text)
+        own = {str(key): value for key, value in content.items() if key != "defaults"}
+        entries = [*choices_made(content.get("defaults"), group)]
+        values: dict[str, Any] = {}
+        inherited: dict[str, str] = {}
+        subgroups: dict[str, str] = {}
+        bases: list[ChoiceFile] = []
+        for sub, choice in entries if (group, "_self_") in entries else [*entries, (group, "_self_")]:
+            if choice == "_self_":
+                values = merged(values, own)
+            elif sub != group:
+                subgroups[sub] = choice
+            elif choice not in (*above, name) and self.has(group, choice):
+                bases.append(base := self.read(group, choice, [*above, name]))
+                values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
+        made, package = {**inherited, **subgroups}, package_of(text, group)
+        self._read[group, name] = ChoiceFile(group, name, path, text, package, values, made, bases)
         return self._read[group, name]
 
     def made(self, group: str, name: str) -> dict[str, str]:
@@ -166,35 +214,3 @@ class ChoiceFiles:
         if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")):
             return None  # a stranger's, which leads out of the folders
         return next((p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file()), None)
-
-    def _from_disk(self, group: str, name: str, above: Sequence[str]) -> ChoiceFile:
-        path = self._path(group, name)
-        assert path is not None, f"conf/{group}/ has no {name}"
-        text, content = read_content(path)
-        own = {str(key): value for key, value in content.items() if key != "defaults"}
-        entries = [*choices_made(content.get("defaults"), group)]
-        values: dict[str, Any] = {}
-        inherited: dict[str, str] = {}
-        subgroups: dict[str, str] = {}
-        bases: list[ChoiceFile] = []
-        for sub, choice in entries if (group, "_self_") in entries else [*entries, (group, "_self_")]:
-            if choice == "_self_":
-                values = merged(values, own)
-            elif sub != group:
-                subgroups[sub] = choice
-            elif choice not in above and self.has(group, choice):
-                bases.append(base := self.read(group, choice, above))
-                values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
-        made = {**inherited, **subgroups}
-        return ChoiceFile(group, name, path, text, package_of(text, group), values, made, bases)
-
-
-def on_search_path() -> ChoiceFiles:
-    """The choices that Hydra composes from now. To be called inside `fedsim.config.compose.search_path`."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    from fedsim.config.sources import CheckedFolder
-
-    instance = GlobalHydra.instance().hydra
-    sources = [] if instance is None else instance.config_loader.repository.get_sources()  # type: ignore[attr-defined]
-    return ChoiceFiles([Path(source.path) for source in sources if isinstance(source, CheckedFolder)])

@@ -5,8 +5,8 @@ each with all of its own: of the words of the command line (`fedsim.config.mista
 (`fedsim.config.plan`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,20 +18,13 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
+from fedsim.config.build import Gathered
+from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
 from fedsim.config.mistakes import explained, find
-from fedsim.config.sources import CheckedFolder, hidden_files
-from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import (
-    expand,
-    key_of,
-    options,
-    parse,
-    plugins,
-    without_sweeps,
-    words_of,
-)
+from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
+from fedsim.config.words import expand, key_of, options, parse, plugins, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -40,20 +33,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where configs are composed from: as on the command line; None for conf/."""
-
-    config_dir: str | None
-    config_path: str | None
-    config_name: str
-
-
-@dataclass(frozen=True)
 class Composed:
     """One job's config as plain containers, the choice made in each group, and how jobs are launched.
 
-    `overrides`: the words that it was composed of. `typed`: the keys of those that are on the command line; a preset
-    adds others. `launcher`: the node hydra.launcher.
+    `overrides`: the words that it was composed of. `typed`: the keys of values among those that are on the command
+    line; a preset adds others. `launcher`: the node hydra.launcher. `files`: what it could be composed from.
     """
 
     config: dict[str, Any]
@@ -61,7 +45,7 @@ class Composed:
     overrides: tuple[str, ...]
     typed: frozenset[str]
     launcher: dict[str, Any]
-    place: Place
+    files: ChoiceFiles
 
 
 class ConfigDir(SearchPathPlugin):
@@ -71,16 +55,13 @@ class ConfigDir(SearchPathPlugin):
     """
 
     active: ClassVar[bool] = False
-    folder: ClassVar[Path | None] = None
-    primary: ClassVar[str | None] = None
-    words: ClassVar[Sequence[str]] = ()
-    """What names both of them on a command line, as it was typed."""
+    folder: ClassVar[str | None] = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if not self.active:
             return
         if self.folder is not None:
-            search_path.append(provider="command-line", path=f"file://{self.folder}")
+            search_path.append(provider="command-line", path=f"file://{Path(self.folder).resolve()}")
         for element in search_path.get_path():
             path = str(element.path).removeprefix("file://")
             if Path(path).is_absolute():
@@ -88,19 +69,20 @@ class ConfigDir(SearchPathPlugin):
 
 
 @contextmanager
-def safeguards() -> Iterator[None]:
+def safeguards(config_dir: str | None = None) -> Iterator[None]:
     """Hydra reads folders by `CheckedFolder`, and `${oc.env:...}` tells no secrets: wherever it composes for fedsim.
 
     A program that uses Hydra itself finds both as they were.
     """
     plugins().register(ConfigDir)
     plugins().register(CheckedFolder)
-    before, ConfigDir.active = ConfigDir.active, True
+    before = ConfigDir.active, ConfigDir.folder
+    ConfigDir.active, ConfigDir.folder = True, config_dir
     try:
         with restricted_resolvers():
             yield
     finally:
-        ConfigDir.active = before
+        ConfigDir.active, ConfigDir.folder = before
 
 
 @contextmanager
@@ -110,36 +92,23 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
     Raises `ConfigError` if that is no folder, or has files that those of conf/ hide.
     """
     primary = Path(config_path or conf_dir()).resolve()
-    if config_dir is not None and not Path(config_dir).is_dir():
-        raise ConfigError([Problem("--config-dir", config_dir, "must be an existing folder")])
-    check(*([] if config_dir is None else hidden_files(Path(config_dir), primary)))
-    with safeguards():
+    if config_dir is not None:
+        check(rule(Path(config_dir).is_dir(), "--config-dir", config_dir, "must be an existing folder"))
+        check(*hidden_files(Path(config_dir), primary))
+    with safeguards(config_dir):
         GlobalHydra.instance().clear()
-        ConfigDir.folder = None if config_dir is None else Path(config_dir).resolve()
-        ConfigDir.primary = config_path
-        flags = {"--config-path": config_path, "--config-dir": config_dir}
-        ConfigDir.words = [word for flag, value in flags.items() if value is not None for word in (flag, value)]
-        try:
-            with initialize_config_dir(str(primary), "fedsim", version_base="1.3"):
-                yield
-        finally:
-            ConfigDir.folder = ConfigDir.primary = None
-            ConfigDir.words = ()
-
-
-def flags_of(config_name: str) -> list[str]:
-    """What a command needs before its overrides to compose from the same place. Inside `search_path`."""
-    return [*ConfigDir.words, *([] if config_name == "config" else ["--config-name", config_name])]
+        with initialize_config_dir(str(primary), "fedsim", version_base="1.3"):
+            yield
 
 
 @contextmanager
 def _all_mistakes(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[None]:
     """In place of the first mistake that Hydra has found, all of those in `words`."""
+    check_search_path(GlobalHydra.instance().config_loader(), config_name)  # composing imports its packages
     try:
         yield
     except ConfigError as error:
-        problems = find(words, config_name, flags_of(config_name), multirun=multirun)
-        raise ConfigError(problems or error.problems) from error
+        raise ConfigError(find(words, config_name, multirun=multirun) or error.problems) from error
 
 
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
@@ -147,19 +116,15 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str =
 
     Must be called inside `search_path`.
     """
-    check_search_path(GlobalHydra.instance().config_loader(), config_name)  # composing imports its packages
     with _all_mistakes(overrides, config_name, multirun=multirun):
         parsed = parse(overrides)
         base = _base(parsed, config_name)
         more = words_of_scale(base, parsed)
+        jobs = [[*more, *overrides]]
         if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
             params = words_of(base.hydra.sweeper.get("params") or {})
             jobs = expand([*parse([*params, *more]), *parsed])
-        elif more or any(o.is_sweep_override() for o in parsed):
-            jobs = [[*more, *overrides]]
-        else:
-            return [_composed(base, overrides, parsed, config_name)]
-        return [_composed(_compose_job(words, config_name), words, parsed, config_name) for words in jobs]
+        return _composed(jobs, parsed, config_name, base)
 
 
 def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
@@ -176,75 +141,53 @@ def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
 
 def check_question(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
-    check(*find(overrides, "config", flags_of("config"), multirun=False))
-    parsed = parse(overrides)
-    single = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    check_jobs([_composed(_compose_job(single, "config"), overrides, parsed, "config")])
+    check(*find(overrides, "config", multirun=False))
+    check_jobs(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
 
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
     """What the overrides that are not swept over compose to; all of them are checked."""
     check_words(parsed)
-    check_search_path(GlobalHydra.instance().config_loader(), config_name)
     return compose_one([o.input_line or "" for o in parsed if not o.is_sweep_override()], config_name)
 
 
-def _compose_job(words: Sequence[str], config_name: str) -> DictConfig:
-    """One job of a sweep; where the preset is swept over, its small size is known only now."""
-    config = compose_one(words, config_name)
-    more = without_sweeps(words_of_scale(config, parse(words)))
-    return compose_one([*more, *words], config_name) if more else config
-
-
-def _composed(config: DictConfig, words: Sequence[str], given: Sequence[Override], config_name: str) -> Composed:
-    node = config.hydra
-    sweeper = str(node.runtime.choices["hydra/sweeper"])
-    check(rule(sweeper == "basic", "hydra/sweeper", sweeper, "is not supported", "sweep over values: seed=0,1,2"))
-    choices = choices_of(config)
-    launcher: Any = OmegaConf.to_container(node.launcher)
-    folder = None if ConfigDir.folder is None else str(ConfigDir.folder)
-    place = Place(folder, ConfigDir.primary, config_name)
-    typed = frozenset(map(key_of, given))
-    return Composed(plain(config, choices), choices, tuple(words), typed, launcher, place)
+def _composed(
+    jobs: Sequence[Sequence[str]], given: Sequence[Override], config_name: str, base: DictConfig | None
+) -> list[Composed]:
+    """The jobs of these words; `base` is what those `given` that are not swept over compose to. Where the preset is
+    swept over, a job's small size is known only now."""
+    files, composed = on_search_path(), []
+    words_of_base = [override.input_line for override in given if not override.is_sweep_override()]
+    typed = frozenset(key_of(override) for override in given if not options(override.key_or_group))
+    for words in jobs:
+        config = base if base is not None and list(words) == words_of_base else compose_one(words, config_name)
+        if more := without_sweeps(words_of_scale(config, parse(words))):
+            config = compose_one([*more, *words], config_name)
+        choices = choices_of(config)
+        launcher: Any = OmegaConf.to_container(config.hydra.launcher)
+        composed.append(Composed(plain(config, choices), choices, tuple(words), typed, launcher, files))
+    return composed
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
     """The plan of every job; one `ConfigError` with the problems of all of them."""
     from fedsim.config.plan import make_plan  # takes time: it imports PyTorch
 
-    plans = []
-    problems: list[Problem] = []
-    seen: list[tuple[Problem, ...]] = []
+    plans, found = [], Gathered()
     for job in jobs:
         try:
-            check(_work_without_effect(job.config, job.overrides))
+            check(_work_without_effect(job))
             plans.append(make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
         except ConfigError as error:
-            if error.problems not in seen:
-                seen.append(error.problems)
-                problems += [p for p in _explained(error.problems, job) if p not in problems]
-    if problems:
-        raise ConfigError(problems)
+            found.add(*explained(error.problems, job.config, job.typed, job.files))
+    check(*found.problems)
     return plans
 
 
-def _work_without_effect(config: Mapping[str, Any], words: Sequence[str]) -> Problem | None:
+def _work_without_effect(job: Composed) -> Problem | None:
     """`local.epochs` on the command line, although `local.steps` takes its place."""
-    local = config.get("local")
-    steps = local.get("steps") if isinstance(local, Mapping) else None
-    given = [word for word in words if word.startswith("local.epochs=") and not word.endswith("=null")]
-    return rule(
-        not (given and steps is not None),
-        "local.epochs",
-        given[0].split("=", 1)[1] if given else None,
-        f"has no effect while local.steps={steps}",
-        "leave it out, or add local.steps=null",
-    )
-
-
-def _explained(problems: Sequence[Problem], job: Composed) -> list[Problem]:
-    if all(p.rule != UNKNOWN_KEY for p in problems):
-        return list(problems)
-    ready = GlobalHydra.instance().is_initialized()
-    with nullcontext() if ready else search_path(job.place.config_dir, job.place.config_path):
-        return explained(problems, job.config, job.choices, [key for key in job.typed if not options(key)])
+    local = job.config.get("local")
+    if not isinstance(local, dict) or local.get("steps") is None or local.get("epochs") is None:
+        return None
+    text, remedy = f"has no effect while local.steps={local['steps']}", "leave it out, or add local.steps=null"
+    return rule("local.epochs" not in job.typed, "local.epochs", local["epochs"], text, remedy)

@@ -14,8 +14,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.config.choice_files import on_search_path
-from fedsim.config.hydra_node import check_node, check_words
+from fedsim.config.hydra_node import Spent, check_node, check_words
 from fedsim.config.suggestions import unknown_choice
 from fedsim.config.words import (
     COMPOSITION_ERRORS,
@@ -24,15 +23,18 @@ from fedsim.config.words import (
     key_of,
     options,
     parse,
+    repository,
     typed_in,
     without_choice,
     words_of,
 )
-from fedsim.core.errors import ConfigError, Problem, check, one_of
+from fedsim.core.errors import ConfigError, Problem, check, one_of, rule
 
 OWN_KEYS = ("scale", "small", "debug")
 """Top-level keys that are about the command line, and not in a run's config."""
 SCALES = ("full", "small", "debug")
+OPTIONAL = ("preset", "cell")
+"""Config groups of which no choice need be made: `preset=null`."""
 
 
 def choices_of(config: DictConfig) -> dict[str, str]:
@@ -70,10 +72,8 @@ def words_of_scale(config: DictConfig, given: Sequence[Override]) -> list[str]:
     check(one_of("scale", scale, SCALES if "debug" in config else SCALES[:2]))
     if scale == "full" or any(o.is_sweep_override() and o.key_or_group in ("preset", "scale") for o in given):
         return []
-    if scale == "small" and not small:
-        preset = choices_of(config).get("preset")
-        where = f"conf/preset/{preset}.yaml has no `small`" if preset else "no preset is chosen"
-        raise ConfigError([Problem("scale", scale, f"has no effect here: {where}", "it is for presets with a `small`")])
+    remedy = "it is for presets with a `small`"
+    check(rule(bool(small) or scale != "small", "scale", scale, "has no effect here", remedy))
     changes = {**small, **config["debug"]} if scale == "debug" else small
     keys = set(map(key_of, given))
     return words_of({key: value for key, value in changes.items() if not _is_set(str(key).lstrip("~"), keys)})
@@ -81,20 +81,21 @@ def words_of_scale(config: DictConfig, given: Sequence[Override]) -> list[str]:
 
 def _is_set(key: str, given: Collection[str]) -> bool:
     """Whether `key`, or the choice of a group that it belongs to, is `given`."""
+    return key in given or not set(groups_above(key)).isdisjoint(given)
+
+
+def groups_above(key: str) -> list[str]:
+    """The groups that a dotted key may belong to: a, a/b of a.b.c."""
     parts = key.split(".")
-    groups = ["/".join(parts[:end]) for end in range(1, len(parts))]
-    return key in given or any(group in given for group in groups)
-
-
-OPTIONAL = ("preset", "cell")
-"""Config groups of which no choice need be made: `preset=null`."""
+    return ["/".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictConfig:
     """The config that `overrides` make, with Hydra's own node. Raises `ConfigError` with the first problem."""
+    Spent.evaluations = Spent.size = 0
     parsed = parse(overrides)
     check_words(parsed)
-    check(*map(refused_choice, parsed))
+    check(*map(mistaken_choice, parsed))
     try:
         config = compose(config_name, overrides=[as_hydra_reads(o) for o in parsed], return_hydra_config=True)
     except ConfigError:  # of a file that Hydra reads
@@ -105,24 +106,23 @@ def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictCo
     return config
 
 
-def _without_group(error: Exception, parsed: Sequence[Override]) -> Problem | None:
-    """The problem of a choice in a group that none of the other choices has; None if it is another error."""
-    found = re.match(r"Could not override '([^'@]+)'\. No match in the defaults list", str(error))
-    word = next((o for o in reversed(parsed) if found and o.key_or_group == found[1]), None)
-    if word is None:
-        return None
-    files, group = on_search_path(), word.key_or_group
-    parent = group.rpartition("/")[0]
-    above = [name for name in files.names(parent) if group in files.made(parent, name)] if parent else []
-    rule = f"has no effect: the choice of {parent} has no such group"
-    return Problem(group, typed_in(word), rule, f"it goes with {parent}={'|'.join(above)}" if above else "")
-
-
-def refused_choice(override: Override) -> Problem | None:
-    """The problem of a choice that Hydra would take: one that climbs out of its group's folder, or none at all."""
+def mistaken_choice(override: Override) -> Problem | None:
+    """The problem of a choice that its group does not have, or of none where one must be made."""
     group, choice = override.key_or_group, override.value()
-    if not options(group):
+    if not options(group) or override.is_delete() or (group in OPTIONAL and without_choice(override)):
         return None
     if isinstance(choice, str) and (".." in choice.split("/") or choice.startswith("/")):
         return Problem(group, choice, "must not lead out of conf/")
-    return unknown_choice(group, choice) if without_choice(override) and group not in OPTIONAL else None
+    known = isinstance(choice, str) and repository().config_exists(f"{group}/{choice}")
+    return None if known and (group != "hydra/sweeper" or choice == "basic") else unknown_choice(group, choice)
+
+
+def _without_group(error: Exception, parsed: Sequence[Override]) -> Problem | None:
+    """The problem of a choice in a group that none of the other choices has; None if it is another error."""
+    found = re.match(r"Could not override '([^'@]+)'\. No match in the defaults list", str(error))
+    word = next((o for o in parsed if found and o.key_or_group == found[1]), None)
+    if word is None:
+        return None
+    parent = word.key_or_group.rpartition("/")[0]
+    text = f"has no effect: the choice of {parent} has no such group"
+    return Problem(word.key_or_group, typed_in(word), text, f"choose a {parent} that has one")

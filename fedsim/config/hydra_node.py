@@ -1,11 +1,10 @@
 """What a config may say to Hydra itself, and what `${...}` in it may stand for.
 
-Hydra instantiates callbacks, sets environment variables, imports packages of its search path and opens log files as
-its own node, `hydra`, says. A config may come from a stranger, so everything else than the keys below must be as Hydra
-has it: how jobs are swept over and launched, and nothing that runs code.
+Hydra instantiates callbacks, sets environment variables, imports packages and opens log files as its own node, `hydra`,
+says. A config may come from a stranger, so that only how jobs are swept over and launched may be set there.
 
-A config is written to files and to trackers with its interpolations resolved: a secret of the environment would be,
-too. Values that name others that name others can grow without bound (`a: ${b}${b}`, `b: ${c}${c}`, ...).
+A config is recorded with its interpolations resolved, so that they name no secret of the environment; and values that
+name others that name others can grow without bound (`a: ${b}${b}`, `b: ${c}${c}`, ...).
 """
 
 import os
@@ -27,7 +26,7 @@ from omegaconf.basecontainer import BaseContainer
 
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.errors import ConfigError, Problem, check
 
 VARIABLES = ("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK")
 """Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
@@ -41,18 +40,16 @@ class SecretError(ValueError):
     """A config asks for an environment variable that it may not record."""
 
 
-def environment_variable(name: str, default: Any = "fedsim: no default") -> Any:
+def environment_variable(name: str, *default: Any) -> Any:
     """The resolver `oc.env`. Raises `SecretError` for a variable that is not in `VARIABLES` nor begins with FEDSIM_."""
     if not (name in VARIABLES or name.startswith("FEDSIM_")):
         allowed = ", ".join(("FEDSIM_*", *VARIABLES))
         raise SecretError(f"${{oc.env:{name}}} is refused: a config is recorded, so it may name {allowed} alone")
-    if name in os.environ or default == "fedsim: no default":
-        return os.environ[name] if name in os.environ else _unset(name)
-    return None if default is None else str(default)
-
-
-def _unset(name: str) -> str:
-    raise SecretError(f"${{oc.env:{name}}}: the variable is not set; give a default: ${{oc.env:{name},null}}")
+    if name in os.environ:
+        return os.environ[name]
+    if not default:
+        raise SecretError(f"${{oc.env:{name}}}: the variable is not set; give a default: ${{oc.env:{name},null}}")
+    return None if default[0] is None else str(default[0])
 
 
 class Spent:
@@ -69,11 +66,6 @@ class Spent:
             text = f"must become at most {MAX_SIZE} characters or values when it is resolved"
             raise ConfigError([Problem("${...}", ..., text, "write the values out")])
 
-    @classmethod
-    def reset(cls) -> None:
-        """A config is composed anew."""
-        cls.evaluations = cls.size = 0
-
 
 def _size_of(value: Any) -> int:
     """Characters and values, interpolations in it unresolved."""
@@ -86,10 +78,7 @@ def _size_of(value: Any) -> int:
 
 @contextmanager
 def restricted_resolvers() -> Iterator[None]:
-    """OmegaConf with `RESOLVERS` alone, `environment_variable` for its `oc.env`, and a bound on what `${...}` become.
-
-    No public name gives its table of resolvers, nor a place where all interpolations pass.
-    """
+    """OmegaConf with `RESOLVERS` alone, `environment_variable` for its `oc.env`, and a bound on what `${...}` is."""
     resolvers, evaluate = BaseContainer._resolvers, Container.resolve_parse_tree
 
     def bounded(self: Container, *args: Any, **kwargs: Any) -> Any:
@@ -107,14 +96,13 @@ def restricted_resolvers() -> Iterator[None]:
         BaseContainer._resolvers, Container.resolve_parse_tree = resolvers, evaluate  # type: ignore[method-assign]
 
 
-OPEN = (*("mode", "sweeper.params", "sweeper.max_batch_size"), *("job.chdir", "launcher", "verbose"))
-"""Keys under `hydra` that an override may set."""
-FOLDERS = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir")
-"""Where Hydra would keep its own files."""
-BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+OPEN = ("mode", "sweeper.params", "sweeper.max_batch_size", "launcher", "verbose")
+"""Keys under `hydra` that a config or an override may set."""
+OF_HYDRA = ("overrides", "help", "hydra_help", "job.name", "job.config_name", "job.override_dirname")
+"""Keys that Hydra sets itself, or prints."""
 OURS = (
-    *("fedsim.running.interleaving.Lanes", "fedsim.jobs.launchers.JoblibJobs"),
-    *("fedsim.jobs.launchers.RayJobs", BASIC),
+    *("fedsim.running.interleaving.Lanes", "fedsim.jobs.launchers.JoblibJobs", "fedsim.jobs.launchers.RayJobs"),
+    "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
 )
 """Launchers whose parameters are checked when they are built, and Hydra's own, which has none."""
 SLURM = "fedsim.jobs.launchers.SlurmJobs"
@@ -125,21 +113,13 @@ WORDS = (
     *("nodelist", "partition", "prefer", "qos"),
 )
 """Launchers' parameters that may be any plain word."""
-CHECKED = ("launcher", "sweeper.params", "hydra_logging", "job_logging", "job.name")
-"""Keys under `hydra` that a config may set, to what `check_node` finds sound."""
-OF_HYDRA = ("overrides", "help", "hydra_help", "job.config_name", "job.override_dirname")
-"""Keys that Hydra sets itself, or prints."""
-REMEDY = "leave it out: of `hydra`, a config sets " + ", ".join(OPEN)
-OWN_FOLDERS = "has no effect: a run's folder is <output_dir>/<name>/<choices>-<seed>-<hash of its config>"
-REMEDY_OF_FOLDERS = "set output_dir=... or name=...; its config.yaml holds every value of the run"
+REMEDY = f"leave it out: of `hydra`, a config sets {', '.join(OPEN)}; a run's folder is set by output_dir and name"
 
 
 def check_words(overrides: Iterable[Override]) -> None:
     """Raise `ConfigError` for overrides of keys under `hydra` that are not open, before anything is composed."""
-    keys = [
-        override.key_or_group.partition(".")[2] for override in overrides if _is_in(override.key_or_group, ["hydra"])
-    ]
-    check(*(_refused(key, "by an override").within("hydra") for key in keys if not _is_in(key, OPEN)))
+    keys = [override.key_or_group for override in overrides]
+    check(*(_refused(key) for key in keys if _is_in(key, ["hydra"]) and not _is_in(key.partition(".")[2], OPEN)))
 
 
 def check_search_path(loader: ConfigLoader, config_name: str) -> None:
@@ -158,46 +138,25 @@ def check_node(config: DictConfig) -> None:
     raw: Any = OmegaConf.to_container(config.hydra, resolve=False)
     raw["runtime"] = {"output_dir": raw["runtime"]["output_dir"]}
     known = _defaults()
-    changed = [
-        key
-        for key, value in flat(raw)
-        if value not in known.get(key, ()) and not _is_in(key, (*set(OPEN) - {"job.chdir"}, *CHECKED, *OF_HYDRA))
-    ]
-    is_name = re.fullmatch(r"[\w.-]+", str(raw["job"]["name"])) is not None
-    found = [
-        *(_refused(key, "by a config") for key in changed),
-        rule(is_name, "job.name", ..., "must not be set by a config", REMEDY),
-        *(_logging(raw, name) for name in ("hydra_logging", "job_logging")),
-        *_swept(raw["sweeper"]),
-        *_launcher(raw["launcher"]),
-    ]
-    check(*(problem.within("hydra") for problem in found if problem is not None))
-
-
-def _logging(raw: Mapping[str, Any], name: str) -> Problem | None:
-    """Logging with Hydra's own handlers, or none."""
-    choices = ("none", "disabled", "default")
-    known = any(raw[name] == _of_hydra(f"{name}/{choice}") for choice in choices)
-    return rule(known, name, ..., "must be as Hydra ships it: a handler may write any file", f"hydra/{name}=none")
-
-
-@cache
-def _of_hydra(choice: str) -> Any:
-    """A file of Hydra's own conf/."""
-    file = files("hydra.conf") / "hydra" / f"{choice}.yaml"
-    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else None
+    values = [(key, value) for key, value in flat(raw) if not _is_in(key, (*OPEN, *OF_HYDRA))]
+    changed = [_refused(f"hydra.{key}") for key, value in values if value not in known.get(key, ())]
+    check(*changed, *launcher_problems(raw["launcher"]))
 
 
 @cache
 def _defaults() -> Mapping[str, list[Any]]:
     """The values that Hydra and conf/config.yaml give to the keys of the node, by dotted key."""
-    sweeper: Any = OmegaConf.to_container(OmegaConf.structured(BasicSweeperConf), resolve=False)
-    node: Any = OmegaConf.to_container(OmegaConf.structured(HydraConf), resolve=False)
-    own = yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))
+
+    def shipped(choice: str) -> Any:
+        return yaml.safe_load((files("hydra.conf") / "hydra" / f"{choice}.yaml").read_text(encoding="utf-8"))
+
+    structured: list[Any] = [OmegaConf.to_container(OmegaConf.structured(c)) for c in (HydraConf, BasicSweeperConf)]
+    nodes = [structured[0], {"sweeper": structured[1]}, shipped("output/default")]
+    nodes += [{f"{of}_logging": shipped(f"{of}_logging/{c}")} for of in ("hydra", "job") for c in ("none", "default")]
+    nodes.append(yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["hydra"])
     known: dict[str, list[Any]] = {}
-    for values in (node, {"sweeper": sweeper}, _of_hydra("output/default"), own["hydra"]):
-        for key, value in flat(values):
-            known.setdefault(key, []).append(value)
+    for key, value in (one for node in nodes for one in flat(node)):
+        known.setdefault(key, []).append(value)
     return known
 
 
@@ -205,58 +164,31 @@ def _is_in(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def _refused(key: str, where: str) -> Problem:
-    """The problem of a key under `hydra` that must be as it is."""
-    if key in FOLDERS:
-        return Problem(key, ..., OWN_FOLDERS, REMEDY_OF_FOLDERS)
-    return Problem(key, ..., f"must not be set {where}", REMEDY)
+def _refused(key: str) -> Problem:
+    return Problem(key, ..., "must not be set", REMEDY)
 
 
-def _swept(sweeper: Mapping[str, Any]) -> list[Problem | None]:
-    """What is swept over are the job's own keys."""
-    return [
-        rule(
-            not re.match(r"[+~]*hydra\b", str(key)),
-            f"sweeper.params.{key}",
-            ...,
-            "must be a key of the job, not of Hydra",
-            "give it once: on the command line, or under `hydra` itself",
-        )
-        for key in sweeper.get("params") or {}
-    ]
-
-
-def _launcher(node: Mapping[str, Any]) -> list[Problem | None]:
-    """A known launcher; for submitit with numbers and plain words as parameters: no commands, no objects."""
+def launcher_problems(node: Mapping[str, Any]) -> list[Problem]:
+    """Those of any but a known launcher; for submitit with numbers and plain words as parameters: no commands, no
+    objects."""
     target = str(node.get("_target_"))
     if target in OURS:
         return []
     if target not in SUBMITIT:
-        text = "must be the class of a launcher of fedsim"
-        return [Problem("launcher._target_", target, text, f"known: {', '.join((*OURS, *SUBMITIT))}")]
-    return [
-        Problem(
-            f"launcher.{key}",
-            ...,
-            "must be a number, true, false or null: it may hold a command or a path",
-            "put it into the script that starts fedsim: jobs inherit its environment",
-        )
-        for key, value in node.items()
-        if key != "_target_" and not _plain_parameter(str(key), value)
-    ]
+        text, known = "must be the class of a launcher of fedsim", ", ".join((*OURS, *SUBMITIT))
+        return [Problem("hydra.launcher._target_", target, text, f"known: {known}")]
+    text = "must be a number, true, false or null: it may hold a command or a path"
+    remedy = "put it into the script that starts fedsim: jobs inherit its environment"
+    refused = [key for key, value in node.items() if key != "_target_" and not _is_plain(str(key), value)]
+    return [Problem(f"hydra.launcher.{key}", ..., text, remedy) for key in refused]
 
 
-def _plain_parameter(key: str, value: Any) -> bool:
-    if key.startswith("_"):
-        return False
-    is_word = isinstance(value, str) and re.fullmatch(r"(?!-)[\w.:,=\[\]-]*", value) is not None
-    return value is None or isinstance(value, bool | int | float) or (key in WORDS and is_word)
+def _is_plain(key: str, value: Any) -> bool:
+    if isinstance(value, str):
+        return key in WORDS and re.fullmatch(r"(?!-)[\w.:,=\[\]-]*", value) is not None
+    return not key.startswith("_") and isinstance(value, bool | int | float | None)
 
 
 def elsewhere(launcher: Mapping[str, Any]) -> bool:
-    """Whether jobs run on other machines than this one, whose GPUs are not known here.
-
-    `launcher`: the node hydra.launcher.
-    """
-    on_slurm = launcher.get("_target_") == SLURM
-    return on_slurm or launcher.get("address") == "auto"
+    """Whether the node hydra.launcher has jobs run on other machines, whose GPUs are not known here."""
+    return launcher.get("_target_") == SLURM or launcher.get("address") == "auto"

@@ -6,9 +6,9 @@ constructor says, and then what one group says of another.
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -19,7 +19,7 @@ from torch import nn
 
 from fedsim.clients.context import OF_SYSTEM, Signal
 from fedsim.clients.system import System
-from fedsim.config.build import construct, inspect_node, instantiate
+from fedsim.config.build import Gathered, construct, inspect_node, instantiate
 from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
 from fedsim.core.configs import IRRELEVANT, by_meaning
 from fedsim.core.errors import ConfigError, Problem, check, rule
@@ -36,9 +36,7 @@ from fedsim.tracking.base import Tracker
 
 Form = tuple[tuple[int, ...], int]
 """The shape of an input, and the number of classes."""
-SHIPPED = "fedsim.models."
-
-_found: dict[tuple[object, str, str], list[Problem]] = {}
+_of_models: dict[tuple[object, str, str], list[Problem]] = {}
 """By class, values and form: the jobs of a sweep have few models."""
 
 
@@ -51,18 +49,16 @@ def check_model(node: Any, form: Form | None) -> None:
     read files of weights and are called by the run alone.
     """
     cls = inspect_node(node, nn.Module, "model")
-    shipped = cls.__module__.startswith(SHIPPED)
-    if form is None or not (shipped or (isinstance(cls, type) and not hasattr(cls, "load_backbone"))):
+    own = not cls.__module__.startswith("fedsim.models.")
+    if form is None or (own and not (isinstance(cls, type) and not hasattr(cls, "load_backbone"))):
         return
-    known = (cls, json.dumps(node, sort_keys=True, default=lambda v: [type(v).__name__, repr(v)]), repr(form))
-    if known not in _found:
-        _found[known] = []
-        try:
-            with torch.random.fork_rng(devices=[]), torch.device("meta") if shipped else nullcontext():
-                instantiate(node, nn.Module, "model", *form)
-        except ConfigError as error:
-            _found[known] = list(error.problems)
-    check(*_found[known])
+    known = (cls, json.dumps(node, sort_keys=True, default=repr), repr(form))
+    if known not in _of_models:
+        found = Gathered()
+        with torch.random.fork_rng(devices=[]), nullcontext() if own else torch.device("meta"):
+            found.run(instantiate, node, nn.Module, "model", *form)
+        _of_models[known] = found.problems
+    check(*_of_models[known])
 
 
 T = TypeVar("T")
@@ -70,7 +66,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, checked. `config` is what its config.yaml will hold; `folder` is a function of it."""
+    """One run, checked. `config` is what its config.yaml will hold; `folder` is a function of it:
+    outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>."""
 
     config: Mapping[str, Any]
     choices: Mapping[str, str]
@@ -81,9 +78,6 @@ class Plan:
     config_hash: str
     folder: Path
 
-    def __post_init__(self) -> None:
-        assert self.folder.name.endswith(self.config_hash[:8])
-
     @property
     def data_dir(self) -> Path:
         return self.settings.data_dir or platformdirs.user_cache_path("fedsim") / "data"
@@ -93,40 +87,13 @@ class Plan:
         return self.settings.cache_dir or platformdirs.user_cache_path("fedsim") / "decoded"
 
 
-class _Problems:
-    """Runs checks and gathers what they find, one problem of each value."""
-
-    def __init__(self) -> None:
-        self.found: list[Problem] = []
-
-    def run(self, build: Callable[..., T], *args: Any) -> T | None:
-        """What `build` makes; None where it cannot."""
-        try:
-            return build(*args)
-        except ConfigError as error:
-            self.add(*error.problems)
-            return None
-
-    def run_users(self, build: Callable[..., T], *args: Any) -> T | None:
-        """As `run`, where a user's class is called: whatever else it raises ends its own job, when that is built."""
-        try:
-            return self.run(build, *args)
-        except (Exception, SystemExit):
-            return None
-
-    def add(self, *problems: Problem | None) -> None:
-        for problem in problems:
-            if problem is not None and (problem.key, problem.value) not in [(p.key, p.value) for p in self.found]:
-                self.found.append(problem)
-
-
 def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewhere: bool = False) -> Plan:
     """Check `config` (plain containers, resolved). Raises `ConfigError` with all its problems.
 
     `elsewhere`: another machine runs it, and has GPUs of its own.
     """
     config = with_one_amount_of_work(with_device(config))
-    problems = _Problems()
+    problems = Gathered()
     local = problems.run(_build, config.get("local") or {}, LocalSettings, "local")
     server = problems.run(_build, config.get("server") or {}, ServerSplit, "server")
     checkpoint = problems.run(_build, config.get("checkpoint") or {}, CheckpointSettings, "checkpoint")
@@ -136,10 +103,11 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
     if settings is not None:
         problems.add(None if elsewhere else _device_problem(settings.device))
         problems.add(_client_accuracy_problem(settings, local))
-    if problems.found or settings is None or local is None or server is None or checkpoint is None:
-        raise ConfigError(problems.found)
+    if problems.problems or settings is None or local is None or server is None or checkpoint is None:
+        raise ConfigError(problems.problems)
     config_hash = hash_config(config)
-    folder = folder_of(settings, choices, config_hash)
+    readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
+    folder = settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
     return Plan(config, choices, settings, local, server, checkpoint, config_hash, folder)
 
 
@@ -147,12 +115,6 @@ def hash_config(config: Mapping[str, Any]) -> str:
     """SHA-256 over every value that can change a result (`fedsim.core.configs.by_meaning`)."""
     relevant = by_meaning({k: v for k, v in config.items() if k not in IRRELEVANT})
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def folder_of(settings: Settings, choices: Mapping[str, str], config_hash: str) -> Path:
-    """outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>."""
-    readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
-    return settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
 
 
 def _build(values: Any, cls: type[T], key: str) -> T:
@@ -188,7 +150,7 @@ GROUPS: Mapping[str, tuple[type, tuple[Any, ...]]] = {
 """Groups whose parts are cheap to make: the base of each, and what it is passed in place of what it gets in a run."""
 
 
-def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
+def _check_groups(config: Mapping[str, Any], problems: Gathered) -> None:
     made = {
         group: problems.run_users(instantiate, config.get(group), base, group, *passed)
         for group, (base, passed) in GROUPS.items()
@@ -202,7 +164,7 @@ def _check_groups(config: Mapping[str, Any], problems: _Problems) -> None:
         problems.run_users(instantiate, node, Tracker, f"tracker.{name}")
 
 
-def _check_selector(config: Mapping[str, Any], settings: Settings | None, problems: _Problems) -> None:
+def _check_selector(config: Mapping[str, Any], settings: Settings | None, problems: Gathered) -> None:
     """The selector is checked with clients of equal size, once their numbers are known to be sound."""
     node = config.get("selector")
     inspect_node(node, Selector, "selector")
@@ -213,27 +175,14 @@ def _check_selector(config: Mapping[str, Any], settings: Settings | None, proble
     n, k = settings.num_clients, settings.cohort_size
     num_selected = k if system is None else system.num_selected(k, n)
     population = Population(np.ones(n, np.int64), num_selected, settings.num_rounds)
-    try:
-        selector = instantiate(node, Selector, "selector", population)
-    except ConfigError as error:
-        raise ConfigError(_with_over_selection(one, k, num_selected) for one in error.problems) from error
-    problems.add(rule(hasattr(selector, "population"), "selector", type(selector).__name__, UNINITIALISED))
-    if not has_clock and selector.needs & OF_SYSTEM:
-        problems.add(Problem("system", "none", f"must be a simulated clock for {type(selector).__name__}", CLOCKS))
+    selector = instantiate(node, Selector, "selector", population)
+    name, text = type(selector).__name__, "must call super().__init__(population) in its __init__"
+    problems.add(rule(hasattr(selector, "population"), "selector", name, text))
+    remedy = "choose system=lognormal, say, in every run that is compared with this one"
+    met = has_clock or not selector.needs & OF_SYSTEM
+    problems.add(rule(met, "system", "none", f"must be a simulated clock for {name}", remedy))
     problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
     problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))
-
-
-UNINITIALISED = "must call super().__init__(population) in its __init__"
-CLOCKS = "choose system=lognormal, say, in every run that is compared with this one"
-
-
-def _with_over_selection(problem: Problem, k: int, num_selected: int) -> Problem:
-    """Where a selector's rule names the K' clients to select as cohort_size, which is another: where K' is from."""
-    if num_selected == k or f"cohort_size={num_selected}" not in problem.rule:
-        return problem
-    origin = f"{num_selected} clients are selected for cohort_size={k} by system.over_selection"
-    return replace(problem, remedy="; ".join(filter(None, (problem.remedy, origin))))
 
 
 def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:

@@ -1,42 +1,30 @@
-"""The folders of `--config-dir` and `--config-path`, whose files may come from a stranger, as Hydra reads them.
-
-In place of Hydra's own reader of folders: files outside the folder, too long ones and those that YAML's aliases make
-too large are refused, before Hydra works on them.
-"""
+"""The folders of configs, whose files may come from a stranger, as Hydra reads them for fedsim."""
 
 import filecmp
 import io
-from functools import lru_cache
 from pathlib import Path
 
-import yaml
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from fedsim.config.hydra_node import Spent
+from fedsim.config.choice_files import ChoiceFiles, read_text
+from fedsim.config.words import repository
 from fedsim.core.errors import ConfigError, Problem, check, rule
-
-MAX_BYTES = 256 * 1024
-"""Of one YAML file; those of conf/ have at most 5 kB."""
-MAX_VALUES = 5_000
-"""Of one YAML file, aliases written out; Hydra takes 0.1 ms for each, and several times."""
-MAX_DEPTH = 50
 
 
 class CheckedFolder(ConfigSource):
-    """A folder of YAML files (`checked://<folder>`)."""
+    """A folder of YAML files (`checked://<folder>`), none of them outside of it, and none too large to work on."""
 
     @staticmethod
     def scheme() -> str:
         return "checked"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        Spent.reset()  # a config is composed anew
         path = self._file(config_path)
         if not path.is_file():
             raise ConfigLoadError(f"Config not found : {path}")
-        text = read_checked(path)
+        text = read_text(path)
         header = ConfigSource._get_header_dict(text[:512])
         try:
             config = OmegaConf.load(io.StringIO(text))
@@ -71,6 +59,12 @@ class CheckedFolder(ConfigSource):
         return Path(self.path) / config_path
 
 
+def on_search_path() -> ChoiceFiles:
+    """The choices that Hydra composes from now. To be called inside `fedsim.config.compose.search_path`."""
+    sources = repository().get_sources()
+    return ChoiceFiles([Path(source.path) for source in sources if isinstance(source, CheckedFolder)])
+
+
 def hidden_files(folder: Path, primary: Path) -> list[Problem]:
     """Files of `folder` (--config-dir) that Hydra would never read, because `primary` has others of the same names."""
     names = [path.relative_to(primary) for path in sorted(primary.rglob("*.yaml"))]
@@ -79,44 +73,3 @@ def hidden_files(folder: Path, primary: Path) -> list[Problem]:
         for name in names
         if (folder / name).is_file() and not filecmp.cmp(folder / name, primary / name, shallow=False)
     ]
-
-
-def read_checked(path: Path) -> str:
-    """The text of a YAML file. Raises `ConfigError` where it is too large for a config."""
-    state = path.stat()
-    return _read_checked(path, state.st_mtime_ns, state.st_size)
-
-
-@lru_cache(maxsize=64)  # a sweep composes the same files once a job
-def _read_checked(path: Path, _modified: int, _size: int) -> str:
-    with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    remedy = "a config holds the values of an experiment, not data"
-    check(rule(len(content) <= MAX_BYTES, str(path), ..., f"must have at most {MAX_BYTES // 1024} KiB", remedy))
-    try:
-        text = content.decode()
-        size = _size_of(yaml.compose(text, yaml.SafeLoader), 1, {})
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem(str(path), ..., f"must be UTF-8 ({error})")]) from error
-    except yaml.YAMLError as error:
-        raise ConfigError([Problem(str(path), ..., f"is not YAML: {' '.join(str(error).split())[:300]}")]) from error
-    except RecursionError as error:
-        raise ConfigError([Problem(str(path), ..., "is nested too deeply", remedy)]) from error
-    limit = f"must have at most {MAX_VALUES} values, aliases written out"
-    check(rule(size <= MAX_VALUES, str(path), ..., limit, remedy))
-    return text
-
-
-def _size_of(node: yaml.Node | None, depth: int, known: dict[int, int]) -> int:
-    """Number of values, with each alias counted as what it stands for, but nothing made of them.
-
-    Raises `RecursionError` where they are nested too deeply.
-    """
-    if depth > MAX_DEPTH:
-        raise RecursionError
-    if id(node) not in known:
-        known[id(node)] = MAX_VALUES + 1  # a node that holds itself is endless
-        below = node.value if isinstance(node, yaml.SequenceNode) else []
-        below = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else below
-        known[id(node)] = 1 + sum(_size_of(one, depth + 1, known) for one in below)
-    return known[id(node)]

@@ -1,8 +1,7 @@
 """What a config may name and hold: modules that it may have imported, and values that fit a constructor's annotations.
 
-An import runs a module, so it is as good as running a program. The user's own modules are imported from where Python
-finds them (the working folder, PYTHONPATH), like any program of the user's. Python's own and other people's installed
-packages are not, unless they say that they are made for fedsim.
+An import runs a module. The user's own modules are imported from where Python finds them (the working folder,
+PYTHONPATH); Python's own and installed packages are not, unless they say that they are made for fedsim.
 
 Annotations are just those that hyper-parameters use. pydantic does not do instead: even its strict mode takes true and
 1.0 for `Literal[1]`.
@@ -12,6 +11,7 @@ import sys
 import sysconfig
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import packages_distributions, requires
 from importlib.util import find_spec
@@ -35,23 +35,18 @@ REMEDY = f"own classes live in the working folder, on PYTHONPATH, or in a packag
 def not_imported(module: str) -> str | None:
     """Why `module` is not imported for a config, or None if it may be. Imports nothing."""
     top, *rest = module.split(".")
-    if top == "fedsim":
-        return f"{module} is a program" if "__main__" in rest else None
-    if top in sys.stdlib_module_names or top in ("test", "__main__"):
-        return f"{top} belongs to Python, and is not imported for a config"
     if "__main__" in rest:
         return f"{module} is a program, and is not imported for a config"
-    if _is_installed(top) and not _extends_fedsim(top):
+    if top in sys.stdlib_module_names or top in ("test", "__main__"):
+        return f"{top} belongs to Python, and is not imported for a config"
+    if top != "fedsim" and _is_installed(top) and not _extends_fedsim(top):
         return f"{top} is an installed package that does not require {DISTRIBUTION}, and is not imported for a config"
     return None
 
 
 def find_in_working_folder() -> None:
-    """Have Python look for modules in the working folder, too, after all other places.
-
-    Called for a config that names a class of the user's, and not before: what fedsim's own imports look for in vain
-    (optional modules of torch, say) must not be found among the files of the working folder.
-    """
+    """Have Python look for modules in the working folder, too, after all other places: for a class of the user's, and
+    not before, as what fedsim's own imports look for in vain must not be found there."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -63,10 +58,8 @@ def _is_installed(package: str) -> bool:
         spec = find_spec(package)
     except (ImportError, ValueError):
         return False
-    if spec is None:
-        return False
-    paths = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-    return any(in_installed_folder(Path(path)) for path in paths)
+    places = () if spec is None else [spec.origin] if spec.origin else spec.submodule_search_locations or ()
+    return any(in_installed_folder(Path(place)) for place in places)
 
 
 def in_installed_folder(path: Path) -> bool:
@@ -84,6 +77,7 @@ def _extends_fedsim(package: str) -> bool:
 
 LARGEST_INTEGER = 2**63 - 1
 """NumPy and torch count in 64 bits."""
+UNIONS = (Union, types.UnionType)
 _NAMES: Mapping[Any, str] = {
     **{int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null"},
     **{dict: "a mapping", Path: "a path"},
@@ -93,10 +87,10 @@ _NAMES: Mapping[Any, str] = {
 def conform(value: Any, hint: Any) -> Any:
     """`value` as `hint` wants it (an int where a float is asked for becomes one); TypeError if it does not fit."""
     origin, args = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _conform_any(value, args)
+    if origin in UNIONS:
+        for one in args:
+            with suppress(TypeError):
+                return conform(value, one)
     if origin is Literal and any(value == a and type(value) is type(a) for a in args):
         return value
     if origin in (list, tuple, Sequence) and isinstance(value, Sequence) and not isinstance(value, str):
@@ -107,50 +101,31 @@ def conform(value: Any, hint: Any) -> Any:
         return tuple(items) if origin is tuple else items
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {conform(k, args[0]): conform(v, args[1]) for k, v in value.items()}
-    if origin is None:
-        return _conform_plain(value, hint)
+    if hint is Any or (origin is None and _is_plain(value, hint)):
+        return hint(value) if hint in (float, Path) else value
     raise TypeError
 
 
-def _conform_any(value: Any, hints: Sequence[Any]) -> Any:
-    for hint in hints:
-        try:
-            return conform(value, hint)
-        except TypeError:
-            continue
-    raise TypeError
-
-
-def _conform_plain(value: Any, hint: Any) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool) and not is_long(value):
-        return float(value)
-    if hint is Path and isinstance(value, str):
-        return Path(value)
-    if hint is int and (isinstance(value, bool) or is_long(value)):
-        raise TypeError
-    if isinstance(hint, type) and isinstance(value, hint):
-        return value
-    raise TypeError
+def _is_plain(value: Any, hint: Any) -> bool:
+    if hint in (int, float) and isinstance(value, int):
+        return not (isinstance(value, bool) or is_long(value))
+    return isinstance(hint, type) and isinstance(value, (hint, str) if hint is Path else hint)
 
 
 def is_long(value: Any) -> bool:
-    """Whether it is an integer of more than 64 bits, or a list with one."""
-    if isinstance(value, list):
-        return any(map(is_long, value))
+    """Whether it is an integer of more than 64 bits."""
     return isinstance(value, int) and abs(value) > LARGEST_INTEGER
 
 
 def describe(hint: Any) -> str:
     """The annotation in words."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
+    if origin in UNIONS:
         return " or ".join(describe(a) for a in args)
     if origin is Literal:
         return f"one of {', '.join(map(str, args))}"
     if origin is tuple and args[-1] is not ...:
-        items = [describe(a) for a in args]
-        each = f", each {items[0]}" if len(set(items)) == 1 else f": {', '.join(items)}"
-        return f"a list of {len(items)} items{each}"
+        return f"a list of {len(args)} items: {', '.join(map(describe, args))}"
     if origin in (list, tuple, Sequence):
         return f"a list, each item {describe(args[0])}"
     if origin in (dict, Mapping):

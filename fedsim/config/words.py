@@ -1,10 +1,6 @@
 """The words behind `fedsim`: Hydra's flags, in any order, and overrides (`key=value`), with the jobs of a sweep.
 
 The flags are declared here again because Hydra's own parser is internal to it, and takes no flag behind an override.
-
-Hydra imports all modules of every folder `hydra_plugins` on Python's path, whatever the command. The working folder is
-on that path for the classes that a config names; with files from a stranger in it, `fedsim --help` must run nothing, so
-that plugins are looked for without it.
 """
 
 import math
@@ -12,7 +8,7 @@ import os
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
@@ -29,9 +25,6 @@ from yaml import YAMLError
 
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
-
-TOPICS = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-"""What `--info` can be about."""
 
 
 def read(argv: Sequence[str]) -> Namespace:
@@ -70,6 +63,11 @@ def for_hydra(args: Namespace, implied: Sequence[str] = ()) -> list[str]:
     return [*chain.from_iterable(flags), *implied, *overrides]
 
 
+def flags_of(args: Namespace) -> list[str]:
+    """Where configs are composed from, as words."""
+    return for_hydra(Namespace(**{name: getattr(args, name) for name in ("config_path", "config_dir", "config_name")}))
+
+
 def _parser() -> ArgumentParser:
     """The arguments of Hydra 1.3 (`fedsim --hydra-help` prints what they mean) but for `--help` and `--version`, which
     `fedsim.commands` answers."""
@@ -84,18 +82,18 @@ def _parser() -> ArgumentParser:
     for flags in (("--run", "-r"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
         commands.add_argument(*flags, action="store_true")
     commands.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-    commands.add_argument("--info", "-i", nargs="?", const="all", choices=TOPICS)
+    topics = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
+    commands.add_argument("--info", "-i", nargs="?", const="all", choices=topics)
     return parser
 
 
 def plugins() -> Plugins:
-    """Hydra's registry of plugins. Its first call in a process imports them; one for submitit is not asked: conf/ has
-    our own launchers of its names."""
-    before = sys.path[:]
-    here = Path.cwd()
+    """Hydra's registry of plugins. Its first call in a process imports every folder `hydra_plugins` on Python's path;
+    not the working folder's, where files may be a stranger's, unless PYTHONPATH names it. A plugin for submitit is not
+    asked: conf/ has our own launchers of its names."""
+    before, here = sys.path[:], Path.cwd()
     wanted = {Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder}
-    if here not in wanted:
-        sys.path[:] = [folder for folder in before if Path(folder).resolve() != here]
+    sys.path[:] = [folder for folder in before if here in wanted or Path(folder).resolve() != here]
     try:
         found = Plugins.instance()
     finally:
@@ -139,21 +137,23 @@ def parse_one(word: str) -> Override:
     try:
         override = OverridesParser.create(loader).parse_overrides([word])[0]
     except COMPOSITION_ERRORS as error:
-        if "=" not in word:
-            remedy = "`fedsim --help` has the commands, and the groups in which to choose"
-            raise ConfigError([Problem(word[:200], ..., "is neither a command nor key=value", remedy)]) from error
-        raise ConfigError([Problem(word[:200], ..., f"is not key=value: {first_line(error)}")]) from error
+        reason = f"is not key=value: {first_line(error)}" if "=" in word else "is neither a command nor key=value"
+        remedy = "`fedsim --help` has the commands, and the groups in which to choose"
+        raise ConfigError([Problem(word[:200], ..., reason, remedy)]) from error
     check(rule(bool(override.key_or_group), word[:200], ..., "is not key=value"))
     return override
 
 
+def repository() -> Any:
+    """What Hydra composes from now, if it is ready to."""
+    instance = GlobalHydra.instance().hydra
+    return None if instance is None else instance.config_loader.repository  # type: ignore[attr-defined]
+
+
 def options(group: str) -> list[str]:
     """The choices of a config group, [] where there is no such group."""
-    instance = GlobalHydra.instance().hydra
-    if instance is None or not group:
-        return []
-    repository = instance.config_loader.repository  # type: ignore[attr-defined]
-    return list(repository.get_group_options(group, ObjectType.CONFIG))  # the loader's own copies all of it first
+    known = repository() if group else None
+    return [] if known is None else list(known.get_group_options(group, ObjectType.CONFIG))
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -191,15 +191,10 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
         o.get_key_element().lstrip("~" if options(o.key_or_group) else ""): list(islice(values_of(o), MAX_JOBS + 1))
         for o in overrides
     }
-    check_count(len(words) for words in axes.values())
-    return [list(words) for words in product(*axes.values())]
-
-
-def check_count(lengths: Iterable[int]) -> None:
-    """Raise `ConfigError` where axes of these lengths make too many jobs."""
-    count = math.prod(lengths)
+    count = math.prod(map(len, axes.values()))
     remedy = "split it into several commands"
     check(rule(count <= MAX_JOBS, "sweep", count, f"must have at most {MAX_JOBS} jobs", remedy))
+    return [list(words) for words in product(*axes.values())]
 
 
 def values_of(override: Override) -> Iterator[str]:
@@ -208,35 +203,25 @@ def values_of(override: Override) -> Iterator[str]:
     if not override.is_sweep_override():
         yield f"{key}={override.get_value_element_as_str()}"
         return
+
+    def refuse(text: str, remedy: str) -> None:
+        raise ConfigError([Problem(key, typed_in(override), text, remedy)])
+
     if not override.is_discrete_sweep():
         search = f"fedsim search {shlex.quote(override.input_line or '')} trials=20 searches in it"
         remedy = f"{key}=range(0,5) is five of them" if key in SEEDS else search
-        raise ConfigError([Problem(key, typed_in(override), "must sweep single values: a,b or range()", remedy)])
+        refuse("must sweep single values: a,b or range()", remedy)
     if isinstance(value := override.value(), RangeSweep) and value.step == 0:
-        raise ConfigError([Problem(key, typed_in(override), "must have a step other than 0", "leave it out for 1")])
+        refuse("must have a step other than 0", "leave it out for 1")
     given: set[str] = set()
     for word in override.sweep_string_iterator():
         if word in given:
-            raise ConfigError(
-                [Problem(key, typed_in(override), f"has {word} twice", "leave it out: a run is made once")]
-            )
+            refuse(f"has {word} twice", "leave it out: a run is made once")
         given.add(word)
         yield f"{key}={word}"
     if not given:
-        raise ConfigError([_without_values(override)])
-
-
-def _without_values(override: Override) -> Problem:
-    key, value = override.get_key_element(), override.value()
-    if isinstance(value, RangeSweep):
-        step = value.step or 1
-        remedy = f"range({value.start},{value.stop},{-step}) counts the other way" if value.start != value.stop else ""
-        return Problem(key, typed_in(override), "has no values: it ends before it begins", remedy)
-    known = options(override.key_or_group)
-    text = f"fits no choice of conf/{override.key_or_group}/" if known else "has no values: glob() is for config groups"
-    return Problem(
-        key, typed_in(override), text, f"known here: {', '.join(known)}" if known else "write the values out"
-    )
+        known = ", ".join(options(override.key_or_group))
+        refuse("has no values", f"known here: {known}" if known else "range(start,stop,step) ends before stop")
 
 
 def typed_in(override: Override) -> str:

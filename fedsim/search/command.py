@@ -9,7 +9,7 @@ from fedsim.config.build import construct
 from fedsim.config.compose import check_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import for_hydra, parse, read_words, typed_in
+from fedsim.config.words import flags_of, parse, read_words, typed_in
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.jobs.prepare import compose_words
@@ -71,8 +71,7 @@ def run(words: Sequence[str]) -> int:
     check(*map(_with_own_keys, problems))
     require_room(plans)
     with STOP.working():
-        flags = for_hydra(Namespace(**{**vars(args), "overrides": []}))
-        return search(space, settings, plans_of, plans[0].settings.num_rounds, flags)
+        return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(args))
 
 
 def _with_own_keys(problem: Problem) -> Problem:

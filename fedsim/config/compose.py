@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
 from fedsim.config.mistakes import explained, find
+from fedsim.config.overlay import Jobs
 from fedsim.config.sources import CheckedFolder, hidden_files
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import (
@@ -159,7 +160,13 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str =
             jobs = [[*more, *overrides]]
         else:
             return [_composed(base, overrides, parsed, config_name)]
-        return [_composed(_compose_job(words, config_name), words, parsed, config_name) for words in jobs]
+
+        def by_hydra(words: Sequence[str]) -> tuple[DictConfig, Composed]:
+            config = compose_one(words, config_name)
+            return config, _composed(config, words, parsed, config_name)
+
+        composing = Jobs(by_hydra)
+        return [composing.compose(words) for words in jobs]
 
 
 def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
@@ -179,7 +186,10 @@ def check_question(overrides: Sequence[str]) -> None:
     check(*find(overrides, "config", flags_of("config"), multirun=False))
     parsed = parse(overrides)
     single = [o.input_line or "" for o in parsed if not o.is_sweep_override()]
-    check_jobs([_composed(_compose_job(single, "config"), overrides, parsed, "config")])
+    config = compose_one(single, "config")
+    if more := without_sweeps(words_of_scale(config, parsed)):
+        config = compose_one([*more, *single], "config")
+    check_jobs([_composed(config, overrides, parsed, "config")])
 
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
@@ -187,13 +197,6 @@ def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
     check_words(parsed)
     check_search_path(GlobalHydra.instance().config_loader(), config_name)
     return compose_one([o.input_line or "" for o in parsed if not o.is_sweep_override()], config_name)
-
-
-def _compose_job(words: Sequence[str], config_name: str) -> DictConfig:
-    """One job of a sweep; where the preset is swept over, its small size is known only now."""
-    config = compose_one(words, config_name)
-    more = without_sweeps(words_of_scale(config, parse(words)))
-    return compose_one([*more, *words], config_name) if more else config
 
 
 def _composed(config: DictConfig, words: Sequence[str], given: Sequence[Override], config_name: str) -> Composed:

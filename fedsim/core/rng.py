@@ -130,6 +130,10 @@ class UniformDraws(TorchDispatchMode):
     for one draw in 2^29 or so), so that models stay those of processors that have them.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler to keep it out of here: seconds, and nothing is compiled here
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -5,11 +5,11 @@ each with all of its own: of the words of the command line (`fedsim.config.mista
 (`fedsim.config.plan`).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -18,6 +18,7 @@ from hydra.core.override_parser.types import Override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
+from fedsim.config.declared import mistakes
 from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
 from fedsim.config.mistakes import explained, find
@@ -38,6 +39,8 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,7 @@ def check_question(overrides: Sequence[str]) -> None:
     config = compose_one(single, "config")
     if more := without_sweeps(words_of_scale(config, parsed)):
         config = compose_one([*more, *single], "config")
-    check_jobs([_composed(config, overrides, parsed, "config")])
+    check_values([_composed(config, overrides, parsed, "config")])
 
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
@@ -212,23 +215,32 @@ def _composed(config: DictConfig, words: Sequence[str], given: Sequence[Override
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
-    """The plan of every job; one `ConfigError` with the problems of all of them."""
+    """The plan of every job. One `ConfigError` with the problems of all of them: those of names, types and ranges, or,
+    if there are none, those that show when the parts are built."""
+    check_values(jobs)
     from fedsim.config.plan import make_plan  # takes time: it imports PyTorch
 
-    plans = []
+    return _of_all(jobs, lambda job: make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
+
+
+def check_values(jobs: Sequence[Composed]) -> None:
+    """Raise `ConfigError` with all mistakes in names, types and ranges that show without PyTorch."""
+    _of_all(jobs, lambda job: check(_work_without_effect(job.config, job.overrides), *mistakes(job.config)))
+
+
+def _of_all(jobs: Sequence[Composed], make: Callable[[Composed], T]) -> list[T]:
+    made = []
     problems: list[Problem] = []
     seen: list[tuple[Problem, ...]] = []
     for job in jobs:
         try:
-            check(_work_without_effect(job.config, job.overrides))
-            plans.append(make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
+            made.append(make(job))
         except ConfigError as error:
             if error.problems not in seen:
                 seen.append(error.problems)
                 problems += [p for p in _explained(error.problems, job) if p not in problems]
-    if problems:
-        raise ConfigError(problems)
-    return plans
+    check(*problems)
+    return made
 
 
 def _work_without_effect(config: Mapping[str, Any], words: Sequence[str]) -> Problem | None:

@@ -12,6 +12,8 @@ clients       what a run costs beside local training, for each selector, as the 
 selection     what each selector computes in a round, with the updates of a CNN
 ranks         what a second process gains
 checkpoints   what checkpoints cost
+start-up      what one waits for before the first answer
+sweep         what a sweep costs beside its rounds
 """
 
 import runpy
@@ -27,6 +29,8 @@ MODULES = {
     "selection": "selection",
     "ranks": "ranks",
     "checkpoints": "checkpoints",
+    "start-up": "start_up",
+    "sweep": "sweep",
 }
 WITH_COMMANDS = ("race.command",)
 """Modules that read the command themselves."""

@@ -5,11 +5,11 @@ each with all of its own: of the words of the command line (`fedsim.config.mista
 (`fedsim.config.plan`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -20,9 +20,11 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.build import Gathered
 from fedsim.config.choice_files import ChoiceFiles
+from fedsim.config.declared import mistakes
 from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
 from fedsim.config.mistakes import explained, find
+from fedsim.config.overlay import Jobs
 from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
 from fedsim.config.words import expand, key_of, options, parse, plugins, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
@@ -30,6 +32,8 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 
 if TYPE_CHECKING:
     from fedsim.config.plan import Plan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
 def check_question(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
     check(*find(overrides, "config", multirun=False))
-    check_jobs(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
+    check_values(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
 
 
 def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
@@ -154,34 +158,44 @@ def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
 def _composed(
     jobs: Sequence[Sequence[str]], given: Sequence[Override], config_name: str, base: DictConfig | None
 ) -> list[Composed]:
-    """The jobs of these words; `base` is what those `given` that are not swept over compose to. Where the preset is
-    swept over, a job's small size is known only now."""
-    files, composed = on_search_path(), []
+    """The jobs of these words; `base` is what those `given` that are not swept over compose to."""
+    files = on_search_path()
     words_of_base = [override.input_line for override in given if not override.is_sweep_override()]
     typed = frozenset(key_of(override) for override in given if not options(override.key_or_group))
-    for words in jobs:
+
+    def by_hydra(words: Sequence[str]) -> tuple[DictConfig, Composed]:
         config = base if base is not None and list(words) == words_of_base else compose_one(words, config_name)
-        if more := without_sweeps(words_of_scale(config, parse(words))):
-            config = compose_one([*more, *words], config_name)
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
-        composed.append(Composed(plain(config, choices), choices, tuple(words), typed, launcher, files))
-    return composed
+        return config, Composed(plain(config, choices), choices, tuple(words), typed, launcher, files)
+
+    composing = Jobs(by_hydra, several=len(jobs) > 1)
+    return [composing.compose(words) for words in jobs]
 
 
 def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
-    """The plan of every job; one `ConfigError` with the problems of all of them."""
+    """The plan of every job. One `ConfigError` with the problems of all of them: those of names, types and ranges, or,
+    if there are none, those that show when the parts are built."""
+    check_values(jobs)
     from fedsim.config.plan import make_plan  # takes time: it imports PyTorch
 
-    plans, found = [], Gathered()
+    return _of_all(jobs, lambda job: make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
+
+
+def check_values(jobs: Sequence[Composed]) -> None:
+    """Raise `ConfigError` with all mistakes in names, types and ranges that show without PyTorch."""
+    _of_all(jobs, lambda job: check(_work_without_effect(job), *mistakes(job.config)))
+
+
+def _of_all(jobs: Sequence[Composed], make: Callable[[Composed], T]) -> list[T]:
+    made, found = [], Gathered()
     for job in jobs:
         try:
-            check(_work_without_effect(job))
-            plans.append(make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
+            made.append(make(job))
         except ConfigError as error:
             found.add(*explained(error.problems, job.config, job.typed, job.files))
     check(*found.problems)
-    return plans
+    return made
 
 
 def _work_without_effect(job: Composed) -> Problem | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import numpy as np
 import platformdirs
@@ -19,8 +19,8 @@ from torch import nn
 
 from fedsim.clients.context import OF_SYSTEM, Signal
 from fedsim.clients.system import System
-from fedsim.config.build import Gathered, construct, inspect_node, instantiate
-from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
+from fedsim.config.build import Gathered, inspect_node, instantiate
+from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, built, with_one_amount_of_work
 from fedsim.core.configs import IRRELEVANT, by_meaning
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.types import Population
@@ -94,10 +94,10 @@ def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewher
     """
     config = with_one_amount_of_work(with_device(config))
     problems = Gathered()
-    local = problems.run(_build, config.get("local") or {}, LocalSettings, "local")
-    server = problems.run(_build, config.get("server") or {}, ServerSplit, "server")
-    checkpoint = problems.run(_build, config.get("checkpoint") or {}, CheckpointSettings, "checkpoint")
-    settings = problems.run(_build, config, Settings, "")
+    local = problems.run(built, config.get("local") or {}, LocalSettings, "local")
+    server = problems.run(built, config.get("server") or {}, ServerSplit, "server")
+    checkpoint = problems.run(built, config.get("checkpoint") or {}, CheckpointSettings, "checkpoint")
+    settings = problems.run(built, config, Settings, "")
     _check_groups(config, problems)
     problems.run_users(_check_selector, config, settings, problems)
     if settings is not None:
@@ -115,21 +115,6 @@ def hash_config(config: Mapping[str, Any]) -> str:
     """SHA-256 over every value that can change a result (`fedsim.core.configs.by_meaning`)."""
     relevant = by_meaning({k: v for k, v in config.items() if k not in IRRELEVANT})
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def _build(values: Any, cls: type[T], key: str) -> T:
-    if not isinstance(values, Mapping):
-        remedy = f"set its keys one by one, as in {key}.{next(iter(get_type_hints(cls)))}=..."
-        raise ConfigError([Problem(key, values, "must be a mapping of keys to values", remedy)])
-    return construct(cls, values, key)
-
-
-def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`local.steps`, where given, takes the place of `local.epochs`; the record says which one was used."""
-    local = config.get("local")
-    if isinstance(local, Mapping) and local.get("steps") is not None:
-        local = {**local, "epochs": None}
-    return {**config, "local": local}
 
 
 def with_device(config: Mapping[str, Any]) -> dict[str, Any]:

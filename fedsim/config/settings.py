@@ -1,14 +1,17 @@
 """The top level of a config: its keys, types and ranges once (here), its values once (conf/config.yaml)."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 from annotated_types import Ge, Interval, Le
 
-from fedsim.core.errors import rule
+from fedsim.config.build import construct
+from fedsim.core.errors import ConfigError, Problem, rule
 from fedsim.core.parameters import Count, CountOrZero, Problems, parameters
 
+T = TypeVar("T")
 MAX_CLIENTS = 1_000_000
 """More than any data set can be divided among; every selector keeps numbers for each."""
 MAX_ROUNDS = 10_000_000
@@ -93,3 +96,19 @@ class LocalSettings:
         held_out = self.evaluate_on == "train" or self.holdout_fraction > 0
         remedy = "set local.holdout_fraction=0.2, say"
         yield rule(held_out, "evaluate_on", self.evaluate_on, "needs samples that are held out", remedy)
+
+
+def built(values: Any, cls: type[T], key: str) -> T:
+    """`cls` made of the mapping at `key`. Raises `ConfigError` with all problems."""
+    if not isinstance(values, Mapping):
+        remedy = f"set its keys one by one, as in {key}.{next(iter(get_type_hints(cls)))}=..."
+        raise ConfigError([Problem(key, values, "must be a mapping of keys to values", remedy)])
+    return construct(cls, values, key)
+
+
+def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
+    """`local.steps`, where given, takes the place of `local.epochs`; the record says which one was used."""
+    local = config.get("local")
+    if isinstance(local, Mapping) and local.get("steps") is not None:
+        local = {**local, "epochs": None}
+    return {**config, "local": local}

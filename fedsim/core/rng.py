@@ -126,6 +126,10 @@ class UniformDraws(TorchDispatchMode):
     """While it is entered, `Tensor.uniform_(a, b)` on a CPU is a + (b - a) u in float64 with torch's own u in [0, 1),
     so that models are the same on processors with and without fused multiply-adds."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler to keep it out of here: seconds, and nothing is compiled here
+
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from fedsim.config.compose import Composed, check_question, compose_jobs, implied, safeguards, search_path
+from fedsim.config.compose import Composed, check_question, check_values, compose_jobs, implied, safeguards, search_path
 from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, parse, read
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
@@ -53,6 +53,7 @@ def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
 
 def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
     """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on."""
+    check_values(jobs)  # before anything that imports PyTorch
     from fedsim.jobs.narration import Narration, Progress
     from fedsim.jobs.prepare import prepare
     from fedsim.jobs.sweep import Attempts

@@ -90,7 +90,7 @@ class Cases:
 def preset_settings(preset: str, scale: str) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]] | None:
     """The choices and configs of all jobs of a shipped preset in a size, at seed 0; None without such a preset."""
     from fedsim.config.compose import compose_jobs, search_path  # here: a report that judges nothing needs no torch
-    from fedsim.config.plan import with_one_amount_of_work
+    from fedsim.config.settings import with_one_amount_of_work
 
     try:
         with search_path():

@@ -1,0 +1,136 @@
+"""The parameters of fedsim's own classes, read from their source: importing those would import PyTorch, for seconds.
+
+From a class's annotations another one is made, which has its parameters alone and so finds the mistakes in names, types
+and ranges. What source alone does not say (rules over several parameters, users' classes) is found when the parts of a
+config are built.
+"""
+
+import ast
+import builtins
+import importlib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import fedsim
+from fedsim.config.build import Gathered, construct
+from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, built, with_one_amount_of_work
+from fedsim.core.errors import Problem
+from fedsim.core.parameters import parameters
+
+LIGHT = ("typing", "pathlib", "collections.abc", "annotated_types", "fedsim.core.parameters")
+"""Modules of names in annotations that are imported; any other name stands for an object of any kind."""
+Fields = dict[str, tuple[Any, bool]]
+"""Annotation, and whether there is a default, by name."""
+
+_found: dict[tuple[str, str], list[Problem]] = {}
+"""By key and node: the jobs of a sweep share most of them."""
+
+
+def mistakes(config: Mapping[str, Any]) -> list[Problem]:
+    """Those of names, types and ranges in a job's config: of its top level, and of fedsim's classes."""
+    config = with_one_amount_of_work(config)
+    server = declared("fedsim.partitions.division.ServerSplit")
+    assert server is not None
+    found = Gathered()
+    for key, cls in {"local": LocalSettings, "server": server, "checkpoint": CheckpointSettings}.items():
+        found.run(built, config.get(key) or {}, cls, key)
+    found.run(built, config, Settings, "")
+    return [*found.problems, *_of_nodes(config, "")]
+
+
+def _of_nodes(node: Any, key: str) -> Iterator[Problem]:
+    """The mistakes of all nodes in `node` that name a class of fedsim."""
+    if not isinstance(node, Mapping):
+        return
+    target = node.get("_target_")
+    if isinstance(target, str) and target.startswith("fedsim."):
+        yield from _mistakes_of(target, node, key)
+    for name, value in node.items():
+        yield from _of_nodes(value, f"{key}.{name}" if key else str(name))
+
+
+def _mistakes_of(target: str, node: Mapping[str, Any], key: str) -> list[Problem]:
+    known = (key, repr(node))
+    if known not in _found:
+        cls, found = declared(target), Gathered()
+        if cls is not None:
+            found.run(construct, cls, {name: value for name, value in node.items() if name != "_target_"}, key)
+        _found[known] = found.problems
+    return _found[known]
+
+
+@cache
+def declared(target: str) -> type | None:
+    """A class with the parameters of the one at a dotted path; None where its source does not tell them."""
+    module, _, name = target.rpartition(".")
+    fields = _fields(module, name)
+    if fields is None:
+        return None
+    content: dict[str, Any] = {one: None for one, (_, has_default) in fields.items() if has_default}
+    hints = {one: hint for one, (hint, _) in fields.items()}
+    return parameters(type(name, (), {**content, "__annotations__": hints, "__module__": __name__}))
+
+
+def _fields(module: str, name: str) -> Fields | None:
+    """The parameters of a class, its bases' first; None if there is no such class, or it has its own constructor."""
+    names = _names(module)
+    cls = next((node for node in names.tree if isinstance(node, ast.ClassDef) and node.name == name), None)
+    if cls is None or any(isinstance(node, ast.FunctionDef) and node.name == "__init__" for node in cls.body):
+        return None
+    found: Fields = {}
+    for base in cls.bases:
+        if isinstance(base, ast.Name) and base.id not in ("ABC", "Protocol"):
+            where, original = names.origins.get(base.id, (module, base.id))
+            above = _fields(where, original) if where.startswith("fedsim.") else None
+            if above is None:
+                return None
+            found |= above
+    if any(isinstance(mark, ast.Name) and mark.id == "parameters" for mark in cls.decorator_list):
+        found |= {
+            node.target.id: (names.value_of(node.annotation), node.value is not None)
+            for node in cls.body
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_parameter(node)
+        }
+    return found
+
+
+def _is_parameter(field: ast.AnnAssign) -> bool:
+    passed = isinstance(field.value, ast.Call)  # by position: field(kw_only=False)
+    return not passed and not ast.unparse(field.annotation).startswith(ClassVar.__name__)  # type: ignore[attr-defined]
+
+
+class _Names(dict[str, Any]):
+    """What names mean in a module's annotations."""
+
+    def __init__(self, module: str) -> None:
+        super().__init__()
+        path = Path(fedsim.__file__).parents[1] / f"{module.replace('.', '/')}.py"
+        self.tree = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
+        self.origins: dict[str, tuple[str, str]] = {}
+        self.assigned: dict[str, ast.expr] = {}
+        for node in self.tree:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                self.origins |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+            elif isinstance(node, ast.Assign):
+                self.assigned |= {one.id: node.value for one in node.targets if isinstance(one, ast.Name)}
+
+    def value_of(self, annotation: ast.expr) -> Any:
+        return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {}, self)
+
+    def __missing__(self, name: str) -> Any:
+        if name in dir(builtins):
+            raise KeyError(name)
+        if name not in self.origins:
+            value = self.assigned.get(name)
+            return self.value_of(value) if isinstance(value, ast.Subscript | ast.BinOp | ast.Constant) else object
+        module, original = self.origins[name]
+        if module in LIGHT:
+            return getattr(importlib.import_module(module), original)
+        return _names(module)[original] if module.startswith("fedsim.") else object
+
+
+@cache
+def _names(module: str) -> _Names:
+    return _Names(module)

@@ -1,0 +1,112 @@
+"""The jobs of a sweep: Hydra composes once for each combination of choices, and values of single keys are laid over.
+
+Words whose effect that would not show (`~key`, `+key`, mappings, keys of `hydra`, what holds an interpolation) are left
+to Hydra, which composes such a job anew; so are keys that there are not, for its error.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+
+from fedsim.config.diagnosis import OWN_KEYS, run_name, words_of_scale
+from fedsim.config.words import options, parse_one, without_sweeps
+
+if TYPE_CHECKING:
+    from fedsim.config.compose import Composed
+
+VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
+"""An interpolation that depends on no other key."""
+
+
+@dataclass(frozen=True)
+class Base:
+    """What words compose to, and whether values can be laid over it."""
+
+    hydra: DictConfig
+    job: "Composed"
+    open: bool
+
+
+class Jobs:
+    """Composes jobs; `by_hydra` makes the config, and the job, of all words of one. Of a single one Hydra composes all,
+    where there are not `several`."""
+
+    def __init__(self, by_hydra: "Callable[[Sequence[str]], tuple[DictConfig, Composed]]", *, several: bool) -> None:
+        self._by_hydra, self._several = by_hydra, several
+        self._words: dict[str, tuple[Override, bool]] = {}
+        self._bases: dict[tuple[str, ...], Base] = {}
+
+    def compose(self, words: Sequence[str]) -> "Composed":
+        """The job that `words` describe; where the preset is swept over, its small size is known only now."""
+        job, base = self._composed(words)
+        more = without_sweeps(words_of_scale(base.hydra, [self._parsed(word)[0] for word in words]))
+        return self._composed([*more, *words])[0] if more else job
+
+    def _composed(self, words: Sequence[str]) -> "tuple[Composed, Base]":
+        parsed = {word: self._parsed(word) for word in words}
+        base = self._base(tuple(word for word, (_, plain) in parsed.items() if not plain))
+        values = {o.key_or_group: o.value() for o, plain in parsed.values() if plain}
+        laid = _laid_over(base.job.config, values) if base.open else None
+        if laid is None:
+            base = self._base(tuple(words))
+            laid = base.job.config
+        elif laid.get("name", "") is None:
+            laid["name"] = run_name(base.job.choices)
+        return replace(base.job, config=laid, overrides=tuple(words)), base
+
+    def _base(self, words: tuple[str, ...]) -> Base:
+        if words not in self._bases:
+            config, job = self._by_hydra(words)
+            self._bases[words] = Base(config, job, _is_open(config))
+        return self._bases[words]
+
+    def _parsed(self, word: str) -> tuple[Override, bool]:
+        if word not in self._words:
+            override = parse_one(word)
+            self._words[word] = override, self._several and _is_value(override)
+        return self._words[word]
+
+
+def _is_value(override: Override) -> bool:
+    """Whether it gives a key of a run a plain value."""
+    key = override.key_or_group
+    changes = override.is_delete() or override.is_add() or override.is_force_add() or override.is_sweep_override()
+    if changes or override.package is not None or key.partition(".")[0] in ("hydra", *OWN_KEYS) or options(key):
+        return False
+    value = override.value()
+    return all(_is_plain(item) for item in value) if isinstance(value, list) else _is_plain(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and "${" not in value)
+
+
+def _is_open(config: DictConfig) -> bool:
+    """Whether no value of the job depends on one of its keys, and none is missing."""
+    raw: Any = OmegaConf.to_container(config, resolve=False)
+    return not any("${" in VARIABLE.sub("", text) or text == "???" for text in _texts({**raw, "hydra": None}))
+
+
+def _texts(node: Any) -> list[str]:
+    items = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else []
+    return [node] if isinstance(node, str) else [text for item in items for text in _texts(item)]
+
+
+def _laid_over(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A copy with values at dotted keys; None where there is no such key, or a mapping."""
+    top = dict(config)
+    for key, value in values.items():
+        *above, last = key.split(".")
+        node = top
+        for part in above:
+            if not isinstance(node.get(part), dict):
+                return None
+            node[part] = node = dict(node[part])
+        if last not in node or isinstance(node[last], dict):
+            return None
+        node[last] = value
+    return top

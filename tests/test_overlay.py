@@ -1,0 +1,62 @@
+"""Jobs of a sweep, whose values are laid over one composition by Hydra, are what Hydra composes of the same words."""
+
+import random
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from fedsim.config.compose import Composed, compose_jobs, search_path
+from fedsim.config.diagnosis import choices_of, compose_one, plain
+from fedsim.core.errors import ConfigError
+
+SWEEPS = [
+    "selector=random,gpfl,pncs optimizer.lr=0.01,1 seed=range(3)",
+    "preset=gpfl_table2_fmnist scale=small selector=gpfl",
+    "preset=gpfl_rho,gpfl_alpha scale=small",
+    "preset=fedabc_lambda scale=small num_rounds=3,4",
+    "scale=debug num_clients=10,11 selector=gpfl,oort",
+    "+extra=1,2 name=null,a model.hidden=[8],[9,9]",
+    "output_dir=${name}x seed=1,2",
+    "~tracker seed=1,2",
+    "hydra/launcher=lanes hydra.launcher.max_lanes=2,3",
+    "local.steps=null,5 local.epochs=1,2",
+    "local={epochs:1},{epochs:2} name='a',\"c\"",
+    "selector=gpfl selector/exploration=fixed,linear selector.factor=centred,literal2 device=cpu",
+]
+
+
+def types_of(node: Any) -> Any:
+    """The config's keys in their order, with values and types."""
+    if isinstance(node, dict):
+        return [(key, types_of(value)) for key, value in node.items()]
+    return [types_of(value) for value in node] if isinstance(node, list) else (type(node), node)
+
+
+def jobs_of(words: str, multirun: bool = True) -> list[Composed]:
+    with search_path():
+        return compose_jobs(words.split(" "), multirun=multirun)
+
+
+@pytest.mark.parametrize("words", SWEEPS)
+def test_a_job_equals_what_hydra_composes_of_its_words(words: str) -> None:
+    jobs = jobs_of(words)
+    with search_path():
+        for job in random.Random(1).sample(jobs, min(len(jobs), 4)):
+            config = compose_one(job.overrides)
+            choices = choices_of(config)
+            assert types_of(job.config) == types_of(plain(config, choices))
+            assert job.choices == choices
+            assert job.launcher == config.hydra.launcher
+
+
+def test_composed_once_for_all_values_of_single_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = Mock(side_effect=compose_one)
+    monkeypatch.setattr("fedsim.config.compose.compose_one", counted)
+    assert len(jobs_of("selector=random,gpfl seed=range(20) optimizer.lr=0.1,0.2")) == 80
+    assert counted.call_count == 3  # that of what is not swept over among them
+
+
+def test_a_key_that_only_some_choices_have_is_told_as_by_hydra() -> None:
+    with pytest.raises(ConfigError, match=r"selector\.metric"):
+        jobs_of("selector=random,gpfl selector.metric=cosine,dot")

@@ -151,7 +151,8 @@ class FedAdam(ServerOptimizer):
         squares = torch._foreach_pow(means, 2)
         second = _moved(_stored(self.second, names, means, self.tau**2), squares, self.beta2)
         self.first, self.second = dict(zip(names, first, strict=True)), dict(zip(names, second, strict=True))
-        scale = torch._foreach_add(torch._foreach_sqrt(second), self.tau)
+        roots = [v.double().sqrt().to(v.dtype) for v in second]  # MKL's of float32 are rounded one way or the other
+        scale = torch._foreach_add(roots, self.tau)
         return torch._foreach_div(torch._foreach_mul(first, self.lr), scale)
 
 

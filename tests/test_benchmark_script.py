@@ -126,7 +126,7 @@ def test_command_line() -> None:
             benchmark.parse(refused)
     options = ["W1", "--data", "d", "--seconds", "2", "--threads", "1"]
     case = stopwatch.parse_case([*options, "--words", "engine=batched", "seed=1"])
-    assert case == Case(W1, Path("d").absolute(), 2.0, 1, ("engine=batched", "seed=1"))
+    assert case == Case(W1, Path("d").resolve(), 2.0, 1, ("engine=batched", "seed=1"))
 
 
 def test_every_peer_has_a_script_and_its_environment_requirements(

@@ -1,8 +1,5 @@
-"""A server in the place of Weights & Biases', which answers what its client asks for a run, and keeps what it sends.
-
-It answers as the client expects (its queries are GraphQL; records come as JSON lines with an offset in a file): that of
-W&B itself is not needed. What a real server does beyond that is not tested by it.
-"""
+"""A server in the place of Weights & Biases', which answers what its client asks for a run (GraphQL), and keeps what it
+sends (JSON lines with an offset in a file). What a real server does beyond that is not tested by it."""
 
 import gzip
 import json

@@ -27,8 +27,8 @@ docs:
 
 # The earliest version that pyproject.toml allows of each direct dependency, in an environment of its own.
 LOWEST = tests/test_partitions.py tests/test_partitions_qp.py tests/test_datasets_files.py \
-	tests/test_features.py tests/test_models.py tests/test_report_archive.py \
-	tests/test_report_figures.py tests/test_docs.py
+	tests/test_features.py tests/test_models.py tests/test_report_archive.py tests/test_report_figures.py \
+	tests/test_docs.py
 lowest:
 	uv venv --clear --python 3.11 build/lowest
 	uv pip install --python build/lowest --resolution lowest-direct --group dev --editable '.[features]'

@@ -33,9 +33,7 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
 
-def test_too_little_room_is_told_with_need_and_free_but_not_of_what_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_room_is_told_but_of_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_free(monkeypatch, 5_000_000)
     short, long = plan(tmp_path / "new"), plan(tmp_path / "new", "num_rounds=100000")
     require_room([short])
@@ -119,9 +117,7 @@ def test_data_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.Mo
             build(plan(tmp_path, f"data_dir={tmp_path}/nowhere", *words))
 
 
-def test_data_that_is_there_needs_no_room_and_data_dir_is_not_looked_at_without_need(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_is_there_or_not_in_data_dir_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.jobs.sweep._bytes_of", lambda plan: 0)
     with_free(monkeypatch, 0)
     raw = tmp_path / "data" / "MNIST" / "raw"

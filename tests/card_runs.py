@@ -1,8 +1,5 @@
-"""Short runs of whole experiments, for comparisons of devices: configs, data and results; and the workloads of
-docs/performance.md on made-up samples, for counts of what the host does in a round on a GPU.
-
-The counts do not depend on the samples, nor, as the whole test set fits into one pass, on their number.
-"""
+"""Short runs of whole experiments, for comparisons of devices; and the workloads of docs/performance.md on made-up
+samples, on which counts of what the host does in a round on a GPU do not depend."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -19,9 +16,7 @@ from torch import Tensor
 from fedsim.clients.server import LabelledSamples
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
-from fedsim.core import exact as losses
-from fedsim.core import exact as products
-from fedsim.core import exact as sums
+from fedsim.core import exact
 from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly as prepared_data
@@ -31,15 +26,8 @@ from tests.goldens import fitted
 from tests.pretended_cuda import Counts, PretendedCard, held
 
 COMMON = (
-    "num_rounds=3",
-    "num_clients=6",
-    "cohort_size=3",
-    "local.epochs=1",
-    "local.batch_size=32",
-    "server.validation_fraction=0.05",
-    "server.public_samples=20",
-    "optimizer.lr=0.05",
-    "tracker=files_only",
+    *("num_rounds=3", "num_clients=6", "cohort_size=3", "local.epochs=1", "local.batch_size=32", "optimizer.lr=0.05"),
+    *("server.validation_fraction=0.05", "server.public_samples=20", "tracker=files_only"),
 )
 BATCHED = ("engine=batched", "engine.compile=false")
 
@@ -71,7 +59,7 @@ def simulation(words: Sequence[str], device: str) -> Simulation:
 def order_of_torch() -> Iterator[None]:
     """Sums and products on a CPU are torch's own, as they are on a GPU, not those in a fixed order."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sums, products, losses, inner_products):
+        for module in (exact, inner_products):
             patch.setattr(module, "has_order", lambda values: False)
         yield
 

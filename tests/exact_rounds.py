@@ -22,18 +22,9 @@ from tests.goldens import SELECTORS, fitted
 FILE = Path(__file__).with_name("exact_rounds.json")
 CHOICES = Path(__file__).parents[1] / "conf" / "selector"
 SETTING = [
-    "num_rounds=20",
-    "num_clients=12",
-    "cohort_size=4",
-    "device=cpu",
-    "engine=native",
-    "partition=dirichlet_client",
-    "optimizer.momentum=0.5",
-    "local.epochs=1",
-    "local.batch_size=24",
-    "server.public_samples=50",
-    "server.validation_fraction=0.1",
-    "tracker.wandb.mode=disabled",
+    *("num_rounds=20", "num_clients=12", "cohort_size=4", "device=cpu", "engine=native", "partition=dirichlet_client"),
+    *("optimizer.momentum=0.5", "local.epochs=1", "local.batch_size=24", "server.public_samples=50"),
+    *("server.validation_fraction=0.1", "tracker.wandb.mode=disabled"),
 ]
 MLP = ["model=mlp", "model.hidden=[21,13]", "model.dropout=0.2"]
 CONVOLUTIONS = ["model=logistic", "model._target_=tests.goldens.Convolutions"]

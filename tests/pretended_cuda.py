@@ -12,12 +12,12 @@ done in the order of the calls. Generators of the device draw from torch's globa
 """
 
 import sys
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -40,13 +40,10 @@ SEVERAL_KERNELS = {"convolution_backward": 2, "max_pool2d_with_indices_backward"
 
 @dataclass
 class Counts:
-    """Counters of one pretended device.
-
-    `launches`: kernels, copies within the device, and graphs, each of which the host starts by one call. `waits`: what
-    makes the host wait until the device has caught up. `copied`: copies between host and device, which are waits too
-    unless they are of pinned memory and not blocking. `captured` and `replayed`: kernels recorded into graphs, and run
-    by graphs' replays; neither costs the host anything besides the one launch of a replay.
-    """
+    """`launches`: kernels, copies within the device, and graphs, each of which the host starts by one call. `waits`:
+    what makes the host wait until the device has caught up. `copied`: copies between host and device, which are waits
+    too unless they are of pinned memory and not blocking. `captured` and `replayed`: kernels recorded into graphs, and
+    run by graphs' replays, which cost the host one launch each."""
 
     launches: Counter[Line] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
@@ -59,7 +56,6 @@ class Counts:
             counter.clear()
 
     def totals(self) -> dict[str, int]:
-        """The sum of each counter."""
         return {name: counter.total() for name, counter in vars(self).items()}
 
     def table(self, name: str, most: int = 60) -> str:
@@ -70,23 +66,13 @@ class Counts:
 
 def calling_line() -> str:
     """The innermost line of fedsim that is being executed, `?` if there is none."""
-    ours = (frame for frame in frames() if frame.f_code.co_filename.startswith(PACKAGE))
-    found = next(ours, None)
-    return "?" if found is None else f"{found.f_code.co_filename.removeprefix(PACKAGE)}:{found.f_lineno}"
-
-
-def frames() -> Iterator[FrameType]:
-    """From the innermost on."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+    places = ((f.f_code.co_filename, number) for f, number in traceback.walk_stack(sys._getframe()))
+    return next((f"{file.removeprefix(PACKAGE)}:{n}" for file, n in places if file.startswith(PACKAGE)), "?")
 
 
 class Functions(TorchFunctionMode):
-    """What must be known of torch's functions before they are operations: to C++, the tensors are on `meta`, which
-    autograd needs no driver for. Notes whether a function is asked for a tensor on `meta`; makes tensors of lists where
-    C++ would leave them uninitialised, as on `meta`."""
+    """To C++, the tensors are on `meta`, which autograd needs no driver for. Notes whether a function is asked for a
+    tensor on `meta`; makes tensors of lists where C++ would leave them uninitialised."""
 
     asks_for_meta = False
 
@@ -112,7 +98,7 @@ def _without_lists(index: Any, device: torch.device) -> Any:
 
 def in_transform() -> bool:
     """Whether a transform of torch.func is running, within which a tensor's own device reads `meta`."""
-    return any("_functorch" in frame.f_code.co_filename for frame in frames())
+    return any("_functorch" in frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe()))
 
 
 _KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
@@ -207,7 +193,6 @@ class PretendedCard(TorchDispatchMode):
 
     @classmethod
     def present(cls) -> "PretendedCard":
-        """The one that is entered. Raises RuntimeError if none is."""
         if cls._entered is None:
             raise RuntimeError("a tensor of a pretended CUDA device is used outside of PretendedCard")
         return cls._entered
@@ -245,7 +230,6 @@ class PretendedCard(TorchDispatchMode):
             self._in_graph = self.runtime.capturing = ""
 
     def wait(self, what: str) -> None:
-        """The host waits until the device has done all that was asked of it."""
         if self._in_graph:
             raise RuntimeError(f"{what}: operation not permitted when stream is capturing")
         self.counts.waits[calling_line(), what] += 1
@@ -260,7 +244,6 @@ class PretendedCard(TorchDispatchMode):
         return self.compute(func, args, kwargs or {})
 
     def compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of the operation `func`, on the device if its arguments are, or if `device` says so."""
         name = func._schema.name.partition("::")[2]
         if self.refuses is not None:
             self.refuses(name, args)
@@ -300,9 +283,7 @@ class PretendedCard(TorchDispatchMode):
             if isinstance(value, torch.Generator) and value.device.type != "cuda":
                 raise RuntimeError(f"{name}: Expected a 'cuda' device type for generator but found '{value.device}'")
             if isinstance(value, CardTensor) and value._index != index and value.dim():
-                raise RuntimeError(
-                    f"{name}: Expected all tensors to be on the same device: {value.device}, cuda:{index}"
-                )
+                raise RuntimeError(f"{name}: Expected all tensors to be on one device: {value.device}, cuda:{index}")
         strangers = [value for value in flat if isinstance(value, Tensor) and not isinstance(value, CardTensor)]
         for stranger in strangers:
             if name.startswith("index") and stranger.dtype in (torch.int64, torch.bool) and name != "index_select":
@@ -324,12 +305,10 @@ class PretendedCard(TorchDispatchMode):
             source, asked = args[0], self._device_asked_for(kwargs)
             target_device = source.device if asked is None else asked
         else:
-            target, source = args[0], args[1]
-            target_device = target.device
+            source, target_device = args[1], args[0].device
         pinned = self.runtime.is_pinned(source if source.device.type == "cpu" else args[0])
-        self._moved(
-            source.device, target_device, quietly=pinned and bool(kwargs.get("non_blocking") or args[2:3] == (True,))
-        )
+        quietly = pinned and bool(kwargs.get("non_blocking") or args[2:3] == (True,))
+        self._moved(source.device, target_device, quietly=quietly)
         plain = [_plain(value) for value in args]
         with torch._C._DisableTorchDispatch():
             out = func(*plain, **{k: v for k, v in kwargs.items() if k != "device"})

@@ -14,11 +14,9 @@ from fedsim.engine.graph import recorder
 
 
 class Runtime:
-    """The state of pretended devices. `wait` is told what makes the host wait.
-
-    `issued` counts the device's work as it is asked for, `completed` that which the host knows to be done because it
-    has waited since. `capturing` is not empty while a graph is captured or replayed.
-    """
+    """The state of pretended devices. `wait` is told what makes the host wait. `issued` counts the device's work as it
+    is asked for, `completed` that which the host knows to be done because it has waited since. `capturing` is not empty
+    while a graph is captured or replayed."""
 
     def __init__(self, wait: Callable[[str], None], memory: int, devices: int) -> None:
         self.wait, self.memory, self.devices = wait, memory, devices
@@ -47,7 +45,6 @@ class Runtime:
         return any(storage.data_ptr() == address for storage in self._pinned)
 
     def stream(self, device: Any = None) -> Any:
-        """A stream; everything is in order anyway."""
         return SimpleNamespace(device=torch.device("cuda", self.index_of(device)), wait_stream=lambda other: None)
 
     def event(self, enable_timing: bool = False) -> "_Event":

@@ -1,8 +1,6 @@
-"""A recording of dispatched operations, for tests without a GPU: it keeps what a CUDA graph keeps, and no more.
-
-As a captured graph, it holds the addresses of tensors and the values of Python's numbers: a learning rate taken as a
-float, a new tensor in place of a static buffer, or a branch on the content of a tensor replay wrongly, which a test can
-see. What a capture may not hold, because the host would wait for it, raises RuntimeError.
+"""A recording of dispatched operations, for tests without a GPU: it keeps what a CUDA graph keeps, addresses of tensors
+and the values of Python's numbers. What a capture may not hold, because the host would wait for it, raises
+RuntimeError.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +26,8 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        if name in WAITS or _masked_by_a_tensor(name, args):
+        masks = name == "index" and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        if name in WAITS or masks:  # whose result has a size that depends on a mask's content
             raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
         out = func(*args, **kwargs)
         if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
@@ -97,8 +96,3 @@ def _present(context: str) -> AbstractContextManager[None]:
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _masked_by_a_tensor(name: str, args: Any) -> bool:
-    """Indexing by a mask, whose result has a size that depends on the mask's content."""
-    return name == "index" and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])

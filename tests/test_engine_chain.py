@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from fedsim.core.rng import Streams
 from fedsim.engine.backend import Workload
 from fedsim.engine.chain import any_chain
-from fedsim.engine.stacked import Differentiated, LinearChain
 from fedsim.models.mlp import MLP
 from tests.engines import auto, batched, graph, reference
-from tests.test_engine import BACKENDS, OPTIMIZERS, SIZES, WORKS, assert_equal, differentiated, model_of, problem
+from tests.test_engine import BACKENDS, OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 
 
 class Functional(nn.Module):
@@ -172,17 +171,6 @@ def test_chains_equal_the_reference(name: str, backend: str, optimizer: str) -> 
     for sizes in ("ragged", "some empty"):
         one, other = (b(model, problem(SIZES[sizes]), *work_of(optimizer)) for b in (BACKENDS[backend], reference))
         assert_equal(one, other, np.arange(len(SIZES[sizes])))
-
-
-def test_the_programs_are_those_that_are_meant() -> None:
-    start: Any = {name: value.unsqueeze(0) for name, value in CHAINS["mlp"]().double().state_dict().items()}
-    for build, kind in ((batched, LinearChain), (differentiated, Differentiated)):
-        backend: Any = build(CHAINS["mlp"]().double(), problem([4]), *work_of("sgd")).backend
-        assert type(backend._program(start, 0.1)) is kind
-    assert graph(CHAINS["mlp"]().double(), problem([4]), *work_of("sgd")).description.startswith(
-        "graph, linear layers, "
-    )
-    assert graph(model_of("conv"), problem([4]), *work_of("sgd")).description.startswith("graph, one client a stream")
 
 
 @pytest.mark.parametrize("engine", [batched, graph, auto])

@@ -27,7 +27,7 @@ from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder
 from fedsim.engine.graph.steps import OneByOne
 from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD
-from fedsim.engine.schedule import LocalWork, Schedule, concatenate_schedules
+from fedsim.engine.schedule import LocalWork, Schedule
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.models.resnet20 import ResNet20
@@ -84,24 +84,6 @@ def test_a_replay_is_to_the_last_bit_what_the_steps_come_to(name: str, optimizer
         assert len(one.backend.recorder.tapes) == recorded
 
 
-@pytest.mark.parametrize("name", ["chain", "batch norm and dropout"])
-def test_a_run_in_a_lane_is_to_the_last_bit_what_it_is_alone(name: str) -> None:
-    model = (chain(0.5) if name == "chain" else model_of(name)).float()
-    one, _ = pair(model, problem([7, 4, 13, 4, 6], torch.float32), WORKS["epochs"], "momentum")
-    schedules = [schedule_of(one, np.array(ids), 2) for ids in ([0], [1, 3], [2, 4])]
-    assert len({one.backend.joint_key(schedule) for schedule in schedules}) == 1
-    starts = models_like(model, 3)
-    owners = [start for start, schedule in zip(starts, schedules, strict=True) for _ in range(len(schedule))]
-    joint = one.backend.train(owners, concatenate_schedules(schedules))
-    first = 0
-    for start, schedule in zip(starts, schedules, strict=True):
-        rows = slice(first, first := first + len(schedule))
-        alone = one.backend.train([start] * len(schedule), schedule)
-        _, steps, width = schedule.positions.shape
-        delta, momentum = ({n: v[rows] for n, v in stack.items()} for stack in (joint.delta, joint.momentum))
-        assert same_bits(TrainingResult(delta, joint.losses[rows, :steps, :width], momentum), alone, schedule)
-
-
 # --- what is recorded ------------------------------------------------------------------------------------------------
 
 
@@ -112,13 +94,7 @@ def test_a_round_is_made_of_recordings_of_powers_of_two() -> None:
     assert runs == [(2, True), (1, True), (1, False), (2, True), (2, True)]
     assert recordings([], 64) == []
     assert [longest_recording(n) for n in (0, 10, 1_000, 10**6)] == [MOST_STEPS, MOST_STEPS, 4, 1]
-
-
-def test_the_room_for_clients_is_one_of_few_numbers_and_little_is_unused() -> None:
-    rooms = [capacity(n) for n in range(1, 1000)]
-    assert all(n <= room <= n * 9 / 8 for n, room in enumerate(rooms, 1))
-    assert len(set(rooms)) < 70
-    assert [capacity(n) for n in (0, 5, 10, 15, 17, 100)] == [0, 5, 10, 15, 18, 104]
+    assert [capacity(n) for n in (0, 5, 10, 15, 17, 100)] == [0, 5, 10, 15, 18, 104]  # clients, or steps
 
 
 def test_cohorts_of_many_sizes_keep_few_recordings_and_equal_the_reference() -> None:
@@ -235,21 +211,14 @@ def train(engine: Engine, round: int) -> Cohort:
     return engine.train(initial(engine.workload.model), np.arange(len(engine.data.train)), round, 0.1 / round)
 
 
-def mlp(hidden: list[int], dropout: float) -> Callable[[], nn.Module]:
-    return lambda: MLP((1, 4, 4), 10, hidden=hidden, dropout=dropout)
-
-
-def cnn() -> nn.Module:
-    return CNN((1, 18, 18), 10)
-
-
-def resnet() -> nn.Module:
-    return ResNet20((1, 4, 4), 10, shortcut="pad", norm="batch", groups=4)
-
-
-SMALL_RESNET = Case(resnet, (1, 4, 4), [2, 5], LocalWork(1, None, 2), "adam")
-DROPOUT = Case(mlp([8], 0.5), (1, 4, 4), [3, 0, 9], LocalWork(2, None, 4), "nesterov")
-SMALL_CNN = Case(cnn, (1, 18, 18), [3, 2], LocalWork(1, None, 2), "momentum")
+SMALL_RESNET = Case(
+    lambda: ResNet20((1, 4, 4), 10, shortcut="pad", norm="batch", groups=4),
+    *((1, 4, 4), [2, 5], LocalWork(1, None, 2), "adam"),
+)
+DROPOUT = Case(
+    lambda: MLP((1, 4, 4), 10, hidden=[8], dropout=0.5), (1, 4, 4), [3, 0, 9], LocalWork(2, None, 4), "nesterov"
+)
+SMALL_CNN = Case(lambda: CNN((1, 18, 18), 10), (1, 18, 18), [3, 2], LocalWork(1, None, 2), "momentum")
 
 
 @pytest.mark.parametrize("case", [DROPOUT, SMALL_CNN, SMALL_RESNET], ids=["dropout", "convolutions", "batch norm"])

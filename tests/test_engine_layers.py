@@ -14,7 +14,6 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.model import (
     KeyedDropout,
     MaskedBatchNorm,
-    for_batched,
     for_sequential,
     initial,
     layout_for,
@@ -156,16 +155,6 @@ def test_channels_last_is_for_models_that_can_take_it(flatten: bool) -> None:
     assert np.isfinite(engine.train(initial(model), np.array([0]), 1, 0.1).loss).all()
 
 
-@pytest.mark.parametrize("adapt", [for_batched, for_sequential])
-def test_every_dropout_is_replaced_wherever_it_stands_and_the_model_left_alone(adapt: Any) -> None:
-    shared = nn.Dropout(0.5)
-    for model, expected in ((Named(), 1), (nn.Sequential(shared, nn.Linear(4, 3), shared), 2), (nn.Dropout(0.5), 1)):
-        layers = [m for _, m in adapt(model).named_modules(remove_duplicate=False)]
-        assert sum(isinstance(m, KeyedDropout) for m in layers) == expected
-        assert not any(isinstance(m, nn.Dropout) for m in layers)
-        assert any(isinstance(m, nn.Dropout) for m in model.modules())
-
-
 def mlp(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 3), layer, nn.Linear(3, 3))
 
@@ -225,14 +214,6 @@ def test_what_is_found_out_by_a_pass_is_told_with_the_engine_that_runs_it(kind: 
     with pytest.raises(ConfigError, match=rf"model {text}.*\n.*engine=sequential"):
         build(kind, model)
     assert f"sequential (auto: model {text}" in build(auto, model).description
-
-
-def test_auto_refuses_what_neither_can_and_all_unfit_layers_are_told_at_once() -> None:
-    with pytest.raises(ConfigError, match="global generator"):
-        build(auto, Functional())
-    with pytest.raises(ConfigError) as caught:
-        build(batched, nn.Sequential(nn.Dropout1d(0.5), nn.BatchNorm1d(4, momentum=None)))
-    assert ["layer '0'" in str(caught.value), "layer '1'" in str(caught.value)] == [True, True]
 
 
 def test_a_model_is_left_as_it_was_and_what_does_not_travel_is_each_clients_own() -> None:

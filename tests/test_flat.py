@@ -9,7 +9,7 @@ from fedsim.core.errors import DivergedError
 from fedsim.core.flat import as_columns, flat_rows, split_flat
 from fedsim.core.types import Cohort, drop_nonfinite
 from fedsim.engine.engine import fetched
-from fedsim.rounds.aggregators import Aggregator, FedAdam, FedAvg, FedAvgM
+from fedsim.rounds.aggregators import FedAvg
 from fedsim.rounds.checks import require_finite
 from tests.card_runs import order_of_torch
 from tests.pretended_cuda import PretendedCard, held
@@ -89,28 +89,3 @@ def test_an_average_on_a_gpu_is_that_on_the_cpu_without_updates_that_are_not_fin
         del found["b"]
     assert dropped == dropped_on_card == (0 if broken is None else 1)
     assert all(torch.equal(held(found[name]), wanted[name]) for name in found)
-
-
-SERVERS = {
-    "fedavgm": lambda buffers: FedAvgM(buffers, weighting="by_size", lr=0.5, momentum=0.9),
-    "fedadam": lambda buffers: FedAdam(buffers, weighting="by_size", lr=0.1, beta1=0.9, beta2=0.99, tau=1e-3),
-}
-
-
-@pytest.mark.parametrize("kind", SERVERS)
-def test_a_step_of_a_server_optimiser_on_a_gpu_is_that_on_the_cpu_in_one_launch_an_operation(kind: str) -> None:
-    def steps(server: Aggregator, device: str) -> dict[str, Tensor]:
-        given = cohort(device, None)
-        return server.aggregate(server.aggregate(given.start, given, None), given, None)
-
-    with order_of_torch():
-        wanted = steps(SERVERS[kind](frozenset({"b"})), "cpu")
-    with PretendedCard() as card:
-        server = SERVERS[kind](frozenset({"b"}))
-        found = steps(server, "cuda")
-        assert all(torch.equal(held(found[name]), wanted[name]) for name in wanted)
-        given = cohort("cuda", None)
-        card.counts.reset()
-        server.aggregate(given.start, given, None)
-        assert card.counts.launches.total() <= {"fedavgm": 6, "fedadam": 14}[kind]  # two are the average's
-        assert card.counts.waits.total() == 0

@@ -28,9 +28,8 @@ def test_a_norm_that_is_not_finite_ranks_last(of: Literal["gradient", "update"],
 
     class Broken(ToyEngine):
         def client_gradients(self, *args: Any, **more: Any) -> Any:
-            return (
-                g * (value if client == 1 else 1) for client, g in enumerate(super().client_gradients(*args, **more))
-            )
+            found = super().client_gradients(*args, **more)
+            return (g * factor for g, factor in zip(found, (1, value, 1), strict=True))
 
         def train(self, *args: Any, **more: Any) -> Any:
             updates = super().train(*args, **more)

@@ -2,20 +2,14 @@
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from fedsim.config.build import instantiate
 from fedsim.core.errors import ConfigError
 from fedsim.engine.optimizers import SGD, Adam, Constant, Cosine, Exponential, LocalOptimizer, Schedule, Step
-
-CONF = Path(__file__).parents[1] / "conf"
 
 
 def sgd(**values: Any) -> SGD:
@@ -112,22 +106,6 @@ def test_values_out_of_range_are_told_together(build: Any, values: dict[str, Any
     assert all(message in str(caught.value) for message in messages)
 
 
-def configured(*overrides: str) -> LocalOptimizer:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        config = OmegaConf.to_container(compose("config", ["selector=random", *overrides]), resolve=True)
-    assert isinstance(config, dict)
-    return instantiate(config["optimizer"], LocalOptimizer, "optimizer")
-
-
-def test_every_file_builds_and_a_schedule_is_chosen_inside_any_optimizer() -> None:
-    for file in sorted((CONF / "optimizer").glob("*.yaml")):
-        words = (f"optimizer={file.stem}", "optimizer/schedule=step", "optimizer.schedule.milestones=[2]")
-        optimizer = configured(*words)
-        assert optimizer.lr_at(3, 10) == pytest.approx(optimizer.lr / 2)
-    for file in sorted((CONF / "optimizer/schedule").glob("*.yaml")):
-        assert configured(f"optimizer/schedule={file.stem}").schedule.factor(1, 500) == 1
-
-
 # --- schedules -------------------------------------------------------------------------------------------------------
 
 
@@ -148,8 +126,3 @@ def test_factors_by_hand() -> None:
     assert all(later <= earlier + 1e-12 for earlier, later in pairwise(factors(Cosine(final=0.01), 60)))
     halved = sgd(lr=0.4, schedule=Step(milestones=[1], factor=0.5))
     assert [halved.lr_at(t, 3) for t in (1, 2, 3)] == [0.4, 0.2, 0.2]
-
-
-def test_fedcors_schedule_halves_after_rounds_150_and_300_as_its_code_which_counts_from_0() -> None:
-    published = [0.5 ** ((e >= 150) + (e >= 300)) for e in range(500)]
-    assert factors(Step(milestones=[150, 300], factor=0.5), 500) == published

@@ -1,7 +1,6 @@
 """Precision, determinism and device: what a config says holds on a (pretended) GPU, whatever stood before."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from fedsim.engine import choose
 from fedsim.engine.device import switches
 from fedsim.running import assembly as prepared_data
 from fedsim.running.provenance import environment
-from tests.card_runs import BATCHED, composed, run, run_on_card, simulation
+from tests.card_runs import BATCHED, composed, run_on_card, simulation
 from tests.pretended_cuda import PretendedCard
 
 SMALL = ("model.hidden=[16,8]",)
@@ -64,20 +63,6 @@ def test_passes_are_computed_in_the_precision_that_is_said(engine: tuple[str, ..
     assert switches()["products"] == switches()["convolutions"] == "ieee"
 
 
-def test_frozen_features_are_float32s_in_the_first_run_of_a_process_too(tmp_path: Path) -> None:
-    CUDNN.allow_tf32, CUDNN.conv.fp32_precision = True, "tf32"  # torch's default
-    seen: set[tuple[str, bool]] = set()
-
-    def watch(name: str, args: tuple[Any, ...]) -> None:
-        if name == "convolution" and args[0].device.type != "meta":
-            seen.add((CUDNN.conv.fp32_precision, CUDNN.deterministic))
-
-    model = ("model=frozen_features", "model.weights=random", "model.input_size=32", "num_rounds=1")
-    CUDNN.deterministic = False
-    run_on_card((*model, f"data_dir={tmp_path}", f"cache_dir={tmp_path}", *BATCHED), PretendedCard(refuses=watch))
-    assert seen == {("ieee", True)}
-
-
 @pytest.mark.parametrize("engine", ["auto", "batched", "sequential"])
 def test_tf32_is_refused_on_a_cpu(engine: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.precision='tf32': needs a CUDA GPU"):
@@ -103,15 +88,12 @@ def test_auto_is_the_gpu_before_the_config_is_hashed() -> None:
 def test_the_second_gpu() -> None:
     words = (*SMALL, *BATCHED)
     with PretendedCard(devices=2) as card:
-        second = run(words, "cuda:1")
-        assert card.runtime.current == 1
-        assert {value.device for value in second.simulation.params.values()} == {torch.device("cuda:1")}
-        prepared_data._latest.clear()
-        first = simulation(words, "cuda")
-        assert {value.device for value in first.params.values()} == {torch.device("cuda:0")}
-    prepared_data._latest.clear()
-    on_cpu = run(words, "cpu")
-    assert all(torch.equal(second.params[name], value) for name, value in on_cpu.params.items())
+        for device, number in (("cuda:1", 1), ("cuda", 0)):
+            prepared_data._latest.clear()
+            made = simulation(words, device)
+            assert card.runtime.current == number
+            next(iter(made))
+            assert {value.device for value in made.params.values()} == {torch.device("cuda", number)}
 
 
 def test_a_gpu_that_is_not_there_is_told() -> None:

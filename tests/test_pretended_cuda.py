@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tests.pretended_cuda import CardTensor, PretendedCard, held
+from tests.pretended_cuda import PretendedCard
 
 REFUSED: dict[str, Callable[[Tensor], object]] = {
     "the host's matrix": lambda a: a @ torch.ones(4, 2),
@@ -75,19 +75,3 @@ def test_copies_of_pinned_memory_do_not_wait() -> None:
         assert (card.counts.copied.total(), card.counts.waits.total()) == (2, 0)
         torch.zeros(3).copy_(a)
         assert (card.counts.copied.total(), card.counts.waits.total()) == (3, 1)
-
-
-def test_meta_is_no_card_and_code_makes_tensors_where_its_arguments_are() -> None:
-    with PretendedCard() as card:
-        assert torch.empty(3, device="meta").device.type == "meta"
-        with torch.device("meta"):
-            assert not isinstance(nn.Linear(2, 2).weight, CardTensor)
-        a = torch.ones(3, 2, device="cuda")
-        ramp = torch.func.vmap(lambda row: row * torch.arange(2, device=row.device))(a)
-        assert torch.equal(held(torch.where(a > 0, ramp, 5.0)), torch.tensor([[0.0, 1.0]] * 3))
-        a = torch.arange(6.0, device="cuda").view(3, 2)
-        assert torch.equal(held(a[[2, 0], 1]), torch.tensor([5.0, 1.0]))
-        a[[0, 1]] = 7
-        assert torch.equal(held(a), torch.tensor([[7.0, 7.0], [7.0, 7.0], [4.0, 5.0]]))
-        assert torch.equal(held(a.new_tensor([1, 2])), torch.tensor([1.0, 2.0]))
-        assert card.counts.copied.total() >= 3

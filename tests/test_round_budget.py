@@ -35,16 +35,6 @@ def test_a_round_with_an_evaluation_keeps_its_budget(name: str) -> None:
     assert counts.waits.total() <= WAITS, counts.table("waits")
 
 
-@pytest.mark.parametrize("selector", ["md", "round_robin"])
-def test_what_is_outside_of_the_steps_keeps_its_budget(selector: str) -> None:
-    words = [word for word in W1 if not word.startswith(("selector=", "local.steps"))]
-    counts = counts_of_a_round((*words, f"selector={selector}", "local.steps=1", "engine=batched"), 2, 300)
-    steps = ("engine/batched.py:", "engine/stacked.py:")
-    outside = {line: n for line, n in counts.launches.items() if not line[0].startswith(steps)}
-    assert sum(outside.values()) <= 40, counts.table("launches")
-    assert counts.waits.total() <= WAITS, counts.table("waits")
-
-
 # --- parts of a round ------------------------------------------------------------------------------------------------
 
 CUDA = torch.device("cuda")

@@ -5,6 +5,7 @@ exp, log, arccos and powers in float64 are within 2 units in the last place (pow
 size).
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -39,19 +40,20 @@ _ARCSIN_DIVISOR = (
 )
 
 
-def exp(x: Any) -> Any:
-    """e^x of an array, or of a number."""
-    return _in_blocks(_exp, x)
+def _in_blocks(function: Callable[[Floats], Floats]) -> Callable[[Any], Any]:
+    """A function of an array or of a number, by one of blocks that stay in the cache."""
 
+    @functools.wraps(function)
+    def of_all(x: Any) -> Any:
+        x = np.asarray(x, np.float64)
+        result = np.empty(x.shape)
+        given, found = x.reshape(-1), result.reshape(-1)
+        with np.errstate(all="ignore"):
+            for start in range(0, len(given), BLOCK):
+                found[start : start + BLOCK] = function(given[start : start + BLOCK])
+        return result[()]
 
-def log(x: Any) -> Any:
-    """The natural logarithm of an array, or of a number; -inf of 0, nan below."""
-    return _in_blocks(_log, x)
-
-
-def arccos(x: Any) -> Any:
-    """The angle in radians, of an array of cosines in [-1, 1], or of one."""
-    return _in_blocks(_arccos, x)
+    return of_all
 
 
 def power(x: Any, exponent: float) -> Any:
@@ -63,16 +65,6 @@ def power(x: Any, exponent: float) -> Any:
     for _ in range(int(doubled - 1) // 2):
         result = result * x
     return result
-
-
-def _in_blocks(function: Callable[[Floats], Floats], x: Any) -> Any:
-    x = np.asarray(x, np.float64)
-    result = np.empty(x.shape)
-    given, found = x.reshape(-1), result.reshape(-1)
-    with np.errstate(all="ignore"):
-        for start in range(0, len(given), BLOCK):
-            found[start : start + BLOCK] = function(given[start : start + BLOCK])
-    return result[()]
 
 
 def _powers_of_two() -> Floats:
@@ -88,8 +80,9 @@ def _powers_of_two() -> Floats:
 _TABLE = _powers_of_two()
 
 
-def _exp(x: Floats) -> Floats:
-    """2^(k / 2^12) e^r with |r| <= ln 2 / 2^13. The whole part of k / 2^12 is added to the bits of the exponent."""
+@_in_blocks
+def exp(x: Floats) -> Floats:
+    """e^x as 2^(k / 2^12) e^r with |r| <= ln 2 / 2^13."""
     ordinary = x.min() > -708 and x.max() < 709
     if not ordinary:
         x = np.clip(x, -746.0, 710.0)  # beyond them it is 0 or infinity all the same
@@ -120,8 +113,9 @@ def _power_of_two(n: NDArray[np.int64]) -> Floats:
     return ((n + 1023) << 52).view(np.float64)
 
 
-def _log(x: Floats) -> Floats:
-    """k ln 2 + log(1 + f) with 1 + f between the roots of 1/2 and 2."""
+@_in_blocks
+def log(x: Floats) -> Floats:
+    """The natural logarithm, -inf of 0, nan below: k ln 2 + log(1 + f) with 1 + f between the roots of 1/2 and 2."""
     mantissa, exponent = np.frexp(x)
     low = mantissa < math.sqrt(0.5)
     f, k = np.where(low, 2 * mantissa, mantissa) - 1, (exponent - low).astype(np.float64)
@@ -132,8 +126,9 @@ def _log(x: Floats) -> Floats:
     return np.where(np.isposinf(x), x, result)
 
 
-def _arccos(x: Floats) -> Floats:
-    """pi / 2 - arcsin(x) in the middle, else twice the arcsin of the root of (1 - |x|) / 2."""
+@_in_blocks
+def arccos(x: Floats) -> Floats:
+    """The angle in radians: pi / 2 - arcsin(x) in the middle, else twice the arcsin of the root of (1 - |x|) / 2."""
     size = np.abs(x)
     middle = size <= 0.5
     square = np.where(middle, x * x, (1 - size) / 2)

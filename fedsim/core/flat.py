@@ -7,10 +7,7 @@ from torch import Tensor
 
 
 def flat_rows(stack: dict[str, Tensor]) -> Tensor:
-    """The K models of `stack` as rows [K, D], tensors in their order.
-
-    A view where the tensors lie side by side in one buffer [K, D], as some backends leave them; else a copy.
-    """
+    """The K models of `stack` as rows [K, D]: a view where the tensors lie side by side in one buffer, else a copy."""
     tensors = list(stack.values())
     width = sum(t[0].numel() for t in tensors)
     if _are_columns(tensors, width):
@@ -20,7 +17,6 @@ def flat_rows(stack: dict[str, Tensor]) -> Tensor:
 
 
 def _are_columns(tensors: Sequence[Tensor], width: int) -> bool:
-    """Whether the tensors [K, ...] are consecutive columns of one buffer [K, `width`]."""
     first, place = tensors[0], tensors[0].storage_offset()
     for tensor in tensors:
         together = tensor.untyped_storage()._cdata == first.untyped_storage()._cdata and tensor.dtype == first.dtype

@@ -111,7 +111,6 @@ def seed_words(first: Sequence[int], last: NDArray[np.int64], count: int) -> NDA
 
 
 def _powers(start: int, factor: int, count: int) -> Words:
-    """start * factor^k modulo 2^32 for k = 0..`count`."""
     return np.cumprod([start, *[factor] * count], dtype=np.uint32)
 
 

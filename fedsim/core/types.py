@@ -66,9 +66,8 @@ class Cohort:
     None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss` [K] the root of the mean squared loss of
     all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps; `trained` names
     the tensors that training changes (the others are running statistics). `durations` [K] are seconds of a simulated
-    clock, None where there is none. `finite` [K] says whose update holds neither a nan nor infinity, None where that
-    has not been found out yet. `samples` [K], passed forward and backward, and `momentum`, the optimiser's last buffers
-    [K, ...] (None where it has none), are not shown to selectors.
+    clock, if any. `finite` [K] says whose update is, None where that is not known yet. `samples` [K], passed forward
+    and backward, and `momentum`, the optimiser's last buffers [K, ...], if any, are not shown to selectors.
     """
 
     ids: Ids

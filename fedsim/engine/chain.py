@@ -43,7 +43,6 @@ class Chain:
 
     @property
     def is_linear(self) -> bool:
-        """Whether there are no convolutions."""
         return not any(link.kernel for link in self.links)
 
 
@@ -124,7 +123,6 @@ def _has_hooks(layer: nn.Module) -> bool:
 
 
 def _called(node: fx.Node) -> tuple[Any, ...]:
-    """What a node calls and with what, comparable between two traces; nodes among its arguments are their names."""
     return node.op, node.target, str(node.args), str(node.kwargs)
 
 

@@ -104,7 +104,6 @@ class _Tf32(AbstractContextManager[None]):
 
 
 def switches() -> dict[str, Any]:
-    """How they stand, for the summary."""
     return {
         "products": torch.backends.cuda.matmul.fp32_precision,
         "convolutions": _CUDNN.conv.fp32_precision,
@@ -159,15 +158,15 @@ def activation_bytes(model: nn.Module, x: Tensor) -> int:
     """Bytes of the outputs of all layers for one sample of `x` [n, ...], and of the sample; 0 without samples."""
     if not len(x):
         return 0
-    found = [x[0].numel() * x.element_size()]
+    found = [x[0].nbytes]
+
+    def count(layer: nn.Module, given: Any, output: object) -> None:
+        found.append(output.nbytes if isinstance(output, Tensor) else 0)
+
     probe = copy.deepcopy(model).to(x.device).eval()
     for layer in probe.modules():
         if not list(layer.children()):
-            layer.register_forward_hook(lambda layer, given, output: found.append(_bytes(output)))
+            layer.register_forward_hook(count)
     with torch.no_grad():
         probe(x[:1])
     return sum(found)
-
-
-def _bytes(output: object) -> int:
-    return output.numel() * output.element_size() if isinstance(output, Tensor) else 0

@@ -235,7 +235,6 @@ def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
 
 
 def has_dropout(model: nn.Module) -> bool:
-    """Whether training draws dropout masks."""
     return any(isinstance(layer, nn.Dropout) and layer.p > 0 for layer in model.modules())
 
 

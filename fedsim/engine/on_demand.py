@@ -67,7 +67,6 @@ class OnDemandBackend(Backend):
         return concatenate_results(parts, schedule)
 
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
-        """Where most of all samples are asked for, all pass in their order, as they do in memory."""
         if x is not self.x or positions is None:
             return self.backend.forward(params, x, positions)
         if passed := self.passed_in_order(len(positions), x):
@@ -88,7 +87,6 @@ class OnDemandBackend(Backend):
             first += len(some)
 
     def _place(self, positions: Positions) -> None:
-        """Put the samples at `positions`, and their labels, into the first rows."""
         self.x[: len(positions)].copy_(self.source.rows(positions))
         self.labels[: len(positions)] = self.y[to_device(torch.as_tensor(positions), self.y.device)]
 

@@ -176,7 +176,6 @@ class Adam(LocalOptimizer):
     def recorded_step(
         self, values: Tensor, grads: Tensor, buffers: list[Tensor], live: Tensor, scalars: Tensor
     ) -> None:
-        """See `SGD.recorded_step`."""
         rate, correction, keep = scalars[0], scalars[1], scalars[2]
         kept = values * keep if self.decoupled else values
         if self.weight_decay and not self.decoupled:

@@ -75,7 +75,6 @@ class ClientTrainer:
         return F.cross_entropy(output.to(real_dtype(x)), self.data.y[chosen], reduction="none")
 
     def _momentum(self, optimizer: torch.optim.Optimizer) -> Params:
-        """SGD's momentum buffers, zero before a first step."""
         if not optimizer.defaults.get("momentum"):
             return {}
         trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}

@@ -40,9 +40,6 @@ class LocalWork:
 
     def num_samples(self, size: int) -> int:
         """Samples that a client with `size` of them passes forward and backward in a round."""
-        if self.steps is None:
-            assert self.epochs is not None
-            return self.epochs * size
         epochs, rest = divmod(self.num_steps(size), max(-(-size // self.batch_size), 1))
         return epochs * size + min(rest * self.batch_size, size)
 

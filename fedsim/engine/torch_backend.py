@@ -100,8 +100,7 @@ class TorchBackend(Backend):
         return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, self.activations * width))
 
     def _if_it_fits(self, compute: Callable[[], Found], count: int, what: str = "clients") -> Found | None:
-        """What `compute` returns for `count` clients at once; None where memory ran out: chunks are then half as large.
-        Raises for one client."""
+        """What `compute` returns for `count` clients at once; None where memory ran out: chunks are then halved."""
         try:
             with self.passes:
                 return compute()
@@ -150,7 +149,6 @@ class TorchBackend(Backend):
             yield from found
 
     def _lists_that_fit(self, positions: Sequence[NDArray[np.int64]]) -> int:
-        """How many lists are padded to the longest and pass at once."""
         if not self.joint or self.chunk_size == 1:
             return 1
         return self._that_fit(min(max(map(len, positions)), EVALUATION_BATCH))
@@ -200,5 +198,4 @@ class TorchBackend(Backend):
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """All rows of `parts`; of one, itself."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -91,17 +91,14 @@ def _clients_of_test_samples(division: Division, samples: Samples) -> NDArray[np
     """The client whose owner each test sample has [n_test]; the number of clients where there is none."""
     owners, test_owners = samples.owners, samples.test_owners
     if owners is None or test_owners is None:
-        raise _refused("needs a data set that says whose each test sample is", "client_accuracy=labels fits all data")
+        told = "needs a data set that says whose each test sample is"
+        raise ConfigError([Problem(KEY, "test", told, "client_accuracy=labels fits all data")])
     found = [np.unique(owners[own]).tolist() for own in division.train]
     client_of = {own[0]: client for client, own in enumerate(found) if own}
     if any(len(own) > 1 for own in found) or len(client_of) < sum(map(len, found)):
         told = "needs clients that hold the samples of one owner each, and no two of them of the same"
-        raise _refused(told, "partition=natural gives such clients")
+        raise ConfigError([Problem(KEY, "test", told, "partition=natural gives such clients")])
     return np.array([client_of.get(owner, len(found)) for owner in test_owners.tolist()], dtype=np.int64)
-
-
-def _refused(rule: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(KEY, "test", rule, remedy)])
 
 
 def aggregates(accuracies: Floats, selected: NDArray[np.bool_]) -> dict[str, float | None]:

@@ -45,10 +45,8 @@ class Arrivals:
 
 
 def arrivals(cohort: Cohort, weights: Weights, clock: RoundClock, begun: float, wanted: int) -> Arrivals:
-    """What arrives of the updates that the server asks for `begun` seconds after the round's start.
-
-    `wanted`: how many it waits for where more are selected.
-    """
+    """What arrives of the updates that the server asks for `begun` seconds after the round's start; it waits for
+    `wanted` where more are selected."""
     assert cohort.durations is not None
     in_time, seconds = clock.race(cohort.ids, cohort.durations, begun, wanted)
     late, unsent = cohort.ids[~in_time], cohort.ids[~in_time & (cohort.durations > 0)]
@@ -166,7 +164,6 @@ class Simulation:
         )
 
     def _context(self, t: int) -> RoundContext:
-        """Who can be reached in round `t`, and the clocks and the ledger of it."""
         parts, population = self.components, self.components.population
         mask = parts.availability.available(t, population.num_clients, parts.streams.generator(Purpose.AVAILABILITY, t))
         check_available(parts.availability, t, mask, population.num_clients)
@@ -196,7 +193,7 @@ class Simulation:
         return selection
 
     def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
-        """The next model. The aggregator is given a copy of the present one, which it may work on in place."""
+        """The aggregator is given a copy of the present model, which it may work on in place."""
         aggregator, updates = self.components.aggregator, Lent(cohort.delta)
         mine = {name: torch.empty_like(value) for name, value in self.params.items()}
         torch._foreach_copy_(list(mine.values()), list(self.params.values()))  # in one launch on a GPU
@@ -205,7 +202,6 @@ class Simulation:
         return {name: params[name] for name in self.params}
 
     def _times(self, context: RoundContext, asking: float, arrived: Arrivals) -> dict[str, Any]:
-        """The simulated times of a record, where there is a simulated clock."""
         if self.components.simulated is None:
             return {}
         idle = not len(context.available)
@@ -216,7 +212,6 @@ class Simulation:
         return {**times, "simulated_time": self.simulated_time, "late": arrived.late.tolist()}
 
     def _evaluate(self, t: int) -> dict[str, Any]:
-        """What a record has of the evaluation, and of the clients' accuracies, as far as they are measured."""
         parts = self.components
         if t % parts.eval_every and t != parts.population.num_rounds:
             return {"test_accuracy": None, "test_loss": None}

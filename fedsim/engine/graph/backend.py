@@ -138,7 +138,6 @@ class GraphBackend(TorchBackend):
         return schedule.lr, schedule.positions.shape[2]
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Where a step cannot be recorded, steps are taken one by one from then on."""
         try:
             return self._trainer(schedule).train(start, schedule, self.recorder)
         except NotRecordedError as error:
@@ -152,7 +151,6 @@ class GraphBackend(TorchBackend):
         super()._free_memory()
 
     def _trainer(self, schedule: Schedule) -> Trainer:
-        """One with room for the schedule; those used longest ago are let go."""
         count, steps, batch = schedule.positions.shape
         least = count if self.chain is None else max(count, 2)
         rows = min(capacity(least), max(least, self.chunk_size))

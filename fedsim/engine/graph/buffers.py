@@ -79,7 +79,6 @@ class State:
         return self._named(rows.index_select(1, self._used[: self._num_trained]))
 
     def _named(self, rows: Tensor) -> Stack:
-        """Tensors by name from rows in which they lie one behind the other; share memory."""
         found, first = {}, 0
         for name, shape, _ in self._slots:
             if first < rows.shape[1]:

@@ -62,7 +62,6 @@ class NativeBackend(Backend):
         return JOINT_CLIENTS * self.workers
 
     def joint_key(self, schedule: Schedule) -> float:
-        """Clients do not touch each other."""
         return schedule.lr
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
@@ -115,7 +114,6 @@ class NativeBackend(Backend):
         return result
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """In the precision of the logits, as in training."""
         return calls.cross_entropies(logits.contiguous(), labels.contiguous()).double()
 
     def _mean_gradient(self, calls: ChainCalls, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:

@@ -207,17 +207,6 @@ def test_balanced_clusters_come_first_by_gamma_which_falls_but_is_still_there_in
     assert np.mean(drawn) == pytest.approx(1 / (1 + np.exp(-expected * gap)), abs=0.03)
 
 
-def test_picks_are_different_clients_and_begin_with_the_most_balanced_whatever_the_preference() -> None:
-    """e^(-2000 ln 2) is 0: one balanced client, and then the others, whose weights are 0 beside it."""
-    for gamma in (4.0, 2000.0):
-        selector = hics(6, 4, gamma=gamma, temperature=0.1)
-        selector.observe(1, cohort([[1, -1]] * 5 + [[0.01, 0.01]]), SERVER)
-        for s in range(30):
-            picks = selector._draw_clients(np.arange(6), 4, 1, np.random.default_rng(s))
-            assert len(set(picks)) == 4
-            assert picks[0] == 5 or gamma == 4.0
-
-
 def test_clusters_may_be_more_or_fewer_than_k() -> None:
     for num_clusters, expected in ((None, 2), (1, 1), (3, 3)):
         selector = hics(6, 2, num_clusters=num_clusters)

@@ -127,16 +127,6 @@ def test_the_verdict(accuracy: float, loss: float, expected: float) -> None:
     assert reward_sign(Evaluation(0.5, np.inf), Evaluation(0.5, 2.0)) == 0.5
 
 
-def test_round_1_is_compared_with_nothing_and_costs_one_pass() -> None:
-    """The initial model (accuracy .9 here) is not evaluated: the first reward is positive whatever the accuracy is."""
-    selector, server = official([2, 2], 2, 1), FixedScores([(0.1, 2.3)])
-    server.params = {"w": torch.tensor([0.5, 0.5])}
-    selector.pulls[:] = 1
-    selector.observe(1, toy_cohort([0, 1], [2, 2], [[1, 0], [0, 1]]), server)  # type: ignore[arg-type]
-    assert selector.reward_sum.tolist() == [0.5, 0.5]
-    assert not server.scores
-
-
 class FixedScores:
     """A server whose evaluations are given, one for each pass that is asked for."""
 

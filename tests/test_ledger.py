@@ -270,16 +270,6 @@ def test_infinite_losses_are_counted_as_well(monkeypatch: pytest.MonkeyPatch) ->
     assert ledger.nonfinite_reports == 2
 
 
-def test_public_labels_and_momentum_cost_their_numbers() -> None:
-    ledger = Ledger()
-    needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
-    clients: Any = toy_clients([2, 2], needs, ledger=ledger)
-    list(clients.public_labels(ids(0, 1)))
-    assert (ledger.forward_samples, ledger.bytes_up) == (2 * 3, 2 * 3 * 3 * 4)
-    clients.momentum_buffers(ids(0))
-    assert ledger.bytes_up == 2 * 3 * 3 * 4 + 2 * 4
-
-
 def test_some_of_those_that_trained_together_are_collected_alone_and_all_who_train_are_counted() -> None:
     sizes, ledger = [5, 1, 4, 2], Ledger()
     clients = toy_clients(sizes, frozenset(), ledger=ledger)

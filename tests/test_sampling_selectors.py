@@ -363,22 +363,6 @@ def test_probabilities_sum_to_the_budget_and_grow_with_the_norm(values: list[flo
         assert (np.diff(chances[np.argsort(u, kind="stable")]) >= -1e-9).all()
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(0.1, 100), min_size=3, max_size=8), st.integers(1, 6), st.integers(0, 1000))
-def test_exact_minimises_the_variance_and_the_aggregate_form_converges_to_it(
-    values: list[float], m: int, seed: int
-) -> None:
-    u, m = np.array(values), min(m, len(values) - 1)
-    best = exact_probabilities(u, m)
-    rng = np.random.default_rng(seed)
-    for _ in range(20):
-        other = np.clip(best + 0.05 * rng.standard_normal(len(u)), 1e-3, 1)
-        other *= m / other.sum()
-        if other.max() <= 1:
-            assert (u**2 / best).sum() <= (u**2 / other).sum() * (1 + 1e-9)
-    assert aggregated_probabilities(u, m, 100)[0] == pytest.approx(best)
-
-
 def test_weights_make_the_average_unbiased() -> None:
     sizes, m = [1, 2, 3, 4], 2
     selector = OptimalSampling(toy_population(sizes, m), probabilities="exact", iterations=4)

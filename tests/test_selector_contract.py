@@ -6,6 +6,7 @@ All are run once; what takes a run more, only those that are no other's variant 
 
 import copy
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -171,11 +172,9 @@ def rounds_with_silent(choice: str, n: int, k: int, broken: frozenset[int] = fro
 
 def longest_standstill(records: list[Record]) -> int:
     """The largest number of consecutive rounds_with_silent that brought no update."""
-    longest = current = 0
-    for record in records:
-        current = 0 if record.uploaded else current + 1
-        longest = max(longest, current)
-    return longest
+    return max(
+        (len(list(some)) for idle, some in itertools.groupby(records, lambda r: not r.uploaded) if idle), default=0
+    )
 
 
 @pytest.mark.parametrize("choice", KINDS)

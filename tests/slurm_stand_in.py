@@ -18,7 +18,6 @@ from pathlib import Path
 
 
 def install(folder: Path) -> None:
-    """Write the commands."""
     folder.mkdir()
     for name in ("sbatch", "srun", "sacct", "scontrol", "scancel"):
         text = f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" {name} "{folder}" "$@"\n'
@@ -27,7 +26,6 @@ def install(folder: Path) -> None:
 
 
 def states(folder: Path) -> dict[str, str]:
-    """The state of each task."""
     return {file.stem: file.read_text() for file in folder.glob("*.state")}
 
 
@@ -39,9 +37,8 @@ def states_in_the_end(folder: Path) -> dict[str, str]:
 
 
 def requeues(folder: Path) -> list[str]:
-    """The task of each requeue."""
-    file = folder / "requeues"
-    return file.read_text().split() if file.exists() else []
+    """Tasks that were requeued."""
+    return [file.stem for file in folder.glob("*.requeued")]
 
 
 def sbatch(folder: Path, script: str) -> None:
@@ -104,9 +101,8 @@ def sacct(folder: Path, *words: str) -> None:
 
 
 def scontrol(folder: Path, _: str, task: str) -> None:
-    (folder / f"{task}.requeue").touch()
-    with (folder / "requeues").open("a") as file:
-        file.write(f"{task}\n")
+    for name in ("requeue", "requeued"):
+        (folder / f"{task}.{name}").touch()
 
 
 def scancel(folder: Path, how: str, *wanted: str) -> None:

@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf.basecontainer import BaseContainer
 
@@ -132,7 +130,7 @@ def test_the_process_stays_as_it_was() -> None:
         ours = {name: text for name, text in os.environ.items() if not name.startswith(("TORCHINDUCTOR_", "KMP_"))}
         return [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)], torch.get_num_threads(), ours
 
-    before, hydra = state(), GlobalHydra.instance().hydra
+    before, hydra, resolve = state(), GlobalHydra.instance().hydra, BaseContainer._resolvers["oc.env"]
     GlobalHydra.instance().hydra = mine = object()  # type: ignore[assignment]
     results: list[fedsim.RunResult] = []
     try:
@@ -144,21 +142,7 @@ def test_the_process_stays_as_it_was() -> None:
         GlobalHydra.instance().hydra = hydra
     assert [result.status for result in results] == ["done"]
     assert state() == before
-
-
-def test_a_hydra_of_the_programs_own_is_as_without_fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MY_TOKEN", "mine")
-    (tmp_path / "theirs").mkdir()
-    (tmp_path / "theirs" / "app.yaml").write_text("token: ${oc.env:MY_TOKEN}\n")
-    resolve = BaseContainer._resolvers["oc.env"]
-    compose(WORDS)
-    with pytest.raises(ConfigError, match=r"oc\.env:MY_TOKEN.* is refused"):
-        compose([*WORDS, "name=${oc.env:MY_TOKEN}"])
     assert BaseContainer._resolvers["oc.env"] is resolve
-    with initialize_config_dir(str(tmp_path / "theirs"), version_base="1.3"):
-        assert hydra_compose("app").token == "mine"
-        paths = [element.path for element in GlobalHydra.instance().config_loader().get_search_path().get_path()]
-    assert str(tmp_path / "theirs") in paths
 
 
 def test_importing_fedsim_imports_no_torch_before_a_name_is_used() -> None:

@@ -2,9 +2,7 @@
 
 import json
 import os
-import shlex
 import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import pytest
 
 from fedsim.commands.dispatch import answer
 from fedsim.commands.show import run as show
-from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run as run_jobs
 from fedsim.results.files import owned, read_summary
 from fedsim.rounds.loop import Simulation
@@ -122,19 +119,3 @@ def test_many_jobs_are_cut_off_unless_all_are_asked_for(
         assert "12 to run of 16" in page
         down, up = (3 * (read_summary(folder) or {})["totals"][way] for way in ("bytes_down", "bytes_up"))
         assert f"cost about {show_bytes(down)} down, {show_bytes(up)} up, and" in " ".join(page.split())
-
-
-def test_ones_own_choices_are_found_and_the_command_with_the_missing_flag_has_their_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The working folder is not on Python's path, as for the command `fedsim`."""
-    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(tmp_path))])
-    (tmp_path / "conf" / "selector").mkdir(parents=True)
-    (tmp_path / "conf" / "selector" / "mine.yaml").write_text("_target_: shown_lab.Mine\nmode: uniform\n")
-    (tmp_path / "shown_lab.py").write_text("from fedsim.selectors.random import Random\nclass Mine(Random): pass\n")
-    with pytest.raises(ConfigError) as caught:
-        show(["--config-dir", "conf", "selector=mine", "seed=0,1"])
-    (remedy,) = [problem.remedy for problem in caught.value.problems]
-    assert remedy == "fedsim -m --config-dir conf selector=mine seed=0,1"
-    assert show(shlex.split(remedy)[1:]) == 0
-    assert "digits-shards-mlp-mine-s0-" in capsys.readouterr().out

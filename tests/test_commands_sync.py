@@ -16,7 +16,6 @@ from fedsim.commands.dispatch import answer
 from fedsim.results.files import is_free, owned
 from fedsim.running.process import STOP
 from fedsim.tracking import wandb_tracker
-from fedsim.tracking.wandb_mirror import replay
 from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
 
 Fake = Callable[[str], None]
@@ -88,13 +87,6 @@ def test_runs_do_not_wait_whose_other_trackers_failed() -> None:
     renamed = {"to_the_lab": WANDB["wandb"]}
     other_name = finished("other_name", offline=False, tracker=renamed, trackers={**failed, "to_the_lab": 1})
     assert sync.waiting([Path("outputs")]) == [other_name]
-
-
-def test_a_run_is_sent_with_the_settings_of_its_tracker_whatever_its_name() -> None:
-    node = {"_target_": TARGET, "mode": "auto", "project": "own", "entity": "team", "tags": ["first"]}
-    folder = finished("a", tracker={**OWN, "off": {**node, "mode": "disabled", "project": "x"}, "to_the_lab": node})
-    start = next(replay(folder))["start"]
-    assert (start["project"], start["entity"], start["tags"][0]) == ("own", "team", "first")
 
 
 def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,6 @@ BASES: Mapping[str, type] = {
 }
 """Config groups whose choice may be given as a class."""
 
-PLAIN = (int, float, str, bool, type(None))
-"""Types of the single values of a config, besides paths."""
-
 
 def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
     """`job` with `parts` in place of the choices of their groups.
@@ -99,7 +96,8 @@ def _plain(key: str, value: Any) -> Any:
         return {_plain(key, name): _plain(f"{key}.{name}", one) for name, one in value.items()}
     told = f"is a {type(value).__name__}; must be made of numbers, strings, truth values, None, paths, lists and dicts"
     remedy = "an array as array.tolist(), an object as {'_target_': 'module.Class', ...} with its values"
-    check(rule(type(value) in PLAIN or isinstance(value, Path), key, value, told, remedy))
+    plain = type(value) in (int, float, str, bool, type(None)) or isinstance(value, Path)
+    check(rule(plain, key, value, told, remedy))
     return value
 
 

@@ -104,7 +104,6 @@ class Choice:
 
     @property
     def bases(self) -> list[str]:
-        """The names of all choices that it builds on, directly or not."""
         return [] if self.base is None else [self.base.name, *self.base.bases]
 
     @property

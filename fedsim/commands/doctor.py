@@ -182,7 +182,15 @@ def _has_key() -> bool:
 
 def run(words: Sequence[str]) -> int:
     """Print what was found; 0 if the experiment that the words describe could be run, 1 if not."""
-    _, args = read_words(_parser(), words)
+    parser = ArgumentParser(
+        prog="fedsim doctor",
+        usage="fedsim doctor [words of a run: key=value ..., -m, --config-dir DIR]",
+        description="Whether everything that a run needs is here: packages, device, folders, data. With the words of a "
+        "run or a sweep, whether each of its jobs is accepted, as `fedsim show` judges it, and what is missing of its "
+        "data. Nothing is run or downloaded.",
+        allow_abbrev=False,
+    )
+    _, args = read_words(parser, words)
     failed = 0
     for found in findings(args):
         failed += found.level == "fail"
@@ -191,17 +199,6 @@ def run(words: Sequence[str]) -> int:
             print(wrap(found.remedy, 8), flush=True)
     print("\nThis cannot run: see the lines that say fail." if failed else "\nThe experiment can be run.")
     return int(failed > 0)
-
-
-def _parser() -> ArgumentParser:
-    return ArgumentParser(
-        prog="fedsim doctor",
-        usage="fedsim doctor [words of a run: key=value ..., -m, --config-dir DIR]",
-        description="Whether everything that a run needs is here: packages, device, folders, data. With the words of a "
-        "run or a sweep, whether each of its jobs is accepted, as `fedsim show` judges it, and what is missing of its "
-        "data. Nothing is run or downloaded.",
-        allow_abbrev=False,
-    )
 
 
 def findings(args: Namespace) -> Iterator[Finding]:

@@ -64,7 +64,6 @@ def find_choice(word: str, group: Group) -> Choice:
 
 
 def groups_text(groups: Sequence[Group]) -> str:
-    """All groups, each with the number of its choices."""
     rows = [(group.name, f"{group.about} ({len(group.choices)})") for group in groups]
     return "\n\n".join(["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"])
 
@@ -118,12 +117,10 @@ def details(choice: Choice, group: Group) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as it is written in YAML."""
     return value if isinstance(value, str) else json.dumps(value)
 
 
 def as_json(choice: Choice) -> dict[str, Any]:
-    """All that is known of a choice, as JSON types."""
     return {
         "idea": choice.idea,
         "text": choice.text,

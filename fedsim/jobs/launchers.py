@@ -233,10 +233,6 @@ class SubmititJobs(TaskLauncher):
         """Parameters of submitit that follow from others."""
         return {}
 
-    def limits(self) -> Mapping[str, Any]:
-        """Arguments of submitit's executor."""
-        return {}
-
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
         self._executor = self.executor(place / FOLDER)
@@ -248,9 +244,9 @@ class SubmititJobs(TaskLauncher):
         submitit = imported("submitit", f"submitit_{self.cluster}", "slurm")
         shared = submitit.AutoExecutor._typed_parameters()
         given = {**self.parameters, **self.added()}
-        command = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        command, limits = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}", getattr(self, "max_num_timeout", 0)
         try:
-            executor = submitit.AutoExecutor(cluster=self.cluster, folder=folder / command, **self.limits())
+            executor = submitit.AutoExecutor(folder / command, cluster=self.cluster, slurm_max_num_timeout=limits)
             executor.update_parameters(**{k if k in shared else f"{self.cluster}_{k}": v for k, v in given.items()})
         except RuntimeError as error:
             remedy = "start the command on a machine of the cluster, or take hydra/launcher=submitit_local"
@@ -347,9 +343,6 @@ class SlurmJobs(SubmititJobs):
     @property
     def tasks_at_a_time(self) -> None:
         return None
-
-    def limits(self) -> Mapping[str, Any]:
-        return {"slurm_max_num_timeout": self.max_num_timeout}
 
     def added(self) -> Mapping[str, Any]:
         """`srun` is told the cores again: since Slurm 22.05 it does not take them from `sbatch`. A task that asks for

@@ -99,7 +99,6 @@ class Narration:
         self._ended_before: set[Path] = set()
 
     def begin(self) -> None:
-        """Say what the command is about to do."""
         self._ended_before = {p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite}
         for folder in self._ended_before:
             self.progress.leaves(folder)

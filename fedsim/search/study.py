@@ -36,8 +36,6 @@ from fedsim.tracking.tables import CONSOLE, tell_line
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of each trial by itself else
 
 Axis = CategoricalDistribution | FloatDistribution | IntDistribution
-MOST_SHOWN = 10
-"""Trials in the table at the end, the best ones."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,6 @@ def _pruner(settings: Settings, num_rounds: int) -> BasePruner:
 
 
 def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]) -> int:
-    """The table of the best trials, and the command of the best one."""
     ended = sorted(((r.accuracy, params) for params, r in results if r.accuracy is not None), key=lambda one: -one[0])
     pruned, failed = (sum(r.status == status for _, r in results) for status in ("pruned", "failed"))
     title = f"{len(ended)} of {len(results)} trials to the end, {pruned} pruned, {failed} failed"
@@ -220,7 +217,7 @@ def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags
     table.add_column("final %", justify="right")
     for key in space.axes:
         table.add_column(escape(key))
-    for accuracy, params in ended[:MOST_SHOWN]:
+    for accuracy, params in ended[:10]:
         table.add_row(f"{100 * accuracy:.2f}", *(escape(str(params[key])) for key in space.axes))
     CONSOLE.print(table)
     if failed:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.config import build, choice_files, compose, hydra_node
+from fedsim.config import build, compose
 from fedsim.config import words as overrides
 from fedsim.config.build import resolve
 from fedsim.config.compose import compose_jobs, search_path
@@ -266,30 +266,6 @@ def test_a_primary_config_imports_no_packages(
     with unprotected(monkeypatch), search_path(folder), suppress(ConfigError):
         compose_jobs([], multirun=False, config_name="mine")
     assert Path("marker").exists()
-
-
-LIMITS = {
-    "a long text": (f"a: {'x' * 300_000}\n", (("MAX_BYTES", choice_files), ("MAX_SIZE", hydra_node))),
-    "a list": (f"a: [{', '.join('1' for _ in range(6_000))}]\n", (("MAX_VALUES", choice_files),)),
-    "nesting": ("a: " + "{a: " * 60 + "1" + "}" * 60 + "\n", (("MAX_DEPTH", choice_files),)),
-    "interpolations": (
-        "a0: xxxxxxxx\n" + "".join(f"a{i + 1}: ${{.a{i}}}${{.a{i}}}\n" for i in range(14)),
-        (("MAX_SIZE", hydra_node), ("MAX_EVALUATIONS", hydra_node)),
-    ),
-}
-
-
-@pytest.mark.parametrize("bomb", LIMITS)
-def test_without_the_limits_a_small_bomb_goes_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bomb: str) -> None:
-    text, limits = LIMITS[bomb]
-    folder = write(tmp_path, "model/bad.yaml", text)
-    with pytest.raises(ConfigError):
-        composed("model=bad", folder=folder)
-    for name, module in limits:
-        monkeypatch.setattr(module, name, 10**9)
-    choice_files._checked.cache_clear()
-    config = composed("model=bad", folder=folder)
-    assert len(str(config["model"])) > 250
 
 
 def test_without_the_checks_a_callback_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

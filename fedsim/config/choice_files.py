@@ -18,11 +18,8 @@ from fedsim.core.configs import all_keys, merged, placed
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
-MAX_BYTES = 256 * 1024
-"""Of one YAML file; those of conf/ have at most 5 kB."""
-MAX_VALUES = 5_000
-"""Of one YAML file, aliases written out; Hydra takes 0.1 ms for each, and several times."""
-MAX_DEPTH = 50
+MAX_BYTES, MAX_VALUES, MAX_DEPTH = 256 * 1024, 5_000, 50
+"""Of one YAML file, aliases written out; Hydra takes 0.1 ms for each value, and several times."""
 PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
 """The comment at the head of a file that says where in a config its keys are."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -33,10 +30,8 @@ def read_text(path: Path) -> str:
     try:
         state = path.stat()
         return _checked(path, state.st_mtime_ns, state.st_size)
-    except OSError as error:
-        raise ConfigError([Problem(str(path), ..., f"cannot be read ({error.strerror or error})")]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError([Problem(str(path), ..., f"must be UTF-8 ({error})")]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([Problem(str(path), ..., f"cannot be read ({error})")]) from error
 
 
 @lru_cache(maxsize=1024)  # a sweep composes the same files once a job, and a mistake may be looked up in all files
@@ -64,10 +59,8 @@ def _no_yaml(path: Path, error: Exception) -> ConfigError:
 
 
 def _size_of(node: yaml.Node | None, depth: int, known: dict[int, int]) -> int:
-    """Number of values, with each alias counted as what it stands for, but nothing made of them.
-
-    Raises `RecursionError` where they are nested too deeply.
-    """
+    """Number of values, with each alias counted as what it stands for, but nothing made of them. Raises
+    `RecursionError` where they are nested too deeply."""
     if depth > MAX_DEPTH:
         raise RecursionError
     if id(node) not in known:
@@ -164,9 +157,7 @@ class ChoiceFiles:
 
     def read(self, group: str, name: str, above: Sequence[str] = ()) -> ChoiceFile:
         """The choice `name` of a group. Raises `ConfigError` where its file or one that it builds on cannot be read.
-
-        `above`: the choices that build on it, on which it does not build in turn.
-        """
+        `above`: the choices that build on it, on which it does not build in turn."""
         if (group, name) in self._read:
             return self._read[group, name]
         path = self._path(group, name)

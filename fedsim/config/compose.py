@@ -1,8 +1,7 @@
 """A command line and conf/ composed into the configs of all its jobs, and these checked, before anything runs.
 
-Hydra stops at its first mistake and lets some pass (`+typo=1`, keys of a preset). Here mistakes are told in stages,
-each with all of its own: of the words of the command line (`fedsim.config.mistakes`), then of the values of all jobs
-(`fedsim.config.plan`).
+Mistakes are told in stages, each with all of its own: of the words of the command line (`fedsim.config.mistakes`), then
+of the values of all jobs (`fedsim.config.plan`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +25,7 @@ from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, 
 from fedsim.config.mistakes import explained, find
 from fedsim.config.overlay import Jobs
 from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
-from fedsim.config.words import expand, key_of, options, parse, plugins, without_sweeps, words_of
+from fedsim.config.words import expand, key_of, loader, options, parse, plugins, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -53,10 +52,8 @@ class Composed:
 
 
 class ConfigDir(SearchPathPlugin):
-    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path, whose folders `CheckedFolder` reads.
-
-    Hydra keeps it registered until the process ends; outside of `safeguards` it changes nothing.
-    """
+    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path, whose folders `CheckedFolder` reads. It is
+    registered until the process ends; outside of `safeguards` it changes nothing."""
 
     active: ClassVar[bool] = False
     folder: ClassVar[str | None] = None
@@ -74,10 +71,8 @@ class ConfigDir(SearchPathPlugin):
 
 @contextmanager
 def safeguards(config_dir: str | None = None) -> Iterator[None]:
-    """Hydra reads folders by `CheckedFolder`, and `${oc.env:...}` tells no secrets: wherever it composes for fedsim.
-
-    A program that uses Hydra itself finds both as they were.
-    """
+    """Hydra reads folders by `CheckedFolder`, and `${oc.env:...}` tells no secrets: wherever it composes for fedsim. A
+    program that uses Hydra itself finds both as they were."""
     plugins().register(ConfigDir)
     plugins().register(CheckedFolder)
     before = ConfigDir.active, ConfigDir.folder
@@ -91,10 +86,8 @@ def safeguards(config_dir: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
-    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`.
-
-    Raises `ConfigError` if that is no folder, or has files that those of conf/ hide.
-    """
+    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`. Raises `ConfigError` if
+    that is no folder, or has files that those of conf/ hide."""
     primary = Path(config_path or conf_dir()).resolve()
     if config_dir is not None:
         check(rule(Path(config_dir).is_dir(), "--config-dir", config_dir, "must be an existing folder"))
@@ -106,23 +99,24 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
 
 
 @contextmanager
-def _all_mistakes(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[None]:
-    """In place of the first mistake that Hydra has found, all of those in `words`."""
-    check_search_path(GlobalHydra.instance().config_loader(), config_name)  # composing imports its packages
+def _base(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[tuple[list[Override], DictConfig]]:
+    """The overrides that `words` are, and what those that are not swept over compose to.
+
+    In place of the first mistake that Hydra finds, there or afterwards, all of those in `words` are raised.
+    """
+    check_search_path(loader(), config_name)  # composing imports its packages
     try:
-        yield
+        parsed = parse(words)
+        check_words(parsed)
+        yield parsed, compose_one([o.input_line or "" for o in parsed if not o.is_sweep_override()], config_name)
     except ConfigError as error:
         raise ConfigError(find(words, config_name, multirun=multirun) or error.problems) from error
 
 
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
-    """Every job that the command line describes. Raises `ConfigError` with all problems of all jobs.
-
-    Must be called inside `search_path`.
-    """
-    with _all_mistakes(overrides, config_name, multirun=multirun):
-        parsed = parse(overrides)
-        base = _base(parsed, config_name)
+    """Every job that the command line describes. Raises `ConfigError` with all problems of all jobs. Must be called
+    inside `search_path`."""
+    with _base(overrides, config_name, multirun=multirun) as (parsed, base):
         more = words_of_scale(base, parsed)
         jobs = [[*more, *overrides]]
         if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
@@ -133,11 +127,8 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str =
 
 def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
     """The overrides that a command line implies, and that Hydra does not know of: the name, and what `scale` changes,
-    as far as it is one value. Must be called inside `search_path`.
-    """
-    with _all_mistakes(overrides, config_name, multirun=True):
-        parsed = parse(overrides)
-        base = _base(parsed, config_name)
+    as far as it is one value. Must be called inside `search_path`."""
+    with _base(overrides, config_name, multirun=True) as (parsed, base):
         more = words_of_scale(base, parsed)
     name = [f"name={run_name(choices_of(base))}"] if base.get("name", "") is None else []
     return [*without_sweeps(more), *name]
@@ -147,12 +138,6 @@ def check_question(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
     check(*find(overrides, "config", multirun=False))
     check_values(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
-
-
-def _base(parsed: Sequence[Override], config_name: str) -> DictConfig:
-    """What the overrides that are not swept over compose to; all of them are checked."""
-    check_words(parsed)
-    return compose_one([o.input_line or "" for o in parsed if not o.is_sweep_override()], config_name)
 
 
 def _composed(

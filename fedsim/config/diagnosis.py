@@ -1,7 +1,6 @@
-"""One composition by Hydra, and what a preset and `scale` imply beyond its values.
+"""One composition by Hydra, which stops at its first mistake, and what a preset and `scale` imply beyond its values.
 
-Hydra stops at its first mistake; all of them are found in `fedsim.config.mistakes`. To be called inside
-`fedsim.config.compose.search_path`.
+To be called inside `fedsim.config.compose.search_path`.
 """
 
 import re
@@ -15,26 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.config.hydra_node import Spent, check_node, check_words
-from fedsim.config.suggestions import unknown_choice
-from fedsim.config.words import (
-    COMPOSITION_ERRORS,
-    as_hydra_reads,
-    first_line,
-    key_of,
-    options,
-    parse,
-    repository,
-    typed_in,
-    without_choice,
-    words_of,
-)
+from fedsim.config.suggestions import mistaken_choice
+from fedsim.config.words import BAD_INPUT, as_hydra_reads, first_line, key_of, parse, typed_in, words_of
 from fedsim.core.errors import ConfigError, Problem, check, one_of, rule
 
 OWN_KEYS = ("scale", "small", "debug")
 """Top-level keys that are about the command line, and not in a run's config."""
 SCALES = ("full", "small", "debug")
-OPTIONAL = ("preset", "cell")
-"""Config groups of which no choice need be made: `preset=null`."""
 
 
 def choices_of(config: DictConfig) -> dict[str, str]:
@@ -63,11 +49,8 @@ def plain(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
 
 def words_of_scale(config: DictConfig, given: Sequence[Override]) -> list[str]:
     """What `scale` changes, as overrides: the preset's `small`, and for `debug` that and what is under `debug`; but not
-    keys that are `given`, nor those of a group whose choice is.
-
-    None where the preset or the scale is swept over, as each job then has its own. Raises `ConfigError` where there is
-    no such size.
-    """
+    keys that are `given`, nor those of a group whose choice is. None where the preset or the scale is swept over, as
+    each job then has its own. Raises `ConfigError` where there is no such size."""
     scale, small = config.get("scale", "full"), config.get("small") or {}
     check(one_of("scale", scale, SCALES if "debug" in config else SCALES[:2]))
     if scale == "full" or any(o.is_sweep_override() and o.key_or_group in ("preset", "scale") for o in given):
@@ -100,21 +83,10 @@ def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictCo
         config = compose(config_name, overrides=[as_hydra_reads(o) for o in parsed], return_hydra_config=True)
     except ConfigError:  # of a file that Hydra reads
         raise
-    except COMPOSITION_ERRORS as error:
+    except BAD_INPUT as error:
         raise ConfigError([_without_group(error, parsed) or Problem("config", ..., first_line(error))]) from error
     check_node(config)
     return config
-
-
-def mistaken_choice(override: Override) -> Problem | None:
-    """The problem of a choice that its group does not have, or of none where one must be made."""
-    group, choice = override.key_or_group, override.value()
-    if not options(group) or override.is_delete() or (group in OPTIONAL and without_choice(override)):
-        return None
-    if isinstance(choice, str) and (".." in choice.split("/") or choice.startswith("/")):
-        return Problem(group, choice, "must not lead out of conf/")
-    known = isinstance(choice, str) and repository().config_exists(f"{group}/{choice}")
-    return None if known and (group != "hydra/sweeper" or choice == "basic") else unknown_choice(group, choice)
 
 
 def _without_group(error: Exception, parsed: Sequence[Override]) -> Problem | None:

@@ -3,8 +3,6 @@
 Hydra stops at the first. Here each word is judged: whether it can be read, whether a choice exists, whether the config
 that the choices make has such a key. A word about a group of which no existing choice is made waits for the next try;
 so do types and rules of values, which are told once all words can be composed (`fedsim.config.plan`).
-
-To be called inside `fedsim.config.compose.search_path`.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,10 +15,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.build import Gathered
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.diagnosis import OPTIONAL, choices_of, compose_one, groups_above, mistaken_choice, words_of_scale
+from fedsim.config.diagnosis import choices_of, compose_one, groups_above, words_of_scale
 from fedsim.config.hydra_node import check_words
 from fedsim.config.sources import on_search_path
-from fedsim.config.suggestions import UNKNOWN_KEY, unknown_key
+from fedsim.config.suggestions import OPTIONAL, UNKNOWN_KEY, mistaken_choice, unknown_key
 from fedsim.config.words import MAX_JOBS, key_of, options, parse, parse_one, typed_in, values_of, words_of
 from fedsim.core.configs import has_key
 from fedsim.core.errors import Problem
@@ -117,13 +115,11 @@ def explained(
 ) -> list[Problem]:
     """`problems` of a composed config, with those of unknown keys explained: where such a key is, if it was `typed`, or
     how to leave out what a file sets."""
-    told = []
-    for problem in problems:
-        if problem.rule == UNKNOWN_KEY:
-            key = problem.key
-            word = next((one for one in typed if f"{key}.".startswith(f"{one}.") or one.startswith(f"{key}.")), None)
-            problem = unknown_key(config, max(key, word or "", key=len), files)
-            own = "" if word else f"; a file sets it, and '~{key}' leaves it out"
-            problem = replace(problem, remedy=problem.remedy + own)
-        told.append(problem)
-    return told
+
+    def explain(key: str) -> Problem:
+        word = next((one for one in typed if f"{key}.".startswith(f"{one}.") or one.startswith(f"{key}.")), None)
+        problem = unknown_key(config, max(key, word or "", key=len), files)
+        own = "" if word else f"; a file sets it, and '~{key}' leaves it out"
+        return replace(problem, remedy=problem.remedy + own)
+
+    return [explain(problem.key) if problem.rule == UNKNOWN_KEY else problem for problem in problems]

@@ -88,21 +88,24 @@ class Plan:
 
 
 def make_plan(config: Mapping[str, Any], choices: Mapping[str, str], *, elsewhere: bool = False) -> Plan:
-    """Check `config` (plain containers, resolved). Raises `ConfigError` with all its problems.
-
-    `elsewhere`: another machine runs it, and has GPUs of its own.
-    """
-    config = with_one_amount_of_work(with_device(config))
+    """Check `config` (plain containers, resolved). Raises `ConfigError` with all its problems. `elsewhere`: another
+    machine runs it, and has GPUs of its own."""
+    config = with_one_amount_of_work(config)
+    if config.get("device") == "auto" and torch.cuda.is_available():
+        config["device"] = "cuda"  # in the record and in its hash: a CPU's result is not taken for a GPU's
     problems = Gathered()
     local = problems.run(built, config.get("local") or {}, LocalSettings, "local")
     server = problems.run(built, config.get("server") or {}, ServerSplit, "server")
     checkpoint = problems.run(built, config.get("checkpoint") or {}, CheckpointSettings, "checkpoint")
     settings = problems.run(built, config, Settings, "")
-    _check_groups(config, problems)
-    problems.run_users(_check_selector, config, settings, problems)
+    system = _check_groups(config, problems)
+    problems.run_users(_check_selector, config, settings, system, problems)
     if settings is not None:
         problems.add(None if elsewhere else _device_problem(settings.device))
-        problems.add(_client_accuracy_problem(settings, local))
+        met = settings.client_accuracy != "holdout" or local is None or local.holdout_fraction > 0
+        remedy = "set local.holdout_fraction=0.2, say, or client_accuracy=labels"
+        text = "needs samples that are held out"
+        problems.add(rule(met, "client_accuracy", settings.client_accuracy, text, remedy))
     if problems.problems or settings is None or local is None or server is None or checkpoint is None:
         raise ConfigError(problems.problems)
     config_hash = hash_config(config)
@@ -117,13 +120,6 @@ def hash_config(config: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def with_device(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`device: auto` is `cuda` where there is a GPU, in the record and in its hash, so that what was computed on a CPU
-    is not taken for a GPU's result. Where there is none it stays `auto`."""
-    on_gpu = config.get("device") == "auto" and torch.cuda.is_available()
-    return {**config, "device": "cuda"} if on_gpu else dict(config)
-
-
 GROUPS: Mapping[str, tuple[type, tuple[Any, ...]]] = {
     "dataset": (Dataset, (Path(), Path())),
     "partition": (Partition, ()),
@@ -135,7 +131,8 @@ GROUPS: Mapping[str, tuple[type, tuple[Any, ...]]] = {
 """Groups whose parts are cheap to make: the base of each, and what it is passed in place of what it gets in a run."""
 
 
-def _check_groups(config: Mapping[str, Any], problems: Gathered) -> None:
+def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | None:
+    """All but the selector; returns the simulated clock, if there is a sound one."""
     made = {
         group: problems.run_users(instantiate, config.get(group), base, group, *passed)
         for group, (base, passed) in GROUPS.items()
@@ -147,14 +144,16 @@ def _check_groups(config: Mapping[str, Any], problems: Gathered) -> None:
     trackers = config.get("tracker")
     for name, node in trackers.items() if isinstance(trackers, Mapping) else ():
         problems.run_users(instantiate, node, Tracker, f"tracker.{name}")
+    return made.get("system")
 
 
-def _check_selector(config: Mapping[str, Any], settings: Settings | None, problems: Gathered) -> None:
+def _check_selector(
+    config: Mapping[str, Any], settings: Settings | None, system: System | None, problems: Gathered
+) -> None:
     """The selector is checked with clients of equal size, once their numbers are known to be sound."""
     node = config.get("selector")
     inspect_node(node, Selector, "selector")
     has_clock = config.get("system") is not None
-    system = problems.run_users(instantiate, config["system"], System, "system") if has_clock else None
     if settings is None or (has_clock and system is None):
         return
     n, k = settings.num_clients, settings.cohort_size
@@ -175,12 +174,6 @@ def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: f
     met = signal not in selector.needs or not isinstance(value, int | float) or value > 0
     remedy = f"set it to {example}, say, in every run that is compared with this one"
     return rule(met, f"server.{key}", value, f"must be > 0 for {type(selector).__name__}", remedy)
-
-
-def _client_accuracy_problem(settings: Settings, local: LocalSettings | None) -> Problem | None:
-    met = settings.client_accuracy != "holdout" or local is None or local.holdout_fraction > 0
-    remedy = "set local.holdout_fraction=0.2, say, or client_accuracy=labels"
-    return rule(met, "client_accuracy", settings.client_accuracy, "needs samples that are held out", remedy)
 
 
 def _device_problem(device: str) -> Problem | None:

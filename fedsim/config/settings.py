@@ -55,19 +55,16 @@ class Settings:
     system: dict[str, Any] | None = None
 
     def problems(self) -> Problems:
-        n, k, device = self.num_clients, self.cohort_size, self.device
+        name, n, k, device = self.name, self.num_clients, self.cohort_size, self.device
         characters = f"1 to {MAX_NAME} bytes that can be printed, none of " + '/ \\ : * ? " < > | and no dot in front'
-        yield rule(_is_folder_name(self.name), "name", self.name, "must be usable as a folder's name", characters)
+        allowed = name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
+        sound = allowed and 1 <= len(name.encode()) <= MAX_NAME
+        yield rule(sound, "name", name, "must be usable as a folder's name", characters)
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is not None
         number = "cuda:1 is the second GPU"
         yield rule(known, "device", device, "must be one of auto, cpu, cuda or cuda:<number>", number)
         remedy = "selector=full takes all clients whatever cohort_size is"
         yield rule(k <= n or n < 1, "cohort_size", k, f"must lie in [1, num_clients={n}]", remedy)
-
-
-def _is_folder_name(name: str) -> bool:
-    allowed = name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
-    return allowed and 1 <= len(name.encode()) <= MAX_NAME
 
 
 @parameters

@@ -9,7 +9,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from omegaconf import OmegaConf
 
 from fedsim.config.choice_files import ChoiceFiles, read_text
-from fedsim.config.words import repository
+from fedsim.config.words import loader
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 
@@ -61,7 +61,7 @@ class CheckedFolder(ConfigSource):
 
 def on_search_path() -> ChoiceFiles:
     """The choices that Hydra composes from now. To be called inside `fedsim.config.compose.search_path`."""
-    sources = repository().get_sources()
+    sources = loader().repository.get_sources()
     return ChoiceFiles([Path(source.path) for source in sources if isinstance(source, CheckedFolder)])
 
 

@@ -1,29 +1,37 @@
-"""The nearest valid spelling of what a command line got wrong.
-
-To be called inside `fedsim.config.compose.search_path`.
-"""
+"""The nearest valid spelling of what a command line got wrong; inside of `fedsim.config.compose.search_path`."""
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from hydra.core.override_parser.types import Override
 
 from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import on_search_path
-from fedsim.config.words import options
+from fedsim.config.words import loader, options, without_choice
 from fedsim.core.configs import all_keys, has_key
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import Problem, nearest
+from fedsim.core.errors import Problem, nearest, rule
 
+OPTIONAL = ("preset", "cell")
+"""Config groups of which no choice need be made: `preset=null`."""
 UNKNOWN_KEY = "is not a known key"
 
 
-def unknown_choice(group: str, choice: Any) -> Problem:
-    """The problem of a choice that its group does not have."""
+def mistaken_choice(override: Override) -> Problem | None:
+    """The problem of a choice that its group does not have, or of none where one must be made."""
+    group, choice = override.key_or_group, cast(Any, override.value())
+    if not options(group) or override.is_delete() or (group in OPTIONAL and without_choice(override)):
+        return None
     if group == "hydra/sweeper":
         remedy = "sweep over values, seed=0,1,2, or search in them: fedsim search 'optimizer.lr=interval(0.01,0.3)'"
-        return Problem(group, choice, "is not supported", remedy)
+        return rule(choice == "basic", group, choice, "is not supported", remedy)
+    if isinstance(choice, str) and (".." in choice.split("/") or choice.startswith("/")):
+        return Problem(group, choice, "must not lead out of conf/")
+    if isinstance(choice, str) and loader().repository.config_exists(f"{group}/{choice}"):
+        return None
     is_name = isinstance(choice, str) and re.fullmatch(r"[\w.-]{1,60}", choice)  # no folder or pattern, nor too long
     remedy = (_elsewhere(group, choice) if is_name else None) or unknown(str(choice), options(group)).remedy
     return Problem(group, choice, f"is not a choice of conf/{group}/", remedy)
@@ -42,10 +50,8 @@ def _elsewhere(group: str, choice: str) -> str | None:
 
 
 def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Problem:
-    """The problem of a key that is none of `config`'s, or that no part takes.
-
-    It may be of a choice that was not made, misspelt, or elsewhere in the config.
-    """
+    """The problem of a key that is none of `config`'s, or that no part takes: it may be of a choice that was not made,
+    misspelt, or elsewhere in the config."""
     prefix, _, part = path.rpartition(".")
     node: Any = config
     while prefix and not has_key(config, prefix):

@@ -26,8 +26,6 @@ PASSED: Mapping[str, tuple[str, ...]] = {
     "aggregator": ("buffers",),
 }
 """What fedsim passes to the classes of a group, by position; to all others nothing."""
-
-
 DISTRIBUTION = "fedsim-selection"
 REMEDY = f"own classes live in the working folder, on PYTHONPATH, or in a package that requires {DISTRIBUTION}"
 

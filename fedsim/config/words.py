@@ -23,6 +23,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from fedsim.config.build import Gathered
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -39,10 +40,8 @@ def read(argv: Sequence[str]) -> Namespace:
 
 
 def read_words(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
-    """The options of a command with a `parser` of its own, and the words of an experiment beside them.
-
-    Exits with code 2 and the command's usage where they ask Hydra a question.
-    """
+    """The options of a command with a `parser` of its own, and the words of an experiment beside them. Exits with code
+    2 and the command's usage where they ask Hydra a question."""
     options, rest = parser.parse_known_args(argv)
     args = read(rest)
     if asks_hydra(args) or args.experimental_rerun:
@@ -107,24 +106,16 @@ MAX_JOBS = 10_000
 """Of one command."""
 MAX_WORD = 4_000
 """Characters of one override; the time that Hydra's parser takes grows with their square."""
-COMPOSITION_ERRORS = (
-    *(HydraException, OmegaConfBaseException, YAMLError),
-    *(RecursionError, ValueError, TypeError, KeyError),
-)
+BAD_INPUT = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, TypeError, KeyError)
 """What Hydra raises for bad input."""
 
 
 def parse(words: Sequence[str]) -> list[Override]:
     """The overrides that `words` are. Raises `ConfigError` with all malformed ones."""
-    parsed: list[Override] = []
-    problems: list[Problem] = []
-    for word in words:
-        try:
-            parsed.append(parse_one(word))
-        except ConfigError as error:
-            problems += error.problems
-    check(*problems)
-    return parsed
+    found = Gathered()
+    parsed = [found.run(parse_one, word) for word in words]
+    check(*found.problems)
+    return [override for override in parsed if override is not None]
 
 
 def parse_one(word: str) -> Override:
@@ -132,11 +123,9 @@ def parse_one(word: str) -> Override:
     if len(word) > MAX_WORD:
         text = f"must have at most {MAX_WORD} characters"
         raise ConfigError([Problem(f"{word[:60]}...", ..., text, "put it into a file of --config-dir")])
-    instance = GlobalHydra.instance().hydra
-    loader = None if instance is None else instance.config_loader
     try:
-        override = OverridesParser.create(loader).parse_overrides([word])[0]
-    except COMPOSITION_ERRORS as error:
+        override = OverridesParser.create(loader()).parse_overrides([word])[0]
+    except BAD_INPUT as error:
         reason = f"is not key=value: {first_line(error)}" if "=" in word else "is neither a command nor key=value"
         remedy = "`fedsim --help` has the commands, and the groups in which to choose"
         raise ConfigError([Problem(word[:200], ..., reason, remedy)]) from error
@@ -144,16 +133,15 @@ def parse_one(word: str) -> Override:
     return override
 
 
-def repository() -> Any:
+def loader() -> Any:
     """What Hydra composes from now, if it is ready to."""
-    instance = GlobalHydra.instance().hydra
-    return None if instance is None else instance.config_loader.repository  # type: ignore[attr-defined]
+    return getattr(GlobalHydra.instance().hydra, "config_loader", None)
 
 
 def options(group: str) -> list[str]:
     """The choices of a config group, [] where there is no such group."""
-    known = repository() if group else None
-    return [] if known is None else list(known.get_group_options(group, ObjectType.CONFIG))
+    known = loader() if group else None
+    return [] if known is None else list(known.repository.get_group_options(group, ObjectType.CONFIG))
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -183,10 +171,8 @@ def key_of(override: Override) -> str:
 
 
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """The jobs of a sweep: every combination of the values, the last key's changing fastest.
-
-    A later override replaces an earlier one of the same key. Raises `ConfigError` for more than `MAX_JOBS`.
-    """
+    """The jobs of a sweep: every combination of the values, the last key's changing fastest. A later override replaces
+    an earlier one of the same key. Raises `ConfigError` for more than `MAX_JOBS`."""
     axes = {
         o.get_key_element().lstrip("~" if options(o.key_or_group) else ""): list(islice(values_of(o), MAX_JOBS + 1))
         for o in overrides

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 from fedsim.clients.context import Signal
 from fedsim.commands.catalogue import GROUP, INHERITED, KEY, Catalogue, comments, head_of
 from fedsim.config.compose import search_path
-from fedsim.config.diagnosis import compose_one, options
+from fedsim.config.diagnosis import compose_one
+from fedsim.config.words import options
 from tests.test_selector_contract import CHOICES as SELECTORS
 from tests.test_selector_contract import build, simulation
 from tests.toys import toy_population
@@ -64,7 +65,7 @@ def _nodes_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) -> None:
     fields = METHODS[name].fields
-    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= set(INHERITED)
+    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= {*INHERITED, "also"}
     needs = build(name, toy_population([2] * N, K, 12)).needs
     for signal in needs & WORDS.keys():
         assert WORDS[signal] in fields["asks"]

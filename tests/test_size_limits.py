@@ -30,8 +30,6 @@ from fedsim.data.base import TokenShape
 from fedsim.engine.schedule import LocalWork, make_schedule
 from fedsim.partitions.division import ServerSplit
 from fedsim.running.assembly import build
-from fedsim.selectors.base import Population
-from fedsim.selectors.shapley import MOST_EXACT, Valuation
 from tests.test_random_configs import limited_time
 
 HUGE = (10**9, 2**63)
@@ -209,14 +207,3 @@ def test_the_work_of_a_round_is_limited() -> None:
     found = LocalWork(None, 1_000_000, 10**9).too_large(sizes, 1)
     assert "local.steps=1000000: makes batches of 1000000000 samples" in str(found)
     assert "local.epochs=100000" in str(LocalWork(100_000, None, 16).too_large(sizes, 10))
-
-
-def test_exact_shapley_values_are_refused_by_their_cost() -> None:
-    values = {"utility": "loss", "average": "uniform", "permutations": 1, "tolerance": 0.0}
-    exact, auto = Valuation(method="exact", **values), Valuation(method="auto", **values)
-    sizes = np.ones(40, np.int64)
-    assert exact.cost_problem(Population(sizes, MOST_EXACT, 1)) is None
-    assert auto.cost_problem(Population(sizes, 20, 1)) is None
-    text = str(exact.cost_problem(Population(sizes, 20, 1)))
-    assert "valuation.method='exact': evaluates 2^20 models" in text
-    assert "selector/valuation=sampled" in text

@@ -25,7 +25,7 @@ from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, 
 from fedsim.config.mistakes import explained, find
 from fedsim.config.overlay import Jobs
 from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
-from fedsim.config.words import expand, key_of, loader, options, parse, plugins, without_sweeps, words_of
+from fedsim.config.words import expand, key_of, loader, parse, plugins, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 class Composed:
     """One job's config as plain containers, the choice made in each group, and how jobs are launched.
 
-    `overrides`: the words that it was composed of. `typed`: the keys of values among those that are on the command
+    `overrides`: the words that it was composed of. `typed`: the keys and groups of those that are on the command
     line; a preset adds others. `launcher`: the node hydra.launcher. `files`: what it could be composed from.
     """
 
@@ -146,7 +146,7 @@ def _composed(
     """The jobs of these words; `base` is what those `given` that are not swept over compose to."""
     files = on_search_path()
     words_of_base = [override.input_line for override in given if not override.is_sweep_override()]
-    typed = frozenset(key_of(override) for override in given if not options(override.key_or_group))
+    typed = frozenset(map(key_of, given))
 
     def by_hydra(words: Sequence[str]) -> tuple[DictConfig, Composed]:
         config = base if base is not None and list(words) == words_of_base else compose_one(words, config_name)
@@ -178,7 +178,8 @@ def _of_all(jobs: Sequence[Composed], make: Callable[[Composed], T]) -> list[T]:
         try:
             made.append(make(job))
         except ConfigError as error:
-            found.add(*explained(error.problems, job.config, job.typed, job.files))
+            keys = [key for key in job.typed if key.replace(".", "/") not in job.files.groups]
+            found.add(*explained(error.problems, job.config, keys, job.files))
     check(*found.problems)
     return made
 

@@ -11,7 +11,7 @@ import importlib
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import fedsim
 from fedsim.config.build import Gathered, construct
@@ -88,17 +88,14 @@ def _fields(module: str, name: str) -> Fields | None:
                 return None
             found |= above
     if any(isinstance(mark, ast.Name) and mark.id == "parameters" for mark in cls.decorator_list):
-        found |= {
-            node.target.id: (names.value_of(node.annotation), node.value is not None)
-            for node in cls.body
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_parameter(node)
-        }
+        for node in cls.body:
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+                continue
+            if ast.unparse(node.annotation).startswith("ClassVar"):
+                found.pop(node.target.id, None)
+            elif not isinstance(node.value, ast.Call):  # field(kw_only=False): what fedsim passes
+                found[node.target.id] = names.value_of(node.annotation), node.value is not None
     return found
-
-
-def _is_parameter(field: ast.AnnAssign) -> bool:
-    passed = isinstance(field.value, ast.Call)  # by position: field(kw_only=False)
-    return not passed and not ast.unparse(field.annotation).startswith(ClassVar.__name__)  # type: ignore[attr-defined]
 
 
 class _Names(dict[str, Any]):
@@ -114,7 +111,11 @@ class _Names(dict[str, Any]):
             if isinstance(node, ast.ImportFrom) and node.module:
                 self.origins |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
             elif isinstance(node, ast.Assign):
-                self.assigned |= {one.id: node.value for one in node.targets if isinstance(one, ast.Name)}
+                pairs = [(target, node.value) for target in node.targets]
+                for target, value in pairs[:]:
+                    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                        pairs += zip(target.elts, value.elts, strict=True)
+                self.assigned |= {name.id: given for name, given in pairs if isinstance(name, ast.Name)}
 
     def value_of(self, annotation: ast.expr) -> Any:
         return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {}, self)

@@ -345,7 +345,7 @@ def _bars(name: str, panels: Sequence[Panel], prefix: str, phases: Sequence[str]
         left = np.zeros(len(panel.lines))
         for phase, colour in zip(phases, colours, strict=True):
             key = f"{prefix}{phase}"
-            spent = [np.mean([run.series[key].sum() for run in g.complete]) for g in panel.lines.values()]
+            spent = [np.mean([run.columns[key].sum() for run in g.complete]) for g in panel.lines.values()]
             ax.barh(range(len(left)), spent, left=left, color=colour, height=0.7, label=phase)
             left += spent
         ax.set(xlabel=label)

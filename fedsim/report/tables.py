@@ -311,7 +311,7 @@ def selection_times(groups: Sequence[Group]) -> Table:
         runs = group.complete
         spent = {phase: 1e3 * float(np.mean([_mean_after_first_round(run, phase) for run in runs])) for phase in PHASES}
         share = spent["select"] / spent["train"] if spent["train"] else float("nan")
-        worst = 1e3 * max(float(run.series["seconds_select"].max()) for run in runs)
+        worst = 1e3 * max(float(run.columns["seconds_select"].max()) for run in runs)
         shown = [number(value, ".1f") for value in (*spent.values(), sum(spent.values()))]
         rows.append([group.name, *shown, number(share, ".0%"), number(worst, ".0f")])
     header = ["run", *PHASES, "all", "select / train", "worst select"]
@@ -319,7 +319,7 @@ def selection_times(groups: Sequence[Group]) -> Table:
 
 
 def _mean_after_first_round(run: Run, phase: str) -> float:
-    values = run.series[f"seconds_{phase}"]
+    values = run.columns[f"seconds_{phase}"]
     return float(values[1:].mean() if len(values) > 1 else values.mean())
 
 

@@ -78,7 +78,7 @@ def spent_until(runs: Sequence[Run], axis: str) -> Floats:
     """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs [T]."""
     of = AXES[axis]
     spent = [
-        np.sum([run.series[name] for name in of.names], 0) / of.per if of.names else np.ones(len(run.records))
+        np.sum([run.columns[name] for name in of.names], 0) / of.per if of.names else np.ones(len(run.records))
         for run in runs
     ]
     return _stacked([np.cumsum(one) for one in spent]).mean(0)
@@ -91,7 +91,7 @@ def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
 
 def stack_series(runs: Sequence[Run], name: str) -> Floats:
     """A recorded quantity of all runs, [S, T], cut to the length T of the shortest."""
-    return _stacked([run.series[name] for run in runs])
+    return _stacked([run.columns[name] for run in runs])
 
 
 def _stacked(rows: Sequence[Floats]) -> Floats:

@@ -23,7 +23,7 @@ PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 
 def accuracy(run: Run, share: float) -> float | None:
     """Test accuracy after the `share` of all rounds, rounded down to a round; a single evaluation."""
-    values, round = run.series["test_accuracy"], floor(share * run.num_rounds)
+    values, round = run.columns["test_accuracy"], floor(share * run.num_rounds)
     if not 1 <= round <= len(values) or math.isnan(values[round - 1]):
         return None
     return float(values[round - 1])
@@ -32,17 +32,17 @@ def accuracy(run: Run, share: float) -> float | None:
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:
     """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds."""
     round = floor(share * run.num_rounds)
-    return _finite_mean(run.series["test_accuracy"][max(round - 1 - width // 2, 0) : round + width // 2])
+    return _finite_mean(run.columns["test_accuracy"][max(round - 1 - width // 2, 0) : round + width // 2])
 
 
 def final_accuracy(run: Run, window: int = FINAL_WINDOW) -> float | None:
     """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return mean_of_last(run.series["test_accuracy"].tolist(), window)
+    return mean_of_last(run.columns["test_accuracy"].tolist(), window)
 
 
 def last_accuracy(run: Run) -> float | None:
     """Test accuracy after the last round that was evaluated: a single, noisy one."""
-    values = run.series["test_accuracy"]
+    values = run.columns["test_accuracy"]
     values = values[np.isfinite(values)]
     return float(values[-1]) if len(values) else None
 
@@ -54,12 +54,12 @@ def client_accuracy(run: Run, aggregate: str) -> float | None:
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
     """Mean test accuracy over the first `share` of all rounds (area under the learning curve): speed of convergence."""
-    return _finite_mean(run.series["test_accuracy"][: floor(share * run.num_rounds)])
+    return _finite_mean(run.columns["test_accuracy"][: floor(share * run.num_rounds)])
 
 
 def fluctuation(run: Run) -> float | None:
     """Largest distance of the last 11 accuracies from their mean: the ± of GPFL's Table II."""
-    values = run.series["test_accuracy"][-FINAL_WINDOW:]
+    values = run.columns["test_accuracy"][-FINAL_WINDOW:]
     values = values[np.isfinite(values)]
     return float(np.abs(values - values.mean()).max()) if len(values) else None
 
@@ -72,12 +72,12 @@ def gain_after(run: Run, share: float) -> float | None:
 
 def rounds_to_cover(run: Run, share: float = 1.0) -> float | None:
     """Rounds until the `share` of all clients has been selected at least once."""
-    return _first_round(run.series["coverage"] >= share - 1e-9)
+    return _first_round(run.columns["coverage"] >= share - 1e-9)
 
 
 def rounds_to(run: Run, target: float) -> float | None:
     """Rounds until the test accuracy first reaches `target`."""
-    return _first_round(run.series["test_accuracy"] >= target)
+    return _first_round(run.columns["test_accuracy"] >= target)
 
 
 def bytes_to(run: Run, target: float) -> float | None:
@@ -89,7 +89,7 @@ def bytes_to(run: Run, target: float) -> float | None:
 def simulated_seconds_to(run: Run, target: float) -> float | None:
     """Seconds on the simulated clock until the test accuracy first reaches `target`; None without such a clock."""
     reached = rounds_to(run, target) if is_simulated(run) else None
-    return None if reached is None else float(run.series["simulated_seconds"][: int(reached)].sum())
+    return None if reached is None else float(run.columns["simulated_seconds"][: int(reached)].sum())
 
 
 def is_simulated(run: Run) -> bool:
@@ -99,12 +99,12 @@ def is_simulated(run: Run) -> bool:
 
 def participation(run: Run) -> float | None:
     """Mean share of clients that upload in a round."""
-    return _finite_mean(run.series["participation_ratio"])
+    return _finite_mean(run.columns["participation_ratio"])
 
 
 def participation_rise(run: Run) -> float | None:
     """Mean share of clients that upload in the second half of the rounds, minus that in the first half."""
-    ratios = run.series["participation_ratio"]
+    ratios = run.columns["participation_ratio"]
     early, late = _finite_mean(ratios[: len(ratios) // 2]), _finite_mean(ratios[len(ratios) // 2 :])
     return None if early is None or late is None else late - early
 
@@ -149,7 +149,7 @@ def _negative(measure: Measure) -> Measure:
 
 def _spent(run: Run, names: Sequence[str]) -> Floats:
     """The sum of recorded quantities in every round, [T]."""
-    return np.sum([run.series[name] for name in names], 0)
+    return np.sum([run.columns[name] for name in names], 0)
 
 
 def total_cost(run: Run, names: Sequence[str]) -> float:

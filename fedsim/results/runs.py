@@ -120,8 +120,12 @@ class Run:
     def records(self) -> list[dict[str, Any]]:
         return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
 
+    def series(self, name: str) -> Floats:
+        """A recorded number of every round, [T]; nan where it was not measured."""
+        return self.columns[name]
+
     @cached_property
-    def series(self) -> Mapping[str, Floats]:
+    def columns(self) -> Mapping[str, Floats]:
         """The recorded numbers of every round by name, [T] each; nan where one was not measured."""
         if not self.records:
             return defaultdict(lambda: np.empty(0))

@@ -1,0 +1,82 @@
+"""What answers without PyTorch in the process, and that source tells the parameters that classes have."""
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+
+from fedsim.config.declared import declared
+from fedsim.core.disk import conf_dir
+
+HEAVY = ("torch", "scipy", "pandas", "sympy", "sklearn", "matplotlib", "triton")
+PROGRAM = f"""
+import sys
+from fedsim.run import main
+try:
+    main()
+finally:
+    print("LOADED", *sorted(set({HEAVY}) & sys.modules.keys()))
+"""
+
+
+def loaded(*words: str, code: int = 0) -> str:
+    """What a command has imported of what takes long."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == code, done.stderr
+    return next(line for line in done.stdout.splitlines() if line.startswith("LOADED"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--help", 0),
+        ("--version", 0),
+        ("list", 0),
+        ("list selector gpfl", 0),
+        ("--cfg job preset=gpfl_rho", 0),
+        ("sync --dry-run .", 0),
+        ("selctor=random", 2),
+        ("selector=randm", 2),
+        ("num_rounds=x", 2),
+        ("optimizer.lr=-1 selector=gpfl selector.exploration.rho=x", 2),
+        ("-m selector=random,oort selector.clip=7", 2),
+    ],
+)
+@pytest.mark.usefixtures("empty_folder")
+def test_questions_and_mistakes_are_answered_without_pytorch(words: str, code: int) -> None:
+    assert loaded(*words.split(), code=code) == "LOADED"
+
+
+def test_a_short_run_imports_neither_compilers_nor_tables(empty_folder: Path) -> None:
+    done = loaded("num_rounds=1", "tracker=files_only")
+    assert not {"pandas", "sympy", "sklearn", "matplotlib"} & set(done.split())
+    assert "matplotlib" not in loaded("report", "outputs/default", "--no-figures")
+    assert "torch" not in loaded("report", "outputs/default", "--no-figures").split()
+
+
+TARGETS = sorted(
+    {t for p in conf_dir().rglob("*.yaml") for t in re.findall(r"_target_: (fedsim\.[\w.]+)", p.read_text())}
+)
+
+
+def parameters_of(cls: Any, keyword_only: bool = True) -> Mapping[str, tuple[Any, list[str]]]:
+    """Annotation and ranges of each keyword-only parameter; of other objects (parts in parts) that they are objects."""
+    hints, rules = get_type_hints(cls.__init__), getattr(cls, "__parameters__", {})
+    names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    plain = {name: hints[name] if "fedsim" not in str(hints[name]) else object for name in names}
+    return {name: (plain[name], [str(rule) for rule in rules.get(name, [])]) for name in names}
+
+
+def test_source_tells_the_parameters_of_classes() -> None:
+    told = {target: cls for target in TARGETS if (cls := declared(target)) is not None}
+    assert len(told) > 50
+    for target, cls in told.items():
+        module, _, name = target.rpartition(".")
+        if "jobs" not in module and "running" not in module:  # launchers are built from nodes of Hydra
+            assert parameters_of(cls) == parameters_of(getattr(importlib.import_module(module), name)), target

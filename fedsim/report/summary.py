@@ -82,10 +82,8 @@ def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) ->
     rows = [_compared(group, other) for group, other in pairs]
     if not any(int(row[1]) for row in rows):
         raise ReportError(
-            "--against: nothing to compare. These runs: "
-            f"{_described(current['groups'])}; the earlier summary: {_described(earlier['groups'])}. A run is the same"
-            " if all its choices and config values but seed, engine and device are; compare with the summary of the"
-            " same preset and size, at seeds that it has"
+            f"--against: nothing to compare. These runs: {_described(current['groups'])}; the earlier summary:"
+            f" {_described(earlier['groups'])}. Compare with one of the same preset and size, at seeds that it has"
         )
     found = {id(other) for _, other in pairs if other is not None}
     alone = [_name(group) for group in earlier["groups"] if id(group) not in found]

@@ -174,7 +174,7 @@ OTHER_SIZE = "another size than the paper's"
 def examine_number(number: Number, cases: Cases) -> Evidence:
     """The evidence about a printed number. Raises `UnjudgedError`."""
     group = cases.usable(number.about)
-    if not cases.full_size:
+    if cases.scale != "full":
         raise UnjudgedError(OTHER_SIZE)
     values = list(measures.values_by_seed(group, number.measure).values())
     return is_number(number.value, estimate(values, measures.bounds_of(number.measure)), number.margin)
@@ -187,7 +187,7 @@ def examine_claim(claim: Claim, cases: Cases) -> Evidence:
     if claim.others:
         return _compare(claim, cases)
     group = cases.usable(claim.about)
-    if not (cases.full_size or claim.any_size):
+    if cases.scale != "full" and not claim.any_size:
         raise UnjudgedError(OTHER_SIZE)
     return _bound(claim, group) if claim.is_bound else _about(claim, group)
 
@@ -206,7 +206,7 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
     if claim.not_worse_by is not None:
         return is_not_worse(rivals, claim.not_worse_by)
     assert claim.gain is not None
-    if cases.full_size or claim.any_size or not claim.gain:
+    if cases.scale == "full" or claim.any_size or not claim.gain:
         return exceeds(rivals, claim.gain, claim.tolerance)
     found = exceeds(rivals)
     return replace(found, detail="; ".join(filter(None, (found.detail, BY_SIGN))), size_holds=False)

@@ -70,10 +70,7 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
 
 
 def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
-    """Training and test conditions: the last 30 % of the seeds, at least one, are for testing.
-
-    A single seed is for both.
-    """
+    """Training and test conditions: the last 30 % of the seeds are for testing, at least one; a single one for both."""
     seeds = sorted({c.seed for c in conditions})
     held = set(seeds[-max(1, round(TEST_SHARE * len(seeds))) :])
     testing = [c for c in conditions if c.seed in held]

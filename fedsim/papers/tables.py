@@ -41,15 +41,13 @@ def numbers(judged: Sequence[Judged]) -> Table:
         ours = found.ours if isinstance(found.ours, Estimate) else None
         plus_minus = "" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"
         name = printed.id.partition("/")[2].replace("/", " ") + (AFTER if printed.added_after_runs else "")
-        several_seeds = ours is not None and ours.num > 1
+        next_one = ours if ours is not None and ours.num > 1 else None
         cells = [
             Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
             show_estimate(ours),
             number(None if ours is None else ours.num),
-            Cell("{:.3f} to {:.3f}".format(*ours.next_interval), ours.next_interval[0])
-            if ours and several_seeds
-            else "-",
-            number(ours.next_half_width if ours and several_seeds else None, ".3f"),
+            Cell("{:.3f} to {:.3f}".format(*next_one.next_interval), next_one.next_interval[0]) if next_one else "-",
+            number(next_one.next_half_width if next_one else None, ".3f"),
             number(None if ours is None else ours.mean - printed.value, "+.4f"),
             number(printed.margin, "g"),
         ]

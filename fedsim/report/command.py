@@ -59,10 +59,8 @@ def run(options: Namespace) -> int:
 
 
 def find_source(name: str, output_dir: Path) -> Path:
-    """The archive or folder `name`, or the folder of the preset `name` below `output_dir`.
-
-    Raises `ReportError` if none of them exists.
-    """
+    """The archive or folder `name`, or the folder of the preset `name` below `output_dir`. Raises `ReportError` if none
+    of them exists."""
     path = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
     if path is None and Path(name).is_file():
         return Path(name)

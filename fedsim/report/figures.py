@@ -231,10 +231,8 @@ def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | N
 
 
 def sorted_accuracies(group: Group) -> Floats | None:
-    """The sorted accuracies of the clients of each run [runs, clients]; None if no run has them.
-
-    Runs in which fewer clients have an accuracy decide how many ranks there are; others are interpolated.
-    """
+    """The sorted accuracies of the clients of each run [runs, clients], interpolated at the ranks of the run in which
+    the fewest clients have one; None if no run has them."""
     measured = [run.client_accuracies for run in group.complete if run.client_accuracies is not None]
     runs = [known for values in measured if len(known := np.sort(values[np.isfinite(values)]))]
     if not runs:
@@ -291,10 +289,7 @@ def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
 
 
 def histogram_edges(highest: int) -> Floats:
-    """Edges of at most `BINS` bars that each cover as many of the numbers from 0 to `highest`.
-
-    Bars of a fractional width would cover now one number, now two.
-    """
+    """Edges of at most `BINS` bars that each cover as many of the whole numbers from 0 to `highest`."""
     width = -(-(highest + 1) // BINS)
     bars = -(-(highest + 1) // width)
     return np.arange(bars + 1, dtype=np.float64) * width - 0.5

@@ -153,10 +153,8 @@ def _final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
 
 
 def _reference(panel: Panel, group: Group) -> Group:
-    """What a line of a panel is compared with: random selection in its setting, or else the first line.
-
-    The first line, too, where all lines are random selection, as in a sweep over aggregators.
-    """
+    """What a line of a panel is compared with: random selection in its setting, or else the first line, as where all
+    lines are random selection."""
     nothing_else = all(line.choices.get("selector") == REFERENCE for line in panel.lines.values())
     found = None if nothing_else else panel.reference_of(group, REFERENCE)
     return found or panel.reference(REFERENCE)

@@ -26,6 +26,7 @@ from fedsim.papers.published import Claim, Publication
 from fedsim.results import measures
 from fedsim.results.groups import group_runs, has_made, is_equal
 from fedsim.results.runs import read_runs
+from fedsim.running.assembly import build_model
 from tests.engines import reference
 from tests.sweep_words import jobs_of
 from tests.test_presets import plans_of
@@ -137,3 +138,8 @@ def test_clients_with_models_of_their_own_through_the_command(tmp_path: Path, mo
     assert runs["None"].summary["initial_accuracy"] == runs["per_client"].summary["initial_accuracy"]
     assert all(own[key] == common[key] for key in ("trained", "uploaded", "bytes_up"))
     assert {str(group.labels["init_seed"]) for group in group_runs(runs.values())} == {"-", "per_client"}
+    node = yaml.safe_load((Path(__file__).parents[1] / "conf/model/logistic.yaml").read_text())
+    models = [build_model(node, (1, 8, 8), 10, Streams(0), client) for client in (None, 0, 1, 0)]
+    server, first, second, again = (next(iter(model.parameters())) for model in models)
+    assert not any(one.equal(other) for one, other in ((server, first), (server, second), (first, second)))
+    assert again.equal(first)

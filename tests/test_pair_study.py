@@ -15,7 +15,6 @@ from fedsim.papers.pair_study import (
     claims_table,
     fit,
     judge_conditions,
-    judge_runs,
     labels_of,
     make_tables,
     read_conditions,
@@ -142,12 +141,12 @@ def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
     names, found = read_conditions(runs)
     assert names == ["cos_2", "inner product"]
     assert [condition.features.shape for condition in found] == [(3, 2)] * 2
-    table = make_tables(runs)[0]
+    table = make_tables(*read_conditions(runs))[0]
     assert {row[0] for row in table.rows} == {"cos_2", "inner product", "a random pair"}
     assert "1 conditions for fitting, 1 for testing, split by seed" in table.note
-    assert "fitted and tested on the same" in make_tables(runs[:1])[0].note
-    without = [Run(tmp_path, {}, {})]
-    assert (make_tables(without), judge_runs(without)) == ([], [])
+    assert "fitted and tested on the same" in make_tables(*read_conditions(runs[:1]))[0].note
+    without = read_conditions([Run(tmp_path, {}, {})])
+    assert (make_tables(*without), judge_conditions(*without)) == ([], [])
 
 
 def test_a_planted_feature_is_found() -> None:

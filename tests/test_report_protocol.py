@@ -12,7 +12,7 @@ import yaml
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import with_one_amount_of_work
 from fedsim.papers.examine import Evidence
-from fedsim.papers.judge import Judged, examine, judge_all, verdicts_by_id
+from fedsim.papers.judge import Judged, correct, examine, examine_all, verdicts_by_id
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
@@ -38,7 +38,7 @@ def run_of(folder: Path, *words: str, accuracy: float = 0.5, seeds: int = 5, cov
 
 
 def judged(folder: Path) -> dict[str, Judged]:
-    return {one.printed.id: one for _, some in judge_all(read_runs(folder)) for one in some}
+    return {one.printed.id: one for _, some in correct(examine_all(read_runs(folder))) for one in some}
 
 
 TABLE2 = ("preset=gpfl_table2_fmnist", "cell=gpfl_2spc")

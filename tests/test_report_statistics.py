@@ -119,13 +119,3 @@ def test_95_percent_intervals_cover_95_percent(num: int, draw: str) -> None:
     tolerance = 4 * math.sqrt(0.05 * 0.95 / TRIALS)  # of the simulation; exact for normal differences alone
     assert 0.95 - tolerance - (0.02 if draw == "uniform" else 0) <= covered
     assert covered <= 0.95 + tolerance + (0.03 if draw == "laplace" else 0)
-
-
-def test_a_prediction_interval_holds_one_more_run_in_95_percent() -> None:
-    rng = np.random.default_rng(0)
-    inside = 0
-    for _ in range(TRIALS):
-        *runs, another = rng.normal(0.6, 0.03, 6)
-        found = estimate(runs)
-        inside += found.next_interval[0] <= another <= found.next_interval[1]
-    assert inside / TRIALS == pytest.approx(0.95, abs=4 * math.sqrt(0.05 * 0.95 / TRIALS))

@@ -15,22 +15,13 @@ import numpy as np
 
 from fedsim.papers.protocol import Cases, UnjudgedError
 from fedsim.papers.published import ALPHA, MAJORITY, Claim, Number, Verdict
+from fedsim.results import measures
 from fedsim.results.groups import Group
-from fedsim.results.measures import (
-    COUNT_MEASURES,
-    FIRST_ROUND_MEASURES,
-    base_name,
-    bounds_of,
-    find_measure,
-    values_by_seed,
-)
 from fedsim.results.runs import Run, Seeds
 from fedsim.results.statistics import (
     MIN_SEEDS,
-    ROUNDING,
     Difference,
     Estimate,
-    Mean,
     Median,
     Share,
     differences,
@@ -76,11 +67,6 @@ class Evidence:
     def is_tested(self) -> bool:
         """Whether there are enough seeds for a verdict, so that its tests count among those that are corrected."""
         return self.num >= MIN_SEEDS
-
-    @property
-    def is_arithmetic(self) -> bool:
-        """Whether all runs give the same, as numbers of clients and samples do, so that there is nothing to test."""
-        return isinstance(self.ours, Mean) and self.ours.error < ROUNDING
 
     @property
     def verdict(self) -> Verdict:
@@ -188,10 +174,10 @@ OTHER_SIZE = "another size than the paper's"
 def examine_number(number: Number, cases: Cases) -> Evidence:
     """The evidence about a printed number. Raises `UnjudgedError`."""
     group = cases.usable(number.about)
-    if not cases.full_size:
+    if cases.scale != "full":
         raise UnjudgedError(OTHER_SIZE)
-    values = list(values_by_seed(group, number.measure).values())
-    return is_number(number.value, estimate(values, bounds_of(number.measure)), number.margin)
+    values = list(measures.values_by_seed(group, number.measure).values())
+    return is_number(number.value, estimate(values, measures.bounds_of(number.measure)), number.margin)
 
 
 def examine_claim(claim: Claim, cases: Cases) -> Evidence:
@@ -201,7 +187,7 @@ def examine_claim(claim: Claim, cases: Cases) -> Evidence:
     if claim.others:
         return _compare(claim, cases)
     group = cases.usable(claim.about)
-    if not (cases.full_size or claim.any_size):
+    if cases.scale != "full" and not claim.any_size:
         raise UnjudgedError(OTHER_SIZE)
     return _bound(claim, group) if claim.is_bound else _about(claim, group)
 
@@ -220,7 +206,7 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
     if claim.not_worse_by is not None:
         return is_not_worse(rivals, claim.not_worse_by)
     assert claim.gain is not None
-    if cases.full_size or claim.any_size or not claim.gain:
+    if cases.scale == "full" or claim.any_size or not claim.gain:
         return exceeds(rivals, claim.gain, claim.tolerance)
     found = exceeds(rivals)
     return replace(found, detail="; ".join(filter(None, (found.detail, BY_SIGN))), size_holds=False)
@@ -232,7 +218,7 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
         raise UnjudgedError(f"no runs of {', '.join(missing)}")
     groups = {"": cases.usable(about)}
     groups |= {name: cases.usable({**about, claim.among: name}) for name in claim.others}
-    values = {name: values_by_seed(group, claim.measure) for name, group in groups.items()}
+    values = {name: measures.values_by_seed(group, claim.measure) for name, group in groups.items()}
     pairs = itertools.combinations(groups, 2) if claim.all_pairs else [("", name) for name in claim.others]
     return {
         f"{first} to {second}" if first else second: paired_values(values[first], values[second])
@@ -245,9 +231,11 @@ def _trend(claim: Claim, cases: Cases) -> Evidence:
     by_value: list[dict[Seeds, float]] = []
     for value in claim.values:
         wanted = {**claim.about, str(claim.grows_with): str(value)}
-        found = values_by_seed(cases.usable(wanted), claim.measure)
+        found = measures.values_by_seed(cases.usable(wanted), claim.measure)
         if claim.minus is not None:
-            found = paired_values(found, values_by_seed(cases.usable({**wanted, **claim.minus}), claim.measure))
+            found = paired_values(
+                found, measures.values_by_seed(cases.usable({**wanted, **claim.minus}), claim.measure)
+            )
         by_value.append(found)
     seeds = sorted(set.intersection(*(set(values) for values in by_value)))
     try:
@@ -259,10 +247,12 @@ def _trend(claim: Claim, cases: Cases) -> Evidence:
 
 def _about(claim: Claim, group: Group) -> Evidence:
     assert claim.value is not None
-    measured = list(map(find_measure(claim.measure), group.complete))
-    if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
+    measured = list(map(measures.find_measure(claim.measure), group.complete))
+    if measures.base_name(claim.measure) not in measures.FIRST_ROUND_MEASURES:
         known = [value for value in measured if value is not None]
-        return is_number(claim.value, estimate(known, bounds_of(claim.measure)), claim.tolerance, claim.tolerance)
+        return is_number(
+            claim.value, estimate(known, measures.bounds_of(claim.measure)), claim.tolerance, claim.tolerance
+        )
     ends = min(run.num_rounds for run in group.complete)
     if ends < claim.value + claim.tolerance:
         raise UnjudgedError(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")
@@ -271,7 +261,7 @@ def _about(claim: Claim, group: Group) -> Evidence:
 
 
 def _bound(claim: Claim, group: Group) -> Evidence:
-    measure = find_measure(claim.measure)
+    measure = measures.find_measure(claim.measure)
     outcomes = [_is_within(claim, run, measure(run)) for run in group.complete]
     known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
@@ -283,12 +273,12 @@ def _bound(claim: Claim, group: Group) -> Evidence:
 
 def _is_within(claim: Claim, run: Run, value: float | None) -> bool | None:
     """Whether a run is within the bound of a claim; None if it ended too early to tell, or has no value."""
-    name = base_name(claim.measure)
+    name = measures.base_name(claim.measure)
     if claim.at_most is not None:
         if value is None:
-            return False if name in FIRST_ROUND_MEASURES and run.num_rounds >= claim.at_most else None
-        return None if name in COUNT_MEASURES and run.num_rounds <= claim.at_most else value <= claim.at_most
+            return False if name in measures.FIRST_ROUND_MEASURES and run.num_rounds >= claim.at_most else None
+        return None if name in measures.COUNT_MEASURES and run.num_rounds <= claim.at_most else value <= claim.at_most
     assert claim.at_least is not None
     if value is None:
-        return True if name in FIRST_ROUND_MEASURES and run.num_rounds + 1 >= claim.at_least else None
-    return None if name in COUNT_MEASURES and run.num_rounds < claim.at_least else value >= claim.at_least
+        return True if name in measures.FIRST_ROUND_MEASURES and run.num_rounds + 1 >= claim.at_least else None
+    return None if name in measures.COUNT_MEASURES and run.num_rounds < claim.at_least else value >= claim.at_least

@@ -39,21 +39,8 @@ class Judged:
     def verdict(self) -> Verdict:
         return "not judged" if self.evidence is None else self.evidence.verdict
 
-    @property
-    def difference(self) -> float | None:
-        """Our mean minus the paper's number; None for claims."""
-        ours = None if self.evidence is None else self.evidence.ours
-        if isinstance(self.printed, Claim) or not isinstance(ours, Estimate):
-            return None
-        return ours.mean - self.printed.value
-
 
 Compared = list[tuple[Publication, list[Judged]]]
-
-
-def judge_all(runs: Iterable[Run]) -> Compared:
-    """The judgements for every publication about the runs' presets and sizes."""
-    return correct(examine_all(runs))
 
 
 def examine_all(runs: Iterable[Run]) -> Compared:

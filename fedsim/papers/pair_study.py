@@ -4,10 +4,9 @@ A condition is one round of one run. The label of a pair is its negated validati
 condition; features are standardised over the training conditions. Training and test conditions are split by seed.
 
 Claims about the table are judged by cross-validation over seeds: every seed is held out once; the directions of
-features, and the rival features to compare with, are chosen on the other seeds and evaluated on the held-out one, so
-that no rival is picked on the data that it is compared on. A comparison is a t test on one number per held-out seed;
-one claim in all settings is a family (see `RULES`). The claims were written after the table of the runs at
-`scale=small` had been seen.
+features, and the rivals to compare with, are chosen on the other seeds. A comparison is a t test on one number per
+held-out seed; one claim in all settings is a family (see `RULES`). The claims were written after the table of the runs
+at `scale=small` had been seen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,10 +70,7 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
 
 
 def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
-    """Training and test conditions: the last 30 % of the seeds, at least one, are for testing.
-
-    A single seed is for both.
-    """
+    """Training and test conditions: the last 30 % of the seeds are for testing, at least one; a single one for both."""
     seeds = sorted({c.seed for c in conditions})
     held = set(seeds[-max(1, round(TEST_SHARE * len(seeds))) :])
     testing = [c for c in conditions if c.seed in held]
@@ -157,13 +153,12 @@ class Fold:
         return min(candidates, key=lambda f: float(score[f]))
 
 
-def make_tables(runs: Sequence[Run]) -> list[Table]:
-    """Tables of the features over all conditions, and of relative losses by setting and by round; [] without traces."""
-    names, conditions = read_conditions(runs)
+def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[Table]:
+    """Tables of the features over all `conditions`, and of relative losses by setting and by round; [] without them."""
     if not conditions:
         return []
     training, testing = split_by_seed(conditions)
-    fold = Fold(names, testing, training)
+    fold = Fold(list(names), testing, training)
     joint = fit(standardised(training, training), labels_of(training))
     ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
     entropies, relative = fold.entropies(testing), fold.relative_losses(testing)
@@ -215,14 +210,10 @@ RULE = (
 )
 
 
-def judge_runs(runs: Sequence[Run]) -> list[Judged]:
-    """Judge the paper's claims about features of pairs; [] if the runs have no traces."""
-    names, conditions = read_conditions(runs)
-    return judge_conditions(names, conditions) if conditions else []
-
-
 def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judged]:
-    """Judge the claims on `conditions`, whose features have the given `names`."""
+    """Judge the paper's claims on `conditions`, whose features have the given `names`; [] without conditions."""
+    if not conditions:
+        return []
     table = _claim("", TEXTS["best"], "Table I")
     if PNCS_FEATURE not in names:
         return [Judged(table, None, f"{PNCS_FEATURE} was not measured")]
@@ -230,18 +221,20 @@ def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> l
     if len(seeds) < MIN_SEEDS:
         return [Judged(table, Evidence(None), f"{len(seeds)} seeds")]
     folds = [Fold.of(list(names), conditions, seed) for seed in seeds]
+    means, against = (_mean_loss, _mean_loss), "difference to {}"
+    power = Judged(_claim("power", TEXTS["power"]), None, "no other power was measured")
+    if any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in names):
+        power = _against_rival("power", folds, means, against, COSINE_PREFIX)
     judged = [
         _negative(folds),
         _against_random(folds, None),
         *(_against_random(folds, setting) for setting in sorted({c.setting for c in conditions}, key=sort_key)),
         _rank(folds),
-        _against_rival("best", folds, Fold.entropies, Fold.entropies),
-        Judged(_claim("power", TEXTS["power"]), None, "no other power was measured"),
-        _against_rival("smaller", folds, _mean_loss, _mean_loss, "cos_4 minus {}", above=True),
-        _against_rival("wider", folds, _mean_loss, _spread, "deviation of cos_4 minus {}"),
+        _against_rival("best", folds, (Fold.entropies, Fold.entropies), against),
+        power,
+        _against_rival("smaller", folds, means, "cos_4 minus {}", above=True),
+        _against_rival("wider", folds, (_mean_loss, _spread), "deviation of cos_4 minus {}"),
     ]
-    if any(name.startswith(COSINE_PREFIX) and name != PNCS_FEATURE for name in names):
-        judged[-3] = _against_rival("power", folds, _mean_loss, _mean_loss, prefix=COSINE_PREFIX)
     families = [one.printed.id.split(".")[2] for one in judged]  # the claim, without a setting
     return corrected(judged, families, ["Table I"] * len(judged))
 
@@ -313,19 +306,13 @@ Score = Callable[[Fold, Sequence[Condition]], Floats]
 
 
 def _against_rival(
-    name: str,
-    folds: Sequence[Fold],
-    chosen_by: Score,
-    measured_by: Score,
-    detail: str = "difference to {}",
-    prefix: str = "",
-    *,
-    above: bool = False,
+    name: str, folds: Sequence[Fold], by: tuple[Score, Score], detail: str, prefix: str = "", *, above: bool = False
 ) -> Judged:
-    """cos_4 minus its rival, the best other feature on the other seeds, one value per held-out seed."""
+    """cos_4 minus its rival, one value per held-out seed: the best other feature `by` the first score on the other
+    seeds; they are compared by the second."""
     values, names = [], set()
     for fold in folds:
-        rival, found = fold.rival(chosen_by(fold, fold.others), prefix), measured_by(fold, fold.held)
+        rival, found = fold.rival(by[0](fold, fold.others), prefix), by[1](fold, fold.held)
         values.append(float(found[fold.pncs] - found[rival]))
         names.add(fold.names[rival])
     return _tested_claim(name, values, detail.format(" or ".join(sorted(names))), above=above)

@@ -37,10 +37,6 @@ class Cases:
     scale: str = "full"
     substitutes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
-    @property
-    def full_size(self) -> bool:
-        return self.scale == "full"
-
     @cached_property
     def deviations(self) -> Mapping[Group, Sequence[str]]:
         """Keys in which runs differ from the nearest setting of the preset, as `key=value (preset: value)`."""

@@ -158,12 +158,10 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
     `margin` is given for the table or for a column; `rows_added_after_runs` names those of the rows. Rows with equal
     values are one row of the paper, to which several of ours are compared.
     """
-    numbers = []
+    numbers, rows = [], list(table["rows"].values())
     for choice, values in table["rows"].items():
         for index, (column, printed) in enumerate(zip(table["columns"], values, strict=True)):
-            alike: list[Any] = []  # the different rows with this value in the column
-            for row in table["rows"].values():
-                alike += [row] if row[index] == printed and row not in alike else []
+            alike = [row for at, row in enumerate(rows) if row[index] == printed and row not in rows[:at]]
             value, plus_minus = printed if isinstance(printed, list) else (printed, None)
             number = Number(
                 id=f"{table['id']}/{choice}/{column['title']}",

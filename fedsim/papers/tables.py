@@ -33,34 +33,29 @@ def totals(compared: Sequence[tuple[Publication, Sequence[Judged]]]) -> Table:
 
 def numbers(judged: Sequence[Judged]) -> Table:
     """The numbers printed in a paper beside ours, with verdicts."""
-    rows, several = [], _of_several_presets(judged)
-    for judgement in judged:
+    rows = []
+    for place, judgement in zip(_places(judged), judged, strict=True):
         printed, found = judgement.printed, judgement.evidence or Evidence(None)
         if not isinstance(printed, Number):
             continue
         ours = found.ours if isinstance(found.ours, Estimate) else None
         plus_minus = "" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"
         name = printed.id.partition("/")[2].replace("/", " ") + (AFTER if printed.added_after_runs else "")
-        several_seeds = ours is not None and ours.num > 1
+        next_one = ours if ours is not None and ours.num > 1 else None
         cells = [
             Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
             show_estimate(ours),
             number(None if ours is None else ours.num),
-            _one_more(ours) if ours and several_seeds else "-",
-            number(ours.next_half_width if ours and several_seeds else None, ".3f"),
-            number(judgement.difference, "+.4f"),
+            Cell("{:.3f} to {:.3f}".format(*next_one.next_interval), next_one.next_interval[0]) if next_one else "-",
+            number(next_one.next_half_width if next_one else None, ".3f"),
+            number(None if ours is None else ours.mean - printed.value, "+.4f"),
             number(printed.margin, "g"),
         ]
-        rows.append([_where(judgement, several), name, *cells, *_judged_cells(judgement)])
+        rows.append([place, name, *cells, *_judged_cells(judgement)])
     header = ["where", "what", "paper", "ours", "seeds", "one more run of ours", "half its width"]
     header += ["difference", "margin", "p close / no draw", "the same (Holm)", "verdict", OVER_PAPER, ""]
     note = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
     return Table("numbers", "The paper's numbers and ours", header, rows, note)
-
-
-def _one_more(ours: Estimate) -> str:
-    low, high = ours.next_interval
-    return Cell(f"{low:.3f} to {high:.3f}", low)
 
 
 def all_numbers(judged: Sequence[Judged]) -> Table:
@@ -80,13 +75,10 @@ def all_numbers(judged: Sequence[Judged]) -> Table:
     return Table("omnibus", "All printed numbers at once", header, rows, note)
 
 
-def _of_several_presets(judged: Sequence[Judged]) -> bool:
-    return len({one.preset for one in judged}) > 1
-
-
-def _where(one: Judged, several: bool) -> str:
-    """The place in the paper; in a report of several presets also the preset whose runs are judged."""
-    return f"{one.printed.where} ({one.preset})" if several else one.printed.where
+def _places(judged: Sequence[Judged]) -> list[str]:
+    """The place of each in the paper; in a report of several presets also the preset whose runs are judged."""
+    several = len({one.preset for one in judged}) > 1
+    return [f"{one.printed.where} ({one.preset})" if several else one.printed.where for one in judged]
 
 
 def _judged_cells(one: Judged) -> list[str]:
@@ -98,12 +90,12 @@ def _judged_cells(one: Judged) -> list[str]:
 
 def claims(judged: Sequence[Judged]) -> Table:
     """The claims of a paper beside our results, with verdicts."""
-    rows, several = [], _of_several_presets(judged)
-    for judgement in judged:
+    rows = []
+    for place, judgement in zip(_places(judged), judged, strict=True):
         if isinstance(judgement.printed, Claim):
             claim, found = judgement.printed, judgement.evidence or Evidence(None)
             text = claim.text + (AFTER if claim.added_after_runs else REVISED if claim.revised_after_runs else "")
-            rows.append([_where(judgement, several), text, show_result(found.ours), *_judged_cells(judgement)])
+            rows.append([place, text, show_result(found.ours), *_judged_cells(judgement)])
     note = " ".join(RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm"))
     header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", OVER_PAPER, ""]
     return Table("claims", "The paper's claims", header, rows, note)

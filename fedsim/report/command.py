@@ -13,7 +13,7 @@ PDF, and summary.json, which is small enough to keep and to compare.
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, cast
 
@@ -21,13 +21,13 @@ from rich.console import Console
 
 from fedsim.core.disk import unwritable, write_files
 from fedsim.papers import tables as papers
-from fedsim.papers.judge import judge_all, verdicts_by_id
-from fedsim.papers.pair_study import claims_table, judge_runs, make_tables
-from fedsim.report.page import Look, html_page, make_looks
+from fedsim.papers.judge import correct, examine_all, verdicts_by_id
+from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions
+from fedsim.report.page import html_page, make_looks
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables
 from fedsim.results.files import OutputError
-from fedsim.results.groups import Panel, distinct, drawn_panels, group_runs, make_panels
+from fedsim.results.groups import distinct, drawn_panels, group_runs, make_panels
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from fedsim.results.table import rich_tables, table_files
 from fedsim.tracking.tables import Output
@@ -59,10 +59,8 @@ def run(options: Namespace) -> int:
 
 
 def find_source(name: str, output_dir: Path) -> Path:
-    """The archive or folder `name`, or the folder of the preset `name` below `output_dir`.
-
-    Raises `ReportError` if none of them exists.
-    """
+    """The archive or folder `name`, or the folder of the preset `name` below `output_dir`. Raises `ReportError` if none
+    of them exists."""
     path = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
     if path is None and Path(name).is_file():
         return Path(name)
@@ -80,12 +78,13 @@ def report(
         sys.stderr.write(f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n")
     groups = group_runs(counted)
     panels = make_panels(groups)
-    compared = judge_all(runs)
+    compared = correct(examine_all(runs))
     judged = [judgement for _, judgements in compared for judgement in judgements]
-    pair_rows = judge_runs(counted)
+    pairs = read_conditions(counted)
+    pair_rows = judge_conditions(*pairs)
     summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
     tables = [papers.totals(compared), papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
-    tables += [*all_tables(groups, panels), claims_table(pair_rows), *make_tables(counted)]
+    tables += [*all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
     tables = [table for table in tables if table.rows]
     if against is not None:
         tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
@@ -98,7 +97,11 @@ def report(
     looks = make_looks(drawn)
     try:
         write_files(target, table_files(tables))
-        pictures = _draw(drawn, looks, target / "figures") if drawn else []
+        pictures = []
+        if drawn:
+            from fedsim.report.figures import all_plots, save  # here: matplotlib takes half a second to import
+
+            pictures = save(all_plots(drawn, looks), target / "figures")
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(name, groups, tables, target, panels=drawn, looks=looks, pictures=pictures, sources=sources)
@@ -107,9 +110,3 @@ def report(
     except OSError as error:
         raise OutputError(unwritable("--to", target, error)) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)
-
-
-def _draw(panels: Sequence[Panel], looks: Mapping[str, Look], folder: Path) -> list[tuple[str, bytes]]:
-    from fedsim.report import figures  # here: matplotlib takes time, which a report without figures does not pay
-
-    return figures.save(figures.all_plots(panels, looks), folder)

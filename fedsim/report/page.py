@@ -110,10 +110,8 @@ MARKERS = {
 
 
 def make_looks(panels: Sequence[Panel]) -> Mapping[str, Look]:
-    """The look of each line of the panels by its name, in the order in which legends have them.
-
-    Colours repeat after seven methods, with another dash; colour and marker together after 63.
-    """
+    """The look of each line of the panels by its name, in the order in which legends have them. Colours repeat after
+    seven methods, with another dash; colour and marker together after 63."""
     names = sorted({name for panel in panels for name in panel.lines}, key=sort_key)
     dashes, markers = list(DASHES), list(MARKERS)
     looks = {}

@@ -10,7 +10,7 @@ from fedsim.papers.protocol import FREE, comparable_config
 from fedsim.papers.published import Claim, Number
 from fedsim.results.groups import Group, show_labels
 from fedsim.results.measures import measured
-from fedsim.results.runs import ReportError, Run
+from fedsim.results.runs import ReportError
 from fedsim.results.table import Table, number
 
 SUMMARY_MEASURES = {
@@ -38,8 +38,8 @@ def make_summary(
     A group has its choices of config groups and a hash of its config, by which `compare_summaries` finds it again; each
     run has the engine and the commit that made it. `verdicts` are those on numbers and claims by their ids.
     """
-    more = dict.fromkeys(one.measure for one in printed if one.measure not in SUMMARY_MEASURES.values())
-    measures = {**SUMMARY_MEASURES, **dict(zip(more, more, strict=True))}
+    more = {one.measure: one.measure for one in printed if one.measure not in SUMMARY_MEASURES.values()}
+    measures = {**SUMMARY_MEASURES, **more}
     made = []
     for group in groups:
         names = [str(run.seeds) for run in group.complete]
@@ -53,7 +53,15 @@ def make_summary(
             "config": config_hash(group.runs[0].config),
             "diverged": group.num_diverged,
         }
-        made.append({**about, "seeds": seeds, "made_by": {str(run.seeds): made_by(run) for run in group.complete}})
+        made_by = {}
+        for run in group.complete:
+            dirty, torch = (
+                (run.summary.get("revision") or {}).get("dirty"),
+                run.summary.get("environment", {}).get("torch"),
+            )
+            origin = {"engine": run.summary.get("engine"), "commit": run.commit, "dirty": dirty, "torch": torch}
+            made_by[str(run.seeds)] = origin
+        made.append({**about, "seeds": seeds, "made_by": made_by})
     return {"groups": made, "verdicts": dict(verdicts)}
 
 
@@ -62,13 +70,6 @@ def config_hash(config: Mapping[str, Any]) -> str:
     values = {key: value for key, value in comparable_config(config).items() if key not in FOLDERS}
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def made_by(run: Run) -> dict[str, Any]:
-    """The engine and the commit that a run's summary names; null where it names none."""
-    dirty = (run.summary.get("revision") or {}).get("dirty")
-    torch = run.summary.get("environment", {}).get("torch")
-    return {"engine": run.summary.get("engine"), "commit": run.commit, "dirty": dirty, "torch": torch}
 
 
 def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) -> Table:
@@ -82,10 +83,8 @@ def compare_summaries(current: Mapping[str, Any], earlier: Mapping[str, Any]) ->
     rows = [_compared(group, other) for group, other in pairs]
     if not any(int(row[1]) for row in rows):
         raise ReportError(
-            "--against: nothing to compare. These runs: "
-            f"{_described(current['groups'])}; the earlier summary: {_described(earlier['groups'])}. A run is the same"
-            " if all its choices and config values but seed, engine and device are; compare with the summary of the"
-            " same preset and size, at seeds that it has"
+            f"--against: nothing to compare. These runs: {_described(current['groups'])}; the earlier summary:"
+            f" {_described(earlier['groups'])}. Compare with one of the same preset and size, at seeds that it has"
         )
     found = {id(other) for _, other in pairs if other is not None}
     alone = [_name(group) for group in earlier["groups"] if id(group) not in found]

@@ -9,20 +9,10 @@ import numpy as np
 import yaml
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
+from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import (
-    PHASE_SECONDS,
-    Measure,
-    bytes_to,
-    cost_a_round,
-    measured,
-    one_time_cost,
-    rounds_to,
-    simulated_seconds_to,
-    total_cost,
-    values_by_seed,
-)
+from fedsim.results.measures import PHASE_SECONDS, Measure, measured, values_by_seed
 from fedsim.results.runs import Run, Seeds
 from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
@@ -163,10 +153,8 @@ def _final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
 
 
 def _reference(panel: Panel, group: Group) -> Group:
-    """What a line of a panel is compared with: random selection in its setting, or else the first line.
-
-    The first line, too, where all lines are random selection, as in a sweep over aggregators.
-    """
+    """What a line of a panel is compared with: random selection in its setting, or else the first line, as where all
+    lines are random selection."""
     nothing_else = all(line.choices.get("selector") == REFERENCE for line in panel.lines.values())
     found = None if nothing_else else panel.reference_of(group, REFERENCE)
     return found or panel.reference(REFERENCE)
@@ -217,7 +205,9 @@ def targets(panels: Sequence[Panel]) -> Table:
         if (level := _level(panel)) is None:
             continue
         for line, group in panel.lines.items():
-            rounds, volume = measured(group, [partial(of, target=level) for of in (rounds_to, bytes_to)])
+            rounds, volume = measured(
+                group, [partial(of, target=level) for of in (measures.rounds_to, measures.bytes_to)]
+            )
             reached = show_median_reached(rounds), show_median_reached(volume, show_bytes)
             rows.append([panel.title, line, number(level, ".4f"), *reached])
     return _table("targets", ["", "run", "target", "rounds", "bytes both ways"], rows)
@@ -235,10 +225,10 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
         if level is None or len(_with_records(list(lines.values()), ["simulated_seconds"])) < len(lines):
             continue
         for share, target in [(share, share * level) for share in LEVELS]:
-            measures = [partial(of, target=target) for of in (simulated_seconds_to, rounds_to)]
-            slowest = median_reached(measured(panel.reference(REFERENCE), measures)[0])
+            until = [partial(of, target=target) for of in (measures.simulated_seconds_to, measures.rounds_to)]
+            slowest = median_reached(measured(panel.reference(REFERENCE), until)[0])
             for line, group in lines.items():
-                seconds, rounds = measured(group, measures)
+                seconds, rounds = measured(group, until)
                 own = median_reached(seconds)
                 speed_up = number(slowest / own, ".2f") if own and slowest and max(own, slowest) < math.inf else "-"
                 aims = number(target, ".4f"), number(share, ".0%")
@@ -252,7 +242,7 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
     """Simulated time of whole runs beside the measured one, by what the server waited for."""
 
     def a_round(run: Run) -> float:
-        return total_cost(run, ["simulated_seconds"]) / run.num_rounds
+        return measures.total_cost(run, ["simulated_seconds"]) / run.num_rounds
 
     def late_a_round(run: Run) -> float:
         return sum(len(record["late"]) for record in run.records) / run.num_rounds
@@ -260,9 +250,9 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
     columns: Columns = {
         "rounds": ("num_rounds", ".0f"),
         "measured": (lambda run: run.records[-1].get("wall_seconds"), show_seconds),
-        "simulated": (partial(total_cost, names=["simulated_seconds"]), show_seconds),
-        "ask": (partial(total_cost, names=["simulated_seconds_ask"]), show_seconds),
-        "train": (partial(total_cost, names=["simulated_seconds_train"]), show_seconds),
+        "simulated": (partial(measures.total_cost, names=["simulated_seconds"]), show_seconds),
+        "ask": (partial(measures.total_cost, names=["simulated_seconds_ask"]), show_seconds),
+        "train": (partial(measures.total_cost, names=["simulated_seconds_train"]), show_seconds),
         "a round": (a_round, show_seconds),
         "late a round": (late_a_round, ".2f"),
     }
@@ -278,14 +268,14 @@ def costs(groups: Sequence[Group]) -> Table:
     columns: Columns = {
         "rounds": ("num_rounds", ".0f"),
         "start-up rounds": ("start_up_rounds", ".0f"),
-        "time": (partial(total_cost, names=PHASE_SECONDS), show_seconds),
-        "down": (partial(total_cost, names=["bytes_down"]), show_bytes),
-        "up": (partial(total_cost, names=["bytes_up"]), show_bytes),
-        "samples": (partial(total_cost, names=SAMPLES), ",.0f"),
-        "one-time bytes": (partial(one_time_cost, names=BYTES), show_bytes),
-        "one-time time": (partial(one_time_cost, names=PHASE_SECONDS), _show_signed_seconds),
-        "bytes a round": (partial(cost_a_round, names=BYTES), show_bytes),
-        "time a round": (partial(cost_a_round, names=PHASE_SECONDS), show_seconds),
+        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        "down": (partial(measures.total_cost, names=["bytes_down"]), show_bytes),
+        "up": (partial(measures.total_cost, names=["bytes_up"]), show_bytes),
+        "samples": (partial(measures.total_cost, names=SAMPLES), ",.0f"),
+        "one-time bytes": (partial(measures.one_time_cost, names=BYTES), show_bytes),
+        "one-time time": (partial(measures.one_time_cost, names=PHASE_SECONDS), _show_signed_seconds),
+        "bytes a round": (partial(measures.cost_a_round, names=BYTES), show_bytes),
+        "time a round": (partial(measures.cost_a_round, names=PHASE_SECONDS), show_seconds),
     }
     return _by_group("costs", _with_records(groups, (*SAMPLES, *PHASE_SECONDS)), columns)
 
@@ -298,8 +288,8 @@ def phases(groups: Sequence[Group]) -> Table:
     """Seconds of whole runs by phase."""
     columns: Columns = {
         "rounds": ("num_rounds", ".0f"),
-        "total": (partial(total_cost, names=PHASE_SECONDS), show_seconds),
-        **{phase: (partial(total_cost, names=[f"seconds_{phase}"]), show_seconds) for phase in PHASES},
+        "total": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        **{phase: (partial(measures.total_cost, names=[f"seconds_{phase}"]), show_seconds) for phase in PHASES},
     }
     return _by_group("phases", _with_records(groups, PHASE_SECONDS), columns)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from fedsim.papers.judge import Judged
 from fedsim.papers.published import VERDICTS, Claim, Number
-from fedsim.results.statistics import Difference, Estimate
+from fedsim.results.statistics import ROUNDING, Difference, Estimate, Mean
 from fedsim.results.table import show_p, show_result
 from scripts.reproduction.cells import markdown, short, signed, three
 from scripts.reproduction.shipped import RESULTS, Shipped
@@ -71,10 +71,16 @@ def _strict(one: Judged) -> str:
 BY_SETTING, ARITHMETIC = "by setting", "arithmetic"
 
 
+def _is_arithmetic(one: Judged) -> bool:
+    """Whether all runs give the same, as numbers of clients and samples do, so that there is nothing to test."""
+    ours = None if one.evidence is None else one.evidence.ours
+    return isinstance(ours, Mean) and ours.error < ROUNDING
+
+
 def _together(judged: Sequence[Judged], verdict: Callable[[Judged], str]) -> str:
     """The verdict on a statement from those of all rows that are about it."""
     tested = [one for one in judged if one.evidence is not None]
-    if tested and all(one.evidence is not None and one.evidence.is_arithmetic for one in tested):
+    if tested and all(_is_arithmetic(one) for one in tested):
         return ARITHMETIC
     found = {verdict(one) for one in tested}
     return BY_SETTING if len(found) > 1 else next(iter(found), "not judged")

@@ -9,16 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 import yaml
 
 from fedsim.core.configs import flat
 from fedsim.core.rng import Streams
-from fedsim.engine.data import ClientData
-from fedsim.engine.optimizers import SGD, Constant
-from fedsim.engine.schedule import LocalWork
 from fedsim.jobs.cli import run as fedsim_run
 from fedsim.papers import published
 from fedsim.papers.protocol import preset_settings
@@ -27,7 +22,6 @@ from fedsim.results import measures
 from fedsim.results.groups import group_runs, has_made, is_equal
 from fedsim.results.runs import read_runs
 from fedsim.running.assembly import build_model
-from tests.engines import reference
 from tests.sweep_words import jobs_of
 from tests.test_presets import plans_of
 
@@ -105,25 +99,6 @@ def test_what_is_published_is_about_one_setting_of_a_preset(publication: Publica
         for number in publication.numbers:
             fitting = [choices for choices, config in settings if has_made(config, choices, number.about)]
             assert len(fitting) <= 1, (preset, number.id, fitting)
-
-
-def test_one_step_on_all_data_is_a_step_against_the_mean_gradient() -> None:
-    """What preset=pncs_gradient trains: Eq. 5 of PNCS."""
-    model = torch.nn.Linear(3, 2)
-    x, y = torch.randn(9, 3, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 2
-    positions = [np.arange(4), np.arange(4, 9)]
-    job = plans_of("pncs_gradient")[0]
-    local = job.config["local"]
-    optimizer = SGD(lr=0.5, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=Constant())
-    assert {k: job.config["optimizer"][k] for k in ("momentum", "weight_decay")} == {"momentum": 0, "weight_decay": 0}
-    work = LocalWork(None, local["steps"], local["batch_size"])
-    data = ClientData(x, y, positions, positions, 2)
-    engine = reference(model, data, work, optimizer, Streams(0))
-    params = {name: value.detach().clone() for name, value in model.named_parameters()}
-    trained = engine.train(params, np.arange(2), 1, 0.5)
-    flat_delta = torch.cat([trained.delta[name].flatten(1) for name in engine.trained], 1)
-    gradients = torch.stack(list(engine.client_gradients(params, positions, None)))
-    assert torch.allclose(flat_delta.mean(0), -0.5 * gradients.mean(0), atol=1e-6)
 
 
 def test_clients_with_models_of_their_own_through_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

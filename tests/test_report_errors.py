@@ -22,7 +22,7 @@ from fedsim.papers.examine import (
     is_number,
     rises,
 )
-from fedsim.results.statistics import Difference, Median, Share, differences, estimate, pooled
+from fedsim.results.statistics import Difference, Median, Share, differences, estimate
 
 Draw = Callable[[np.random.Generator], Evidence]
 SEEDS = (3, 5, 10, 20)
@@ -181,21 +181,6 @@ def test_false_verdicts_are_rare(draw: Draw, found: tuple[str, ...], limit: floa
 def test_true_verdicts_are_frequent_from_enough_seeds_on(draw: Draw, found: tuple[str, ...], limit: float) -> None:
     counts = verdicts(draw, TRIALS)
     assert not_below(sum(counts[verdict] for verdict in found), TRIALS, limit), (counts, limit)
-
-
-def test_settings_of_a_seed_are_no_further_seeds() -> None:
-    """Two settings that are the same division of the data, averaged in two ways: their differences correlate by .92."""
-    rng = np.random.default_rng(0)
-    false = {"by seed": 0, "as if independent": 0}
-    for _ in range(TRIALS):
-        shared = rng.normal(0, 0.96, 10)
-        strata = [shared + rng.normal(0, 0.28, 10) for _ in "ab"]
-        by_seed = pooled([dict(enumerate(stratum.tolist())) for stratum in strata])
-        apart = differences(np.concatenate(strata))
-        for name, found in zip(false, (by_seed, apart), strict=True):
-            false[name] += holm_corrected([exceeds({"x": found})])[0].verdict == "reproduced"
-    assert not_above(false["by seed"], TRIALS, HALF)
-    assert not not_above(false["as if independent"], TRIALS, HALF)
 
 
 # --- a whole paper ---

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedsim.config.build import instantiate
+from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.core.disk import conf_dir
@@ -18,8 +19,8 @@ from fedsim.data.femnist_generated import FemnistGenerated
 from fedsim.running.assembly import build
 from fedsim.selectors.base import Selector
 from scripts.benchmarks import clients as scale
-from tests.test_size_limits import node_of
 
+FILES = ChoiceFiles([conf_dir()])
 COMMON = ("num_clients=100000", "cohort_size=100", "model=logistic", "system=lognormal")
 SERVER = ("server.validation_fraction=0.1", "server.public_samples=20", "optimizer.momentum=0.9")
 ALL_PAIRS = {
@@ -90,7 +91,7 @@ def refusal(choice: str, num_clients: int, **values: Any) -> str:
     """What a selector says of so many clients, "" if it takes them."""
     population = Population(np.ones(num_clients, np.int64), 100, 10)
     try:
-        instantiate({**node_of("selector", choice), **values}, Selector, "selector", population)
+        instantiate({**FILES.config("selector", choice)["selector"], **values}, Selector, "selector", population)
     except ConfigError as error:
         return str(error)
     return ""

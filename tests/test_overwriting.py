@@ -14,6 +14,7 @@ from fedsim.commands.show import run as show
 from fedsim.core.errors import DataError
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
+from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.task_worker import Task
 from fedsim.results.files import owned
@@ -102,6 +103,22 @@ def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts
     assert run(AGAIN) == 0
     assert steps == [*rounds_of(0), *rounds_of(1)]
     assert {path.name for path in Path("outputs/default").iterdir() if path.name.startswith(".")} == {".locks"}
+
+
+def test_what_is_killed_without_warning_goes_on_too(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the second job is run, a command that began now would find the first one replaced."""
+    found: list[int] = []
+    step = Simulation.step
+
+    def seen(self: Simulation) -> Record:
+        if self.components.streams.seed == 1:
+            found.append(len(Overwriting(plans_of(*WORDS, "seed=0,1", "overwrite=true")).replaced))
+        return step(self)
+
+    monkeypatch.setattr(Simulation, "step", seen)
+    assert run(AGAIN) == 0
+    assert found == [1] * 4
+    assert not notes()
 
 
 def test_it_holds_for_its_own_jobs_in_any_order_and_for_no_others(

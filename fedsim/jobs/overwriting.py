@@ -1,8 +1,8 @@
 """`overwrite=true` over several jobs: which of them are replaced already. The same command goes on with the others.
 
 A job is replaced when its summary was written after the overwriting began: in this command, or in an earlier one with
-the same jobs that a signal has ended before all of them had. That one leaves a note in `.replacements/` of when it
-began; the note is deleted when all jobs have ended.
+the same jobs that was killed before all of them had ended. It leaves a note in `.replacements/` of when it began,
+which is deleted when all jobs have ended.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedsim.config.plan import Plan
+from fedsim.core.disk import write_atomically
 from fedsim.results.files import REPLACEMENTS, SUMMARY
 from fedsim.running.outcome import outcome_on_file
 
@@ -57,18 +58,21 @@ class Overwriting:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Leave the note where jobs that are run within end before all of them have."""
+        """Keep the note while jobs are run, and longer where the command ends before all of them have."""
+        made = [folder for folder in self._note.parents if not folder.exists()]
+        with suppress(OSError):  # without a note, the same command starts anew with all jobs
+            if len(self._plans) > 1:
+                self._note.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(self._note, repr(self.since).encode())
         try:
             yield
         finally:
             ended = [self.has_ended(plan) for plan in self._plans.values()]
-            with suppress(OSError):  # without a note, the same command starts anew with all jobs
-                if any(ended) and not all(ended):
-                    self._note.parent.mkdir(exist_ok=True)
-                    self._note.write_text(repr(self.since), encoding="utf-8")
-                elif ended:
+            if all(ended) or not any(ended):
+                with suppress(OSError):  # of folders in which something else is
                     self._note.unlink(missing_ok=True)
-                    self._note.parent.rmdir()  # unless something else is in it
+                    for folder in dict.fromkeys([self._note.parent, *made]):
+                        folder.rmdir()
 
 
 def _written(folder: Path) -> float:

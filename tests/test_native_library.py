@@ -55,7 +55,21 @@ def empty(path: Path) -> None:
     path.touch(0o600)
 
 
-DAMAGES: list[Callable[[Path], object]] = [link, empty, lambda path: path.chmod(0o666), lambda path: path.unlink()]
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.unlink()
+    path.touch(0o600)
+    path.write_bytes(content)
+
+
+DAMAGES: list[Callable[[Path], object]] = [
+    link,
+    empty,
+    flip,
+    lambda path: path.chmod(0o666),
+    lambda path: path.unlink(),
+]
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

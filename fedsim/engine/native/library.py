@@ -49,7 +49,7 @@ def library(dtype: torch.dtype) -> ctypes.CDLL:
                 _build(command, Path(own) / name)
                 return ctypes.CDLL(str(Path(own) / name))
         path = folder / name
-        if not (os.path.lexists(path) and _is_own(path, stat.S_ISREG) and path.stat().st_size):
+        if not _is_as_compiled(path):
             _build(command, path)
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -110,13 +110,23 @@ def _is_own(path: Path, is_kind: Callable[[int], bool]) -> bool:
     return is_kind(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & OTHERS_WRITE
 
 
+def _is_as_compiled(path: Path) -> bool:
+    """Whether a library is there, and has the SHA-256 that was written beside it."""
+    checksum = path.with_suffix(".sha256")
+    if not all(os.path.lexists(file) and _is_own(file, stat.S_ISREG) for file in (path, checksum)):
+        return False
+    return checksum.read_text(encoding="ascii", errors="replace") == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _build(command: list[str], path: Path) -> None:
-    """To a file of its own first, so that processes that build at once do not disturb each other."""
+    """To files of its own first, so that processes that build at once do not disturb each other."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        made = Path(folder) / "native.so"
+        made, checksum = Path(folder) / "native.so", Path(folder) / "native.sha256"
         _run([*command, "-o", str(made), str(SOURCES / "native.c"), "-lm"])
-        made.chmod(0o600)
-        made.replace(path)  # never in place: another process may have the old one loaded
+        checksum.write_text(hashlib.sha256(made.read_bytes()).hexdigest(), encoding="ascii")
+        for file, place in ((checksum, path.with_suffix(".sha256")), (made, path)):
+            file.chmod(0o600)
+            file.replace(place)  # never in place: another process may have the old one loaded
 
 
 def _run(command: list[str]) -> bytes:

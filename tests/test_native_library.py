@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,8 +93,8 @@ def test_a_folder_that_others_can_write_to_is_closed_and_one_of_somebody_else_no
     folder.chmod(0o777)
     assert answer() == 42
     assert folder.stat().st_mode & 0o777 == 0o700
-    builds.pop().unlink()
-    folder.rmdir()
+    builds.clear()
+    shutil.rmtree(folder)
     (tmp_path / "elsewhere").mkdir()
     folder.symlink_to(tmp_path / "elsewhere")
     assert answer() == 42

@@ -24,6 +24,7 @@ from fedsim.running.checkpoint import Checkpoints, pack, unpack
 from fedsim.selectors.random import Random
 from tests import goldens
 from tests.checkpoint_toys import CPU, EVERY, WORDS, folder_in, result, through_a_file
+from tests.clocks import NEED_A_CLOCK
 from tests.run_toys import plan_of
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
@@ -44,6 +45,7 @@ CASES = [
 def simulations_of(selector: str, setting: str, backend: str, aggregator: str, folder: Path) -> list[Simulation]:
     choices = [f"selector={selector}", f"engine={backend}", f"output_dir={folder}"]
     settings = [w for w in goldens.SETTINGS[setting] if "aggregator" not in w]
+    settings += ["system=lognormal"] * (selector in NEED_A_CLOCK)
     with search_path():
         (job,) = compose_jobs([*choices, *goldens.COMMON, *settings, f"aggregator={aggregator}"], multirun=False)
     return [build(make_plan(goldens.fitted(copy.deepcopy(job.config)), job.choices)).simulation for _ in range(2)]

@@ -97,7 +97,8 @@ SELECTORS = sorted(path.stem for path in (conf_dir() / "selector").glob("*.yaml"
 NEEDS = {
     **dict.fromkeys(("fedcs", "fedcs_sequential", "tifl", "tifl_uniform", "oort_by_speed"), "system=lognormal"),
     **dict.fromkeys(("greedy_shapley", "ucb_shapley", "s_fedavg"), "server.validation_fraction=0.1"),
-    **{"lefl": "server.public_samples=40", "gpfl": "optimizer.momentum=0.9"},
+    **dict.fromkeys(("fedabc", "lefl"), "server.public_samples=40"),
+    **{"gpfl": "optimizer.momentum=0.9", "pncs_two": "selector.layers=[layers.4,layers.7]"},
 }
 
 
@@ -105,7 +106,8 @@ NEEDS = {
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_every_selector_over_ranks_is_that_of_one_process(selector: str) -> None:
     more = (*RAGGED, "engine=native", f"selector={selector}", NEEDS.get(selector, "seed=0"))
-    assert "train" in equal_over(2, WORDS, more)
+    calls = equal_over(2, WORDS, more)
+    assert "train" in calls or selector == "gpfl_official"  # which begins with one client a round
 
 
 def made(words: Sequence[str], clients: int) -> tuple[Plan, Engine, Params, Schedule]:

@@ -153,7 +153,7 @@ class Table:
         head, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (shown.header, *shown.rows)]
         columns = "ll".ljust(len(shown.header), "r")[: len(shown.header)]
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-        return "\n".join([f"% {printable(self.title)}", *rules, r"\end{tabular}", ""])
+        return "\n".join([f"% {_one_line(self.title)}", *rules, r"\end{tabular}", ""])
 
     def csv(self) -> str:
         """All columns, the empty ones, too. No cell is a formula for a spreadsheet."""
@@ -174,13 +174,17 @@ def table_files(tables: Sequence[Table]) -> dict[str, bytes]:
     return {name: text.encode() for name, text in files.items()}
 
 
+def _one_line(text: str) -> str:
+    return text if text.isprintable() else printable(text)
+
+
 def _on_screen(text: str) -> str:
-    return escape(printable_lines(text))
+    return escape(text if text.isprintable() else printable_lines(text))
 
 
 def _escape_markdown(text: str) -> str:
     """In one line, without columns, tags, links and pictures of its own."""
-    text = re.sub(r"[\\|]", r"\\\g<0>", printable(text))
+    text = re.sub(r"[\\|]", r"\\\g<0>", _one_line(text))
     return re.sub(r"\](?=[(\[:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text))
 
 
@@ -191,11 +195,11 @@ LATEX = str.maketrans(
 
 
 def _escape_latex(text: str) -> str:
-    return printable(text).translate(LATEX)
+    return _one_line(text).translate(LATEX)
 
 
 def _no_formula(cell: str) -> str:
     """`cell` in one line; one that a spreadsheet would compute begins with an apostrophe. Signed numbers stay."""
-    text = printable(cell)
+    text = _one_line(cell)
     signed = re.fullmatch(r"[+-][-\d.,eE+±\s\[\]%]*", text) is not None
     return f"'{text}" if text.lstrip()[:1] in ("=", "@", "+", "-") and not signed else text

@@ -16,7 +16,7 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.jobs.cli import run, run_jobs
 from fedsim.report.__main__ import main as report
-from fedsim.results.files import NEWEST, TRACE, RunFolder, read_metrics, read_summary
+from fedsim.results.files import METRICS, NEWEST, TRACE, RunFolder, read_metrics, read_summary
 from tests import checkpoint_toys
 from tests.report_toys import two_methods
 
@@ -226,3 +226,17 @@ def test_a_report_that_does_not_fit_is_told_and_leaves_the_earlier_one_whole(
         assert f"--to: cannot write {place} (No space left on device)" in capsys.readouterr().err, n
         assert {p.name for p in place.iterdir()} == names, n
         json.loads((place / "summary.json").read_text())
+
+
+def test_of_a_line_that_does_not_fit_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Half(io.FileIO):
+        def write(self, content: Any) -> int:
+            return super().write(content[: len(content) // 2])
+
+    folder = RunFolder(tmp_path)
+    folder.append({"round": 1})
+    before = (tmp_path / METRICS).read_bytes()
+    monkeypatch.setattr("fedsim.results.files.opened", lambda path, mode: Half(path, mode))
+    with pytest.raises(FedsimError, match="No space left"):
+        folder.append({"round": 2})
+    assert (tmp_path / METRICS).read_bytes() == before

@@ -184,3 +184,16 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(monkeypatc
     assert values == ["failed", 1, 3, "KeyError: 'mine'"]
     assert [execute(one).skipped for one in (given, given, plan("seed=3", "overwrite=true"))] == [False, True, False]
     assert told == [3] * 3
+
+
+def test_runs_share_prepared_data_of_equal_data_set_model_and_places() -> None:
+    same, *others = [
+        plan(),
+        plan("seed=1"),
+        plan("model=logistic"),
+        plan("dataset.mean=[0.1]"),
+        plan("cache_dir=elsewhere"),
+    ]
+    keys = [assembly.data_key(plan) for plan in (same, *others)]
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 4

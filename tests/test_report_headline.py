@@ -21,13 +21,9 @@ def write_lines(folder: Path, lines: dict[str, tuple[float, ...]], shards: int =
             write_run(folder / str(shards), [final], [[0]], seed=seed, **setting)
 
 
-def best_of(folder: Path) -> list[str]:
-    return best(make_panels(groups_of(folder)))
-
-
 def test_the_best_is_compared_with_the_next_and_with_random_selection_by_hand(tmp_path: Path) -> None:
     write_lines(tmp_path, {"random": (0.50, 0.52, 0.51), "afl": (0.60, 0.63, 0.60), "gpfl": (0.61, 0.62, 0.63)})
-    (told,) = best_of(tmp_path)
+    (told,) = best(make_panels(groups_of(tmp_path)))
     # over afl .01, -.01, .03: mean .01, t = .01 / (.02 / sqrt 3) = .866, p = .478; the interval reaches 4.303 * .01155
     # over random .11, .10, .12: t = 19.05, p = .0027, which Holm's method doubles as the table has two rows
     over_afl = "over afl: +0.0100 [-0.0397, +0.0597], not beyond chance (p = 0.478, 3 pairs)"
@@ -37,19 +33,18 @@ def test_the_best_is_compared_with_the_next_and_with_random_selection_by_hand(tm
 
 def test_two_pairs_decide_nothing_and_diverged_runs_do_not_count(tmp_path: Path) -> None:
     write_lines(tmp_path, {"random": (0.5, 0.5), "gpfl": (0.6, 0.6)})
-    few = "too few seeds in common to tell (3 are needed)"
-    assert best_of(tmp_path) == [f"best is gpfl, 0.6000; its lead over random: {few}"]
     write_run(tmp_path, [0.9], [[0]], choices={"selector": "afl"}, partition={"shards": 2}, status="diverged")
-    assert best_of(tmp_path) == [f"best is gpfl, 0.6000; its lead over random: {few}"]
+    few = "too few seeds in common to tell (3 are needed)"
+    assert best(make_panels(groups_of(tmp_path))) == [f"best is gpfl, 0.6000; its lead over random: {few}"]
 
 
 def test_the_leads_over_the_next_are_corrected_over_settings(tmp_path: Path) -> None:
     """p = .035 in one setting is .070 in two; random selection is best here, so that no other difference is told."""
     finals = {"random": (0.62, 0.64, 0.63), "gpfl": (0.60, 0.60, 0.60)}
     write_lines(tmp_path, finals)
-    assert "+0.0300 [+0.0052, +0.0548], beyond chance (p = 0.035, 3 pairs)" in best_of(tmp_path)[0]
+    assert "+0.0300 [+0.0052, +0.0548], beyond chance (p = 0.035, 3 pairs)" in best(make_panels(groups_of(tmp_path)))[0]
     write_lines(tmp_path, finals, shards=10)
-    found = best_of(tmp_path)
+    found = best(make_panels(groups_of(tmp_path)))
     assert [one.partition(":")[0] for one in found] == ["shards=2", "shards=10"]
     assert all("not beyond chance (p = 0.070, 3 pairs)" in one and one.count("over") == 1 for one in found)
 

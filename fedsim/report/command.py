@@ -43,8 +43,6 @@ DEFAULT_WIDTH = 180
 
 
 class PrintRules(Action):
-    """As `--help`, without a folder."""
-
     def __call__(self, parser: ArgumentParser, *_: Any) -> None:
         sys.stdout.write("\n\n".join(RULES.values()) + "\n")
         parser.exit()
@@ -121,7 +119,7 @@ def report(
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
     console.print(*rich_tables(tables if everything else [shown, *verdicts, *asked]))
     target = to or (source.parent if source.is_file() else source) / "report"
-    drawn = drawn_panels(panels) if figures else []
+    paged, drawn = [shown, *tables], drawn_panels(panels) if figures else []
     looks = make_looks(drawn)
     try:
         write_files(target, table_files(tables))
@@ -133,15 +131,7 @@ def report(
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
-            name,
-            groups,
-            [shown, *tables],
-            target,
-            headline=first,
-            panels=drawn,
-            looks=looks,
-            pictures=pictures,
-            sources=sources,
+            name, groups, paged, target, headline=first, panels=drawn, looks=looks, pictures=pictures, sources=sources
         )
         texts = {"report.html": html, "summary.json": json.dumps(summary, indent=1) + "\n"}
         write_files(target, {name: text.encode() for name, text in texts.items()})

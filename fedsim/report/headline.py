@@ -1,8 +1,7 @@
-"""What a report says first: what was compared, and for each setting which method is best, by paired differences.
+"""What a report says first: what was compared, and which method is best in each setting, by paired differences.
 
-The best is compared with the next, by a test that stays at its level although the data chose both (Gutmann and Maymin,
-1987, Annals of Statistics 15, for two means), corrected over settings by Holm's method; and with random selection, as
-the table of paired differences does, which corrects for all of its rows.
+The lead over the next is tested by a test that keeps its level although the data chose the two (Gutmann and Maymin,
+1987, Annals of Statistics 15), corrected over settings by Holm's method; that over random selection is one of `pairs`.
 """
 
 from collections import Counter
@@ -12,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from fedsim.papers.published import ALPHA
-from fedsim.report.tables import final_by_seed, to_references
+from fedsim.report.tables import final_by_seed, mean_final, to_references
 from fedsim.results.groups import Group, Panel
-from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run
 from fedsim.results.statistics import MIN_SEEDS, Difference, holm, pooled
 from fedsim.results.table import show_interval, show_p
@@ -56,8 +54,7 @@ def _listed(values: Iterable[Any]) -> str:
 
 
 def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
-    """A line on what was compared, and one on the best of each setting in which there is something to compare, of at
-    most so many settings."""
+    """A line on what was compared, and one on the best of each setting, of at most so many, that has several lines."""
     runs = [run for panel in panels for group in panel.lines.values() for run in group.runs]
     facts, num_seeds = header_facts(runs), len({run.seeds for run in runs})
     names = _listed(line for panel in panels for line in panel.lines)
@@ -75,30 +72,22 @@ def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
 
 def best(panels: Sequence[Panel]) -> list[str]:
     """A sentence for each panel that has finished runs of at least two lines."""
-    ranked = [(panel, found) for panel in panels if len(found := _by_accuracy(panel)) > 1]
-    leads = [pooled([final_by_seed(found[0][1], found[1][1])]) for _, found in ranked]
-    over_next = zip(leads, holm([np.nan if lead is None else lead.p_value for lead in leads]), strict=True)
-    over_reference = {(panel, line): (name, lead, p) for panel, line, name, lead, p in to_references(panels)}
+    ranked = [(panel, lines) for panel in panels if len(lines := _by_accuracy(panel)) > 1]
+    leads = [pooled([final_by_seed(lines[0][2], lines[1][2])]) for _, lines in ranked]
+    corrected_p = holm([np.nan if lead is None else lead.p_value for lead in leads])
+    over_reference = {(panel, line): {name: (lead, p)} for panel, line, name, lead, p in to_references(panels)}
     sentences = []
-    for (panel, ((name, group), (second, _), *_)), compared in zip(ranked, over_next, strict=True):
-        others = {second: compared}
-        if (panel, name) in over_reference:
-            reference, lead, p_value = over_reference[panel, name]
-            others[reference] = lead, p_value
+    for (panel, ((mean, name, _), (_, second, _), *_)), lead, p in zip(ranked, leads, corrected_p, strict=True):
+        others = {second: (lead, p), **over_reference.get((panel, name), {})}
         told = "; ".join(f"over {other}: {_verdict(*found)}" for other, found in others.items())
-        title = f"{panel.title}: " if panel.title else ""
-        sentences.append(f"{title}best is {name}, {_mean(group):.4f}; its lead {told}")
+        sentences.append(f"{panel.title}: best is {name}, {mean:.4f}; its lead {told}".removeprefix(": "))
     return sentences
 
 
-def _by_accuracy(panel: Panel) -> list[tuple[str, Group]]:
-    """The lines that have final accuracies, from the highest mean to the lowest."""
-    lines = [(name, group) for name, group in panel.lines.items() if values_by_seed(group, "final_accuracy")]
-    return sorted(lines, key=lambda line: -_mean(line[1]))
-
-
-def _mean(group: Group) -> float:
-    return float(np.mean(list(values_by_seed(group, "final_accuracy").values())))
+def _by_accuracy(panel: Panel) -> list[tuple[float, str, Group]]:
+    """Mean final accuracy, name and group of the lines that have it, from the highest to the lowest."""
+    lines = [(mean, name, group) for name, group in panel.lines.items() if (mean := mean_final(group)) is not None]
+    return sorted(lines, key=lambda line: -line[0])
 
 
 def _verdict(lead: Difference | None, p_value: float) -> str:

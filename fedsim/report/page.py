@@ -5,7 +5,6 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -133,10 +132,8 @@ def _line(name: str, runs: Sequence[Run], axes: Iterable[str]) -> dict[str, Any]
     return {"name": name, "seeds": len(runs), **points}
 
 
-REPEATED = ("phases",)
-"""Tables that are files alone: the page has their times by round and in sum."""
-COSTS = ("costs", "simulated_phases")
-"""Tables that are not folded."""
+REPEATED, COSTS = ("phases",), ("costs", "simulated_phases")
+"""Tables that are files alone, as the page has their times by round and in sum; those that are not folded."""
 LONG = 60
 """Texts of more characters may be broken into lines."""
 HERE = Path(__file__).parent / "assets"
@@ -165,7 +162,7 @@ def html_page(
     `headline`: the lines at its head; the first of the `tables` is below them. `panels`: those with finished runs; none
     of them, none of the curves. `pictures`: captions and PNG files' contents.
     """
-    first, *others = [_cells(_without_rules(table.shown)) for table in tables if table.name not in REPEATED]
+    first, *others = [_cells(table.shown) for table in tables if table.name not in REPEATED]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
     curves = plotly = ""
@@ -203,13 +200,9 @@ def html_page(
     )
 
 
-def _without_rules(table: Table) -> Table:
-    """Without the note if it is the rules of verdicts, which end the page."""
-    return replace(table, note="") if any(rule in table.note for rule in RULES.values()) else table
-
-
 def _cells(table: Table) -> dict[str, Any]:
-    """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one."""
+    """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one. No
+    note with rules of verdicts, which end the page."""
     sorts = [[_number_in(cell) for cell in row] for row in table.rows]
     of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
     rows = [
@@ -219,8 +212,9 @@ def _cells(table: Table) -> dict[str, Any]:
         ]
         for row, values in zip(table.rows, sorts, strict=True)
     ]
+    note = "" if any(rule in table.note for rule in RULES.values()) else table.note
     header = [{"text": text or "setting", "left": left} for text, left in zip(table.header, of_text, strict=True)]
-    return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": table.note}
+    return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": note}
 
 
 def _number_in(cell: str) -> float | None:

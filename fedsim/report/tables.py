@@ -143,12 +143,8 @@ def selections(groups: Sequence[Group]) -> Table:
 P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 
 
-Compared = tuple[Panel, str, str, Difference | None, float]
-"""A panel, one of its lines and the name of the reference, their paired difference, and its corrected p-value."""
-
-
-def to_references(panels: Sequence[Panel]) -> list[Compared]:
-    """Every line of a panel but its reference; Holm's correction is over all of them."""
+def to_references(panels: Sequence[Panel]) -> list[tuple[Panel, str, str, Difference | None, float]]:
+    """Panel, line, its reference, paired difference and p-value, by Holm's correction over all of them."""
     compared = [
         (panel, line, panel.name_of(reference), pooled([final_by_seed(group, reference)]))
         for panel in panels
@@ -162,8 +158,7 @@ def to_references(panels: Sequence[Panel]) -> list[Compared]:
 def pairs(panels: Sequence[Panel]) -> Table:
     """Paired differences of every line of a panel to its reference."""
     rows: list[list[str]] = []
-    compared = to_references(panels)
-    for panel, line, reference, difference, after in compared:
+    for panel, line, reference, difference, after in (compared := to_references(panels)):
         cells = ["-"] + [""] * (2 + len(P_HEADER))
         if difference is not None:
             flips = show_p(sign_flip_test(difference.values))
@@ -219,9 +214,9 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
     return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
 
 
-def _level(panel: Panel) -> float | None:
-    """The mean final accuracy of a panel's reference; None without finished runs."""
-    finals = values_by_seed(panel.reference(REFERENCE), "final_accuracy")
+def mean_final(group: Group) -> float | None:
+    """The mean final accuracy; None without finished runs."""
+    finals = values_by_seed(group, "final_accuracy")
     return float(np.mean(list(finals.values()))) if finals else None
 
 
@@ -229,7 +224,7 @@ def targets(panels: Sequence[Panel]) -> Table:
     """Rounds and bytes until a run first reaches the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        if (level := _level(panel)) is None:
+        if (level := mean_final(panel.reference(REFERENCE))) is None:
             continue
         for line, group in panel.lines.items():
             rounds, volume = measured(
@@ -248,7 +243,7 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
     """Simulated time until a run first reaches shares of the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        level, lines = _level(panel), panel.lines
+        level, lines = mean_final(panel.reference(REFERENCE)), panel.lines
         if level is None or len(_with_records(list(lines.values()), ["simulated_seconds"])) < len(lines):
             continue
         for share, target in [(share, share * level) for share in LEVELS]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from fedsim.report.headline import header_facts
 from fedsim.report.page import (
     MAX_POINTS,
     config_differences,
     curves_data,
-    header_facts,
     html_page,
     make_looks,
     runs_table,

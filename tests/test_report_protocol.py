@@ -1,6 +1,7 @@
 """Verdicts are for runs that follow a preset, by their configs; a folder's name says nothing."""
 
 import csv
+import html
 import json
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,7 @@ from fedsim.config.plan import with_one_amount_of_work
 from fedsim.papers.examine import Evidence
 from fedsim.papers.judge import Judged, correct, examine, examine_all, verdicts_by_id
 from fedsim.papers.protocol import Cases
-from fedsim.papers.published import Claim, Number, Publication, publications
+from fedsim.papers.published import RULES, Claim, Number, Publication, publications
 from fedsim.report.__main__ import main
 from fedsim.results.files import json_ready
 from fedsim.results.runs import read_runs
@@ -129,6 +130,11 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
 def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_of(tmp_path / "gpfl_table2_fmnist", *TABLE2, "selector=gpfl", "num_rounds=3", "optimizer.lr=0.1", seeds=1)
     assert main([str(tmp_path), "--no-figures"]) == 0
+    short = " ".join(capsys.readouterr().out.split())
+    assert "Verdicts by paper" in short
+    assert not any(rule in short for rule in RULES.values())
+    assert html.unescape((tmp_path / "report" / "report.html").read_text()).count(RULES["holm"]) == 1
+    assert main([str(tmp_path), "--no-figures", "--all"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "num_rounds=3 (preset: 500)" in told
     assert "optimizer.lr=0.1 (preset: 0.005)" in told

@@ -1,10 +1,12 @@
-"""`fedsim report <folder or preset>`: prints tables, and writes the whole report to <folder>/report/.
+"""`fedsim report <folder or preset>`: prints what is best, and writes the whole report to <folder>/report/.
 
     fedsim report outputs/default
     fedsim report gpfl_table2_fmnist          # the preset's folder below outputs/
     fedsim report gpfl_table2_fmnist --against docs/results/gpfl_table2_fmnist/summary.json
     fedsim report gpfl_table2_fmnist --archive runs.parquet    # also all runs in one small file
     fedsim report runs.parquet                # the report of the runs in such a file
+    fedsim report gpfl_table2_fmnist --all    # print all tables
+    fedsim report --rules                     # the rules of verdicts on papers
 
 Writes report.html (one page with everything), tables.md, and for each table a .tex and a .csv file, figures as PNG and
 PDF, and summary.json, which is small enough to keep and to compare.
@@ -12,20 +14,24 @@ PDF, and summary.json, which is small enough to keep and to compare.
 
 import json
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from rich.console import Console
 
 from fedsim.core.disk import unwritable, write_files
+from fedsim.core.errors import printable_lines
 from fedsim.papers import tables as papers
 from fedsim.papers.judge import correct, examine_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions
+from fedsim.papers.published import RULES
+from fedsim.report.headline import MOST, headline
 from fedsim.report.page import html_page, make_looks
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
-from fedsim.report.tables import all_tables
+from fedsim.report.tables import all_tables, results
 from fedsim.results.files import OutputError
 from fedsim.results.groups import distinct, drawn_panels, group_runs, make_panels
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
@@ -36,12 +42,20 @@ DEFAULT_WIDTH = 180
 """Width of the output in characters if it is not a terminal."""
 
 
+class PrintRules(Action):
+    def __call__(self, parser: ArgumentParser, *_: Any) -> None:
+        sys.stdout.write("\n\n".join(RULES.values()) + "\n")
+        parser.exit()
+
+
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "folder", help="a folder with runs below it, the name of a preset that has been run, or an archive"
     )
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
     parser.add_argument("--to", type=Path, help="where to write (<folder>/report)")
+    parser.add_argument("--all", action="store_true", help="print all tables")
+    parser.add_argument("--rules", action=PrintRules, nargs=0, help="print the rules of verdicts on papers, and exit")
     parser.add_argument("--no-figures", action="store_true", help="tables only")
     parser.add_argument("--against", type=Path, help="an earlier summary.json to compare with")
     parser.add_argument("--archive", type=Path, help="a .parquet file to write the runs to, to publish them")
@@ -54,7 +68,8 @@ def run(options: Namespace) -> int:
     runs = read_archive(source) if source.is_file() else read_runs(source)
     if options.archive is not None:
         write_archive(runs, source, options.archive)
-    report(runs, source, options.to, figures=not options.no_figures, against=options.against)
+    figures = not options.no_figures
+    report(runs, source, options.to, figures=figures, against=options.against, everything=options.all)
     return 0
 
 
@@ -70,9 +85,16 @@ def find_source(name: str, output_dir: Path) -> Path:
 
 
 def report(
-    runs: Sequence[Run], source: Path, to: Path | None = None, *, figures: bool = True, against: Path | None = None
+    runs: Sequence[Run],
+    source: Path,
+    to: Path | None = None,
+    *,
+    figures: bool = True,
+    against: Path | None = None,
+    everything: bool = False,
 ) -> None:
-    """Print the tables of `runs`, and write the report to `to` (None: the folder `report` in or beside `source`)."""
+    """Print what is best in `runs`, or all tables, and write the report to `to` (None: the folder `report` in or beside
+    `source`)."""
     counted = distinct(runs)
     if repeated := len(runs) - len(counted):
         sys.stderr.write(f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n")
@@ -83,17 +105,21 @@ def report(
     pairs = read_conditions(counted)
     pair_rows = judge_conditions(*pairs)
     summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
-    tables = [papers.totals(compared), papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
+    totals = papers.totals(compared)
+    tables = [totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
     tables += [*all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
     tables = [table for table in tables if table.rows]
-    if against is not None:
-        tables.append(compare_summaries(summary, read_summary_file(against, "--against")))
+    asked = [] if against is None else [compare_summaries(summary, read_summary_file(against, "--against"))]
+    tables += asked
     screen = Output()  # the files are written even if nobody reads the tables to their end
     width = None if screen.isatty() else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
-    console.print(*rich_tables(tables))
+    first, shown = headline(panels, None if everything else MOST), results(groups)
+    verdicts = [replace(totals, note="")] if totals.rows else []
+    console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
+    console.print(*rich_tables(tables if everything else [shown, *verdicts, *asked]))
     target = to or (source.parent if source.is_file() else source) / "report"
-    drawn = drawn_panels(panels) if figures else []
+    paged, drawn = [shown, *tables], drawn_panels(panels) if figures else []
     looks = make_looks(drawn)
     try:
         write_files(target, table_files(tables))
@@ -104,7 +130,9 @@ def report(
             pictures = save(all_plots(drawn, looks), target / "figures")
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
-        html = html_page(name, groups, tables, target, panels=drawn, looks=looks, pictures=pictures, sources=sources)
+        html = html_page(
+            name, groups, paged, target, headline=first, panels=drawn, looks=looks, pictures=pictures, sources=sources
+        )
         texts = {"report.html": html, "summary.json": json.dumps(summary, indent=1) + "\n"}
         write_files(target, {name: text.encode() for name, text in texts.items()})
     except OSError as error:

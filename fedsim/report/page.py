@@ -1,10 +1,9 @@
-"""The report as one self-contained HTML page: what the runs are, all tables, curves that page.js draws, all figures."""
+"""The report as one self-contained HTML page: what is best, curves that page.js draws, costs; all else is folded."""
 
 import base64
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import numpy as np
 from fedsim.core.configs import flat
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.papers.published import RULES, VERDICTS
+from fedsim.report.headline import header_facts
 from fedsim.report.tables import FINAL, LAST
 from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant, sort_key
@@ -23,42 +23,8 @@ from fedsim.results.measures import measured
 from fedsim.results.runs import Run
 from fedsim.results.table import Cell, Table, number
 
-MOST = 8
-"""Values of a fact that are listed; of more, their number is told."""
 UNCOMPARED = ("preset", "tracker", "scale")
 """Config groups that change nothing themselves: the values that they set are compared."""
-
-
-def header_facts(runs: Sequence[Run]) -> dict[str, str]:
-    """The facts at the head of the page, as texts by their names; those that no run has are left out."""
-    seeds = sorted({run.seeds for run in runs})
-    cohorts = {run.config["cohort_size"] for run in runs if "cohort_size" in run.config}
-    statuses = ", ".join(f"{count} {status}" for status, count in Counter(run.status for run in runs).items())
-    environments = [
-        ", ".join(f"{name} {value}" for name, value in run.summary.get("environment", {}).items()) for run in runs
-    ]
-    facts = {
-        "data set": _listed(run.choices.get("dataset") for run in runs),
-        "partition": _listed(run.choices.get("partition") for run in runs),
-        "model": _listed(run.choices.get("model") for run in runs),
-        "clients (N)": _listed(sorted({run.num_clients for run in runs})),
-        "clients a round (K)": _listed(sorted(cohorts, key=lambda size: (str(type(size)), size))),
-        "rounds": _listed(sorted({run.num_rounds for run in runs})),
-        "seeds": _listed(seeds if any(one.own for one in seeds) else [one.seed for one in seeds]),
-        "runs": f"{len(runs)} ({statuses})",
-        "commit": _listed(sorted({run.commit[:10] for run in runs if run.commit is not None})),
-        "environment": "; ".join(sorted({*environments} - {""})),
-    }
-    return {name: text for name, text in facts.items() if text}
-
-
-def _listed(values: Iterable[Any]) -> str:
-    """The values that differ; consecutive integers as a range."""
-    found = [value for value in dict.fromkeys(values) if value is not None]
-    if len(found) > 2 and isinstance(found[0], int) and found == list(range(found[0], found[-1] + 1)):
-        return f"{found[0]} to {found[-1]}"
-    shown = ", ".join(map(str, found[:MOST]))
-    return shown if len(found) <= MOST else f"{shown} and {len(found) - MOST} more"
 
 
 def config_differences(groups: Sequence[Group]) -> tuple[Table, str]:
@@ -166,6 +132,8 @@ def _line(name: str, runs: Sequence[Run], axes: Iterable[str]) -> dict[str, Any]
     return {"name": name, "seeds": len(runs), **points}
 
 
+REPEATED, COSTS = ("phases",), ("costs", "simulated_phases")
+"""Tables that are files alone, as the page has their times by round and in sum; those that are not folded."""
 LONG = 60
 """Texts of more characters may be broken into lines."""
 HERE = Path(__file__).parent / "assets"
@@ -183,6 +151,7 @@ def html_page(
     tables: Sequence[Table],
     folder: Path,
     *,
+    headline: Sequence[str] = (),
     panels: Sequence[Panel] = (),
     looks: Mapping[str, Look] | None = None,
     pictures: Sequence[tuple[str, bytes]] = (),
@@ -190,8 +159,10 @@ def html_page(
 ) -> str:
     """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders.
 
-    `panels`: those with finished runs; none of them, none of the curves. `pictures`: captions and PNG files' contents.
+    `headline`: the lines at its head; the first of the `tables` is below them. `panels`: those with finished runs; none
+    of them, none of the curves. `pictures`: captions and PNG files' contents.
     """
+    first, *others = [_cells(table.shown) for table in tables if table.name not in REPEATED]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
     curves = plotly = ""
@@ -206,8 +177,11 @@ def html_page(
         .from_string(template)
         .render(
             title=title,
+            headline=headline,
+            first=first,
+            costs=[table for table in others if table["name"] in COSTS],
+            tables=[table for table in others if table["name"] not in COSTS],
             facts=header_facts(runs),
-            tables=[_cells(table.shown) for table in tables],
             configs=_cells(configs.shown),
             shared=shared,
             runs=_cells(runs_table(groups)),
@@ -227,7 +201,8 @@ def html_page(
 
 
 def _cells(table: Table) -> dict[str, Any]:
-    """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one."""
+    """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one. No
+    note with rules of verdicts, which end the page."""
     sorts = [[_number_in(cell) for cell in row] for row in table.rows]
     of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
     rows = [
@@ -237,8 +212,9 @@ def _cells(table: Table) -> dict[str, Any]:
         ]
         for row, values in zip(table.rows, sorts, strict=True)
     ]
+    note = "" if any(rule in table.note for rule in RULES.values()) else table.note
     header = [{"text": text or "setting", "left": left} for text, left in zip(table.header, of_text, strict=True)]
-    return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": table.note}
+    return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": note}
 
 
 def _number_in(cell: str) -> float | None:

@@ -97,6 +97,23 @@ def overview(groups: Sequence[Group]) -> Table:
     return _by_group("overview", groups, columns, {"seeds": _seeds})
 
 
+def results(groups: Sequence[Group]) -> Table:
+    """What a report shows first: the accuracy of every group, and its time and bytes, as means over seeds."""
+
+    def spent(run: Run, names: Sequence[str]) -> float | None:
+        return measures.total_cost(run, names) if is_recorded([run], names) else None
+
+    columns: Columns = {
+        FINAL: ("final_accuracy", "accuracy"),
+        "part.": ("participation", ".3f"),
+        "time": (partial(spent, names=PHASE_SECONDS), show_seconds),
+        "simulated": (partial(spent, names=["simulated_seconds"]), show_seconds),
+        "down": ("bytes_down", show_bytes),
+        "up": ("bytes_up", show_bytes),
+    }
+    return _by_group("results", groups, columns, {"seeds": _seeds})
+
+
 def checkpoints(groups: Sequence[Group]) -> Table:
     """Accuracy after 15 % and 50 % of the rounds, of the single round and of a window around it, and at the end."""
     columns: Columns = {
@@ -126,29 +143,34 @@ def selections(groups: Sequence[Group]) -> Table:
 P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 
 
-def pairs(panels: Sequence[Panel]) -> Table:
-    """Paired differences of every line of a panel to its reference; Holm's correction is over the whole table."""
-    compared: list[tuple[str, str, Difference | None]] = [
-        (panel.title, f"{line} - {panel.name_of(reference)}", pooled([_final_by_seed(group, reference)]))
+def to_references(panels: Sequence[Panel]) -> list[tuple[Panel, str, str, Difference | None, float]]:
+    """Panel, line, its reference, paired difference and p-value, by Holm's correction over all of them."""
+    compared = [
+        (panel, line, panel.name_of(reference), pooled([final_by_seed(group, reference)]))
         for panel in panels
         for line, group in panel.lines.items()
         if (reference := _reference(panel, group)) is not group
     ]
-    corrected_p = holm([math.nan if difference is None else difference.p_value for _, _, difference in compared])
+    corrected_p = holm([math.nan if difference is None else difference.p_value for *_, difference in compared])
+    return [(*one, after) for one, after in zip(compared, corrected_p, strict=True)]
+
+
+def pairs(panels: Sequence[Panel]) -> Table:
+    """Paired differences of every line of a panel to its reference."""
     rows: list[list[str]] = []
-    for (title, name, difference), after in zip(compared, corrected_p, strict=True):
+    for panel, line, reference, difference, after in (compared := to_references(panels)):
         cells = ["-"] + [""] * (2 + len(P_HEADER))
         if difference is not None:
             flips = show_p(sign_flip_test(difference.values))
             cells = [*show_interval(difference), flips, *_p_cells(difference, after)]
-        rows.append([title, name, *cells])
-    if all(difference is None for _, _, difference in compared):  # nothing to pair, as with one seed
+        rows.append([panel.title, f"{line} - {reference}", *cells])
+    if all(difference is None for *_, difference, _ in compared):  # nothing to pair, as with one seed
         rows = []
     header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", *P_HEADER]
     return _table("pairs", header, rows)
 
 
-def _final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
+def final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
     return paired_values(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
 
 
@@ -181,7 +203,7 @@ def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
         if all(line in panel.lines for panel in panels):
             references = [_reference(panel, panel.lines[line]) for panel in panels]
             names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
-            strata = [_final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
+            strata = [final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
             difference = pooled(strata)
             if len(names) == 1 and line not in names and difference is not None:
                 yield f"{line} - {names.pop()}", difference
@@ -192,9 +214,9 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
     return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
 
 
-def _level(panel: Panel) -> float | None:
-    """The mean final accuracy of a panel's reference; None without finished runs."""
-    finals = values_by_seed(panel.reference(REFERENCE), "final_accuracy")
+def mean_final(group: Group) -> float | None:
+    """The mean final accuracy; None without finished runs."""
+    finals = values_by_seed(group, "final_accuracy")
     return float(np.mean(list(finals.values()))) if finals else None
 
 
@@ -202,7 +224,7 @@ def targets(panels: Sequence[Panel]) -> Table:
     """Rounds and bytes until a run first reaches the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        if (level := _level(panel)) is None:
+        if (level := mean_final(panel.reference(REFERENCE))) is None:
             continue
         for line, group in panel.lines.items():
             rounds, volume = measured(
@@ -221,7 +243,7 @@ def time_to_accuracy(panels: Sequence[Panel]) -> Table:
     """Simulated time until a run first reaches shares of the mean final accuracy of the reference."""
     rows = []
     for panel in panels:
-        level, lines = _level(panel), panel.lines
+        level, lines = mean_final(panel.reference(REFERENCE)), panel.lines
         if level is None or len(_with_records(list(lines.values()), ["simulated_seconds"])) < len(lines):
             continue
         for share, target in [(share, share * level) for share in LEVELS]:
@@ -315,7 +337,7 @@ def _mean_after_first_round(run: Run, phase: str) -> float:
 
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Table]:
     """All of these tables."""
-    results = [overview(groups), checkpoints(groups)]
-    results += [table(panels) for table in (pairs, pooled_pairs, targets, time_to_accuracy)]
+    found = [overview(groups), checkpoints(groups)]
+    found += [table(panels) for table in (pairs, pooled_pairs, targets, time_to_accuracy)]
     spent = (selections, clients, costs, phases, simulated_phases, selection_times)
-    return [*results, *(table(groups) for table in spent)]
+    return [*found, *(table(groups) for table in spent)]

@@ -1,0 +1,99 @@
+"""What a report says first: what was compared, and which method is best in each setting, by paired differences.
+
+The lead over the next is tested by a test that keeps its level although the data chose the two (Gutmann and Maymin,
+1987, Annals of Statistics 15), corrected over settings by Holm's method; that over random selection is one of `pairs`.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from fedsim.papers.published import ALPHA
+from fedsim.report.tables import final_by_seed, mean_final, to_references
+from fedsim.results.groups import Group, Panel
+from fedsim.results.runs import Run
+from fedsim.results.statistics import MIN_SEEDS, Difference, holm, pooled
+from fedsim.results.table import show_interval, show_p
+
+MOST = 8
+"""Values of a fact, and settings, that are listed; of more, their number is told."""
+
+
+def header_facts(runs: Sequence[Run]) -> dict[str, str]:
+    """The facts on the runs of a page, as texts by their names; those that no run has are left out."""
+    seeds = sorted({run.seeds for run in runs})
+    cohorts = {run.config["cohort_size"] for run in runs if "cohort_size" in run.config}
+    statuses = ", ".join(f"{count} {status}" for status, count in Counter(run.status for run in runs).items())
+    environments = [
+        ", ".join(f"{name} {value}" for name, value in run.summary.get("environment", {}).items()) for run in runs
+    ]
+    facts = {
+        "data set": _listed(run.choices.get("dataset") for run in runs),
+        "partition": _listed(run.choices.get("partition") for run in runs),
+        "model": _listed(run.choices.get("model") for run in runs),
+        "clients (N)": _listed(sorted({run.num_clients for run in runs})),
+        "clients a round (K)": _listed(sorted(cohorts, key=lambda size: (str(type(size)), size))),
+        "rounds": _listed(sorted({run.num_rounds for run in runs})),
+        "seeds": _listed(seeds if any(one.own for one in seeds) else [one.seed for one in seeds]),
+        "runs": f"{len(runs)} ({statuses})",
+        "commit": _listed(sorted({run.commit[:10] for run in runs if run.commit is not None})),
+        "environment": "; ".join(sorted({*environments} - {""})),
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def _listed(values: Iterable[Any]) -> str:
+    """The values that differ; consecutive integers as a range."""
+    found = [value for value in dict.fromkeys(values) if value is not None]
+    if len(found) > 2 and isinstance(found[0], int) and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]} to {found[-1]}"
+    shown = ", ".join(map(str, found[:MOST]))
+    return shown if len(found) <= MOST else f"{shown} and {len(found) - MOST} more"
+
+
+def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
+    """A line on what was compared, and one on the best of each setting, of at most so many, that has several lines."""
+    runs = [run for panel in panels for group in panel.lines.values() for run in group.runs]
+    facts, num_seeds = header_facts(runs), len({run.seeds for run in runs})
+    names = _listed(line for panel in panels for line in panel.lines)
+    where = " · ".join(facts[name] for name in ("data set", "partition", "model") if name in facts)
+    settings = f" in {len(panels)} settings" if len(panels) > 1 else ""
+    seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} ({facts['seeds']})"
+    found = best(panels)
+    shown = found[:most]
+    more = [f"and {len(found) - len(shown)} more settings (all of them: fedsim report --all)"] * (
+        len(found) > len(shown)
+    )
+    first = f"{names} on {where}{settings}: {seeds}, rounds: {facts['rounds']}, runs: {facts['runs']}"
+    return [first, *shown, *more]
+
+
+def best(panels: Sequence[Panel]) -> list[str]:
+    """A sentence for each panel that has finished runs of at least two lines."""
+    ranked = [(panel, lines) for panel in panels if len(lines := _by_accuracy(panel)) > 1]
+    leads = [pooled([final_by_seed(lines[0][2], lines[1][2])]) for _, lines in ranked]
+    corrected_p = holm([np.nan if lead is None else lead.p_value for lead in leads])
+    over_reference = {(panel, line): {name: (lead, p)} for panel, line, name, lead, p in to_references(panels)}
+    sentences = []
+    for (panel, ((mean, name, _), (_, second, _), *_)), lead, p in zip(ranked, leads, corrected_p, strict=True):
+        others = {second: (lead, p), **over_reference.get((panel, name), {})}
+        told = "; ".join(f"over {other}: {_verdict(*found)}" for other, found in others.items())
+        sentences.append(f"{panel.title}: best is {name}, {mean:.4f}; its lead {told}".removeprefix(": "))
+    return sentences
+
+
+def _by_accuracy(panel: Panel) -> list[tuple[float, str, Group]]:
+    """Mean final accuracy, name and group of the lines that have it, from the highest to the lowest."""
+    lines = [(mean, name, group) for name, group in panel.lines.items() if (mean := mean_final(group)) is not None]
+    return sorted(lines, key=lambda line: -line[0])
+
+
+def _verdict(lead: Difference | None, p_value: float) -> str:
+    """A difference with its interval, and whether it is beyond chance by its corrected p-value."""
+    if lead is None or lead.num < MIN_SEEDS:
+        return f"too few seeds in common to tell ({MIN_SEEDS} are needed)"
+    p = show_p(p_value)
+    beyond = "beyond chance" if p_value < ALPHA and lead.mean > 0 else "not beyond chance"
+    return f"{' '.join(show_interval(lead))}, {beyond} (p {p if p.startswith('<') else f'= {p}'}, {lead.num} pairs)"

@@ -49,8 +49,8 @@ def mistaken_choice(override: Override) -> Problem | None:
     if isinstance(choice, str) and loader().repository.config_exists(f"{group}/{choice}"):
         return None
     is_name = isinstance(choice, str) and re.fullmatch(r"[\w.-]{1,60}", choice)  # no folder or pattern, nor too long
-    remedy = (_named_otherwise(group, choice) or _elsewhere(group, choice)) if is_name else None
-    remedy = remedy or unknown(str(choice), options(group)).remedy
+    meant = (_named_otherwise(group, choice) or _elsewhere(group, choice)) if is_name else None
+    remedy = meant or unknown(str(choice), options(group)).remedy
     return Problem(group, choice, f"is not a choice of conf/{group}/", remedy)
 
 

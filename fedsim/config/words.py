@@ -118,7 +118,8 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
         return list(words)
     presets = [name for name in given.get("preset", "").split(",") if name in files.names("preset")]
     names = given.get("selector", ",".join(files.made("preset", name).get("selector", "") for name in presets))
-    groups = {sub for name in names.split(",") if name in files.names("selector") for sub in files.made("selector", name)}
+    chosen = [name for name in names.split(",") if name in files.names("selector")]
+    groups = {group for name in chosen for group in files.made("selector", name)}
     found: list[str] = []
     for word in words:
         key, _, value = word.partition("=")

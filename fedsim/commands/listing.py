@@ -22,10 +22,10 @@ SYMBOLS = (
 PARENTS = {
     "selector/exploration": "selector=gpfl",
     "selector/sketch": "selector=pncs",
-    "selector/threshold": "selector=fedabc",
+    "selector/threshold": "selector=fedabc server.public_samples=100",
     "selector/valuation": "selector=s_fedavg",
 }
-"""A choice that has the group."""
+"""Words that choose a selector with the group."""
 ABOUT_COSTS = {"asks", "bytes", "samples"}
 
 
@@ -151,9 +151,8 @@ def details(choice: Choice, group: Group) -> str:
 
 def _line(choice: Choice, group: Group) -> str:
     """A command with it, to copy; without what has no default, such as a path."""
-    parent = PARENTS.get(group.name)
     needed = [f"{choice.fields['needs']}=100"] if "needs" in choice.fields else []
-    return command("fedsim", *([parent] if parent else []), f"{group.name}={choice.name}", *needed)
+    return command("fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed)
 
 
 def _shown(value: Any) -> str:

@@ -77,15 +77,10 @@ def declared(target: str) -> type | None:
 def ranges(target: str) -> dict[str, str]:
     """The range of each number among the parameters of a class, in the words of its error: `>= 1`."""
     rules = getattr(declared(target), "__parameters__", {}) if target.startswith("fedsim.") else {}
-    broken = {
-        name: [rule(name, end) for rule in found for end in (-math.inf, math.inf)] for name, found in rules.items()
-    }
-    told = {name: [problem for problem in problems if problem is not None] for name, problems in broken.items()}
-    return {
-        name: problems[0].rule.removeprefix("must ").removeprefix("be ").removeprefix("lie ")
-        for name, problems in told.items()
-        if problems
-    }
+    ends = -math.inf, math.inf
+    broken = {name: next(filter(None, (one(name, x) for one in of for x in ends)), None) for name, of in rules.items()}
+    told = {name: problem.rule.removeprefix("must ") for name, problem in broken.items() if problem}
+    return {name: text.removeprefix("be ").removeprefix("lie ") for name, text in told.items()}
 
 
 def _fields(module: str, name: str) -> Fields | None:

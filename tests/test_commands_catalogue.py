@@ -7,7 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedsim.clients.context import Signal
-from fedsim.commands.catalogue import GROUP, INHERITED, KEY, Catalogue, comments, head_of
+from fedsim.commands.catalogue import GROUP, INHERITED, KEY, Catalogue, comments
+from fedsim.config.choice_files import head_of
 from fedsim.config.compose import search_path
 from fedsim.config.diagnosis import compose_one
 from fedsim.config.words import options

@@ -82,6 +82,14 @@ selector=random selector.exploration.rhoo=1 -> selector.exploration: is not a kn
 -m selector=glob(xyz*) -> selector='glob(xyz*)': has no values // known here: adapow_d
 seed=0,1 -> seed='0,1': is a sweep over several values, and needs -m
 selector=randon -> selector='randon': is not a choice of conf/selector/ // did you mean random?
+dataset=fmnist -> // did you mean fashion_mnist?
+selector=Pow-D -> // did you mean power_of_choice?
+partition=dirichlet -> dirichlet_class: Each class is spread over the clients by a Dirichlet draw
+K=5 -> K: is not a known key // did you mean cohort_size?
+selector.Q=4 -> // did you mean selector.queue_length (selector=pncs)?
+selector.alpha=1 -> // did you mean selector.exploration.value (selector=gpfl selector/exploration=fixed)?
+optimizer.eta=1 -> // did you mean optimizer.lr?
+selector=gpfl selector.alpha=x -> selector.exploration.value='x': must be a number
 selector=none -> selector='none': is not a choice of conf/selector/ // known here
 selector=a/own -> selector='a/own': is not a choice of conf/selector/ // known here
 dataset=dirichlet_qp -> // did you mean partition=dirichlet_qp?

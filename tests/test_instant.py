@@ -38,7 +38,7 @@ def loaded(*words: str, code: int = 0) -> str:
         ("--help", 0),
         ("--version", 0),
         ("list", 0),
-        ("list selector gpfl", 0),
+        ("list gpfl", 0),
         ("--cfg job preset=gpfl_rho", 0),
         ("sync --dry-run .", 0),
         ("selctor=random", 2),

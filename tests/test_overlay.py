@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from fedsim.config.compose import Composed, compose_jobs, search_path
+from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
 from fedsim.config.diagnosis import choices_of, compose_one, plain
 from fedsim.core.errors import ConfigError
 
@@ -60,3 +60,30 @@ def test_composed_once_for_all_values_of_single_keys(monkeypatch: pytest.MonkeyP
 def test_a_key_that_only_some_choices_have_is_told_as_by_hydra() -> None:
     with pytest.raises(ConfigError, match=r"selector\.metric"):
         jobs_of("selector=random,gpfl selector.metric=cosine,dot")
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        (
+            "selector=gpfl selector.alpha=0,0.1,2",
+            "selector=gpfl selector/exploration=fixed selector.exploration.value=0,0.1,2",
+        ),
+        ("selector=gpfl selector.rho=0.5,1,2", "selector=gpfl selector.exploration.rho=0.5,1,2"),
+        ("preset=gpfl_rho scale=small selector.rho=3", "preset=gpfl_rho scale=small selector.exploration.rho=3"),
+    ],
+)
+def test_a_papers_symbol_is_the_same_job_in_the_same_folder(short: str, long: str) -> None:
+    jobs, others = jobs_of(short), jobs_of(long)
+    assert [job.overrides for job in jobs] == [job.overrides for job in others]
+    assert [job.config for job in jobs] == [job.config for job in others]
+    assert check_jobs(jobs[:1])[0].folder == check_jobs(others[:1])[0].folder
+
+
+def test_ablations_are_typed_as_in_the_papers() -> None:
+    fedabc = "selector=fedabc server.public_samples=100"
+    assert len(jobs_of("selector=pncs selector.queue_length=0,2,4,6")) == 4
+    assert [
+        job.config["selector"]["threshold"]["start"] for job in jobs_of(f"{fedabc} selector.threshold.start=0.1,0.4")
+    ] == [0.1, 0.4]
+    assert len(jobs_of(f"{fedabc} selector/threshold=step,linear,convex")) == 3

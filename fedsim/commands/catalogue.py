@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
+from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, first_sentence, head_of
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 
-FIELD = re.compile(r"#\s{2,}([a-z]+(?: [a-z]+)?):\s+(\S.*)")
-CONTINUED = re.compile(r"#\s{4,}(\S.*)")
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
 """Behind a key, to the end of its line and of those below that are nothing but comment."""
 KEY = re.compile(rf"^(\w+):{COMMENT}", re.MULTILINE)
@@ -29,26 +27,6 @@ GROUP = re.compile(rf"^\s*(?:#\s*)?-\s+(?:override\s+)?/?([\w/]+):\s*[\w.-]+{COM
 """An entry of a defaults list."""
 INHERITED = ("source", "asks", "bytes", "samples", "needs")
 """Fields that a choice has from the one that it builds on."""
-
-
-def head_of(text: str) -> tuple[str, dict[str, str]]:
-    """The comment with which a YAML file begins: its prose in one line, and its fields (`source:  ...`) by name."""
-    prose: list[str] = []
-    fields: dict[str, str] = {}
-    last = ""
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        if line.startswith("# @"):  # addressed to Hydra
-            continue
-        if found := FIELD.fullmatch(line):
-            last = found[1]
-            fields[last] = found[2].strip()
-        elif last and (more := CONTINUED.fullmatch(line)):
-            fields[last] += f" {more[1].strip()}"
-        else:
-            prose.append(line.strip("# "))
-    return " ".join(filter(None, prose)), fields
 
 
 def comments(text: str, pattern: re.Pattern[str]) -> dict[str, str]:
@@ -118,8 +96,7 @@ class Choice:
     @property
     def idea(self) -> str:
         """The first sentence at the head of the file, else of its class's docstring."""
-        text = self.text or " ".join(self.docstring.partition("\n\n")[0].split())
-        return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0]
+        return first_sentence(self.text or " ".join(self.docstring.partition("\n\n")[0].split()))
 
     @property
     def values(self) -> list[tuple[str, Any, str]]:

@@ -9,7 +9,9 @@ from typing import Any
 
 from fedsim.commands.catalogue import SWEEPS, Catalogue, Choice, Group
 from fedsim.commands.dispatch import MistakeError, entries, entry, wrap
-from fedsim.core.errors import nearest
+from fedsim.config.choice_files import other_names
+from fedsim.config.declared import ranges
+from fedsim.core.errors import command, nearest
 
 SYMBOLS = (
     "What a method adds comes on top of K models down, K up and the training of the selected. B: bytes of a model, "
@@ -17,6 +19,13 @@ SYMBOLS = (
     "authors."
 )
 """What the fields of selectors are about."""
+PARENTS = {
+    "selector/exploration": "selector=gpfl",
+    "selector/sketch": "selector=pncs",
+    "selector/threshold": "selector=fedabc server.public_samples=100",
+    "selector/valuation": "selector=s_fedavg",
+}
+"""Words that choose a selector with the group."""
 ABOUT_COSTS = {"asks", "bytes", "samples"}
 
 
@@ -33,6 +42,9 @@ def run(options: Namespace) -> int:
         groups = [catalogue.group(name) for name in catalogue.names]
         found = {group.name: {"about": group.about, "choices": list(group.choices)} for group in groups}
         page = groups_text(groups)
+    elif named := find_everywhere([options.group, *options.choice], catalogue):
+        found = {f"{group.name}={choice.name}": as_json(choice) for group, choice in named}
+        page = "\n\n".join(details(choice, group) for group, choice in named)
     else:
         group = catalogue.group(find_group(options.group, catalogue.names))
         chosen = [find_choice(name, group) for name in options.choice]
@@ -53,6 +65,22 @@ def find_group(word: str, names: Iterable[str]) -> str:
         hint = f"did you mean {spoken[close]}?" if close else "`fedsim list` has them all"
         raise MistakeError(f"{word} is no group of the config; {hint}")
     return spoken[word]
+
+
+def find_everywhere(words: Sequence[str], catalogue: Catalogue) -> list[tuple[Group, Choice]]:
+    """The choices of any group that `words` name, by a name of the literature if by no other; none where the first word
+    names a group, or one of them nothing."""
+    try:
+        find_group(words[0], catalogue.names)
+        return []
+    except MistakeError:
+        every = [(group, c) for group in map(catalogue.group, catalogue.names) for c in group.choices.values()]
+    found = [
+        [(group, one) for group, one in every if one.name == word]
+        or [(group, one) for group, one in every if word in other_names(one.fields)]
+        for word in words
+    ]
+    return [one for several in found for one in several] if all(found) else []
 
 
 def find_choice(word: str, group: Group) -> Choice:
@@ -77,8 +105,10 @@ def group_text(group: Group) -> str:
     for choice in shown:
         lines.append(entry(choice.name, choice.idea, 2, column))
         if costs:
-            also = ", ".join(variant.name for variant in group.builds_on(choice.name))
-            lines += [wrap(text, 6) for text in (_facts(choice), also and f"also {also}") if text]
+            variants = ", ".join(variant.name for variant in group.builds_on(choice.name))
+            lines += [wrap(text, 6) for text in (_facts(choice), variants and f"variants {variants}") if text]
+        elif "also" in choice.fields:
+            lines.append(wrap(f"also {choice.fields['also']}", column))
     parts = [
         wrap(f"{group.name}: {group.about}" if group.about else group.name),
         "\n".join(lines),
@@ -91,7 +121,7 @@ def group_text(group: Group) -> str:
 def _facts(choice: Choice) -> str:
     """Source, questions to clients and cost in one line."""
     fields = {"source": "", **choice.fields}
-    words = {"asks": "asks ", "bytes": "adds ", "needs": "needs "}
+    words = {"asks": "asks ", "bytes": "adds ", "needs": "needs ", "also": "also "}
     source = [] if fields["source"].startswith("none") else [fields["source"]]
     return " · ".join(filter(None, [*source, *(f"{word}{fields[k]}" for k, word in words.items() if k in fields)]))
 
@@ -100,10 +130,12 @@ def details(choice: Choice, group: Group) -> str:
     """All that is known of a choice."""
     made = {"Choices": choice.file.subgroups, "Sweeps over": choice.mapping(*SWEEPS)}
     made["scale=small"] = choice.mapping("small")
+    limits = ranges(choice.target or "")
+    told = [(name, value, comment, limits.get(name.rpartition(".")[2], "")) for name, value, comment in choice.values]
     sections = {
-        "Values": [(f"{name}={_shown(value)}", comment) for name, value, comment in choice.values],
+        "Values": [(f"{k}={_shown(v)}", "; ".join(filter(None, (comment, limit)))) for k, v, comment, limit in told],
         **{title: [(f"{key}={_shown(value)}", "") for key, value in found.items()] for title, found in made.items()},
-        "Others that build on it": [(other.name, other.idea) for other in group.builds_on(choice.name)],
+        "Variants": [(other.name, other.idea) for other in group.builds_on(choice.name)],
     }
     parts = [f"{group.name}={choice.name}\n" + wrap(choice.text or choice.idea, 2), entries(choice.fields.items())]
     parts += [f"{title}\n{entries(rows, widest=40)}" for title, rows in sections.items() if rows]
@@ -111,9 +143,16 @@ def details(choice: Choice, group: Group) -> str:
         paragraphs = re.split(r"(\n\n|\n(?=- ))", choice.docstring)  # and items of lists, each filled anew
         filled = [p if p.isspace() else wrap(" ".join(p.split()), 2, 4 if p.startswith("-") else 2) for p in paragraphs]
         parts.append(f"{choice.target}\n" + "".join(filled))
+    parts.append(f"File\n  {choice.file.path}\n\nTo choose it\n  {_line(choice, group)}")
     if ABOUT_COSTS & choice.fields.keys():
         parts.append(wrap(SYMBOLS))
     return "\n\n".join(filter(None, parts))
+
+
+def _line(choice: Choice, group: Group) -> str:
+    """A command with it, to copy; without what has no default, such as a path."""
+    needed = [f"{choice.fields['needs']}=100"] if "needs" in choice.fields else []
+    return command("fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed)
 
 
 def _shown(value: Any) -> str:

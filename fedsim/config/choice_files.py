@@ -22,6 +22,8 @@ MAX_BYTES, MAX_VALUES, MAX_DEPTH = 256 * 1024, 5_000, 50
 """Of one YAML file, aliases written out; Hydra takes 0.1 ms for each value, and several times."""
 PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
 """The comment at the head of a file that says where in a config its keys are."""
+FIELD = re.compile(r"#\s{2,}([a-z]+(?: [a-z]+)?):\s+(\S.*)")
+CONTINUED = re.compile(r"#\s{4,}(\S.*)")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -80,6 +82,35 @@ def _parsed(path: Path, text: str) -> dict[Any, Any]:
         raise _no_yaml(path, error) from error
     check(rule(isinstance(content, dict), str(path), ..., "must be a mapping of keys to values"))
     return content
+
+
+def head_of(text: str) -> tuple[str, dict[str, str]]:
+    """The comment with which a YAML file begins: its prose in one line, and its fields (`source:  ...`) by name."""
+    prose: list[str] = []
+    fields: dict[str, str] = {}
+    last = ""
+    for line in text.splitlines():
+        if not line.startswith("#"):
+            break
+        if line.startswith("# @"):  # addressed to Hydra
+            continue
+        if found := FIELD.fullmatch(line):
+            last = found[1]
+            fields[last] = found[2].strip()
+        elif last and (more := CONTINUED.fullmatch(line)):
+            fields[last] += f" {more[1].strip()}"
+        else:
+            prose.append(line.strip("# "))
+    return " ".join(filter(None, prose)), fields
+
+
+def first_sentence(text: str) -> str:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0]
+
+
+def other_names(fields: Mapping[str, str]) -> list[str]:
+    """What the literature calls a choice, by the line `also:` at the head of its file."""
+    return fields.get("also", "").replace(",", " ").split()
 
 
 def package_of(text: str, group: str) -> str:
@@ -154,6 +185,16 @@ class ChoiceFiles:
 
     def has(self, group: str, name: str) -> bool:
         return self._path(group, name) is not None
+
+    def called(self, group: str, word: str) -> dict[str, str]:
+        """The choices of a group that the literature calls `word`, each with the first sentence of its file."""
+        heads = {name: head_of(read_text(path)) for name in self.names(group) if (path := self._path(group, name))}
+        spoken = word.lower().replace("-", "_")
+        return {
+            name: first_sentence(text)
+            for name, (text, fields) in heads.items()
+            if spoken in [other.replace("-", "_") for other in other_names(fields)]
+        }
 
     def read(self, group: str, name: str, above: Sequence[str] = ()) -> ChoiceFile:
         """The choice `name` of a group. Raises `ConfigError` where its file or one that it builds on cannot be read.

@@ -25,7 +25,7 @@ from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, 
 from fedsim.config.mistakes import explained, find
 from fedsim.config.overlay import Jobs
 from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
-from fedsim.config.words import expand, key_of, loader, parse, plugins, without_sweeps, words_of
+from fedsim.config.words import expand, key_of, loader, long_form, parse, plugins, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -116,6 +116,7 @@ def _base(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
     """Every job that the command line describes. Raises `ConfigError` with all problems of all jobs. Must be called
     inside `search_path`."""
+    overrides = long_form(overrides, on_search_path())
     with _base(overrides, config_name, multirun=multirun) as (parsed, base):
         more = words_of_scale(base, parsed)
         jobs = [[*more, *overrides]]

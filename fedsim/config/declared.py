@@ -8,6 +8,7 @@ config are built.
 import ast
 import builtins
 import importlib
+import math
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,15 @@ def declared(target: str) -> type | None:
     content: dict[str, Any] = {one: None for one, (_, has_default) in fields.items() if has_default}
     hints = {one: hint for one, (hint, _) in fields.items()}
     return parameters(type(name, (), {**content, "__annotations__": hints, "__module__": __name__}))
+
+
+def ranges(target: str) -> dict[str, str]:
+    """The range of each number among the parameters of a class, in the words of its error: `>= 1`."""
+    rules = getattr(declared(target), "__parameters__", {}) if target.startswith("fedsim.") else {}
+    ends = -math.inf, math.inf
+    broken = {name: next(filter(None, (one(name, x) for one in of for x in ends)), None) for name, of in rules.items()}
+    told = {name: problem.rule.removeprefix("must ") for name, problem in broken.items() if problem}
+    return {name: text.removeprefix("be ").removeprefix("lie ") for name, text in told.items()}
 
 
 def _fields(module: str, name: str) -> Fields | None:

@@ -18,6 +18,22 @@ from fedsim.core.errors import Problem, nearest, rule
 OPTIONAL = ("preset", "cell")
 """Config groups of which no choice need be made: `preset=null`."""
 UNKNOWN_KEY = "is not a known key"
+SYMBOLS = {
+    "K": "cohort_size",
+    "N": "num_clients",
+    "T": "num_rounds",
+    "E": "local.epochs",
+    "B": "local.batch_size",
+    "eta": "optimizer.lr",
+    "d": "selector.num_candidates (selector=power_of_choice)",
+    "Q": "selector.queue_length (selector=pncs)",
+    "alpha": "selector.exploration.value (selector=gpfl selector/exploration=fixed)",
+    "rho": "selector.exploration.rho (selector=gpfl)",
+    "tau": "selector.threshold.start (selector=fedabc)",
+    "lambda": "selector.threshold.strength (selector=fedabc selector/threshold=lambda)",
+    "beta": "optimizer.momentum",
+}
+"""The words to type for the symbols of papers."""
 
 
 def mistaken_choice(override: Override) -> Problem | None:
@@ -33,8 +49,18 @@ def mistaken_choice(override: Override) -> Problem | None:
     if isinstance(choice, str) and loader().repository.config_exists(f"{group}/{choice}"):
         return None
     is_name = isinstance(choice, str) and re.fullmatch(r"[\w.-]{1,60}", choice)  # no folder or pattern, nor too long
-    remedy = (_elsewhere(group, choice) if is_name else None) or unknown(str(choice), options(group)).remedy
+    meant = (_named_otherwise(group, choice) or _elsewhere(group, choice)) if is_name else None
+    remedy = meant or unknown(str(choice), options(group)).remedy
     return Problem(group, choice, f"is not a choice of conf/{group}/", remedy)
+
+
+def _named_otherwise(group: str, choice: str) -> str:
+    """The choices of the group that the literature calls `choice`; with what tells them apart where they are several,
+    and "" where there is none."""
+    found = on_search_path().called(group, choice)
+    if len(found) < 2:
+        return "".join(f"did you mean {name}?" for name in found)
+    return "\n      ".join(["did you mean one of these?", *(f"{name}: {idea}" for name, idea in found.items())])
 
 
 def _elsewhere(group: str, choice: str) -> str | None:
@@ -63,7 +89,11 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
     if takers := _takers(config, path, files):
         other = f"; or {near.remedy}" if nearest(part, names) else ""
         return Problem(path, ..., UNKNOWN_KEY, f"it is a key of {takers}{other}")
-    if not prefix and (meant := _places(config, path, files)):
+    meant = [] if prefix else _places(config, path, files)
+    symbol = SYMBOLS.get(path.rpartition(".")[2])
+    if symbol and symbol.split()[0] not in [place.split()[0] for place in meant]:
+        meant.append(symbol)
+    if meant:
         return Problem(path, ..., UNKNOWN_KEY, f"did you mean {' or '.join(meant)}?")
     return near
 

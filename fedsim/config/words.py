@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fedsim.config.build import Gathered
+from fedsim.config.choice_files import ChoiceFiles
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -99,6 +100,33 @@ def plugins() -> Plugins:
         sys.path[:] = before
     for name in ("submitit_local", "submitit_slurm"):
         ConfigStore.instance().repo.get("hydra", {}).get("launcher", {}).pop(f"{name}.yaml", None)
+    return found
+
+
+SHORTHANDS = {
+    "selector.alpha": ("selector/exploration", "fixed", "selector.exploration.value"),
+    "selector.rho": ("selector/exploration", "", "selector.exploration.rho"),
+}
+"""Keys by a paper's symbols: each with the group in which it lies, the choice to be made there, if any, and the key."""
+
+
+def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
+    """`words` without shorthands: `selector=gpfl selector.alpha=0,1` is `selector/exploration=fixed
+    selector.exploration.value=0,1`. Others than selectors that have the group may have such a key of their own."""
+    given = dict(word.partition("=")[::2] for word in words)
+    if SHORTHANDS.keys().isdisjoint(given):
+        return list(words)
+    presets = [name for name in given.get("preset", "").split(",") if name in files.names("preset")]
+    names = given.get("selector", ",".join(files.made("preset", name).get("selector", "") for name in presets))
+    chosen = [name for name in names.split(",") if name in files.names("selector")]
+    groups = {group for name in chosen for group in files.made("selector", name)}
+    found: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        group, choice, long = SHORTHANDS.get(key, ("", "", ""))
+        if choice and group in groups and group not in given:
+            found.append(f"{group}={choice}")
+        found.append(f"{long}={value}" if group in groups else word)
     return found
 
 

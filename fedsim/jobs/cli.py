@@ -13,7 +13,8 @@ import hydra
 from omegaconf import DictConfig
 
 from fedsim.config.compose import Composed, check_question, check_values, compose_jobs, implied, safeguards, search_path
-from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, parse, read
+from fedsim.config.sources import on_search_path
+from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, long_form, parse, read
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.running.process import EXIT_CODES, STOP, tell
@@ -42,6 +43,7 @@ def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
     with search_path(args.config_dir, args.config_path):
         if not asks_hydra(args):
             return compose_jobs(args.overrides, multirun=args.multirun, config_name=name), []
+        args.overrides = long_form(args.overrides, on_search_path())
         if args.cfg == "job" and args.config_name is args.config_path is None:
             check_question(args.overrides)
         if args.shell_completion:

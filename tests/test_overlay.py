@@ -22,6 +22,7 @@ SWEEPS = [
     "hydra/launcher=lanes hydra.launcher.max_lanes=2,3",
     "local.steps=null,5 local.epochs=1,2",
     "local={epochs:1},{epochs:2} name='a',\"c\"",
+    "selector=gpfl,gpfl_cosine selector.metric=cosine selector/exploration=fixed selector.exploration.value=1",
     "selector=gpfl selector/exploration=fixed,linear selector.factor=centred,literal2 device=cpu",
 ]
 

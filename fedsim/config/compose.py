@@ -100,7 +100,7 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
 
 @contextmanager
 def _base(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[tuple[list[Override], DictConfig]]:
-    """The overrides that `words` are, and what those that are not swept over compose to.
+    """The overrides that `words` are, and what those compose to that are not swept over, nor about a choice that is.
 
     In place of the first mistake that Hydra finds, there or afterwards, all of those in `words` are raised.
     """
@@ -108,7 +108,9 @@ def _base(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator
     try:
         parsed = parse(words)
         check_words(parsed)
-        yield parsed, compose_one([o.input_line or "" for o in parsed if not o.is_sweep_override()], config_name)
+        swept = tuple(f"{o.key_or_group.replace('/', '.')}." for o in parsed if o.is_sweep_override())
+        kept = [o for o in parsed if not (o.is_sweep_override() or o.key_or_group.replace("/", ".").startswith(swept))]
+        yield parsed, compose_one([o.input_line or "" for o in kept], config_name)
     except ConfigError as error:
         raise ConfigError(find(words, config_name, multirun=multirun) or error.problems) from error
 

@@ -186,7 +186,7 @@ def test_the_study_through_the_command(
     held = json.loads((folders[0] / "summary.json").read_text())["totals"]["server_forward_samples"]
     assert held == 3 * records[0]["server_forward_samples"] > 0
     assert records[0]["server_forward_samples"] % 10 == 0  # ten pairs, each on all of the validation split
-    assert main(["outputs/default", "--no-figures"]) == 0
+    assert main(["outputs/default", "--no-figures", "--all"]) == 0
     assert "a random pair" in capsys.readouterr().out
     report = tmp_path / "outputs/default/report"
     assert (report / "pair_features.csv").is_file()

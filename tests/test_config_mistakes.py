@@ -124,6 +124,7 @@ def test_a_mistake_is_told_with_key_value_rule_and_remedy(row: str) -> None:
 def test_a_value_that_is_nested_too_deeply(value: str) -> None:
     assert "nested too deeply" in str(problems(f"+a={value}")[0])
     assert "1 to 255 bytes" in problems(f"name={'x' * 300}")[0].remedy
+    assert "dotted path of a subclass" in problems(f"selector._target_=fedsim.{'x' * 300}.Y")[0].rule
 
 
 def test_the_search_that_a_remedy_names_can_be_typed_in_a_shell() -> None:

@@ -88,3 +88,10 @@ def test_ablations_are_typed_as_in_the_papers() -> None:
         job.config["selector"]["threshold"]["start"] for job in jobs_of(f"{fedabc} selector.threshold.start=0.1,0.4")
     ] == [0.1, 0.4]
     assert len(jobs_of(f"{fedabc} selector/threshold=step,linear,convex")) == 3
+
+
+def test_jobs_are_the_same_where_few_compositions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "selector=random,gpfl seed=0,1 model=mlp,logistic"
+    kept = jobs_of(words)
+    monkeypatch.setattr("fedsim.config.overlay.MOST_BASES", 1)
+    assert [job.config for job in jobs_of(words)] == [job.config for job in kept]

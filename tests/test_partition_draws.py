@@ -7,9 +7,9 @@ import pytest
 
 from fedsim.core.errors import DataError
 from fedsim.partitions import dirichlet
-from fedsim.partitions.base import Labelled, largest_remainder, require_samples
+from fedsim.partitions.base import Labelled, largest_remainder, require_samples, shuffled_by_class
 from fedsim.partitions.dirichlet import DirichletClass, DirichletClient, _draw_class
-from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples
+from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, _least_squares_counts
 from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.partitions.shards import Shards, _shards_per_class
 from tests.partition_toys import balanced, histograms, split
@@ -225,3 +225,14 @@ def test_pure_shards_are_taken_from_the_class_whose_shards_are_smallest() -> Non
     assert _shards_per_class(np.array([100.0, 3.0, 3.0]), 4).tolist() == [2, 1, 1]
     assert _shards_per_class(np.array([50.0, 46.0, 4.0]), 3).tolist() == [1, 1, 1]
     assert _shards_per_class(np.array([60.0, 30.0, 1.0]), 6).tolist() == [3, 2, 1]
+
+
+def test_the_samples_of_a_class_are_in_random_order() -> None:
+    labels = np.arange(60) % 2
+    for of, positions in enumerate(shuffled_by_class(labels, 2, np.random.default_rng(0))):
+        assert sorted(positions) == np.flatnonzero(labels == of).tolist() != positions.tolist()
+
+
+def test_the_counts_of_a_fallback_add_up_to_those_of_the_classes() -> None:
+    counts = _least_squares_counts(np.array([[0.7, 0.2], [0.3, 0.8]]), np.array([10.0, 30.0]))
+    assert counts.sum(1) == pytest.approx([10, 30])

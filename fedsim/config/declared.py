@@ -114,7 +114,10 @@ class _Names(dict[str, Any]):
     def __init__(self, module: str) -> None:
         super().__init__()
         path = Path(fedsim.__file__).parents[1] / f"{module.replace('.', '/')}.py"
-        self.tree = ast.parse(path.read_text(encoding="utf-8")).body if path.is_file() else []
+        try:
+            self.tree = ast.parse(path.read_text(encoding="utf-8")).body
+        except (OSError, ValueError):  # no such module, or a name that no file can have
+            self.tree = []
         self.origins: dict[str, tuple[str, str]] = {}
         self.assigned: dict[str, ast.expr] = {}
         for node in self.tree:

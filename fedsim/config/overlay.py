@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
 """An interpolation that depends on no other key."""
+MOST_BASES = 200
+"""Compositions that are kept, so that a sweep over many choices does not hold them all."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class Jobs:
 
     def _base(self, words: tuple[str, ...]) -> Base:
         if words not in self._bases:
+            if len(self._bases) >= MOST_BASES:
+                self._bases.clear()
             config, job = self._by_hydra(words)
             self._bases[words] = Base(config, job, _is_open(config))
         return self._bases[words]

@@ -1,7 +1,7 @@
 """What a report says first: what was compared, and which method is best in each setting, by paired differences.
 
-The lead over the next is tested by a test that keeps its level although the data chose the two (Gutmann and Maymin,
-1987, Annals of Statistics 15), corrected over settings by Holm's method; that over random selection is one of `pairs`.
+The lead over the next is tested by a two-sided paired t-test, corrected over settings by Holm's method; that the data
+chose the two is not corrected for. The lead over random selection is one of `pairs`.
 """
 
 from collections import Counter

@@ -142,6 +142,7 @@ def test_training_that_nobody_reports_delays_the_next_answer() -> None:
         ([0, 1], {"deadline": 19.0}, 19, []),
         ([1, 2], {"deadline": 10.0}, 10, [1, 2]),
         ([0, 1, 2], {"over_selection": 1.5, "wanted": 2}, 19, [2]),  # the first count
+        ([0, 1, 2], {"over_selection": 1.5, "wanted": 2, "deadline": 20.0}, 19, [2]),  # just as many arrive
         ([0, 1, 2], {"over_selection": 1.5, "wanted": 2, "deadline": 10.0}, 10, [1, 2]),
         ([0, 1, 2], {"wanted": 2}, 49, []),  # without over-selection all are waited for
     ],

@@ -259,3 +259,22 @@ def test_unsound_data_sets_are_refused(values: dict[str, Any], told: str) -> Non
     assert len(labelled(**sound).train) == 3
     with pytest.raises(DataError, match=told):
         labelled(**{**sound, **values})
+
+
+@pytest.mark.parametrize(
+    ("choice", "values", "known"),
+    [
+        (
+            "synthetic",
+            {"num_owners": 9, "alpha": 0.5, "beta": 2.0, "seed": 3, "size_deviation": 0.5},
+            "d5029e4e022da7a9",
+        ),
+        ("femnist_generated", {"num_writers": 9, "style": 0.4, "noise": 0.1, "seed": 3}, "b85a17e7c0b37849"),
+        ("text_generated", {"num_speakers": 9, "style": 0.7, "seed": 3}, "90c51d20427cf444"),
+    ],
+)
+def test_generators_make_the_data_that_they_made(
+    tmp_path: Path, choice: str, values: dict[str, Any], known: str
+) -> None:
+    """Otherwise their GENERATOR_VERSION is to be increased, and `known` is the new fingerprint."""
+    assert build(choice, tmp_path, test_samples=90, **values).load().fingerprint.startswith(f"{choice} {known}")

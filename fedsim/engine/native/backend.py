@@ -20,8 +20,6 @@ from fedsim.engine.native.library import NotCompiledError
 from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import Schedule
 
-EVALUATION_BATCH = 1000
-"""Samples that a worker passes at most in one call of an evaluation."""
 PRODUCT_ROWS = 120
 """Samples in one matrix product of an evaluation, so that their activations stay in the cache."""
 JOINT_CLIENTS = 16
@@ -107,9 +105,8 @@ class NativeBackend(Backend):
         chosen = np.arange(len(x)) if positions is None else positions
         calls, num_classes = self._calls(params), len(params[self.chain.links[-1].weight])
         result = x.new_empty(len(chosen), num_classes)
-        rounds = -(-len(chosen) // (EVALUATION_BATCH * self.workers))
-        size = -(-len(chosen) // max(rounds * self.workers, 1))
-        parts = [slice(first, first + size) for first in range(0, len(chosen), size or 1)]
+        size = max(-(-len(chosen) // self.workers), 1)
+        parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
         list(self._pool.map(lambda part: calls.outputs(_batches(x, None, chosen[part]), result[part]), parts))
         return result
 

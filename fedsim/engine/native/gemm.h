@@ -20,7 +20,7 @@ enum { TILE_ROWS = 6, TILE_VECTORS = 2 }; /* 12 of 16 registers */
 #else
 enum { TILE_ROWS = 4, TILE_VECTORS = 2 };
 #endif
-enum { K_BLOCK = 256 };
+enum { K_BLOCK = 256, LINE_REALS = 64 / sizeof(real) /* of a cache line */ };
 
 /* C is [m][n], B is [k][n], both with leading dimension `ld`; n is a multiple of SIMD_WIDTH.
    A [m][k] of the plain product: row i starts at a + row_offsets[i].
@@ -33,15 +33,17 @@ struct gemm {
     real beta, alpha;
 };
 
-/* One tile of C: rows i.. and columns j.., summed over k_first <= k < k_end. */
-INLINE void gemm_tile(int transposed, int rows, int vectors, const struct gemm *g, int64_t i, int64_t j,
-                      int64_t k_first, int64_t k_end)
+/* One tile of C: rows i.. and columns j.., summed over k_first <= k < k_end. `fetch`: the rows of A are not in the cache,
+   and the processor does not foresee where they lie, so the tile fetches those of the next one. */
+INLINE void gemm_tile(int transposed, int fetch, int rows, int vectors, const struct gemm *g, int64_t i,
+                      int64_t j, int64_t k_first, int64_t k_end)
 {
     vec sum[TILE_ROWS][TILE_VECTORS];
-    const real *a[TILE_ROWS], *b = g->b + k_first * g->ld + j;
+    const real *a[TILE_ROWS], *next_a[TILE_ROWS], *b = g->b + k_first * g->ld + j;
     real *c = g->c + i * g->ld + j, beta = k_first ? 1 : g->beta, alpha = k_end < g->k ? 1 : g->alpha;
     UNROLL for (int r = 0; r < rows; r++) {
         a[r] = transposed ? 0 : g->a + g->row_offsets[i + r];
+        next_a[r] = fetch ? g->a + g->row_offsets[min_int(i + rows + r, g->m - 1)] : 0;
         UNROLL for (int v = 0; v < vectors; v++) {
             sum[r][v] = (vec){0};
             if (beta != 0) sum[r][v] = beta * *(const vec *)(c + r * g->ld + v * SIMD_WIDTH);
@@ -50,6 +52,7 @@ INLINE void gemm_tile(int transposed, int rows, int vectors, const struct gemm *
     for (int64_t k = k_first; k < k_end; k++, b += g->ld) {
         const real *a_row = transposed ? g->a + g->row_offsets[k] + i : 0;
         vec b_row[TILE_VECTORS];
+        if (fetch && k % LINE_REALS == 0) UNROLL for (int r = 0; r < rows; r++) __builtin_prefetch(next_a[r] + k);
         UNROLL for (int v = 0; v < vectors; v++) b_row[v] = *(const vec *)(b + v * SIMD_WIDTH);
         UNROLL for (int r = 0; r < rows; r++) {
             real x = transposed ? a_row[r] : a[r][k];
@@ -63,11 +66,11 @@ INLINE void gemm_tile(int transposed, int rows, int vectors, const struct gemm *
 /* Tile sizes are compile-time constants, so that a tile's sums stay in registers: one case for each size. */
 #define GEMM_TILE(r, v) \
     case (r) * 8 + (v): \
-        if ((r) <= TILE_ROWS && (v) <= TILE_VECTORS) gemm_tile(transposed, r, v, g, i, j, k_first, k_end); \
+        if ((r) <= TILE_ROWS && (v) <= TILE_VECTORS) gemm_tile(transposed, fetch, r, v, g, i, j, k_first, k_end); \
         break;
 #define GEMM_TILES(r) GEMM_TILE(r, 1) GEMM_TILE(r, 2) GEMM_TILE(r, 3) GEMM_TILE(r, 4)
 
-INLINE void gemm_tiles(int transposed, const struct gemm *g)
+INLINE void gemm_tiles(int transposed, int fetch, const struct gemm *g)
 {
     for (int64_t k_first = 0; k_first < g->k; k_first += K_BLOCK)
         for (int64_t j = 0; j < g->n; j += TILE_VECTORS * SIMD_WIDTH)
@@ -83,14 +86,21 @@ INLINE void gemm_tiles(int transposed, const struct gemm *g)
 static inline void gemm_rows(struct gemm g, int64_t first, int64_t end)
 {
     g.row_offsets += first, g.c += first * g.ld, g.m = end - first;
-    gemm_tiles(0, &g);
+    gemm_tiles(0, 0, &g);
+}
+
+/* The same, for rows of A that lie anywhere in a large array. */
+static inline void gemm_distant_rows(struct gemm g, int64_t first, int64_t end)
+{
+    g.row_offsets += first, g.c += first * g.ld, g.m = end - first;
+    gemm_tiles(0, 1, &g);
 }
 
 /* C = alpha (beta C + A' B) for rows first <= i < end of C; g.m is not read. */
 static inline void gemm_transposed_rows(struct gemm g, int64_t first, int64_t end)
 {
     g.a += first, g.c += first * g.ld, g.m = end - first;
-    gemm_tiles(1, &g);
+    gemm_tiles(1, 0, &g);
 }
 
 #endif

@@ -4,7 +4,8 @@
     uv run python scripts/selector_tables.py --write  # writes it
 
 A comment before each table of the page names its methods, `<!-- selectors: random, md -->`. A choice that builds on one
-of them stands in its row where it asks and costs the same, and in one of its own below it where it does not.
+of them stands in its row where it asks and costs the same, and in one of its own below it where it does not. What else
+the literature calls the first of a row (`also:`) stands behind its name.
 """
 
 import re
@@ -41,7 +42,11 @@ def rows(method: Choice, group: Group) -> Iterator[list[str]]:
         first = choices[0]
         source = re.sub(r"^none \((.*)\)$", r"\1", first.fields["source"])
         cells = [first.idea.rstrip("."), source, *costs]
-        yield [", ".join(f"`{choice.name}`" for choice in choices), *(cell.replace("|", r"\|") for cell in cells)]
+        names = ", ".join(f"`{choice.name}`" for choice in choices)
+        yield [
+            f"{names} ({also})" if (also := first.fields.get("also")) else names,
+            *(cell.replace("|", r"\|") for cell in cells),
+        ]
 
 
 def main() -> None:

@@ -21,7 +21,6 @@ from fedsim.rounds.client_accuracy import (
     aggregates,
     by_labels,
     client_accuracy,
-    on_own_samples,
 )
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare
@@ -104,7 +103,8 @@ def test_on_own_samples() -> None:
         ([np.array([0, 1, 2]), nobody, np.array([3]), np.array([4, 6])], [2 / 3, np.nan, 0, 1]),
         ([nobody, nobody], [np.nan, np.nan]),
     ):
-        found = on_own_samples(positions).measure(Guesses([7]), toy_params(), np.empty(0, bool))
+        division, samples = a_division(np.ones((len(positions), 2), int), positions), Samples(nobody, None, None)
+        found = client_accuracy("train", division, samples).measure(Guesses([7]), toy_params(), np.empty(0, bool))
         np.testing.assert_array_equal(found, expected)
 
 

@@ -21,7 +21,7 @@ from fedsim.selectors.clustered import (
 )
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
 from fedsim.selectors.similarity import inner_products
-from fedsim.selectors.tools import cut_tree, ward_linkage
+from fedsim.selectors.ward import cut_tree, ward_linkage
 from tests.toys import selection_of, toy_clients, toy_cohort, toy_population
 
 SERVER: Any = None

@@ -60,6 +60,17 @@ def test_a_short_run_imports_neither_compilers_nor_tables(empty_folder: Path) ->
     assert "torch" not in loaded("report", "outputs/default", "--no-figures").split()
 
 
+def test_of_the_selectors_only_those_that_need_scipy_import_it(empty_folder: Path) -> None:
+    heavy = {"scipy", "fedsim.selectors.ward", "pandas", "sympy", "sklearn", "matplotlib", "triton"}
+    importing = set()
+    for file in (conf_dir().parent / "fedsim" / "selectors").glob("*.py"):
+        for line in re.findall(r"^(?:import|from) ([\w.]+)", file.read_text(), re.MULTILINE):
+            if {line, line.partition(".")[0]} & heavy:
+                importing.add(file.stem)
+    assert importing == {"ward", "hics", "lefl", "pair_study"}
+    assert "scipy" not in loaded("num_rounds=1", "tracker=files_only", "selector=pncs").split()
+
+
 TARGETS = sorted(
     {t for p in conf_dir().rglob("*.yaml") for t in re.findall(r"_target_: (fedsim\.[\w.]+)", p.read_text())}
 )

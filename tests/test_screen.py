@@ -32,6 +32,7 @@ from fedsim.tracking import tables as screen
 from fedsim.tracking.base import RunInfo, SweepPosition
 from fedsim.tracking.console import ConsoleTracker, lanes_accuracy, time_left
 from fedsim.tracking.tables import Output, sweep_table, tell_line
+from fedsim.tracking.wandb_tracker import WandbTracker
 
 pytestmark = pytest.mark.usefixtures("stop")
 ROOT = Path(__file__).parents[1]
@@ -100,6 +101,15 @@ def test_a_tracker_that_failed_is_told_where_no_other_could_tell_it(capsys: pyte
     assert "tracker.pen" not in capsys.readouterr().out
     assert fedsim([*SHOWN, "seed=4", broken]) == 0  # told by the tracker `console`
     assert capsys.readouterr().out.count("tracker.pen") == 1
+
+
+def test_results_are_shown_before_wandb_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(WandbTracker, "finish", lambda self, summary: said.append(capsys.readouterr().out))
+    assert fedsim(SHOWN) == 0
+    assert said[0].splitlines()[-1].startswith("results in ")
 
 
 def test_a_run_with_a_terminal_ends_with_its_table_and_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ from fedsim.core.record import PHASES
 from fedsim.results.files import OutputError, RunFolder, json_ready, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo, Tracker, Trackers
 from fedsim.tracking.console import ConsoleTracker
-from fedsim.tracking.tables import closing_table, show_bytes, show_seconds, sweep_table
+from fedsim.tracking.tables import accuracy_curve, closing_table, show_bytes, show_seconds, sweep_table
 
 CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}
 TOTALS = {
@@ -162,7 +162,7 @@ def shown(console: Any) -> str:
 CLOSING = ("37.50 %  mean of the last 11 rounds", "last round 75.00 %", "2.5 MB down, 1.2 kB up", "1,000 trained")
 SCREENS = [
     (True, False, 10, ("round 20/20  test accuracy 20.00 %", *CLOSING)),
-    (True, True, None, ("20/20", "━", *CLOSING[1:])),
+    (True, True, None, ("20/20", "━", " 20.00 %  ", "   round  2  ", *CLOSING[1:])),
     (False, False, 0, CLOSING),
 ]
 
@@ -179,7 +179,24 @@ def test_a_run_is_followed_by_some_ten_lines_or_a_bar_and_ends_with_a_table(
     tracker.finish(summary())
     text = shown(tracker.console)
     assert lines is None or text.count("test accuracy") == lines
+    assert ("█" in text) == terminal
     assert not [part for part in (*parts, str(tmp_path)) if part not in text]
+
+
+def test_the_curve_of_a_run_has_its_rounds_and_its_lowest_and_highest_accuracy() -> None:
+    blank, full = " " * 8, "█" * 8
+    assert accuracy_curve({2: 0.1, 4: 0.5, 5: 0.9}, 80).splitlines() == [
+        f" 90.00 %  {blank}{blank}{full}",
+        *[f"          {blank}{blank}{full}"] * 2,
+        f"          {blank}{'▁' * 8}{full}",
+        *[f"          {blank}{full}{full}"] * 3,
+        f" 10.00 %  {'▁' * 8}{full}{full}",
+        f"   round  2{5:>23}",
+    ]
+    long = accuracy_curve({t: min(t, 300) / 1000 for t in range(1, 601)}, 50).splitlines()
+    assert {len(line) for line in long} == {50}
+    assert long[0].count("█") == 20
+    assert accuracy_curve({1: 0.5, 2: 0.5}, 10).splitlines()[-2:] == [f" 50.00 %  {'▁' * 16}", f"   round  1{2:>15}"]
 
 
 def test_the_closing_table_of_a_short_run_with_a_clock_and_accuracies_of_clients() -> None:

@@ -12,13 +12,14 @@ slowest of them, and the next question follows it. Answers that come client afte
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.clients.compression import Compressor, Identity
+from fedsim.clients.compression import NUMBER, Compressor, Identity
 from fedsim.clients.context import RoundContext, Signal
 from fedsim.clients.local_results import Lent, LocalResults, row_norms
 from fedsim.clients.system import Resources
@@ -28,7 +29,6 @@ from fedsim.core.record import QUANTITIES
 from fedsim.core.types import Cohort, Floats, Ids, Params, Work, chosen, sizes_of
 from fedsim.engine.engine import Engine
 
-NUMBER = 4  # bytes of a number that a client sends
 WHOLE = Identity()
 Amounts = int | NDArray[np.int64]
 
@@ -49,7 +49,6 @@ class Clients:
         """The local learning rate of this round, which the server sets."""
         self._engine, self._context, self._params, self._first_model = engine, context, params, first_model
         self._lent = Lent(params)  # which a cohort's `start` is
-        self._copy: Params | None = None
         self._ledger, self._clock = context.ledger, context.clock
         self._losses, self._batch_losses = dict[int, float](), dict[int, float]()
         num = len(engine.data.train)
@@ -58,12 +57,10 @@ class Clients:
         self._has_model, self._collected = np.zeros((2, num), bool)
         self._has_sent = defaultdict[str, NDArray[np.bool_]](lambda: np.zeros(num, bool))  # by tensor of the update
 
-    @property
+    @cached_property
     def params(self) -> Params:
         """The version of the model: a copy, which is not to be modified either."""
-        if self._copy is None:
-            self._copy = self._lent.copy_of(self._params)
-        return self._copy
+        return self._lent.copy_of(self._params)
 
     @property
     def modified(self) -> tuple[list[str], list[str]]:

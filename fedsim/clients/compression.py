@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.core.errors import FedsimError
 from fedsim.core.parameters import Count, parameters
 
-FLOAT_BYTES = 4
+NUMBER = 4  # bytes of a number that a client sends
 LARGEST_PROJECTION = 2**28  # entries, 1 GiB
 
 
@@ -32,25 +32,25 @@ class Identity(Compressor):
         return vector
 
     def num_bytes(self, length: int) -> int:
-        return FLOAT_BYTES * length
+        return NUMBER * length
 
 
 @parameters
 class _Sized(Compressor):
     """Compression to `size` m numbers; no more bytes are sent than the whole vector has."""
 
-    bytes_per_entry = FLOAT_BYTES
+    bytes_per_entry = NUMBER
 
     size: Count
 
     def num_bytes(self, length: int) -> int:
-        return min(self.bytes_per_entry * self.size, FLOAT_BYTES * length)
+        return min(self.bytes_per_entry * self.size, NUMBER * length)
 
 
 class TopK(_Sized):
     """The m entries of largest magnitude and where they are; the others count as zero [D]."""
 
-    bytes_per_entry = 2 * FLOAT_BYTES
+    bytes_per_entry = 2 * NUMBER
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         kept = vector.abs().topk(min(self.size, len(vector))).indices
@@ -71,7 +71,7 @@ class Gaussian(_Sized):
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         size = min(self.size, len(vector))
         if size * len(vector) > LARGEST_PROJECTION:
-            told = f"a projection that takes {FLOAT_BYTES * size * len(vector) / 2**30:.1f} GiB (at most 1)"
+            told = f"a projection that takes {NUMBER * size * len(vector) / 2**30:.1f} GiB (at most 1)"
             raise FedsimError(f"selector.sketch.size={self.size}: {told}; use selector/sketch=countsketch")
         return vector @ _projection(len(vector), size, seed).to(vector)
 

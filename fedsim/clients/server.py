@@ -1,6 +1,7 @@
 """What the server itself holds and a selector may ask of it."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -35,14 +36,11 @@ class Server:
     def __init__(self, engine: Engine, data: ServerData, context: RoundContext, params: Params) -> None:
         self._engine, self._data, self._context, self._params = engine, data, context, params
         self._lent = Lent()
-        self._copy: Params | None = None
 
-    @property
+    @cached_property
     def params(self) -> Params:
         """The global model after this round's aggregation: a copy, which is not to be modified either."""
-        if self._copy is None:
-            self._copy = self._lent.copy_of(self._params)
-        return self._copy
+        return self._lent.copy_of(self._params)
 
     @property
     def modified(self) -> list[str]:

@@ -2,8 +2,12 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from fedsim.core.exact import weighted_sum
 
 
 def flat_rows(stack: dict[str, Tensor]) -> Tensor:
@@ -31,18 +35,33 @@ def as_columns(stack: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same models, on a GPU as columns of one buffer, of which `flat_rows` is a view."""
     if not any(value.is_cuda for value in stack.values()):
         return stack
-    flat, shapes = flat_rows(stack), {name: value.shape for name, value in stack.items()}
-    parts = flat.split([shape[1:].numel() for shape in shapes.values()], dim=1)
-    return {
-        name: part.unflatten(1, shape[1:]) if len(shape) > 1 else part.squeeze(1)
-        for (name, shape), part in zip(shapes.items(), parts, strict=True)
-    }
+    return split_flat(flat_rows(stack), {name: value[0] for name, value in stack.items()})
 
 
 def split_flat(flat: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The parts of `flat` [D], named and shaped as the tensors of `like`; they share its memory."""
-    parts = flat.split([value.numel() for value in like.values()])
-    return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+    """The parts of `flat` [..., D], named and, but for the dimensions in front, shaped as the tensors of `like`; they
+    share its memory."""
+    parts = flat.split([value.numel() for value in like.values()], dim=-1)
+    ahead = flat.shape[:-1]
+    return {name: part.view(ahead + value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
+
+
+def weighted_sums(
+    stack: dict[str, Tensor], weights: NDArray[np.floating], like: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """sum_k weights_k times the k-th row of each tensor, shaped as those of `like`; on a GPU in one product."""
+    if any(value.is_cuda for value in stack.values()):
+        flat = flat_rows(stack)
+        row = to_device(torch.as_tensor(weights, dtype=flat.dtype), flat.device)
+        return split_flat(weighted_sum(flat, row), {name: like[name] for name in stack})
+    row = torch.as_tensor(weights)
+    return {name: weighted_sum(value, row.to(value.dtype)) for name, value in stack.items()}
+
+
+def added(params: dict[str, Tensor], changes: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The sum of two models."""
+    new = torch._foreach_add(list(params.values()), [changes[name] for name in params])
+    return dict(zip(params, new, strict=True))
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

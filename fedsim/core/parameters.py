@@ -11,11 +11,12 @@ class Quantile(Selector):
         self.utility = np.zeros(self.population.num_clients)
 """
 
+import copy
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le
 
@@ -29,6 +30,22 @@ NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
+
+
+class Stateful:
+    """A part with values that cross rounds."""
+
+    state: ClassVar[tuple[str, ...]] = ()
+    """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """A deep copy of the attributes named in `state`."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state taken by `state_dict`."""
+        for name in self.state:
+            setattr(self, name, copy.deepcopy(state[name]))
 
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))

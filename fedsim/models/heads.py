@@ -8,6 +8,7 @@ from collections import OrderedDict
 from contextlib import redirect_stdout
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -46,11 +47,8 @@ class FrozenFeatures(LibraryHead):
         self.cut, width = measure(self.backbone, self.input_size, is_timm=self.library == "timm")
         widths = [width, *([] if self.hidden is None else [self.hidden]), self.num_classes]
         check(too_many_parameters("hidden", self.hidden, widths))
-        self.head: nn.Module = nn.Linear(width, self.num_classes)
-        if self.hidden is not None:
-            self.head = nn.Sequential(
-                nn.Linear(width, self.hidden), nn.ReLU(), nn.Linear(self.hidden, self.num_classes)
-            )
+        first, *more = (nn.Linear(a, b) for a, b in pairwise(widths))
+        self.head = nn.Sequential(first, nn.ReLU(), *more) if more else first
 
 
 @parameters

@@ -46,6 +46,7 @@ class DirichletClass(Partition):
             shares = rng.dirichlet(np.full(num_clients, self.alpha))
             if self.balanced:
                 shares = _restricted(shares, sizes < len(data.labels) / num_clients)
+                shares = shares / shares.sum()
             cumulative = np.cumsum(shares)[:-1]
             cuts = np.round(np.clip(cumulative, 0, 1) * len(positions)).astype(np.int64)
             for client, part in enumerate(np.split(positions, cuts)):
@@ -55,11 +56,11 @@ class DirichletClass(Partition):
 
 
 def _restricted(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """`shares` [N] restricted to clients with `has_room` and scaled to sum 1; equal ones if all of these are 0."""
+    """`shares` [n] where `has_room` is true, else 0; equal ones there, or everywhere, if that leaves nothing."""
     kept = np.where(has_room, shares, 0.0)
     if kept.sum() <= 0:
         kept = has_room.astype(float) if has_room.any() else np.ones(len(shares))
-    return kept / kept.sum()
+    return kept
 
 
 @parameters
@@ -92,9 +93,7 @@ class DirichletClient(Partition):
 def _draw_class(probabilities: NDArray[np.float64], remaining: NDArray[np.int64], u: float) -> int:
     """The class at quantile `u` of `probabilities` [C], restricted to classes with samples remaining; uniform over
     these if all of their probabilities are 0."""
-    weights = np.where(remaining > 0, probabilities, 0.0)
-    if weights.sum() <= 0:
-        weights = (remaining > 0).astype(float)
+    weights = _restricted(probabilities, remaining > 0)
     cumulative, last = np.cumsum(weights), int(np.flatnonzero(weights)[-1])
     # of weights near the smallest numbers that there are, `u` times their sum may be rounded up to the sum itself
     return min(int(np.searchsorted(cumulative, u * cumulative[-1], side="right")), last)

@@ -1,10 +1,9 @@
 """Aggregators: how the server computes the next global model from the updates of a cohort."""
 
-import copy
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -12,17 +11,16 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.exact import weighted_sum
-from fedsim.core.flat import flat_rows, split_flat, to_device
-from fedsim.core.parameters import Positive, parameters
-from fedsim.core.types import Cohort, Params, Stack
+from fedsim.core.flat import added, weighted_sums
+from fedsim.core.parameters import Positive, Stateful, parameters
+from fedsim.core.types import Cohort, Params
 
 Weighting = Literal["uniform", "by_size"]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 
 @parameters
-class Aggregator(ABC):
+class Aggregator(Stateful, ABC):
     """The interface of aggregators. Hyper-parameters are keyword-only fields, as of selectors.
 
     `buffers` names the entries of a model that are not trained (running statistics of BatchNorm): they are averaged by
@@ -31,9 +29,6 @@ class Aggregator(ABC):
 
     buffers: frozenset[str] = field(kw_only=False)
     weighting: Weighting
-
-    state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that persist between rounds."""
 
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
@@ -55,10 +50,10 @@ class Aggregator(ABC):
         averaging = self.averaging_weights(cohort, used)
         buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
         if averaging is used or not buffers:
-            return _weighted_sums(cohort.delta, used, cohort.start)
+            return weighted_sums(cohort.delta, used, cohort.start)
         trained = {name: delta for name, delta in cohort.delta.items() if name not in self.buffers}
-        sums = _weighted_sums(buffers, averaging, cohort.start)
-        return sums | (_weighted_sums(trained, used, cohort.start) if trained else {})
+        sums = weighted_sums(buffers, averaging, cohort.start)
+        return sums | (weighted_sums(trained, used, cohort.start) if trained else {})
 
     def averaging_weights(self, cohort: Cohort, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """`weights` [K] divided by their sum; the aggregator's own where one is negative or all are zero. `weights`
@@ -68,29 +63,12 @@ class Aggregator(ABC):
         total = weights.sum()
         return weights if np.isclose(total, 1.0, rtol=1e-9, atol=0.0) else weights / total
 
-    def state_dict(self) -> dict[str, Any]:
-        return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name in self.state:
-            setattr(self, name, copy.deepcopy(state[name]))
-
-
-def _weighted_sums(stack: Stack, weights: NDArray[np.float64], like: Params) -> Params:
-    """sum_k weights_k times the k-th row of each tensor, shaped as those of `like`; on a GPU in one product."""
-    if any(value.is_cuda for value in stack.values()):
-        flat = flat_rows(stack)
-        row = to_device(torch.as_tensor(weights, dtype=flat.dtype), flat.device)
-        return split_flat(weighted_sum(flat, row), {name: like[name] for name in stack})
-    row = torch.as_tensor(weights)
-    return {name: weighted_sum(value, row.to(value.dtype)) for name, value in stack.items()}
-
 
 class FedAvg(Aggregator):
     """The weighted average of the local models (McMahan et al., 2017)."""
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        return _added(params, self.mean_delta(cohort, weights))
+        return added(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
@@ -100,7 +78,7 @@ class ServerOptimizer(Aggregator):
         mean = self.mean_delta(cohort, weights)
         names = [name for name in params if name not in self.buffers]
         changes = self.changes(names, [mean[name] for name in names]) if names else []
-        return _added(params, {**mean, **dict(zip(names, changes, strict=True))})
+        return added(params, {**mean, **dict(zip(names, changes, strict=True))})
 
     @abstractmethod
     def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
@@ -154,11 +132,6 @@ class FedAdam(ServerOptimizer):
         roots = [v.double().sqrt().to(v.dtype) for v in second]  # MKL's of float32 are rounded one way or the other
         scale = torch._foreach_add(roots, self.tau)
         return torch._foreach_div(torch._foreach_mul(first, self.lr), scale)
-
-
-def _added(params: Params, changes: Params) -> Params:
-    new = torch._foreach_add(list(params.values()), [changes[name] for name in params])
-    return dict(zip(params, new, strict=True))
 
 
 def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: float) -> list[Tensor]:

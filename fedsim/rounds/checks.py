@@ -26,15 +26,10 @@ class AvailabilityError(FedsimError):
     """An availability model returned what is not a mask of the clients."""
 
 
-def _refuse(kind: type[FedsimError], part: object, round: int, fault: str | None) -> None:
+def refuse(kind: type[FedsimError], part: object, round: int, fault: str | None) -> None:
     """Raise an error that says which part it was, in which round, and what was wrong, if anything."""
     if fault:
         raise kind(f"round {round}: {type(part).__name__} {fault}")
-
-
-def check_selection(part: object, round: int, selection: object, available: Ids, expected: int | None) -> None:
-    """Raise `SelectionError` if `selection_fault` finds something."""
-    _refuse(SelectionError, part, round, selection_fault(selection, available, expected))
 
 
 def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:
@@ -63,7 +58,7 @@ def check_unmodified(part: object, round: int, model: Sequence[str], updates: Se
         names = ", ".join(model[:3])
         copy = "{name: value.clone() for name, value in clients.params.items()}"
         fault = f"modified the model's {names} in place; work on a copy: {copy}"
-    _refuse(SelectionError, part, round, fault)
+    refuse(SelectionError, part, round, fault)
 
 
 def _updates_fault(modified: Sequence[str]) -> str | None:
@@ -78,14 +73,14 @@ def check_available(part: object, round: int, mask: object, num_clients: int) ->
         return
     rule = f"must return a mask of booleans with one entry for each of the {num_clients} clients, not {_shown(mask)}"
     hint = "; np.isin(np.arange(num_clients), ids) makes one of ids" if _is_numeric(mask) else ""
-    _refuse(AvailabilityError, part, round, rule + hint)
+    refuse(AvailabilityError, part, round, rule + hint)
 
 
 def check_model(part: object, round: int, model: Params, like: Params, modified: Sequence[str]) -> None:
     """Raise `AggregationError` unless an aggregator has left the updates as they were and returned a model with the
     tensors of the one before, and `DivergedError` where that holds a nan or infinity; on a GPU there is one answer to
     wait for."""
-    _refuse(AggregationError, part, round, _updates_fault(modified) or _model_fault(model, like))
+    refuse(AggregationError, part, round, _updates_fault(modified) or _model_fault(model, like))
     require_finite(model, round)
 
 

@@ -5,7 +5,6 @@ fairness in federated learning is measured by the spread of these accuracies (Li
 in federated learning", section 4: mean, worst and best tenth, variance over clients).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,17 +54,6 @@ def by_labels(histograms: NDArray[np.int64], test_labels: NDArray[np.int64]) -> 
     return ClientAccuracy(counts.sum(1), test_labels, counts=counts)
 
 
-def on_test_samples(clients: NDArray[np.int64], num_clients: int) -> ClientAccuracy:
-    """The test samples that belong to the client: `clients` [n_test], where `num_clients` stands for nobody's."""
-    return ClientAccuracy(np.bincount(clients, minlength=num_clients + 1)[:num_clients], clients)
-
-
-def on_own_samples(positions: Sequence[NDArray[np.int64]]) -> ClientAccuracy:
-    """The client's own samples, training or held-out ones, at these positions in the engine's data."""
-    own = ByClient.of(positions)
-    return ClientAccuracy(own.sizes, np.repeat(np.arange(len(own)), own.sizes), own.flat)
-
-
 @dataclass(frozen=True)
 class Samples:
     """What is known of the samples: labels of the test set [n_test]; owners of training and test samples, if any."""
@@ -83,8 +71,10 @@ def client_accuracy(measured_on: MeasuredOn, division: Division, samples: Sample
     if measured_on == "labels":
         return by_labels(division.histograms, samples.test_labels)
     if measured_on == "test":
-        return on_test_samples(_clients_of_test_samples(division, samples), len(division.train))
-    return on_own_samples(division.holdout if measured_on == "holdout" else division.train)
+        clients, num = _clients_of_test_samples(division, samples), len(division.train)
+        return ClientAccuracy(np.bincount(clients, minlength=num + 1)[:num], clients)
+    own = ByClient.of(division.holdout if measured_on == "holdout" else division.train)
+    return ClientAccuracy(own.sizes, np.repeat(np.arange(len(own)), own.sizes), own.flat)
 
 
 def _clients_of_test_samples(division: Division, samples: Samples) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selec
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.checks import SelectionError, check_available, check_model, check_selection, check_unmodified
+from fedsim.rounds.checks import SelectionError, check_available, check_model, check_unmodified, refuse, selection_fault
 from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
 
@@ -188,7 +188,7 @@ class Simulation:
         selector, available = self.components.selector, available.copy()
         selection = selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
         expected = None if selector.adaptive else selector.cohort_size(clients)
-        check_selection(selector, t, selection, available, expected)
+        refuse(SelectionError, selector, t, selection_fault(selection, available, expected))
         check_unmodified(selector, t, *clients.modified)
         return selection
 

@@ -4,12 +4,11 @@ To add one, write a Python file with a subclass of `Selector` and a YAML file in
 tests find it; no other file is edited.
 """
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from fedsim.clients.server import Server
 from fedsim.clients.system import Resources
 from fedsim.core.errors import FedsimError, Problem, at_least, at_most, between, ceil, check, floor, positive, rule
 from fedsim.core.exact import exp, log
-from fedsim.core.parameters import Count, CountOrZero, NonNegative, Positive, Problems, Share, parameters
+from fedsim.core.parameters import Count, CountOrZero, NonNegative, Positive, Problems, Share, Stateful, parameters
 from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Population, Positions, Selection, drop_nonfinite
 
 __all__ = ["Clients", "Cohort", "Count", "CountOrZero", "Evaluation", "FedsimError", "Floats", "Ids", "NonNegative"]
@@ -33,7 +32,7 @@ REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs
 
 
 @parameters
-class Selector(ABC):
+class Selector(Stateful, ABC):
     """Selects the clients of each round.
 
     Hyper-parameters are fields of a class with the decorator `parameters`, with their ranges in the annotations; their
@@ -53,8 +52,6 @@ class Selector(ABC):
     """Initial rounds whose cost differs from that of later ones, which alone are extrapolated to more rounds."""
     pair_bytes = 0
     """Of the tables [N, N] that the method holds at their peak, for each pair of clients: 16 GiB in all are refused."""
-    state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
 
     def problems(self) -> Problems:
         yield pairs_problem(self.population, self.pair_bytes)
@@ -70,7 +67,7 @@ class Selector(ABC):
         `clients` answers what `needs` declares and charges its cost. Every draw is of `rng`, the stream of this round.
         """
 
-    def observe(self, round: int, cohort: Cohort, server: Server) -> None:  # noqa: B027
+    def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         """Called after aggregation with the updates that have arrived, if there are any.
 
         `server` computes on the server's own data (validation split, public samples) and holds the new global model.
@@ -89,15 +86,6 @@ class Selector(ABC):
     def trace(self) -> Mapping[str, Any] | None:
         """Values of the round just observed to record as one line of trace.jsonl (JSON types), or None."""
         return None
-
-    def state_dict(self) -> dict[str, Any]:
-        """A deep copy of the attributes named in `state`."""
-        return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state taken by `state_dict`."""
-        for name in self.state:
-            setattr(self, name, copy.deepcopy(state[name]))
 
     def cohort_size(self, clients: Clients) -> int:
         """min(K, number of available clients)."""

@@ -5,14 +5,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.spatial.distance import pdist, squareform
 from torch import Tensor
 
 from fedsim.core.exact import arccos
 from fedsim.core.types import Floats, Ids, Positions
 from fedsim.selectors.base import Clients, Cohort, Population, Selection, Selector, Server, parameters
 from fedsim.selectors.similarity import among, euclidean_distances, update_inner_products, with_latest
-from fedsim.selectors.tools import WardInput, ward_linkage
+from fedsim.selectors.tools import WardInput
 
 MASS_TOLERANCE = 1e-9  # rounding tolerance when the mass of a bin or cluster is compared with its capacity 1
 CLEARLY = 1e-6  # room beyond which a running sum of masses decides as the exact one does
@@ -52,20 +51,21 @@ class ClusteredBySimilarity(ClusteredBySize):
     points, as the published code does. (That code also squares the L2 norm, which is not done here.)
     """
 
-    pair_bytes = (
-        20  # products and distances in float32, as they are for many clients, and halves in float64 for the tree
-    )
+    pair_bytes = 20  # products and distances in float32, as they are for many clients; for the tree, halves in float64
     state = ("updates", "products")
 
     distance: Literal["cosine", "l1", "l2"]
     ward_on: WardInput
 
     def __post_init__(self) -> None:
+        from fedsim.selectors.ward import ward_linkage  # which takes long, and here no round's time
+
+        self.linkage = ward_linkage
         self.updates: Tensor | None = None
         self.products: Tensor | None = None
 
     def distributions(self, clients: Clients) -> Floats:
-        ids, tree = clients.available, ward_linkage(self._distances(clients.available), self.ward_on)
+        ids, tree = clients.available, self.linkage(self._distances(clients.available), self.ward_on)
         return similarity_distributions(tree, client_masses(ids, self.population), self.population.cohort_size)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
@@ -77,6 +77,8 @@ class ClusteredBySimilarity(ClusteredBySize):
         if self.updates is None:
             return np.zeros((len(ids), len(ids)))
         if self.distance == "l1":
+            from scipy.spatial.distance import pdist, squareform
+
             return squareform(pdist(self.updates[torch.as_tensor(ids)].double().cpu().numpy(), "cityblock"))
         assert self.products is not None
         products = among(self.products, ids)

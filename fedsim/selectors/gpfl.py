@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedsim.clients.local_results import row_blocks
 from fedsim.core.exact import exp, log, mean_row, row_sums
+from fedsim.core.flat import split_flat
 from fedsim.core.parameters import Count, NonNegative, Positive, parameters
 from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection, Stack
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, drop_nonfinite, highest, softmax
@@ -212,8 +213,7 @@ class GPFL(Selector):
         if self.local_direction != "full_gradient":
             return {}
         flat = torch.stack(list(clients.gradients_after_training(ids)))
-        names = clients.layer_names(None)
-        return dict(zip(names, flat.split([clients.params[n].numel() for n in names], dim=1), strict=True))
+        return split_flat(flat, {name: clients.params[name] for name in clients.layer_names(None)})
 
     def _add_rewards(self) -> None:
         shares = np.zeros(len(self.projections))

@@ -14,7 +14,8 @@ from fedsim.core.types import Floats, Ids, Positions
 from fedsim.selectors.base import Clients, Cohort, FedsimError, Selection, Selector, Server, ascending, softmax
 from fedsim.selectors.clustered import angular_distances, client_masses, draw_one_each, similarity_distributions
 from fedsim.selectors.similarity import among, update_inner_products, with_latest
-from fedsim.selectors.tools import WardInput, clients_to_try, cut_tree, ward_linkage
+from fedsim.selectors.tools import WardInput, clients_to_try
+from fedsim.selectors.ward import cut_tree, ward_linkage
 
 
 @parameters

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, Signal, parameters
-from fedsim.selectors.tools import cut_tree, kl_divergences, ward_linkage
+from fedsim.selectors.tools import kl_divergences
+from fedsim.selectors.ward import cut_tree, ward_linkage
 
 
 @parameters

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fedsim.core.flat import split_flat
 from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection
 from fedsim.selectors.base import Clients, Positive, Problems, Selector, Server, Signal, ascending, parameters, rule
 from fedsim.selectors.pncs import stack_vectors
@@ -134,6 +135,5 @@ class PairStudy(Selector):
 
 def _after_step(params: Params, names: list[str], gradient: Tensor, length: float) -> Params:
     """`params` after a gradient step of size `length`; `gradient` [P] is the flat gradient of the tensors `names`."""
-    parts = gradient.split([params[name].numel() for name in names])
-    steps = dict(zip(names, parts, strict=True))
-    return {n: w - length * steps[n].view(w.shape) if n in steps else w for n, w in params.items()}
+    steps = split_flat(gradient, {name: params[name] for name in names})
+    return {n: w - length * steps[n] if n in steps else w for n, w in params.items()}

@@ -10,11 +10,10 @@ from functools import cache
 from typing import Annotated, Literal
 
 import numpy as np
-import torch
 from annotated_types import Ge, Le
 
-from fedsim.core.exact import log, weighted_sum
-from fedsim.core.flat import flat_rows, split_flat, to_device
+from fedsim.core.exact import log
+from fedsim.core.flat import added, weighted_sums
 from fedsim.core.parameters import NonNegative, Problems, Share, parameters
 from fedsim.core.types import Cohort, Floats, Ids, Params, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule
@@ -62,15 +61,9 @@ def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> P
         return cohort.start
     rows = sorted(coalition)
     weights = cohort.sizes[rows].astype(np.float64) if by_size else np.ones(len(rows))
-    row = torch.zeros(len(cohort.ids))
-    row[rows] = torch.as_tensor(weights / weights.sum(), dtype=row.dtype)
-    if any(delta.is_cuda for delta in cohort.delta.values()):
-        flat = flat_rows(cohort.delta)
-        deltas = split_flat(to_device(row, flat.device) @ flat, {n: cohort.start[n] for n in cohort.delta})
-    else:
-        deltas = {n: weighted_sum(d, row.to(d)) for n, d in cohort.delta.items()}
-    new = torch._foreach_add(list(cohort.start.values()), [deltas[n] for n in cohort.start])
-    return dict(zip(cohort.start, new, strict=True))
+    row = np.zeros(len(cohort.ids), np.float32)
+    row[rows] = weights / weights.sum()
+    return added(cohort.start, weighted_sums(cohort.delta, row, cohort.start))
 
 
 def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:

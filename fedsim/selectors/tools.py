@@ -1,4 +1,4 @@
-"""What several selectors share: clustering, divergences, label counts, queues, the search for dissimilar clients."""
+"""What several selectors share: divergences, label counts, queues, the search for dissimilar clients."""
 
 import itertools
 import math
@@ -8,8 +8,6 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import pdist
 from torch import Tensor
 
 from fedsim.clients.clients import Clients
@@ -37,23 +35,7 @@ def clients_to_try(ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.in
 
 
 WardInput = Literal["distances", "rows"]
-
-
-def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
-    """Ward's linkage [N - 1, 4], in scipy's format, from a symmetric matrix of distances [N, N].
-
-    `on: rows` clusters its rows as N points in N dimensions (N^3 / 2 operations): what scipy does with a square matrix.
-    """
-    if len(distances) == 1:
-        return np.empty((0, 4))
-    condensed = pdist(distances) if on == "rows" else np.concatenate([row[i + 1 :] for i, row in enumerate(distances)])
-    return linkage(condensed.astype(np.float64, copy=False), method="ward")
-
-
-def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
-    """Cluster labels 0..M-1 [N] from cutting a linkage `tree` [N - 1, 4] into M <= `count` clusters."""
-    return fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1
-
+"""What Ward's tree (ward.py) is built on."""
 
 LOWEST = -18.420680743952367  # the logarithm of 1e-8
 

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fedsim.core.errors import printable_lines
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
-from fedsim.tracking.tables import CONSOLE, closing_table, show_seconds, show_share
+from fedsim.tracking.tables import CONSOLE, accuracy_curve, closing_table, show_seconds, show_share
 
 PLAIN_LINES = 10
 """Number of progress lines per run if the output is not a terminal."""
@@ -47,13 +47,14 @@ class RoundsShown:
 class ConsoleTracker(Tracker):
     """Shows a line at the start, and if `progress` a progress bar on a terminal or a few lines elsewhere.
 
-    A run that is no job of a sweep ends with a table; jobs of a sweep are told of by the sweep.
+    A run that is no job of a sweep ends with a table, on a terminal below the curve of its accuracy; jobs of a sweep
+    are told of by the sweep.
     """
 
     def __init__(self, *, progress: bool) -> None:
         self.progress, self.console = progress, CONSOLE
         self._rounds: RoundsShown | None = None
-        self._accuracy: float | None = None
+        self._accuracies: dict[int, float] = {}
 
     def start(self, info: RunInfo) -> None:
         self._info = info
@@ -64,10 +65,10 @@ class ConsoleTracker(Tracker):
 
     def log(self, record: Mapping[str, Any], in_lines: bool = True) -> None:
         if record["test_accuracy"] is not None:
-            self._accuracy = record["test_accuracy"]
+            self._accuracies[record["round"]] = record["test_accuracy"]
         if self._rounds is not None:
-            accuracy, left = f"test accuracy {show_share(self._accuracy)}", time_left(self._info.sweep)
-            self._rounds.show(record["round"], accuracy, left, in_lines=in_lines)
+            latest, left = next(reversed(self._accuracies.values()), None), time_left(self._info.sweep)
+            self._rounds.show(record["round"], f"test accuracy {show_share(latest)}", left, in_lines=in_lines)
 
     def replay(self, record: Mapping[str, Any]) -> None:
         self.log(record, in_lines=False)
@@ -80,6 +81,8 @@ class ConsoleTracker(Tracker):
             self._rounds.stop()
         if self._info.sweep is not None:
             return
+        if len(self._accuracies) > 1 and self.console.is_terminal and not self.console.options.ascii_only:
+            self.console.print(accuracy_curve(self._accuracies, self.console.width))
         self.console.print(closing_table(summary))
         if summary.get("error"):
             self.console.print(f"{summary['status']}: {summary['error']}", style="red", soft_wrap=True, markup=False)

@@ -6,6 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import pairwise
 from typing import IO, Any, cast
 
 from rich.box import SIMPLE_HEAD
@@ -127,6 +128,22 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         if text:
             table.add_row(name, text)
     return table
+
+
+CURVE_LINES, BLOCKS = 8, " ▁▂▃▄▅▆▇█"
+
+
+def accuracy_curve(accuracies: Mapping[int, float], width: int) -> str:
+    """Test accuracies by round as lines of blocks, at most `width` wide: means of neighbours where they are many."""
+    rounds, values = list(accuracies), list(accuracies.values())
+    low, high, columns = min(values), max(values), min(max(width, 30) - 10, 8 * len(values))
+    starts = [column * len(values) // columns for column in range(columns + 1)]
+    means = [statistics.fmean(values[start : max(end, start + 1)]) for start, end in pairwise(starts)]
+    heights = [1 + round((8 * CURVE_LINES - 1) * (mean - low) / (high - low or 1)) for mean in means]
+    rows = ["".join(BLOCKS[min(max(height - 8 * row, 0), 8)] for height in heights) for row in range(CURVE_LINES)]
+    labels = [show_share(low), *[""] * (CURVE_LINES - 2), show_share(high)]
+    lines = [f"{label:>8}  {row}" for label, row in zip(labels, rows, strict=True)]
+    return "\n".join([*lines[::-1], f"   round  {rounds[0]}{rounds[-1]:>{columns - len(str(rounds[0]))}}"])
 
 
 Row = Mapping[str, Any]

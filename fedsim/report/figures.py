@@ -324,7 +324,7 @@ def _maps(panel: Panel) -> Figure:
     figure, axes = make_axes(len(shown), 1.5, 0.4, most=4)
     highest = max(values.max() for values in shown)
     for ax, name, values, run in zip(axes, panel.lines, shown, first, strict=True):
-        extent = (0.5, len(run.records) + 0.5, len(values) - 0.5, -0.5)
+        extent = (0.5, run.rounds.num + 0.5, len(values) - 0.5, -0.5)
         image = ax.imshow(values, cmap="Greys", vmin=0, vmax=highest, aspect="auto", extent=extent, rasterized=True)
         ax.set_title(name, fontsize=SMALL)
     for ax in axes[::4]:
@@ -338,11 +338,11 @@ def _maps(panel: Panel) -> Figure:
 
 def _selected_by_round(run: Run) -> Floats:
     """The share of the rounds of each column in which each client was selected, [N, columns]."""
-    rounds = len(run.records)
+    rounds = run.rounds.num
     columns = min(rounds, MAX_COLUMNS)
     counts = np.zeros((run.num_clients, columns))
-    for number, record in enumerate(run.records):
-        counts[record["selected"], number * columns // rounds] += 1
+    at, clients = run.rounds.chosen
+    np.add.at(counts, (clients, at * columns // rounds), 1)
     return counts / np.bincount(np.arange(rounds) * columns // rounds, minlength=columns)
 
 

@@ -1,6 +1,7 @@
 """Figures of reports: each curve under its own name, what is drawn by hand, and files that a paper can take."""
 
 import re
+import zlib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.report.figures import (
@@ -219,15 +221,20 @@ def test_clients_are_drawn_by_rank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("num_panels", "width"), [(1, 3.5), (2, 7.16)])
 def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
-    tmp_path: Path, num_panels: int, width: float
+    tmp_path: Path, num_panels: int, width: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panels = two_panels(tmp_path / "runs")[:num_panels]
+    panels, drawn = two_panels(tmp_path / "runs")[:num_panels], []
     with style():
         plots = accuracy_plots(panels, make_looks(panels))[:1]
+    monkeypatch.setattr(Figure, "draw", lambda self, renderer, draw=Figure.draw: drawn.append(draw(self, renderer)))
     ((_, preview),) = save(plots, tmp_path)
+    assert len(drawn) == 2  # once a file
     pdf = (tmp_path / "accuracy_rounds.pdf").read_bytes()
     assert b"/Subtype /Type3" not in pdf
-    assert b"/FontFile2" in pdf
+    fonts = [at.end() for at in re.finditer(rb"/Length1 .*?stream\r?\n", pdf, re.DOTALL)]
+    (font, *_) = [zlib.decompressobj().decompress(pdf[at:]) for at in fonts]
+    assert b"glyf" in font
+    assert b"GSUB" not in font
     box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", pdf)
     assert box is not None
     assert float(box[1]) == pytest.approx(72 * width, abs=0.1)

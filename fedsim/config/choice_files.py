@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from fedsim.core.configs import all_keys, merged, placed
+from fedsim.core.configs import LOADER, all_keys, merged, placed
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -24,7 +24,6 @@ PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
 """The comment at the head of a file that says where in a config its keys are."""
 FIELD = re.compile(r"#\s{2,}([a-z]+(?: [a-z]+)?):\s+(\S.*)")
 CONTINUED = re.compile(r"#\s{4,}(\S.*)")
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def read_text(path: Path) -> str:

@@ -3,12 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
+
 SEEDS = ("seed", "partition_seed", "init_seed")
 """Top-level keys in which the runs differ that a mean is taken over."""
 
 
 IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker")
 """Top-level keys that cannot change a result; all others are in the hash that names a run's folder."""
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def by_meaning(node: Any) -> Any:

@@ -5,14 +5,17 @@ They are of `drawn_panels`: all lines have finished runs.
 
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import yaml
+from fontTools import subset
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
@@ -55,20 +58,32 @@ class Plot:
     figure: Figure
 
 
+@contextmanager
+def _without_layout_tables() -> Iterator[None]:
+    """Fonts go into PDFs without the tables by which text is set, which no reader of a PDF takes: half of the time."""
+    kept = subset.Options._drop_tables_default
+    subset.Options._drop_tables_default = [*kept, "GSUB", "GPOS", "GDEF", "MATH"]
+    try:
+        yield
+    finally:
+        subset.Options._drop_tables_default = kept
+
+
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
     """Write the figures as PNG and PDF to `folder`; returns captions and smaller PNGs, for a page on the screen."""
     files: dict[str, bytes] = {}
     pictures = []
     for plot in plots:
         png, pdf, preview = io.BytesIO(), io.BytesIO(), io.BytesIO()
-        with style():
-            plot.figure.savefig(png, format="png", dpi=DPI)
-            plot.figure.set_layout_engine("none")  # as it is laid out by now: that is most of the time of saving
-            plot.figure.savefig(pdf, format="pdf", dpi=DPI, metadata={"CreationDate": None})
-        with Image.open(png) as picture:
-            width, height = (round(side * PREVIEW_DPI / DPI) for side in picture.size)
-            small = picture.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-            small.save(preview, "png", optimize=True)
+        plot.figure.set_dpi(DPI)
+        screen = FigureCanvasAgg(plot.figure)
+        with style(), _without_layout_tables():  # not by savefig, which draws each of them twice
+            screen.print_png(png)
+            plot.figure.set_layout_engine("none")  # as it is laid out by now
+            FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})
+        picture = Image.fromarray(np.asarray(screen.buffer_rgba())).convert("RGB")
+        width, height = (round(side * PREVIEW_DPI / DPI) for side in picture.size)
+        picture.resize((width, height), Image.Resampling.LANCZOS).save(preview, "png", optimize=True)
         files |= {f"{plot.name}.png": png.getvalue(), f"{plot.name}.pdf": pdf.getvalue()}
         pictures.append((plot.caption, preview.getvalue()))
     write_files(folder, files)
@@ -309,7 +324,7 @@ def _maps(panel: Panel) -> Figure:
     figure, axes = make_axes(len(shown), 1.5, 0.4, most=4)
     highest = max(values.max() for values in shown)
     for ax, name, values, run in zip(axes, panel.lines, shown, first, strict=True):
-        extent = (0.5, len(run.records) + 0.5, len(values) - 0.5, -0.5)
+        extent = (0.5, run.rounds.num + 0.5, len(values) - 0.5, -0.5)
         image = ax.imshow(values, cmap="Greys", vmin=0, vmax=highest, aspect="auto", extent=extent, rasterized=True)
         ax.set_title(name, fontsize=SMALL)
     for ax in axes[::4]:
@@ -323,11 +338,11 @@ def _maps(panel: Panel) -> Figure:
 
 def _selected_by_round(run: Run) -> Floats:
     """The share of the rounds of each column in which each client was selected, [N, columns]."""
-    rounds = len(run.records)
+    rounds = run.rounds.num
     columns = min(rounds, MAX_COLUMNS)
     counts = np.zeros((run.num_clients, columns))
-    for number, record in enumerate(run.records):
-        counts[record["selected"], number * columns // rounds] += 1
+    at, clients = run.rounds.chosen
+    np.add.at(counts, (clients, at * columns // rounds), 1)
     return counts / np.bincount(np.arange(rounds) * columns // rounds, minlength=columns)
 
 

@@ -266,12 +266,15 @@ def simulated_phases(groups: Sequence[Group]) -> Table:
     def a_round(run: Run) -> float:
         return measures.total_cost(run, ["simulated_seconds"]) / run.num_rounds
 
+    def measured_seconds(run: Run) -> float | None:
+        return float(run.columns["wall_seconds"][-1]) if is_recorded([run], ["wall_seconds"]) else None
+
     def late_a_round(run: Run) -> float:
-        return sum(len(record["late"]) for record in run.records) / run.num_rounds
+        return float(run.columns["late"].sum()) / run.num_rounds
 
     columns: Columns = {
         "rounds": ("num_rounds", ".0f"),
-        "measured": (lambda run: run.records[-1].get("wall_seconds"), show_seconds),
+        "measured": (measured_seconds, show_seconds),
         "simulated": (partial(measures.total_cost, names=["simulated_seconds"]), show_seconds),
         "ask": (partial(measures.total_cost, names=["simulated_seconds_ask"]), show_seconds),
         "train": (partial(measures.total_cost, names=["simulated_seconds_train"]), show_seconds),

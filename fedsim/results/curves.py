@@ -78,7 +78,7 @@ def spent_until(runs: Sequence[Run], axis: str) -> Floats:
     """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs [T]."""
     of = AXES[axis]
     spent = [
-        np.sum([run.columns[name] for name in of.names], 0) / of.per if of.names else np.ones(len(run.records))
+        np.sum([run.columns[name] for name in of.names], 0) / of.per if of.names else np.ones(run.rounds.num)
         for run in runs
     ]
     return _stacked([np.cumsum(one) for one in spent]).mean(0)
@@ -86,7 +86,10 @@ def spent_until(runs: Sequence[Run], axis: str) -> Floats:
 
 def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
     """Whether all runs have records of rounds with these quantities."""
-    return all(run.records and all(run.records[0].get(name) is not None for name in names) for run in runs)
+    return all(
+        run.rounds.num and all(name in run.columns and not np.isnan(run.columns[name][0]) for name in names)
+        for run in runs
+    )
 
 
 def stack_series(runs: Sequence[Run], name: str) -> Floats:

@@ -43,6 +43,12 @@ class Group:
     def complete(self) -> list[Run]:
         return [run for run in self.runs if run.status == "done"]
 
+    @cached_property
+    def beside_selector(self) -> set[tuple[str, str]]:
+        """Choices and values, but for those of the selector."""
+        values = {**dict(flat(compared_config(self.runs[0]))), **self.choices}
+        return {(key, str(value)) for key, value in values.items() if not key.startswith("selector")}
+
     @property
     def num_diverged(self) -> int:
         return sum(run.status == "diverged" for run in self.runs)
@@ -183,7 +189,7 @@ class Panel:
         """The group of selector `choice`, or the line of that name, to compare `group` with: of several the one whose
         config is most like that of `group`; None if there is none."""
         found = [other for name, other in self.lines.items() if choice in (name, other.choices.get("selector"))]
-        return max(found, key=lambda other: len(_beside_selector(group) & _beside_selector(other)), default=None)
+        return max(found, key=lambda other: len(group.beside_selector & other.beside_selector), default=None)
 
     @property
     def besides_partition(self) -> str:
@@ -194,12 +200,6 @@ class Panel:
 
     def name_of(self, group: Group) -> str:
         return next(name for name, other in self.lines.items() if other is group)
-
-
-def _beside_selector(group: Group) -> set[tuple[str, str]]:
-    """Choices and values, but for those of the selector."""
-    values = {**dict(flat(compared_config(group.runs[0]))), **group.choices}
-    return {(key, str(value)) for key, value in values.items() if not key.startswith("selector")}
 
 
 def make_panels(groups: Sequence[Group]) -> list[Panel]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import floor
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_last
+from fedsim.results.curves import is_recorded
 from fedsim.results.groups import Group
 from fedsim.results.runs import Floats, Run, Seeds
 from fedsim.results.statistics import UNBOUNDED, UNIT
@@ -37,7 +38,7 @@ def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float 
 
 def final_accuracy(run: Run, window: int = FINAL_WINDOW) -> float | None:
     """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return mean_of_last(run.columns["test_accuracy"].tolist(), window)
+    return mean_of_last(run.columns["test_accuracy"][-window:].tolist(), window)
 
 
 def last_accuracy(run: Run) -> float | None:
@@ -49,7 +50,7 @@ def last_accuracy(run: Run) -> float | None:
 
 def client_accuracy(run: Run, aggregate: str) -> float | None:
     """One of `AGGREGATES` over clients: the mean over the last rounds that have it; None where it was not measured."""
-    return mean_of_last([record.get(f"{KEY}_{aggregate}") for record in run.records], FINAL_WINDOW)
+    return mean_of_last(run.columns.get(f"{KEY}_{aggregate}", np.empty(0)).tolist(), FINAL_WINDOW)
 
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
@@ -94,7 +95,7 @@ def simulated_seconds_to(run: Run, target: float) -> float | None:
 
 def is_simulated(run: Run) -> bool:
     """Whether its rounds have times on the simulated clock."""
-    return bool(run.records) and run.records[0].get("simulated_seconds") is not None
+    return is_recorded([run], ["simulated_seconds"])
 
 
 def participation(run: Run) -> float | None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
 
+from fedsim.core.configs import LOADER
 from fedsim.core.disk import unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
 from fedsim.results.files import (
@@ -71,6 +73,37 @@ class Seeds(NamedTuple):
         return " ".join([str(self.seed), *(f"{name}={value}" for name, value in self.own.items())])
 
 
+@dataclass(frozen=True)
+class Rounds:
+    """What is kept of the records of T rounds.
+
+    `columns`: numbers by name, [T] each, nan where one was not measured, and of lists (`late`) how long they are;
+    `chosen`: rounds, from 0, and the clients selected in them, [2, M]. `are_whole`: whether no record lacks anything.
+    """
+
+    num: int
+    columns: Mapping[str, Floats]
+    chosen: NDArray[np.int32]
+    are_whole: bool = True
+
+    @classmethod
+    def of(cls, records: Sequence[Mapping[str, Any]]) -> "Rounds":
+        names = dict.fromkeys(chain.from_iterable(records))
+        whole = all(record.keys() >= RECORDED for record in records)
+        return cls.of_columns({name: [record.get(name) for record in records] for name in names}, whole)
+
+    @classmethod
+    def of_columns(cls, found: Mapping[str, Sequence[Any]], are_whole: bool = True) -> "Rounds":
+        columns: dict[str, Floats] = {} if found else defaultdict(lambda: np.empty(0))
+        for name, values in found.items():
+            kinds = {*map(type, values)}
+            if kinds <= NUMERIC or kinds == {list}:
+                columns[name] = np.array([*map(len, values)] if kinds == {list} else values, np.float64)
+        num, selected = len(next(iter(found.values()), ())), found["selected"] if found and are_whole else ()
+        rounds, clients = np.repeat(np.arange(len(selected)), [*map(len, selected)]), [*chain.from_iterable(selected)]
+        return cls(num, columns, np.array([rounds, clients], np.int32), are_whole)
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """A finished run: its folder, config (as saved) and summary.
@@ -116,27 +149,29 @@ class Run:
     def commit(self) -> str | None:
         return (self.summary.get("revision") or {}).get("commit")
 
-    @cached_property
+    @property
     def records(self) -> list[dict[str, Any]]:
+        """All that was recorded, read anew each time."""
         return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """What is kept of the records."""
+        return Rounds.of_columns(self.archived["rows"].to_pydict()) if self.archived else Rounds.of(self.records)
+
+    @property
+    def columns(self) -> Mapping[str, Floats]:
+        """The recorded numbers of every round by name, [T] each; nan where one was not measured."""
+        return self.rounds.columns
 
     def series(self, name: str) -> Floats:
         """A recorded number of every round, [T]; nan where it was not measured."""
         return self.columns[name]
 
     @cached_property
-    def columns(self) -> Mapping[str, Floats]:
-        """The recorded numbers of every round by name, [T] each; nan where one was not measured."""
-        if not self.records:
-            return defaultdict(lambda: np.empty(0))
-        columns = {name: [record.get(name) for record in self.records] for name in self.records[0]}
-        return {name: np.array(of, np.float64) for name, of in columns.items() if {*map(type, of)} <= NUMERIC}
-
-    @cached_property
     def selections(self) -> NDArray[np.int64]:
         """Number of selections of each client, [N]."""
-        chosen = [i for r in self.records for i in r["selected"]]
-        return np.bincount(np.array(chosen, dtype=np.int64), minlength=self.num_clients)
+        return np.bincount(self.rounds.chosen[1], minlength=self.num_clients)
 
     @cached_property
     def histograms(self) -> NDArray[np.int64] | None:
@@ -187,16 +222,16 @@ def _read(folder: Path) -> Run:
     if summary is None or not isinstance(summary.get("choices"), Mapping):
         raise ReportError(f"{SUMMARY} is not that of a run")
     try:
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), LOADER)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise ReportError(f"{CONFIG} cannot be read ({' '.join(str(error).split())[:100]})") from error
     if not isinstance(config, Mapping) or not all(isinstance(config.get(key), int) for key in NUMBERS):
         raise ReportError(f"{CONFIG} is not that of a run")
     run = Run(folder, config, summary)
-    if run.status == "done" and len(run.records) < run.num_rounds:
-        found = f"{len(run.records)} of {run.num_rounds} rounds"
+    if run.status == "done" and run.rounds.num < run.num_rounds:
+        found = f"{run.rounds.num} of {run.num_rounds} rounds"
         raise ReportError(f"{METRICS} holds {found}; run it again with overwrite=true")
-    if not all(record.keys() >= RECORDED for record in run.records):
+    if not run.rounds.are_whole:
         raise ReportError(f"{METRICS} holds lines that are not records of rounds")
     return run
 

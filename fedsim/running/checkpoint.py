@@ -24,10 +24,11 @@ import fedsim
 from fedsim.config.plan import Plan
 from fedsim.core.configs import IRRELEVANT
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
-from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.record import Record
 from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics, read_summary
 from fedsim.running.assembly import Experiment
+from fedsim.running.outcome import HASH_BYTES, CheckpointError, header_of
 from fedsim.running.process import CODES
 from fedsim.running.provenance import user_code
 
@@ -42,10 +43,6 @@ REMEDIES = {
     "code": "it was saved with other code of a class of yours; give it that again, go on all the same with "
     f"checkpoint.other_code=true, or {START_ANEW}",
 }
-
-
-class CheckpointError(DataError):
-    """A checkpoint is damaged, or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -223,9 +220,4 @@ def pack(
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
-    digest, data = content[:32], content[32:]
-    if hashlib.sha256(data).digest() != digest:
-        raise CheckpointError("is damaged: its SHA-256 is not that of its content")
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-    return json.loads(metadata["checkpoint"]), safetensors.torch.load(data)
+    return header_of(content), safetensors.torch.load(content[HASH_BYTES:])

@@ -22,6 +22,7 @@ from fedsim.core.errors import check
 from fedsim.partitions.server_split import ServerSplit
 from fedsim.tracking.base import Tracker
 
+OWN = {"local": LocalSettings, "server": ServerSplit, "checkpoint": CheckpointSettings}
 GPU_FILES = ("nvidia", "nvgpu", "nvhost", "nvmap", "kfd", "dxg")
 """Beginnings of the names in /dev of what Linux has of a GPU that torch can use."""
 
@@ -56,19 +57,14 @@ def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     if config.get("device") == "auto" and _sees_gpu():
         config["device"] = "cuda"  # in the record and in its hash: a CPU's result is not taken for a GPU's
     found = Gathered()
-    local = found.run(built, config.get("local") or {}, LocalSettings, "local")
-    server = found.run(built, config.get("server") or {}, ServerSplit, "server")
-    checkpoint = found.run(built, config.get("checkpoint") or {}, CheckpointSettings, "checkpoint")
-    settings = found.run(built, config, Settings, "")
+    own: Any = [found.run(built, config.get(key) or {}, cls, key) for key, cls in OWN.items()]
+    settings: Any = found.run(built, config, Settings, "")
     found.add(*mistakes(config))
     trackers = config.get("tracker")
     for name, node in trackers.items() if isinstance(trackers, Mapping) else ():
         found.run_users(instantiate, node, Tracker, f"tracker.{name}")
     check(*found.problems)
-    assert settings is not None
-    assert local is not None
-    assert server is not None
-    assert checkpoint is not None
+    local, server, checkpoint = own
     config_hash = hash_config(config)
     readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
     folder = settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])

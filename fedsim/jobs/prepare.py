@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from fedsim.jobs.tasks import TaskLauncher
     from fedsim.running.interleaving import Lanes
 
-SUBMITIT = ("LocalJobs", "SlurmJobs")
-LAUNCHERS = {
-    "Lanes": "fedsim.running.interleaving",
-    **dict.fromkeys(("JoblibJobs", "RayJobs", *SUBMITIT), "fedsim.jobs.launchers"),
-}
-"""Classes of launchers, with the modules that they are in."""
-
 
 @dataclass(frozen=True)
 class Prepared:
@@ -67,14 +60,12 @@ def prepare(jobs: Sequence[Composed]) -> Prepared:
 
 def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
     """What the config's node `hydra.launcher` describes; None for `basic`, Hydra's own. Raises `ConfigError`."""
-    name = str(node.get("_target_")).rpartition(".")[2]
-    if name not in LAUNCHERS:
+    module_name, _, name = str(node.get("_target_")).rpartition(".")
+    if not module_name.startswith("fedsim."):
         return None
-    module = import_module(LAUNCHERS[name])
+    module = import_module(module_name)
     cls = getattr(module, name)
-    if name in SUBMITIT:
-        return module.launcher_of(node, cls)
-    return instantiate(node, cls, "hydra.launcher")
+    return module.launcher_of(node, cls) if hasattr(cls, "cluster") else instantiate(node, cls, "hydra.launcher")
 
 
 def has_passed(plan: Plan) -> bool:

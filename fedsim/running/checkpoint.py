@@ -22,7 +22,7 @@ from torch import Tensor
 
 import fedsim
 from fedsim.config.plan import Plan
-from fedsim.core.configs import IRRELEVANT
+from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.record import Record
@@ -193,18 +193,12 @@ def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:
 def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
     """A problem for each key in which the identity of a checkpoint differs from that of the run. A key of the config
     that one side lacks is one that is null there: new keys are null where nothing changes."""
-    before, after = _flat(saved), _flat(now)
+    before, after = dict(flat(saved)), dict(flat(now))
     found = []
     for key in sorted(key for key in {*before, *after} if before.get(key) != after.get(key)):
         told, remedy = f"is {before.get(key)!r} in {path}", REMEDIES.get(key, START_ANEW)
         found.append(Problem(key.removeprefix("config."), after.get(key), told, remedy))
     return found
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, Mapping) or not node:
-        return {prefix: node}
-    return {key: leaf for k, v in node.items() for key, leaf in _flat(v, f"{prefix}.{k}" if prefix else str(k)).items()}
 
 
 def pack(

@@ -6,13 +6,17 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
 
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.declared import declared
 from fedsim.core.disk import conf_dir
+from fedsim.jobs.prepare import has_passed
+from fedsim.running.experiment import execute
 
 HEAVY = ("torch", "scipy", "pandas", "sympy", "sklearn", "matplotlib", "triton")
 PROGRAM = f"""
@@ -76,6 +80,18 @@ def test_jobs_that_have_ended_are_told_without_pytorch(empty_folder: Path) -> No
     assert "torch" in loaded(*SWEEP)
     next(Path("outputs/default").glob("*random-s0*/model.safetensors")).write_bytes(b"")
     assert "torch" in loaded(*SWEEP)
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_only_what_the_folder_stands_for_has_passed_the_checks() -> None:
+    with search_path():
+        (plan,) = check_jobs(compose_jobs(["num_rounds=1", "tracker=files_only"], multirun=False))
+    assert not has_passed(plan)
+    execute(plan)
+    assert has_passed(plan)
+    assert not has_passed(replace(plan, settings=replace(plan.settings, overwrite=True)))
+    assert not has_passed(replace(plan, settings=replace(plan.settings, device="cuda")))  # another machine's result
+    assert not has_passed(replace(plan, config={**plan.config, "selector": {"_target_": "my_lab.Random"}}))
 
 
 def test_show_tells_of_jobs_before_it_imports_pytorch(empty_folder: Path) -> None:

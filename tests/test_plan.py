@@ -93,9 +93,7 @@ def problems(*words: str) -> list[str]:
 
 
 OF_GROUPS = """
-dataset.mean=[0.5,0.5]
 partition.shards_per_client=0
-availability=bernoulli availability.probability=2
 optimizer.lr=0
 aggregator=fedavgm aggregator.momentum=-1
 selector=oort selector.clip=7
@@ -103,15 +101,23 @@ tracker.wandb.timeout=21
 seed=-1
 server.public_samples=-1
 """
+OF_RULES = ("dataset.mean=[0.5,0.5]", "availability=bernoulli availability.probability=2")
+"""What shows when parts are built."""
 
 
-@pytest.mark.parametrize("word", OF_GROUPS.strip().splitlines())
-def test_the_problems_of_every_group_are_told_with_those_of_others(word: str) -> None:
+@pytest.mark.parametrize(
+    ("word", "other"),
+    [
+        *((word, "local.epochs=0") for word in OF_GROUPS.strip().splitlines()),
+        *((word, "client_accuracy=holdout") for word in OF_RULES),
+    ],
+)
+def test_the_problems_of_every_group_are_told_with_those_of_others(word: str, other: str) -> None:
     key = word.split()[-1].partition("=")[0]
-    found = problems(*word.split(), "local.epochs=0")
+    found = problems(*word.split(), other)
     assert len(found) == 2
     assert any(text.startswith(f"{key}=") for text in found)
-    assert any(text.startswith("local.epochs=0") for text in found)
+    assert any(text.startswith(other.partition("=")[0]) for text in found)
 
 
 def test_a_selector_is_told_what_the_server_lacks_for_it() -> None:

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from hydra import compose
 
-from fedsim.config.plan import make_plan
+from fedsim.config.parts import check_parts
+from fedsim.config.plan import outline
 from fedsim.core.record import Record
 from fedsim.jobs import sweep
 from fedsim.jobs.cli import run
@@ -233,10 +234,13 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
 ) -> None:
     (tmp_path / "my_conf" / "preset").mkdir(parents=True)
     (tmp_path / "my_conf" / "preset" / "mine.yaml").write_text(PRESET)
-    planned, composed = mock.Mock(side_effect=make_plan), mock.Mock(side_effect=compose)
-    monkeypatch.setattr("fedsim.config.plan.make_plan", planned)
+    planned, composed = mock.Mock(side_effect=outline), mock.Mock(side_effect=compose)
+    checked = mock.Mock(side_effect=check_parts)
+    monkeypatch.setattr("fedsim.config.compose.outline", planned)
+    monkeypatch.setattr("fedsim.config.parts.check_parts", checked)
     monkeypatch.setattr("fedsim.config.diagnosis.compose", composed)
     assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
     assert sorted(call.args[1]["selector"] for call in planned.mock_calls) == ["gpfl", "gpfl", "random", "random"]
+    assert checked.call_count == 4
     assert composed.call_count == 1 + 2  # what is common to all first, which says what is swept over; then each choice
     assert {folder.parent.name for folder in folders("outputs")} == {"mine"}

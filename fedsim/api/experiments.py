@@ -20,9 +20,9 @@ from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, Progress, has_console
 from fedsim.jobs.sweep import Attempts, require_room
 from fedsim.running.assembly import forget
-from fedsim.running.experiment import Watch, execute
+from fedsim.running.experiment import execute
 from fedsim.running.interleaving import Lanes
-from fedsim.running.outcome import outcome_on_file
+from fedsim.running.outcome import Watch, outcome_on_file
 
 Words = Sequence[str]
 """Overrides as on the command line: `["selector=oort", "num_rounds=20"]`."""

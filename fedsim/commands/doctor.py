@@ -110,10 +110,12 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
     words = for_hydra(args)
     what = f"`{command('fedsim', *words)}`" if words else "the default experiment"
     try:
-        plans = prepare(compose_words(args), room=False).plans
+        prepared = prepare(compose_words(args))
+        prepared.check(room=False)
     except ConfigError as error:
         return [], [_found(fail, "config", problem) for problem in error.problems]
-    return plans, [ok(f"config: {what} is accepted{f', {len(plans)} jobs' if len(plans) > 1 else ''}")]
+    count = len(prepared.plans)
+    return prepared.plans, [ok(f"config: {what} is accepted{f', {count} jobs' if count > 1 else ''}")]
 
 
 def _found(kind: Callable[[str, str], Finding], topic: str, problem: Problem) -> Finding:

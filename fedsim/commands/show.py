@@ -19,8 +19,7 @@ from fedsim.config.words import read_words
 from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.results import files
 from fedsim.results.files import is_free
-from fedsim.running.checkpoint import unpack
-from fedsim.running.outcome import outcome_on_file
+from fedsim.running.outcome import header_of, outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
 
 
@@ -54,8 +53,7 @@ def status_of(plan: Plan) -> JobStatus:
 def _round_of(path: Path, plan: Plan) -> int:
     """The round of a checkpoint that the job would go on from, 0 if there is no such checkpoint."""
     try:
-        header, _ = unpack(path.read_bytes())
-        content = dict(header["content"]["dict"])  # a mapping as a checkpoint encodes it
+        content = dict(header_of(path.read_bytes())["content"]["dict"])  # a mapping as a checkpoint encodes it
         goes_on = bool(content["overwrite"]) or not plan.settings.overwrite
         return int(dict(content["state"]["dict"])["round"]) if goes_on else 0
     except Exception:  # damage shows itself in many ways; the run itself tells of it
@@ -69,25 +67,33 @@ IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "sca
 
 
 def run(words: Sequence[str]) -> int:
-    """Show what `fedsim WORDS` would do; the same checks, no work, nothing written. Raises as that would."""
+    """Show what `fedsim WORDS` would do; the same checks, those that take time last, no work, nothing written. Raises
+    as that would."""
     options, args = read_words(_parser(), words)
     jobs = compose_words(args)
-    plans = prepare(jobs).plans
+    prepared = prepare(jobs)
+    plans = prepared.plans
     status = [status_of(plan) for plan in plans]
     if options.json:
-        found = [
-            {
-                **{"folder": plan.folder, "overrides": list(job.overrides), "state": now.state, "round": now.round},
-                "num_rounds": plan.settings.num_rounds,
-            }
-            for job, plan, now in zip(jobs, plans, status, strict=True)
-        ]
-        print(json.dumps(found, indent=1, default=str))
-        return 0
-    shown = len(plans) if options.all else MOST_SHOWN
-    parts = [_preset(jobs, args.config_dir), _jobs(jobs, plans, status, shown), _totals(plans, status)]
-    print("\n\n".join(filter(None, parts)))
+        page = _as_json(jobs, plans, status)
+    else:
+        shown = len(plans) if options.all else MOST_SHOWN
+        parts = [_preset(jobs, args.config_dir), _jobs(jobs, plans, status, shown), _totals(plans, status)]
+        page = "\n\n".join(filter(None, parts))
+    print(page, flush=True)  # before what takes time
+    prepared.check()
     return 0
+
+
+def _as_json(jobs: Sequence[Composed], plans: Sequence[Plan], status: Sequence[JobStatus]) -> str:
+    found = [
+        {
+            **{"folder": plan.folder, "overrides": list(job.overrides), "state": now.state, "round": now.round},
+            "num_rounds": plan.settings.num_rounds,
+        }
+        for job, plan, now in zip(jobs, plans, status, strict=True)
+    ]
+    return json.dumps(found, indent=1, default=str)
 
 
 def _parser() -> ArgumentParser:

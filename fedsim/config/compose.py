@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from hydra import initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -19,18 +19,15 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.build import Gathered
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.declared import mistakes
 from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
 from fedsim.config.mistakes import explained, find
 from fedsim.config.overlay import Jobs
+from fedsim.config.plan import Plan, outline
 from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
 from fedsim.config.words import expand, key_of, loader, long_form, parse, plugins, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
-
-if TYPE_CHECKING:
-    from fedsim.config.plan import Plan
 
 T = TypeVar("T")
 
@@ -140,7 +137,7 @@ def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
 def check_question(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
     check(*find(overrides, "config", multirun=False))
-    check_values(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
+    outlined(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
 
 
 def _composed(
@@ -161,25 +158,43 @@ def _composed(
     return [composing.compose(words) for words in jobs]
 
 
-def check_jobs(jobs: Sequence[Composed]) -> "list[Plan]":
+def check_jobs(jobs: Sequence[Composed]) -> list[Plan]:
     """The plan of every job. One `ConfigError` with the problems of all of them: those of names, types and ranges, or,
     if there are none, those that show when the parts are built."""
-    check_values(jobs)
-    from fedsim.config.plan import make_plan  # takes time: it imports PyTorch
-
-    return _of_all(jobs, lambda job: make_plan(job.config, job.choices, elsewhere=elsewhere(job.launcher)))
-
-
-def check_values(jobs: Sequence[Composed]) -> None:
-    """Raise `ConfigError` with all mistakes in names, types and ranges that show without PyTorch."""
-    _of_all(jobs, lambda job: check(_work_without_effect(job), *mistakes(job.config)))
+    plans = outlined(jobs)
+    check_rest(jobs, plans)
+    return plans
 
 
-def _of_all(jobs: Sequence[Composed], make: Callable[[Composed], T]) -> list[T]:
+def outlined(jobs: Sequence[Composed]) -> list[Plan]:
+    """The plan of every job, whose parts are not built. Raises `ConfigError` with all mistakes in names, types and
+    ranges that show without PyTorch."""
+
+    def plan_of(job: Composed) -> Plan:
+        check(_work_without_effect(job))
+        return outline(job.config, job.choices)
+
+    return _of_all(jobs, plan_of)
+
+
+def check_rest(jobs: Sequence[Composed], plans: Sequence[Plan], passed: Callable[[Plan], bool] | None = None) -> None:
+    """Raise `ConfigError` with all problems that show when parts are built; `passed`: whether those of a plan need not
+    be."""
+
+    def check_one(job: Composed, plan: Plan) -> None:
+        if passed is None or not passed(plan):
+            from fedsim.config.parts import check_parts  # takes time: it imports PyTorch
+
+            check_parts(plan, elsewhere=elsewhere(job.launcher))
+
+    _of_all(jobs, check_one, plans)
+
+
+def _of_all(jobs: Sequence[Composed], make: Callable[..., T], *more: Sequence[Any]) -> list[T]:
     made, found = [], Gathered()
-    for job in jobs:
+    for job, *others in zip(jobs, *more, strict=True):
         try:
-            made.append(make(job))
+            made.append(make(job, *others))
         except ConfigError as error:
             keys = [key for key in job.typed if key.replace(".", "/") not in job.files.groups]
             found.add(*explained(error.problems, job.config, keys, job.files))

@@ -16,7 +16,6 @@ from typing import Any
 
 import fedsim
 from fedsim.config.build import Gathered, construct
-from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, built, with_one_amount_of_work
 from fedsim.core.errors import Problem
 from fedsim.core.parameters import parameters
 
@@ -29,27 +28,15 @@ _found: dict[tuple[str, str], list[Problem]] = {}
 """By key and node: the jobs of a sweep share most of them."""
 
 
-def mistakes(config: Mapping[str, Any]) -> list[Problem]:
-    """Those of names, types and ranges in a job's config: of its top level, and of fedsim's classes."""
-    config = with_one_amount_of_work(config)
-    server = declared("fedsim.partitions.division.ServerSplit")
-    assert server is not None
-    found = Gathered()
-    for key, cls in {"local": LocalSettings, "server": server, "checkpoint": CheckpointSettings}.items():
-        found.run(built, config.get(key) or {}, cls, key)
-    found.run(built, config, Settings, "")
-    return [*found.problems, *_of_nodes(config, "")]
-
-
-def _of_nodes(node: Any, key: str) -> Iterator[Problem]:
-    """The mistakes of all nodes in `node` that name a class of fedsim."""
+def mistakes(node: Any, key: str = "") -> Iterator[Problem]:
+    """Those of names, types and ranges in all nodes in `node`, at `key`, that name a class of fedsim."""
     if not isinstance(node, Mapping):
         return
     target = node.get("_target_")
     if isinstance(target, str) and target.startswith("fedsim."):
         yield from _mistakes_of(target, node, key)
     for name, value in node.items():
-        yield from _of_nodes(value, f"{key}.{name}" if key else str(name))
+        yield from mistakes(value, f"{key}.{name}" if key else str(name))
 
 
 def _mistakes_of(target: str, node: Mapping[str, Any], key: str) -> list[Problem]:
@@ -84,10 +71,16 @@ def ranges(target: str) -> dict[str, str]:
 
 
 def _fields(module: str, name: str) -> Fields | None:
-    """The parameters of a class, its bases' first; None if there is no such class, or it has its own constructor."""
+    """The parameters of a class, its bases' first, or of a function; None if there is neither."""
     names = _names(module)
     cls = next((node for node in names.tree if isinstance(node, ast.ClassDef) and node.name == name), None)
-    if cls is None or any(isinstance(node, ast.FunctionDef) and node.name == "__init__" for node in cls.body):
+    makers = [node for node in (cls.body if cls else names.tree) if isinstance(node, ast.FunctionDef)]
+    maker = next((node for node in makers if node.name == ("__init__" if cls else name)), None)
+    if maker is not None:
+        given = zip(maker.args.kwonlyargs, maker.args.kw_defaults, strict=True)
+        noted = [(one.arg, one.annotation, default is not None) for one, default in given]
+        return {name: (names.value_of(hint) if hint else Any, has_default) for name, hint, has_default in noted}
+    if cls is None:
         return None
     found: Fields = {}
     for base in cls.bases:

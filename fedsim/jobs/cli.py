@@ -1,7 +1,7 @@
 """The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
 
-Jobs run from the plans that were checked. Hydra answers questions (`--cfg job`, `--info`), which do not wait for
-PyTorch.
+Jobs run from the plans that were checked. Hydra answers questions (`--cfg job`, `--info`). Neither they nor jobs that
+have ended wait for PyTorch.
 """
 
 import sys
@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 import hydra
 from omegaconf import DictConfig
 
-from fedsim.config.compose import Composed, check_question, check_values, compose_jobs, implied, safeguards, search_path
+from fedsim.config.compose import Composed, check_question, compose_jobs, implied, safeguards, search_path
 from fedsim.config.sources import on_search_path
 from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, long_form, parse, read
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
+from fedsim.jobs.narration import Narration, Progress
+from fedsim.jobs.prepare import prepare
+from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, tell
 
 if TYPE_CHECKING:
@@ -55,22 +58,19 @@ def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
 
 def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
     """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on."""
-    check_values(jobs)  # before anything that imports PyTorch
-    from fedsim.jobs.narration import Narration, Progress
-    from fedsim.jobs.prepare import prepare
-    from fedsim.jobs.sweep import Attempts
-    from fedsim.jobs.tasks import TaskLauncher
-
     prepared = prepare(jobs)
-    plans, launcher, overwriting = prepared.plans, prepared.launcher, prepared.overwriting
+    plans, launcher, overwriting = prepared.plans, prepared.check(), prepared.overwriting
     progress = Progress(plans)
     screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
     attempts = Attempts(progress, screen, overwriting=overwriting)
     run: Callable[[Sequence[Plan]], None] = attempts.run_in_turn
-    if isinstance(launcher, TaskLauncher):
-        run = partial(launcher.run, attempts)
-    elif launcher is not None and len(jobs) > 1:
-        run = partial(attempts.run_in_lanes, launcher)
+    if launcher is not None:
+        from fedsim.jobs.tasks import TaskLauncher
+
+        if isinstance(launcher, TaskLauncher):
+            run = partial(launcher.run, attempts)
+        elif len(jobs) > 1:
+            run = partial(attempts.run_in_lanes, launcher)
     screen.begin()
     with STOP.working(), overwriting.noted(), screen.broken_off():
         run(plans)

@@ -11,7 +11,6 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
-from fedsim.running.assembly import is_prepared
 from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.process import Preempted
 from fedsim.tracking.base import SweepPosition
@@ -112,6 +111,8 @@ class Narration:
     def job_begins(self, plan: Plan) -> None:
         if plan.folder in self._ended_before:
             return
+        from fedsim.running.assembly import is_prepared  # takes time: it imports PyTorch
+
         if not self._is_sweep and not has_console(plan):
             tell_line(headline(plan.settings.name, plan.choices, plan.settings.seed))
         elif not is_prepared(plan):

@@ -1,32 +1,48 @@
 """The jobs of a command line, ready to be run: composed and checked, with their launcher and room for results."""
 
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
+import fedsim
 from fedsim.config.build import instantiate
-from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
+from fedsim.config.compose import Composed, check_rest, compose_jobs, outlined, search_path
+from fedsim.config.declared import declared
 from fedsim.config.plan import Plan
-from fedsim.jobs.launchers import JoblibJobs, LocalJobs, RayJobs, SlurmJobs, SubmititJobs, launcher_of
+from fedsim.core.configs import flat
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.sweep import require_room
-from fedsim.jobs.tasks import TaskLauncher
-from fedsim.running.interleaving import Lanes
-from fedsim.running.ranks import RANKS
+from fedsim.running.outcome import outcome_on_file
 
-LAUNCHERS: dict[str, type[Lanes | TaskLauncher]] = {
-    cls.__name__: cls for cls in (Lanes, JoblibJobs, RayJobs, LocalJobs, SlurmJobs)
-}
+if TYPE_CHECKING:
+    from fedsim.jobs.tasks import TaskLauncher
+    from fedsim.running.interleaving import Lanes
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """`plans`: as `overwriting` has found them; `launcher`: None where they run one after another."""
+    """Jobs of which names, types and ranges are checked; `plans`: as `overwriting` has found them."""
 
+    jobs: Sequence[Composed]
     plans: list[Plan]
-    launcher: Lanes | TaskLauncher | None
     overwriting: Overwriting
+
+    def check(self, *, room: bool = True) -> "Lanes | TaskLauncher | None":
+        """Check all else that can be checked before work starts, and return the launcher, None where jobs run one after
+        another. Raises `FedsimError`; with all problems of all jobs where their configs are wrong. `room`: also whether
+        there is room for results, and whether data can be read or fetched. Nothing of jobs that have ended takes
+        PyTorch."""
+        node = self.jobs[0].launcher
+        check_rest(self.jobs, self.plans, has_passed)
+        launcher = own_launcher(node)
+        if ranks := sys.modules.get("fedsim.running.ranks"):  # imported before where there are several
+            ranks.RANKS.agree(self.plans, node)
+        if room:
+            require_room(self.plans)
+        return launcher
 
 
 def compose_words(args: Namespace) -> list[Composed]:
@@ -35,22 +51,30 @@ def compose_words(args: Namespace) -> list[Composed]:
         return compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
 
 
-def prepare(jobs: Sequence[Composed], *, room: bool = True) -> Prepared:
-    """Check all that can be checked before work starts. Raises `FedsimError`; with all problems of all jobs where their
-    configs are wrong. `room`: also whether there is room for results, and whether data can be read or fetched."""
-    plans = check_jobs(jobs)
-    launcher = own_launcher(jobs[0].launcher)
-    RANKS.agree(plans, jobs[0].launcher)
+def prepare(jobs: Sequence[Composed]) -> Prepared:
+    """Raises `ConfigError` with all mistakes that show without PyTorch."""
+    plans = outlined(jobs)
     overwriting = Overwriting(plans)
-    plans = [overwriting.as_found(plan) for plan in plans]
-    if room:
-        require_room(plans)
-    return Prepared(plans, launcher, overwriting)
+    return Prepared(jobs, [overwriting.as_found(plan) for plan in plans], overwriting)
 
 
-def own_launcher(node: Mapping[str, Any]) -> Lanes | TaskLauncher | None:
+def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
     """What the config's node `hydra.launcher` describes; None for `basic`, Hydra's own. Raises `ConfigError`."""
-    cls = LAUNCHERS.get(str(node.get("_target_")).rpartition(".")[2])
-    if cls is None:
+    module_name, _, name = str(node.get("_target_")).rpartition(".")
+    if not module_name.startswith("fedsim."):
         return None
-    return launcher_of(node, cls) if issubclass(cls, SubmititJobs) else instantiate(node, cls, "hydra.launcher")
+    module = import_module(module_name)
+    cls = getattr(module, name)
+    return module.launcher_of(node, cls) if hasattr(cls, "cluster") else instantiate(node, cls, "hydra.launcher")
+
+
+def has_passed(plan: Plan) -> bool:
+    """Whether a job has passed all checks before: this version of fedsim has run it to its end, and it is made of
+    classes of fedsim alone, whose values are in the hash that names its folder."""
+    if plan.settings.overwrite or plan.settings.device not in ("auto", "cpu"):
+        return False
+    found = outcome_on_file(plan)
+    version = (found.summary.get("environment") or {}).get("fedsim")
+    made_of = [str(value) for key, value in flat(plan.config) if key.endswith("._target_") and key[:8] != "tracker."]
+    known = all(target.startswith("fedsim.") and declared(target) is not None for target in made_of)
+    return found.final and version == fedsim.__version__ and known

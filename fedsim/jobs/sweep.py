@@ -11,23 +11,23 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
 from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check
 from fedsim.core.record import Record
-from fedsim.data.base import Dataset
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import HeldError, is_free
-from fedsim.running.assembly import data_key, is_prepared
-from fedsim.running.experiment import Watch, execute
-from fedsim.running.interleaving import InterleavedRun, Lanes, run_interleaved
-from fedsim.running.outcome import Outcome, outcome_on_file
+from fedsim.running.outcome import Outcome, Watch, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import tell_line, told_if_slow
+
+if TYPE_CHECKING:
+    from fedsim.running.interleaving import InterleavedRun, Lanes
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 """Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it.
@@ -66,6 +66,8 @@ def by_source(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def _source_problem(plan: Plan) -> Problem | None:
+    from fedsim.data.base import Dataset
+
     with suppress(Exception):  # whatever else is wrong with a data set, or a user's class of one, its own job tells
         return instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).source_problem()
     return None
@@ -110,26 +112,33 @@ class Attempts:
         """What has kept jobs from their first round."""
         return [outcome.refusal for outcome in self.ended.values() if outcome.refusal is not None]
 
-    def run(self, plan: Plan, interleaved: InterleavedRun | None = None) -> Outcome:
+    def run(self, plan: Plan, interleaved: "InterleavedRun | None" = None) -> Outcome:
         """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
         plan = self.overwriting.as_found(plan)
         if self.screen is not None:
             self.screen.job_begins(plan)
+        outcome = replace(outcome_on_file(plan), skipped=True)
+        if plan.settings.overwrite or not outcome.final:
+            outcome = self._executed(plan, interleaved)
+        self.ends(plan, outcome)
+        return outcome
+
+    def _executed(self, plan: Plan, interleaved: "InterleavedRun | None") -> Outcome:
+        from fedsim.running.assembly import data_key, is_prepared  # takes time: it imports PyTorch
+        from fedsim.running.experiment import execute
+
         try:
-            missing = self._unprepared.get(data_key(plan)) if self._unprepared else None
-            if missing is not None and (plan.settings.overwrite or not outcome_on_file(plan).final):
+            if self._unprepared and (missing := self._unprepared.get(data_key(plan))) is not None:
                 raise missing  # as an earlier job has: the same data are not looked for again
             outcome = execute(plan, interleaved, _Rounds(plan, self))
         except HeldError:
-            outcome = Outcome("held", {})
+            return Outcome("held", {})
         except FedsimError as error:
             if isinstance(error, DataError) and not is_prepared(plan):
                 self._unprepared[data_key(plan)] = error
             status = {DataError.exit_code: "data", ConfigError.exit_code: "config"}.get(error.exit_code, "failed")
-            outcome = Outcome(status, {"error": str(error)}, refusal=error)
-        outcome = replace(outcome, cause=None)  # whose traceback holds the run's data
-        self.ends(plan, outcome)
-        return outcome
+            return Outcome(status, {"error": str(error)}, refusal=error)
+        return replace(outcome, cause=None)  # whose traceback holds the run's data
 
     def ends(self, plan: Plan, outcome: Outcome) -> None:
         """A job has ended, here or in another process; `held`: a process that is none of this command's has it."""
@@ -147,8 +156,10 @@ class Attempts:
             self.run(plan)
             STOP.raise_if_asked()
 
-    def run_in_lanes(self, lanes: Lanes, plans: Sequence[Plan]) -> None:
+    def run_in_lanes(self, lanes: "Lanes", plans: Sequence[Plan]) -> None:
         """Run jobs side by side, as many at a time as there are lanes and as fit together."""
+        from fedsim.running.interleaving import run_interleaved
+
         for group in lanes.groups(plans):
             with self.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
                 run_interleaved([partial(self.run, plan) for plan in group], show)

@@ -8,30 +8,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-from annotated_types import Interval
 from numpy.typing import NDArray
 
 from fedsim.core.errors import DataError
-from fedsim.core.parameters import CountOrZero, parameters
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import ByClient, sizes_of
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder
+from fedsim.partitions.server_split import ServerSplit
 
 COMPRESSION = 1
 """zlib's level for partition.npz: of a million clients, a fifth of the time that the usual 6 takes."""
-
-
-@parameters
-class ServerSplit:
-    """The samples that the server takes from the training set before the rest is partitioned: a share of it to validate
-    on, and a number of public ones, with `public_stratified` in proportion to the classes."""
-
-    validation_fraction: Annotated[float, Interval(ge=0, lt=1)]
-    public_samples: CountOrZero
-    public_stratified: bool
 
 
 @dataclass(frozen=True)

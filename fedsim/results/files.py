@@ -214,7 +214,7 @@ def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
 def is_whole_model(path: Path) -> bool:
     """Whether a file of safetensors is there and as long as its header says."""
     try:
-        with safe_open(path, framework="pt"):
+        with safe_open(path, framework="numpy"):
             return True
     except (OSError, SafetensorError):
         return False

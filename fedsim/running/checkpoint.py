@@ -22,12 +22,13 @@ from torch import Tensor
 
 import fedsim
 from fedsim.config.plan import Plan
-from fedsim.core.configs import IRRELEVANT
+from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
-from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem
+from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.record import Record
 from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics, read_summary
 from fedsim.running.assembly import Experiment
+from fedsim.running.outcome import HASH_BYTES, CheckpointError, header_of
 from fedsim.running.process import CODES
 from fedsim.running.provenance import user_code
 
@@ -42,10 +43,6 @@ REMEDIES = {
     "code": "it was saved with other code of a class of yours; give it that again, go on all the same with "
     f"checkpoint.other_code=true, or {START_ANEW}",
 }
-
-
-class CheckpointError(DataError):
-    """A checkpoint is damaged, or cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -196,18 +193,12 @@ def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:
 def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
     """A problem for each key in which the identity of a checkpoint differs from that of the run. A key of the config
     that one side lacks is one that is null there: new keys are null where nothing changes."""
-    before, after = _flat(saved), _flat(now)
+    before, after = dict(flat(saved)), dict(flat(now))
     found = []
     for key in sorted(key for key in {*before, *after} if before.get(key) != after.get(key)):
         told, remedy = f"is {before.get(key)!r} in {path}", REMEDIES.get(key, START_ANEW)
         found.append(Problem(key.removeprefix("config."), after.get(key), told, remedy))
     return found
-
-
-def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    if not isinstance(node, Mapping) or not node:
-        return {prefix: node}
-    return {key: leaf for k, v in node.items() for key, leaf in _flat(v, f"{prefix}.{k}" if prefix else str(k)).items()}
 
 
 def pack(
@@ -223,9 +214,4 @@ def pack(
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
-    digest, data = content[:32], content[32:]
-    if hashlib.sha256(data).digest() != digest:
-        raise CheckpointError("is damaged: its SHA-256 is not that of its content")
-    length = int.from_bytes(data[:8], "little")
-    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
-    return json.loads(metadata["checkpoint"]), safetensors.torch.load(data)
+    return header_of(content), safetensors.torch.load(content[HASH_BYTES:])

@@ -5,44 +5,31 @@ import io
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
-from fedsim.core.record import Record
+from fedsim.core.record import KEY, Record
 from fedsim.core.types import Population
 from fedsim.results import files
 from fedsim.results.files import FINAL, OutputError, RunFolder, replace_folder
+from fedsim.rounds.client_accuracy import aggregates
+from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import Checkpoint, Checkpoints
 from fedsim.running.interleaving import InterleavedRun
-from fedsim.running.outcome import Outcome, ended_by, of_clients, outcome_on_file, tell, totals_of, worked_in
+from fedsim.running.outcome import Outcome, Watch, ended_by, outcome_on_file, tell, totals_of, worked_in
 from fedsim.running.process import STOP
 from fedsim.running.provenance import environment, own_revision
 from fedsim.running.ranks import RANKS, backend_name
-from fedsim.tracking.base import RunInfo, SweepPosition, Tracker, Trackers
-
-
-class Watch:
-    """The one to whom a run is told. This one does nothing. `sweep`: where the run stands in its sweep."""
-
-    sweep: SweepPosition | None = None
-
-    def setting_up(self) -> AbstractContextManager[None]:
-        """Within it, all that the run needs before its first round is made."""
-        return nullcontext()
-
-    def round_ended(self, record: Record) -> str | None:
-        """The record of a round that is in the run's files. Returns why the run is to end here, or None to go on."""
-        return None
-
+from fedsim.tracking.base import RunInfo, Tracker, Trackers
 
 UNWATCHED = Watch()
 
@@ -103,6 +90,19 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
     if isinstance(ending.cause, KeyboardInterrupt):
         raise ending.cause
     return Outcome(summary["status"], summary, cause=ending.cause)
+
+
+def of_clients(simulation: Simulation) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
+    """What the summary has of the final model's accuracy on each client, and the arrays of clients.npz (all [N]):
+    `accuracy`, nan where there is none; `samples`, on how many it rests; `selected`, whether the client ever was."""
+    measure = simulation.components.client_accuracy
+    accuracies = None if measure is None else simulation.measure()[1]
+    if accuracies is None or measure is None:
+        return {}, None
+    selected = simulation.covered
+    counts = {"clients": int(np.isfinite(accuracies).sum()), "clients_never_selected": int((~selected).sum())}
+    arrays = {"accuracy": accuracies, "samples": measure.samples, "selected": selected}
+    return {KEY: {**aggregates(accuracies, selected), **counts}}, arrays
 
 
 TEXTS = {

@@ -1,23 +1,24 @@
-"""How runs end, as it is returned and as it is on file, and what a summary has of their records."""
+"""How runs end, as it is returned and as it is on file, what a summary has of their records, and who is told of them.
+Needs no PyTorch."""
 
+import hashlib
+import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.config.plan import Plan
-from fedsim.core.errors import FedsimError
-from fedsim.core.record import KEY, LASTS, TOTALS, Record, mean_of_last
+from fedsim.core.errors import DataError, FedsimError
+from fedsim.core.record import LASTS, TOTALS, Record, mean_of_last
 from fedsim.results import files
 from fedsim.results.files import FINAL, METRICS, MODEL, OutputError, RunFolder, read_summary
-from fedsim.rounds.client_accuracy import aggregates
-from fedsim.rounds.loop import Simulation
+from fedsim.tracking.base import SweepPosition
 
 
 @dataclass(frozen=True)
@@ -108,14 +109,32 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
     }
 
 
-def of_clients(simulation: Simulation) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
-    """What the summary has of the final model's accuracy on each client, and the arrays of clients.npz (all [N]):
-    `accuracy`, nan where there is none; `samples`, on how many it rests; `selected`, whether the client ever was."""
-    measure = simulation.components.client_accuracy
-    accuracies = None if measure is None else simulation.measure()[1]
-    if accuracies is None or measure is None:
-        return {}, None
-    selected = simulation.covered
-    counts = {"clients": int(np.isfinite(accuracies).sum()), "clients_never_selected": int((~selected).sum())}
-    arrays = {"accuracy": accuracies, "samples": measure.samples, "selected": selected}
-    return {KEY: {**aggregates(accuracies, selected), **counts}}, arrays
+class Watch:
+    """The one to whom a run is told. This one does nothing. `sweep`: where the run stands in its sweep."""
+
+    sweep: SweepPosition | None = None
+
+    def setting_up(self) -> AbstractContextManager[None]:
+        """Within it, all that the run needs before its first round is made."""
+        return nullcontext()
+
+    def round_ended(self, record: Record) -> str | None:
+        """The record of a round that is in the run's files. Returns why the run is to end here, or None to go on."""
+        return None
+
+
+HASH_BYTES = 32
+
+
+class CheckpointError(DataError):
+    """A checkpoint is damaged, or cannot be read."""
+
+
+def header_of(checkpoint: bytes) -> dict[str, Any]:
+    """The JSON of a checkpoint file. Raises `CheckpointError` if the file is not as it was written."""
+    digest, data = checkpoint[:HASH_BYTES], checkpoint[HASH_BYTES:]
+    if hashlib.sha256(data).digest() != digest:
+        raise CheckpointError("is damaged: its SHA-256 is not that of its content")
+    length = int.from_bytes(data[:8], "little")
+    header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"])
+    return header

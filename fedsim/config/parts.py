@@ -1,0 +1,126 @@
+"""The parts of a config built as a run builds them, before any work: what their constructors say of their values, and
+what one group says of another. Takes time: it imports PyTorch and the modules of all parts."""
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedsim.clients.context import OF_SYSTEM, Signal
+from fedsim.clients.system import System
+from fedsim.config.build import Gathered, inspect_node, instantiate
+from fedsim.config.plan import Plan
+from fedsim.core.errors import Problem, check, rule
+from fedsim.core.types import Population
+from fedsim.data.base import Dataset
+from fedsim.engine.backend import Backend
+from fedsim.engine.optimizers import LocalOptimizer
+from fedsim.partitions.base import Partition
+from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.availability import Availability
+from fedsim.selectors.base import Selector
+
+Form = tuple[tuple[int, ...], int]
+"""The shape of an input, and the number of classes."""
+_of_models: dict[tuple[object, str, str], list[Problem]] = {}
+"""By class, values and form: the jobs of a sweep have few models."""
+
+
+def check_model(node: Any, form: Form | None) -> None:
+    """Raise `ConfigError` for a model's target, for names and types, and for what its constructor says of its values.
+
+    `form`: that of the data set, None where it is not known before files are read; the constructor is not called then.
+    It is called on torch's meta device for a model of this package, so that no weights are made. A class of the user's
+    is built as a run builds it, since it may not know that device; one that has a backbone, and a function, may
+    read files of weights and are called by the run alone.
+    """
+    cls = inspect_node(node, nn.Module, "model")
+    own = not cls.__module__.startswith("fedsim.models.")
+    if form is None or (own and not (isinstance(cls, type) and not hasattr(cls, "load_backbone"))):
+        return
+    known = (cls, json.dumps(node, sort_keys=True, default=repr), repr(form))
+    if known not in _of_models:
+        found = Gathered()
+        with torch.random.fork_rng(devices=[]), nullcontext() if own else torch.device("meta"):
+            found.run(instantiate, node, nn.Module, "model", *form)
+        _of_models[known] = found.problems
+    check(*_of_models[known])
+
+
+def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
+    """Raise `ConfigError` with all problems. `elsewhere`: another machine runs it, and has GPUs of its own."""
+    settings, problems = plan.settings, Gathered()
+    system = _check_groups(plan.config, problems)
+    problems.run_users(_check_selector, plan, system, problems)
+    problems.add(None if elsewhere else _device_problem(settings.device))
+    met = settings.client_accuracy != "holdout" or plan.local.holdout_fraction > 0
+    remedy = "set local.holdout_fraction=0.2, say, or client_accuracy=labels"
+    problems.add(rule(met, "client_accuracy", settings.client_accuracy, "needs samples that are held out", remedy))
+    check(*problems.problems)
+
+
+GROUPS: Mapping[str, tuple[type, tuple[Any, ...]]] = {
+    "dataset": (Dataset, (Path(), Path())),
+    "partition": (Partition, ()),
+    "availability": (Availability, ()),
+    "system": (System, ()),
+    "optimizer": (LocalOptimizer, ()),
+    "aggregator": (Aggregator, (frozenset(),)),
+}
+"""Groups whose parts are cheap to make: the base of each, and what it is passed in place of what it gets in a run."""
+
+
+def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | None:
+    """All but the selector; returns the simulated clock, if there is a sound one."""
+    made = {
+        group: problems.run_users(instantiate, config.get(group), base, group, *passed)
+        for group, (base, passed) in GROUPS.items()
+        if group != "system" or config.get(group) is not None
+    }
+    dataset = made["dataset"]
+    problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
+    problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
+    return made.get("system")
+
+
+def _check_selector(plan: Plan, system: System | None, problems: Gathered) -> None:
+    """The selector is checked with clients of equal size."""
+    config, settings = plan.config, plan.settings
+    node = config.get("selector")
+    inspect_node(node, Selector, "selector")
+    has_clock = config.get("system") is not None
+    if has_clock and system is None:
+        return
+    n, k = settings.num_clients, settings.cohort_size
+    num_selected = k if system is None else system.num_selected(k, n)
+    population = Population(np.ones(n, np.int64), num_selected, settings.num_rounds)
+    selector = instantiate(node, Selector, "selector", population)
+    name, text = type(selector).__name__, "must call super().__init__(population) in its __init__"
+    problems.add(rule(hasattr(selector, "population"), "selector", name, text))
+    remedy = "choose system=lognormal, say, in every run that is compared with this one"
+    met = has_clock or not selector.needs & OF_SYSTEM
+    problems.add(rule(met, "system", "none", f"must be a simulated clock for {name}", remedy))
+    problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
+    problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))
+
+
+def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:
+    value = server.get(key) if isinstance(server, Mapping) else None
+    met = signal not in selector.needs or not isinstance(value, int | float) or value > 0
+    remedy = f"set it to {example}, say, in every run that is compared with this one"
+    return rule(met, f"server.{key}", value, f"must be > 0 for {type(selector).__name__}", remedy)
+
+
+def _device_problem(device: str) -> Problem | None:
+    if not device.startswith("cuda"):
+        return None
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        return Problem("device", device, "needs a CUDA GPU that torch can see", "use device=cpu or device=auto")
+    there = int(device.partition(":")[2] or 0) < count
+    return rule(there, "device", device, f"torch sees GPUs 0 to {count - 1}", f"use device=cuda:{count - 1}, say")

@@ -139,6 +139,9 @@ def test_a_single_round_has_a_marker(tmp_path: Path) -> None:
     (line, *_) = [line for line in ax.get_lines() if line.get_marker() not in ("None", "_")]
     assert (line.get_marker(), drawn(line)) == ("o", [0.4])
     assert line.get_markevery() == (0, 1)
+    for seed in range(3):  # the mean of three times .4 is above .4 by rounding
+        write_run(tmp_path / "equal", [0.4], [[0]], seed=seed)
+    assert plots_of(tmp_path / "equal")
 
 
 def test_panels_and_lines_without_finished_runs_are_left_out(tmp_path: Path) -> None:

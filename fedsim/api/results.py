@@ -17,7 +17,9 @@ from torch import Tensor
 from fedsim.config.plan import Plan
 from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.errors import FedsimError
+from fedsim.results.ablations import find_ablations
 from fedsim.results.files import MODEL, read_metrics
+from fedsim.results.groups import group_runs
 from fedsim.results.runs import Run, read_archive, read_runs
 from fedsim.tracking.tables import show_share
 
@@ -138,11 +140,31 @@ def load_runs(source: "str | PathLike[str]") -> "DataFrame":
         runs = fedsim.load_runs("outputs/default")
         runs.groupby(["selector", "round"])["test_accuracy"].mean().unstack("selector").plot()
     """
-    path = Path(source)
     _pandas()
+    return rounds_frame(_runs_of(Path(source)))
+
+
+def load_ablations(source: "str | PathLike[str]") -> "DataFrame":
+    """The ablations of the runs that `load_runs` takes: where they differ in one number or two, the final accuracy.
+
+    A row is a point of a line or map. Columns: `keys` of the numbers; `setting` and `method` of the line; `value`, and
+    in a map `second_value`; `seeds`; `mean`, and `low` and `high` of its 95 % interval; whether it is the `best` of its
+    line; `p_value` of the difference to that at equal seeds, corrected over the line (nan below three seeds).
+    """
+    columns = ["keys", "setting", "method", "value", "second_value", "seeds", "mean", "low", "high", "best", "p_value"]
+    rows = [
+        (" ".join(one.keys), *line, *(*at.values, None)[:2], at.mean.num, at.mean.mean, *at.mean.interval, *at[-2:])
+        for one in find_ablations(group_runs(_runs_of(Path(source))))
+        for line, points in one.lines.items()
+        for at in points
+    ]
+    return _pandas().DataFrame(rows, columns=columns)
+
+
+def _runs_of(path: Path) -> list[Run]:
     if not path.exists():
         raise FedsimError(f"{path}: neither a folder with runs nor an archive of them (.parquet)")
-    return rounds_frame(read_archive(path) if path.is_file() else read_runs(path))
+    return read_archive(path) if path.is_file() else read_runs(path)
 
 
 def rounds_frame(runs: Sequence[Run]) -> "DataFrame":

@@ -25,7 +25,7 @@ from yaml import YAMLError
 
 from fedsim.config.build import Gathered
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.core.configs import SEEDS
+from fedsim.core.configs import SEEDS, SHORTHANDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 
@@ -101,13 +101,6 @@ def plugins() -> Plugins:
     for name in ("submitit_local", "submitit_slurm"):
         ConfigStore.instance().repo.get("hydra", {}).get("launcher", {}).pop(f"{name}.yaml", None)
     return found
-
-
-SHORTHANDS = {
-    "selector.alpha": ("selector/exploration", "fixed", "selector.exploration.value"),
-    "selector.rho": ("selector/exploration", "", "selector.exploration.rho"),
-}
-"""Keys by a paper's symbols: each with the group in which it lies, the choice to be made there, if any, and the key."""
 
 
 def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:

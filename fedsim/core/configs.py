@@ -14,6 +14,13 @@ IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "check
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+SHORTHANDS = {
+    "selector.alpha": ("selector/exploration", "fixed", "selector.exploration.value"),
+    "selector.rho": ("selector/exploration", "", "selector.exploration.rho"),
+}
+"""Keys by a paper's symbols: each with the group in which it lies, the choice to be made there, if any, and the key."""
+
+
 def by_meaning(node: Any) -> Any:
     """A copy of a config (plain containers) that differs only where results can.
 

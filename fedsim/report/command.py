@@ -32,10 +32,11 @@ from fedsim.report.headline import MOST, headline
 from fedsim.report.page import html_page, make_looks
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, results
+from fedsim.results.ablations import find_ablations
 from fedsim.results.files import OutputError
 from fedsim.results.groups import distinct, drawn_panels, group_runs, make_panels
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
-from fedsim.results.table import rich_tables, table_files
+from fedsim.results.table import table_files
 from fedsim.tracking.tables import Output
 
 DEFAULT_WIDTH = 180
@@ -105,9 +106,10 @@ def report(
     pairs = read_conditions(counted)
     pair_rows = judge_conditions(*pairs)
     summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
-    totals = papers.totals(compared)
+    totals, ablations = papers.totals(compared), find_ablations(groups)
+    varied = [ablation.table() for ablation in ablations]
     tables = [totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
-    tables += [*all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
+    tables += [*varied, *all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
     tables = [table for table in tables if table.rows]
     asked = [] if against is None else [compare_summaries(summary, read_summary_file(against, "--against"))]
     tables += asked
@@ -117,21 +119,31 @@ def report(
     first, shown = headline(panels, None if everything else MOST), results(groups)
     verdicts = [replace(totals, note="")] if totals.rows else []
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
-    console.print(*rich_tables(tables if everything else [shown, *verdicts, *asked]))
+    printed = tables if everything else [shown, *varied, *verdicts, *asked]
+    console.print(*(table.rich() for table in printed))
     target = to or (source.parent if source.is_file() else source) / "report"
     paged, drawn = [shown, *tables], drawn_panels(panels) if figures else []
     looks = make_looks(drawn)
     try:
         write_files(target, table_files(tables))
-        pictures = []
+        pictures: list[tuple[str, bytes]] = []
+        ablated: list[tuple[str, bytes]] = []
         if drawn:
-            from fedsim.report.figures import all_plots, save  # here: matplotlib takes half a second to import
+            from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
+            from fedsim.report.figures import all_plots, save
 
+            ablated = save(ablation_plots(ablations), target / "figures")
             pictures = save(all_plots(drawn, looks), target / "figures")
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
-            name, groups, paged, target, headline=first, panels=drawn, looks=looks, pictures=pictures, sources=sources
+            *(name, groups, paged, target),
+            headline=first,
+            panels=drawn,
+            looks=looks,
+            ablations=ablated,
+            pictures=pictures,
+            sources=sources,
         )
         texts = {"report.html": html, "summary.json": json.dumps(summary, indent=1) + "\n"}
         write_files(target, {name: text.encode() for name, text in texts.items()})

@@ -180,7 +180,7 @@ def _draw(ax: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, se
     if seeds > 1 and len(x) > 1:
         ax.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.12, linewidth=0)
     elif seeds > 1:
-        below_and_above = np.stack([curve.smoothed - curve.low, curve.high - curve.smoothed])
+        below_and_above = np.abs([curve.low, curve.high] - curve.smoothed)  # a mean of equal numbers may be above them
         ax.errorbar(x, curve.smoothed, below_and_above, color=look["color"], linewidth=0.8, capsize=2)
     step = max(1, len(x) // MARKS)
     first = int(number % MARKS / MARKS * step)  # markers of different lines do not lie on each other

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from fedsim.papers.published import ALPHA
-from fedsim.report.tables import final_by_seed, mean_final, to_references
+from fedsim.report.tables import to_references
 from fedsim.results.groups import Group, Panel
+from fedsim.results.measures import final_lead, mean_final
 from fedsim.results.runs import Run
-from fedsim.results.statistics import MIN_SEEDS, Difference, holm, pooled
+from fedsim.results.statistics import MIN_SEEDS, Difference, holm
 from fedsim.results.table import show_interval, show_p
 
 MOST = 8
@@ -73,7 +74,7 @@ def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
 def best(panels: Sequence[Panel]) -> list[str]:
     """A sentence for each panel that has finished runs of at least two lines."""
     ranked = [(panel, lines) for panel in panels if len(lines := _by_accuracy(panel)) > 1]
-    leads = [pooled([final_by_seed(lines[0][2], lines[1][2])]) for _, lines in ranked]
+    leads = [final_lead(lines[0][2], lines[1][2]) for _, lines in ranked]
     corrected_p = holm([np.nan if lead is None else lead.p_value for lead in leads])
     over_reference = {(panel, line): {name: (lead, p)} for panel, line, name, lead, p in to_references(panels)}
     sentences = []

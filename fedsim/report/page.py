@@ -21,7 +21,7 @@ from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_record
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant, sort_key
 from fedsim.results.measures import measured
 from fedsim.results.runs import Run
-from fedsim.results.table import Cell, Table, number
+from fedsim.results.table import Cell, Table, is_bold, number
 
 UNCOMPARED = ("preset", "tracker", "scale")
 """Config groups that change nothing themselves: the values that they set are compared."""
@@ -154,13 +154,14 @@ def html_page(
     headline: Sequence[str] = (),
     panels: Sequence[Panel] = (),
     looks: Mapping[str, Look] | None = None,
+    ablations: Sequence[tuple[str, bytes]] = (),
     pictures: Sequence[tuple[str, bytes]] = (),
     sources: Sequence[str] = (),
 ) -> str:
     """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders.
 
     `headline`: the lines at its head; the first of the `tables` is below them. `panels`: those with finished runs; none
-    of them, none of the curves. `pictures`: captions and PNG files' contents.
+    of them, none of the curves. `ablations`, `pictures`: captions and PNG files' contents.
     """
     first, *others = [_cells(table.shown) for table in tables if table.name not in REPEATED]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
@@ -191,7 +192,8 @@ def html_page(
             ],
             sources=sources,
             rules=RULES.values(),
-            pictures=[{"caption": caption, "data": base64.b64encode(png).decode("ascii")} for caption, png in pictures],
+            ablations=[(caption, base64.b64encode(png).decode("ascii")) for caption, png in ablations],
+            pictures=[(caption, base64.b64encode(png).decode("ascii")) for caption, png in pictures],
             css=(HERE / "page.css").read_text(encoding="utf-8"),
             js=(HERE / "page.js").read_text(encoding="utf-8"),
             plotly=plotly,
@@ -207,7 +209,12 @@ def _cells(table: Table) -> dict[str, Any]:
     of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
     rows = [
         [
-            {"text": text, "sort": value, "kind": CLASSES.get(text, ("long" if len(text) > LONG else "text") * left)}
+            {
+                "text": text,
+                "sort": value,
+                "bold": is_bold(text),
+                "kind": CLASSES.get(text, ("long" if len(text) > LONG else "text") * left),
+            }
             for text, value, left in zip(row, values, of_text, strict=True)
         ]
         for row, values in zip(table.rows, sorts, strict=True)

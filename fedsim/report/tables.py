@@ -12,9 +12,9 @@ from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import PHASE_SECONDS, Measure, measured, values_by_seed
-from fedsim.results.runs import Run, Seeds
-from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
+from fedsim.results.measures import PHASE_SECONDS, Measure, final_by_seed, final_lead, mean_final, measured
+from fedsim.results.runs import Run
+from fedsim.results.statistics import Difference, half_width_in_sd, holm, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
     Format,
@@ -24,7 +24,7 @@ from fedsim.results.table import (
     show_interval,
     show_median_reached,
     show_p,
-    show_row,
+    show_values,
 )
 from fedsim.tracking.tables import show_bytes, show_seconds
 
@@ -52,7 +52,7 @@ def _by_group(
     rows = []
     for group in groups:
         found = measured(group, [measure for measure, _ in columns.values()])
-        cells = show_row(zip(found, [form for _, form in columns.values()], strict=True))
+        cells = [show_values(values, form) for values, (_, form) in zip(found, columns.values(), strict=True)]
         rows.append([group.name, *(cell(group) for cell in own.values()), *cells])
     return _table(name, ["run", *own, *columns], rows)
 
@@ -146,7 +146,7 @@ P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 def to_references(panels: Sequence[Panel]) -> list[tuple[Panel, str, str, Difference | None, float]]:
     """Panel, line, its reference, paired difference and p-value, by Holm's correction over all of them."""
     compared = [
-        (panel, line, panel.name_of(reference), pooled([final_by_seed(group, reference)]))
+        (panel, line, panel.name_of(reference), final_lead(group, reference))
         for panel in panels
         for line, group in panel.lines.items()
         if (reference := _reference(panel, group)) is not group
@@ -168,10 +168,6 @@ def pairs(panels: Sequence[Panel]) -> Table:
         rows = []
     header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", *P_HEADER]
     return _table("pairs", header, rows)
-
-
-def final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
-    return paired_values(values_by_seed(group, "final_accuracy"), values_by_seed(reference, "final_accuracy"))
 
 
 def _reference(panel: Panel, group: Group) -> Group:
@@ -212,12 +208,6 @@ def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
 def _p_cells(difference: Difference, corrected: float) -> list[str]:
     p_values = [show_p(p) for p in (difference.p_value, corrected, difference.p_equivalent(LEVEL_MARGIN))]
     return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
-
-
-def mean_final(group: Group) -> float | None:
-    """The mean final accuracy; None without finished runs."""
-    finals = values_by_seed(group, "final_accuracy")
-    return float(np.mean(list(finals.values()))) if finals else None
 
 
 def targets(panels: Sequence[Panel]) -> Table:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedsim.core.configs import IRRELEVANT, SEEDS, by_meaning, flat
+from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")
@@ -20,6 +20,7 @@ NEW_GROUPS = {"system": "none"}
 """Choices in groups that runs of earlier versions lack."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""
+SYMBOLS = {key: symbol for symbol, (*_, key) in SHORTHANDS.items()}
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 
@@ -100,9 +101,10 @@ def _key(config: Mapping[str, Any]) -> Hashable:
 def show_labels(labels: Mapping[str, str]) -> str:
     """All labels as one text: choices of config groups by themselves, config values as `key=value`, of whose dotted key
     the last part is shown where this says which of the labels it is."""
-    ends = Counter(key.rpartition(".")[2] for key in labels)
+    told = {SYMBOLS.get(key, key): value for key, value in labels.items()}
+    ends = Counter(key.rpartition(".")[2] for key in told)
     shown = []
-    for key, value in labels.items():
+    for key, value in told.items():
         end = key.rpartition(".")[2]
         is_choice = key in (*LABEL_ORDER, *OTHER_CHOICES) or "/" in key
         shown.append(value if is_choice else f"{key if ends[end] > 1 else end}={value}")
@@ -202,14 +204,19 @@ class Panel:
         return next(name for name, other in self.lines.items() if other is group)
 
 
+def split_labels(labels: Mapping[str, str]) -> tuple[str, str]:
+    """What tells a setting, and what a method in it, as texts."""
+    setting = {key: text for key, text in labels.items() if is_setting(key)}
+    return show_labels(setting), show_labels({key: text for key, text in labels.items() if key not in setting})
+
+
 def make_panels(groups: Sequence[Group]) -> list[Panel]:
     """One a setting, sorted; groups that differ only by setting are the lines of a single panel."""
     if all(is_setting(name) for group in groups for name in group.labels):
         return [Panel("", {group.name: group for group in groups})]
     panels: dict[str, dict[str, Group]] = {}
     for group in groups:
-        title = show_labels({k: v for k, v in group.labels.items() if is_setting(k)})
-        line = show_labels({k: v for k, v in group.labels.items() if not is_setting(k)})
+        title, line = split_labels(group.labels)
         panels.setdefault(title, {})[line] = group
     return [Panel(title, panels[title]) for title in sorted(panels, key=sort_key)]
 

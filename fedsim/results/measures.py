@@ -16,7 +16,7 @@ from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_la
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import Group
 from fedsim.results.runs import Floats, Run, Seeds
-from fedsim.results.statistics import UNBOUNDED, UNIT
+from fedsim.results.statistics import UNBOUNDED, UNIT, Difference, paired_values, pooled
 
 Measure = Callable[[Run], float | None]
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
@@ -276,3 +276,22 @@ def values_by_seed(group: Group, measure: str) -> dict[Seeds, float]:
     """A measure of the group's finished runs by their seeds, without runs for which it does not exist."""
     found = find_measure(measure)
     return {run.seeds: value for run in group.complete if (value := found(run)) is not None}
+
+
+def finals(group: Group) -> dict[Seeds, float]:
+    """The final accuracy of the group's finished runs by their seeds."""
+    return values_by_seed(group, "final_accuracy")
+
+
+def mean_final(group: Group) -> float | None:
+    """The mean final accuracy; None without finished runs."""
+    return float(np.mean(list(finals(group).values()))) if finals(group) else None
+
+
+def final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
+    return paired_values(finals(group), finals(reference))
+
+
+def final_lead(group: Group, reference: Group) -> Difference | None:
+    """The mean difference of final accuracy at equal seeds."""
+    return pooled([final_by_seed(group, reference)])

@@ -66,8 +66,13 @@ class Mean:
         return self.sd * math.sqrt(1 + 1 / self.num)
 
     @property
+    def half_width(self) -> float:
+        """Half the width of the interval, before it is cut."""
+        return t_quantile((1 + LEVEL) / 2, self.df) * self.error
+
+    @property
     def interval(self) -> tuple[float, float]:
-        return self._around(t_quantile((1 + LEVEL) / 2, self.df) * self.error)
+        return self._around(self.half_width)
 
     @property
     def next_half_width(self) -> float:

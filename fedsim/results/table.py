@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -20,14 +20,19 @@ Format = str | Callable[[float], str]
 
 
 class Cell(str):
-    """A cell's text, and the number by which rows are sorted."""
+    """A cell's text, the number by which rows are sorted, and whether it is set in bold."""
 
     value: float
+    bold: bool
 
-    def __new__(cls, text: str, value: float) -> "Cell":
+    def __new__(cls, text: str, value: float, bold: bool = False) -> "Cell":
         cell = super().__new__(cls, text)
-        cell.value = value
+        cell.value, cell.bold = value, bold
         return cell
+
+
+def is_bold(cell: str) -> bool:
+    return isinstance(cell, Cell) and cell.bold
 
 
 def number(value: float | None, form: Format = "") -> str:
@@ -89,11 +94,6 @@ def show_values(values: Values, form: Format) -> str:
     if form == "accuracy":
         return show_estimate(estimate(known, UNIT))
     return number(float(np.mean(known)) if known and len(known) == len(values) else None, form)
-
-
-def show_row(columns: Iterable[tuple[Values, Format]]) -> list[str]:
-    """A cell for each column (see `show_values`)."""
-    return [show_values(values, form) for values, form in columns]
 
 
 def show_median_reached(values: Values, show: Callable[[float], str] = "{:.0f}".format) -> str:
@@ -162,10 +162,6 @@ class Table:
         return out.getvalue()
 
 
-def rich_tables(tables: Sequence[Table]) -> list[rich.table.Table]:
-    return [table.rich() for table in tables]
-
-
 def table_files(tables: Sequence[Table]) -> dict[str, bytes]:
     """All tables in tables.md, and each as .tex and .csv: contents by the names of files."""
     files = {"tables.md": "\n".join(table.markdown() for table in tables)}
@@ -179,23 +175,26 @@ def _one_line(text: str) -> str:
 
 
 def _on_screen(text: str) -> str:
-    return escape(text if text.isprintable() else printable_lines(text))
+    shown = escape(text if text.isprintable() else printable_lines(text))
+    return f"[bold]{shown}[/]" if is_bold(text) else shown
 
 
 def _escape_markdown(text: str) -> str:
     """In one line, without columns, tags, links and pictures of its own."""
-    text = re.sub(r"[\\|]", r"\\\g<0>", _one_line(text))
-    return re.sub(r"\](?=[(\[:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text))
+    shown = re.sub(r"[\\|]", r"\\\g<0>", _one_line(text))
+    shown = re.sub(r"\](?=[(\[:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", shown))
+    return f"**{shown}**" if is_bold(text) else shown
 
 
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}", "±": r"$\pm$"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}", "±": r"$\pm$", "≈": r"$\approx$"}
 )
 
 
 def _escape_latex(text: str) -> str:
-    return _one_line(text).translate(LATEX)
+    shown = _one_line(text).translate(LATEX)
+    return f"\\textbf{{{shown}}}" if is_bold(text) else shown
 
 
 def _no_formula(cell: str) -> str:

@@ -212,23 +212,17 @@ class Factors:
         """Add the inner products with the rows of `other` to `table` [n, m]."""
         if self._parts is None or other._parts is None:
             table.addmm_(self._rows, other._rows.T)
-        else:
-            table += self.times(other)
-
-    def times(self, other: "Factors") -> Tensor:
-        """The inner products [n, m] with the rows of `other`."""
-        if self._parts is None or other._parts is None:
-            return self._rows @ other._rows.T
+            return
         (mine, units, bits), (theirs, their_units, _) = self._parts, other._parts
         n, m = mine.shape[1], theirs.shape[1]
-        table = mine.flatten(0, 1) @ theirs.flatten(0, 1).T
-        result = table[n:, m:].mul(2.0**-bits)
-        result += table[:n, m:] + table[n:, :m]
+        products = mine.flatten(0, 1) @ theirs.flatten(0, 1).T
+        result = products[n:, m:].mul(2.0**-bits)
+        result += products[:n, m:] + products[n:, :m]
         result *= 2.0**-bits
-        result += table[:n, :m]
+        result += products[:n, :m]
         result *= units
         result *= their_units.T
-        return result
+        table += result
 
 
 def _whole_parts(rows: Tensor) -> tuple[Tensor, Tensor, int]:

@@ -117,6 +117,12 @@ def test_shards_of_any_shape(num_clients: int, s: int, pure: bool, leftover: str
         assert {len(p) for p in parts} == {len(labels) // (num_clients * s) * s}
 
 
+def test_a_rare_class_has_one_pure_shard_at_least() -> None:
+    data = Labelled(np.repeat(np.arange(4), (1, 1, 1, 97)), 4)
+    parts = split("shards", data, 4, shards_per_client=1, pure=True)
+    assert sorted(len(part) for part in parts) == [1, 1, 1, 97]
+
+
 @pytest.mark.parametrize(("per_class", "size"), [(6000, 600), (5000, 500)])
 @pytest.mark.parametrize("choice", ["shards_1", "shards_2"])
 def test_shards_of_the_papers_have_their_sizes_and_labels(choice: str, per_class: int, size: int) -> None:

@@ -40,6 +40,11 @@ def test_a_public_set_has_its_share_of_every_class_and_a_holdout_of_every_client
     assert [len(t) for t in d.train] == [1] * 10, "one sample is left to train on"
 
 
+def test_the_server_cannot_keep_everything() -> None:
+    with pytest.raises(DataError, match=r"take 50 and 450 of 500 training samples and leave none .* lower one"):
+        division(served(0.1, 450))
+
+
 def test_another_public_set_leaves_validation_alone_and_seeds_are_their_own() -> None:
     small, large = (division(served(0.1, public)) for public in (0, 90))
     assert np.array_equal(small.validation, large.validation)

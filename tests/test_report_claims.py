@@ -57,7 +57,8 @@ def test_claims_against_runs(tmp_path: Path) -> None:
         (BY_DIRECTION, GPFL, FINAL, {"gain": 0.2, "others": ["random"]}),
         (YES, GPFL, FINAL, {"value": 0.47, "tolerance": 0.03}),
         (NO, GPFL, COVER, {"value": 1, "tolerance": 0.5}),
-        (NONE, GPFL, COVER, {"value": 5, "tolerance": 1}),  # of two rounds
+        (NONE, GPFL, COVER, {"value": 2, "tolerance": 1}),  # of two rounds
+        ("undecided", GPFL, COVER, {"value": 1, "tolerance": 1}),
         # a run that ends before a bound says nothing: two rounds, in which random never covers all clients
         (NONE, RANDOM, COVER, {"at_least": 80}),
         (NO, RANDOM, COVER, {"at_most": 2}),

@@ -91,6 +91,7 @@ CASES: dict[str, list[Evidence]] = {
         first_round(200, 50, *LATE),
         first_round(100, 20, 95, 98, 100, 102),
         first_round(100, 20, *[300] * 5),
+        first_round(100, 20, *[120] * 6),
         *(holds_for_most(Share(*one)) for one in ((8, 10), (5, 5), (0, 5))),
         exceeds({"a": HIGH, "b": LEVEL}),
         exceeds({"a": apart(0.1, 0.12)}),  # two pairs

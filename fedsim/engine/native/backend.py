@@ -24,8 +24,6 @@ PRODUCT_ROWS = 120
 """Samples in one matrix product of an evaluation, so that their activations stay in the cache."""
 JOINT_CLIENTS = 16
 """Clients of several runs that are worth training in one call, for each worker."""
-TASKS = 32
-"""Into which many clients are divided at least, for each worker: to hand over one takes as long as a small client."""
 
 
 class NativeBackend(Backend):
@@ -80,15 +78,15 @@ class NativeBackend(Backend):
             velocity = None if momentum is None else _row(momentum, row)
             calls[id(start[row])].train(work, sgd, _row(delta, row), velocity)
 
-        def train_clients(rows: range) -> None:
-            for row in rows:
+        alone = len(start) - len(start) % self.workers
+        queue = iter(range(alone))
+
+        def train_next(_: int) -> None:
+            for row in queue:  # that all workers take from: nobody waits until a client is handed over
                 train_client(row)
 
-        alone = len(start) - len(start) % self.workers
         threads = max(min(self.workers, num_cores()) // max(len(start) - alone, 1), 1)
-        size = max(alone // (TASKS * self.workers), 1)
-        parts = [range(first, min(first + size, alone)) for first in range(0, alone, size)]
-        list(self._pool.map(train_clients, parts))
+        list(self._pool.map(train_next, range(self.workers)))
         list(self._pool.map(lambda row: train_client(row, threads), range(alone, len(start))))
         return TrainingResult(delta, losses, momentum)
 

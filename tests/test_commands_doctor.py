@@ -128,6 +128,7 @@ def test_what_show_refuses_the_doctor_refuses_with_the_same_words(
     Path("mine/selector/broken.yaml").write_text("a: [\n")
     with pytest.raises(ConfigError) as caught:
         show.run(words.split())
+    capsys.readouterr()  # the jobs, which are shown before that
     found = [line for line in lines(capsys, *words.split(), code=1) if line.startswith("fail")]
     assert len(found) == len(caught.value.problems)
     for problem in caught.value.problems:

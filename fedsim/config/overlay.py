@@ -1,4 +1,5 @@
-"""The jobs of a sweep: Hydra composes once for each combination of choices, and values of single keys are laid over.
+"""The jobs of a sweep: Hydra composes one, and again where it must. Values of single keys are laid over it, and choices
+of conf/ that make no more than the node of their group.
 
 Words whose effect that would not show (`~key`, `+key`, mappings, keys of `hydra`, what holds an interpolation) are left
 to Hydra, which composes such a job anew; so are keys that there are not, for its error.
@@ -14,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.diagnosis import OWN_KEYS, run_name, words_of_scale
 from fedsim.config.words import options, parse_one, without_sweeps
+from fedsim.core.disk import conf_dir
 
 if TYPE_CHECKING:
     from fedsim.config.compose import Composed
@@ -64,15 +66,51 @@ class Jobs:
         if words not in self._bases:
             if len(self._bases) >= MOST_BASES:
                 self._bases.clear()
-            config, job = self._by_hydra(words)
-            self._bases[words] = Base(config, job, _is_open(config))
+            self._bases[words] = self._with_other_choice(words) or self._composed_anew(words)
         return self._bases[words]
+
+    def _composed_anew(self, words: tuple[str, ...]) -> Base:
+        config, job = self._by_hydra(words)
+        return Base(config, job, _is_open(config))
+
+    def _with_other_choice(self, words: tuple[str, ...]) -> Base | None:
+        """From a job that differs in the choice of one group, whose node that choice alone makes; None if there is
+        none."""
+        for known, base in reversed(self._bases.items()) if self._several else ():
+            pairs = [pair for pair in zip(known, words, strict=False) if pair[0] != pair[1]]
+            if len(known) == len(words) and len(pairs) == 1 and base.open:
+                group, _, choice = pairs[0][1].partition("=")
+                if pairs[0][0].startswith(f"{group}="):
+                    job = _chosen(base.job, group, choice, words)
+                    return None if job is None else replace(base, job=job)
+        return None
 
     def _parsed(self, word: str) -> tuple[Override, bool]:
         if word not in self._words:
             override = parse_one(word)
             self._words[word] = override, self._several and _is_value(override)
         return self._words[word]
+
+
+def _chosen(job: "Composed", group: str, choice: str, words: Sequence[str]) -> "Composed | None":
+    """`job` with another choice of `group`; None where more than the group's node would change, where another file or
+    word could change it, and where not all files are of conf/, whose choices are tested to give what Hydra does."""
+    files, before = job.files, job.choices.get(group, "")
+    inner = any(re.match(rf"[+~]*{group}[/.@]", word) for word in words)
+    if inner or not before or files.folders != (conf_dir(),) or not files.has(group, choice):
+        return None
+    others = [(g, name) for g, name in job.choices.items() if g.partition("/")[0] != group and files.has(g, name)]
+    old, new = files.config(group, before), files.config(group, choice)
+    alone = old.keys() == new.keys() == {group} and not any(group in files.config(*other) for other in others)
+    if not alone or old[group] != job.config[group] or any("${" in text or text == "???" for text in _texts(new)):
+        return None
+    choices: dict[str, str] = {}
+    for key, name in job.choices.items():
+        if key == group:
+            choices |= {group: choice, **files.made(group, choice)}
+        elif key.partition("/")[0] != group:
+            choices[key] = name
+    return replace(job, config={**job.config, group: new[group]}, choices=choices)
 
 
 def _is_value(override: Override) -> bool:

@@ -23,6 +23,7 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine, mean_losses
 from fedsim.engine.model import initial
 from fedsim.engine.native import library as native_library
+from fedsim.engine.native.calls import ChainCalls
 from fedsim.engine.native.library import library
 from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
@@ -41,6 +42,20 @@ def pair(
 ) -> tuple[Engine, Engine]:
     common = (model, data, work, OPTIMIZERS[optimizer], Streams(3))
     return native(*common, workers=workers), reference(*common)
+
+
+def test_after_an_interruption_no_client_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def map(self, function: Any, *_: Any) -> None:
+            self.function = function
+            raise KeyboardInterrupt
+
+    engine, pool = pair(model_of("mlp"), problem([20, 20]))[0], Interrupted()
+    monkeypatch.setattr(engine.backend, "_pool", pool)
+    with pytest.raises(KeyboardInterrupt):
+        engine.train(initial(engine.workload.model), np.arange(2), 1, 0.1)
+    monkeypatch.setattr(ChainCalls, "train", lambda *_: pytest.fail("a client was trained"))
+    pool.function(0)
 
 
 @pytest.mark.parametrize("optimizer", SGDS)

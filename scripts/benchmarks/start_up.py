@@ -47,6 +47,7 @@ CASES = (
     Case(("--cfg", "job"), 0.5),
     Case(("sync", "--dry-run", "outputs/ended"), 0.5),
     Case(NINE, 0.5),
+    Case(("show", *NINE), 0.5),
     Case(("report", "outputs/ended", "--no-figures"), 0.7),
     Case(("report", "outputs/nine"), 1, 3, FIGURES),
     Case(("num_rounds=2", "tracker=files_only", "overwrite=true"), 1.4, 0.7),

@@ -86,7 +86,10 @@ class NativeBackend(Backend):
                 train_client(row)
 
         threads = max(min(self.workers, num_cores()) // max(len(start) - alone, 1), 1)
-        list(self._pool.map(train_next, range(self.workers)))
+        try:
+            list(self._pool.map(train_next, range(self.workers)))
+        finally:
+            list(queue)  # after an interruption nobody begins another client
         list(self._pool.map(lambda row: train_client(row, threads), range(alone, len(start))))
         return TrainingResult(delta, losses, momentum)
 

@@ -74,7 +74,9 @@ def test_too_few_seeds_and_absent_features_are_told() -> None:
 def test_a_fold_picks_pairs_by_other_seeds_than_the_one_that_it_is_measured_on() -> None:
     made = conditions({"cos_4": 1.0}, seeds=3)
     held = [Condition(c.seed, c.setting, c.round, c.features, -c.losses) if c.seed == 1 else c for c in made]
-    fold, same = (Fold.of(NAMES, some, 1) for some in (held, made))
+    fold, same = (
+        Fold(NAMES, [c for c in some if c.seed == 1], [c for c in some if c.seed != 1]) for some in (held, made)
+    )
     assert fold.alone[0].tolist() == same.alone[0].tolist()
     assert {c.seed for c in fold.held} == {1}
     assert fold.relative_losses(fold.held)[0].mean() > 0.95  # on the seed that is the other way round

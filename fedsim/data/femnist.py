@@ -80,9 +80,9 @@ class Femnist(Dataset):
     def _load_hub(self) -> LoadedData:
         require_files(self._folder, self.data_dir, self.missing, lambda: _fetch_hub(self.data_dir), HUB_BYTES)
         columns = {"image_column": "image", "label_column": "character", "client_column": "writer_id"}
-        others: dict[str, Any] = {"size": None, "mean": self.mean, "std": self.std, "sha256": self.sha256, **columns}
-        path, share = str(self._folder.absolute()), self.test_fraction
-        return Parquet(self.data_dir, self.cache_dir, path=path, test_fraction=share, **others).load()
+        own: dict[str, Any] = {name: getattr(self, name) for name in ("test_fraction", "mean", "std", "sha256")}
+        folder = str(self._folder.absolute())
+        return Parquet(self.data_dir, self.cache_dir, path=folder, size=None, **columns, **own).load()
 
     def _load_leaf(self) -> LoadedData:
         self.require_present("dataset.source=leaf")

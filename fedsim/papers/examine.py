@@ -60,13 +60,9 @@ class Evidence:
     holm_against: float = math.nan
 
     @property
-    def num(self) -> int:
-        return 0 if self.ours is None else self.ours.num
-
-    @property
     def is_tested(self) -> bool:
         """Whether there are enough seeds for a verdict, so that its tests count among those that are corrected."""
-        return self.num >= MIN_SEEDS
+        return self.ours is not None and self.ours.num >= MIN_SEEDS
 
     @property
     def verdict(self) -> Verdict:
@@ -233,9 +229,8 @@ def _trend(claim: Claim, cases: Cases) -> Evidence:
         wanted = {**claim.about, str(claim.grows_with): str(value)}
         found = measures.values_by_seed(cases.usable(wanted), claim.measure)
         if claim.minus is not None:
-            found = paired_values(
-                found, measures.values_by_seed(cases.usable({**wanted, **claim.minus}), claim.measure)
-            )
+            less = measures.values_by_seed(cases.usable({**wanted, **claim.minus}), claim.measure)
+            found = paired_values(found, less)
         by_value.append(found)
     seeds = sorted(set.intersection(*(set(values) for values in by_value)))
     try:
@@ -250,9 +245,8 @@ def _about(claim: Claim, group: Group) -> Evidence:
     measured = list(map(measures.find_measure(claim.measure), group.complete))
     if measures.base_name(claim.measure) not in measures.FIRST_ROUND_MEASURES:
         known = [value for value in measured if value is not None]
-        return is_number(
-            claim.value, estimate(known, measures.bounds_of(claim.measure)), claim.tolerance, claim.tolerance
-        )
+        ours = estimate(known, measures.bounds_of(claim.measure))
+        return is_number(claim.value, ours, claim.tolerance, claim.tolerance)
     ends = min(run.num_rounds for run in group.complete)
     if ends < claim.value + claim.tolerance:
         raise UnjudgedError(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")

@@ -139,17 +139,10 @@ def publications_about(preset: str, scale: str) -> list[Publication]:
 
 
 def _read(path: Path) -> Publication:
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return Publication(
-        paper=values["paper"],
-        title=values["title"],
-        source=values["source"],
-        presets=values["presets"],
-        claims_only=values.get("claims_only", ()),
-        numbers=[number for table in values.get("tables", ()) for number in _numbers(table)],
-        claims=[Claim(**claim) for claim in values.get("claims", ())],
-        substitutes=values.get("substitutes", {}),
-    )
+    values = {"claims_only": (), **yaml.safe_load(path.read_text(encoding="utf-8"))}
+    numbers = [number for table in values.pop("tables", ()) for number in _numbers(table)]
+    claims = [Claim(**claim) for claim in values.pop("claims", ())]
+    return Publication(**values, numbers=numbers, claims=claims)
 
 
 def _numbers(table: Mapping[str, Any]) -> list[Number]:
@@ -163,7 +156,7 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
         for index, (column, printed) in enumerate(zip(table["columns"], values, strict=True)):
             alike = [row for at, row in enumerate(rows) if row[index] == printed and row not in rows[:at]]
             value, plus_minus = printed if isinstance(printed, list) else (printed, None)
-            number = Number(
+            one = Number(
                 id=f"{table['id']}/{choice}/{column['title']}",
                 where=table["where"],
                 about={**column["about"], table["row"]: choice},
@@ -174,5 +167,5 @@ def _numbers(table: Mapping[str, Any]) -> list[Number]:
                 added_after_runs=choice in table.get("rows_added_after_runs", ()),
                 statement=(table["where"], column["title"], value, alike.index(values)),
             )
-            numbers.append(number)
+            numbers.append(one)
     return numbers

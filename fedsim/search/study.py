@@ -82,10 +82,9 @@ def _distribution(override: Override) -> Axis:
     value: Any = override.value()
     log = "log" in getattr(value, "tags", ())
     if isinstance(value, IntervalSweep):
-        low: Any = value.start
-        high: Any = value.end
-        whole = isinstance(low, int) and isinstance(high, int)
-        return IntDistribution(low, high, log=log) if whole else FloatDistribution(low, high, log=log)
+        ends: Any = value.start, value.end
+        whole = all(isinstance(end, int) for end in ends)
+        return IntDistribution(*ends, log=log) if whole else FloatDistribution(*ends, log=log)
     texts = [word.partition("=")[2] for word in values_of(override)]
     if isinstance(value, RangeSweep) and all(text.lstrip("-").isdigit() for text in texts):
         numbers = sorted(map(int, texts))
@@ -142,19 +141,19 @@ class Rounds:
 def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     """Run `plans`, one for each seed, to the first that fails. Raises what stops a search: what refuses a run, or the
     user."""
-    rounds = Rounds(trial)
+    first, rounds = plans[0], Rounds(trial)
+    if not first.settings.overwrite:
+        for record in read_metrics(first.folder):
+            rounds.see(record["round"], record["test_accuracy"])
+        if rounds.pruned and not outcome_on_file(first).final:
+            return Result("pruned", None, rounds.seen)
+        rounds.pruned = False
     accuracies = []
-    for number, plan in enumerate(plans):
-        if number == 0 and not plan.settings.overwrite:
-            for record in read_metrics(plan.folder):
-                rounds.see(record["round"], record["test_accuracy"])
-            if rounds.pruned and not outcome_on_file(plan).final:
-                return Result("pruned", None, rounds.seen)
-            rounds.pruned = False
-        outcome = _run(plan, rounds if number == 0 else None)
+    for plan in plans:
+        outcome = _run(plan, rounds if plan is first else None)
         if outcome.status == "failed":
             return Result("failed", None, rounds.seen, f"{plan.folder}: {outcome.summary.get('error')}")
-        if number == 0 and rounds.pruned:
+        if rounds.pruned:
             return Result("pruned", None, rounds.seen)
         accuracy = outcome.summary.get("smoothed_accuracy")
         if outcome.status == "diverged" or accuracy is None:
@@ -181,11 +180,9 @@ def search(
     flags: Sequence[str] = (),
 ) -> int:
     """Run all trials and print the best ones. Returns the exit code: 1 if a trial has failed, else 4 if none has ended
-    with an accuracy.
+    with an accuracy. `num_rounds`: of a run. `flags`: what comes before the words of a run, such as `--config-dir`.
 
-    `num_rounds`: of a run, of which the first quarter is not pruned unless `settings` says otherwise. `flags`: what
-    comes before the words of a run, such as `--config-dir`. Trials are asked for in turn from a seeded sampler, so that
-    the same command makes the same ones.
+    Trials are asked for in turn from a seeded sampler, so that the same command makes the same ones.
     """
     sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
     study = optuna.create_study(direction="maximize", sampler=sampler, pruner=_pruner(settings, num_rounds))
@@ -222,8 +219,8 @@ def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags
     CONSOLE.print(table)
     if failed:
         tell_line("the same command goes on with the runs that have failed")
-    if not ended:
-        tell_line("no trial has ended with an accuracy")
-        return EXIT_CODES["failed" if failed else "diverged"]
-    tell_line(f"the best one: {command('fedsim', '-m', *flags, *space.words_of(ended[0][1]))}")
-    return EXIT_CODES["failed" if failed else "done"]
+    told = "no trial has ended with an accuracy"
+    if ended:
+        told = f"the best one: {command('fedsim', '-m', *flags, *space.words_of(ended[0][1]))}"
+    tell_line(told)
+    return EXIT_CODES["failed" if failed else "done" if ended else "diverged"]

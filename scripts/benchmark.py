@@ -14,6 +14,7 @@ ranks         what a second process gains
 checkpoints   what checkpoints cost
 start-up      what one waits for before the first answer
 sweep         what a sweep costs beside its rounds
+reports       what a report of 3,000 runs takes, and how large its page is
 """
 
 import runpy
@@ -31,6 +32,7 @@ MODULES = {
     "checkpoints": "checkpoints",
     "start-up": "start_up",
     "sweep": "sweep",
+    "reports": "reports",
 }
 WITH_COMMANDS = ("race.command",)
 """Modules that read the command themselves."""

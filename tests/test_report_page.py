@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedsim.report import headline, page
 from fedsim.report.headline import header_facts
 from fedsim.report.page import (
     MAX_POINTS,
@@ -19,10 +20,13 @@ from fedsim.report.page import (
     make_looks,
     runs_table,
 )
-from fedsim.report.tables import overview
+from fedsim.report.tables import all_tables, overview
+from fedsim.results import runs
 from fedsim.results.curves import accuracy_curve
+from fedsim.results.files import read_metrics
+from fedsim.results.groups import drawn_panels, group_runs, make_panels
 from fedsim.results.runs import read_runs
-from tests.report_toys import groups_of, panels_of, write_run
+from tests.report_toys import groups_of, panels_of, two_methods, write_run
 
 
 def page_of(folder: Path, title: str) -> str:
@@ -95,6 +99,43 @@ def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
     at = [int(round) - 1 for round in line["rounds"]]
     assert line["smoothed"] == pytest.approx(accuracy_curve(read_runs(tmp_path)).smoothed[at].tolist(), rel=1e-4)
     assert data["range_of"] == "smoothed"
+
+
+def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for shards in (2, 10):
+        for number in range(4):
+            setting = {"choices": {"selector": f"m{number}" if number else "random"}, "partition": {"shards": shards}}
+            write_run(tmp_path / str(shards), [0.1 * number] * 40, [[0]] * 40, **setting)
+    whole = page_of(tmp_path, "t")
+    assert not re.search(r"thinned to|Drawn are|The first \d", whole)
+    monkeypatch.setattr(page, "ALL_POINTS", 40)
+    monkeypatch.setattr(page, "MOST_ROWS", 3)
+    monkeypatch.setattr(headline, "MOST_DRAWN", 5)
+    monkeypatch.setattr(page, "PICTURE_BYTES", 7)
+    panels, groups = headline.drawn_lines(panels_of(tmp_path)), groups_of(tmp_path)
+    assert [list(panel.lines) for panel in panels] == [["random", "m3"]] * 2
+    looks, pictures = make_looks(panels), [("one", b"1234"), ("two", b"5678")]
+    text = html_page("t", groups, [overview(groups)], tmp_path, panels=panels, looks=looks, pictures=pictures)
+    assert "Each line is thinned to 10 rounds. Drawn are 4 of 8 lines:" in text
+    assert {len(line["rounds"]) for panel in curves_data(panels, looks)["panels"] for line in panel["lines"]} == {10}
+    assert "The first 3 of 8 rows." in text  # of the runs
+    assert ("one</figcaption>" in text, "two</figcaption>" in text) == (True, False)
+    table = page._cells(overview(groups))
+    assert table["note"].startswith("The first 3 of 8 rows: overview.csv has all of them.")
+    assert len(table["rows"]) == 3
+
+
+def test_each_file_of_records_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_methods(tmp_path)
+    read: list[Path] = []
+    monkeypatch.setattr(runs, "read_metrics", lambda folder: [read.append(folder), *read_metrics(folder)][1:])
+    groups = group_runs(read_runs(tmp_path))
+    panels = drawn_panels(make_panels(groups))
+    tables = [table for table in all_tables(groups, panels) if table.rows]
+    assert html_page("t", groups, tables, tmp_path, panels=panels, looks=make_looks(panels))
+    assert len(read) == len({*read}) == 6
 
 
 # --- in a browser, where there is one (Chromium or Chrome; GitHub's machines have it) ---

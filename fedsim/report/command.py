@@ -28,7 +28,7 @@ from fedsim.papers import tables as papers
 from fedsim.papers.judge import correct, examine_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions
 from fedsim.papers.published import RULES
-from fedsim.report.headline import MOST, headline
+from fedsim.report.headline import MOST, drawn_lines, headline
 from fedsim.report.page import html_page, make_looks
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, results
@@ -122,7 +122,7 @@ def report(
     printed = tables if everything else [shown, *varied, *verdicts, *asked]
     console.print(*(table.rich() for table in printed))
     target = to or (source.parent if source.is_file() else source) / "report"
-    paged, drawn = [shown, *tables], drawn_panels(panels) if figures else []
+    paged, drawn = [shown, *tables], drawn_lines(drawn_panels(panels)) if figures else []
     looks = make_looks(drawn)
     try:
         write_files(target, table_files(tables))

@@ -3,6 +3,7 @@
 They are of `drawn_panels`: all lines have finished runs.
 """
 
+import gc
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -36,6 +37,8 @@ COLUMN, PAGE = 3.5, 7.16
 SMALL = 7.0
 """Size of text in points, as printed, but for titles and labels of axes."""
 DPI, PREVIEW_DPI = 300, 110
+LARGE = 1000
+"""Pixels of height from which a figure leaves so much memory in circles (up to 600 MB) that these are collected."""
 HEIGHT = 2.3
 """Of a panel with lines, in inches."""
 
@@ -70,7 +73,8 @@ def _without_layout_tables() -> Iterator[None]:
 
 
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
-    """Write the figures as PNG and PDF to `folder`; returns captions and smaller PNGs, for a page on the screen."""
+    """Write the figures as PNG and PDF to `folder`, which empties them; returns captions and smaller PNGs, for a page
+    on the screen."""
     files: dict[str, bytes] = {}
     pictures = []
     for plot in plots:
@@ -86,6 +90,9 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
         picture.resize((width, height), Image.Resampling.LANCZOS).save(preview, "png", optimize=True)
         files |= {f"{plot.name}.png": png.getvalue(), f"{plot.name}.pdf": pdf.getvalue()}
         pictures.append((plot.caption, preview.getvalue()))
+        plot.figure.clear()
+        if picture.height > LARGE:
+            gc.collect()
     write_files(folder, files)
     return pictures
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.papers.published import ALPHA
 from fedsim.report.tables import to_references
-from fedsim.results.groups import Group, Panel
+from fedsim.results.groups import REFERENCE, Group, Panel
 from fedsim.results.measures import final_lead, mean_final
 from fedsim.results.runs import Run
 from fedsim.results.statistics import MIN_SEEDS, Difference, holm
@@ -20,6 +20,9 @@ from fedsim.results.table import show_interval, show_p
 
 MOST = 8
 """Values of a fact, and settings, that are listed; of more, their number is told."""
+
+MOST_DRAWN = 60
+"""Lines of figures and curves, of all panels together."""
 
 
 def header_facts(runs: Sequence[Run]) -> dict[str, str]:
@@ -83,6 +86,17 @@ def best(panels: Sequence[Panel]) -> list[str]:
         told = "; ".join(f"over {other}: {_verdict(*found)}" for other, found in others.items())
         sentences.append(f"{panel.title}: best is {name}, {mean:.4f}; its lead {told}".removeprefix(": "))
     return sentences
+
+
+def drawn_lines(panels: Sequence[Panel]) -> list[Panel]:
+    """The panels; of more than `MOST_DRAWN` lines the most accurate of each panel, and the reference."""
+    if sum(len(panel.lines) for panel in panels) <= MOST_DRAWN:
+        return list(panels)
+    share, fewer = max(2, MOST_DRAWN // len(panels)), []
+    for panel in panels[: MOST_DRAWN // share]:
+        kept = {panel.name_of(panel.reference(REFERENCE)), *(name for _, name, _ in _by_accuracy(panel)[: share - 1])}
+        fewer.append(Panel(panel.title, {name: group for name, group in panel.lines.items() if name in kept}))
+    return fewer
 
 
 def _by_accuracy(panel: Panel) -> list[tuple[float, str, Group]]:

@@ -5,6 +5,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -87,7 +88,10 @@ def make_looks(panels: Sequence[Panel]) -> Mapping[str, Look]:
     return looks
 
 
-MAX_POINTS = 250
+MAX_POINTS, ALL_POINTS = 250, 6_000
+"""Of a curve, and of all curves together."""
+MOST_ROWS, PICTURE_BYTES = 300, 600_000
+"""Of a table on the page, and of the figures on it: what is beyond is in files beside it."""
 VALUES = {
     "smoothed": f"test accuracy, mean of the last {FINAL_WINDOW} rounds",
     "raw": "test accuracy of single rounds",
@@ -100,9 +104,11 @@ def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str,
     """Axes and values with their labels, axes' units, which value the ranges are of, methods' looks, panels' lines."""
     runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
     axes = {name: axis.label for name, axis in AXES.items() if is_recorded(runs, axis.names)}
+    points = min(MAX_POINTS, ALL_POINTS // max(1, sum(len(panel.lines) for panel in panels)))
     short = all(run.num_rounds < SMOOTHED_FROM for run in runs)  # then nothing is smoothed
     return {
         "axes": axes,
+        "points": points,
         "units": {name: AXES[name].unit for name in axes if AXES[name].unit is not None},
         "range_of": "raw" if short else "smoothed",
         "values": {name: label for name, label in VALUES.items() if not (short and name == "smoothed")},
@@ -111,14 +117,14 @@ def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str,
             for name, look in looks.items()
         },
         "panels": [
-            {"title": panel.title, "lines": [_line(name, group.complete, axes) for name, group in panel.lines.items()]}
+            {"title": panel.title, "lines": [_line(name, g.complete, axes, points) for name, g in panel.lines.items()]}
             for panel in panels
         ],
     }
 
 
-def _line(name: str, runs: Sequence[Run], axes: Iterable[str]) -> dict[str, Any]:
-    """A line at no more than `MAX_POINTS` of the evaluated rounds, the first and the last among them."""
+def _line(name: str, runs: Sequence[Run], axes: Iterable[str], most: int) -> dict[str, Any]:
+    """A line at no more than `most` of the evaluated rounds, the first and the last among them."""
     curve = accuracy_curve(runs)
     at = curve.rounds - 1
     series = {
@@ -127,7 +133,7 @@ def _line(name: str, runs: Sequence[Run], axes: Iterable[str]) -> dict[str, Any]
         "coverage": stack_series(runs, "coverage").mean(0)[at],
         "participation": stack_series(runs, "participation_ratio").mean(0)[at],
     }
-    kept = np.unique(np.linspace(0, len(at) - 1, min(len(at), MAX_POINTS)).round().astype(np.int64))
+    kept = np.unique(np.linspace(0, len(at) - 1, min(len(at), most)).round().astype(np.int64))
     points = {key: [float(f"{value:.5g}") for value in values[kept]] for key, values in series.items()}
     return {"name": name, "seeds": len(runs), **points}
 
@@ -166,12 +172,13 @@ def html_page(
     first, *others = [_cells(table.shown) for table in tables if table.name not in REPEATED]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
-    curves = plotly = ""
+    curves = plotly = thinned = ""
     if panels:  # as JSON that can stand in a script element, whatever texts are in it
         from plotly.offline import get_plotlyjs  # here: 0.3 s, which a report without curves does not pay
 
         plotly = get_plotlyjs()
         data = curves_data(panels, looks or {})
+        thinned = _thinned(panels, groups, data["points"])
         curves = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (
         jinja2.Environment(autoescape=True, trim_blocks=True)
@@ -193,19 +200,35 @@ def html_page(
             sources=sources,
             rules=RULES.values(),
             ablations=[(caption, base64.b64encode(png).decode("ascii")) for caption, png in ablations],
-            pictures=[(caption, base64.b64encode(png).decode("ascii")) for caption, png in pictures],
+            pictures=[
+                (caption, base64.b64encode(png).decode("ascii"))
+                for (caption, png), size in zip(pictures, accumulate(len(png) for _, png in pictures), strict=True)
+                if size <= PICTURE_BYTES
+            ],
             css=(HERE / "page.css").read_text(encoding="utf-8"),
             js=(HERE / "page.js").read_text(encoding="utf-8"),
             plotly=plotly,
             curves=curves,
+            thinned=thinned,
         )
+    )
+
+
+def _thinned(panels: Sequence[Panel], groups: Sequence[Group], points: int) -> str:
+    """What is left out of the curves, in words."""
+    drawn, known = sum(len(panel.lines) for panel in panels), sum(bool(group.complete) for group in groups)
+    most = max(run.rounds.num for panel in panels for group in panel.lines.values() for run in group.complete)
+    fewer = f"{drawn} of {known} lines: the most accurate of each setting, and what they are compared with."
+    return " ".join(
+        [f"Each line is thinned to {points} rounds."] * (most > points) + [f"Drawn are {fewer}"] * (known > drawn)
     )
 
 
 def _cells(table: Table) -> dict[str, Any]:
     """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one. No
     note with rules of verdicts, which end the page."""
-    sorts = [[_number_in(cell) for cell in row] for row in table.rows]
+    shown = table.rows[:MOST_ROWS]
+    sorts = [[_number_in(cell) for cell in row] for row in shown]
     of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
     rows = [
         [
@@ -217,9 +240,12 @@ def _cells(table: Table) -> dict[str, Any]:
             }
             for text, value, left in zip(row, values, of_text, strict=True)
         ]
-        for row, values in zip(table.rows, sorts, strict=True)
+        for row, values in zip(shown, sorts, strict=True)
     ]
     note = "" if any(rule in table.note for rule in RULES.values()) else table.note
+    if len(shown) < len(table.rows):
+        file = "" if table.name in ("configs", "runs", "results") else f": {table.name}.csv has all of them"
+        note = f"The first {len(shown)} of {len(table.rows)} rows{file}. {note}".strip()
     header = [{"text": text or "setting", "left": left} for text, left in zip(table.header, of_text, strict=True)]
     return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": note}
 

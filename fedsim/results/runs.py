@@ -120,10 +120,6 @@ class Run:
     def records(self) -> list[dict[str, Any]]:
         return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
 
-    def series(self, name: str) -> Floats:
-        """A recorded number of every round, [T]; nan where it was not measured."""
-        return self.columns[name]
-
     @cached_property
     def columns(self) -> Mapping[str, Floats]:
         """The recorded numbers of every round by name, [T] each; nan where one was not measured."""

@@ -89,7 +89,7 @@ def test_simulated_times_and_accuracies_of_clients_are_kept(tmp_path: Path, monk
     runs = read_runs(tmp_path / "runs")
     write_archive(runs, tmp_path / "runs", tmp_path / "a.parquet")
     archived = read_archive(tmp_path / "a.parquet")
-    (timed,) = [run for run in archived if measures.is_simulated(run)]
+    (timed,) = [run for run in archived if measures.total_cost(run, ["simulated_seconds"]) is not None]
     assert timed.columns["simulated_seconds"].tolist() == [10.1, 20, 30, 40, 50]
     assert [record["late"] for record in timed.records] == LATE
     for run, again in zip(runs, archived, strict=True):

@@ -95,14 +95,15 @@ def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -
         table = tables.costs(groups_of(path))
         return dict(zip(table.header, table.rows[0], strict=True))
 
-    own = {"run": "random", "rounds": "4", "time": "20.0 s", "down": "144 B", "up": "16 B", "samples": "2,428"}
+    own = {"simulated": "-", "simulated a round": "-"}  # no clock
+    own |= {"run": "random", "rounds": "4", "time": "20.0 s", "down": "144 B", "up": "16 B", "samples": "2,428"}
     parts = {"one-time bytes": "120 B", "one-time time": "0 ms", "bytes a round": "10 B", "time a round": "5.0 s"}
     assert row(2) == {**own, "start-up rounds": "2", **parts}
     assert row(0) == {**own, "start-up rounds": "0", **parts, "one-time bytes": "0 B", "bytes a round": "40 B"}
     assert row(4) == {**own, "start-up rounds": "4", **dict.fromkeys(parts, "-")}  # ended within its start-up
     assert row(None) == {**own, "start-up rounds": "-", **dict.fromkeys(parts, "-")}
-    (phases,) = tables.phases(groups_of(tmp_path / "2")).rows
-    assert phases == ["random", "4", "20.0 s", *["4.0 s"] * 5]
+    (times,) = tables.times(groups_of(tmp_path / "2")).rows
+    assert times[:8] == ["random", "4", "20.0 s", *["4.0 s"] * 5]
 
 
 def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_comes_before_the_last_round(tmp_path: Path) -> None:
@@ -126,12 +127,6 @@ def test_the_gini_coefficient_and_the_table_of_selections(tmp_path: Path) -> Non
     (row,) = tables.selections(groups_of(tmp_path)).rows
     assert row == ["random", "2 (1/2)", "1", "0.5", "0.75", "2.5", f"{(10 / 16 + 3 / 20) / 2:.3f}"]
     assert tables.overview(groups_of(tmp_path)).rows[0][2].endswith(", 1.0000]")  # an accuracy's interval ends there
-
-
-def test_times_leave_the_first_round_out_of_the_means_and_in_the_worst(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.1, 0.2, 0.3], [[0], [1], [2]], columns=seconds(5.0, 0.001, 0.003))
-    (row,) = tables.selection_times(groups_of(tmp_path)).rows
-    assert row == ["random", *["2.0"] * 5, "10.0", "100%", "5000"]
 
 
 def measured(folder: Path, accuracies: list[float], mean: float, **config: Any) -> Path:
@@ -186,11 +181,15 @@ def test_the_simulated_clock_by_hand(tmp_path: Path) -> None:
     assert spent_until([one], "simulated") == pytest.approx(np.array([10, 30, 60, 100, 150]) / 60)
     assert not is_recorded([one, plain], AXES["simulated"].names)
     assert is_recorded([one], AXES["simulated"].names)
-    (row,) = tables.simulated_phases(groups_of(tmp_path / "with")).rows
-    assert row == ["random", "5", "5.0 s", "2.5 min", "37.5 s", "1.9 min", "30.0 s", "0.60"]
+    (row,) = tables.times(groups_of(tmp_path / "with")).rows
+    assert row == ["random", "5", "25.0 s", *["5.0 s"] * 5, "1.0 s", "2.5 min", "37.5 s", "1.9 min", "0.60"]
+    (costs,) = (
+        dict(zip(table.header, table.rows[0], strict=True)) for table in [tables.costs(groups_of(tmp_path / "with"))]
+    )
+    assert (costs["time"], costs["simulated"]) == ("25.0 s", "2.5 min")
     groups = groups_of(tmp_path / "without")
-    assert not tables.time_to_accuracy(make_panels(groups)).rows
-    assert not tables.simulated_phases(groups).rows
+    assert {tuple(row[6:]) for row in tables.targets(make_panels(groups)).rows} == {("-", "-")}
+    assert not [name for name in tables.times(groups).shown.header if "simulated" in name]
 
 
 def test_time_to_accuracy_by_hand(tmp_path: Path) -> None:
@@ -199,10 +198,10 @@ def test_time_to_accuracy_by_hand(tmp_path: Path) -> None:
     write_simulated(tmp_path, [10, 20, 30, 40, 50])
     for seed, accuracies in enumerate((ACCURACIES, [0.2, 0.3, 0.3, 0.3, 0.3])):
         write_simulated(tmp_path, [5, 10, 15, 20, 25], accuracies, seed=seed, choices={"selector": "fast"})
-    table = tables.time_to_accuracy(make_panels(groups_of(tmp_path)))
+    table = tables.targets(make_panels(groups_of(tmp_path)))
     assert table.rows[-2:] == [
-        ["", "random", "0.6600", "100%", "60.0 s", "1.00", "3"],
-        ["", "fast", "0.6600", "100%", "30.0 s (1/2)", "2.00", "3 (1/2)"],
+        ["", "random", "0.6600", "100%", "3", "120 B", "60.0 s", "1.00"],
+        ["", "fast", "0.6600", "100%", "3 (1/2)", "120 B (1/2)", "30.0 s (1/2)", "2.00"],
     ]
     assert [row[2] for row in table.rows[::2]] == ["0.5940", "0.6270", "0.6600"]
 

@@ -27,7 +27,7 @@ SOME_ARCHIVES = [
 ]
 """One by default; all of them take some minutes of a core."""
 PAGES = reproduction.pages() if RESULTS.is_dir() else []
-FROM_RUNS_ALONE = ("overview", "pairs", "selections", "phases", "selection_times", "simulated_phases")
+FROM_RUNS_ALONE = ("overview", "pairs", "selections", "times")
 """Tables without verdicts, whose corrections are over all presets of a paper."""
 
 

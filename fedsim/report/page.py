@@ -138,8 +138,8 @@ def _line(name: str, runs: Sequence[Run], axes: Iterable[str], most: int) -> dic
     return {"name": name, "seeds": len(runs), **points}
 
 
-REPEATED, COSTS = ("phases",), ("costs", "simulated_phases")
-"""Tables that are files alone, as the page has their times by round and in sum; those that are not folded."""
+COSTS = ("costs", "times")
+"""Tables that are not folded."""
 LONG = 60
 """Texts of more characters may be broken into lines."""
 HERE = Path(__file__).parent / "assets"
@@ -169,7 +169,7 @@ def html_page(
     `headline`: the lines at its head; the first of the `tables` is below them. `panels`: those with finished runs; none
     of them, none of the curves. `ablations`, `pictures`: captions and PNG files' contents.
     """
-    first, *others = [_cells(table.shown) for table in tables if table.name not in REPEATED]
+    first, *others = [_cells(table.shown) for table in tables]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
     curves = plotly = thinned = ""

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import yaml
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
@@ -31,6 +30,7 @@ from fedsim.tracking.tables import show_bytes, show_seconds
 Columns = Mapping[str, tuple[str | Measure, Format]]
 """Of a table with a row a group: a measure, named or given, and its form as of `show_values`, by the column's name."""
 
+BYTES, SAMPLES, SIMULATED = ("bytes_down", "bytes_up"), ("train_samples", "forward_samples"), ("simulated_seconds",)
 LEVEL_MARGIN = 0.02
 """Within which methods are told to be level with each other."""
 FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN} | {
@@ -62,9 +62,8 @@ def _seeds(group: Group) -> str:
     return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
 
 
-def _with_records(groups: Sequence[Group], names: Sequence[str]) -> list[Group]:
-    """The groups that have finished runs, all with records of the quantities `names`."""
-    return [group for group in groups if group.complete and is_recorded(group.complete, names)]
+def _finished(groups: Sequence[Group]) -> list[Group]:
+    return [group for group in groups if group.complete]
 
 
 def clients(groups: Sequence[Group]) -> Table:
@@ -74,7 +73,7 @@ def clients(groups: Sequence[Group]) -> Table:
         **{name.replace("_", " "): (f"{KEY}_{name}", "accuracy") for name in AGGREGATES},
         "clients never selected": ("never_selected", ".3g"),
     }
-    some = [group for group in groups if group.complete and group.runs[0].config.get(KEY)]
+    some = [group for group in _finished(groups) if group.runs[0].config.get(KEY)]
     return _by_group("clients", some, columns, {"seeds": _seeds, **measured_on})
 
 
@@ -99,15 +98,11 @@ def overview(groups: Sequence[Group]) -> Table:
 
 def results(groups: Sequence[Group]) -> Table:
     """What a report shows first: the accuracy of every group, and its time and bytes, as means over seeds."""
-
-    def spent(run: Run, names: Sequence[str]) -> float | None:
-        return measures.total_cost(run, names) if is_recorded([run], names) else None
-
     columns: Columns = {
         FINAL: ("final_accuracy", "accuracy"),
         "part.": ("participation", ".3f"),
-        "time": (partial(spent, names=PHASE_SECONDS), show_seconds),
-        "simulated": (partial(spent, names=["simulated_seconds"]), show_seconds),
+        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
         "down": ("bytes_down", show_bytes),
         "up": ("bytes_up", show_bytes),
     }
@@ -137,7 +132,7 @@ def selections(groups: Sequence[Group]) -> Table:
         "max": ("most_selections", ".3g"),
         "Gini": ("selection_gini", ".3f"),
     }
-    return _by_group("selections", [group for group in groups if group.complete], columns)
+    return _by_group("selections", _finished(groups), columns)
 
 
 P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
@@ -210,72 +205,29 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
     return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
 
 
-def targets(panels: Sequence[Panel]) -> Table:
-    """Rounds and bytes until a run first reaches the mean final accuracy of the reference."""
-    rows = []
-    for panel in panels:
-        if (level := mean_final(panel.reference(REFERENCE))) is None:
-            continue
-        for line, group in panel.lines.items():
-            rounds, volume = measured(
-                group, [partial(of, target=level) for of in (measures.rounds_to, measures.bytes_to)]
-            )
-            reached = show_median_reached(rounds), show_median_reached(volume, show_bytes)
-            rows.append([panel.title, line, number(level, ".4f"), *reached])
-    return _table("targets", ["", "run", "target", "rounds", "bytes both ways"], rows)
-
-
 LEVELS = (0.9, 0.95, 1.0)
 """Targets as shares of the reference's mean final accuracy."""
+REACHED = (measures.rounds_to, measures.bytes_to, measures.simulated_seconds_to)
 
 
-def time_to_accuracy(panels: Sequence[Panel]) -> Table:
-    """Simulated time until a run first reaches shares of the mean final accuracy of the reference."""
+def targets(panels: Sequence[Panel]) -> Table:
+    """Rounds, bytes and simulated time until a run first reaches shares of the reference's mean final accuracy."""
     rows = []
     for panel in panels:
-        level, lines = mean_final(panel.reference(REFERENCE)), panel.lines
-        if level is None or len(_with_records(list(lines.values()), ["simulated_seconds"])) < len(lines):
-            continue
-        for share, target in [(share, share * level) for share in LEVELS]:
-            until = [partial(of, target=target) for of in (measures.simulated_seconds_to, measures.rounds_to)]
-            slowest = median_reached(measured(panel.reference(REFERENCE), until)[0])
-            for line, group in lines.items():
-                seconds, rounds = measured(group, until)
+        level = mean_final(panel.reference(REFERENCE))
+        for share, target in [] if level is None else [(share, share * level) for share in LEVELS]:
+            until = [partial(of, target=target) for of in REACHED]
+            *_, slowest = map(median_reached, measured(panel.reference(REFERENCE), until))
+            for line, group in panel.lines.items():
+                rounds, volume, seconds = measured(group, until)
+                reached = [show_median_reached(rounds), show_median_reached(volume, show_bytes), "-", "-"]
                 own = median_reached(seconds)
-                speed_up = number(slowest / own, ".2f") if own and slowest and max(own, slowest) < math.inf else "-"
-                aims = number(target, ".4f"), number(share, ".0%")
-                reached = show_median_reached(seconds, show_seconds), speed_up, show_median_reached(rounds)
-                rows.append([panel.title, line, *aims, *reached])
-    header = ["", "run", "target", "of the reference's final", "simulated time", "times as fast", "rounds"]
-    return _table("time_to_accuracy", header, rows)
-
-
-def simulated_phases(groups: Sequence[Group]) -> Table:
-    """Simulated time of whole runs beside the measured one, by what the server waited for."""
-
-    def a_round(run: Run) -> float:
-        return measures.total_cost(run, ["simulated_seconds"]) / run.num_rounds
-
-    def measured_seconds(run: Run) -> float | None:
-        return float(run.columns["wall_seconds"][-1]) if is_recorded([run], ["wall_seconds"]) else None
-
-    def late_a_round(run: Run) -> float:
-        return float(run.columns["late"].sum()) / run.num_rounds
-
-    columns: Columns = {
-        "rounds": ("num_rounds", ".0f"),
-        "measured": (measured_seconds, show_seconds),
-        "simulated": (partial(measures.total_cost, names=["simulated_seconds"]), show_seconds),
-        "ask": (partial(measures.total_cost, names=["simulated_seconds_ask"]), show_seconds),
-        "train": (partial(measures.total_cost, names=["simulated_seconds_train"]), show_seconds),
-        "a round": (a_round, show_seconds),
-        "late a round": (late_a_round, ".2f"),
-    }
-    return _by_group("simulated_phases", _with_records(groups, ["simulated_seconds"]), columns)
-
-
-BYTES = ("bytes_down", "bytes_up")
-SAMPLES = ("train_samples", "forward_samples")
+                if own and is_recorded(group.complete, SIMULATED):
+                    speed_up = slowest / own if slowest and max(own, slowest) < math.inf else None
+                    reached[2:] = show_median_reached(seconds, show_seconds), number(speed_up, ".2f")
+                rows.append([panel.title, line, number(target, ".4f"), number(share, ".0%"), *reached])
+    header = ["", "run", "target", "of the reference's final", "rounds", "bytes both ways", "simulated time"]
+    return _table("targets", [*header, "times as fast"], rows)
 
 
 def costs(groups: Sequence[Group]) -> Table:
@@ -284,6 +236,7 @@ def costs(groups: Sequence[Group]) -> Table:
         "rounds": ("num_rounds", ".0f"),
         "start-up rounds": ("start_up_rounds", ".0f"),
         "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
         "down": (partial(measures.total_cost, names=["bytes_down"]), show_bytes),
         "up": (partial(measures.total_cost, names=["bytes_up"]), show_bytes),
         "samples": (partial(measures.total_cost, names=SAMPLES), ",.0f"),
@@ -291,46 +244,36 @@ def costs(groups: Sequence[Group]) -> Table:
         "one-time time": (partial(measures.one_time_cost, names=PHASE_SECONDS), _show_signed_seconds),
         "bytes a round": (partial(measures.cost_a_round, names=BYTES), show_bytes),
         "time a round": (partial(measures.cost_a_round, names=PHASE_SECONDS), show_seconds),
+        "simulated a round": (partial(measures.cost_a_round, names=SIMULATED), show_seconds),
     }
-    return _by_group("costs", _with_records(groups, (*SAMPLES, *PHASE_SECONDS)), columns)
+    return _by_group("costs", _finished(groups), columns)
 
 
 def _show_signed_seconds(value: float) -> str:
     return ("-" if value < 0 else "") + show_seconds(abs(value))
 
 
-def phases(groups: Sequence[Group]) -> Table:
-    """Seconds of whole runs by phase."""
+def times(groups: Sequence[Group]) -> Table:
+    """Seconds of whole runs by phase, and beside them those of the simulated clock, by what the server waited for."""
+
+    def late_a_round(run: Run) -> float | None:
+        late = [record.get("late") for record in run.records]
+        return None if None in late or not late else sum(map(len, filter(None, late))) / len(late)
+
     columns: Columns = {
         "rounds": ("num_rounds", ".0f"),
-        "total": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
         **{phase: (partial(measures.total_cost, names=[f"seconds_{phase}"]), show_seconds) for phase in PHASES},
+        "longest select": (lambda run: run.columns["seconds_select"].max(initial=0.0), show_seconds),
+        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
+        "simulated ask": (partial(measures.total_cost, names=["simulated_seconds_ask"]), show_seconds),
+        "simulated train": (partial(measures.total_cost, names=["simulated_seconds_train"]), show_seconds),
+        "late a round": (late_a_round, ".2f"),
     }
-    return _by_group("phases", _with_records(groups, PHASE_SECONDS), columns)
-
-
-def selection_times(groups: Sequence[Group]) -> Table:
-    """Milliseconds per round by phase, and the time of the server's selection relative to that of training."""
-    rows = []
-    for group in _with_records(groups, PHASE_SECONDS):
-        runs = group.complete
-        spent = {phase: 1e3 * float(np.mean([_mean_after_first_round(run, phase) for run in runs])) for phase in PHASES}
-        share = spent["select"] / spent["train"] if spent["train"] else float("nan")
-        worst = 1e3 * max(float(run.columns["seconds_select"].max()) for run in runs)
-        shown = [number(value, ".1f") for value in (*spent.values(), sum(spent.values()))]
-        rows.append([group.name, *shown, number(share, ".0%"), number(worst, ".0f")])
-    header = ["run", *PHASES, "all", "select / train", "worst select"]
-    return _table("selection_times", header, rows)
-
-
-def _mean_after_first_round(run: Run, phase: str) -> float:
-    values = run.columns[f"seconds_{phase}"]
-    return float(values[1:].mean() if len(values) > 1 else values.mean())
+    return _by_group("times", _finished(groups), columns)
 
 
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Table]:
     """All of these tables."""
-    found = [overview(groups), checkpoints(groups)]
-    found += [table(panels) for table in (pairs, pooled_pairs, targets, time_to_accuracy)]
-    spent = (selections, clients, costs, phases, simulated_phases, selection_times)
-    return [*found, *(table(groups) for table in spent)]
+    found = [overview(groups), checkpoints(groups), *(table(panels) for table in (pairs, pooled_pairs, targets))]
+    return [*found, *(table(groups) for table in (selections, clients, costs, times))]

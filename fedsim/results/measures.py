@@ -83,19 +83,17 @@ def rounds_to(run: Run, target: float) -> float | None:
 
 def bytes_to(run: Run, target: float) -> float | None:
     """Bytes in both directions until the test accuracy first reaches `target`."""
-    reached = rounds_to(run, target)
-    return None if reached is None else float(_spent(run, ["bytes_down", "bytes_up"])[: int(reached)].sum())
+    return _spent_to(run, target, ["bytes_down", "bytes_up"])
 
 
 def simulated_seconds_to(run: Run, target: float) -> float | None:
     """Seconds on the simulated clock until the test accuracy first reaches `target`; None without such a clock."""
-    reached = rounds_to(run, target) if is_simulated(run) else None
-    return None if reached is None else float(run.columns["simulated_seconds"][: int(reached)].sum())
+    return _spent_to(run, target, ["simulated_seconds"])
 
 
-def is_simulated(run: Run) -> bool:
-    """Whether its rounds have times on the simulated clock."""
-    return is_recorded([run], ["simulated_seconds"])
+def _spent_to(run: Run, target: float, names: Sequence[str]) -> float | None:
+    reached, spent = rounds_to(run, target), _spent(run, names)
+    return float(spent[: int(reached)].sum()) if reached is not None and len(spent) else None
 
 
 def participation(run: Run) -> float | None:
@@ -149,13 +147,14 @@ def _negative(measure: Measure) -> Measure:
 
 
 def _spent(run: Run, names: Sequence[str]) -> Floats:
-    """The sum of recorded quantities in every round, [T]."""
-    return np.sum([run.columns[name] for name in names], 0)
+    """The sum of quantities in every round, [T]; empty if they were not recorded."""
+    return np.sum([run.columns[name] for name in names], 0) if is_recorded([run], names) else np.empty(0)
 
 
-def total_cost(run: Run, names: Sequence[str]) -> float:
-    """What the whole run cost, in the sum of recorded quantities (bytes, seconds, samples)."""
-    return float(_spent(run, names).sum())
+def total_cost(run: Run, names: Sequence[str]) -> float | None:
+    """What the whole run cost, in the sum of quantities (bytes, seconds, samples); None if they were not recorded."""
+    spent = _spent(run, names)
+    return float(spent.sum()) if len(spent) else None
 
 
 def one_time_cost(run: Run, names: Sequence[str]) -> float | None:
@@ -196,10 +195,8 @@ def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float | None:
 
 def selection_overhead(run: Run) -> float | None:
     """Seconds spent on selection, by the server and by clients for it, divided by those of all other phases."""
-    spent = {phase: total_cost(run, [f"seconds_{phase}"]) for phase in PHASES}
-    choosing = spent.pop("select") + spent.pop("ask")
-    rest = sum(spent.values())
-    return choosing / rest if rest else None
+    choosing, whole = (total_cost(run, names) for names in (["seconds_select", "seconds_ask"], PHASE_SECONDS))
+    return None if choosing is None or whole is None or whole == choosing else choosing / (whole - choosing)
 
 
 MEASURES: Mapping[str, Callable[..., float | None]] = {

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.exact import exp
+from fedsim.core.parameters import Problems, parameters
 
 
 class SampleSource(ABC):
@@ -197,6 +198,18 @@ class Dataset(ABC):
         """Read, check and decode the data. Raises `DataError` naming the file, what was expected and the remedy."""
 
 
+@parameters
+class ImageSet(Dataset):
+    """Images of `channels` channels, which `mean` and `std` normalise."""
+
+    channels: ClassVar[int] = 1
+    mean: list[float]
+    std: list[float]
+
+    def problems(self) -> Problems:
+        yield from normalisation_problems(self.mean, self.std, self.channels)
+
+
 def log_normal_sizes(mean: float, deviation: float, normal: NDArray[np.float64]) -> NDArray[np.int64]:
     """Owners' log-normal numbers of samples, `mean` on average and at least one, from standard normal numbers."""
     return np.maximum(np.round(mean * exp(deviation * normal - deviation**2 / 2)).astype(np.int64), 1)
@@ -213,9 +226,10 @@ def normalisation_problems(mean: Any, std: Any, channels: int | None = None) -> 
     if mean is None or std is None:
         return [rule(mean is std, "std", std, "must be null exactly where mean is")]
     count = channels or len(mean)
+    text = f"must have {count} values, one for each channel"
     return [
-        rule(len(mean) == count, "mean", mean, f"must have {count} values, one for each channel"),
-        rule(len(std) == count, "std", std, f"must have {count} values, one for each channel"),
+        rule(len(mean) == count, "mean", mean, text),
+        rule(len(std) == count, "std", std, text),
         rule(all(map(math.isfinite, mean)), "mean", mean, "must be finite"),
         rule(all(math.isfinite(v) and v > 0 for v in std), "std", std, "must be finite and > 0"),
     ]

@@ -1,7 +1,5 @@
-"""An on-disk cache of tensors that are costly to compute, and checksums of it and of the source files of data sets.
-
-Cached files are verified at every read and rebuilt if damaged.
-"""
+"""An on-disk cache of tensors that are costly to compute, verified at every read and rebuilt if damaged; checksums of
+the source files of data sets."""
 
 import hashlib
 import json
@@ -24,11 +22,8 @@ FORMAT = "1"
 
 
 def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there.
-
-    One process builds while others wait for it. A damaged file is rebuilt. A valid one can be read from a folder that
-    is not writable. Raises `DataError` if a file cannot be written there.
-    """
+    """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there. One
+    process builds while others wait. Raises `DataError` if a file has to be written there and cannot."""
     if (cached := _read(path)) is not None:
         return cached
     try:

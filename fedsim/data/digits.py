@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.core.parameters import Problems, parameters
-from fedsim.data.base import Dataset, LoadedData, normalisation_problems
+from fedsim.data.base import ImageSet, LoadedData
 from fedsim.data.cache import digest
 
 TEST_SHARE = 0.2
@@ -20,15 +19,8 @@ def read_table() -> NDArray[np.float64]:
     return np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 
-@parameters
-class Digits(Dataset):
+class Digits(ImageSet):
     """1,797 images of 8x8 pixels, 10 classes; a fixed fifth of each class is the test set."""
-
-    mean: list[float]
-    std: list[float]
-
-    def problems(self) -> Problems:
-        return normalisation_problems(self.mean, self.std, 1)
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, 8, 8), 10

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Problems, parameters
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems, numbers_in
+from fedsim.data.base import ImageSet, LoadedData, Samples, numbers_in
 from fedsim.data.cache import digest, load_or_decode, require_sha256, sha256_problem
 from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
@@ -30,7 +30,7 @@ NUM_CLASSES, NUM_DIGITS = 62, 10
 
 
 @parameters
-class Femnist(Dataset):
+class Femnist(ImageSet):
     """Handwritten characters, grey, 28x28 pixels; owners are the writers.
 
     `source: hub` reads the parquet files below <data_dir>/femnist, which are downloaded from the Hub if absent; a fixed
@@ -45,12 +45,10 @@ class Femnist(Dataset):
     source: Literal["hub", "leaf"]
     classes: Literal["all", "digits"]
     test_fraction: Annotated[float, Interval(ge=0, lt=1)]
-    mean: list[float]
-    std: list[float]
     sha256: str | None = None
 
     def problems(self) -> Problems:
-        yield from normalisation_problems(self.mean, self.std, 1)
+        yield from super().problems()
         yield sha256_problem(self.sha256)
 
     @property

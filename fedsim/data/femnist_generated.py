@@ -11,7 +11,7 @@ from torch import Tensor
 from fedsim.core.errors import at_most
 from fedsim.core.exact import exp
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
-from fedsim.data.base import Dataset, LoadedData, log_normal_sizes, normalisation_problems
+from fedsim.data.base import ImageSet, LoadedData, log_normal_sizes
 from fedsim.data.cache import digest, load_or_generate
 
 SIDE, NUM_CONTROLS, NUM_POINTS = 28, 6, 40
@@ -27,7 +27,7 @@ Floats = NDArray[np.float32]
 
 
 @parameters
-class FemnistGenerated(Dataset):
+class FemnistGenerated(ImageSet):
     """Synthetic characters, grey, 28x28 pixels, dark on light; owners are simulated writers.
 
     A class is a smooth curve along random control points. Each writer has its own glyphs (control points shifted by
@@ -45,14 +45,12 @@ class FemnistGenerated(Dataset):
     style: Annotated[float, Interval(ge=0, le=10)]
     noise: Share
     seed: CountOrZero
-    mean: list[float]
-    std: list[float]
 
     def problems(self) -> Problems:
         yield at_most("num_writers", self.num_writers, MAX_GLYPHS // max(self.num_classes, 1))
         yield at_most("samples_per_writer", self.samples_per_writer, MAX_IMAGES // max(self.num_writers, 1))
         yield at_most("classes_per_writer", self.classes_per_writer, self.num_classes, "raise num_classes")
-        yield from normalisation_problems(self.mean, self.std, 1)
+        yield from super().problems()
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, SIDE, SIDE), self.num_classes

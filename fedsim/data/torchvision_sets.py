@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.parameters import Problems, parameters
-from fedsim.data.base import Dataset, LoadedData, Samples, normalisation_problems
+from fedsim.data.base import ImageSet, LoadedData, Samples
 from fedsim.data.cache import digest, file_digest, require_sha256, sha256_of_files, sha256_problem, stat_of
 from fedsim.data.fetch import require_files, source_problem
 
@@ -37,7 +37,7 @@ MEGABYTES = {"MNIST": 67, "FashionMNIST": 86, "EMNIST": 2900, "CIFAR10": 360, "C
 """Roughly what a download needs, archives and what is unpacked from them together."""
 
 
-class _TorchvisionSet(Dataset):
+class _TorchvisionSet(ImageSet):
     """A data set in files that torchvision's class `source` downloads."""
 
     source: str
@@ -78,15 +78,13 @@ class MNISTLike(_TorchvisionSet):
 
     source: Literal["MNIST", "FashionMNIST", "EMNIST"]
     split: str | None
-    mean: list[float]
-    std: list[float]
     sha256: str | None = None
 
     def problems(self) -> Problems:
         splits = list(EMNIST) if self.source == "EMNIST" else [None]
         allowed = ", ".join("null" if s is None else s for s in splits)
         yield rule(self.split in splits, "split", self.split, f"must be one of {allowed} for {self.source}")
-        yield from normalisation_problems(self.mean, self.std, 1)
+        yield from super().problems()
         yield sha256_problem(self.sha256)
 
     def form(self) -> tuple[tuple[int, ...], int]:
@@ -138,12 +136,8 @@ class CIFAR(_TorchvisionSet):
     The files are pickles; a file is unpickled only if its checksum is the one listed in torchvision.
     """
 
+    channels = 3
     source: Literal["CIFAR10", "CIFAR100"]
-    mean: list[float]
-    std: list[float]
-
-    def problems(self) -> Problems:
-        return normalisation_problems(self.mean, self.std, 3)
 
     @property
     def _kind(self) -> Any:

@@ -4,7 +4,7 @@ Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), follow
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -76,29 +76,25 @@ class Link:
     def send(self, rank: int, message: Message) -> None:
         head, tensors = packed(message)
         text = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        for part in (torch.tensor([len(head)]), text, *tensors):
-            self._wait(rank, dist.isend, part)
+        self._move(rank, dist.isend, [torch.tensor([len(head)]), text, *tensors])
 
     def receive(self, rank: int) -> Message:
         """The next message of the rank."""
         length = torch.empty(1, dtype=torch.int64)
-        self._wait(rank, dist.irecv, length)
+        self._move(rank, dist.irecv, [length])
         text = torch.empty(int(length), dtype=torch.uint8)
-        self._wait(rank, dist.irecv, text)
+        self._move(rank, dist.irecv, [text])
         head = text.numpy().tobytes()
         room = room_for(head, self.device)
-        for part in room:
-            self._wait(rank, dist.irecv, part)
+        self._move(rank, dist.irecv, room)
         return unpacked(head, room, self.device)
 
-    def _wait(self, rank: int, begin: Callable[[Tensor, int], "dist.Work | None"], part: Tensor) -> None:
-        """Send or receive a tensor, as its bytes: a backend does not know all types."""
-        if not part.numel():
-            return
+    def _move(self, rank: int, begin: Callable[[Tensor, int], "dist.Work | None"], parts: Sequence[Tensor]) -> None:
+        """Send or receive tensors, as their bytes: a backend does not know all types."""
         try:
-            work = begin(part.view(-1).view(torch.uint8), rank)
-            assert work is not None
-            work.wait(WORKING)
+            for work in [begin(part.view(-1).view(torch.uint8), rank) for part in parts if part.numel()]:
+                assert work is not None
+                work.wait(WORKING)
         except RuntimeError as error:
             reason = str(error).partition("] ")[2] or str(error)
             raise LostRankError(rank, self.size, reason.partition(". ")[0].strip()) from error

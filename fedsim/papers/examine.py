@@ -38,9 +38,8 @@ Result = Estimate | Difference | Share | Median
 class Evidence:
     """The result of testing a number or a claim: p-values for it and against it, raw and after Holm's correction.
 
-    A small `p_for` supports the claim, a small `p_against` contradicts it; each is that of a verdict, so that it is
-    compared with 5 %. `ours` is the decisive result: the difference to the method for which the claim is weakest, for
-    example.
+    `p_for` and `p_against` are compared with 5 %. `ours` is the decisive result: the difference to the method for which
+    the claim is weakest, for example.
 
     `size_holds`: whether the interval of a gain holds the printed gain; None if none is printed; False also where runs
     are of another size than the paper's, which say nothing about it.

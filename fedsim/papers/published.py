@@ -34,9 +34,10 @@ RULES: Mapping[str, str] = {
 class Number:
     """A number that a paper prints for one of its runs.
 
-    `about`: the choices of config groups, or config values, that identify our runs; `measure`: the name of the measure
-    (see `fedsim.results.measures`); `where`: the place in the paper; `plus_minus`: the printed deviation;
-    `margin`: how close our mean has to be for the number to be reproduced. `added_after_runs`: as of a `Claim`.
+    `about`: the choices of config groups, or config values, that identify our runs; `measure`: one of
+    `fedsim.results.measures`; `where`: the place in the paper; `plus_minus`: the printed deviation; `margin`: how close
+    our mean has to be for the number to be reproduced. `added_after_runs`: as of a `Claim`. `statement`: what of the
+    paper it is, equal for readings of a method and presets that are about the same printed number.
     """
 
     id: str
@@ -48,7 +49,6 @@ class Number:
     plus_minus: float | None = None
     added_after_runs: bool = False
     statement: Hashable = None
-    """What of the paper it is: equal for readings of a method and presets that are about the same printed number."""
 
 
 @dataclass(frozen=True)

@@ -59,9 +59,14 @@ class Evidence:
     holm_against: float = math.nan
 
     @property
+    def num(self) -> int:
+        """Seeds."""
+        return 0 if self.ours is None else self.ours.num
+
+    @property
     def is_tested(self) -> bool:
         """Whether there are enough seeds for a verdict, so that its tests count among those that are corrected."""
-        return self.ours is not None and self.ours.num >= MIN_SEEDS
+        return self.num >= MIN_SEEDS
 
     @property
     def verdict(self) -> Verdict:

@@ -4,6 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedsim.papers import published
 from fedsim.papers.judge import Judged, correct, examine
 from fedsim.papers.protocol import Cases
@@ -124,8 +126,10 @@ def test_tests_are_corrected_within_what_a_paper_says_in_one_place_of_one_quanti
     places = [("Fig. 2", FINAL), ("Fig. 1", "mean_accuracy")] * 5
     more = [replace(claim, id=f"{i}", where=where, measure=name) for i, (where, name) in enumerate(places)]
     found = judge(cases, claim, *more)
-    assert (found[0].tests, found[0].verdict, found[0].over_paper) == (1, YES, "undecided")
-    assert (found[1].tests, found[1].verdict) == (5, "undecided")
+    assert (found[0].verdict, found[0].over_paper, found[1].verdict) == (YES, "undecided", "undecided")
+    for one, tests in ((found[0], 1), (found[1], 5)):  # of its family
+        assert one.evidence is not None
+        assert one.evidence.holm_for == pytest.approx(tests * one.evidence.p_for)
 
 
 def test_readings_of_a_method_and_presets_are_about_the_same_statement() -> None:

@@ -1,8 +1,7 @@
 """Judgements of a paper's numbers and claims by finished runs, by the `RULES`.
 
-`fedsim.papers.protocol` says which runs may be judged; `examine` finds the evidence; here the tests of a family are
-corrected together, and for the stricter reading those of a paper. All printed numbers of a table are also checked at
-once: are they, together, draws from the distributions of our runs?
+The tests of a family are corrected together, and for the stricter reading those of a paper. All printed numbers of a
+table are also checked at once: are they, together, draws from the distributions of our runs?
 """
 
 import math
@@ -25,7 +24,7 @@ class Judged:
     """A printed number or claim, the evidence from our runs with corrected p-values, and what is to be said of it.
 
     `preset`: that of the runs, "" where it does not matter. `over_paper`: the verdict of the stricter reading, where
-    all tests of the paper are one family. `tests`: how many tests its own family has.
+    all tests of the paper are one family.
     """
 
     printed: Number | Claim
@@ -33,7 +32,6 @@ class Judged:
     detail: str = ""
     preset: str = ""
     over_paper: Verdict = "not judged"
-    tests: int = 0
 
     @property
     def verdict(self) -> Verdict:
@@ -94,22 +92,20 @@ def corrected(judged: Sequence[Judged], families: Sequence[Hashable], papers: Se
     """The judgements with evidence corrected within their families, and for `over_paper` within their papers."""
     own, over = _corrected(judged, families), _corrected(judged, papers)
     found = list(judged)
-    for at, (evidence, tests) in own.items():
-        found[at] = replace(found[at], evidence=evidence, tests=tests, over_paper=over[at][0].verdict)
+    for at, evidence in own.items():
+        found[at] = replace(found[at], evidence=evidence, over_paper=over[at].verdict)
     return found
 
 
-def _corrected(judged: Sequence[Judged], keys: Sequence[Hashable]) -> dict[int, tuple[Evidence, int]]:
-    """By position the evidence that there is, corrected among that of the same key, and how many tests these are."""
+def _corrected(judged: Sequence[Judged], keys: Sequence[Hashable]) -> dict[int, Evidence]:
+    """By position the evidence that there is, corrected among that of the same key."""
     by_key: dict[Hashable, dict[int, Evidence]] = {}
     for at, (key, one) in enumerate(zip(keys, judged, strict=True)):
         if one.evidence is not None:
             by_key.setdefault(key, {})[at] = one.evidence
-    found: dict[int, tuple[Evidence, int]] = {}
+    found: dict[int, Evidence] = {}
     for members in by_key.values():
-        evidences = holm_corrected(list(members.values()))
-        tests = sum(evidence.is_tested for evidence in evidences)
-        found |= {at: (evidence, tests) for at, evidence in zip(members, evidences, strict=True)}
+        found |= zip(members, holm_corrected(list(members.values())), strict=True)
     return found
 
 

@@ -77,7 +77,7 @@ class Femnist(ImageSet):
 
     def _load_hub(self) -> LoadedData:
         require_files(self._folder, self.data_dir, self.missing, lambda: _fetch_hub(self.data_dir), HUB_BYTES)
-        columns = {"image_column": "image", "label_column": "character", "client_column": "writer_id"}
+        columns: dict[str, Any] = {"image_column": "image", "label_column": "character", "client_column": "writer_id"}
         own: dict[str, Any] = {name: getattr(self, name) for name in ("test_fraction", "mean", "std", "sha256")}
         folder = str(self._folder.absolute())
         return Parquet(self.data_dir, self.cache_dir, path=folder, size=None, **columns, **own).load()

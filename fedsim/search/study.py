@@ -82,7 +82,7 @@ def _distribution(override: Override) -> Axis:
     value: Any = override.value()
     log = "log" in getattr(value, "tags", ())
     if isinstance(value, IntervalSweep):
-        ends: Any = value.start, value.end
+        ends: tuple[Any, Any] = value.start, value.end
         whole = all(isinstance(end, int) for end in ends)
         return IntDistribution(*ends, log=log) if whole else FloatDistribution(*ends, log=log)
     texts = [word.partition("=")[2] for word in values_of(override)]

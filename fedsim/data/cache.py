@@ -58,12 +58,9 @@ def parameters_key(version: int, dataset: Any) -> Tensor:
 def load_or_decode(
     prefix: Path, root: Path, files: Sequence[Path], facts: object, decode: Callable[[], dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], str]:
-    """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and the files'
-    checksum (see `sha256_of_files`).
-
-    They are decoded again if the path, size or modification time of a file changes. Links are followed: what is told by
-    the place of a link itself (its name, a class, a split) must be among the `facts`.
-    """
+    """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and their
+    checksum (`sha256_of_files`). They are decoded again if the path, size or modification time of a file changes. Links
+    are followed: what is told by the place of a link itself (its name, a class, a split) must be among the `facts`."""
     stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := stat_of(file))]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 

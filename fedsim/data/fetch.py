@@ -15,8 +15,8 @@ STALL_SECONDS = 30.0
 
 
 def source_problem(folder: Path, data_dir: Path, missing: Callable[[], list[str]], need: int) -> Problem | None:
-    """The problem with `data_dir` of files that should be in `folder` below it: they cannot be read; or there is no
-    room for the `need` bytes (0: not known) to be fetched because `missing()` names some."""
+    """The problem with `data_dir` of files in `folder` below it: they cannot be read; or `missing()` names some, and
+    there is no room for the `need` bytes (0: not known) of them."""
     between = [place for place in (folder, *folder.parents) if data_dir in place.parents]
     problem = reading_problem("data_dir", data_dir, between[::-1])
     return problem or (room_problem("data_dir", data_dir, need) if missing() else None)

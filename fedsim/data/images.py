@@ -31,9 +31,8 @@ Side = Annotated[int, Interval(ge=1, le=4096)]
 def decode(sources: Sequence[Any], *, mode: str | None, size: int | None, name: str) -> Tensor:
     """The images in `sources`, encoded bytes or file paths, as uint8 [n, C, H, W].
 
-    `mode` is L (grey) or RGB; None: L if all images are grey, else RGB. Transparency is dropped. `size` is the number
-    of pixels per side to scale to; None: no scaling, all images must have the same size. Raises `DataError` with `name`
-    and the number of the image that cannot be used.
+    `mode` is L (grey) or RGB; None: L if all are grey, else RGB. `size`: pixels per side to scale to; None: all must
+    have the same size. Raises `DataError` with `name` and the number of the image that cannot be used.
     """
     if mode is None:
         grey = (_open_image(source, i, name, is_header=True).mode in GREY for i, source in enumerate(sources))

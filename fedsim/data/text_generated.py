@@ -1,7 +1,6 @@
 """Synthetic text by simulated speakers, for the prediction of the next character. Results on it are not results on a
 language."""
 
-from collections.abc import Iterator
 from typing import Annotated
 
 import numpy as np
@@ -62,7 +61,8 @@ class TextGenerated(Dataset):
         """Texts, next characters and speakers of both splits, ordered by speaker."""
         rng = np.random.default_rng(self.seed)
         words = made_up_words(self.num_words, rng)
-        speech = list(self._speech(rng))
+        common = 1 / (np.arange(self.num_words) + 1)  # Zipf's law; and each speaker has factors of its own
+        speech = [common * exp(self.style * rng.standard_normal(self.num_words)) for _ in range(self.num_speakers)]
         normal = rng.standard_normal(self.num_speakers)
         counts = {
             "train": log_normal_sizes(self.samples_per_speaker, self.size_deviation, normal),
@@ -71,20 +71,13 @@ class TextGenerated(Dataset):
         tensors: dict[str, Tensor] = {}
         for split, own in counts.items():
             texts = [
-                windows(spoken(words, shares, int(n) + self.length, rng), self.length)
+                windows(spoken(words, shares / shares.sum(), int(n) + self.length, rng), self.length)
                 for shares, n in zip(speech, own, strict=True)
             ]
             tensors[f"{split}_x"] = torch.as_tensor(np.concatenate([x for x, _ in texts]))
             tensors[f"{split}_y"] = torch.as_tensor(np.concatenate([y for _, y in texts]).astype(np.int64))
             tensors[f"{split}_owners"] = torch.as_tensor(np.repeat(np.arange(self.num_speakers), own))
         return tensors
-
-    def _speech(self, rng: np.random.Generator) -> Iterator[NDArray[np.float64]]:
-        """How often each speaker uses each word [num_words]: Zipf's law, and a factor of the speaker's own."""
-        common = 1 / (np.arange(self.num_words) + 1)
-        for _ in range(self.num_speakers):
-            shares = common * exp(self.style * rng.standard_normal(self.num_words))
-            yield shares / shares.sum()
 
 
 def made_up_words(count: int, rng: np.random.Generator) -> list[str]:

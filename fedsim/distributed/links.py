@@ -1,12 +1,14 @@
 """Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), followed by the bytes of each of its tensors.
+Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), followed by the bytes of its tensors.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -31,25 +33,33 @@ class Message:
 
 
 def packed(message: Message) -> tuple[bytes, list[Tensor]]:
-    """The JSON of a message, and its tensors, which are contiguous."""
+    """The JSON of a message, and the bytes of its tensors: of those on the CPU, and of those on a GPU."""
     tensors: dict[str, Tensor] = {}
     content = encode(dict(message.content), tensors, message.kind, DATACLASSES)
     kinds = [[str(value.dtype).removeprefix("torch."), [*value.shape], value.is_cuda] for value in tensors.values()]
-    return json.dumps({"kind": message.kind, "content": content, "tensors": kinds}).encode(), [*tensors.values()]
+    head = json.dumps({"kind": message.kind, "content": content, "tensors": kinds}).encode()
+    flat: dict[bool, list[Tensor]] = {False: [torch.empty(0, dtype=torch.uint8)], True: []}
+    for value in tensors.values():
+        flat[value.is_cuda].append(value.view(-1).view(torch.uint8))
+    return head, [torch.cat(parts) for parts in flat.values() if parts]
 
 
 def room_for(head: bytes, device: torch.device) -> list[Tensor]:
-    """Where the tensors of a message are to be received."""
-    kinds = json.loads(head)["tensors"]
-    return [
-        torch.empty(shape, dtype=getattr(torch, name), device=device if gpu else "cpu") for name, shape, gpu in kinds
-    ]
+    """Where the bytes of the tensors of a message are to be received."""
+    sizes = {False: 0}
+    for name, shape, on_gpu in json.loads(head)["tensors"]:
+        sizes[on_gpu] = sizes.get(on_gpu, 0) + math.prod(shape) * getattr(torch, name).itemsize
+    return [torch.empty(size, dtype=torch.uint8, device=device if gpu else "cpu") for gpu, size in sizes.items()]
 
 
-def unpacked(head: bytes, tensors: list[Tensor], device: torch.device) -> Message:
+def unpacked(head: bytes, flat: list[Tensor], device: torch.device) -> Message:
     """The message of `packed`, with tensors in memory of their own."""
-    told, named = json.loads(head), {str(number): value for number, value in enumerate(tensors)}
-    return Message(told["kind"], decode(told["content"], named, device, DATACLASSES))
+    told, tensors, starts = json.loads(head), {}, [0, 0]
+    for number, (name, shape, on_gpu) in enumerate(told["tensors"]):
+        dtype = getattr(torch, name)
+        start, starts[on_gpu] = starts[on_gpu], starts[on_gpu] + math.prod(shape) * dtype.itemsize
+        tensors[str(number)] = flat[on_gpu][start : starts[on_gpu]].clone().view(dtype).view(shape)
+    return Message(told["kind"], decode(told["content"], tensors, device, DATACLASSES))
 
 
 T = TypeVar("T")
@@ -74,27 +84,28 @@ class Link:
         self.size, self.device = size, torch.device("cpu")
 
     def send(self, rank: int, message: Message) -> None:
-        head, tensors = packed(message)
+        head, flat = packed(message)
         text = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        self._move(rank, dist.isend, [torch.tensor([len(head)]), text, *tensors])
+        for part in (torch.tensor([len(head)]), text, *flat):
+            if part.numel():
+                self._wait(rank, partial(dist.isend, part, rank))
 
     def receive(self, rank: int) -> Message:
         """The next message of the rank."""
-        length = torch.empty(1, dtype=torch.int64)
-        self._move(rank, dist.irecv, [length])
-        text = torch.empty(int(length), dtype=torch.uint8)
-        self._move(rank, dist.irecv, [text])
-        head = text.numpy().tobytes()
-        room = room_for(head, self.device)
-        self._move(rank, dist.irecv, room)
-        return unpacked(head, room, self.device)
+        length = self._received(rank, torch.empty(1, dtype=torch.int64))
+        head = self._received(rank, torch.empty(int(length), dtype=torch.uint8)).numpy().tobytes()
+        flat = [self._received(rank, part) if part.numel() else part for part in room_for(head, self.device)]
+        return unpacked(head, flat, self.device)
 
-    def _move(self, rank: int, begin: Callable[[Tensor, int], "dist.Work | None"], parts: Sequence[Tensor]) -> None:
-        """Send or receive tensors, as their bytes: a backend does not know all types."""
+    def _received(self, rank: int, into: Tensor) -> Tensor:
+        self._wait(rank, partial(dist.irecv, into, rank))
+        return into
+
+    def _wait(self, rank: int, begin: Callable[[], "dist.Work | None"]) -> None:
         try:
-            for work in [begin(part.view(-1).view(torch.uint8), rank) for part in parts if part.numel()]:
-                assert work is not None
-                work.wait(WORKING)
+            work = begin()
+            assert work is not None
+            work.wait(WORKING)
         except RuntimeError as error:
             reason = str(error).partition("] ")[2] or str(error)
             raise LostRankError(rank, self.size, reason.partition(". ")[0].strip()) from error

@@ -31,8 +31,6 @@ from fedsim.results.statistics import (
     pooled,
 )
 
-Result = Estimate | Difference | Share | Median
-
 
 @dataclass(frozen=True)
 class Evidence:
@@ -48,7 +46,7 @@ class Evidence:
     `holm_...` are nan until `holm_corrected`.
     """
 
-    ours: Result | None
+    ours: Estimate | Difference | Share | Median | None
     p_for: float = math.nan
     p_against: float = math.nan
     detail: str = ""

@@ -42,10 +42,8 @@ class Condition:
 
     @property
     def labels(self) -> Floats:
-        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all losses are equal.
-
-        1 minus the label is a pair's relative loss: 0 for the best pair, 1 for the worst.
-        """
+        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all losses are equal. A
+        pair's relative loss is 1 minus its label."""
         low, high = self.losses.min(), self.losses.max()
         return np.full(len(self.losses), 0.5) if high == low else (high - self.losses) / (high - low)
 

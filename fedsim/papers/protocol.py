@@ -1,8 +1,4 @@
-"""Which runs may be judged: those that a preset describes. Their configs are compared with the preset's, key by key.
-
-A folder's name says nothing: a preset can be run with other rounds, learning rates or selectors under the same name.
-Verdicts are for runs that follow the preset in every key that can matter for a result.
-"""
+"""Which runs may be judged: those whose configs are as the preset's in every key that can matter for a result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -112,8 +112,7 @@ class Publication:
     """A file of numbers/: the numbers and claims of a paper that are compared with runs of `presets`.
 
     Runs of the presets in `claims_only` have another size than the paper's, so that only claims can be compared.
-    `substitutes`: choices of config groups that may replace those of the preset (see `protocol`). `paper`: its short
-    name; what is corrected together is said in `rules`.
+    `substitutes`: choices of config groups that may replace those of the preset. `paper`: its short name.
     """
 
     paper: str

@@ -82,10 +82,9 @@ def _distribution(override: Override) -> Axis:
     value: Any = override.value()
     log = "log" in getattr(value, "tags", ())
     if isinstance(value, IntervalSweep):
-        low: Any = value.start
-        high: Any = value.end
-        whole = isinstance(low, int) and isinstance(high, int)
-        return IntDistribution(low, high, log=log) if whole else FloatDistribution(low, high, log=log)
+        ends: tuple[Any, Any] = value.start, value.end
+        whole = all(isinstance(end, int) for end in ends)
+        return IntDistribution(*ends, log=log) if whole else FloatDistribution(*ends, log=log)
     texts = [word.partition("=")[2] for word in values_of(override)]
     if isinstance(value, RangeSweep) and all(text.lstrip("-").isdigit() for text in texts):
         numbers = sorted(map(int, texts))

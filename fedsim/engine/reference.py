@@ -1,8 +1,8 @@
 """Every client by itself in plain PyTorch: what other backends are tested against."""
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -98,7 +98,6 @@ class ReferenceBackend(TorchBackend):
         super().__init__(workload, precision, deterministic)
         count = (1 if self.data.x.is_cuda else torch.get_num_threads()) if workers == "auto" else workers
         self._trainers = [ClientTrainer(workload, self.layout, precision) for _ in range(count)]
-        self._free = deque(self._trainers)  # whose operations no two threads do at once
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
         if len(self.data.x):
             refuse_hidden_randomness(workload.model, self.data.x)
@@ -114,22 +113,18 @@ class ReferenceBackend(TorchBackend):
         losses = torch.zeros(schedule.positions.shape, dtype=real_dtype(self.data.x)).numpy()
         count, workers = len(schedule), len(self._trainers)
         side_by_side = count - count % workers if workers > 1 else 0
+        done: dict[int, tuple[Params, Params]] = {}
 
-        def train_client(trainer: ClientTrainer, row: int) -> tuple[Params, Params]:
-            return trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row])
-
-        def train_in_a_thread(row: int) -> tuple[Params, Params]:
-            trainer = self._free.pop()  # there are as many as threads
-            try:
-                return train_client(trainer, row)
-            finally:
-                self._free.append(trainer)
+        def train_clients(trainer: ClientTrainer, queue: Iterator[int]) -> None:
+            for row in queue:
+                done[row] = trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row])
 
         with self.passes:
-            done = list(self._pool.map(train_in_a_thread, range(side_by_side)))
-            done += [train_client(self._trainers[0], row) for row in range(side_by_side, count)]
+            if side_by_side:
+                list(self._pool.map(train_clients, self._trainers, repeat(iter(range(side_by_side)))))
+            train_clients(self._trainers[0], iter(range(side_by_side, count)))
         delta, momentum = (
             {name: torch.stack([model[name] for model in models]) for name in models[0]}
-            for models in zip(*done, strict=True)
+            for models in zip(*(done[row] for row in range(count)), strict=True)
         )
         return TrainingResult(delta, losses, momentum or None)

@@ -29,6 +29,7 @@ class ClientTrainer:
         self.layout, self.precision = layout, precision
         self.dropouts = list(keyed_dropouts(self.model).values())
         self.tensors = traveling(self.model)
+        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         own = {name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors}
         self.counters = list(own.values())  # what no client gets, such as the number of BatchNorm's batches
         self.counters_before = [buffer.clone() for buffer in self.counters]
@@ -40,8 +41,7 @@ class ClientTrainer:
             torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
             if self.counters:
                 torch._foreach_copy_(self.counters, self.counters_before)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        optimizer = self.optimizer.torch_optimizer(trained, schedule.lr)
+        optimizer = self.optimizer.torch_optimizer(list(self.trained.values()), schedule.lr)
         self._steps(schedule, optimizer, losses)
         delta = {name: tensor.detach() - params[name] for name, tensor in self.tensors.items()}
         return delta, self._momentum(optimizer)
@@ -60,7 +60,7 @@ class ClientTrainer:
             values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
-            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is None):
+            for parameter in (p for p in self.trained.values() if p.grad is None):
                 parameter.grad = torch.zeros_like(parameter)  # without one, torch leaves out weight decay
             optimizer.step()
             each.append(values.detach())
@@ -77,9 +77,8 @@ class ClientTrainer:
     def _momentum(self, optimizer: torch.optim.Optimizer) -> Params:
         if not optimizer.defaults.get("momentum"):
             return {}
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in trained.items()}
-        return {n: torch.zeros_like(trained[n]) if b is None else b for n, b in buffers.items()}
+        buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in self.trained.items()}
+        return {n: torch.zeros_like(self.trained[n]) if b is None else b for n, b in buffers.items()}
 
 
 class ReferenceBackend(TorchBackend):

@@ -4,9 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +27,7 @@ from fedsim.engine.device import (
 )
 from fedsim.engine.engine import concatenate_results
 from fedsim.engine.model import is_convolutional, layout_for, recurrent_in_training, traveling
-from fedsim.engine.schedule import Schedule
+from fedsim.engine.schedule import Positions, Schedule
 from fedsim.engine.stacked import joint_gradients
 
 Found = TypeVar("Found")
@@ -118,7 +116,7 @@ class TorchBackend(Backend):
     def passed_in_order(self, count: int, x: Tensor) -> int:
         return len(x) if count >= MOST * len(x) else 0
 
-    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
+    def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
         with torch.no_grad(), self.passes:
             self._load(params)
             chosen = None if positions is None else to_device(torch.as_tensor(positions), x.device)
@@ -127,9 +125,7 @@ class TorchBackend(Backend):
             logits = torch.cat([self._logits(part) for part in x.split(self.pass_size)])
             return logits if chosen is None else logits[chosen]
 
-    def gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
-    ) -> Iterator[Tensor]:
+    def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
         done = 0
         while done < len(positions):
             some = positions[done : done + self._lists_that_fit(positions)]
@@ -138,13 +134,13 @@ class TorchBackend(Backend):
             done += len(found)
             yield from found
 
-    def _lists_that_fit(self, positions: Sequence[NDArray[np.int64]]) -> int:
+    def _lists_that_fit(self, positions: Sequence[Positions]) -> int:
         if not self.joint or self.chunk_size == 1:
             return 1
         return self._that_fit(min(max(map(len, positions)), EVALUATION_BATCH))
 
     def _joint_gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
+        self, params: Params, positions: Sequence[Positions], names: Sequence[str]
     ) -> Sequence[Tensor]:
         """Of several lists at once; none where that cannot be: fewer are tried then."""
         task = self.model, self.data, self.precision, params, positions, names, EVALUATION_BATCH
@@ -158,7 +154,7 @@ class TorchBackend(Backend):
         self._free_memory()
         return []
 
-    def _gradient(self, params: Params, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
+    def _gradient(self, params: Params, chosen: Positions, names: Sequence[str]) -> Tensor:
         self._load(params)  # again for each: the caller may have used the model in between
         wanted = [self._tensors[name] for name in names]
         total = [torch.zeros_like(value) for value in wanted]

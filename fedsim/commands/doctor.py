@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -160,14 +159,11 @@ def _absent(plan: Plan) -> Problem | None:
     return Problem(key, value, f"is missing {', '.join(absent)}", remedy)
 
 
-HOST = "https://api.wandb.ai"
-
-
 def wandb(*output_dirs: Path) -> Iterator[Finding]:
     """What tracker.wandb.mode=auto does, and which runs are not at the server."""
     mode, key = os.environ.get("WANDB_MODE", ""), _has_key()
     state = "there is an API key; runs are sent" if key else "there is no API key: runs are logged offline"
-    yield ok(f"W&B {version('wandb')}: {f'WANDB_MODE={mode}' if mode in ('disabled', 'offline') else state}")
+    yield ok(f"W&B {metadata.version('wandb')}: {f'WANDB_MODE={mode}' if mode in ('disabled', 'offline') else state}")
     if found := waiting(output_dirs):
         folders = list(map(str, output_dirs))
         text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {', '.join(folders)} not sent"
@@ -176,7 +172,7 @@ def wandb(*output_dirs: Path) -> Iterator[Finding]:
 
 def _has_key() -> bool:
     """Whether W&B finds a key, in the environment or in netrc."""
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", HOST)).netloc
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
     with suppress(OSError, netrc.NetrcParseError):
         return bool(os.environ.get("WANDB_API_KEY") or netrc.netrc(os.environ.get("NETRC")).authenticators(host))
     return False

@@ -106,13 +106,8 @@ def _send(folder: Path) -> str:
         kill_with_children(process)
     if report.startswith(NO_KEY):
         raise MistakeError("W&B has no API key; `wandb login`, or the variable WANDB_API_KEY, gives it one")
-    if report == "done":
-        return _confirmed(folder)
-    return report or f"its process has ended, or said nothing for {HANG:.0f} s"
-
-
-def _confirmed(folder: Path) -> str:
-    """`done`, which is noted, unless W&B has by its own settings kept the run offline."""
+    if report != "done":
+        return report or f"its process has ended, or said nothing for {HANG:.0f} s"
     if any(folder.glob(OFFLINE)):
         return "W&B's settings say offline; `wandb online` changes that"
     with suppress(OSError):

@@ -17,7 +17,7 @@ from fedsim.core.types import Params, Stack
 from fedsim.engine.chain import Chain, any_chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.optimizers import LocalOptimizer
-from fedsim.engine.schedule import Schedule
+from fedsim.engine.schedule import Positions, Schedule
 
 MAX_WORKERS = 256
 """Threads of a pool of workers, each of which may hold a copy of the model."""
@@ -100,7 +100,7 @@ class Backend(ABC):
         """Train K models, each from `start[k]` (not modified; entries may be one object), by `schedule`."""
 
     @abstractmethod
-    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
+    def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
         """Logits of `params` in eval mode for `x` [n, ...], or for its rows `positions`: [n or len(positions), C]."""
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -108,9 +108,7 @@ class Backend(ABC):
         return F.cross_entropy(logits.double(), labels, reduction="none")
 
     @abstractmethod
-    def gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
-    ) -> Iterator[Tensor]:
+    def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
         """For each list of positions in the workload's data, the gradient of its mean cross-entropy in eval mode, in
         the parameters `names`, flat [D] in their order; zeros for an empty list."""
 

@@ -38,11 +38,12 @@ class BatchedBackend(TorchBackend):
         model, x = workload.model, workload.data.x
         self.gradients_of_stack = StackedGradients(model, x.device, precision)
         self.chain = workload.linear_chain(precision)
-        if len(x) and self.chain is None:  # a chain's passes are written out, and its layers known
-            refuse_hidden_randomness(model, x)
-            self.gradients_of_stack.try_out(x, workload.data.y)
-        if self.chain is None and worth_compiling(compile, workload.total_steps):
-            self.gradients_of_stack.compile()
+        if self.chain is None:  # whose passes are written out, and its layers known
+            if len(x):
+                refuse_hidden_randomness(model, x)
+                self.gradients_of_stack.try_out(x, workload.data.y)
+            if worth_compiling(compile, workload.total_steps):
+                self.gradients_of_stack.compile()
 
     @property
     def description(self) -> str:
@@ -60,17 +61,16 @@ class BatchedBackend(TorchBackend):
         """Rows of the stack are clients by falling number of steps."""
         order = np.argsort(-schedule.steps, kind="stable")
         ordered = schedule.rows(order) if (order[:-1] > order[1:]).any() else schedule
-        program = self._program(_stacked([start[row] for row in order]), schedule.lr)
+        stack = _stacked([start[row] for row in order])
+        if self.chain is not None:
+            program: Program = LinearChain(self.chain, self.optimizer, stack, schedule.lr)
+        else:
+            program = Differentiated(self.gradients_of_stack, self.optimizer, stack, schedule.lr)
         losses = run_steps(program, self.data, ordered)
         back = np.argsort(order, kind="stable")
         delta, momentum = as_columns(_in_order(program.delta(), back)), program.momentum()
         values, finite = fetched(losses, delta)
         return TrainingResult(delta, values[back], None if momentum is None else _in_order(momentum, back), finite)
-
-    def _program(self, start: Stack, lr: float) -> Program:
-        if self.chain is not None:
-            return LinearChain(self.chain, self.optimizer, start, lr)
-        return Differentiated(self.gradients_of_stack, self.optimizer, start, lr)
 
 
 def _stacked(models: Sequence[Params]) -> Stack:

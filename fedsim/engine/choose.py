@@ -5,10 +5,10 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from fedsim.core.errors import ConfigError, check
+from fedsim.core.errors import ConfigError
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched import BatchedBackend
-from fedsim.engine.device import Compile, Precision, precision_problem, tell, warn_not_compiled, worth_compiling
+from fedsim.engine.device import Compile, Precision, tell, warn_not_compiled, worth_compiling
 from fedsim.engine.graph.backend import GraphBackend
 from fedsim.engine.model import has_dropout, initial, is_convolutional
 from fedsim.engine.native.backend import NativeBackend, unfit
@@ -55,7 +55,6 @@ def _in_torch(
     workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None, reason: str
 ) -> Backend:
     """Batched where that can be and there are no convolutions."""
-    check(precision_problem(precision, workload.data.x.device))
     if not is_convolutional(workload.model):
         try:
             batched = BatchedBackend(

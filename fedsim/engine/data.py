@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.types import sizes_of
 from fedsim.data.base import SampleSource, check_labels
+from fedsim.engine.schedule import Positions
 
+Lists = Sequence[Positions]
 ROOM_BYTES = 64 * 2**20
 """Of samples made on demand that are on the device at once."""
 LARGEST_CLIENTS = 3
@@ -28,8 +29,8 @@ class ClientData:
 
     x: Tensor
     y: Tensor
-    train: Sequence[NDArray[np.int64]]
-    evaluate: Sequence[NDArray[np.int64]]
+    train: Lists
+    evaluate: Lists
     num_classes: int
     source: SampleSource | None = None
 
@@ -37,14 +38,7 @@ class ClientData:
         check_labels(self.y, self.num_classes, "training")
 
     @classmethod
-    def on_demand(
-        cls,
-        source: SampleSource,
-        y: Tensor,
-        train: Sequence[NDArray[np.int64]],
-        evaluate: Sequence[NDArray[np.int64]],
-        num_classes: int,
-    ) -> "ClientData":
+    def on_demand(cls, source: SampleSource, y: Tensor, train: Lists, evaluate: Lists, num_classes: int) -> Self:
         """Clients whose samples the `source` makes, with room for `ROOM_BYTES` of them or the largest clients'."""
         largest = max(int(sizes_of(own).max(initial=0)) for own in (train, evaluate))
         sample_bytes = torch.empty((1, *source.shape[1:]), dtype=source.dtype).nbytes

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.flat import to_device
@@ -14,10 +13,8 @@ from fedsim.core.types import Params
 from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.data import ROOM_BYTES, ClientData
 from fedsim.engine.engine import concatenate_results
-from fedsim.engine.schedule import Schedule
+from fedsim.engine.schedule import Positions, Schedule
 from fedsim.engine.torch_backend import EVALUATION_BATCH, MOST
-
-Positions = NDArray[np.int64]
 
 
 class OnDemandBackend(Backend):

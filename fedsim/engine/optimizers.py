@@ -211,15 +211,8 @@ class Step(Schedule):
     """
 
     def __init__(self, *, milestones: list[int], factor: float) -> None:
-        check(
-            rule(
-                all(m >= 1 for m in milestones) and sorted(set(milestones)) == milestones,
-                "milestones",
-                milestones,
-                "must be ascending rounds >= 1",
-            ),
-            positive("factor", factor),
-        )
+        ascending = all(m >= 1 for m in milestones) and sorted(set(milestones)) == milestones
+        check(rule(ascending, "milestones", milestones, "must be ascending rounds >= 1"), positive("factor", factor))
         self.milestones = milestones
         self.multiplier = factor
 

@@ -1,8 +1,8 @@
 """Every client by itself in plain PyTorch: what other backends are tested against."""
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, Literal
 
 import torch
@@ -29,6 +29,7 @@ class ClientTrainer:
         self.layout, self.precision = layout, precision
         self.dropouts = list(keyed_dropouts(self.model).values())
         self.tensors = traveling(self.model)
+        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         own = {name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors}
         self.counters = list(own.values())  # what no client gets, such as the number of BatchNorm's batches
         self.counters_before = [buffer.clone() for buffer in self.counters]
@@ -40,8 +41,7 @@ class ClientTrainer:
             torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
             if self.counters:
                 torch._foreach_copy_(self.counters, self.counters_before)
-        trained = [p for p in self.model.parameters() if p.requires_grad]
-        optimizer = self.optimizer.torch_optimizer(trained, schedule.lr)
+        optimizer = self.optimizer.torch_optimizer(list(self.trained.values()), schedule.lr)
         self._steps(schedule, optimizer, losses)
         delta = {name: tensor.detach() - params[name] for name, tensor in self.tensors.items()}
         return delta, self._momentum(optimizer)
@@ -60,7 +60,7 @@ class ClientTrainer:
             values = self._losses(positions[step, :count])
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
-            for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is None):
+            for parameter in (p for p in self.trained.values() if p.grad is None):
                 parameter.grad = torch.zeros_like(parameter)  # without one, torch leaves out weight decay
             optimizer.step()
             each.append(values.detach())
@@ -77,9 +77,8 @@ class ClientTrainer:
     def _momentum(self, optimizer: torch.optim.Optimizer) -> Params:
         if not optimizer.defaults.get("momentum"):
             return {}
-        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
-        buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in trained.items()}
-        return {n: torch.zeros_like(trained[n]) if b is None else b for n, b in buffers.items()}
+        buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in self.trained.items()}
+        return {n: torch.zeros_like(self.trained[n]) if b is None else b for n, b in buffers.items()}
 
 
 class ReferenceBackend(TorchBackend):
@@ -98,7 +97,6 @@ class ReferenceBackend(TorchBackend):
         super().__init__(workload, precision, deterministic)
         count = (1 if self.data.x.is_cuda else torch.get_num_threads()) if workers == "auto" else workers
         self._trainers = [ClientTrainer(workload, self.layout, precision) for _ in range(count)]
-        self._free = deque(self._trainers)  # whose operations no two threads do at once
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
         if len(self.data.x):
             refuse_hidden_randomness(workload.model, self.data.x)
@@ -114,22 +112,18 @@ class ReferenceBackend(TorchBackend):
         losses = torch.zeros(schedule.positions.shape, dtype=real_dtype(self.data.x)).numpy()
         count, workers = len(schedule), len(self._trainers)
         side_by_side = count - count % workers if workers > 1 else 0
+        done: dict[int, tuple[Params, Params]] = {}
 
-        def train_client(trainer: ClientTrainer, row: int) -> tuple[Params, Params]:
-            return trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row])
-
-        def train_in_a_thread(row: int) -> tuple[Params, Params]:
-            trainer = self._free.pop()  # there are as many as threads
-            try:
-                return train_client(trainer, row)
-            finally:
-                self._free.append(trainer)
+        def train_clients(trainer: ClientTrainer, queue: Iterator[int]) -> None:
+            for row in queue:
+                done[row] = trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row])
 
         with self.passes:
-            done = list(self._pool.map(train_in_a_thread, range(side_by_side)))
-            done += [train_client(self._trainers[0], row) for row in range(side_by_side, count)]
+            if side_by_side:
+                list(self._pool.map(train_clients, self._trainers, repeat(iter(range(side_by_side)))))
+            train_clients(self._trainers[0], iter(range(side_by_side, count)))
         delta, momentum = (
             {name: torch.stack([model[name] for model in models]) for name in models[0]}
-            for models in zip(*done, strict=True)
+            for models in zip(*(done[row] for row in range(count)), strict=True)
         )
         return TrainingResult(delta, losses, momentum or None)

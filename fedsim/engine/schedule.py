@@ -48,14 +48,9 @@ class LocalWork:
         largest = int(sizes.max(initial=0))
         count = cohort_size * self.num_steps(largest) * min(self.batch_size, largest)
         key, value = ("local.epochs", self.epochs) if self.steps is None else ("local.steps", self.steps)
-        return rule(
-            count <= MAX_POSITIONS,
-            key,
-            value,
-            f"makes batches of {count} samples in a round for cohort_size={cohort_size} clients of up to {largest} "
-            f"samples; must make at most {MAX_POSITIONS}",
-            "lower it, local.batch_size or cohort_size",
-        )
+        clients = f"cohort_size={cohort_size} clients of up to {largest} samples"
+        text = f"makes batches of {count} samples in a round for {clients}; must make at most {MAX_POSITIONS}"
+        return rule(count <= MAX_POSITIONS, key, value, text, "lower it, local.batch_size or cohort_size")
 
     def median_steps(self, positions: Sequence[Positions]) -> int:
         """Optimiser steps, in one round, of a client whose number of samples is the median."""

@@ -4,9 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,7 +27,7 @@ from fedsim.engine.device import (
 )
 from fedsim.engine.engine import concatenate_results
 from fedsim.engine.model import is_convolutional, layout_for, recurrent_in_training, traveling
-from fedsim.engine.schedule import Schedule
+from fedsim.engine.schedule import Positions, Schedule
 from fedsim.engine.stacked import joint_gradients
 
 Found = TypeVar("Found")
@@ -72,7 +70,6 @@ class TorchBackend(Backend):
         if x.is_cuda:
             self.activations = activation_bytes(self.model, x)
             self.pass_size = samples_that_fit(self.activations, x.device, EVALUATION_BATCH)
-        self._laid_out: tuple[Tensor, Tensor] | None = None
         self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
         self._counts_activations = chunk_size == "auto" and x.is_cuda  # a CPU trains what has large ones one by one
         self.joint = x.is_cuda and not is_convolutional(self.model)
@@ -119,27 +116,16 @@ class TorchBackend(Backend):
     def passed_in_order(self, count: int, x: Tensor) -> int:
         return len(x) if count >= MOST * len(x) else 0
 
-    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
+    def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
         with torch.no_grad(), self.passes:
             self._load(params)
-            if positions is None:
-                return joined([self._logits(part) for part in self._in_layout(x).split(self.pass_size)])
-            chosen = to_device(torch.as_tensor(positions), x.device)
-            if self.passed_in_order(len(chosen), x):
-                return joined([self._logits(part) for part in x.split(self.pass_size)])[chosen]
-            return joined([self._logits(x[part]) for part in chosen.split(self.pass_size)])
+            chosen = None if positions is None else to_device(torch.as_tensor(positions), x.device)
+            if chosen is not None and not self.passed_in_order(len(chosen), x):
+                return torch.cat([self._logits(x[part]) for part in chosen.split(self.pass_size)])
+            logits = torch.cat([self._logits(part) for part in x.split(self.pass_size)])
+            return logits if chosen is None else logits[chosen]
 
-    def _in_layout(self, x: Tensor) -> Tensor:
-        """`x` as the model's batches lie in memory. On a GPU the latest result, the test set as a rule, is kept."""
-        if not x.is_cuda or self.layout is torch.contiguous_format:
-            return x
-        if self._laid_out is None or self._laid_out[0] is not x:
-            self._laid_out = x, x.contiguous(memory_format=self.layout)
-        return self._laid_out[1]
-
-    def gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
-    ) -> Iterator[Tensor]:
+    def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
         done = 0
         while done < len(positions):
             some = positions[done : done + self._lists_that_fit(positions)]
@@ -148,13 +134,13 @@ class TorchBackend(Backend):
             done += len(found)
             yield from found
 
-    def _lists_that_fit(self, positions: Sequence[NDArray[np.int64]]) -> int:
+    def _lists_that_fit(self, positions: Sequence[Positions]) -> int:
         if not self.joint or self.chunk_size == 1:
             return 1
         return self._that_fit(min(max(map(len, positions)), EVALUATION_BATCH))
 
     def _joint_gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
+        self, params: Params, positions: Sequence[Positions], names: Sequence[str]
     ) -> Sequence[Tensor]:
         """Of several lists at once; none where that cannot be: fewer are tried then."""
         task = self.model, self.data, self.precision, params, positions, names, EVALUATION_BATCH
@@ -168,25 +154,18 @@ class TorchBackend(Backend):
         self._free_memory()
         return []
 
-    def _gradient(self, params: Params, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
+    def _gradient(self, params: Params, chosen: Positions, names: Sequence[str]) -> Tensor:
         self._load(params)  # again for each: the caller may have used the model in between
-        total = [torch.zeros_like(params[name]) for name in names]
+        wanted = [self._tensors[name] for name in names]
+        total = [torch.zeros_like(value) for value in wanted]
         for part in to_device(torch.as_tensor(chosen), self.data.x.device).split(EVALUATION_BATCH):
-            torch._foreach_add_(total, self._sum_gradient(part, names))
+            with torch.enable_grad(), self.passes, recurrent_in_training(self.model):
+                logits = self._logits(self.data.x.index_select(0, part))
+                loss = F.cross_entropy(logits, self.data.y[part], reduction="sum")
+                found = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+            torch._foreach_add_(total, list(found))
         torch._foreach_div_(total, max(len(chosen), 1))
         return torch.cat([t.flatten() for t in total])
-
-    def _sum_gradient(self, chosen: Tensor, names: Sequence[str]) -> list[Tensor]:
-        """Of the sum of the cross-entropies of the samples at these positions."""
-        with (
-            torch.enable_grad(),  # whatever the caller computes with
-            self.passes,
-            recurrent_in_training(self.model),
-        ):
-            logits = self._logits(self.data.x.index_select(0, chosen))
-            loss = F.cross_entropy(logits, self.data.y[chosen], reduction="sum")
-            wanted = [self._tensors[name] for name in names]
-            return list(torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True))
 
     def _logits(self, x: Tensor) -> Tensor:
         with autocast(self.precision, x.device):
@@ -195,7 +174,3 @@ class TorchBackend(Backend):
     @torch.no_grad()
     def _load(self, params: Params) -> None:
         torch._foreach_copy_(list(self._tensors.values()), [params[name] for name in self._tensors])
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

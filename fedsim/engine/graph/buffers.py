@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.core.flat import to_device
+from fedsim.core.flat import split_flat, to_device
 from fedsim.core.types import Params, Stack
 from fedsim.engine.model import trained_names, traveling
 from fedsim.engine.schedule import Schedule, mean_weights
@@ -27,21 +27,19 @@ class State:
     as `grads`."""
 
     def __init__(self, model: nn.Module, rows: int, like: Tensor, num_buffers: int) -> None:
-        trained, tensors = set(trained_names(model)), traveling(model)
+        self._trained, self._tensors = trained_names(model), traveling(model)
         self._slots: list[tuple[str, torch.Size, int]] = []
         width = num_trained = 0
-        for name, value in tensors.items():  # those that are trained come first
+        for name, value in self._tensors.items():  # those that are trained come first
             self._slots.append((name, value.shape, width))
             width += value.numel() + -value.numel() % ALIGNMENT
-            num_trained = width if name in trained else num_trained
+            num_trained = width if name in self._trained else num_trained
         self._models = like.new_zeros(rows, width)
         self.params, self.statistics = self._models.split([num_trained, width - num_trained], dim=1)
         self.grads = like.new_zeros(rows, num_trained)
         self.buffers = [torch.zeros_like(self.grads) for _ in range(num_buffers)]
-        self._zeros = like.new_zeros(ALIGNMENT)
         used = [torch.arange(first, first + shape.numel()) for _, shape, first in self._slots]
         self._used = torch.cat(used).to(like.device)
-        self._num_trained = sum(tensors[name].numel() for name in trained)
 
     def views(self, flat: Tensor, begin: int = 0) -> Stack:
         """The tensors in `flat` [R, W], each [R, ...], by name, if its columns are those of a model from `begin` on."""
@@ -55,36 +53,26 @@ class State:
     def load(self, start: Sequence[Params]) -> None:
         """Row k starts from `start[k]` (entries may be one object), and the optimiser before its first step."""
         models = {id(model): model for model in start}
-        parts: list[Tensor] = []
-        for model in models.values():
-            for name, shape, _ in self._slots:
-                parts += [model[name].reshape(-1), self._zeros[: -shape.numel() % ALIGNMENT]]
+        parts = [model[name].reshape(-1) for model in models.values() for name in self._tensors]
         self._start = torch.cat(parts).view(len(models), -1)
         if len(models) > 1:
             number = {key: row for row, key in enumerate(models)}
             owner = torch.zeros(len(self._models), dtype=torch.int64)
             owner[: len(start)] = torch.as_tensor([number[id(model)] for model in start])
             self._start = self._start.index_select(0, to_device(owner, self._start.device))
-        self._models.copy_(self._start)
+        self._models.index_copy_(1, self._used, self._start.expand(len(self._models), -1))
         for buffer in self.buffers:
             buffer.zero_()
 
     @torch.no_grad()
     def changes(self, count: int) -> Stack:
         """What the first `count` models have changed by since `load`, in new memory."""
-        return self._named((self._models[:count] - self._start[:count]).index_select(1, self._used))
+        return split_flat(self._models[:count].index_select(1, self._used) - self._start[:count], self._tensors)
 
     def trained(self, rows: Tensor) -> Stack:
         """The parameters in `rows` [K, P], in new memory."""
-        return self._named(rows.index_select(1, self._used[: self._num_trained]))
-
-    def _named(self, rows: Tensor) -> Stack:
-        found, first = {}, 0
-        for name, shape, _ in self._slots:
-            if first < rows.shape[1]:
-                found[name] = rows[:, first : first + shape.numel()].view(len(rows), *shape)
-                first += shape.numel()
-        return found
+        trained = {name: self._tensors[name] for name in self._trained}
+        return split_flat(rows.index_select(1, self._used[: sum(value.numel() for value in trained.values())]), trained)
 
 
 _UNIT = 8

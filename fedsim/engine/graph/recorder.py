@@ -91,10 +91,7 @@ class CudaGraphs(Recorder):
         current.wait_stream(side)
 
     def _replay(self, graph: torch.cuda.CUDAGraph, number: int) -> None:
-        if not self._forked:
-            graph.replay()
-            return
-        with torch.cuda.stream(self._forked[number]):
+        with torch.cuda.stream(self._forked[number] if self._forked else None):  # None: the current one
             graph.replay()
 
     @contextmanager

@@ -42,10 +42,9 @@ class StepProgram(ABC):
         count of B; only passed to programs with `two_forms`."""
         fields = {name: view[0] for name, view in self.tables.next_step(self.rows).items()}
         where, live = fields["positions"], (fields["counts"] > 0).unsqueeze(1)
-        labels = self.data.y.index_select(0, where.reshape(-1)).view(where.shape)
-        batch = StackedBatch(samples_at(self.data.x, where), labels, fields["weights"], fields["keys"])
-        losses = self.gradients(batch, live, full=full)
-        self.tables.end_step(self.rows, losses)
+        x, y = samples_at(self.data.x, where), samples_at(self.data.y, where)
+        batch = StackedBatch(x, y, fields["weights"], fields["keys"])
+        self.tables.end_step(self.rows, self.gradients(batch, live, full=full))
         self.optimizer.recorded_step(self.params, self.grads, self.buffers, live, fields["scalars"])
 
     @abstractmethod
@@ -96,15 +95,14 @@ class OneByOne(StepProgram):
 
     def _gradient(self, template: Functional, batch: StackedBatch, side: Params) -> Tensor:
         assert batch.weights is not None
-        leaves = self._leaves
         x = batch.x[0].contiguous(memory_format=self.passes.layout)
-        tensors = leaves | side
+        tensors = self._leaves | side
         with torch.enable_grad():
             with autocast(self.passes.precision, x.device):
                 output = template(tensors, x).to(real_dtype(x))
             each = F.cross_entropy(output, batch.y[0], reduction="none")
             total = (each * batch.weights[0]).sum()
-        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        found = torch.autograd.grad(total, list(self._leaves.values()), allow_unused=True, materialize_grads=True)
         torch._foreach_copy_(self._grads, list(found))
         replaced = [name for name in side if tensors[name] is not side[name]]  # statistics of a masked BatchNorm
         if replaced:

@@ -6,14 +6,13 @@ They are of `drawn_panels`: all lines have finished runs.
 import gc
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import yaml
-from fontTools import subset
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -61,17 +60,6 @@ class Plot:
     figure: Figure
 
 
-@contextmanager
-def _without_layout_tables() -> Iterator[None]:
-    """Fonts go into PDFs without the tables by which text is set, which no reader of a PDF takes: half of the time."""
-    kept = subset.Options._drop_tables_default
-    subset.Options._drop_tables_default = [*kept, "GSUB", "GPOS", "GDEF", "MATH"]
-    try:
-        yield
-    finally:
-        subset.Options._drop_tables_default = kept
-
-
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
     """Write the figures as PNG and PDF to `folder`, which empties them; returns captions and smaller PNGs, for a page
     on the screen."""
@@ -81,7 +69,7 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
         png, pdf, preview = io.BytesIO(), io.BytesIO(), io.BytesIO()
         plot.figure.set_dpi(DPI)
         screen = FigureCanvasAgg(plot.figure)
-        with style(), _without_layout_tables():  # not by savefig, which draws each of them twice
+        with style():  # not by savefig, which draws each of them twice
             screen.print_png(png)
             plot.figure.set_layout_engine("none")  # as it is laid out by now
             FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})

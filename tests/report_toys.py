@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedsim.commands.dispatch import answer
 from fedsim.partitions.division import Division
 from fedsim.results.groups import Group, Panel, drawn_panels, group_runs, make_panels
 from fedsim.results.runs import Run, read_runs
@@ -61,6 +62,11 @@ def write_partition(folder: Path, histograms: Sequence[Sequence[int]]) -> None:
     parts = [np.arange(end - size, end) for end, size in zip(ends, counts.sum(1), strict=True)]
     division = Division(parts, [empty] * len(parts), empty, empty, counts)
     (folder / "partition.npz").write_bytes(division.to_bytes())
+
+
+def make_report(words: Sequence[str]) -> int:
+    """The exit code of `fedsim report` with these words."""
+    return answer(["report", *words]) or 0
 
 
 def only_run(folder: Path) -> Run:

@@ -6,7 +6,7 @@ import pytest
 
 from fedsim.papers.published import RULES
 from fedsim.report.headline import MOST, best, headline
-from fedsim.report.tables import results
+from fedsim.report.tables import by_group
 from fedsim.results.groups import make_panels
 from fedsim.tracking.tables import show_seconds
 from tests.report_toys import groups_of, make_report, two_methods, write_run
@@ -90,6 +90,6 @@ def test_the_rules_of_verdicts_are_printed_when_asked(capsys: pytest.CaptureFixt
 
 def test_simulated_seconds_stand_beside_wall_time(tmp_path: Path) -> None:
     write_run(tmp_path, [0.5, 0.6], [[0], [1]], columns={"simulated_seconds": [30.0, 60.0]})
-    table = results(groups_of(tmp_path))
+    table = by_group("results", groups_of(tmp_path))
     cells = dict(zip(table.header, table.rows[0], strict=True))
     assert [cells[name] for name in ("time", "simulated")] == [show_seconds(10), show_seconds(90)]

@@ -20,7 +20,7 @@ from fedsim.report.page import (
     make_looks,
     runs_table,
 )
-from fedsim.report.tables import all_tables, overview
+from fedsim.report.tables import all_tables, by_group
 from fedsim.results import runs
 from fedsim.results.curves import accuracy_curve
 from fedsim.results.files import read_metrics
@@ -31,7 +31,7 @@ from tests.report_toys import groups_of, panels_of, two_methods, write_run
 
 def page_of(folder: Path, title: str) -> str:
     panels, groups = panels_of(folder), groups_of(folder)
-    return html_page(title, groups, [overview(groups)], folder, panels=panels, looks=make_looks(panels))
+    return html_page(title, groups, [by_group("overview", groups)], folder, panels=panels, looks=make_looks(panels))
 
 
 def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path) -> None:
@@ -117,12 +117,14 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
     panels, groups = headline.drawn_lines(panels_of(tmp_path)), groups_of(tmp_path)
     assert [list(panel.lines) for panel in panels] == [["random", "m3"]] * 2
     looks, pictures = make_looks(panels), [("one", b"1234"), ("two", b"5678")]
-    text = html_page("t", groups, [overview(groups)], tmp_path, panels=panels, looks=looks, pictures=pictures)
+    text = html_page(
+        "t", groups, [by_group("overview", groups)], tmp_path, panels=panels, looks=looks, pictures=pictures
+    )
     assert "Each line is thinned to 10 rounds. Drawn are 4 of 8 lines:" in text
     assert {len(line["rounds"]) for panel in curves_data(panels, looks)["panels"] for line in panel["lines"]} == {10}
     assert "The first 3 of 8 rows." in text  # of the runs
     assert ("one</figcaption>" in text, "two</figcaption>" in text) == (True, False)
-    table = page._cells(overview(groups))
+    table = page._cells(by_group("overview", groups))
     assert table["note"].startswith("The first 3 of 8 rows: overview.csv has all of them.")
     assert len(table["rows"]) == 3
 

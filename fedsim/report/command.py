@@ -31,7 +31,7 @@ from fedsim.papers.published import RULES
 from fedsim.report.headline import MOST, drawn_lines, headline
 from fedsim.report.page import html_page, make_looks
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
-from fedsim.report.tables import all_tables, results
+from fedsim.report.tables import all_tables, by_group
 from fedsim.results.ablations import find_ablations
 from fedsim.results.files import OutputError
 from fedsim.results.groups import distinct, drawn_panels, group_runs, make_panels
@@ -116,7 +116,7 @@ def report(
     screen = Output()  # the files are written even if nobody reads the tables to their end
     width = None if screen.isatty() else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
-    first, shown = headline(panels, None if everything else MOST), results(groups)
+    first, shown = headline(panels, None if everything else MOST), by_group("results", groups)
     verdicts = [replace(totals, note="")] if totals.rows else []
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
     printed = tables if everything else [shown, *varied, *verdicts, *asked]

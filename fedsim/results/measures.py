@@ -212,6 +212,7 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "fluctuation": fluctuation,
     "gain_after": gain_after,
     "last_accuracy": last_accuracy,
+    "late_a_round": lambda run: _finite_mean(run.columns.get("late", np.empty(0))),
     "mean_accuracy": mean_accuracy,
     "mean_selections": lambda run: float(run.selections.mean()),
     "median_selections": lambda run: float(np.median(run.selections)),

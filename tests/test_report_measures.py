@@ -175,10 +175,10 @@ def test_the_simulated_clock_by_hand(tmp_path: Path) -> None:
     write_simulated(tmp_path / "with", [10, 20, 30, 40, 50])
     write_run(tmp_path / "without", ACCURACIES, [[0]] * 5, seed=1)
     one, plain = read_runs(tmp_path)
-    assert measures.simulated_seconds_to(one, 0.4) == 30
+    assert find_measure("simulated_seconds_to@0.4")(one) == 30
     assert find_measure("simulated_seconds_to@0.5")(one) == 60
-    assert measures.simulated_seconds_to(one, 0.95) is None
-    assert measures.simulated_seconds_to(plain, 0.4) is None
+    assert find_measure("simulated_seconds_to@0.95")(one) is None
+    assert find_measure("simulated_seconds_to@0.4")(plain) is None
     assert spent_until([one], "simulated") == pytest.approx(np.array([10, 30, 60, 100, 150]) / 60)
     assert not is_recorded([one, plain], AXES["simulated"].names)
     assert is_recorded([one], AXES["simulated"].names)

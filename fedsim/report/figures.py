@@ -29,7 +29,7 @@ from fedsim.results.curves import AXES, AccuracyCurve, accuracy_curve, is_record
 from fedsim.results.groups import Group, Panel, show_labels
 from fedsim.results.measures import PHASE_SECONDS, measured
 from fedsim.results.runs import Floats, Run
-from fedsim.results.table import show_median_reached
+from fedsim.results.table import Values, show_median_reached
 
 COLUMN, PAGE = 3.5, 7.16
 """Widths in inches of a column and of the text of a two-column page (IEEE)."""
@@ -184,36 +184,32 @@ def _draw(ax: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, se
 
 def coverage_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that have been selected at least once."""
-    return _strips(panels, "coverage", "coverage", 1.0, "log", _covered_after)
-
-
-def _covered_after(group: Group) -> str:
-    return show_median_reached(measured(group, ["rounds_to_cover"])[0])
+    return _strips(panels, "coverage", "coverage", 1.0, "log", "rounds_to_cover", show_median_reached)
 
 
 def participation_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that upload in a round."""
     name, groups = "participation_ratio", [group for panel in panels for group in panel.lines.values()]
     highest = max(float(stack_series(group.complete, name).mean(0).max()) for group in groups)
-    return _strips(panels, "participation", name, highest, "linear", _mean_participation)
+    return _strips(panels, "participation", name, highest, "linear", "participation", _show_mean_percent)
 
 
-def _mean_participation(group: Group) -> str:
-    known = [value for value in measured(group, ["participation"])[0] if value is not None]
+def _show_mean_percent(values: Values) -> str:
+    known = [value for value in values if value is not None]
     return f"{100 * np.mean(known):.3g} %" if known else "-"
 
 
 def _strips(
-    panels: Sequence[Panel], name: str, key: str, highest: float, scale: str, remark: Callable[[Group], str]
+    panels: Sequence[Panel], name: str, key: str, vmax: float, scale: str, measure: str, show: Callable[[Values], str]
 ) -> Plot:
-    """A strip per method: the mean over seeds of the series `key` by colour, and a remark to the right of it."""
+    """A strip per method: the mean over seeds of the series `key` by colour, and a measure to the right of it."""
     figure, axes = row_axes(panels, 0.17, 0.8)
     for panel, ax in zip(panels, axes, strict=True):
         for number, group in enumerate(panel.lines.values()):
             values = stack_series(group.complete, key).mean(0)
             x, y = np.arange(len(values) + 1) + 0.5, [number - 0.4, number + 0.4]
-            mesh = ax.pcolormesh(x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True)
-        write_beside_rows(ax, [remark(group) for group in panel.lines.values()])
+            mesh = ax.pcolormesh(x, y, values[None], vmin=0, vmax=vmax, cmap="viridis", rasterized=True)
+        write_beside_rows(ax, [show(measured(group, [measure])[0]) for group in panel.lines.values()])
         ax.set(xlabel="round", xscale=scale)
         ax.xaxis.set_major_formatter("{x:g}")
     figure.colorbar(mesh, ax=axes, label=name, fraction=0.05, aspect=30 * axes[0].get_position().height)

@@ -20,7 +20,7 @@ from fedsim.report.headline import header_facts
 from fedsim.report.tables import FINAL, LAST
 from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant, sort_key
-from fedsim.results.measures import measured
+from fedsim.results.measures import final_accuracy, last_accuracy
 from fedsim.results.runs import Run
 from fedsim.results.table import Cell, Table, is_bold, number
 
@@ -56,10 +56,9 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """Every run: its group, seed, status, accuracies if it reached its last round, and the name of its folder."""
     rows = []
     for group in groups:
-        both = zip(group.complete, *measured(group, ["final_accuracy", "last_accuracy"]), strict=True)
-        found = {run: accuracies for run, *accuracies in both}
         for run in group.runs:
-            shown = [number(value, ".4f") for value in found.get(run, (None, None))]
+            is_done = run.status == "done"
+            shown = [number(of(run) if is_done else None, ".4f") for of in (final_accuracy, last_accuracy)]
             rows.append([group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name])
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
 

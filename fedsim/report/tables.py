@@ -11,7 +11,7 @@ from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import PHASE_SECONDS, Measure, final_by_seed, final_lead, mean_final, measured
+from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, measured
 from fedsim.results.statistics import Difference, half_width_in_sd, holm, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
@@ -29,7 +29,6 @@ from fedsim.tracking.tables import show_bytes, show_seconds
 Column = tuple[str | Measure, Format] | Callable[[Group], str]
 """Of a table with a row a group: a measure, named or given, and its form as of `show_values`; or what makes a cell."""
 
-BYTES, SAMPLES, SIMULATED = ("bytes_down", "bytes_up"), ("train_samples", "forward_samples"), ("simulated_seconds",)
 LEVEL_MARGIN = 0.02
 """Within which methods are told to be level with each other."""
 FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN} | {
@@ -145,7 +144,7 @@ P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 def to_references(panels: Sequence[Panel]) -> list[tuple[Panel, str, str, Difference | None, float]]:
     """Panel, line, its reference, paired difference and p-value, by Holm's correction over all of them."""
     compared = [
-        (panel, line, panel.name_of(reference), final_lead(group, reference))
+        (panel, line, panel.name_of(reference), measures.final_lead(group, reference))
         for panel in panels
         for line, group in panel.lines.items()
         if (reference := _reference(panel, group)) is not group
@@ -198,7 +197,7 @@ def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
         if all(line in panel.lines for panel in panels):
             references = [_reference(panel, panel.lines[line]) for panel in panels]
             names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
-            strata = [final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
+            strata = [measures.final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
             difference = pooled(strata)
             if len(names) == 1 and line not in names and difference is not None:
                 yield f"{line} - {names.pop()}", difference
@@ -211,16 +210,16 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
 
 LEVELS = (0.9, 0.95, 1.0)
 """Targets as shares of the reference's mean final accuracy."""
-REACHED = (measures.rounds_to, measures.bytes_to, measures.simulated_seconds_to)
+REACHED = ("rounds_to", "bytes_to", "simulated_seconds_to")
 
 
 def targets(panels: Sequence[Panel]) -> Table:
     """Rounds, bytes and simulated time until a run first reaches shares of the reference's mean final accuracy."""
     rows = []
     for panel in panels:
-        level = mean_final(panel.reference(REFERENCE))
+        level = measures.mean_final(panel.reference(REFERENCE))
         for share, target in [] if level is None else [(share, share * level) for share in LEVELS]:
-            until = [partial(of, target=target) for of in REACHED]
+            until = [f"{name}@{target!r}" for name in REACHED]
             *_, slowest = map(median_reached, measured(panel.reference(REFERENCE), until))
             for line, group in panel.lines.items():
                 rounds, volume, seconds = measured(group, until)

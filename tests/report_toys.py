@@ -10,7 +10,8 @@ import yaml
 
 from fedsim.commands.dispatch import answer
 from fedsim.partitions.division import Division
-from fedsim.results.groups import Group, Panel, drawn_panels, group_runs, make_panels
+from fedsim.report.headline import drawn_lines
+from fedsim.results.groups import Group, Panel, group_runs, make_panels
 from fedsim.results.runs import Run, read_runs
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
@@ -79,7 +80,7 @@ def groups_of(folder: Path) -> list[Group]:
 
 
 def panels_of(folder: Path) -> list[Panel]:
-    return drawn_panels(make_panels(groups_of(folder)))
+    return drawn_lines(make_panels(groups_of(folder)))
 
 
 def two_methods(folder: Path, seeds: int = 3) -> None:

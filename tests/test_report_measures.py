@@ -36,7 +36,6 @@ BY_HAND = {
     "most_selections": 3,
     "peak_selections": 1,
     "peak_height": 3,
-    "peak_distance@24": 23,
     "speed": None,  # how long it took to start is not recorded
     "selection_overhead": 2 / 3,
     "samples_mean": None,  # no partition
@@ -49,7 +48,6 @@ def test_measures_by_hand(tmp_path: Path) -> None:
     assert one.selections.tolist() == [1, 3, 1, 1]
     assert {name: find_measure(name)(one) for name in BY_HAND} == pytest.approx(BY_HAND)
     assert measures.accuracy_around(one, 0.5, 3) == pytest.approx(0.3)
-    assert measures.final_accuracy(one, 2) == 0.3
     assert measures.total_cost(one, ["seconds_train"]) == 4
 
 

@@ -1,6 +1,6 @@
 """The figures of a report: accuracy, participation and coverage, accuracies and data of clients, selections, times.
 
-They are of `drawn_panels`: all lines have finished runs.
+They are of `drawn_lines`: all have finished runs.
 """
 
 import gc
@@ -24,7 +24,7 @@ from PIL import Image
 
 from fedsim.core.disk import write_files
 from fedsim.core.record import FINAL_WINDOW, PHASES
-from fedsim.report.page import Look
+from fedsim.report.page import Look, make_looks
 from fedsim.results.curves import AXES, AccuracyCurve, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import Group, Panel, show_labels
 from fedsim.results.measures import PHASE_SECONDS, measured
@@ -358,10 +358,9 @@ def _bars(name: str, panels: Sequence[Panel], prefix: str, phases: Sequence[str]
     return Plot(name, CAPTIONS[name], figure)
 
 
-def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
-    """All figures for which the panels have data."""
-    if not panels:
-        return []
+def all_plots(panels: Sequence[Panel]) -> list[Plot]:
+    """All figures for which the panels, one at least, have data."""
+    looks = make_looks(panels)
     with style():
         plots: list[Plot | None] = list(accuracy_plots(panels, looks))
         plots += [coverage_plot(panels), participation_plot(panels)]

@@ -99,7 +99,7 @@ VALUES = {
 }
 
 
-def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str, Any]:
+def curves_data(panels: Sequence[Panel]) -> dict[str, Any]:
     """Axes and values with their labels, axes' units, which value the ranges are of, methods' looks, panels' lines."""
     runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
     axes = {name: axis.label for name, axis in AXES.items() if is_recorded(runs, axis.names)}
@@ -113,7 +113,7 @@ def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str,
         "values": {name: label for name, label in VALUES.items() if not (short and name == "smoothed")},
         "looks": {
             name: {"color": look["color"], "dash": DASHES[look["linestyle"]], "symbol": MARKERS[look["marker"]]}
-            for name, look in looks.items()
+            for name, look in make_looks(panels).items()
         },
         "panels": [
             {"title": panel.title, "lines": [_line(name, g.complete, axes, points) for name, g in panel.lines.items()]}
@@ -158,7 +158,6 @@ def html_page(
     *,
     headline: Sequence[str] = (),
     panels: Sequence[Panel] = (),
-    looks: Mapping[str, Look] | None = None,
     ablations: Sequence[tuple[str, bytes]] = (),
     pictures: Sequence[tuple[str, bytes]] = (),
     sources: Sequence[str] = (),
@@ -176,7 +175,7 @@ def html_page(
         from plotly.offline import get_plotlyjs  # here: 0.3 s, which a report without curves does not pay
 
         plotly = get_plotlyjs()
-        data = curves_data(panels, looks or {})
+        data = curves_data(panels)
         thinned = _thinned(panels, groups, data["points"])
         curves = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (

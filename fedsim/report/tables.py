@@ -11,8 +11,8 @@ from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, measured
-from fedsim.results.statistics import Difference, half_width_in_sd, holm, pooled, sign_flip_test
+from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured
+from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
     Format,
@@ -197,7 +197,8 @@ def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
         if all(line in panel.lines for panel in panels):
             references = [_reference(panel, panel.lines[line]) for panel in panels]
             names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
-            strata = [measures.final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
+            own = [panel.lines[line] for panel in panels]
+            strata = [paired_values(finals(one), finals(other)) for one, other in zip(own, references, strict=True)]
             difference = pooled(strata)
             if len(names) == 1 and line not in names and difference is not None:
                 yield f"{line} - {names.pop()}", difference

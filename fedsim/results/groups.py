@@ -219,9 +219,3 @@ def make_panels(groups: Sequence[Group]) -> list[Panel]:
         title, line = split_labels(group.labels)
         panels.setdefault(title, {})[line] = group
     return [Panel(title, panels[title]) for title in sorted(panels, key=sort_key)]
-
-
-def drawn_panels(panels: Sequence[Panel]) -> list[Panel]:
-    """The panels with those of their lines that have finished runs."""
-    found = [Panel(panel.title, {name: g for name, g in panel.lines.items() if g.complete}) for panel in panels]
-    return [panel for panel in found if panel.lines]

@@ -22,20 +22,15 @@ PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 BYTES, SAMPLES, SIMULATED = ("bytes_down", "bytes_up"), ("train_samples", "forward_samples"), ("simulated_seconds",)
 
 
-def accuracy(run: Run, share: float) -> float | None:
-    """Test accuracy after the `share` of all rounds, rounded down to a round; a single evaluation."""
-    return accuracy_around(run, share, 1)
-
-
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:
-    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds."""
+    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds, rounded down to one."""
     round = floor(share * run.num_rounds)
     return _finite_mean(run.columns["test_accuracy"][max(round - 1 - width // 2, 0) : round + width // 2])
 
 
-def final_accuracy(run: Run, window: int = FINAL_WINDOW) -> float | None:
-    """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return mean_of_last(run.columns["test_accuracy"][-window:].tolist(), window)
+def final_accuracy(run: Run) -> float | None:
+    """Mean test accuracy over those of the last 11 rounds that were evaluated."""
+    return mean_of_last(run.columns["test_accuracy"][-FINAL_WINDOW:].tolist())
 
 
 def last_accuracy(run: Run) -> float | None:
@@ -154,10 +149,9 @@ def cost_a_round(run: Run, names: Sequence[str]) -> float | None:
 def cost_of_rounds(run: Run, names: Sequence[str], rounds: int = 200) -> float | None:
     """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes, samples).
 
-    For judging papers' times of 200 rounds; tables show what runs did cost. A run that is long enough gives it
-    directly. For a shorter one, each missing round is assumed to cost the mean of the rounds after the start-up rounds,
-    which is wrong where a method does more every so many rounds. None if a run ended during its start-up or did not
-    record how long it lasts.
+    For judging papers' times of 200 rounds; tables show what runs did cost. Each round that is missing is assumed to
+    cost the mean of those after the start-up, which is wrong where a method does more every so many rounds. None if a
+    run ended during its start-up or did not record how long it lasts.
     """
     spent = _spent(run, names)
     if len(spent) >= rounds:
@@ -179,7 +173,7 @@ def selection_overhead(run: Run) -> float | None:
 
 
 MEASURES: Mapping[str, Callable[..., float | None]] = {
-    "accuracy": accuracy,
+    "accuracy": partial(accuracy_around, width=1),  # a single evaluation
     "accuracy_around": accuracy_around,
     "bytes_down": lambda run: float(run.summary["totals"]["bytes_down"]),
     "bytes_to": partial(spent_to, names=BYTES),
@@ -187,7 +181,6 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
     "fewest_selections": lambda run: float(run.selections.min()),
     "final_accuracy": final_accuracy,
-    "final_accuracy_10": partial(final_accuracy, window=10),
     "fluctuation": fluctuation,
     "gain_after": gain_after,
     "last_accuracy": last_accuracy,
@@ -201,7 +194,6 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "num_rounds": lambda run: run.num_rounds,
     "participation": lambda run: _finite_mean(run.columns["participation_ratio"]),
     "participation_rise": participation_rise,
-    "peak_distance": lambda run, selections: abs(peak_selections(run) - selections),
     "peak_height": lambda run: float(np.bincount(run.selections).max()),  # clients at the mode
     "peak_selections": peak_selections,
     "rounds_to": rounds_to,
@@ -222,7 +214,7 @@ FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens; no value means that it never happened in the run."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
-SHARES = ("final_accuracy", "final_accuracy_10", "mean_accuracy", "accuracy", "accuracy_around", "participation")
+SHARES = ("final_accuracy", "mean_accuracy", "accuracy", "accuracy_around", "participation")
 """Measures that lie between 0 and 1."""
 
 
@@ -265,10 +257,6 @@ def mean_final(group: Group) -> float | None:
     return float(np.mean(list(finals(group).values()))) if finals(group) else None
 
 
-def final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
-    return paired_values(finals(group), finals(reference))
-
-
 def final_lead(group: Group, reference: Group) -> Difference | None:
     """The mean difference of final accuracy at equal seeds."""
-    return pooled([final_by_seed(group, reference)])
+    return pooled([paired_values(finals(group), finals(reference))])

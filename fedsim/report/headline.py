@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.papers.published import ALPHA
 from fedsim.report.tables import to_references
-from fedsim.results.groups import REFERENCE, Group, Panel
+from fedsim.results.groups import Group, Panel
 from fedsim.results.measures import final_lead, mean_final
 from fedsim.results.runs import Run
 from fedsim.results.statistics import MIN_SEEDS, Difference, holm
@@ -96,7 +96,7 @@ def drawn_lines(panels: Sequence[Panel]) -> list[Panel]:
         return panels
     share, fewer = max(2, MOST_DRAWN // len(panels)), []
     for panel in panels[: MOST_DRAWN // share]:
-        kept = {panel.name_of(panel.reference(REFERENCE)), *(name for _, name, _ in _by_accuracy(panel)[: share - 1])}
+        kept = {panel.name_of(panel.reference), *(name for _, name, _ in _by_accuracy(panel)[: share - 1])}
         fewer.append(Panel(panel.title, {name: group for name, group in panel.lines.items() if name in kept}))
     return fewer
 

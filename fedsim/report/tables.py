@@ -172,8 +172,7 @@ def _reference(panel: Panel, group: Group) -> Group:
     """What a line of a panel is compared with: random selection in its setting, or else the first line, as where all
     lines are random selection."""
     nothing_else = all(line.choices.get("selector") == REFERENCE for line in panel.lines.values())
-    found = None if nothing_else else panel.reference_of(group, REFERENCE)
-    return found or panel.reference(REFERENCE)
+    return (None if nothing_else else panel.reference_of(group, REFERENCE)) or panel.reference
 
 
 def pooled_pairs(panels: Sequence[Panel]) -> Table:
@@ -218,10 +217,10 @@ def targets(panels: Sequence[Panel]) -> Table:
     """Rounds, bytes and simulated time until a run first reaches shares of the reference's mean final accuracy."""
     rows = []
     for panel in panels:
-        level = measures.mean_final(panel.reference(REFERENCE))
+        level = measures.mean_final(panel.reference)
         for share, target in [] if level is None else [(share, share * level) for share in LEVELS]:
             until = [f"{name}@{target!r}" for name in REACHED]
-            *_, slowest = map(median_reached, measured(panel.reference(REFERENCE), until))
+            *_, slowest = map(median_reached, measured(panel.reference, until))
             for line, group in panel.lines.items():
                 rounds, volume, seconds = measured(group, until)
                 reached = [show_median_reached(rounds), show_median_reached(volume, show_bytes), "-", "-"]

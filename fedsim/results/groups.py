@@ -182,10 +182,10 @@ class Panel:
     title: str
     lines: Mapping[str, Group]
 
-    def reference(self, selector: str) -> Group:
-        """The group of the given selector, or the first group."""
-        groups = list(self.lines.values())
-        return next((g for g in groups if g.choices.get("selector") == selector), groups[0])
+    @property
+    def reference(self) -> Group:
+        """The first group of `REFERENCE`, or the first of all."""
+        return min(self.lines.values(), key=lambda group: group.choices.get("selector") != REFERENCE)
 
     def reference_of(self, group: Group, choice: str) -> Group | None:
         """The group of selector `choice`, or the line of that name, to compare `group` with: of several the one whose

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fedsim.commands.dispatch import answer
 from fedsim.partitions.division import Division
-from fedsim.results.groups import Group, Panel, drawn_panels, group_runs, make_panels
+from fedsim.report.headline import drawn_lines
+from fedsim.results.groups import Group, Panel, group_runs, make_panels
 from fedsim.results.runs import Run, read_runs
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
@@ -63,6 +65,11 @@ def write_partition(folder: Path, histograms: Sequence[Sequence[int]]) -> None:
     (folder / "partition.npz").write_bytes(division.to_bytes())
 
 
+def make_report(words: Sequence[str]) -> int:
+    """The exit code of `fedsim report` with these words."""
+    return answer(["report", *words]) or 0
+
+
 def only_run(folder: Path) -> Run:
     (run,) = read_runs(folder)
     return run
@@ -73,7 +80,7 @@ def groups_of(folder: Path) -> list[Group]:
 
 
 def panels_of(folder: Path) -> list[Panel]:
-    return drawn_panels(make_panels(groups_of(folder)))
+    return drawn_lines(make_panels(groups_of(folder)))
 
 
 def two_methods(folder: Path, seeds: int = 3) -> None:

@@ -15,10 +15,9 @@ import pytest
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.jobs.cli import run, run_jobs
-from fedsim.report.__main__ import main as report
 from fedsim.results.files import METRICS, NEWEST, TRACE, RunFolder, read_metrics, read_summary
 from tests import checkpoint_toys
-from tests.report_toys import two_methods
+from tests.report_toys import make_report, two_methods
 
 EVERY = 2
 WORDS = [
@@ -217,11 +216,11 @@ def test_a_report_that_does_not_fit_is_told_and_leaves_the_earlier_one_whole(
     two_methods(tmp_path / "runs")
     words, place = [str(tmp_path / "runs"), "--to", str(tmp_path / "report"), "--no-figures"], tmp_path / "report"
     disk.count = 0
-    assert report(words) == 0
+    assert make_report(words) == 0
     number, names = disk.count, {p.name for p in place.iterdir()}
     for n in range(2, number + 1, 17):  # the folder is there
         disk.count, disk.refused = 0, range(n, 10**9)
-        assert report(words) == 1, n
+        assert make_report(words) == 1, n
         disk.refused = range(0)
         assert f"--to: cannot write {place} (No space left on device)" in capsys.readouterr().err, n
         assert {p.name for p in place.iterdir()} == names, n

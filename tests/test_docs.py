@@ -18,13 +18,13 @@ from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.jobs import cli
 from fedsim.report import command as report
-from fedsim.report.__main__ import main as make_report
 from fedsim.results.runs import ReportError
 from fedsim.running.process import tell
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
 from scripts.benchmark import MODULES
 from tests.documentation import DOCS, PAGES, ROOT, Block, Command, blocks, commands, missing_line, program, shape
+from tests.report_toys import make_report
 from tests.sweep_words import axes_of, diagonal
 
 SHORT = ("num_rounds=10", "tracker.wandb.mode=disabled")

@@ -21,11 +21,11 @@ from fedsim.papers.pair_study import (
     split_by_seed,
     standardised,
 )
-from fedsim.report.__main__ import main
 from fedsim.results.files import read_metrics
 from fedsim.results.runs import Run
 from fedsim.selectors.pair_study import pair_features
 from fedsim.selectors.similarity import similarities
+from tests.report_toys import make_report
 
 NAMES = ["cos_4", "cos_2", "norm_2 sum"]
 
@@ -188,7 +188,7 @@ def test_the_study_through_the_command(
     held = json.loads((folders[0] / "summary.json").read_text())["totals"]["server_forward_samples"]
     assert held == 3 * records[0]["server_forward_samples"] > 0
     assert records[0]["server_forward_samples"] % 10 == 0  # ten pairs, each on all of the validation split
-    assert main(["outputs/default", "--no-figures", "--all"]) == 0
+    assert make_report(["outputs/default", "--no-figures", "--all"]) == 0
     assert "a random pair" in capsys.readouterr().out
     report = tmp_path / "outputs/default/report"
     assert (report / "pair_features.csv").is_file()

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from fedsim.core.errors import FedsimError
-from fedsim.report.__main__ import main
 from fedsim.results.runs import read_runs
-from tests.report_toys import two_methods, write_run
+from tests.report_toys import make_report, two_methods, write_run
 
 
 class Page(HTMLParser):
@@ -43,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a preset with runs of two methods, and their report."""
     folder = tmp_path_factory.mktemp("report") / "outputs" / "gpfl_table2_fmnist"
     two_methods(folder)
-    assert main(["gpfl_table2_fmnist", "--output-dir", str(folder.parent)]) == 0
+    assert make_report(["gpfl_table2_fmnist", "--output-dir", str(folder.parent)]) == 0
     return folder
 
 
@@ -77,7 +76,7 @@ def test_the_page(runs: Path) -> None:
 def test_a_page_without_figures_is_small_and_sorts_rows_by_the_numbers_of_their_cells(tmp_path: Path) -> None:
     two_methods(tmp_path)
     write_run(tmp_path, [0.1], [[0]], choices={"selector": "afl"}, seed=1)
-    assert main([str(tmp_path), "--no-figures"]) == 0
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
     path = tmp_path / "report" / "report.html"
     Page(path)
     assert path.stat().st_size < 100_000
@@ -94,7 +93,7 @@ def test_a_page_without_figures_is_small_and_sorts_rows_by_the_numbers_of_their_
 def against(folder: Path, earlier: Any, to: Path) -> tuple[int, list[list[str]]]:
     """The exit code and the rows of the comparison of the runs in `folder` with an earlier summary."""
     (to / "earlier.json").write_text(json.dumps(earlier))
-    code = main([str(folder), "--no-figures", "--to", str(to), "--against", str(to / "earlier.json")])
+    code = make_report([str(folder), "--no-figures", "--to", str(to), "--against", str(to / "earlier.json")])
     table = to / "against.csv"
     return code, list(csv.reader(table.open()))[1:] if table.is_file() else []
 
@@ -129,7 +128,7 @@ def test_against_tells_groups_apart_whose_configs_compare_as_equal(tmp_path: Pat
     folder = tmp_path / "now"
     for accuracy, path in ((0.9, "/d/a"), (0.3, "/d/b")):
         write_run(folder / path[1:], [accuracy] * 2, [[0], [1]], dataset={"path": path})
-    assert main([str(folder), "--no-figures"]) == 0
+    assert make_report([str(folder), "--no-figures"]) == 0
     code, rows = against(folder, json.loads((folder / "report" / "summary.json").read_text()), tmp_path)
     assert (code, [row[2:4] for row in rows]) == (0, [["+0.0000", "0.0000"]] * 2)
 
@@ -141,7 +140,7 @@ def test_a_folder_without_runs_is_told(runs: Path, tmp_path: Path, capsys: pytes
         ([str(runs), "--no-figures", "--to", str(tmp_path), "--against", absent], "--against"),
         (["nonsense", "--output-dir", str(tmp_path)], "neither a folder nor a preset"),
     ):
-        assert main(words) == 3
+        assert make_report(words) == 3
         assert told in capsys.readouterr().err
     with pytest.raises(FedsimError):
         read_runs(tmp_path / "empty")

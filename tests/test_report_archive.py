@@ -12,10 +12,9 @@ import yaml
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.jobs.cli import run as fedsim_run
-from fedsim.report.__main__ import main
 from fedsim.results import measures
 from fedsim.results.runs import PLACES, TOLD, read_archive, read_runs, write_archive
-from tests.report_toys import write_run
+from tests.report_toys import make_report, write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
 
 
@@ -44,10 +43,10 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_every_table_and_verdict_of_a_preset_comes_from_the_archive(tmp_path: Path) -> None:
     runs, archive = tmp_path / "gpfl_table2_fmnist", tmp_path / "published" / "runs.pq"
     published_runs(runs)
-    assert main([str(runs), "--to", str(tmp_path / "first"), "--archive", str(archive), "--no-figures"]) == 0
+    assert make_report([str(runs), "--to", str(tmp_path / "first"), "--archive", str(archive), "--no-figures"]) == 0
     shutil.rmtree(runs)
     copied = tmp_path / "copied.parquet"  # an archive of an archive is the same
-    assert main([str(archive), "--to", str(tmp_path / "again"), "--archive", str(copied), "--no-figures"]) == 0
+    assert make_report([str(archive), "--to", str(tmp_path / "again"), "--archive", str(copied), "--no-figures"]) == 0
     assert copied.read_bytes() == archive.read_bytes()
     first, again = files_of(tmp_path / "first"), files_of(tmp_path / "again")
     assert {"numbers.csv", "claims.csv", "overview.csv", "selections.csv", "summary.json", "tables.md"} <= set(first)
@@ -78,7 +77,7 @@ def test_records_of_real_runs_and_their_partitions_are_kept(tmp_path: Path, monk
             for key, value in one.items():
                 rounded = key.endswith(("_loss", "_seconds")) or key.startswith("seconds_")
                 assert other[key] == (pytest.approx(value, rel=1e-6) if rounded and value is not None else value), key
-    assert main(["outputs/default"]) == 0  # of real runs, with figures
+    assert make_report(["outputs/default"]) == 0  # of real runs, with figures
     assert (tmp_path / "outputs/default/report/figures/partitions.png").stat().st_size > 1000
     assert 'class="text"><a href' in (tmp_path / "outputs/default/report/report.html").read_text()
 
@@ -108,10 +107,10 @@ def test_another_file_and_a_place_that_cannot_be_written_are_told(
     pq.write_table(pa.table({"round": [1]}), tmp_path / "other.parquet")
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
     for name in ("other.parquet", "damaged.parquet"):
-        assert main([str(tmp_path / name)]) == 3
+        assert make_report([str(tmp_path / name)]) == 3
         error = capsys.readouterr().err.replace("\n", "")
         assert name in error
         assert "archive of runs" in error
     below = tmp_path / "damaged.parquet" / "a.parquet"
-    assert main([str(tmp_path / "runs"), "--no-figures", "--archive", str(below)]) == 1
+    assert make_report([str(tmp_path / "runs"), "--no-figures", "--archive", str(below)]) == 1
     assert "--archive: cannot write" in capsys.readouterr().err

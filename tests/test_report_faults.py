@@ -10,13 +10,12 @@ import pytest
 from rich.console import Console
 
 from fedsim.core.errors import FedsimError
-from fedsim.report.__main__ import main
 from fedsim.results.files import CLIENTS, CONFIG, METRICS, SUMMARY, read_metrics, read_summary
 from fedsim.results.runs import read_runs
 from fedsim.results.table import Table
 from fedsim.running.process import tell
 from fedsim.tracking.tables import tell_line
-from tests.report_toys import only_run, write_run
+from tests.report_toys import make_report, only_run, write_run
 
 
 def test_damaged_runs_are_left_out_with_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +28,7 @@ def test_damaged_runs_are_left_out_with_a_line_each(tmp_path: Path, capsys: pyte
     for folder, (file, text, _) in zip(damaged, cases, strict=True):
         (folder / file).write_text(text)
         assert (read_summary(folder) is None) == (file == SUMMARY)
-    assert main([str(tmp_path), "--no-figures"]) == 3
+    assert make_report([str(tmp_path), "--no-figures"]) == 3
     told = capsys.readouterr().err
     for folder, (_, _, reason) in zip(damaged, cases, strict=True):
         assert f"left out {folder}: {reason}" in told
@@ -106,7 +105,7 @@ def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
         summary = json.loads((run / SUMMARY).read_text())
         summary["choices"]["selector"] = text
         (run / SUMMARY).write_text(json.dumps(summary))
-    assert main([str(tmp_path), "--no-figures"]) == 0
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
     tell(FedsimError("".join(NASTY)))
     tell_line("".join(NASTY))
     printed = capsys.readouterr()
@@ -121,6 +120,6 @@ def test_the_report_is_written_though_nobody_reads_its_tables(tmp_path: Path, mo
 
     write_run(tmp_path / "alpha0.1", [0.5, 0.6], [[0], [1]])
     monkeypatch.setattr("sys.stdout", Closed())
-    main([str(tmp_path / "alpha0.1"), "--no-figures"])
+    make_report([str(tmp_path / "alpha0.1"), "--no-figures"])
     text = (tmp_path / "alpha0.1" / "report" / "report.html").read_text()
     assert "<title>alpha0.1" in text  # the whole name of its folder

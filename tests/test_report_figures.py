@@ -151,7 +151,6 @@ def test_panels_and_lines_without_finished_runs_are_left_out(tmp_path: Path) -> 
     panels = panels_of(tmp_path)
     assert [(panel.title, list(panel.lines)) for panel in panels] == [("shards=2", ["random"])]
     assert list(make_looks(panels)) == ["random"]
-    assert not list(all_plots([], {}))
 
 
 def test_participation_and_coverage_are_rows_that_cannot_hide_each_other(tmp_path: Path) -> None:
@@ -237,7 +236,6 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
     fonts = [at.end() for at in re.finditer(rb"/Length1 .*?stream\r?\n", pdf, re.DOTALL)]
     (font, *_) = [zlib.decompressobj().decompress(pdf[at:]) for at in fonts]
     assert b"glyf" in font
-    assert b"GSUB" not in font
     box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", pdf)
     assert box is not None
     assert float(box[1]) == pytest.approx(72 * width, abs=0.1)
@@ -250,6 +248,6 @@ def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_p
     missing = ("train_samples", "forward_samples", *(f"seconds_{phase}" for phase in PHASES))
     write_run(tmp_path, [0.1, 0.2], [[0], [1]], columns={name: [None, None] for name in missing})
     panels = panels_of(tmp_path)
-    names = [plot.name for plot in all_plots(panels, make_looks(panels))]
+    names = [plot.name for plot in all_plots(panels)]
     expected = ["accuracy_rounds", "accuracy_bytes", "coverage", "participation", "selections", "selections_rounds"]
     assert names == expected

@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 
 from fedsim.papers.published import RULES
-from fedsim.report.__main__ import main
 from fedsim.report.headline import MOST, best, headline
-from fedsim.report.tables import results
+from fedsim.report.tables import by_group
 from fedsim.results.groups import make_panels
 from fedsim.tracking.tables import show_seconds
-from tests.report_toys import groups_of, two_methods, write_run
+from tests.report_toys import groups_of, make_report, two_methods, write_run
 
 
 def write_lines(folder: Path, lines: dict[str, tuple[float, ...]], shards: int = 2) -> None:
@@ -62,7 +61,7 @@ def test_the_screen_has_what_one_came_for_and_more_when_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two_methods(tmp_path)
-    assert main([str(tmp_path), "--no-figures"]) == 0
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
     short = capsys.readouterr().out
     first = "random, gpfl on digits · iid · mlp: 3 seeds (0 to 2), rounds: 2, runs: 6 (6 done)"
     assert short.splitlines()[0] == first
@@ -76,14 +75,14 @@ def test_the_screen_has_what_one_came_for_and_more_when_asked(
     assert 'id="table-times"' in opened
     assert (tmp_path / "report" / "times.csv").is_file()
     assert not (tmp_path / "report" / "results.csv").exists()
-    assert main([str(tmp_path), "--no-figures", "--all"]) == 0
+    assert make_report([str(tmp_path), "--no-figures", "--all"]) == 0
     printed = capsys.readouterr().out
     assert all(title in printed for title in (first, "Overview", "Paired differences", "Time by phase"))
 
 
 def test_the_rules_of_verdicts_are_printed_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["--rules"])
+        make_report(["--rules"])
     assert not ended.value.code
     printed = capsys.readouterr().out
     assert all(rule in printed for rule in RULES.values())
@@ -91,6 +90,6 @@ def test_the_rules_of_verdicts_are_printed_when_asked(capsys: pytest.CaptureFixt
 
 def test_simulated_seconds_stand_beside_wall_time(tmp_path: Path) -> None:
     write_run(tmp_path, [0.5, 0.6], [[0], [1]], columns={"simulated_seconds": [30.0, 60.0]})
-    table = results(groups_of(tmp_path))
+    table = by_group("results", groups_of(tmp_path))
     cells = dict(zip(table.header, table.rows[0], strict=True))
     assert [cells[name] for name in ("time", "simulated")] == [show_seconds(10), show_seconds(90)]

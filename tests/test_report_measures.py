@@ -36,7 +36,6 @@ BY_HAND = {
     "most_selections": 3,
     "peak_selections": 1,
     "peak_height": 3,
-    "peak_distance@24": 23,
     "speed": None,  # how long it took to start is not recorded
     "selection_overhead": 2 / 3,
     "samples_mean": None,  # no partition
@@ -49,7 +48,6 @@ def test_measures_by_hand(tmp_path: Path) -> None:
     assert one.selections.tolist() == [1, 3, 1, 1]
     assert {name: find_measure(name)(one) for name in BY_HAND} == pytest.approx(BY_HAND)
     assert measures.accuracy_around(one, 0.5, 3) == pytest.approx(0.3)
-    assert measures.final_accuracy(one, 2) == 0.3
     assert measures.total_cost(one, ["seconds_train"]) == 4
 
 
@@ -92,7 +90,7 @@ def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -
     def row(start_up: int | None) -> dict[str, str]:
         path, told = tmp_path / str(start_up), {"start_up_rounds": start_up}
         write_run(path, [0.1] * 4, [[0], [1], [2], [3]], columns=columns, summary=told)
-        table = tables.costs(groups_of(path))
+        table = tables.by_group("costs", groups_of(path))
         return dict(zip(table.header, table.rows[0], strict=True))
 
     own = {"simulated": "-", "simulated a round": "-"}  # no clock
@@ -102,7 +100,7 @@ def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -
     assert row(0) == {**own, "start-up rounds": "0", **parts, "one-time bytes": "0 B", "bytes a round": "40 B"}
     assert row(4) == {**own, "start-up rounds": "4", **dict.fromkeys(parts, "-")}  # ended within its start-up
     assert row(None) == {**own, "start-up rounds": "-", **dict.fromkeys(parts, "-")}
-    (times,) = tables.times(groups_of(tmp_path / "2")).rows
+    (times,) = tables.by_group("times", groups_of(tmp_path / "2")).rows
     assert times[:8] == ["random", "4", "20.0 s", *["4.0 s"] * 5]
 
 
@@ -111,7 +109,7 @@ def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_comes_before_the_
     for selector, level, last in (("random", 0.55, 0.5), ("gpfl", 0.45, 0.6)):
         write_run(tmp_path, [*[0.0] * 5, *[level] * 10, last], [[0]] * 16, choices={"selector": selector})
     groups = groups_of(tmp_path)
-    for table in (tables.overview(groups), tables.checkpoints(groups)):
+    for table in (tables.by_group("overview", groups), tables.by_group("checkpoints", groups)):
         final, last_round = (list(table.header).index(name) for name in ("final accuracy (last 11)", "last round"))
         assert final < last_round
         shown = {row[0]: [row[final], row[last_round]] for row in table.rows}
@@ -124,9 +122,10 @@ def test_the_gini_coefficient_and_the_table_of_selections(tmp_path: Path) -> Non
     assert {one: measures.gini(np.array(one)) for one in values} == pytest.approx(values)
     write_run(tmp_path, [0.99, 1.0, 0.98], [[0, 1], [1], [1]])
     write_run(tmp_path, [0.99, 1.0, 1.0], [[0, 1], [2, 3], [1]], seed=1)
-    (row,) = tables.selections(groups_of(tmp_path)).rows
+    (row,) = tables.by_group("selections", groups_of(tmp_path)).rows
     assert row == ["random", "2 (1/2)", "1", "0.5", "0.75", "2.5", f"{(10 / 16 + 3 / 20) / 2:.3f}"]
-    assert tables.overview(groups_of(tmp_path)).rows[0][2].endswith(", 1.0000]")  # an accuracy's interval ends there
+    (row,) = tables.by_group("overview", groups_of(tmp_path)).rows
+    assert row[2].endswith(", 1.0000]")  # an accuracy's interval ends there
 
 
 def measured(folder: Path, accuracies: list[float], mean: float, **config: Any) -> Path:
@@ -147,7 +146,7 @@ def with_clients(folder: Path) -> None:
 
 def test_accuracies_by_client(tmp_path: Path) -> None:
     with_clients(tmp_path)
-    table = tables.clients(groups_of(tmp_path))
+    table = tables.by_group("clients", [group for group in groups_of(tmp_path) if group.name == "random"])
     (row,) = (dict(zip(table.header, cells, strict=True)) for cells in table.rows)
     assert (row["run"], row["seeds"], row["measured on"]) == ("random", "2", "labels")
     assert row["mean"].startswith("0.5000 [")
@@ -174,22 +173,21 @@ def test_the_simulated_clock_by_hand(tmp_path: Path) -> None:
     write_simulated(tmp_path / "with", [10, 20, 30, 40, 50])
     write_run(tmp_path / "without", ACCURACIES, [[0]] * 5, seed=1)
     one, plain = read_runs(tmp_path)
-    assert measures.simulated_seconds_to(one, 0.4) == 30
+    assert find_measure("simulated_seconds_to@0.4")(one) == 30
     assert find_measure("simulated_seconds_to@0.5")(one) == 60
-    assert measures.simulated_seconds_to(one, 0.95) is None
-    assert measures.simulated_seconds_to(plain, 0.4) is None
+    assert find_measure("simulated_seconds_to@0.95")(one) is None
+    assert find_measure("simulated_seconds_to@0.4")(plain) is None
     assert spent_until([one], "simulated") == pytest.approx(np.array([10, 30, 60, 100, 150]) / 60)
     assert not is_recorded([one, plain], AXES["simulated"].names)
     assert is_recorded([one], AXES["simulated"].names)
-    (row,) = tables.times(groups_of(tmp_path / "with")).rows
+    (row,) = tables.by_group("times", groups_of(tmp_path / "with")).rows
     assert row == ["random", "5", "25.0 s", *["5.0 s"] * 5, "1.0 s", "2.5 min", "37.5 s", "1.9 min", "0.60"]
-    (costs,) = (
-        dict(zip(table.header, table.rows[0], strict=True)) for table in [tables.costs(groups_of(tmp_path / "with"))]
-    )
+    table = tables.by_group("costs", groups_of(tmp_path / "with"))
+    costs = dict(zip(table.header, table.rows[0], strict=True))
     assert (costs["time"], costs["simulated"]) == ("25.0 s", "2.5 min")
     groups = groups_of(tmp_path / "without")
     assert {tuple(row[6:]) for row in tables.targets(make_panels(groups)).rows} == {("-", "-")}
-    assert not [name for name in tables.times(groups).shown.header if "simulated" in name]
+    assert not [name for name in tables.by_group("times", groups).shown.header if "simulated" in name]
 
 
 def test_time_to_accuracy_by_hand(tmp_path: Path) -> None:

@@ -20,18 +20,18 @@ from fedsim.report.page import (
     make_looks,
     runs_table,
 )
-from fedsim.report.tables import all_tables, overview
+from fedsim.report.tables import all_tables, by_group
 from fedsim.results import runs
 from fedsim.results.curves import accuracy_curve
 from fedsim.results.files import read_metrics
-from fedsim.results.groups import drawn_panels, group_runs, make_panels
+from fedsim.results.groups import group_runs, make_panels
 from fedsim.results.runs import read_runs
 from tests.report_toys import groups_of, panels_of, two_methods, write_run
 
 
 def page_of(folder: Path, title: str) -> str:
     panels, groups = panels_of(folder), groups_of(folder)
-    return html_page(title, groups, [overview(groups)], folder, panels=panels, looks=make_looks(panels))
+    return html_page(title, groups, [by_group("overview", groups)], folder, panels=panels)
 
 
 def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_how_configs_differ(tmp_path: Path) -> None:
 
 
 def curves_of(folder: Path) -> dict[str, Any]:
-    return curves_data(panels_of(folder), make_looks(panels_of(folder)))
+    return curves_data(panels_of(folder))
 
 
 def test_the_data_of_curves_by_hand(tmp_path: Path) -> None:
@@ -116,13 +116,13 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
     monkeypatch.setattr(page, "PICTURE_BYTES", 7)
     panels, groups = headline.drawn_lines(panels_of(tmp_path)), groups_of(tmp_path)
     assert [list(panel.lines) for panel in panels] == [["random", "m3"]] * 2
-    looks, pictures = make_looks(panels), [("one", b"1234"), ("two", b"5678")]
-    text = html_page("t", groups, [overview(groups)], tmp_path, panels=panels, looks=looks, pictures=pictures)
+    pictures = [("one", b"1234"), ("two", b"5678")]
+    text = html_page("t", groups, [by_group("overview", groups)], tmp_path, panels=panels, pictures=pictures)
     assert "Each line is thinned to 10 rounds. Drawn are 4 of 8 lines:" in text
-    assert {len(line["rounds"]) for panel in curves_data(panels, looks)["panels"] for line in panel["lines"]} == {10}
+    assert {len(line["rounds"]) for panel in curves_data(panels)["panels"] for line in panel["lines"]} == {10}
     assert "The first 3 of 8 rows." in text  # of the runs
     assert ("one</figcaption>" in text, "two</figcaption>" in text) == (True, False)
-    table = page._cells(overview(groups))
+    table = page._cells(by_group("overview", groups))
     assert table["note"].startswith("The first 3 of 8 rows: overview.csv has all of them.")
     assert len(table["rows"]) == 3
 
@@ -132,9 +132,9 @@ def test_each_file_of_records_is_read_once(tmp_path: Path, monkeypatch: pytest.M
     read: list[Path] = []
     monkeypatch.setattr(runs, "read_metrics", lambda folder: [read.append(folder), *read_metrics(folder)][1:])
     groups = group_runs(read_runs(tmp_path))
-    panels = drawn_panels(make_panels(groups))
+    panels = headline.drawn_lines(make_panels(groups))
     tables = [table for table in all_tables(groups, panels) if table.rows]
-    assert html_page("t", groups, tables, tmp_path, panels=panels, looks=make_looks(panels))
+    assert html_page("t", groups, tables, tmp_path, panels=panels)
     assert len(read) == len({*read}) == 6
 
 

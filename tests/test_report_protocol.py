@@ -16,10 +16,9 @@ from fedsim.papers.examine import Evidence
 from fedsim.papers.judge import Judged, correct, examine, examine_all, verdicts_by_id
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import RULES, Claim, Number, Publication, publications
-from fedsim.report.__main__ import main
 from fedsim.results.files import json_ready
 from fedsim.results.runs import read_runs
-from tests.report_toys import groups_of, write_run
+from tests.report_toys import groups_of, make_report, write_run
 
 
 def run_of(folder: Path, *words: str, accuracy: float = 0.5, seeds: int = 5, covered_after: int = 30) -> None:
@@ -86,7 +85,7 @@ def test_presets_in_one_report_are_judged_each_by_its_own_runs(tmp_path: Path) -
         run_of(tmp_path / "b", "preset=gpfl_rho", f"selector.exploration.rho={rho}", accuracy=accuracy)
     assert judged(tmp_path / "a")["gpfl.fig7a.linear"].verdict == "reproduced"
     assert judged(tmp_path / "b")["gpfl.fig7a.linear"].verdict == "not judged"
-    assert main([str(tmp_path), "--no-figures"]) == 0
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
     verdicts = json.loads((tmp_path / "report" / "summary.json").read_text())["verdicts"]
     assert verdicts["gpfl.fig7a.linear"] == "reproduced"
     rows = csv.DictReader((tmp_path / "report" / "claims.csv").open(encoding="utf-8"))
@@ -129,12 +128,12 @@ def test_a_data_set_in_another_form_is_told(tmp_path: Path) -> None:
 
 def test_other_rounds_under_the_presets_name_are_not_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_of(tmp_path / "gpfl_table2_fmnist", *TABLE2, "selector=gpfl", "num_rounds=3", "optimizer.lr=0.1", seeds=1)
-    assert main([str(tmp_path), "--no-figures"]) == 0
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
     short = " ".join(capsys.readouterr().out.split())
     assert "Verdicts by paper" in short
     assert not any(rule in short for rule in RULES.values())
     assert html.unescape((tmp_path / "report" / "report.html").read_text()).count(RULES["holm"]) == 1
-    assert main([str(tmp_path), "--no-figures", "--all"]) == 0
+    assert make_report([str(tmp_path), "--no-figures", "--all"]) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "num_rounds=3 (preset: 500)" in told
     assert "optimizer.lr=0.1 (preset: 0.005)" in told

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.report.__main__ import main as report
 from fedsim.results.groups import group_runs
 from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run, read_archive, read_runs
@@ -17,6 +16,7 @@ from scripts.reproduction import pages as reproduction
 from scripts.reproduction import ship as ship_results
 from scripts.reproduction import tables as reproduction_tables
 from scripts.reproduction.shipped import RESULTS, Shipped
+from tests.report_toys import make_report
 from tests.test_report_archive import published_runs
 
 ROOT = Path(__file__).parents[1]
@@ -35,7 +35,7 @@ FROM_RUNS_ALONE = ("overview", "pairs", "selections", "times")
 @pytest.mark.parametrize("archive", SOME_ARCHIVES, ids=lambda path: path.parent.name)
 def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(archive: Path, tmp_path: Path) -> None:
     shipped = archive.parent
-    assert report([str(archive), "--to", str(tmp_path), "--no-figures"]) == 0
+    assert make_report([str(archive), "--to", str(tmp_path), "--no-figures"]) == 0
     for name in FROM_RUNS_ALONE:
         if name == "overview" or (shipped / f"{name}.csv").is_file():
             assert (tmp_path / f"{name}.csv").read_bytes() == (shipped / f"{name}.csv").read_bytes(), name

@@ -29,12 +29,12 @@ from fedsim.papers.judge import correct, examine_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions
 from fedsim.papers.published import RULES
 from fedsim.report.headline import MOST, drawn_lines, headline
-from fedsim.report.page import html_page, make_looks
+from fedsim.report.page import html_page
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
-from fedsim.report.tables import all_tables, results
+from fedsim.report.tables import all_tables, by_group
 from fedsim.results.ablations import find_ablations
 from fedsim.results.files import OutputError
-from fedsim.results.groups import distinct, drawn_panels, group_runs, make_panels
+from fedsim.results.groups import distinct, group_runs, make_panels
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from fedsim.results.table import table_files
 from fedsim.tracking.tables import Output
@@ -116,14 +116,13 @@ def report(
     screen = Output()  # the files are written even if nobody reads the tables to their end
     width = None if screen.isatty() else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
-    first, shown = headline(panels, None if everything else MOST), results(groups)
+    first, shown = headline(panels, None if everything else MOST), by_group("results", groups)
     verdicts = [replace(totals, note="")] if totals.rows else []
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
     printed = tables if everything else [shown, *varied, *verdicts, *asked]
     console.print(*(table.rich() for table in printed))
     target = to or (source.parent if source.is_file() else source) / "report"
-    paged, drawn = [shown, *tables], drawn_lines(drawn_panels(panels)) if figures else []
-    looks = make_looks(drawn)
+    paged, drawn = [shown, *tables], drawn_lines(panels) if figures else []
     try:
         write_files(target, table_files(tables))
         pictures: list[tuple[str, bytes]] = []
@@ -133,14 +132,13 @@ def report(
             from fedsim.report.figures import all_plots, save
 
             ablated = save(ablation_plots(ablations), target / "figures")
-            pictures = save(all_plots(drawn, looks), target / "figures")
+            pictures = save(all_plots(drawn), target / "figures")
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
             *(name, groups, paged, target),
             headline=first,
             panels=drawn,
-            looks=looks,
             ablations=ablated,
             pictures=pictures,
             sources=sources,

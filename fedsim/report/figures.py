@@ -1,19 +1,18 @@
 """The figures of a report: accuracy, participation and coverage, accuracies and data of clients, selections, times.
 
-They are of `drawn_panels`: all lines have finished runs.
+They are of `drawn_lines`: all have finished runs.
 """
 
 import gc
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
 import yaml
-from fontTools import subset
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
@@ -25,12 +24,12 @@ from PIL import Image
 
 from fedsim.core.disk import write_files
 from fedsim.core.record import FINAL_WINDOW, PHASES
-from fedsim.report.page import Look
+from fedsim.report.page import Look, make_looks
 from fedsim.results.curves import AXES, AccuracyCurve, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import Group, Panel, show_labels
 from fedsim.results.measures import PHASE_SECONDS, measured
 from fedsim.results.runs import Floats, Run
-from fedsim.results.table import show_median_reached
+from fedsim.results.table import Values, show_median_reached
 
 COLUMN, PAGE = 3.5, 7.16
 """Widths in inches of a column and of the text of a two-column page (IEEE)."""
@@ -61,17 +60,6 @@ class Plot:
     figure: Figure
 
 
-@contextmanager
-def _without_layout_tables() -> Iterator[None]:
-    """Fonts go into PDFs without the tables by which text is set, which no reader of a PDF takes: half of the time."""
-    kept = subset.Options._drop_tables_default
-    subset.Options._drop_tables_default = [*kept, "GSUB", "GPOS", "GDEF", "MATH"]
-    try:
-        yield
-    finally:
-        subset.Options._drop_tables_default = kept
-
-
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
     """Write the figures as PNG and PDF to `folder`, which empties them; returns captions and smaller PNGs, for a page
     on the screen."""
@@ -81,7 +69,7 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
         png, pdf, preview = io.BytesIO(), io.BytesIO(), io.BytesIO()
         plot.figure.set_dpi(DPI)
         screen = FigureCanvasAgg(plot.figure)
-        with style(), _without_layout_tables():  # not by savefig, which draws each of them twice
+        with style():  # not by savefig, which draws each of them twice
             screen.print_png(png)
             plot.figure.set_layout_engine("none")  # as it is laid out by now
             FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})
@@ -196,36 +184,32 @@ def _draw(ax: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, se
 
 def coverage_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that have been selected at least once."""
-    return _strips(panels, "coverage", "coverage", 1.0, "log", _covered_after)
-
-
-def _covered_after(group: Group) -> str:
-    return show_median_reached(measured(group, ["rounds_to_cover"])[0])
+    return _strips(panels, "coverage", "coverage", 1.0, "log", "rounds_to_cover", show_median_reached)
 
 
 def participation_plot(panels: Sequence[Panel]) -> Plot:
     """The share of clients that upload in a round."""
     name, groups = "participation_ratio", [group for panel in panels for group in panel.lines.values()]
     highest = max(float(stack_series(group.complete, name).mean(0).max()) for group in groups)
-    return _strips(panels, "participation", name, highest, "linear", _mean_participation)
+    return _strips(panels, "participation", name, highest, "linear", "participation", _show_mean_percent)
 
 
-def _mean_participation(group: Group) -> str:
-    known = [value for value in measured(group, ["participation"])[0] if value is not None]
+def _show_mean_percent(values: Values) -> str:
+    known = [value for value in values if value is not None]
     return f"{100 * np.mean(known):.3g} %" if known else "-"
 
 
 def _strips(
-    panels: Sequence[Panel], name: str, key: str, highest: float, scale: str, remark: Callable[[Group], str]
+    panels: Sequence[Panel], name: str, key: str, vmax: float, scale: str, measure: str, show: Callable[[Values], str]
 ) -> Plot:
-    """A strip per method: the mean over seeds of the series `key` by colour, and a remark to the right of it."""
+    """A strip per method: the mean over seeds of the series `key` by colour, and a measure to the right of it."""
     figure, axes = row_axes(panels, 0.17, 0.8)
     for panel, ax in zip(panels, axes, strict=True):
         for number, group in enumerate(panel.lines.values()):
             values = stack_series(group.complete, key).mean(0)
             x, y = np.arange(len(values) + 1) + 0.5, [number - 0.4, number + 0.4]
-            mesh = ax.pcolormesh(x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True)
-        write_beside_rows(ax, [remark(group) for group in panel.lines.values()])
+            mesh = ax.pcolormesh(x, y, values[None], vmin=0, vmax=vmax, cmap="viridis", rasterized=True)
+        write_beside_rows(ax, [show(measured(group, [measure])[0]) for group in panel.lines.values()])
         ax.set(xlabel="round", xscale=scale)
         ax.xaxis.set_major_formatter("{x:g}")
     figure.colorbar(mesh, ax=axes, label=name, fraction=0.05, aspect=30 * axes[0].get_position().height)
@@ -374,10 +358,9 @@ def _bars(name: str, panels: Sequence[Panel], prefix: str, phases: Sequence[str]
     return Plot(name, CAPTIONS[name], figure)
 
 
-def all_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
-    """All figures for which the panels have data."""
-    if not panels:
-        return []
+def all_plots(panels: Sequence[Panel]) -> list[Plot]:
+    """All figures for which the panels, one at least, have data."""
+    looks = make_looks(panels)
     with style():
         plots: list[Plot | None] = list(accuracy_plots(panels, looks))
         plots += [coverage_plot(panels), participation_plot(panels)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.papers.published import ALPHA
 from fedsim.report.tables import to_references
-from fedsim.results.groups import REFERENCE, Group, Panel
+from fedsim.results.groups import Group, Panel
 from fedsim.results.measures import final_lead, mean_final
 from fedsim.results.runs import Run
 from fedsim.results.statistics import MIN_SEEDS, Difference, holm
@@ -67,9 +67,8 @@ def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
     seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} ({facts['seeds']})"
     found = best(panels)
     shown = found[:most]
-    more = [f"and {len(found) - len(shown)} more settings (all of them: fedsim report --all)"] * (
-        len(found) > len(shown)
-    )
+    left = len(found) - len(shown)
+    more = [f"and {left} more settings (all of them: fedsim report --all)"] if left else []
     first = f"{names} on {where}{settings}: {seeds}, rounds: {facts['rounds']}, runs: {facts['runs']}"
     return [first, *shown, *more]
 
@@ -89,12 +88,15 @@ def best(panels: Sequence[Panel]) -> list[str]:
 
 
 def drawn_lines(panels: Sequence[Panel]) -> list[Panel]:
-    """The panels; of more than `MOST_DRAWN` lines the most accurate of each panel, and the reference."""
+    """The panels with those of their lines that have finished runs; of more than `MOST_DRAWN` the most accurate of each
+    panel, and the reference."""
+    found = [Panel(panel.title, {name: g for name, g in panel.lines.items() if g.complete}) for panel in panels]
+    panels = [panel for panel in found if panel.lines]
     if sum(len(panel.lines) for panel in panels) <= MOST_DRAWN:
-        return list(panels)
+        return panels
     share, fewer = max(2, MOST_DRAWN // len(panels)), []
     for panel in panels[: MOST_DRAWN // share]:
-        kept = {panel.name_of(panel.reference(REFERENCE)), *(name for _, name, _ in _by_accuracy(panel)[: share - 1])}
+        kept = {panel.name_of(panel.reference), *(name for _, name, _ in _by_accuracy(panel)[: share - 1])}
         fewer.append(Panel(panel.title, {name: group for name, group in panel.lines.items() if name in kept}))
     return fewer
 

@@ -20,7 +20,7 @@ from fedsim.report.headline import header_facts
 from fedsim.report.tables import FINAL, LAST
 from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant, sort_key
-from fedsim.results.measures import measured
+from fedsim.results.measures import final_accuracy, last_accuracy
 from fedsim.results.runs import Run
 from fedsim.results.table import Cell, Table, is_bold, number
 
@@ -56,10 +56,9 @@ def runs_table(groups: Sequence[Group]) -> Table:
     """Every run: its group, seed, status, accuracies if it reached its last round, and the name of its folder."""
     rows = []
     for group in groups:
-        both = zip(group.complete, *measured(group, ["final_accuracy", "last_accuracy"]), strict=True)
-        found = {run: accuracies for run, *accuracies in both}
         for run in group.runs:
-            shown = [number(value, ".4f") for value in found.get(run, (None, None))]
+            is_done = run.status == "done"
+            shown = [number(of(run) if is_done else None, ".4f") for of in (final_accuracy, last_accuracy)]
             rows.append([group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name])
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
 
@@ -100,7 +99,7 @@ VALUES = {
 }
 
 
-def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str, Any]:
+def curves_data(panels: Sequence[Panel]) -> dict[str, Any]:
     """Axes and values with their labels, axes' units, which value the ranges are of, methods' looks, panels' lines."""
     runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
     axes = {name: axis.label for name, axis in AXES.items() if is_recorded(runs, axis.names)}
@@ -114,7 +113,7 @@ def curves_data(panels: Sequence[Panel], looks: Mapping[str, Look]) -> dict[str,
         "values": {name: label for name, label in VALUES.items() if not (short and name == "smoothed")},
         "looks": {
             name: {"color": look["color"], "dash": DASHES[look["linestyle"]], "symbol": MARKERS[look["marker"]]}
-            for name, look in looks.items()
+            for name, look in make_looks(panels).items()
         },
         "panels": [
             {"title": panel.title, "lines": [_line(name, g.complete, axes, points) for name, g in panel.lines.items()]}
@@ -159,7 +158,6 @@ def html_page(
     *,
     headline: Sequence[str] = (),
     panels: Sequence[Panel] = (),
-    looks: Mapping[str, Look] | None = None,
     ablations: Sequence[tuple[str, bytes]] = (),
     pictures: Sequence[tuple[str, bytes]] = (),
     sources: Sequence[str] = (),
@@ -177,7 +175,7 @@ def html_page(
         from plotly.offline import get_plotlyjs  # here: 0.3 s, which a report without curves does not pay
 
         plotly = get_plotlyjs()
-        data = curves_data(panels, looks or {})
+        data = curves_data(panels)
         thinned = _thinned(panels, groups, data["points"])
         curves = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (

@@ -42,11 +42,10 @@ def make_summary(
     measures = {**SUMMARY_MEASURES, **more}
     made = []
     for group in groups:
-        names = [str(run.seeds) for run in group.complete]
-        seeds: dict[str, dict[str, float | None]] = {name: {} for name in names}
+        seeds: dict[str, dict[str, float | None]] = {str(run.seeds): {} for run in group.complete}
         for key, values in zip(measures, measured(group, measures.values()), strict=True):
-            for name, value in zip(names, values, strict=True):
-                seeds[name][key] = None if value is None else round(value, 5)
+            for of_run, value in zip(seeds.values(), values, strict=True):
+                of_run[key] = None if value is None else round(value, 5)
         about = {
             "labels": dict(group.labels),
             "choices": {name: choice for name, choice in group.choices.items() if name not in _NO_CHOICE},
@@ -55,10 +54,8 @@ def make_summary(
         }
         made_by = {}
         for run in group.complete:
-            dirty, torch = (
-                (run.summary.get("revision") or {}).get("dirty"),
-                run.summary.get("environment", {}).get("torch"),
-            )
+            dirty = (run.summary.get("revision") or {}).get("dirty")
+            torch = run.summary.get("environment", {}).get("torch")
             origin = {"engine": run.summary.get("engine"), "commit": run.commit, "dirty": dirty, "torch": torch}
             made_by[str(run.seeds)] = origin
         made.append({**about, "seeds": seeds, "made_by": made_by})

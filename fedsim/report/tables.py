@@ -1,7 +1,7 @@
 """The tables of a report: results, accuracy by client, paired differences, times and traffic, the simulated clock."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,9 +11,8 @@ from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import PHASE_SECONDS, Measure, final_by_seed, final_lead, mean_final, measured
-from fedsim.results.runs import Run
-from fedsim.results.statistics import Difference, half_width_in_sd, holm, pooled, sign_flip_test
+from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured
+from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
     Format,
@@ -27,10 +26,9 @@ from fedsim.results.table import (
 )
 from fedsim.tracking.tables import show_bytes, show_seconds
 
-Columns = Mapping[str, tuple[str | Measure, Format]]
-"""Of a table with a row a group: a measure, named or given, and its form as of `show_values`, by the column's name."""
+Column = tuple[str | Measure, Format] | Callable[[Group], str]
+"""Of a table with a row a group: a measure, named or given, and its form as of `show_values`; or what makes a cell."""
 
-BYTES, SAMPLES, SIMULATED = ("bytes_down", "bytes_up"), ("train_samples", "forward_samples"), ("simulated_seconds",)
 LEVEL_MARGIN = 0.02
 """Within which methods are told to be level with each other."""
 FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN} | {
@@ -44,17 +42,8 @@ def _table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> T
     return Table(name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED))
 
 
-def _by_group(
-    name: str, groups: Sequence[Group], columns: Columns, own: Mapping[str, Callable[[Group], str]] | None = None
-) -> Table:
-    """`own`: columns before the others, as functions that make the cell of a group."""
-    own = own or {}
-    rows = []
-    for group in groups:
-        found = measured(group, [measure for measure, _ in columns.values()])
-        cells = [show_values(values, form) for values, (_, form) in zip(found, columns.values(), strict=True)]
-        rows.append([group.name, *(cell(group) for cell in own.values()), *cells])
-    return _table(name, ["run", *own, *columns], rows)
+FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
+"""What tables call the two: the mean of the last rounds, which everything is compared by, and the last one alone."""
 
 
 def _seeds(group: Group) -> str:
@@ -62,28 +51,22 @@ def _seeds(group: Group) -> str:
     return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
 
 
-def _finished(groups: Sequence[Group]) -> list[Group]:
-    return [group for group in groups if group.complete]
+def _show_signed_seconds(value: float) -> str:
+    return ("-" if value < 0 else "") + show_seconds(abs(value))
 
 
-def clients(groups: Sequence[Group]) -> Table:
-    """Mean, spread and ends of the distribution over clients, as means over seeds, of runs that measured them."""
-    measured_on = {"measured on": lambda group: str(group.runs[0].config[KEY])}
-    columns: Columns = {
-        **{name.replace("_", " "): (f"{KEY}_{name}", "accuracy") for name in AGGREGATES},
-        "clients never selected": ("never_selected", ".3g"),
-    }
-    some = [group for group in _finished(groups) if group.runs[0].config.get(KEY)]
-    return _by_group("clients", some, columns, {"seeds": _seeds, **measured_on})
-
-
-FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
-"""What tables call the two: the mean of the last rounds, which everything is compared by, and the last one alone."""
-
-
-def overview(groups: Sequence[Group]) -> Table:
-    """The results and costs of every group, as means over seeds."""
-    columns: Columns = {
+BY_GROUP: Mapping[str, Mapping[str, Column]] = {
+    "results": {
+        "seeds": _seeds,
+        FINAL: ("final_accuracy", "accuracy"),
+        "part.": ("participation", ".3f"),
+        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
+        "down": ("bytes_down", show_bytes),
+        "up": ("bytes_up", show_bytes),
+    },
+    "overview": {
+        "seeds": _seeds,
         FINAL: ("final_accuracy", "accuracy"),
         LAST: ("last_accuracy", "accuracy"),
         "fluct.": ("fluctuation", ".3f"),
@@ -92,47 +75,67 @@ def overview(groups: Sequence[Group]) -> Table:
         "part.": ("participation", ".3f"),
         "down": ("bytes_down", show_bytes),
         "up": ("bytes_up", show_bytes),
-    }
-    return _by_group("overview", groups, columns, {"seeds": _seeds})
-
-
-def results(groups: Sequence[Group]) -> Table:
-    """What a report shows first: the accuracy of every group, and its time and bytes, as means over seeds."""
-    columns: Columns = {
-        FINAL: ("final_accuracy", "accuracy"),
-        "part.": ("participation", ".3f"),
-        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
-        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
-        "down": ("bytes_down", show_bytes),
-        "up": ("bytes_up", show_bytes),
-    }
-    return _by_group("results", groups, columns, {"seeds": _seeds})
-
-
-def checkpoints(groups: Sequence[Group]) -> Table:
-    """Accuracy after 15 % and 50 % of the rounds, of the single round and of a window around it, and at the end."""
-    columns: Columns = {
+    },
+    "checkpoints": {
+        "seeds": _seeds,
         "15 %": ("accuracy@0.15", "accuracy"),
         "around 15 %": ("accuracy_around@0.15", "accuracy"),
         "50 %": ("accuracy@0.5", "accuracy"),
         "around 50 %": ("accuracy_around@0.5", "accuracy"),
         FINAL: ("final_accuracy", "accuracy"),
         LAST: ("last_accuracy", "accuracy"),
-    }
-    return _by_group("checkpoints", groups, columns, {"seeds": _seeds})
-
-
-def selections(groups: Sequence[Group]) -> Table:
-    """The distribution of the clients' numbers of selections, as means over seeds."""
-    columns: Columns = {
+    },
+    "selections": {
         "covered after": ("rounds_to_cover", "reached"),
         "never": ("never_selected", ".3g"),
         "min": ("fewest_selections", ".3g"),
         "median": ("median_selections", ".3g"),
         "max": ("most_selections", ".3g"),
         "Gini": ("selection_gini", ".3f"),
-    }
-    return _by_group("selections", _finished(groups), columns)
+    },
+    "clients": {
+        "seeds": _seeds,
+        "measured on": lambda group: str(group.runs[0].config[KEY]),
+        **{name.replace("_", " "): (f"{KEY}_{name}", "accuracy") for name in AGGREGATES},
+        "clients never selected": ("never_selected", ".3g"),
+    },
+    "costs": {
+        "rounds": ("num_rounds", ".0f"),
+        "start-up rounds": ("start_up_rounds", ".0f"),
+        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
+        "down": (partial(measures.total_cost, names=["bytes_down"]), show_bytes),
+        "up": (partial(measures.total_cost, names=["bytes_up"]), show_bytes),
+        "samples": (partial(measures.total_cost, names=SAMPLES), ",.0f"),
+        "one-time bytes": (partial(measures.one_time_cost, names=BYTES), show_bytes),
+        "one-time time": (partial(measures.one_time_cost, names=PHASE_SECONDS), _show_signed_seconds),
+        "bytes a round": (partial(measures.cost_a_round, names=BYTES), show_bytes),
+        "time a round": (partial(measures.cost_a_round, names=PHASE_SECONDS), show_seconds),
+        "simulated a round": (partial(measures.cost_a_round, names=SIMULATED), show_seconds),
+    },
+    "times": {
+        "rounds": ("num_rounds", ".0f"),
+        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
+        **{phase: (partial(measures.total_cost, names=[f"seconds_{phase}"]), show_seconds) for phase in PHASES},
+        "longest select": (lambda run: run.columns["seconds_select"].max(initial=0.0), show_seconds),
+        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
+        "simulated ask": (partial(measures.total_cost, names=["simulated_seconds_ask"]), show_seconds),
+        "simulated train": (partial(measures.total_cost, names=["simulated_seconds_train"]), show_seconds),
+        "late a round": ("late_a_round", ".2f"),
+    },
+}
+"""The columns of tables with a row a group, after its name: means over seeds."""
+
+
+def by_group(name: str, groups: Sequence[Group]) -> Table:
+    """The table of `BY_GROUP` with this name."""
+    columns = BY_GROUP[name]
+    return _table(name, ["run", *columns], [[group.name, *_cells(group, columns.values())] for group in groups])
+
+
+def _cells(group: Group, columns: Iterable[Column]) -> Iterator[str]:
+    for column in columns:
+        yield column(group) if callable(column) else show_values(measured(group, [column[0]])[0], column[1])
 
 
 P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
@@ -141,7 +144,7 @@ P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
 def to_references(panels: Sequence[Panel]) -> list[tuple[Panel, str, str, Difference | None, float]]:
     """Panel, line, its reference, paired difference and p-value, by Holm's correction over all of them."""
     compared = [
-        (panel, line, panel.name_of(reference), final_lead(group, reference))
+        (panel, line, panel.name_of(reference), measures.final_lead(group, reference))
         for panel in panels
         for line, group in panel.lines.items()
         if (reference := _reference(panel, group)) is not group
@@ -169,8 +172,7 @@ def _reference(panel: Panel, group: Group) -> Group:
     """What a line of a panel is compared with: random selection in its setting, or else the first line, as where all
     lines are random selection."""
     nothing_else = all(line.choices.get("selector") == REFERENCE for line in panel.lines.values())
-    found = None if nothing_else else panel.reference_of(group, REFERENCE)
-    return found or panel.reference(REFERENCE)
+    return (None if nothing_else else panel.reference_of(group, REFERENCE)) or panel.reference
 
 
 def pooled_pairs(panels: Sequence[Panel]) -> Table:
@@ -194,7 +196,8 @@ def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
         if all(line in panel.lines for panel in panels):
             references = [_reference(panel, panel.lines[line]) for panel in panels]
             names = {panel.name_of(reference) for panel, reference in zip(panels, references, strict=True)}
-            strata = [final_by_seed(p.lines[line], other) for p, other in zip(panels, references, strict=True)]
+            own = [panel.lines[line] for panel in panels]
+            strata = [paired_values(finals(one), finals(other)) for one, other in zip(own, references, strict=True)]
             difference = pooled(strata)
             if len(names) == 1 and line not in names and difference is not None:
                 yield f"{line} - {names.pop()}", difference
@@ -207,17 +210,17 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
 
 LEVELS = (0.9, 0.95, 1.0)
 """Targets as shares of the reference's mean final accuracy."""
-REACHED = (measures.rounds_to, measures.bytes_to, measures.simulated_seconds_to)
+REACHED = ("rounds_to", "bytes_to", "simulated_seconds_to")
 
 
 def targets(panels: Sequence[Panel]) -> Table:
     """Rounds, bytes and simulated time until a run first reaches shares of the reference's mean final accuracy."""
     rows = []
     for panel in panels:
-        level = mean_final(panel.reference(REFERENCE))
+        level = measures.mean_final(panel.reference)
         for share, target in [] if level is None else [(share, share * level) for share in LEVELS]:
-            until = [partial(of, target=target) for of in REACHED]
-            *_, slowest = map(median_reached, measured(panel.reference(REFERENCE), until))
+            until = [f"{name}@{target!r}" for name in REACHED]
+            *_, slowest = map(median_reached, measured(panel.reference, until))
             for line, group in panel.lines.items():
                 rounds, volume, seconds = measured(group, until)
                 reached = [show_median_reached(rounds), show_median_reached(volume, show_bytes), "-", "-"]
@@ -230,50 +233,11 @@ def targets(panels: Sequence[Panel]) -> Table:
     return _table("targets", [*header, "times as fast"], rows)
 
 
-def costs(groups: Sequence[Group]) -> Table:
-    """What the runs cost as they are, and what of it the start-up and each later round take."""
-    columns: Columns = {
-        "rounds": ("num_rounds", ".0f"),
-        "start-up rounds": ("start_up_rounds", ".0f"),
-        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
-        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
-        "down": (partial(measures.total_cost, names=["bytes_down"]), show_bytes),
-        "up": (partial(measures.total_cost, names=["bytes_up"]), show_bytes),
-        "samples": (partial(measures.total_cost, names=SAMPLES), ",.0f"),
-        "one-time bytes": (partial(measures.one_time_cost, names=BYTES), show_bytes),
-        "one-time time": (partial(measures.one_time_cost, names=PHASE_SECONDS), _show_signed_seconds),
-        "bytes a round": (partial(measures.cost_a_round, names=BYTES), show_bytes),
-        "time a round": (partial(measures.cost_a_round, names=PHASE_SECONDS), show_seconds),
-        "simulated a round": (partial(measures.cost_a_round, names=SIMULATED), show_seconds),
-    }
-    return _by_group("costs", _finished(groups), columns)
-
-
-def _show_signed_seconds(value: float) -> str:
-    return ("-" if value < 0 else "") + show_seconds(abs(value))
-
-
-def times(groups: Sequence[Group]) -> Table:
-    """Seconds of whole runs by phase, and beside them those of the simulated clock, by what the server waited for."""
-
-    def late_a_round(run: Run) -> float | None:
-        late = [record.get("late") for record in run.records]
-        return None if None in late or not late else sum(map(len, filter(None, late))) / len(late)
-
-    columns: Columns = {
-        "rounds": ("num_rounds", ".0f"),
-        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
-        **{phase: (partial(measures.total_cost, names=[f"seconds_{phase}"]), show_seconds) for phase in PHASES},
-        "longest select": (lambda run: run.columns["seconds_select"].max(initial=0.0), show_seconds),
-        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
-        "simulated ask": (partial(measures.total_cost, names=["simulated_seconds_ask"]), show_seconds),
-        "simulated train": (partial(measures.total_cost, names=["simulated_seconds_train"]), show_seconds),
-        "late a round": (late_a_round, ".2f"),
-    }
-    return _by_group("times", _finished(groups), columns)
-
-
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Table]:
-    """All of these tables."""
-    found = [overview(groups), checkpoints(groups), *(table(panels) for table in (pairs, pooled_pairs, targets))]
-    return [*found, *(table(groups) for table in (selections, clients, costs, times))]
+    """All of these tables but `results`."""
+    finished = [group for group in groups if group.complete]
+    by_client = [group for group in finished if group.runs[0].config.get(KEY)]
+    found = [by_group(name, groups) for name in ("overview", "checkpoints")]
+    found += [table(panels) for table in (pairs, pooled_pairs, targets)]
+    found += [by_group("selections", finished), by_group("clients", by_client)]
+    return [*found, *(by_group(name, finished) for name in ("costs", "times"))]

@@ -182,10 +182,10 @@ class Panel:
     title: str
     lines: Mapping[str, Group]
 
-    def reference(self, selector: str) -> Group:
-        """The group of the given selector, or the first group."""
-        groups = list(self.lines.values())
-        return next((g for g in groups if g.choices.get("selector") == selector), groups[0])
+    @property
+    def reference(self) -> Group:
+        """The first group of `REFERENCE`, or the first of all."""
+        return min(self.lines.values(), key=lambda group: group.choices.get("selector") != REFERENCE)
 
     def reference_of(self, group: Group, choice: str) -> Group | None:
         """The group of selector `choice`, or the line of that name, to compare `group` with: of several the one whose
@@ -219,9 +219,3 @@ def make_panels(groups: Sequence[Group]) -> list[Panel]:
         title, line = split_labels(group.labels)
         panels.setdefault(title, {})[line] = group
     return [Panel(title, panels[title]) for title in sorted(panels, key=sort_key)]
-
-
-def drawn_panels(panels: Sequence[Panel]) -> list[Panel]:
-    """The panels with those of their lines that have finished runs."""
-    found = [Panel(panel.title, {name: g for name, g in panel.lines.items() if g.complete}) for panel in panels]
-    return [panel for panel in found if panel.lines]

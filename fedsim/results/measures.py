@@ -4,7 +4,6 @@ A measure is a function of a run and perhaps of one argument, which stands behin
 `accuracy@0.15`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -20,25 +19,18 @@ from fedsim.results.statistics import UNBOUNDED, UNIT, Difference, paired_values
 
 Measure = Callable[[Run], float | None]
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
-
-
-def accuracy(run: Run, share: float) -> float | None:
-    """Test accuracy after the `share` of all rounds, rounded down to a round; a single evaluation."""
-    values, round = run.columns["test_accuracy"], floor(share * run.num_rounds)
-    if not 1 <= round <= len(values) or math.isnan(values[round - 1]):
-        return None
-    return float(values[round - 1])
+BYTES, SAMPLES, SIMULATED = ("bytes_down", "bytes_up"), ("train_samples", "forward_samples"), ("simulated_seconds",)
 
 
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:
-    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds."""
+    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds, rounded down to one."""
     round = floor(share * run.num_rounds)
     return _finite_mean(run.columns["test_accuracy"][max(round - 1 - width // 2, 0) : round + width // 2])
 
 
-def final_accuracy(run: Run, window: int = FINAL_WINDOW) -> float | None:
-    """Mean test accuracy over those of the last `window` rounds that were evaluated."""
-    return mean_of_last(run.columns["test_accuracy"][-window:].tolist(), window)
+def final_accuracy(run: Run) -> float | None:
+    """Mean test accuracy over those of the last 11 rounds that were evaluated."""
+    return mean_of_last(run.columns["test_accuracy"][-FINAL_WINDOW:].tolist())
 
 
 def last_accuracy(run: Run) -> float | None:
@@ -81,24 +73,10 @@ def rounds_to(run: Run, target: float) -> float | None:
     return _first_round(run.columns["test_accuracy"] >= target)
 
 
-def bytes_to(run: Run, target: float) -> float | None:
-    """Bytes in both directions until the test accuracy first reaches `target`."""
-    return _spent_to(run, target, ["bytes_down", "bytes_up"])
-
-
-def simulated_seconds_to(run: Run, target: float) -> float | None:
-    """Seconds on the simulated clock until the test accuracy first reaches `target`; None without such a clock."""
-    return _spent_to(run, target, ["simulated_seconds"])
-
-
-def _spent_to(run: Run, target: float, names: Sequence[str]) -> float | None:
+def spent_to(run: Run, target: float, names: Sequence[str]) -> float | None:
+    """The sum of quantities until the test accuracy first reaches `target`; None if they were not recorded."""
     reached, spent = rounds_to(run, target), _spent(run, names)
     return float(spent[: int(reached)].sum()) if reached is not None and len(spent) else None
-
-
-def participation(run: Run) -> float | None:
-    """Mean share of clients that upload in a round."""
-    return _finite_mean(run.columns["participation_ratio"])
 
 
 def participation_rise(run: Run) -> float | None:
@@ -106,11 +84,6 @@ def participation_rise(run: Run) -> float | None:
     ratios = run.columns["participation_ratio"]
     early, late = _finite_mean(ratios[: len(ratios) // 2]), _finite_mean(ratios[len(ratios) // 2 :])
     return None if early is None or late is None else late - early
-
-
-def selection_gini(run: Run) -> float | None:
-    """Gini coefficient of the clients' numbers of selections: 0 if all are equal, near 1 if few clients have all."""
-    return gini(run.selections.astype(np.float64))
 
 
 def peak_selections(run: Run) -> float:
@@ -125,7 +98,8 @@ def _of_sizes(of: Callable[[NDArray[np.int64]], float]) -> Measure:
 
 
 def gini(values: Floats) -> float:
-    """Gini coefficient: the mean absolute difference of all pairs divided by twice the mean; 0 if all values are 0."""
+    """Gini coefficient: the mean absolute difference of all pairs divided by twice the mean; 0 if all values are equal,
+    near 1 if a few have all."""
     ordered = np.sort(values)
     total = ordered.sum()
     ranks = np.arange(1, len(ordered) + 1)
@@ -175,10 +149,9 @@ def cost_a_round(run: Run, names: Sequence[str]) -> float | None:
 def cost_of_rounds(run: Run, names: Sequence[str], rounds: int = 200) -> float | None:
     """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes, samples).
 
-    For judging papers' times of 200 rounds; tables show what runs did cost. A run that is long enough gives it
-    directly. For a shorter one, each missing round is assumed to cost the mean of the rounds after the start-up rounds,
-    which is wrong where a method does more every so many rounds. None if a run ended during its start-up or did not
-    record how long it lasts.
+    For judging papers' times of 200 rounds; tables show what runs did cost. Each round that is missing is assumed to
+    cost the mean of those after the start-up, which is wrong where a method does more every so many rounds. None if a
+    run ended during its start-up or did not record how long it lasts.
     """
     spent = _spent(run, names)
     if len(spent) >= rounds:
@@ -200,18 +173,18 @@ def selection_overhead(run: Run) -> float | None:
 
 
 MEASURES: Mapping[str, Callable[..., float | None]] = {
-    "accuracy": accuracy,
+    "accuracy": partial(accuracy_around, width=1),  # a single evaluation
     "accuracy_around": accuracy_around,
     "bytes_down": lambda run: float(run.summary["totals"]["bytes_down"]),
-    "bytes_to": bytes_to,
+    "bytes_to": partial(spent_to, names=BYTES),
     "bytes_up": lambda run: float(run.summary["totals"]["bytes_up"]),
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
     "fewest_selections": lambda run: float(run.selections.min()),
     "final_accuracy": final_accuracy,
-    "final_accuracy_10": partial(final_accuracy, window=10),
     "fluctuation": fluctuation,
     "gain_after": gain_after,
     "last_accuracy": last_accuracy,
+    "late_a_round": lambda run: _finite_mean(run.columns.get("late", np.empty(0))),
     "mean_accuracy": mean_accuracy,
     "mean_selections": lambda run: float(run.selections.mean()),
     "median_selections": lambda run: float(np.median(run.selections)),
@@ -219,9 +192,8 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "never_selected": lambda run: float((run.selections == 0).sum()),
     "num_clients": _of_sizes(len),
     "num_rounds": lambda run: run.num_rounds,
-    "participation": participation,
+    "participation": lambda run: _finite_mean(run.columns["participation_ratio"]),
     "participation_rise": participation_rise,
-    "peak_distance": lambda run, selections: abs(peak_selections(run) - selections),
     "peak_height": lambda run: float(np.bincount(run.selections).max()),  # clients at the mode
     "peak_selections": peak_selections,
     "rounds_to": rounds_to,
@@ -230,9 +202,9 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "samples_mean": _of_sizes(np.mean),
     "samples_total": _of_sizes(np.sum),
     "seconds_200": seconds_200,
-    "selection_gini": selection_gini,
+    "selection_gini": lambda run: gini(run.selections.astype(np.float64)),
     "selection_overhead": selection_overhead,
-    "simulated_seconds_to": simulated_seconds_to,
+    "simulated_seconds_to": partial(spent_to, names=SIMULATED),
     "start_up_rounds": lambda run: run.start_up_rounds,
     "speed": _negative(seconds_200),
     "steadiness": _negative(fluctuation),
@@ -242,7 +214,7 @@ FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens; no value means that it never happened in the run."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
-SHARES = ("final_accuracy", "final_accuracy_10", "mean_accuracy", "accuracy", "accuracy_around", "participation")
+SHARES = ("final_accuracy", "mean_accuracy", "accuracy", "accuracy_around", "participation")
 """Measures that lie between 0 and 1."""
 
 
@@ -285,10 +257,6 @@ def mean_final(group: Group) -> float | None:
     return float(np.mean(list(finals(group).values()))) if finals(group) else None
 
 
-def final_by_seed(group: Group, reference: Group) -> dict[Seeds, float]:
-    return paired_values(finals(group), finals(reference))
-
-
 def final_lead(group: Group, reference: Group) -> Difference | None:
     """The mean difference of final accuracy at equal seeds."""
-    return pooled([final_by_seed(group, reference)])
+    return pooled([paired_values(finals(group), finals(reference))])

@@ -156,7 +156,6 @@ class Run:
 
     @cached_property
     def rounds(self) -> Rounds:
-        """What is kept of the records."""
         return Rounds.of_columns(self.archived["rows"].to_pydict()) if self.archived else Rounds.of(self.records)
 
     @property

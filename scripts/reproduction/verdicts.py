@@ -58,7 +58,7 @@ def write_folder(folder: Path, groups: Sequence[Group], judged: Sequence[Judged]
     numbers = [one for one in judged if isinstance(one.printed, Number)]
     tables = [papers.numbers(numbers), papers.all_numbers(numbers)] if any(one.evidence for one in numbers) else []
     panels = make_panels(groups)
-    own = results.overview(groups), results.pairs(panels), results.pooled_pairs(panels)
+    own = results.by_group("overview", groups), results.pairs(panels), results.pooled_pairs(panels)
     for table in (*tables, papers.claims(judged), *own):
         if table.rows:
             (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")

@@ -134,14 +134,8 @@ def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
     return [*without_sweeps(more), *name]
 
 
-def check_question(overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
-    check(*find(overrides, "config", multirun=False))
-    outlined(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
-
-
 def _composed(
-    jobs: Sequence[Sequence[str]], given: Sequence[Override], config_name: str, base: DictConfig | None
+    jobs: Sequence[Sequence[str]], given: Sequence[Override], config_name: str, base: DictConfig
 ) -> list[Composed]:
     """The jobs of these words; `base` is what those `given` that are not swept over compose to."""
     files = on_search_path()
@@ -149,7 +143,7 @@ def _composed(
     typed = frozenset(map(key_of, given))
 
     def by_hydra(words: Sequence[str]) -> tuple[DictConfig, Composed]:
-        config = base if base is not None and list(words) == words_of_base else compose_one(words, config_name)
+        config = base if list(words) == words_of_base else compose_one(words, config_name)
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
         return config, Composed(plain(config, choices), choices, tuple(words), typed, launcher, files)

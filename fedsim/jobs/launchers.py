@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -25,7 +25,8 @@ from joblib.externals.loky import get_reusable_executor  # type: ignore[import-u
 
 from fedsim.config.build import construct
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError, FedsimError, Problem, at_least, check, rule
+from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
+from fedsim.core.parameters import Count, CountOrZero, NonNegative, Problems, parameters
 from fedsim.jobs.task_worker import SubmittedTask, Task
 from fedsim.jobs.tasks import TaskLauncher, imported, in_words
 from fedsim.results.files import is_free
@@ -38,7 +39,7 @@ IDLE_SECONDS = 15
 """After which a process of joblib without a job ends, also where the command was killed."""
 
 
-@dataclass(kw_only=True)
+@parameters
 class JoblibJobs(TaskLauncher):
     """The launcher `joblib` (conf/hydra/launcher/joblib.yaml). `n_jobs`: processes; -1: as many as there are cores."""
 
@@ -46,8 +47,8 @@ class JoblibJobs(TaskLauncher):
 
     how = "in processes of joblib"
 
-    def problems(self) -> Sequence[Problem | None]:
-        return [rule(self.n_jobs != 0, "n_jobs", self.n_jobs, "must not be 0", "-1: as many as there are cores")]
+    def problems(self) -> Problems:
+        yield rule(self.n_jobs != 0, "n_jobs", self.n_jobs, "must not be 0", "-1: as many as there are cores")
 
     @property
     def tasks_at_a_time(self) -> int:
@@ -74,8 +75,7 @@ class JoblibJobs(TaskLauncher):
         return list(wait(running, POLL_SECONDS, FIRST_COMPLETED).done)
 
     def outcomes(self, task: "Future[Any]") -> Sequence[Outcome]:
-        found: Sequence[Outcome] = task.result()
-        return found
+        return list(task.result())
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
         for pid in list(self._pool()._processes or ()):
@@ -97,7 +97,7 @@ CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
 """Beginnings of the names of variables of the environment that tasks are given; keys (WANDB_API_KEY) are not."""
 
 
-@dataclass(kw_only=True)
+@parameters
 class RayJobs(TaskLauncher):
     """The launcher `ray` (conf/hydra/launcher/ray.yaml). Tasks are known by the references to their results.
 
@@ -107,24 +107,18 @@ class RayJobs(TaskLauncher):
     """
 
     address: str | None
-    num_cpus: float
-    num_gpus: float
-    max_retries: int
-    max_in_flight: int | None
+    num_cpus: NonNegative
+    num_gpus: NonNegative
+    max_retries: CountOrZero
+    max_in_flight: Count | None
 
     how = "as tasks of Ray"
 
-    def problems(self) -> Sequence[Problem | None]:
-        whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
+    def problems(self) -> Problems:
         host = "the variable RAY_ADDRESS names the cluster for auto"
-        return (
-            rule(self.address in (None, "auto"), "address", self.address, "must be null or auto", host),
-            at_least("num_cpus", self.num_cpus, 0),
-            at_least("num_gpus", self.num_gpus, 0),
-            rule(whole, "num_gpus", self.num_gpus, "must be <= 1 or whole", "tasks share a GPU with 0.5, say"),
-            at_least("max_retries", self.max_retries, 0),
-            None if self.max_in_flight is None else at_least("max_in_flight", self.max_in_flight, 1),
-        )
+        yield rule(self.address in (None, "auto"), "address", self.address, "must be null or auto", host)
+        whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
+        yield rule(whole, "num_gpus", self.num_gpus, "must be <= 1 or whole", "tasks share a GPU with 0.5, say")
 
     @property
     def tasks_at_a_time(self) -> int | None:
@@ -180,8 +174,7 @@ class RayJobs(TaskLauncher):
             self._ray.cancel(task, force=False)
 
     def outcomes(self, task: Any) -> Sequence[Outcome]:
-        found: Sequence[Outcome] = self._ray.get(task)
-        return found
+        return list(self._ray.get(task))
 
     def _environment(self) -> Mapping[str, str]:
         """Variables for a task. Without a GPU of its own, it is shown none."""
@@ -202,7 +195,7 @@ FOLDER = ".submitit"
 TOLD_AT_ONCE = "a task would be asked to end as soon as it begins"
 
 
-@dataclass(kw_only=True)
+@parameters
 class SubmititJobs(TaskLauncher):
     """What `submitit_local` and `submitit_slurm` have in common. Tasks are known by submitit's jobs; `parameters` are
     for submitit."""
@@ -214,10 +207,10 @@ class SubmititJobs(TaskLauncher):
     poll_seconds: ClassVar[float]
     """Between two looks at the tasks and at the records of their jobs."""
 
-    def problems(self) -> Sequence[Problem | None]:
-        one = "a job of fedsim runs in one process"
-        given = {key: self.parameters.get(key, 1) for key in ("nodes", "tasks_per_node")}
-        return [rule(value == 1, key, value, "must be 1", one) for key, value in given.items()]
+    def problems(self) -> Problems:
+        for key in ("nodes", "tasks_per_node"):
+            value = self.parameters.get(key, 1)
+            yield rule(value == 1, key, value, "must be 1", "a job of fedsim runs in one process")
 
     @property
     def gpus(self) -> tuple[str, float]:
@@ -282,11 +275,10 @@ class SubmititJobs(TaskLauncher):
         if not task.paths.result_pickle.exists():
             log = next((file for file in (task.paths.stderr, task.paths.stdout) if file.exists()), task.paths.folder)
             raise RuntimeError(f"{task.job_id} has ended without a report: {task.state}, see {log}")
-        found: Sequence[Outcome] = task.result()
-        return found
+        return list(task.result())
 
 
-@dataclass(kw_only=True)
+@parameters
 class LocalJobs(SubmititJobs):
     """The launcher `submitit_local`: processes of this machine, each with another one of submitit, which waits for it
     and starts it again.
@@ -294,13 +286,9 @@ class LocalJobs(SubmititJobs):
     `max_in_flight`: tasks at a time, None for as many as there are cores for.
     """
 
-    max_in_flight: int | None
+    max_in_flight: Count | None
 
     how, cluster, poll_seconds, ask_seconds = "as processes of submitit", "local", 0.5, 0.0
-
-    def problems(self) -> Sequence[Problem | None]:
-        most = self.max_in_flight
-        return [*super().problems(), None if most is None else at_least("max_in_flight", most, 1)]
 
     @property
     def tasks_at_a_time(self) -> int:
@@ -321,24 +309,21 @@ class LocalJobs(SubmititJobs):
                 os.kill(int(task.job_id), signal.SIGTERM)  # its waiting process passes it on to the one of the jobs
 
 
-@dataclass(kw_only=True)
+@parameters
 class SlurmJobs(SubmititJobs):
     """The launcher `submitit_slurm`: an array of tasks of Slurm.
 
     `max_num_timeout`: time limits that a task may reach and be requeued.
     """
 
-    max_num_timeout: int
+    max_num_timeout: CountOrZero
 
     how, cluster, poll_seconds, ask_seconds = "as tasks of Slurm", "slurm", 2.0, 10.0
 
-    def problems(self) -> Sequence[Problem | None]:
+    def problems(self) -> Problems:
+        yield from super().problems()
         delay, limit = self.parameters.get("signal_delay_s", 0), 60 * self.parameters.get("timeout_min", math.inf)
-        return [
-            *super().problems(),
-            at_least("max_num_timeout", self.max_num_timeout, 0),
-            rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", TOLD_AT_ONCE),
-        ]
+        yield rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", TOLD_AT_ONCE)
 
     @property
     def tasks_at_a_time(self) -> None:

@@ -14,12 +14,11 @@ from fedsim.config.declared import declared
 from fedsim.config.plan import Plan
 from fedsim.core.configs import flat
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.jobs.sweep import require_room
+from fedsim.jobs.sweep import Lanes, require_room
 from fedsim.running.outcome import outcome_on_file
 
 if TYPE_CHECKING:
     from fedsim.jobs.tasks import TaskLauncher
-    from fedsim.running.interleaving import Lanes
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
 from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check
+from fedsim.core.parameters import Count, parameters
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.overwriting import Overwriting
@@ -27,7 +28,7 @@ from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import tell_line, told_if_slow
 
 if TYPE_CHECKING:
-    from fedsim.running.interleaving import InterleavedRun, Lanes
+    from fedsim.running.interleaving import InterleavedRun
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 """Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it.
@@ -156,15 +157,6 @@ class Attempts:
             self.run(plan)
             STOP.raise_if_asked()
 
-    def run_in_lanes(self, lanes: "Lanes", plans: Sequence[Plan]) -> None:
-        """Run jobs side by side, as many at a time as there are lanes and as fit together."""
-        from fedsim.running.interleaving import run_interleaved
-
-        for group in lanes.groups(plans):
-            with self.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
-                run_interleaved([partial(self.run, plan) for plan in group], show)
-            STOP.raise_if_asked()
-
     def shown(
         self, plans: Sequence[Plan], num_rounds: int, how: str = "side by side"
     ) -> AbstractContextManager[Callable[[int, int], None]]:
@@ -187,6 +179,37 @@ class Attempts:
             if not free:
                 _tell_holders([plan.folder for plan in self.held.values()], told)
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))
+
+
+SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
+"""Runs that agree in these keys of the config can train together."""
+
+
+@parameters
+class Lanes:
+    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by side."""
+
+    max_lanes: Count
+
+    def groups(self, plans: Sequence[Plan]) -> list[list[Plan]]:
+        """Plans that can train together, at most `max_lanes` each; a folder that comes twice is run once."""
+        alike: dict[str, list[Plan]] = {}
+        for plan in {plan.folder: plan for plan in plans}.values():
+            key = json.dumps([plan.config.get(name) for name in SHARED], sort_keys=True, default=str)
+            alike.setdefault(key, []).append(plan)
+        size = self.max_lanes
+        return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
+
+    def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
+        """Run jobs, as many at a time as there are lanes and as fit together; a single one as without a launcher."""
+        if len(plans) == 1:
+            return attempts.run_in_turn(plans)
+        from fedsim.running.interleaving import run_interleaved  # takes time: it imports PyTorch
+
+        for group in self.groups(plans):
+            with attempts.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
+                run_interleaved([partial(attempts.run, plan) for plan in group], show)
+            STOP.raise_if_asked()
 
 
 class _Rounds(Watch):

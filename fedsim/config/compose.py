@@ -171,15 +171,13 @@ def outlined(jobs: Sequence[Composed]) -> list[Plan]:
     return _of_all(jobs, plan_of)
 
 
-def check_rest(jobs: Sequence[Composed], plans: Sequence[Plan], passed: Callable[[Plan], bool] | None = None) -> None:
-    """Raise `ConfigError` with all problems that show when parts are built; `passed`: whether those of a plan need not
-    be."""
+def check_rest(jobs: Sequence[Composed], plans: Sequence[Plan]) -> None:
+    """Raise `ConfigError` with all problems that show when parts are built."""
 
     def check_one(job: Composed, plan: Plan) -> None:
-        if passed is None or not passed(plan):
-            from fedsim.config.parts import check_parts  # takes time: it imports PyTorch
+        from fedsim.config.parts import check_parts  # takes time: it imports PyTorch
 
-            check_parts(plan, elsewhere=elsewhere(job.launcher))
+        check_parts(plan, elsewhere=elsewhere(job.launcher))
 
     _of_all(jobs, check_one, plans)
 

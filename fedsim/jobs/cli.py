@@ -18,7 +18,7 @@ from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, long_form
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.jobs.narration import Narration, Progress
-from fedsim.jobs.prepare import compose_words, prepare
+from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, tell
 
@@ -51,8 +51,8 @@ def question(args: Namespace) -> list[str]:
 
 def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
     """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on."""
-    prepared = prepare(jobs)
-    plans, launcher, overwriting = prepared.plans, prepared.check(), prepared.overwriting
+    plans, overwriting = prepare(jobs)
+    launcher = check_all(jobs, plans)
     progress = Progress(plans)
     screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
     attempts = Attempts(progress, screen, overwriting=overwriting)

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,23 +90,18 @@ OnRound = Callable[[Plan, Record], str | None]
 """Is told of every round of every job; returns why the job is to end there, or None."""
 
 
+@dataclass(eq=False)
 class Attempts:
     """Jobs as they are run: how each ended, and which ones other processes hold. `screen` (None: nobody) and `on_round`
     are told of them."""
 
-    def __init__(
-        self,
-        progress: Progress | None = None,
-        screen: Narration | None = None,
-        on_round: OnRound | None = None,
-        overwriting: Overwriting | None = None,
-    ) -> None:
-        self.progress = progress or Progress()
-        self.screen, self.on_round = screen, on_round
-        self.overwriting = overwriting or Overwriting()
-        self.ended: dict[Path, Outcome] = {}
-        self.held: dict[Path, Plan] = {}
-        self._unprepared: dict[str, DataError] = {}
+    progress: Progress = field(default_factory=Progress)
+    screen: Narration | None = None
+    on_round: OnRound | None = None
+    overwriting: Overwriting = field(default_factory=Overwriting)
+    ended: dict[Path, Outcome] = field(default_factory=dict, init=False)
+    held: dict[Path, Plan] = field(default_factory=dict, init=False)
+    _unprepared: dict[str, DataError] = field(default_factory=dict, init=False)
 
     @property
     def refused(self) -> list[FedsimError]:

@@ -192,7 +192,6 @@ LATE_SECONDS = 15.0
 """How long the result of a task that has ended may take to be seen on a file system of several machines."""
 FOLDER = ".submitit"
 """Of the scripts, logs and pickles of submitit, beside the runs of the sweep."""
-TOLD_AT_ONCE = "a task would be asked to end as soon as it begins"
 
 
 @parameters
@@ -228,25 +227,23 @@ class SubmititJobs(TaskLauncher):
 
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
-        self._executor = self.executor(place / FOLDER)
-        self._ended_at: dict[Any, float] = {}
-        yield
-
-    def executor(self, folder: Path) -> Any:
-        """submitit's, with files in a subfolder of this command: process numbers come again."""
+        """With submitit's executor, whose files are in a subfolder of this command: process numbers come again."""
         submitit = imported("submitit", f"submitit_{self.cluster}", "slurm")
         shared = submitit.AutoExecutor._typed_parameters()
         given = {**self.parameters, **self.added()}
-        command, limits = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}", getattr(self, "max_num_timeout", 0)
+        folder = place / FOLDER / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        limits = getattr(self, "max_num_timeout", 0)
         try:
-            executor = submitit.AutoExecutor(folder / command, cluster=self.cluster, slurm_max_num_timeout=limits)
-            executor.update_parameters(**{k if k in shared else f"{self.cluster}_{k}": v for k, v in given.items()})
+            self._executor = submitit.AutoExecutor(folder, cluster=self.cluster, slurm_max_num_timeout=limits)
+            named = {key if key in shared else f"{self.cluster}_{key}": value for key, value in given.items()}
+            self._executor.update_parameters(**named)
         except RuntimeError as error:
             remedy = "start the command on a machine of the cluster, or take hydra/launcher=submitit_local"
             raise ConfigError([Problem("hydra/launcher", f"submitit_{self.cluster}", str(error), remedy)]) from error
         except (AssertionError, NameError, TypeError, ValueError) as error:
             raise ConfigError([Problem("hydra.launcher", ..., f"is refused by submitit: {error}")]) from error
-        return executor
+        self._ended_at: dict[Any, float] = {}
+        yield
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         variables = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the working folder before fedsim
@@ -323,11 +320,8 @@ class SlurmJobs(SubmititJobs):
     def problems(self) -> Problems:
         yield from super().problems()
         delay, limit = self.parameters.get("signal_delay_s", 0), 60 * self.parameters.get("timeout_min", math.inf)
-        yield rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", TOLD_AT_ONCE)
-
-    @property
-    def tasks_at_a_time(self) -> None:
-        return None
+        told = "a task would be asked to end as soon as it begins"
+        yield rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", told)
 
     def added(self) -> Mapping[str, Any]:
         """`srun` is told the cores again: since Slurm 22.05 it does not take them from `sbatch`. A task that asks for

@@ -74,19 +74,18 @@ BASES: Mapping[str, type] = {
     "aggregator": Aggregator,
 }
 """Config groups whose choice may be a class of the user's, by its base."""
-GROUPS: Mapping[str, tuple[Any, ...]] = {
-    "dataset": (Path(), Path()),
-    **{"partition": (), "availability": (), "optimizer": ()},
-    "aggregator": (frozenset(),),
-}
-"""Groups whose parts are cheap to make, with what each is passed in place of what it gets in a run."""
+COSTLY = ("model", "selector")
+"""Groups whose parts take more than their values to make."""
+IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggregator": (frozenset(),)}
+"""What parts of other groups are passed in place of what they get in a run."""
 
 
 def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | None:
     """All but the selector; returns the simulated clock, if there is a sound one."""
     made: dict[str, Any] = {
-        group: problems.run_users(instantiate, config.get(group), BASES[group], group, *passed)
-        for group, passed in GROUPS.items()
+        group: problems.run_users(instantiate, config.get(group), base, group, *IN_PLACE.get(group, ()))
+        for group, base in BASES.items()
+        if group not in COSTLY
     }
     system = config.get("system")
     clock = None if system is None else problems.run_users(instantiate, system, System, "system")

@@ -29,14 +29,8 @@ def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
     choose or change what a class takes the place of.
     """
     remedy = "give its values with it: functools.partial(..., key=value)"
-    typed = [(re.split(r"[./@]", key)[0], key) for key in sorted(job.typed)]
-    check(
-        *(
-            Problem(key, ..., f"has no effect: a class takes the place of {of}", remedy)
-            for of, key in typed
-            if of in parts
-        )
-    )
+    typed = [(of, key) for key in sorted(job.typed) if (of := re.split(r"[./@]", key)[0]) in parts]
+    check(*(Problem(key, ..., f"has no effect: a class takes the place of {of}", remedy) for of, key in typed))
     new, chosen = dict(job.config), dict(job.choices)
     for group, part in parts.items():
         if group not in BASES:

@@ -87,12 +87,11 @@ def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | Non
         for group, base in BASES.items()
         if group not in COSTLY
     }
-    system = config.get("system")
-    clock = None if system is None else problems.run_users(instantiate, system, System, "system")
     dataset = made["dataset"]
     problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
     problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
-    return clock
+    system = config.get("system")
+    return None if system is None else problems.run_users(instantiate, system, System, "system")
 
 
 def _check_selector(plan: Plan, system: System | None, problems: Gathered) -> None:

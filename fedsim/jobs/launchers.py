@@ -149,10 +149,8 @@ class RayJobs(TaskLauncher):
         try:
             STOP.install()  # Ray has handlers of its own
             there = ray.cluster_resources()
-            check(
-                _too_few("num_cpus", self.num_cpus, there.get("CPU", 0)),
-                _too_few("num_gpus", self.num_gpus, there.get("GPU", 0)),
-            )
+            asked = {"num_cpus": "CPU", "num_gpus": "GPU"}
+            check(*(_too_few(key, getattr(self, key), there.get(name, 0)) for key, name in asked.items()))
             self._ray = ray
             yield
         finally:

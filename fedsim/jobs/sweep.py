@@ -106,7 +106,7 @@ class Attempts:
     @property
     def refused(self) -> list[FedsimError]:
         """What has kept jobs from their first round."""
-        return [outcome.refusal for outcome in self.ended.values() if outcome.refusal is not None]
+        return [outcome.cause for outcome in self.ended.values() if isinstance(outcome.cause, FedsimError)]
 
     def run(self, plan: Plan, interleaved: "InterleavedRun | None" = None) -> Outcome:
         """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
@@ -133,7 +133,7 @@ class Attempts:
             if isinstance(error, DataError) and not is_prepared(plan):
                 self._unprepared[data_key(plan)] = error
             status = {DataError.exit_code: "data", ConfigError.exit_code: "config"}.get(error.exit_code, "failed")
-            return Outcome(status, {"error": str(error)}, refusal=error)
+            return Outcome(status, {"error": str(error)}, cause=error)
         return replace(outcome, cause=None)  # whose traceback holds the run's data
 
     def ends(self, plan: Plan, outcome: Outcome) -> None:

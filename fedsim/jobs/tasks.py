@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.parameters import Count, parameters
-from fedsim.jobs.sweep import Attempts, Lanes
+from fedsim.jobs.sweep import Attempts, Lanes, to_come
 from fedsim.results.files import METRICS
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
@@ -79,9 +79,8 @@ class TaskLauncher(ABC):
         or `Preempted`; a second Ctrl-C does not wait. A folder that comes twice is run once.
         """
         plans = list({plan.folder: attempts.overwriting.as_found(plan) for plan in plans}.values())
-        ended = [plan for plan in plans if outcome_on_file(plan).final and not plan.settings.overwrite]
-        attempts.run_in_turn(ended)  # which returns what is on file
-        left = [plan for plan in plans if plan not in ended]
+        left = to_come(plans)
+        attempts.run_in_turn([plan for plan in plans if plan not in left])  # which returns what is on file
         if not left:
             return
         if self.gpus is not None:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from fedsim.config.compose import check_jobs
+from fedsim.config.words import read
 from fedsim.distributed.links import Link, Message, Others, packed, unpacked
-from fedsim.jobs.cli import composed, run
+from fedsim.jobs.cli import run
+from fedsim.jobs.prepare import compose_words
 from fedsim.results.files import MODEL
 from fedsim.running.ranks import RANKS, Worker
 from tests import checkpoint_toys
@@ -44,7 +46,7 @@ def copied(message: Message) -> Message:
 @contextmanager
 def ranks(count: int, words: Sequence[str]) -> Iterator[LocalLink]:
     """`count` ranks for a command."""
-    link = LocalLink(count, lambda: check_jobs(composed(words)[0]))
+    link = LocalLink(count, lambda: check_jobs(compose_words(read(words))))
     RANKS.others = Others(link)
     try:
         yield link

@@ -11,6 +11,7 @@ import torch
 from fedsim.commands.dispatch import asks
 from fedsim.config.compose import check_jobs, conf_dir
 from fedsim.config.plan import Plan
+from fedsim.config.words import read
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.types import Params
 from fedsim.distributed import backend as divided
@@ -20,7 +21,8 @@ from fedsim.engine import data as engine_data
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import EVALUATION_BATCH
-from fedsim.jobs.cli import composed, run
+from fedsim.jobs.cli import run
+from fedsim.jobs.prepare import compose_words
 from fedsim.results.files import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
@@ -112,7 +114,7 @@ def test_every_selector_over_ranks_is_that_of_one_process(selector: str) -> None
 
 def made(words: Sequence[str], clients: int) -> tuple[Plan, Engine, Params, Schedule]:
     """The engine of a run in one process, and the work of its first clients in round 1."""
-    (plan,) = check_jobs(composed(list(words))[0])
+    (plan,) = check_jobs(compose_words(read(list(words))))
     simulation = build(plan).simulation
     engine = simulation.components.engine
     return plan, engine, simulation.params, schedule_of(engine, np.arange(clients), 1)
@@ -256,7 +258,7 @@ def test_what_does_not_go_together_with_ranks_is_refused() -> None:
     with pytest.raises(ConfigError, match="hydra/launcher: Lanes places jobs side by side"):
         run_over(2, [*WORDS, "-m", "seed=0,1", "hydra/launcher=lanes"])
     assert not Path("outputs").exists()
-    (plan,) = check_jobs(composed([*WORDS, "num_rounds=1"])[0])
+    (plan,) = check_jobs(compose_words(read([*WORDS, "num_rounds=1"])))
     object.__setattr__(plan.settings, "device", "cuda:1")
     with pytest.raises(ConfigError, match="device='cuda:1': is one GPU for all processes"):
         check_for_ranks([plan], {})

@@ -275,5 +275,5 @@ def test_without_the_checks_a_callback_would_run(tmp_path: Path, monkeypatch: py
     with unprotected(monkeypatch), search_path(), suppress(SystemExit):
         compose_jobs(words, multirun=False)
     with pytest.warns(UserWarning, match="Callback"), suppress(SystemExit):
-        hand_to_hydra(words, lambda config: None)
+        hand_to_hydra(words)
     assert marker.exists()

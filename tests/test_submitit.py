@@ -66,7 +66,9 @@ def test_srun_is_told_the_cores_of_a_task_and_gpus_are_hidden_from_one_that_asks
     (tmp_path / "srun").touch(mode=0o755)  # which submitit looks for
     monkeypatch.setenv("PATH", str(tmp_path))
     given |= {"mem_gb": 16, "partition": "gpu", "mem_per_gpu": "8G", "max_num_timeout": 7, "jobs_per_task": 8}
-    made = launcher_of(node_of("submitit_slurm", **given), SlurmJobs).executor(tmp_path)._executor
+    launcher = launcher_of(node_of("submitit_slurm", **given), SlurmJobs)
+    with launcher.connected(tmp_path):
+        made = launcher._executor._executor
     assert made.max_num_timeout == 7
     expected = {"mem": "16GB", "partition": "gpu", "mem_per_gpu": "8G", "job_name": "fedsim", "time": 60, "nodes": 1}
     assert {key: made.parameters[key] for key in expected} == expected

@@ -18,10 +18,9 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, Progress, has_console
-from fedsim.jobs.sweep import Attempts, require_room
+from fedsim.jobs.sweep import Attempts, Lanes, require_room
 from fedsim.running.assembly import forget
 from fedsim.running.experiment import execute
-from fedsim.running.interleaving import Lanes
 from fedsim.running.outcome import Watch, outcome_on_file
 
 Words = Sequence[str]
@@ -125,7 +124,7 @@ def run_sweep(
             attempts.run(plan)
             callback.raise_error()
     else:
-        attempts.run_in_lanes(Lanes(max_lanes=lanes), plans)
+        Lanes(max_lanes=lanes).run(attempts, plans)
     callback.raise_error()
     attempts.run_held(attempts.run_in_turn)
     found = [(plan, attempts.ended.get(plan.folder) or outcome_on_file(plan), place) for plan, place in placed]

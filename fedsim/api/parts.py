@@ -10,33 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
 
 from fedsim.api import session
 from fedsim.config.compose import Composed
+from fedsim.config.parts import BASES
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import not_imported
 from fedsim.core.errors import ConfigError, Problem, check, rule
-from fedsim.data.base import Dataset
-from fedsim.engine.optimizers import LocalOptimizer
-from fedsim.partitions.base import Partition
-from fedsim.rounds.aggregators import Aggregator
-from fedsim.rounds.availability import Availability
-from fedsim.selectors.base import Selector
 
 Part = Callable[..., Any]
 """A class, a function that is annotated to return one, or a `functools.partial` of either with values by keyword."""
-
-BASES: Mapping[str, type] = {
-    "dataset": Dataset,
-    "partition": Partition,
-    "availability": Availability,
-    "model": nn.Module,
-    "optimizer": LocalOptimizer,
-    "selector": Selector,
-    "aggregator": Aggregator,
-}
-"""Config groups whose choice may be given as a class."""
 
 
 def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
@@ -46,14 +29,8 @@ def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
     choose or change what a class takes the place of.
     """
     remedy = "give its values with it: functools.partial(..., key=value)"
-    typed = [(re.split(r"[./@]", key)[0], key) for key in sorted(job.typed)]
-    check(
-        *(
-            Problem(key, ..., f"has no effect: a class takes the place of {of}", remedy)
-            for of, key in typed
-            if of in parts
-        )
-    )
+    typed = [(of, key) for key in sorted(job.typed) if (of := re.split(r"[./@]", key)[0]) in parts]
+    check(*(Problem(key, ..., f"has no effect: a class takes the place of {of}", remedy) for of, key in typed))
     new, chosen = dict(job.config), dict(job.choices)
     for group, part in parts.items():
         if group not in BASES:

@@ -116,7 +116,8 @@ class SweepResult(tuple[RunResult, ...]):
     @property
     def summaries(self) -> "DataFrame":
         """A row for each run: its choices and its summary; columns as in `load_runs`."""
-        return runs_frame([result.run for result in self])
+        rows = [{**leading, **trailing} for _, leading, trailing in _told([result.run for result in self])]
+        return _pandas().DataFrame(rows)
 
 
 class PandasMissingError(FedsimError, ImportError):
@@ -172,10 +173,6 @@ def rounds_frame(runs: Sequence[Run]) -> "DataFrame":
     rows = ([{**leading, **record, **trailing} for record in run.records] for run, leading, trailing in _told(runs))
     frames = [pd.DataFrame(of_run) for of_run in rows if of_run]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-
-
-def runs_frame(runs: Sequence[Run]) -> "DataFrame":
-    return _pandas().DataFrame([{**leading, **trailing} for _, leading, trailing in _told(runs)])
 
 
 def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], dict[str, Any]]]:

@@ -163,7 +163,9 @@ def run_experiment(argv: Sequence[str]) -> Any:
 
 def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
     from fedsim.config.compose import check_jobs
-    from fedsim.jobs.cli import composed, run
+    from fedsim.config.words import read
+    from fedsim.jobs.cli import run
+    from fedsim.jobs.prepare import compose_words
     from fedsim.running.ranks import run_over_ranks
 
-    return run_over_ranks(place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(composed(argv)[0]))
+    return run_over_ranks(place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(compose_words(read(argv))))

@@ -32,7 +32,7 @@ from fedsim.core.disk import existing_folder, reading_problem, room_problem
 from fedsim.core.errors import ConfigError, Problem, command
 from fedsim.data.base import Dataset
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.jobs.prepare import compose_words, prepare
+from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.sweep import BYTES_OF_RUN, by_source, output_problems, source_problems, to_come
 from fedsim.running.provenance import driver_version
 
@@ -109,12 +109,12 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
     words = for_hydra(args)
     what = f"`{command('fedsim', *words)}`" if words else "the default experiment"
     try:
-        prepared = prepare(compose_words(args))
-        prepared.check(room=False)
+        jobs = compose_words(args)
+        plans, _ = prepare(jobs)
+        check_all(jobs, plans, room=False)
     except ConfigError as error:
         return [], [_found(fail, "config", problem) for problem in error.problems]
-    count = len(prepared.plans)
-    return prepared.plans, [ok(f"config: {what} is accepted{f', {count} jobs' if count > 1 else ''}")]
+    return plans, [ok(f"config: {what} is accepted{f', {len(plans)} jobs' if len(plans) > 1 else ''}")]
 
 
 def _found(kind: Callable[[str, str], Finding], topic: str, problem: Problem) -> Finding:

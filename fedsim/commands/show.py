@@ -16,7 +16,7 @@ from fedsim.commands.dispatch import entries, wrap
 from fedsim.config.compose import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
-from fedsim.jobs.prepare import compose_words, prepare
+from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
 from fedsim.results.files import is_free
 from fedsim.running.outcome import header_of, outcome_on_file
@@ -71,8 +71,7 @@ def run(words: Sequence[str]) -> int:
     as that would."""
     options, args = read_words(_parser(), words)
     jobs = compose_words(args)
-    prepared = prepare(jobs)
-    plans = prepared.plans
+    plans, _ = prepare(jobs)
     status = [status_of(plan) for plan in plans]
     if options.json:
         page = _as_json(jobs, plans, status)
@@ -81,7 +80,7 @@ def run(words: Sequence[str]) -> int:
         parts = [_preset(jobs, args.config_dir), _jobs(jobs, plans, status, shown), _totals(plans, status)]
         page = "\n\n".join(filter(None, parts))
     print(page, flush=True)  # before what takes time
-    prepared.check()
+    check_all(jobs, plans)
     return 0
 
 

@@ -88,9 +88,8 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         return ConfigError([Problem(f"{key}._target_", target, expected + reason, remedy)])
 
     if not isinstance(target, str):
-        raise refused(
-            "", f"a file of your own needs the line `_target_: <module>.<Class>`; fedsim's are in conf/{key}/"
-        )
+        line = "a file of your own needs the line `_target_: <module>.<Class>`"
+        raise refused("", f"{line}; fedsim's are in conf/{key}/")
     module_name, _, name = target.rpartition(".")
     if stranger := not_imported(module_name):
         raise refused(f"; {stranger}", REMEDY)

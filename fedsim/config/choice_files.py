@@ -179,7 +179,6 @@ class ChoiceFiles:
         return found
 
     def names(self, group: str) -> list[str]:
-        """The choices of a group."""
         return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")})
 
     def has(self, group: str, name: str) -> bool:

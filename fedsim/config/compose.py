@@ -134,14 +134,8 @@ def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
     return [*without_sweeps(more), *name]
 
 
-def check_question(overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` where `--cfg job` is asked of a command that would be refused. Inside `search_path`."""
-    check(*find(overrides, "config", multirun=False))
-    outlined(_composed([without_sweeps(overrides)], parse(overrides), "config", None))
-
-
 def _composed(
-    jobs: Sequence[Sequence[str]], given: Sequence[Override], config_name: str, base: DictConfig | None
+    jobs: Sequence[Sequence[str]], given: Sequence[Override], config_name: str, base: DictConfig
 ) -> list[Composed]:
     """The jobs of these words; `base` is what those `given` that are not swept over compose to."""
     files = on_search_path()
@@ -149,7 +143,7 @@ def _composed(
     typed = frozenset(map(key_of, given))
 
     def by_hydra(words: Sequence[str]) -> tuple[DictConfig, Composed]:
-        config = base if base is not None and list(words) == words_of_base else compose_one(words, config_name)
+        config = base if list(words) == words_of_base else compose_one(words, config_name)
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
         return config, Composed(plain(config, choices), choices, tuple(words), typed, launcher, files)
@@ -177,15 +171,13 @@ def outlined(jobs: Sequence[Composed]) -> list[Plan]:
     return _of_all(jobs, plan_of)
 
 
-def check_rest(jobs: Sequence[Composed], plans: Sequence[Plan], passed: Callable[[Plan], bool] | None = None) -> None:
-    """Raise `ConfigError` with all problems that show when parts are built; `passed`: whether those of a plan need not
-    be."""
+def check_rest(jobs: Sequence[Composed], plans: Sequence[Plan]) -> None:
+    """Raise `ConfigError` with all problems that show when parts are built."""
 
     def check_one(job: Composed, plan: Plan) -> None:
-        if passed is None or not passed(plan):
-            from fedsim.config.parts import check_parts  # takes time: it imports PyTorch
+        from fedsim.config.parts import check_parts  # takes time: it imports PyTorch
 
-            check_parts(plan, elsewhere=elsewhere(job.launcher))
+        check_parts(plan, elsewhere=elsewhere(job.launcher))
 
     _of_all(jobs, check_one, plans)
 

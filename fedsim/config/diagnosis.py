@@ -4,7 +4,7 @@ To be called inside `fedsim.config.compose.search_path`.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,8 @@ def words_of_scale(config: DictConfig, given: Sequence[Override]) -> list[str]:
     check(rule(bool(small) or scale != "small", "scale", scale, "has no effect here", remedy))
     changes = {**small, **config["debug"]} if scale == "debug" else small
     keys = set(map(key_of, given))
-    return words_of({key: value for key, value in changes.items() if not _is_set(str(key).lstrip("~"), keys)})
-
-
-def _is_set(key: str, given: Collection[str]) -> bool:
-    """Whether `key`, or the choice of a group that it belongs to, is `given`."""
-    return key in given or not set(groups_above(key)).isdisjoint(given)
+    places = {key: {str(key).lstrip("~"), *groups_above(str(key).lstrip("~"))} for key in changes}
+    return words_of({key: value for key, value in changes.items() if places[key].isdisjoint(keys)})
 
 
 def groups_above(key: str) -> list[str]:

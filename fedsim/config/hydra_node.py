@@ -101,7 +101,7 @@ OPEN = ("mode", "sweeper.params", "sweeper.max_batch_size", "launcher", "verbose
 OF_HYDRA = ("overrides", "help", "hydra_help", "job.name", "job.config_name", "job.override_dirname")
 """Keys that Hydra sets itself, or prints."""
 OURS = (
-    *("fedsim.running.interleaving.Lanes", "fedsim.jobs.launchers.JoblibJobs", "fedsim.jobs.launchers.RayJobs"),
+    *("fedsim.jobs.sweep.Lanes", "fedsim.jobs.launchers.JoblibJobs", "fedsim.jobs.launchers.RayJobs"),
     "hydra._internal.core_plugins.basic_launcher.BasicLauncher",
 )
 """Launchers whose parameters are checked when they are built, and Hydra's own, which has none."""

@@ -66,12 +66,12 @@ class Jobs:
         if words not in self._bases:
             if len(self._bases) >= MOST_BASES:
                 self._bases.clear()
-            self._bases[words] = self._with_other_choice(words) or self._composed_anew(words)
+            base = self._with_other_choice(words)
+            if base is None:
+                config, job = self._by_hydra(words)
+                base = Base(config, job, _is_open(config))
+            self._bases[words] = base
         return self._bases[words]
-
-    def _composed_anew(self, words: tuple[str, ...]) -> Base:
-        config, job = self._by_hydra(words)
-        return Base(config, job, _is_open(config))
 
     def _with_other_choice(self, words: tuple[str, ...]) -> Base | None:
         """From a job that differs in the choice of one group, whose node that choice alone makes; None if there is

@@ -64,28 +64,34 @@ def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     check(*problems.problems)
 
 
-GROUPS: Mapping[str, tuple[type, tuple[Any, ...]]] = {
-    "dataset": (Dataset, (Path(), Path())),
-    "partition": (Partition, ()),
-    "availability": (Availability, ()),
-    "system": (System, ()),
-    "optimizer": (LocalOptimizer, ()),
-    "aggregator": (Aggregator, (frozenset(),)),
+BASES: Mapping[str, type] = {
+    "dataset": Dataset,
+    "partition": Partition,
+    "availability": Availability,
+    "model": nn.Module,
+    "optimizer": LocalOptimizer,
+    "selector": Selector,
+    "aggregator": Aggregator,
 }
-"""Groups whose parts are cheap to make: the base of each, and what it is passed in place of what it gets in a run."""
+"""Config groups whose choice may be a class of the user's, by its base."""
+COSTLY = ("model", "selector")
+"""Groups whose parts take more than their values to make."""
+IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggregator": (frozenset(),)}
+"""What parts of other groups are passed in place of what they get in a run."""
 
 
 def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | None:
     """All but the selector; returns the simulated clock, if there is a sound one."""
-    made = {
-        group: problems.run_users(instantiate, config.get(group), base, group, *passed)
-        for group, (base, passed) in GROUPS.items()
-        if group != "system" or config.get(group) is not None
+    made: dict[str, Any] = {
+        group: problems.run_users(instantiate, config.get(group), base, group, *IN_PLACE.get(group, ()))
+        for group, base in BASES.items()
+        if group not in COSTLY
     }
     dataset = made["dataset"]
     problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
     problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
-    return made.get("system")
+    system = config.get("system")
+    return None if system is None else problems.run_users(instantiate, system, System, "system")
 
 
 def _check_selector(plan: Plan, system: System | None, problems: Gathered) -> None:

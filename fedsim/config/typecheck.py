@@ -116,7 +116,6 @@ def is_long(value: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """The annotation in words."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in UNIONS:
         return " or ".join(describe(a) for a in args)

@@ -1,7 +1,4 @@
-"""The words behind `fedsim`: Hydra's flags, in any order, and overrides (`key=value`), with the jobs of a sweep.
-
-The flags are declared here again because Hydra's own parser is internal to it, and takes no flag behind an override.
-"""
+"""The words behind `fedsim`: Hydra's flags, in any order, and overrides (`key=value`), with the jobs of a sweep."""
 
 import math
 import os
@@ -13,6 +10,7 @@ from itertools import chain, islice, product
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -31,8 +29,13 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 
 def read(argv: Sequence[str]) -> Namespace:
     """The command line, one attribute an argument. Exits with code 2 and the usage where it cannot be read."""
-    parser = _parser()
-    args = parser.parse_intermixed_args(argv)
+    parser = get_args_parser()
+    parser.prog = "fedsim"
+    args = parser.parse_intermixed_args(argv)  # flags may stand behind overrides
+    if args.help:
+        parser.error("it is --help in full")
+    if sum(map(bool, (args.run, args.multirun, args.shell_completion, args.cfg, args.info))) > 1:
+        parser.error("one of --run, --multirun, --shell-completion, --cfg and --info at a time")
     if args.resolve and not args.cfg:
         parser.error("--resolve goes with --cfg")
     if args.config_path is not None:
@@ -66,25 +69,6 @@ def for_hydra(args: Namespace, implied: Sequence[str] = ()) -> list[str]:
 def flags_of(args: Namespace) -> list[str]:
     """Where configs are composed from, as words."""
     return for_hydra(Namespace(**{name: getattr(args, name) for name in ("config_path", "config_dir", "config_name")}))
-
-
-def _parser() -> ArgumentParser:
-    """The arguments of Hydra 1.3 (`fedsim --hydra-help` prints what they mean) but for `--help` and `--version`, which
-    `fedsim.commands` answers."""
-    parser = ArgumentParser(prog="fedsim", add_help=False)
-    parser.add_argument("overrides", nargs="*")
-    for flag in ("--hydra-help", "--resolve"):
-        parser.add_argument(flag, action="store_true")
-    for option in (("--package", "-p"), ("--config-path", "-cp"), ("--config-name", "-cn"), ("--config-dir", "-cd")):
-        parser.add_argument(*option)
-    parser.add_argument("--experimental-rerun")
-    commands = parser.add_mutually_exclusive_group()
-    for flags in (("--run", "-r"), ("--multirun", "-m"), ("--shell-completion", "-sc")):
-        commands.add_argument(*flags, action="store_true")
-    commands.add_argument("--cfg", "-c", choices=("job", "hydra", "all"))
-    topics = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
-    commands.add_argument("--info", "-i", nargs="?", const="all", choices=topics)
-    return parser
 
 
 def plugins() -> Plugins:
@@ -232,7 +216,6 @@ def values_of(override: Override) -> Iterator[str]:
 
 
 def typed_in(override: Override) -> str:
-    """Its value as it was typed."""
     return (override.input_line or "").partition("=")[2]
 
 

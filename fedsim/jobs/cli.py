@@ -5,72 +5,58 @@ have ended wait for PyTorch.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from argparse import Namespace
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
 
 import hydra
 from omegaconf import DictConfig
 
-from fedsim.config.compose import Composed, check_question, compose_jobs, implied, safeguards, search_path
+from fedsim.config.compose import Composed, implied, outlined, safeguards, search_path
 from fedsim.config.sources import on_search_path
 from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, long_form, parse, read
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.jobs.narration import Narration, Progress
-from fedsim.jobs.prepare import prepare
+from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, tell
-
-if TYPE_CHECKING:
-    from fedsim.config.plan import Plan
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
 
 
 def run(argv: Sequence[str]) -> int:
     """Do what the command line asks for and return the exit code. Raises `FedsimError` before any work is done."""
-    jobs, question = composed(argv)
-    if jobs:
-        return run_jobs(jobs, argv)
-    hand_to_hydra(question, lambda config: None)
+    args = read(argv)
+    if args.experimental_rerun:
+        raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
+    if not asks_hydra(args):
+        return run_jobs(compose_words(args), argv)
+    if args.cfg == "job" and args.config_name is args.config_path is None:
+        outlined(compose_words(args))  # it is refused where the same command without it is
+    hand_to_hydra(question(args))
     return 0
 
 
-def composed(argv: Sequence[str]) -> tuple[list[Composed], list[str]]:
-    """The jobs of a command line; none, and its words for Hydra, where it asks Hydra a question."""
-    args = read(argv)
-    name = args.config_name or "config"
-    if args.experimental_rerun:
-        raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
+def question(args: Namespace) -> list[str]:
+    """The words for Hydra of a command line that asks it something. Raises `ConfigError`."""
     with search_path(args.config_dir, args.config_path):
-        if not asks_hydra(args):
-            return compose_jobs(args.overrides, multirun=args.multirun, config_name=name), []
         args.overrides = long_form(args.overrides, on_search_path())
-        if args.cfg == "job" and args.config_name is args.config_path is None:
-            check_question(args.overrides)
         if args.shell_completion:
-            return [], for_hydra(args)
-        more = implied(args.overrides, name)  # which checks, too
+            return for_hydra(args)
+        more = implied(args.overrides, args.config_name or "config")  # which checks, too
         args.overrides = [as_hydra_reads(override) for override in parse(args.overrides)]
-        return [], for_hydra(args, more if args.cfg else [])
+        return for_hydra(args, more if args.cfg else [])
 
 
 def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
     """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on."""
-    prepared = prepare(jobs)
-    plans, launcher, overwriting = prepared.plans, prepared.check(), prepared.overwriting
+    plans, overwriting = prepare(jobs)
+    launcher = check_all(jobs, plans)
     progress = Progress(plans)
     screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
     attempts = Attempts(progress, screen, overwriting=overwriting)
-    run: Callable[[Sequence[Plan]], None] = attempts.run_in_turn
-    if launcher is not None:
-        from fedsim.jobs.tasks import TaskLauncher
-
-        if isinstance(launcher, TaskLauncher):
-            run = partial(launcher.run, attempts)
-        elif len(jobs) > 1:
-            run = partial(attempts.run_in_lanes, launcher)
+    run = attempts.run_in_turn if launcher is None else partial(launcher.run, attempts)
     screen.begin()
     with STOP.working(), overwriting.noted(), screen.broken_off():
         run(plans)
@@ -86,11 +72,11 @@ def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
     return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
 
 
-def hand_to_hydra(words: Sequence[str], job: Callable[[DictConfig], Any]) -> None:
-    """Let Hydra do what the command line `words` says, with `job` as its task."""
+def hand_to_hydra(words: Sequence[str]) -> None:
+    """Let Hydra do what the command line `words` says, with a task that does nothing."""
 
-    def task(config: DictConfig) -> Any:  # a function of this module, after which Hydra names the job
-        return job(config)
+    def task(config: DictConfig) -> None:
+        """After whose module Hydra names the job."""
 
     sys.argv = [sys.argv[0], *words]
     with safeguards():

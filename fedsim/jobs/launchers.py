@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -25,7 +25,8 @@ from joblib.externals.loky import get_reusable_executor  # type: ignore[import-u
 
 from fedsim.config.build import construct
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError, FedsimError, Problem, at_least, check, rule
+from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
+from fedsim.core.parameters import Count, CountOrZero, NonNegative, Problems, parameters
 from fedsim.jobs.task_worker import SubmittedTask, Task
 from fedsim.jobs.tasks import TaskLauncher, imported, in_words
 from fedsim.results.files import is_free
@@ -38,7 +39,7 @@ IDLE_SECONDS = 15
 """After which a process of joblib without a job ends, also where the command was killed."""
 
 
-@dataclass(kw_only=True)
+@parameters
 class JoblibJobs(TaskLauncher):
     """The launcher `joblib` (conf/hydra/launcher/joblib.yaml). `n_jobs`: processes; -1: as many as there are cores."""
 
@@ -46,8 +47,8 @@ class JoblibJobs(TaskLauncher):
 
     how = "in processes of joblib"
 
-    def problems(self) -> Sequence[Problem | None]:
-        return [rule(self.n_jobs != 0, "n_jobs", self.n_jobs, "must not be 0", "-1: as many as there are cores")]
+    def problems(self) -> Problems:
+        yield rule(self.n_jobs != 0, "n_jobs", self.n_jobs, "must not be 0", "-1: as many as there are cores")
 
     @property
     def tasks_at_a_time(self) -> int:
@@ -74,8 +75,7 @@ class JoblibJobs(TaskLauncher):
         return list(wait(running, POLL_SECONDS, FIRST_COMPLETED).done)
 
     def outcomes(self, task: "Future[Any]") -> Sequence[Outcome]:
-        found: Sequence[Outcome] = task.result()
-        return found
+        return list(task.result())
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
         for pid in list(self._pool()._processes or ()):
@@ -97,7 +97,7 @@ CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
 """Beginnings of the names of variables of the environment that tasks are given; keys (WANDB_API_KEY) are not."""
 
 
-@dataclass(kw_only=True)
+@parameters
 class RayJobs(TaskLauncher):
     """The launcher `ray` (conf/hydra/launcher/ray.yaml). Tasks are known by the references to their results.
 
@@ -107,24 +107,18 @@ class RayJobs(TaskLauncher):
     """
 
     address: str | None
-    num_cpus: float
-    num_gpus: float
-    max_retries: int
-    max_in_flight: int | None
+    num_cpus: NonNegative
+    num_gpus: NonNegative
+    max_retries: CountOrZero
+    max_in_flight: Count | None
 
     how = "as tasks of Ray"
 
-    def problems(self) -> Sequence[Problem | None]:
-        whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
+    def problems(self) -> Problems:
         host = "the variable RAY_ADDRESS names the cluster for auto"
-        return (
-            rule(self.address in (None, "auto"), "address", self.address, "must be null or auto", host),
-            at_least("num_cpus", self.num_cpus, 0),
-            at_least("num_gpus", self.num_gpus, 0),
-            rule(whole, "num_gpus", self.num_gpus, "must be <= 1 or whole", "tasks share a GPU with 0.5, say"),
-            at_least("max_retries", self.max_retries, 0),
-            None if self.max_in_flight is None else at_least("max_in_flight", self.max_in_flight, 1),
-        )
+        yield rule(self.address in (None, "auto"), "address", self.address, "must be null or auto", host)
+        whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
+        yield rule(whole, "num_gpus", self.num_gpus, "must be <= 1 or whole", "tasks share a GPU with 0.5, say")
 
     @property
     def tasks_at_a_time(self) -> int | None:
@@ -155,10 +149,8 @@ class RayJobs(TaskLauncher):
         try:
             STOP.install()  # Ray has handlers of its own
             there = ray.cluster_resources()
-            check(
-                _too_few("num_cpus", self.num_cpus, there.get("CPU", 0)),
-                _too_few("num_gpus", self.num_gpus, there.get("GPU", 0)),
-            )
+            asked = {"num_cpus": "CPU", "num_gpus": "GPU"}
+            check(*(_too_few(key, getattr(self, key), there.get(name, 0)) for key, name in asked.items()))
             self._ray = ray
             yield
         finally:
@@ -180,8 +172,7 @@ class RayJobs(TaskLauncher):
             self._ray.cancel(task, force=False)
 
     def outcomes(self, task: Any) -> Sequence[Outcome]:
-        found: Sequence[Outcome] = self._ray.get(task)
-        return found
+        return list(self._ray.get(task))
 
     def _environment(self) -> Mapping[str, str]:
         """Variables for a task. Without a GPU of its own, it is shown none."""
@@ -199,10 +190,9 @@ LATE_SECONDS = 15.0
 """How long the result of a task that has ended may take to be seen on a file system of several machines."""
 FOLDER = ".submitit"
 """Of the scripts, logs and pickles of submitit, beside the runs of the sweep."""
-TOLD_AT_ONCE = "a task would be asked to end as soon as it begins"
 
 
-@dataclass(kw_only=True)
+@parameters
 class SubmititJobs(TaskLauncher):
     """What `submitit_local` and `submitit_slurm` have in common. Tasks are known by submitit's jobs; `parameters` are
     for submitit."""
@@ -214,10 +204,10 @@ class SubmititJobs(TaskLauncher):
     poll_seconds: ClassVar[float]
     """Between two looks at the tasks and at the records of their jobs."""
 
-    def problems(self) -> Sequence[Problem | None]:
-        one = "a job of fedsim runs in one process"
-        given = {key: self.parameters.get(key, 1) for key in ("nodes", "tasks_per_node")}
-        return [rule(value == 1, key, value, "must be 1", one) for key, value in given.items()]
+    def problems(self) -> Problems:
+        for key in ("nodes", "tasks_per_node"):
+            value = self.parameters.get(key, 1)
+            yield rule(value == 1, key, value, "must be 1", "a job of fedsim runs in one process")
 
     @property
     def gpus(self) -> tuple[str, float]:
@@ -235,25 +225,23 @@ class SubmititJobs(TaskLauncher):
 
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
-        self._executor = self.executor(place / FOLDER)
-        self._ended_at: dict[Any, float] = {}
-        yield
-
-    def executor(self, folder: Path) -> Any:
-        """submitit's, with files in a subfolder of this command: process numbers come again."""
+        """With submitit's executor, whose files are in a subfolder of this command: process numbers come again."""
         submitit = imported("submitit", f"submitit_{self.cluster}", "slurm")
         shared = submitit.AutoExecutor._typed_parameters()
         given = {**self.parameters, **self.added()}
-        command, limits = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}", getattr(self, "max_num_timeout", 0)
+        folder = place / FOLDER / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        limits = getattr(self, "max_num_timeout", 0)
         try:
-            executor = submitit.AutoExecutor(folder / command, cluster=self.cluster, slurm_max_num_timeout=limits)
-            executor.update_parameters(**{k if k in shared else f"{self.cluster}_{k}": v for k, v in given.items()})
+            self._executor = submitit.AutoExecutor(folder, cluster=self.cluster, slurm_max_num_timeout=limits)
+            named = {key if key in shared else f"{self.cluster}_{key}": value for key, value in given.items()}
+            self._executor.update_parameters(**named)
         except RuntimeError as error:
             remedy = "start the command on a machine of the cluster, or take hydra/launcher=submitit_local"
             raise ConfigError([Problem("hydra/launcher", f"submitit_{self.cluster}", str(error), remedy)]) from error
         except (AssertionError, NameError, TypeError, ValueError) as error:
             raise ConfigError([Problem("hydra.launcher", ..., f"is refused by submitit: {error}")]) from error
-        return executor
+        self._ended_at: dict[Any, float] = {}
+        yield
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         variables = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the working folder before fedsim
@@ -282,11 +270,10 @@ class SubmititJobs(TaskLauncher):
         if not task.paths.result_pickle.exists():
             log = next((file for file in (task.paths.stderr, task.paths.stdout) if file.exists()), task.paths.folder)
             raise RuntimeError(f"{task.job_id} has ended without a report: {task.state}, see {log}")
-        found: Sequence[Outcome] = task.result()
-        return found
+        return list(task.result())
 
 
-@dataclass(kw_only=True)
+@parameters
 class LocalJobs(SubmititJobs):
     """The launcher `submitit_local`: processes of this machine, each with another one of submitit, which waits for it
     and starts it again.
@@ -294,13 +281,9 @@ class LocalJobs(SubmititJobs):
     `max_in_flight`: tasks at a time, None for as many as there are cores for.
     """
 
-    max_in_flight: int | None
+    max_in_flight: Count | None
 
     how, cluster, poll_seconds, ask_seconds = "as processes of submitit", "local", 0.5, 0.0
-
-    def problems(self) -> Sequence[Problem | None]:
-        most = self.max_in_flight
-        return [*super().problems(), None if most is None else at_least("max_in_flight", most, 1)]
 
     @property
     def tasks_at_a_time(self) -> int:
@@ -321,28 +304,22 @@ class LocalJobs(SubmititJobs):
                 os.kill(int(task.job_id), signal.SIGTERM)  # its waiting process passes it on to the one of the jobs
 
 
-@dataclass(kw_only=True)
+@parameters
 class SlurmJobs(SubmititJobs):
     """The launcher `submitit_slurm`: an array of tasks of Slurm.
 
     `max_num_timeout`: time limits that a task may reach and be requeued.
     """
 
-    max_num_timeout: int
+    max_num_timeout: CountOrZero
 
     how, cluster, poll_seconds, ask_seconds = "as tasks of Slurm", "slurm", 2.0, 10.0
 
-    def problems(self) -> Sequence[Problem | None]:
+    def problems(self) -> Problems:
+        yield from super().problems()
         delay, limit = self.parameters.get("signal_delay_s", 0), 60 * self.parameters.get("timeout_min", math.inf)
-        return [
-            *super().problems(),
-            at_least("max_num_timeout", self.max_num_timeout, 0),
-            rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", TOLD_AT_ONCE),
-        ]
-
-    @property
-    def tasks_at_a_time(self) -> None:
-        return None
+        told = "a task would be asked to end as soon as it begins"
+        yield rule(delay < limit, "signal_delay_s", delay, f"must be < timeout_min, which is {limit:g} s", told)
 
     def added(self) -> Mapping[str, Any]:
         """`srun` is told the cores again: since Slurm 22.05 it does not take them from `sbatch`. A task that asks for

@@ -15,14 +15,7 @@ from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.process import Preempted
 from fedsim.tracking.base import SweepPosition
 from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_left
-from fedsim.tracking.tables import (
-    CONSOLE,
-    differing_keys,
-    show_seconds,
-    show_share,
-    sweep_table,
-    tell_line,
-)
+from fedsim.tracking.tables import CONSOLE, differing_keys, show_seconds, show_share, sweep_table, tell_line
 
 WINDOW = 500
 """Rounds over which the time of a round is averaged: the latest ones of all jobs together."""
@@ -137,13 +130,11 @@ class Narration:
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Close the command: a table over its jobs, where the results are, and what to do next."""
         if self._is_sweep:
-            rows = [
-                {
-                    "labels": {key: value for key, value in self._labels[plan.folder].items() if key != "seed"},
-                    **{"seed": plan.settings.seed, "status": one.status, "summary": one.summary},
-                }
-                for plan, one in zip(self.plans, outcomes, strict=True)
-            ]
+            rows = []
+            for plan, one in zip(self.plans, outcomes, strict=True):
+                labels = {key: value for key, value in self._labels[plan.folder].items() if key != "seed"}
+                about = {"seed": plan.settings.seed, "status": one.status, "summary": one.summary}
+                rows.append({"labels": labels, **about})
             sweep_table(rows)
             tell_line(f"results in {self.folder}")
         self._tell_failed_trackers(outcomes)

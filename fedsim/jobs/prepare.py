@@ -3,7 +3,6 @@
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -14,35 +13,11 @@ from fedsim.config.declared import declared
 from fedsim.config.plan import Plan
 from fedsim.core.configs import flat
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.jobs.sweep import require_room
+from fedsim.jobs.sweep import Lanes, require_room
 from fedsim.running.outcome import outcome_on_file
 
 if TYPE_CHECKING:
     from fedsim.jobs.tasks import TaskLauncher
-    from fedsim.running.interleaving import Lanes
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Jobs of which names, types and ranges are checked; `plans`: as `overwriting` has found them."""
-
-    jobs: Sequence[Composed]
-    plans: list[Plan]
-    overwriting: Overwriting
-
-    def check(self, *, room: bool = True) -> "Lanes | TaskLauncher | None":
-        """Check all else that can be checked before work starts, and return the launcher, None where jobs run one after
-        another. Raises `FedsimError`; with all problems of all jobs where their configs are wrong. `room`: also whether
-        there is room for results, and whether data can be read or fetched. Nothing of jobs that have ended takes
-        PyTorch."""
-        node = self.jobs[0].launcher
-        check_rest(self.jobs, self.plans, has_passed)
-        launcher = own_launcher(node)
-        if ranks := sys.modules.get("fedsim.running.ranks"):  # imported before where there are several
-            ranks.RANKS.agree(self.plans, node)
-        if room:
-            require_room(self.plans)
-        return launcher
 
 
 def compose_words(args: Namespace) -> list[Composed]:
@@ -51,11 +26,28 @@ def compose_words(args: Namespace) -> list[Composed]:
         return compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
 
 
-def prepare(jobs: Sequence[Composed]) -> Prepared:
-    """Raises `ConfigError` with all mistakes that show without PyTorch."""
+def prepare(jobs: Sequence[Composed]) -> tuple[list[Plan], Overwriting]:
+    """The plans of jobs, as their overwriting has found them. Raises `ConfigError` with all mistakes that show without
+    PyTorch."""
     plans = outlined(jobs)
     overwriting = Overwriting(plans)
-    return Prepared(jobs, [overwriting.as_found(plan) for plan in plans], overwriting)
+    return [overwriting.as_found(plan) for plan in plans], overwriting
+
+
+def check_all(jobs: Sequence[Composed], plans: Sequence[Plan], *, room: bool = True) -> "Lanes | TaskLauncher | None":
+    """Check all else that can be checked before work starts, and return the launcher, None where jobs run one after
+    another. Raises `FedsimError`; with all problems of all jobs where their configs are wrong. `room`: also whether
+    there is room for results, and whether data can be read or fetched. Nothing of jobs that have ended takes
+    PyTorch."""
+    node = jobs[0].launcher
+    left = [number for number, plan in enumerate(plans) if not has_passed(plan)]
+    check_rest([jobs[number] for number in left], [plans[number] for number in left])
+    launcher = own_launcher(node)
+    if ranks := sys.modules.get("fedsim.running.ranks"):  # imported before where there are several
+        ranks.RANKS.agree(plans, node)
+    if room:
+        require_room(plans)
+    return launcher
 
 
 def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
 from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check
+from fedsim.core.parameters import Count, parameters
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.overwriting import Overwriting
@@ -27,7 +28,7 @@ from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import tell_line, told_if_slow
 
 if TYPE_CHECKING:
-    from fedsim.running.interleaving import InterleavedRun, Lanes
+    from fedsim.running.interleaving import InterleavedRun
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 """Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it.
@@ -89,28 +90,23 @@ OnRound = Callable[[Plan, Record], str | None]
 """Is told of every round of every job; returns why the job is to end there, or None."""
 
 
+@dataclass(eq=False)
 class Attempts:
     """Jobs as they are run: how each ended, and which ones other processes hold. `screen` (None: nobody) and `on_round`
     are told of them."""
 
-    def __init__(
-        self,
-        progress: Progress | None = None,
-        screen: Narration | None = None,
-        on_round: OnRound | None = None,
-        overwriting: Overwriting | None = None,
-    ) -> None:
-        self.progress = progress or Progress()
-        self.screen, self.on_round = screen, on_round
-        self.overwriting = overwriting or Overwriting()
-        self.ended: dict[Path, Outcome] = {}
-        self.held: dict[Path, Plan] = {}
-        self._unprepared: dict[str, DataError] = {}
+    progress: Progress = field(default_factory=Progress)
+    screen: Narration | None = None
+    on_round: OnRound | None = None
+    overwriting: Overwriting = field(default_factory=Overwriting)
+    ended: dict[Path, Outcome] = field(default_factory=dict, init=False)
+    held: dict[Path, Plan] = field(default_factory=dict, init=False)
+    _unprepared: dict[str, DataError] = field(default_factory=dict, init=False)
 
     @property
     def refused(self) -> list[FedsimError]:
         """What has kept jobs from their first round."""
-        return [outcome.refusal for outcome in self.ended.values() if outcome.refusal is not None]
+        return [outcome.cause for outcome in self.ended.values() if isinstance(outcome.cause, FedsimError)]
 
     def run(self, plan: Plan, interleaved: "InterleavedRun | None" = None) -> Outcome:
         """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
@@ -137,7 +133,7 @@ class Attempts:
             if isinstance(error, DataError) and not is_prepared(plan):
                 self._unprepared[data_key(plan)] = error
             status = {DataError.exit_code: "data", ConfigError.exit_code: "config"}.get(error.exit_code, "failed")
-            return Outcome(status, {"error": str(error)}, refusal=error)
+            return Outcome(status, {"error": str(error)}, cause=error)
         return replace(outcome, cause=None)  # whose traceback holds the run's data
 
     def ends(self, plan: Plan, outcome: Outcome) -> None:
@@ -154,15 +150,6 @@ class Attempts:
         """Run jobs one after another; after a signal its exception is raised."""
         for plan in plans:
             self.run(plan)
-            STOP.raise_if_asked()
-
-    def run_in_lanes(self, lanes: "Lanes", plans: Sequence[Plan]) -> None:
-        """Run jobs side by side, as many at a time as there are lanes and as fit together."""
-        from fedsim.running.interleaving import run_interleaved
-
-        for group in lanes.groups(plans):
-            with self.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
-                run_interleaved([partial(self.run, plan) for plan in group], show)
             STOP.raise_if_asked()
 
     def shown(
@@ -187,6 +174,37 @@ class Attempts:
             if not free:
                 _tell_holders([plan.folder for plan in self.held.values()], told)
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))
+
+
+SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
+"""Runs that agree in these keys of the config can train together."""
+
+
+@parameters
+class Lanes:
+    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by side."""
+
+    max_lanes: Count
+
+    def groups(self, plans: Sequence[Plan]) -> list[list[Plan]]:
+        """Plans that can train together, at most `max_lanes` each; a folder that comes twice is run once."""
+        alike: dict[str, list[Plan]] = {}
+        for plan in {plan.folder: plan for plan in plans}.values():
+            key = json.dumps([plan.config.get(name) for name in SHARED], sort_keys=True, default=str)
+            alike.setdefault(key, []).append(plan)
+        size = self.max_lanes
+        return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
+
+    def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
+        """Run jobs, as many at a time as there are lanes and as fit together; a single one as without a launcher."""
+        if len(plans) == 1:
+            return attempts.run_in_turn(plans)
+        from fedsim.running.interleaving import run_interleaved  # takes time: it imports PyTorch
+
+        for group in self.groups(plans):
+            with attempts.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
+                run_interleaved([partial(attempts.run, plan) for plan in group], show)
+            STOP.raise_if_asked()
 
 
 class _Rounds(Watch):

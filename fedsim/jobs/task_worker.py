@@ -55,17 +55,13 @@ class Task:
 
 def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":
     from fedsim.jobs.overwriting import Overwriting
-    from fedsim.jobs.sweep import Attempts
-    from fedsim.running.interleaving import Lanes
+    from fedsim.jobs.sweep import Attempts, Lanes
     from fedsim.running.outcome import Outcome
 
     attempts = Attempts(overwriting=Overwriting(since=since))
     try:
         STOP.raise_if_asked()
-        if len(plans) == 1:
-            attempts.run_in_turn(plans)
-        else:
-            attempts.run_in_lanes(Lanes(max_lanes=len(plans)), plans)
+        Lanes(max_lanes=len(plans)).run(attempts, plans)
     except (KeyboardInterrupt, Preempted):
         assert STOP.status is not None
     held = dict.fromkeys(attempts.held, Outcome("held", {}))

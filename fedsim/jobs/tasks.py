@@ -13,15 +13,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
-from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
-from fedsim.jobs.sweep import Attempts
+from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.core.parameters import Count, parameters
+from fedsim.jobs.sweep import Attempts, Lanes, to_come
 from fedsim.results.files import METRICS
-from fedsim.running.interleaving import Lanes
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import tell_line
@@ -30,31 +29,21 @@ TAIL = 2**18
 """Bytes at the end of a job's records in which the latest one is looked for."""
 
 
-@dataclass(kw_only=True)
+@parameters
 class TaskLauncher(ABC):
-    """A launcher that runs jobs as tasks, with its parameters, which are checked.
+    """A launcher that runs jobs as tasks. `jobs_per_task`: jobs that train together in a task."""
 
-    `jobs_per_task`: jobs that train together in a task.
-    """
-
-    jobs_per_task: int
+    jobs_per_task: Count
 
     how: ClassVar[str]
     """How the jobs are run, in words for the terminal."""
     ask_seconds: ClassVar[float] = math.inf
     """Between two times that tasks are asked to end."""
 
-    def __post_init__(self) -> None:
-        check(at_least("jobs_per_task", self.jobs_per_task, 1), *self.problems())
-
-    @abstractmethod
-    def problems(self) -> Sequence[Problem | None]:
-        """What is wrong with the other parameters."""
-
     @property
-    @abstractmethod
     def tasks_at_a_time(self) -> int | None:
         """None for all."""
+        return None
 
     @property
     def gpus(self) -> tuple[str, float] | None:
@@ -90,9 +79,8 @@ class TaskLauncher(ABC):
         or `Preempted`; a second Ctrl-C does not wait. A folder that comes twice is run once.
         """
         plans = list({plan.folder: attempts.overwriting.as_found(plan) for plan in plans}.values())
-        ended = [plan for plan in plans if outcome_on_file(plan).final and not plan.settings.overwrite]
-        attempts.run_in_turn(ended)  # which returns what is on file
-        left = [plan for plan in plans if plan not in ended]
+        left = to_come(plans)
+        attempts.run_in_turn([plan for plan in plans if plan not in left])  # which returns what is on file
         if not left:
             return
         if self.gpus is not None:

@@ -155,14 +155,10 @@ class _Run:
         warning, adaptive, self.start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._begin()
         self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None
-        self.trackers = Trackers(
-            {n: partial(instantiate, node, Tracker, f"tracker.{n}") for n, node in plan.config["tracker"].items()}
-        )
-        settings, about = plan.settings, (plan.config, plan.choices)
-        info = RunInfo(
-            settings.name, place, *about, settings.seed, settings.num_rounds, alone, plan.folder, watch.sweep
-        )
-        self.trackers.start(info)
+        nodes, settings = plan.config["tracker"], plan.settings
+        self.trackers = Trackers({n: partial(instantiate, nodes[n], Tracker, f"tracker.{n}") for n in nodes})
+        of_run = settings.name, place, plan.config, plan.choices, settings.seed, settings.num_rounds
+        self.trackers.start(RunInfo(*of_run, alone, plan.folder, watch.sweep))
         if warning:
             self.trackers.message(warning)
         wanted = replace(self.parts.population, cohort_size=plan.settings.cohort_size)  # without spare ones
@@ -263,9 +259,8 @@ class _Run:
             self.folder.write_summary(summary)
         except OutputError as error:
             tell(f"fedsim: {error}\n")
-            if files.read_summary(self.folder.path) != files.json_ready(
-                summary
-            ):  # else it is there, if not yet on the disk
+            there = files.read_summary(self.folder.path) == files.json_ready(summary)  # if not yet on the disk
+            if not there:
                 reason = "; ".join(filter(None, (summary["error"], str(error))))
                 summary = {**summary, "status": "failed" if final else summary["status"], "error": reason}
                 self.rewrite(summary)

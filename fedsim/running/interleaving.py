@@ -2,7 +2,6 @@
 batches. The clock of each counts its own work and, in proportion to its samples, its share of the common training."""
 
 import hashlib
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -15,32 +14,11 @@ import torch
 from greenlet import greenlet
 from torch import nn
 
-from fedsim.config.plan import Plan
-from fedsim.core.parameters import Count, parameters
 from fedsim.core.types import Params
 from fedsim.engine.backend import Backend, TrainingResult
 from fedsim.engine.model import traveling
 from fedsim.engine.schedule import Schedule, concatenate_schedules
 from fedsim.rounds.loop import Simulation
-
-SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
-"""Runs that agree in these keys of the config can train together."""
-
-
-@parameters
-class Lanes:
-    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by side."""
-
-    max_lanes: Count
-
-    def groups(self, plans: Sequence[Plan]) -> list[list[Plan]]:
-        """Plans that can train together, at most `max_lanes` each; a folder that comes twice is run once."""
-        alike: dict[str, list[Plan]] = {}
-        for plan in {plan.folder: plan for plan in plans}.values():
-            key = json.dumps([plan.config.get(name) for name in SHARED], sort_keys=True, default=str)
-            alike.setdefault(key, []).append(plan)
-        size = self.max_lanes
-        return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
 
 
 @dataclass(frozen=True)

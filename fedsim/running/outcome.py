@@ -25,13 +25,12 @@ from fedsim.tracking.base import SweepPosition
 class Outcome:
     """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; before its first round also `data`,
     `config`, `held` (by another process). `skipped`: an earlier run did so; `cause`: the exception that has ended it
-    in this process; `refusal`: what has kept it from its first round."""
+    in this process, of a command's jobs only one that has kept it from its first round."""
 
     status: str
     summary: Mapping[str, Any]
     skipped: bool = False
     cause: BaseException | None = None
-    refusal: FedsimError | None = None
 
     @property
     def final(self) -> bool:

@@ -86,7 +86,6 @@ class StopRequests:
             self._working, self._deferring, self._notice = 1, 1, b""
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
-        """The handler of all signals."""
         self.received.append(number)
         if not self._working:
             os._exit(CODES[str(self.status)])

@@ -52,9 +52,8 @@ class Ranks:
         """The run of a plan, which all ranks build; its training and evaluation are divided among them."""
         if self.others is None:
             return build(plan)
-        experiment = self._ask_all(
-            self.others, Message("build", {"job": plan.config_hash}), partial(build, plan), built
-        )
+        request = Message("build", {"job": plan.config_hash})
+        experiment = self._ask_all(self.others, request, partial(build, plan), built)
         engine = experiment.simulation.components.engine
         self.others.link.device = engine.data.x.device
         engine.backend = DividedBackend(holdings(experiment), self.others)
@@ -80,9 +79,8 @@ class Ranks:
             for rank, answer in answers.items():
                 if answer.content[key] != mine:
                     text = f"rank {rank} has another {key}: {answer.content[key]!r}, not {mine!r}"
-                    raise FedsimError(
-                        f"{text}; all ranks need the same installation, command line, environment and data"
-                    )
+                    remedy = "all ranks need the same installation, command line, environment and data"
+                    raise FedsimError(f"{text}; {remedy}")
         return made
 
 

@@ -176,8 +176,7 @@ class Clients:
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
         """The gradient of each client's mean training loss at the model it has trained, flat [D]: D numbers up and one
         more training pass each."""
-        self._context.require(Signal.GRADIENTS)
-        self._context.require(Signal.TRAINING)
+        self._context.require(Signal.GRADIENTS, Signal.TRAINING)
         positions = [self._engine.data.train[i] for i in ids]
         numbers = sum(self._params[name].numel() for name in self._engine.trained)
         self._exchange(ids, train=self._train(ids) + sizes_of(positions), up=NUMBER * numbers)
@@ -189,8 +188,7 @@ class Clients:
     def public_labels(self, ids: Ids) -> Iterator[Tensor]:
         """Log-probabilities of each client's trained model on the public samples, which all have, float64 [M, C],
         client after client: M C numbers up and M forward samples each."""
-        self._context.require(Signal.PUBLIC)
-        self._context.require(Signal.TRAINING)
+        self._context.require(Signal.PUBLIC, Signal.TRAINING)
         if (public := self._context.public) is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
         numbers = len(public) * self._engine.data.num_classes
@@ -338,6 +336,5 @@ class Clients:
 
 
 def _spread(vectors: Tensor) -> Tensor:
-    """Root mean square distance of the rows from their mean."""
     squares = row_sums((vectors - mean_row(vectors)).square())
     return mean_row(squares).sqrt()

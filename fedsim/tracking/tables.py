@@ -91,6 +91,9 @@ def told_if_slow(text: str) -> Iterator[None]:
         timer.cancel()
 
 
+SPOKEN = {"std": "standard deviation"}
+
+
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """A run's final accuracy, participation, time by phase, bytes and samples."""
 
@@ -100,13 +103,8 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     totals, clients, simulated = summary["totals"], summary.get("client_accuracy"), summary.get("simulated_seconds")
     window, late = min(FINAL_WINDOW, summary["rounds"]), summary.get("late_updates")
     phases = ", ".join(f"{phase} {show_seconds(totals[f'seconds_{phase}'])}" for phase in PHASES)
-    names = {
-        "mean": "mean",
-        "worst_tenth": "worst tenth",
-        "std": "standard deviation",
-        "never_selected": "never selected",
-    }
-    accuracies = [f"{told} {show_share(clients[n])}" for n, told in names.items() if clients and clients[n] is not None]
+    names = [n for n in ("mean", "worst_tenth", "std", "never_selected") if clients and clients[n] is not None]
+    accuracies = [f"{SPOKEN.get(n, n.replace('_', ' '))} {show_share(clients[n])}" for n in names]
     rows = {
         "final accuracy": f"[bold]{share('smoothed_accuracy')}[/]  mean of the last {window} rounds\n"
         f"last round {share('final_accuracy')}, best {share('best_accuracy')}, "

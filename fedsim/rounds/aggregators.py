@@ -140,5 +140,4 @@ def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: fl
 
 
 def _moved(average: list[Tensor], values: Sequence[Tensor], keep: float) -> tuple[Tensor, ...]:
-    """keep * average + (1 - keep) * values."""
     return torch._foreach_add(torch._foreach_mul(average, keep), torch._foreach_mul(list(values), 1 - keep))

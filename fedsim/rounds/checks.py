@@ -1,5 +1,3 @@
-"""What the round loop lets through: well-formed selections, finite updates, finite models."""
-
 import math
 from collections.abc import Mapping, Sequence
 from textwrap import shorten

@@ -1,5 +1,3 @@
-"""Random selection that also measures every pair of clients: the study from which PNCS derives its similarity (V-A)."""
-
 import itertools
 import warnings
 from collections.abc import Mapping
@@ -109,13 +107,13 @@ class PairStudy(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
         gradients = stack_vectors(clients.gradients(ids), len(ids))
-        self._before = (clients.params, self.step * clients.lr, clients.layer_names(None), ids, gradients)
+        self._before = (clients.params, clients.lr, clients.layer_names(None), ids, gradients)
         return Selection(ascending(rng.choice(ids, self.cohort_size(clients), replace=False)))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         assert self._before is not None
-        before, length, names, ids, gradients = self._before
-        self._before = None
+        before, lr, names, ids, gradients = self._before
+        self._before, length = None, self.step * lr
         pairs, after = list(itertools.combinations(range(len(ids)), 2)), list[Evaluation]()
         for i, j in pairs:
             mean = torch.stack([gradients[i], gradients[j]]).mean(0)

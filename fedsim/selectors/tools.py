@@ -58,7 +58,7 @@ def collect_label_counts(counts: NDArray[np.int64], clients: Clients) -> NDArray
 
     Rows of clients that have not reported are -1; before any report, `counts` has no columns [N, 0].
     """
-    is_known = (counts >= 0).any(1)
+    is_known = np.any(counts >= 0, axis=1)
     new = clients.available[~is_known[clients.available]]
     if not len(new):
         return counts

@@ -100,10 +100,11 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     def share(name: str) -> str:
         return show_share(summary.get(name))
 
-    totals, clients, simulated = summary["totals"], summary.get("client_accuracy"), summary.get("simulated_seconds")
+    totals, simulated = summary["totals"], summary.get("simulated_seconds")
+    clients = summary.get("client_accuracy") or {}
     window, late = min(FINAL_WINDOW, summary["rounds"]), summary.get("late_updates")
     phases = ", ".join(f"{phase} {show_seconds(totals[f'seconds_{phase}'])}" for phase in PHASES)
-    names = [n for n in ("mean", "worst_tenth", "std", "never_selected") if clients and clients[n] is not None]
+    names = [n for n in ("mean", "worst_tenth", "std", "never_selected") if clients.get(n) is not None]
     accuracies = [f"{SPOKEN.get(n, n.replace('_', ' '))} {show_share(clients[n])}" for n in names]
     rows = {
         "final accuracy": f"[bold]{share('smoothed_accuracy')}[/]  mean of the last {window} rounds\n"

@@ -1,5 +1,3 @@
-"""What a selector may ask clients and server for, and what holds for one round whichever model is asked about."""
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property

@@ -17,7 +17,6 @@ from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.results.files import CLIENTS, read_metrics, read_summary
 from fedsim.rounds.client_accuracy import (
-    Samples,
     aggregates,
     by_labels,
     client_accuracy,
@@ -77,7 +76,7 @@ def test_on_the_test_samples_of_a_clients_owner() -> None:
     """Clients 0, 1, 2 are writers 7, 3 and 5; writer 5 has no test sample, writer 9 is no client."""
     owners, test_owners = np.array([7, 7, 3, 5]), np.array([3, 9, 7, 3, 7, -1])
     division = a_division(np.ones((3, 2), int), train=[[1, 0], [2], [3]])
-    of_clients = client_accuracy("test", division, Samples(np.zeros(6, int), owners, test_owners))
+    of_clients = client_accuracy("test", division, np.zeros(6, int), owners, test_owners)
     hits = np.array([1, 1, 1, 0, 1, 1], bool)
     np.testing.assert_array_equal(of_clients.measure(ToyEngine([1]), toy_params(), hits), [1, 1 / 2, np.nan])
     assert of_clients.samples.tolist() == [2, 2, 0]
@@ -87,7 +86,7 @@ def test_on_the_test_samples_of_a_clients_owner() -> None:
         (np.array([1, 1, 2]), np.array([1]), [[0], [1]], "one owner each, and no two of them of the same"),
     ):
         with pytest.raises(ConfigError, match=text):
-            client_accuracy("test", a_division(np.ones((2, 2), int), train), Samples(np.zeros(1, int), some, its))
+            client_accuracy("test", a_division(np.ones((2, 2), int), train), np.zeros(1, int), some, its)
 
 
 class Guesses(ToyEngine):
@@ -103,8 +102,9 @@ def test_on_own_samples() -> None:
         ([np.array([0, 1, 2]), nobody, np.array([3]), np.array([4, 6])], [2 / 3, np.nan, 0, 1]),
         ([nobody, nobody], [np.nan, np.nan]),
     ):
-        division, samples = a_division(np.ones((len(positions), 2), int), positions), Samples(nobody, None, None)
-        found = client_accuracy("train", division, samples).measure(Guesses([7]), toy_params(), np.empty(0, bool))
+        division = a_division(np.ones((len(positions), 2), int), positions)
+        of_clients = client_accuracy("train", division, nobody, None, None)
+        found = of_clients.measure(Guesses([7]), toy_params(), np.empty(0, bool))
         np.testing.assert_array_equal(found, expected)
 
 

@@ -145,7 +145,7 @@ class Clients:
         """Train `ids` locally (those that have not trained on this model yet); their models stay with them. On a
         simulated clock, this is not waited for, but delays their next answer."""
         self._context.require(Signal.TRAINING)
-        self._exchange(ids, train=self._train(ids), answered=False)
+        self._exchange(ids, train=self._train(ids), up=None)
 
     def update_norms(self, ids: Ids) -> Floats:
         """Euclidean norm of the update of each client, after training [len(ids)]: one number up each."""
@@ -176,8 +176,7 @@ class Clients:
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
         """The gradient of each client's mean training loss at the model it has trained, flat [D]: D numbers up and one
         more training pass each."""
-        self._context.require(Signal.GRADIENTS)
-        self._context.require(Signal.TRAINING)
+        self._context.require(Signal.GRADIENTS, Signal.TRAINING)
         positions = [self._engine.data.train[i] for i in ids]
         numbers = sum(self._params[name].numel() for name in self._engine.trained)
         self._exchange(ids, train=self._train(ids) + sizes_of(positions), up=NUMBER * numbers)
@@ -189,8 +188,7 @@ class Clients:
     def public_labels(self, ids: Ids) -> Iterator[Tensor]:
         """Log-probabilities of each client's trained model on the public samples, which all have, float64 [M, C],
         client after client: M C numbers up and M forward samples each."""
-        self._context.require(Signal.PUBLIC)
-        self._context.require(Signal.TRAINING)
+        self._context.require(Signal.PUBLIC, Signal.TRAINING)
         if (public := self._context.public) is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
         numbers = len(public) * self._engine.data.num_classes
@@ -250,28 +248,23 @@ class Clients:
         return names
 
     def _exchange(
-        self,
-        ids: Ids,
-        *,
-        model: bool = True,
-        forward: Amounts = 0,
-        train: Amounts = 0,
-        up: Amounts = 0,
-        answered: bool = True,
+        self, ids: Ids, *, up: Amounts | None, model: bool = True, forward: Amounts = 0, train: Amounts = 0
     ) -> Floats | None:
         """One request to `ids` and their answers: whoever lacks the `model` downloads it, passes so many samples, and
-        sends so many bytes. Seconds [n] that it took each on the simulated clock, 0 where there was nothing to do."""
+        sends so many bytes `up` (None: nothing that is waited for). Seconds [n] that it took each on the simulated
+        clock, 0 where there was nothing to do."""
         new = ~self._has_model[ids] & model
         self._has_model[ids[new]] = True
         self._ledger.contacted.update(ids[new].tolist())
-        amounts = [np.full(len(ids), each) for each in (sum(self._bytes.values()) * new, forward, train, up)]
+        sent = 0 if up is None else up
+        amounts = [np.full(len(ids), each) for each in (sum(self._bytes.values()) * new, forward, train, sent)]
         for quantity, each in zip(QUANTITIES, amounts, strict=True):
             setattr(self._ledger, quantity, getattr(self._ledger, quantity) + int(each.sum()))
         if self._context.simulated is None:
             return None
         busy, seconds = np.any(amounts, axis=0), np.zeros(len(ids))
         work = Work(ids[busy], *(each[busy] for each in amounts))
-        seconds[busy] = self._context.simulated.spend(work, answered=answered)
+        seconds[busy] = self._context.simulated.spend(work, answered=up is not None)
         return seconds
 
     def _tensors_to_send(self, ids: Ids, names: Iterable[str]) -> NDArray[np.int64]:
@@ -338,6 +331,5 @@ class Clients:
 
 
 def _spread(vectors: Tensor) -> Tensor:
-    """Root mean square distance of the rows from their mean."""
     squares = row_sums((vectors - mean_row(vectors)).square())
     return mean_row(squares).sqrt()

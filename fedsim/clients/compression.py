@@ -1,5 +1,3 @@
-"""Compression of the vectors that clients send: sparse, by random coordinates, sketched or quantised."""
-
 from abc import ABC, abstractmethod
 from functools import lru_cache
 
@@ -14,7 +12,7 @@ LARGEST_PROJECTION = 2**28  # entries, 1 GiB
 
 
 class Compressor(ABC):
-    """Of a flat vector [D]; all clients use the same `seed` in a round."""
+    """Compression of a flat vector [D] that clients send; all use the same `seed` in a round."""
 
     @abstractmethod
     def compress(self, vector: Tensor, seed: int) -> Tensor:

@@ -1,5 +1,3 @@
-"""What a selector may ask clients and server for, and what holds for one round whichever model is asked about."""
-
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -67,12 +65,12 @@ class RoundContext:
     public: Tensor | None = None
     simulated: RoundClock | None = None
 
-    def require(self, signal: Signal) -> None:
-        """Raise `UndeclaredSignalError` unless the selector declares `signal`."""
-        if signal not in self.needs:
-            raise UndeclaredSignalError(
-                f"the selector asked for '{signal}' without declaring it; add Signal.{signal.name} to its `needs`"
-            )
+    def require(self, *signals: Signal) -> None:
+        """Raise `UndeclaredSignalError` unless the selector declares `signals`."""
+        for signal in signals:
+            if signal not in self.needs:
+                remedy = f"add Signal.{signal.name} to its `needs`"
+                raise UndeclaredSignalError(f"the selector asked for '{signal}' without declaring it; {remedy}")
 
     def shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
         """A client's `positions` in a random order of this round, from which mini-batches are cut."""

@@ -121,7 +121,6 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
 
 
 def _columns(path: Path, names: list[str]) -> list[str]:
-    """The names in the file of the columns of `SPEEDS`."""
     found = [key if key in names else other for key, other in SPEEDS.items()]
     missing = [f"{key} (or {SPEEDS[key]})" for key, name in zip(SPEEDS, found, strict=True) if name not in names]
     if any(name in names for name in PRESENCE):
@@ -255,9 +254,7 @@ class Trace(DeviceModel):
         if self.assign == "random" or ids is None:
             return table.of(rng.integers(len(table.forward), size=num_clients))
         if len(missing := np.setdiff1d(np.arange(num_clients), ids)):
-            reason = (
-                f"has no row for client {missing[0]}; needs the client_ids 0 to num_clients - 1 = {num_clients - 1}"
-            )
+            told = f"has no row for client {missing[0]}; needs the client_ids 0 to num_clients - 1 = {num_clients - 1}"
             remedy = "use system.devices.assign=random"
-            raise ConfigError([Problem("system.devices.path", str(self.path), reason, remedy)])
+            raise ConfigError([Problem("system.devices.path", str(self.path), told, remedy)])
         return table.of(np.argsort(ids)[np.searchsorted(np.sort(ids), np.arange(num_clients))])

@@ -1,5 +1,3 @@
-"""Updates of the clients that have trained on one version of the model in this round."""
-
 from collections.abc import Iterator, Mapping
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""What the server itself holds and a selector may ask of it."""
-
 from dataclasses import dataclass
 from functools import cached_property
 

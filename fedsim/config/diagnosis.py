@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 from fedsim.config.hydra_node import Spent, check_node, check_words
 from fedsim.config.suggestions import mistaken_choice
 from fedsim.config.words import BAD_INPUT, as_hydra_reads, first_line, key_of, parse, typed_in, words_of
-from fedsim.core.errors import ConfigError, Problem, check, one_of, rule
+from fedsim.core.errors import ConfigError, Problem, check, rule
 
 OWN_KEYS = ("scale", "small", "debug")
 """Top-level keys that are about the command line, and not in a run's config."""
@@ -52,7 +52,8 @@ def words_of_scale(config: DictConfig, given: Sequence[Override]) -> list[str]:
     keys that are `given`, nor those of a group whose choice is. None where the preset or the scale is swept over, as
     each job then has its own. Raises `ConfigError` where there is no such size."""
     scale, small = config.get("scale", "full"), config.get("small") or {}
-    check(one_of("scale", scale, SCALES if "debug" in config else SCALES[:2]))
+    scales = SCALES if "debug" in config else SCALES[:2]
+    check(rule(scale in scales, "scale", scale, f"must be one of {', '.join(scales)}"))
     if scale == "full" or any(o.is_sweep_override() and o.key_or_group in ("preset", "scale") for o in given):
         return []
     remedy = "it is for presets with a `small`"

@@ -63,10 +63,8 @@ def all_keys(values: Mapping[str, Any]) -> Iterator[str]:
 
 def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """As Hydra composes: mappings key by key, everything else as a whole."""
-    both = {
-        k: merged(base[k], v) for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
-    }
-    return {**base, **own, **both}
+    in_both = [k for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)]
+    return {**base, **own, **{k: merged(base[k], own[k]) for k in in_both}}
 
 
 def placed(values: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -55,10 +55,9 @@ def encode(
     path = f"{kind.__module__}.{kind.__qualname__}"
     if is_dataclass(kind) and not hasattr(kind, "__parameters__"):  # whose objects may have more than their fields
         if (dataclasses or {}).get(path) is not kind:
+            told = f"{where} is of the dataclass {path}, which a checkpoint would not find again"
             remedy = f"write `from {kind.__module__} import {kind.__qualname__}` where the selector (or aggregator) is"
-            raise EncodingError(
-                f"{where} is of the dataclass {path}, which a checkpoint would not find again: {remedy}"
-            )
+            raise EncodingError(f"{told}: {remedy}")
         values = {f.name: getattr(value, f.name) for f in fields(value)} | getattr(value, "__dict__", {})
         return {"dataclass": [path, {name: inner(item, f"{where}.{name}") for name, item in values.items()}]}
     known = "None, numbers, strings, lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors"

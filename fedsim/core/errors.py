@@ -1,7 +1,4 @@
-"""Errors for users, each of which names the config key, its value, the violated rule and a remedy; their words.
-
-Exit codes: 0 done, 1 a run failed, 2 config, 3 data, 4 diverged, 75 preempted, 130 interrupted.
-"""
+"""Errors for users, each of which names the config key, its value, the violated rule and a remedy; their words."""
 
 import math
 import os
@@ -98,11 +95,6 @@ def _finite(value: float) -> str:
 def between(key: str, value: float, low: float, high: float, *, open_high: bool = False) -> Problem | None:
     holds = low <= value < high if open_high else low <= value <= high
     return rule(holds, key, value, f"must lie in [{low:g}, {high:g}{')' if open_high else ']'}")
-
-
-def one_of(key: str, value: Any, allowed: Iterable[Any]) -> Problem | None:
-    allowed = list(allowed)
-    return rule(value in allowed, key, value, f"must be one of {', '.join(map(str, allowed))}")
 
 
 def printable(text: str) -> str:

@@ -1,15 +1,4 @@
-"""Parameters of a part, written once: keyword-only fields of its class, with their ranges in the annotations.
-
-@parameters
-class Quantile(Selector):
-    quantile: Annotated[float, Interval(ge=0, le=1)]  # or, for short, Share
-
-    def problems(self) -> Problems:  # rules over several parameters, if there are any
-        yield rule(...)
-
-    def __post_init__(self) -> None:  # the state that crosses rounds
-        self.utility = np.zeros(self.population.num_clients)
-"""
+"""Parameters of a part, written once: keyword-only fields of its class, with their ranges in the annotations."""
 
 import copy
 import types

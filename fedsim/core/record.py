@@ -1,5 +1,3 @@
-"""The record of a round, one line of metrics.jsonl, and the final accuracy of a run."""
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -9,8 +7,7 @@ Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
 PHASES: tuple[Phase, ...] = ("select", "ask", "train", "aggregate", "evaluate")
 """What the server computes to select; what clients compute to answer its questions; local training, whoever asked for
 it; aggregation; the test set."""
-Quantity = Literal["bytes_down", "forward_samples", "train_samples", "bytes_up"]
-QUANTITIES: tuple[Quantity, ...] = ("bytes_down", "forward_samples", "train_samples", "bytes_up")
+QUANTITIES = ("bytes_down", "forward_samples", "train_samples", "bytes_up")
 """What an exchange of the server with a client is made of, in the order in which a client does it."""
 
 KEY = "client_accuracy"

@@ -1,8 +1,4 @@
-"""Frozen networks of torchvision and timm as feature extractors, cut off before their classifier.
-
-Weights are random, torchvision's of ImageNet, or from a file, of which nothing is ever executed; nothing is fetched for
-timm, which is optional (extra `timm`).
-"""
+"""Frozen networks of torchvision and timm as feature extractors, cut off before their classifier."""
 
 import json
 import re
@@ -76,8 +72,9 @@ class LibraryHead(Head):
     the classifier of timm's model.
 
     `weights`: `random` (a function of `backbone_seed` alone), `imagenet` (torchvision's default weights in
-    <data_dir>/weights, downloaded if absent), or the path of a .pth or .safetensors file, with the checksum `sha256` if
-    that is given. Images are scaled to `input_size` x `input_size` pixels.
+    <data_dir>/weights, downloaded if absent), or the path of a .pth or .safetensors file, of which nothing is executed,
+    with the checksum `sha256` if that is given. Nothing is fetched for timm. Images are scaled to `input_size` x
+    `input_size` pixels.
     """
 
     cut = ""
@@ -152,7 +149,6 @@ def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
 
 
 def _meta_network(name: str, is_timm: bool) -> nn.Module:
-    """The network on torch's meta device: shapes without values."""
     with torch.random.fork_rng(devices=[]):
         try:
             with torch.device("meta"):

@@ -1,7 +1,4 @@
-"""Heads trained on the features of a frozen network of torchvision, of timm or of a package.
-
-The package of EfficientNet-Lite0 is optional (extra `features`).
-"""
+"""Heads trained on the features of a frozen network of torchvision, of timm or of a package."""
 
 import json
 from collections import OrderedDict

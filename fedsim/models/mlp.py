@@ -1,5 +1,3 @@
-"""Multilayer perceptron and multinomial logistic regression, for images and features."""
-
 import itertools
 import math
 
@@ -24,9 +22,9 @@ class MLP(Chain):
             too_many_parameters("hidden", hidden, [*widths, num_classes]),
             between("dropout", dropout, 0, 1, open_high=True),
         )
-        blocks = [
-            layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), nn.Dropout(dropout), nn.ReLU())
-        ]
+        blocks = list[nn.Module]()
+        for a, b in itertools.pairwise(widths):
+            blocks += nn.Linear(a, b), nn.Dropout(dropout), nn.ReLU()
         self.layers = nn.Sequential(nn.Flatten(), *blocks, nn.Linear(widths[-1], num_classes))
 
 

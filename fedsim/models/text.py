@@ -1,5 +1,3 @@
-"""Networks over the embedded tokens of a text: recurrent, and a multilayer perceptron."""
-
 import torch
 from torch import Tensor, nn
 

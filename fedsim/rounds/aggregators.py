@@ -1,5 +1,3 @@
-"""Aggregators: how the server computes the next global model from the updates of a cohort."""
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import field
@@ -21,7 +19,7 @@ Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 @parameters
 class Aggregator(Stateful, ABC):
-    """The interface of aggregators. Hyper-parameters are keyword-only fields, as of selectors.
+    """How the server computes the next model from a cohort's updates. Hyper-parameters are fields, as of selectors.
 
     `buffers` names the entries of a model that are not trained (running statistics of BatchNorm): they are averaged by
     weights that sum to one. `weighting`: equal weights (`uniform`) or in proportion to n_k (`by_size`).
@@ -140,5 +138,4 @@ def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: fl
 
 
 def _moved(average: list[Tensor], values: Sequence[Tensor], keep: float) -> tuple[Tensor, ...]:
-    """keep * average + (1 - keep) * values."""
     return torch._foreach_add(torch._foreach_mul(average, keep), torch._foreach_mul(list(values), 1 - keep))

@@ -1,5 +1,3 @@
-"""Models of which clients are available in a round."""
-
 from abc import ABC, abstractmethod
 from typing import Annotated
 

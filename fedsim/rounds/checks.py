@@ -1,5 +1,3 @@
-"""What the round loop lets through: well-formed selections, finite updates, finite models."""
-
 import math
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
@@ -62,7 +60,6 @@ def check_unmodified(part: object, round: int, model: Sequence[str], updates: Se
 
 
 def _updates_fault(modified: Sequence[str]) -> str | None:
-    """Updates are aggregated, and seen by selector and aggregator."""
     names, remedy = ", ".join(modified[:3]), "compute new tensors, as in m / norm in place of m /= norm"
     return f"modified the updates' {names} in place, which others use, too; {remedy}" if modified else None
 
@@ -101,9 +98,7 @@ def _model_fault(model: object, like: Params) -> str | None:
 
 
 def _is_numeric(value: object) -> TypeGuard[NDArray[np.float64]]:
-    return isinstance(value, np.ndarray) and (
-        np.issubdtype(value.dtype, np.floating) or np.issubdtype(value.dtype, np.integer)
-    )
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
 
 
 def _shown(value: object) -> str:

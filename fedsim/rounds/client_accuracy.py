@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.record import KEY, MeasuredOn
-from fedsim.core.types import ByClient, Params
+from fedsim.core.types import ByClient, Floats, Params
 from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
 
-Floats = NDArray[np.float64]
+Owners = NDArray[np.int64] | None
 
 
 @dataclass(frozen=True)
@@ -54,32 +54,24 @@ def by_labels(histograms: NDArray[np.int64], test_labels: NDArray[np.int64]) -> 
     return ClientAccuracy(counts.sum(1), test_labels, counts=counts)
 
 
-@dataclass(frozen=True)
-class Samples:
-    """What is known of the samples: labels of the test set [n_test]; owners of training and test samples, if any."""
-
-    test_labels: NDArray[np.int64]
-    owners: NDArray[np.int64] | None
-    test_owners: NDArray[np.int64] | None
-
-
-def client_accuracy(measured_on: MeasuredOn, division: Division, samples: Samples) -> ClientAccuracy:
-    """The way to measure that the config key `client_accuracy` names.
+def client_accuracy(
+    measured_on: MeasuredOn, division: Division, test_labels: NDArray[np.int64], owners: Owners, test_owners: Owners
+) -> ClientAccuracy:
+    """The way to measure that the config key `client_accuracy` names; owners are of the training and test samples.
 
     Raises `ConfigError` for `test` where test samples do not belong to clients.
     """
     if measured_on == "labels":
-        return by_labels(division.histograms, samples.test_labels)
+        return by_labels(division.histograms, test_labels)
     if measured_on == "test":
-        clients, num = _clients_of_test_samples(division, samples), len(division.train)
+        clients, num = _clients_of_test_samples(division, owners, test_owners), len(division.train)
         return ClientAccuracy(np.bincount(clients, minlength=num + 1)[:num], clients)
     own = ByClient.of(division.holdout if measured_on == "holdout" else division.train)
     return ClientAccuracy(own.sizes, np.repeat(np.arange(len(own)), own.sizes), own.flat)
 
 
-def _clients_of_test_samples(division: Division, samples: Samples) -> NDArray[np.int64]:
+def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Owners) -> NDArray[np.int64]:
     """The client whose owner each test sample has [n_test]; the number of clients where there is none."""
-    owners, test_owners = samples.owners, samples.test_owners
     if owners is None or test_owners is None:
         told = "needs a data set that says whose each test sample is"
         raise ConfigError([Problem(KEY, "test", told, "client_accuracy=labels fits all data")])

@@ -1,7 +1,4 @@
-"""The round loop: federated averaging with a selector, an aggregator, and a ledger of what it costs.
-
-There is no branch on the selector here. Everything that crosses rounds is in `Simulation.state_dict`.
-"""
+"""The round loop: federated averaging with a selector, an aggregator, and a ledger of what it costs."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +14,7 @@ from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
-from fedsim.clients.system import RoundClock, SimulatedClock
+from fedsim.clients.system import SimulatedClock
 from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Weights, drop_nonfinite, kept_rows
@@ -33,28 +30,14 @@ from fedsim.selectors.base import Selector
 class Arrivals:
     """What arrived of a cohort's updates (None: nothing), and their weights, scaled to keep their sum.
 
-    `late`: the clients whose updates did not arrive in time, or not among the first that count; `unsent`: those of
-    them whose updates the server did not have before it asked. `seconds`: from the request until the server went on.
+    `late`: the clients whose updates did not arrive in time, or not among the first that count. `seconds`: from the
+    request until the server went on.
     """
 
     cohort: Cohort | None
     weights: Weights
     late: Ids
-    unsent: Ids
     seconds: float
-
-
-def arrivals(cohort: Cohort, weights: Weights, clock: RoundClock, begun: float, wanted: int) -> Arrivals:
-    """What arrives of the updates that the server asks for `begun` seconds after the round's start; it waits for
-    `wanted` where more are selected."""
-    assert cohort.durations is not None
-    in_time, seconds = clock.race(cohort.ids, cohort.durations, begun, wanted)
-    late, unsent = cohort.ids[~in_time], cohort.ids[~in_time & (cohort.durations > 0)]
-    if not in_time.any():
-        return Arrivals(None, None, late, unsent, seconds)
-    if len(late):
-        cohort, weights = kept_rows(cohort, weights, in_time)
-    return Arrivals(cohort, weights, late, unsent, seconds)
 
 
 @dataclass(frozen=True)
@@ -123,11 +106,9 @@ class Simulation:
         selection = self._select(t, clients, context.available)
         begun = simulated.asked if simulated else 0.0  # the questions are over
         clock.enter("train")
-        cohort = clients.collect(selection.ids) if len(selection.ids) else None
-        arrived = Arrivals(cohort, selection.weights, selection.ids[:0], selection.ids[:0], seconds=0.0)
-        if cohort is not None and simulated is not None and parts.simulated is not None:
-            arrived = arrivals(cohort, selection.weights, simulated, begun, parts.simulated.wanted)
-        ledger.uploaded.difference_update(arrived.unsent.tolist())
+        arrived = Arrivals(None, None, selection.ids, seconds=0.0)
+        if len(selection.ids):
+            arrived = self._arrivals(clients.collect(selection.ids), selection.weights, context, begun)
         if arrived.cohort is not None:
             clock.enter("aggregate")
             cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
@@ -191,6 +172,22 @@ class Simulation:
         refuse(SelectionError, selector, t, selection_fault(selection, available, expected))
         check_unmodified(selector, t, *clients.modified)
         return selection
+
+    def _arrivals(self, cohort: Cohort, weights: Weights, context: RoundContext, begun: float) -> Arrivals:
+        """What arrives of the updates that the server asks for `begun` seconds after the round's start."""
+        if context.simulated is None or self.components.simulated is None:
+            return Arrivals(cohort, weights, cohort.ids[:0], seconds=0.0)
+        assert cohort.durations is not None
+        wanted = self.components.simulated.wanted
+        in_time, seconds = context.simulated.race(cohort.ids, cohort.durations, begun, wanted)
+        unsent = ~in_time & (cohort.durations > 0)  # updates that the server did not have before it asked
+        context.ledger.uploaded.difference_update(cohort.ids[unsent].tolist())
+        late = cohort.ids[~in_time]
+        if not in_time.any():
+            return Arrivals(None, None, late, seconds)
+        if len(late):
+            cohort, weights = kept_rows(cohort, weights, in_time)
+        return Arrivals(cohort, weights, late, seconds)
 
     def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
         """The aggregator is given a copy of the present model, which it may work on in place."""

@@ -33,7 +33,7 @@ from fedsim.partitions.base import Labelled, Partition
 from fedsim.partitions.division import Division, divide
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.client_accuracy import Samples, client_accuracy
+from fedsim.rounds.client_accuracy import client_accuracy
 from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.process import world
 from fedsim.selectors.base import Selector
@@ -191,8 +191,8 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     if len(division.public):
         public = data.samples(division.public)
     if settings.client_accuracy is not None:
-        samples = Samples(data.test.y.cpu().numpy(), data.owners, data.test_owners)
-        accuracy = client_accuracy(settings.client_accuracy, division, samples)
+        test_labels = data.test.y.cpu().numpy()
+        accuracy = client_accuracy(settings.client_accuracy, division, test_labels, data.owners, data.test_owners)
 
     def backend(workload: Workload) -> Backend:
         return instantiate(config["engine"], Backend, "engine", workload)

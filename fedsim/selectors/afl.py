@@ -1,5 +1,4 @@
-"""Active federated learning (Goetz et al., "Active Federated Learning", 2019); not agnostic federated learning, which
-has the same initials."""
+"""Active federated learning (Goetz et al., "Active Federated Learning", 2019), not agnostic federated learning."""
 
 from typing import Literal
 

@@ -1,8 +1,4 @@
-"""The interface of selectors, and operations that many of them share: all that a selector needs besides NumPy.
-
-To add one, write a Python file with a subclass of `Selector` and a YAML file in conf/selector/, by which the contract
-tests find it; no other file is edited.
-"""
+"""The interface of selectors, and operations that many of them share: all that a selector needs besides NumPy."""
 
 import math
 from abc import ABC, abstractmethod

@@ -46,9 +46,8 @@ class Delta(Selector):
         gradients = (gradient_sums.cpu().numpy().T / np.maximum(cohort.steps, 1)).T
         zeta = np.linalg.norm(gradients - gradients.mean(0), axis=1)
         sigma = self._spreads[np.searchsorted(self._ids, cohort.ids)]
-        self.probabilities[cohort.ids] = redistribute_mass(
-            self.probabilities[cohort.ids], np.sqrt(self.diversity * zeta**2 + self.variance * sigma**2)
-        )
+        scores = np.sqrt(self.diversity * zeta**2 + self.variance * sigma**2)
+        self.probabilities[cohort.ids] = redistribute_mass(self.probabilities[cohort.ids], scores)
 
 
 def redistribute_mass(mass: Floats, scores: Floats) -> Floats:

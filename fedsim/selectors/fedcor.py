@@ -109,7 +109,6 @@ class FedCor(Selector):
         return Selection(ascending(chosen))
 
     def _observe_and_fit(self, e: int, clients: Clients, count: int, rng: np.random.Generator) -> None:
-        """The steps that the paper takes between round `last` and round `e`: request losses, add observations, fit."""
         if not self.fitted:
             before, self.losses = self.losses, self._query_losses(clients)
             if self.last < 0:

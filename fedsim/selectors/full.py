@@ -1,12 +1,10 @@
-"""Full participation: the upper baseline of selection methods; FedABC calls it "FedAvg"."""
-
 import numpy as np
 
 from fedsim.selectors.base import Clients, Selection, Selector
 
 
 class Full(Selector):
-    """Selects all available clients in every round; `cohort_size` has no effect."""
+    """Selects all available clients in every round (FedABC's "FedAvg"); `cohort_size` has no effect."""
 
     adaptive = True
 

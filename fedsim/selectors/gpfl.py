@@ -121,8 +121,7 @@ class GPFL(Selector):
         n = self.population.num_clients
         self.adaptive = self.init == "cover" or self.init_aggregate != "topk"
         self.start_up_rounds = {"all_clients": 1, "cover": self.cover_rounds, "none": 0}[self.init]
-        evaluation = Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST
-        self.needs = frozenset({evaluation, *REPORTED_DIRECTIONS.get(self.local_direction, ())})
+        self.needs = frozenset({Signal(self.reward_eval), *REPORTED_DIRECTIONS.get(self.local_direction, ())})
         self.first_pulls = 1.0 if self.init == "all_clients" else 0.0
         self.projections, self.reward_sum = np.zeros((2, n))
         self.pulls = np.full(n, self.first_pulls)

@@ -36,7 +36,7 @@ class GPFLOfficial(Selector):
     average: Literal["aggregator"] | None
 
     def __post_init__(self) -> None:
-        self.needs = frozenset({Signal.VALIDATION if self.reward_eval == "validation" else Signal.TEST})
+        self.needs = frozenset({Signal(self.reward_eval)})
         self.reward_sum, self.pulls = np.zeros((2, self.population.num_clients))
         self.last, self.start_up_rounds = Evaluation(accuracy=0.0, loss=1e6), self.warmup
 

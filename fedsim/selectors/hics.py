@@ -106,8 +106,6 @@ class HiCS(Selector):
         return np.array(picks, dtype=np.int64)
 
     def _clusters(self, ids: Ids) -> Positions:
-        if len(ids) == 1 or self.products is None:
-            return np.zeros(len(ids), np.int64)
         tree = ward_linkage(self._distances(ids), self.ward_on)
         return cut_tree(tree, self.num_clusters or self.population.cohort_size)
 

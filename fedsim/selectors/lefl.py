@@ -56,8 +56,6 @@ class LEFL(Selector):
         self.strata[known] = self._cluster(known)
 
     def _cluster(self, known: Ids) -> NDArray[np.int64]:
-        if len(known) == 1:
-            return np.zeros(1, np.int64)
         divergence = kl_divergences(torch.stack([self.predictions[int(i)] for i in known]), "sum")
         return cut_tree(ward_linkage(np.maximum(divergence + divergence.T, 0) / 2), self.population.cohort_size)
 

@@ -130,7 +130,6 @@ class Oort(Selector):
         return np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
 
     def _num_exploited(self, t: int, count: int, new: Ids) -> int:
-        """How many of `count` clients are to be exploited in round t, where there are `new` ones to explore."""
         if not np.any((self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)):
             return count - min(len(new), count)
         epsilon = max(self.exploration_floor, self.exploration * self.exploration_decay ** (t - 1))

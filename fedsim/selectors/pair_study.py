@@ -1,5 +1,3 @@
-"""Random selection that also measures every pair of clients: the study from which PNCS derives its similarity (V-A)."""
-
 import itertools
 import warnings
 from collections.abc import Mapping
@@ -30,8 +28,7 @@ def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]
     for name, values in _client_features(vectors, powers).items():
         features[f"{name} sum"] = values[first] + values[second]
         features[f"{name} difference"] = np.abs(values[first] - values[second])
-    for name, table in _pair_features(vectors, powers).items():
-        features[name] = table[first, second]
+    features |= {name: table[first, second] for name, table in _pair_features(vectors, powers).items()}
     return {name: values.tolist() for name, values in features.items()}
 
 
@@ -116,11 +113,13 @@ class PairStudy(Selector):
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         assert self._before is not None
         before, lr, names, ids, gradients = self._before
-        self._before = None
+        self._before, length = None, self.step * lr
         pairs, after = list(itertools.combinations(range(len(ids)), 2)), list[Evaluation]()
         for i, j in pairs:
             mean = torch.stack([gradients[i], gradients[j]]).mean(0)
-            after.append(server.validate(_after_step(before, names, mean, self.step * lr)))
+            steps = split_flat(mean, {name: before[name] for name in names})
+            moved = {n: w - length * steps[n] if n in steps else w for n, w in before.items()}
+            after.append(server.validate(moved))
         self._trace = {
             "pairs": [[int(ids[i]), int(ids[j])] for i, j in pairs],
             "features": pair_features(gradients.double().cpu().numpy(), self.powers),
@@ -131,9 +130,3 @@ class PairStudy(Selector):
     @property
     def trace(self) -> Mapping[str, Any] | None:
         return self._trace
-
-
-def _after_step(params: Params, names: list[str], gradient: Tensor, length: float) -> Params:
-    """`params` after a gradient step of size `length`; `gradient` [P] is the flat gradient of the tensors `names`."""
-    steps = split_flat(gradient, {name: params[name] for name in names})
-    return {n: w - length * steps[n] if n in steps else w for n, w in params.items()}

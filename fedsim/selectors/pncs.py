@@ -1,5 +1,3 @@
-"""PNCS: selects clients with dissimilar gradients by a power-norm cosine similarity, with an age-of-update queue."""
-
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -141,7 +139,6 @@ class PNCS(Selector):
         return total / weights
 
     def _groups(self, clients: Clients) -> list[list[str]]:
-        """Names of the parameters that are compared together: below a prefix, or of a layer (`each`)."""
         if self.prefixes is not None:
             return [clients.layer_names([prefix]) for prefix in self.prefixes]
         layers: dict[str, list[str]] = {}

@@ -1,5 +1,3 @@
-"""Random selection, the usual baseline."""
-
 from typing import Literal
 
 import numpy as np

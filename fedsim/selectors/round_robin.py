@@ -1,5 +1,3 @@
-"""Round robin: a control for methods whose exploration visits all clients in turn."""
-
 import numpy as np
 
 from fedsim.selectors.base import Clients, Positions, Selection, Selector, ascending
@@ -8,7 +6,8 @@ from fedsim.selectors.base import Clients, Positions, Selection, Selector, ascen
 class RoundRobin(Selector):
     """Selects consecutive blocks of K clients in a random order drawn at first: all within ceil(N / K) rounds.
 
-    A client that is unavailable when it is due stays at the head of the queue.
+    A control for methods whose exploration visits all clients in turn. A client that is unavailable when it is due
+    stays at the head of the queue.
     """
 
     state = ("queue",)

@@ -68,10 +68,9 @@ def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> P
 
 def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:
     """Shapley values [num] by enumeration of all 2^num coalitions."""
-    coalition_values = np.array(
-        [coalition_value(frozenset(i for i in range(num) if code >> i & 1)) for code in range(2**num)]
-    )
     codes = np.arange(2**num)
+    coalitions = [frozenset(i for i in range(num) if code >> i & 1) for code in range(2**num)]
+    coalition_values = np.array([coalition_value(coalition) for coalition in coalitions])
     sizes = np.array([code.bit_count() for code in codes.tolist()])
     weights = np.array([1 / (num * math.comb(num - 1, s)) for s in range(num)])
     values = np.zeros(num)

@@ -29,16 +29,17 @@ def inner_products(matrices: Sequence[Tensor], left: Transform | None = None, ri
     Without `right`, g = f and only half of the products are computed. Entries that are not finite count as 0.
     """
     num = len(matrices[0])
+    size = min(BLOCK_ROWS, -(-num // 2))
     out = torch.zeros(num, num, dtype=_product_dtype(matrices), device=matrices[0].device)
     for chunk in column_chunks(matrices):
         a = chunk if left is None else left(chunk)
         factors = Factors(a)
         others = factors if right is None else Factors(right(chunk))
-        for start in range(0, num, _block_rows(num)):
-            rows, first = slice(start, start + _block_rows(num)), start if right is None else 0
+        for start in range(0, num, size):
+            rows, first = slice(start, start + size), start if right is None else 0
             factors[rows].add_products(out[rows, first:], others[first:])
-    for start in range(0, num if right is None else 0, _block_rows(num)):  # the lower triangle from the upper one
-        stop = min(start + _block_rows(num), num)
+    for start in range(0, num if right is None else 0, size):  # the lower triangle from the upper one
+        stop = min(start + size, num)
         out[stop:, start:stop] = out[start:stop, stop:].T
     return out
 
@@ -101,10 +102,6 @@ def euclidean_distances(products: Tensor) -> Floats:
 def _product_dtype(matrices: Sequence[Tensor]) -> torch.dtype:
     work = len(matrices[0]) ** 2 * sum(p.shape[1] for p in matrices)
     return torch.float64 if work <= MAX_FLOAT64_PRODUCTS else torch.float32
-
-
-def _block_rows(num: int) -> int:
-    return min(BLOCK_ROWS, -(-num // 2))
 
 
 PowerSimilarity = Literal["signed_power", "polar", "dot_over_norms", "even_power", "semi"]

@@ -58,13 +58,12 @@ def collect_label_counts(counts: NDArray[np.int64], clients: Clients) -> NDArray
 
     Rows of clients that have not reported are -1; before any report, `counts` has no columns [N, 0].
     """
-    num = len(counts)
-    is_known = counts[:, 0] >= 0 if counts.shape[1] else np.zeros(num, dtype=bool)
+    is_known = np.any(counts >= 0, axis=1)
     new = clients.available[~is_known[clients.available]]
     if not len(new):
         return counts
     reported = clients.label_counts(new)
-    known = counts if counts.shape[1] else np.full((num, reported.shape[1]), -1)
+    known = counts if counts.shape[1] else np.full((len(counts), reported.shape[1]), -1)
     known[new] = reported
     return known
 

@@ -1,5 +1,3 @@
-"""Selection of the highest losses among all clients: Cho et al.'s method as FedABC uses it as a baseline."""
-
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ class TopLoss(Selector):
 
     `count` is fixed (FedABC's figures fit 7 of 10; None: `cohort_size`), or round by round the number of uploads of the
     run whose folder is `match`. `first_round_full`: all clients take part in the first round in which clients can be
-    reached, as in FedABC. Losses that are not finite rank last.
+    reached, as in FedABC, of which it is a baseline. Losses that are not finite rank last.
     """
 
     adaptive = True

@@ -22,4 +22,6 @@ def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
 
 def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
     """Cluster labels 0..M-1 [N] from cutting a linkage `tree` [N - 1, 4] into M <= `count` clusters."""
+    if not len(tree):
+        return np.zeros(1, np.int64)
     return fcluster(tree, count, criterion="maxclust").astype(np.int64) - 1

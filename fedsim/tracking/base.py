@@ -76,11 +76,7 @@ class Trackers:
         self._trackers: dict[str, Tracker] = {}
         self._failed: dict[str, str] = {}
         self._shown: set[str | None] = {None}
-        for name, make in makers.items():
-            try:
-                self._trackers[name] = make()
-            except (Exception, SystemExit) as error:  # a user's tracker may fail in any way
-                self._failed[name] = f"{type(error).__name__}: {error}"
+        self._trackers = self._each(lambda make: make(), makers)
 
     def start(self, info: RunInfo) -> None:
         not_made = list(self._failed)
@@ -126,14 +122,14 @@ class Trackers:
                 self._shown.add(notice)
                 self.message(str(notice))
 
-    def _each(self, call: Callable[[Tracker], Any]) -> dict[str, Any]:
-        """What `call` returns for each that raises no error."""
+    def _each(self, call: Callable[[Any], Any], parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """What `call` returns for each tracker, or each of `parts`, that raises no error."""
         found = {}
-        for name, tracker in list(self._trackers.items()):
+        for name, part in list((self._trackers if parts is None else parts).items()):
             try:
-                found[name] = call(tracker)
-            except (Exception, SystemExit) as error:
-                del self._trackers[name]
+                found[name] = call(part)
+            except (Exception, SystemExit) as error:  # a user's tracker may fail in any way
+                self._trackers.pop(name, None)
                 self._failed[name] = f"{type(error).__name__}: {error}"
                 self._tell_of(name)
         return found

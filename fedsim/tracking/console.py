@@ -1,5 +1,3 @@
-"""What a run writes to the terminal: a line at the start, a progress bar with the accuracy, and a table at the end."""
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -91,22 +91,21 @@ def told_if_slow(text: str) -> Iterator[None]:
         timer.cancel()
 
 
+SPOKEN = {"std": "standard deviation"}
+
+
 def closing_table(summary: Mapping[str, Any]) -> Table:
     """A run's final accuracy, participation, time by phase, bytes and samples."""
 
     def share(name: str) -> str:
         return show_share(summary.get(name))
 
-    totals, clients, simulated = summary["totals"], summary.get("client_accuracy"), summary.get("simulated_seconds")
+    totals, simulated = summary["totals"], summary.get("simulated_seconds")
+    clients = summary.get("client_accuracy") or {}
     window, late = min(FINAL_WINDOW, summary["rounds"]), summary.get("late_updates")
     phases = ", ".join(f"{phase} {show_seconds(totals[f'seconds_{phase}'])}" for phase in PHASES)
-    names = {
-        "mean": "mean",
-        "worst_tenth": "worst tenth",
-        "std": "standard deviation",
-        "never_selected": "never selected",
-    }
-    accuracies = [f"{told} {show_share(clients[n])}" for n, told in names.items() if clients and clients[n] is not None]
+    names = [n for n in ("mean", "worst_tenth", "std", "never_selected") if clients.get(n) is not None]
+    accuracies = [f"{SPOKEN.get(n, n.replace('_', ' '))} {show_share(clients[n])}" for n in names]
     rows = {
         "final accuracy": f"[bold]{share('smoothed_accuracy')}[/]  mean of the last {window} rounds\n"
         f"last round {share('final_accuracy')}, best {share('best_accuracy')}, "

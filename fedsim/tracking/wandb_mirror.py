@@ -20,10 +20,8 @@ from fedsim.results.files import CONFIG, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, begin_run, mirrors_in, one_line, scalars, start_message
 
-SUMMARY_KEYS = (
-    *("status", "smoothed_accuracy", "final_accuracy", "best_accuracy", "mean_participation_ratio", "revision"),
-    *("totals", *LASTS),
-)
+ACCURACIES = ("smoothed_accuracy", "final_accuracy", "best_accuracy")
+SUMMARY_KEYS = ("status", *ACCURACIES, "mean_participation_ratio", "revision", "totals", *LASTS)
 
 
 def main() -> None:

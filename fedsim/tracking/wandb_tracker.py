@@ -1,8 +1,7 @@
 """The tracker for Weights & Biases (W&B).
 
-A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor change a run. What
-that process begins a run with is here, too; for the run itself this module does not import W&B. A run keeps its W&B id
-in its folder: what a later process sends of it goes to the same run of W&B.
+A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor change a run. A
+run keeps its W&B id in its folder: what a later process sends of it goes to the same run of W&B.
 """
 
 import json

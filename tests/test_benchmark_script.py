@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 
 from fedsim import compose
-from scripts.benchmarks import checkpoints
 from scripts.benchmarks.peers import run_fedsim, run_loop, stopwatch
 from scripts.benchmarks.peers.networks import new_network
 from scripts.benchmarks.peers.stopwatch import Case, Stopwatch
@@ -96,19 +95,6 @@ def test_table_of_rates_ratios_and_the_share_of_the_ceiling() -> None:
     assert tables.ceiling_of([*measured, {"error": "x"}]) == {"float32": 2.0, "bf16": 5.0}  # the best of the repeats
 
 
-ERROR = "Traceback\n[rank0]: OSError: no file /some/where/data/x.npy\n  noise\nEnded at /tmp/y\n"
-ENDS = [
-    ((1, "", ERROR), {"error": "[rank0]: OSError: no file x.npy"}),
-    ((3, "", ""), {"error": "ended with exit code 3"}),
-    ((None, "", "x"), {"error": "took too long"}),
-    ((0, 'noise\nRESULT {"a": 1}\nnoise', "warnings"), {"a": 1}),
-]
-
-
-def test_the_result_or_the_last_error_of_a_process_is_told_without_paths() -> None:
-    assert [measuring.result_of(*end) for end, _ in ENDS] == [told for _, told in ENDS]
-
-
 def test_command_line() -> None:
     words = ["--fedsim", "engine=sequential", "--fedsim", "engine=batched", "engine.precision=bf16"]
     options = benchmark.parse(["run", *words])
@@ -185,17 +171,3 @@ def test_the_loop_does_what_the_sequential_engine_does() -> None:
     assert simulation.round == 2
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, simulation.params[name], atol=1e-5, rtol=0)
-
-
-def test_the_cost_of_checkpoints_is_the_worst_share_of_the_runs_at_the_default_interval() -> None:
-    def found(saves: int, save_seconds: float, cpu_seconds: float) -> dict[str, float]:
-        seconds = {"save_seconds": save_seconds, "save_cpu_seconds": save_seconds / 2, "cpu_seconds": cpu_seconds}
-        return {"saves": saves, "round_seconds": 10 - save_seconds, **seconds}
-
-    results = {"null": [found(0, 0, 20), found(0, 0, 10)], "auto": [found(2, 0.1, 12), found(4, 0.15, 21)]}
-    cost = checkpoints.shares(results)
-    assert cost == pytest.approx(
-        {"saves": 3, "milliseconds": 50, "share": 0.015, "cpu_share": 0.05 / 12, "difference": 16.5 / 15 - 1}
-    )
-    assert checkpoints.within_limit({"W1": results})
-    assert not checkpoints.within_limit({"W1": results, "W2": {**results, "auto": [found(1, 0.2, 12)]}})

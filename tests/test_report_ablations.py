@@ -33,7 +33,7 @@ def alphas(folder: Path) -> None:
             write_gpfl(folder, seed, final, value=alpha)
 
 
-def test_a_line_has_means_its_best_value_and_those_level_with_it(tmp_path: Path) -> None:
+def test_a_line_and_its_figure_have_means_the_best_value_and_those_level_with_it(tmp_path: Path) -> None:
     alphas(tmp_path)
     ablation = only(tmp_path)
     assert (ablation.keys, list(ablation.lines)) == (("selector.alpha",), [("", "gpfl")])
@@ -49,11 +49,7 @@ def test_a_line_has_means_its_best_value_and_those_level_with_it(tmp_path: Path)
     assert "| gpfl | 0.3133 ± 0.0379 | 0.5133 ± 0.0379 ≈ | **0.5233 ± 0.0759** |" in table.markdown()
     assert r"0.5133 $\pm$ 0.0379 $\approx$ & \textbf{0.5233 $\pm$ 0.0759} \\" in table.latex()
     assert ",0.5233 ± 0.0759\n" in table.csv()
-
-
-def test_the_figure_of_a_line_has_means_intervals_and_seeds(tmp_path: Path) -> None:
-    alphas(tmp_path)
-    (plot,) = ablation_plots([only(tmp_path)])
+    (plot,) = ablation_plots([ablation])
     (ax,) = plot.figure.axes
     drawn = [np.asarray(line.get_ydata(), float).tolist() for line in ax.get_lines()]
     assert [0.3133, 0.5133, 0.5233] in [np.round(one, 4).tolist() for one in drawn]
@@ -89,10 +85,8 @@ def test_two_numbers_make_a_map_and_two_through_a_common_value_lines(tmp_path: P
     assert len(ax.patches) == sum(point.level for point in points) == 1
     assert len(ablation.table().rows) == 3
     write_grid(tmp_path / "cross", [cell for cell in cells if 0.2 in cell or 1 in cell])
-    found = {
-        one.keys: len(points) for one in find_ablations(groups_of(tmp_path / "cross")) for points in one.lines.values()
-    }
-    assert found == {("lr",): 3, ("cohort_size",): 3}
+    found = [(one.keys, *map(len, one.lines.values())) for one in find_ablations(groups_of(tmp_path / "cross"))]
+    assert sorted(found) == [(("cohort_size",), 3), (("lr",), 3)]
 
 
 def test_each_method_and_setting_has_its_line(tmp_path: Path) -> None:
@@ -137,7 +131,6 @@ def test_the_report_shows_ablations_after_the_curves_and_the_api_the_same(
     assert 'style="font-weight: bold">0.5233 ± 0.0759</td>' in page
     figures = {path.name for path in (tmp_path / "report/figures").glob("ablation_*")}
     assert figures == {"ablation_selector_alpha.png", "ablation_selector_alpha.pdf"}
-    assert (tmp_path / "report/ablation_selector_alpha.tex").is_file()
     frame = fedsim.load_ablations(tmp_path)
     assert frame["value"].tolist() == [0.1, 0.2, 0.4]
     assert frame["best"].tolist() == [False, False, True]

@@ -32,15 +32,17 @@ from fedsim.report.headline import MOST, drawn_lines, headline
 from fedsim.report.page import html_page
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, by_group
-from fedsim.results.ablations import find_ablations
+from fedsim.results.ablations import Ablation, find_ablations
 from fedsim.results.files import OutputError
-from fedsim.results.groups import distinct, group_runs, make_panels
+from fedsim.results.groups import Panel, distinct, group_runs, make_panels
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from fedsim.results.table import table_files
 from fedsim.tracking.tables import Output
 
 DEFAULT_WIDTH = 180
 """Width of the output in characters if it is not a terminal."""
+Pictures = list[tuple[str, bytes]]
+"""Captions and PNGs."""
 
 
 class PrintRules(Action):
@@ -125,14 +127,7 @@ def report(
     paged, drawn = [shown, *tables], drawn_lines(panels) if figures else []
     try:
         write_files(target, table_files(tables))
-        pictures: list[tuple[str, bytes]] = []
-        ablated: list[tuple[str, bytes]] = []
-        if drawn:
-            from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
-            from fedsim.report.figures import all_plots, save
-
-            ablated = save(ablation_plots(ablations), target / "figures")
-            pictures = save(all_plots(drawn), target / "figures")
+        ablated, pictures = _draw(ablations, drawn, target / "figures") if drawn else ([], [])
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
@@ -148,3 +143,11 @@ def report(
     except OSError as error:
         raise OutputError(unwritable("--to", target, error)) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)
+
+
+def _draw(ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path) -> tuple[Pictures, Pictures]:
+    """Save the figures of ablations, and all others."""
+    from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
+    from fedsim.report.figures import all_plots, save
+
+    return save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)

@@ -88,8 +88,8 @@ def test_no_secret_is_in_any_byte_that_is_written(tmp_path: Path) -> None:
     environment |= {name: str(tmp_path / folder) for name, folder in folders.items()} | SECRETS | {"FEDSIM_MARK": MARK}
     environment["OMP_NUM_THREADS"] = "1"
 
-    def fedsim(module: str, *words: str) -> int:
-        command = [sys.executable, "-m", module, *words]
+    def fedsim(*words: str) -> int:
+        command = [sys.executable, "-m", "fedsim", *words]
         done = subprocess.run(command, cwd=tmp_path / "work", env=environment, capture_output=True, check=False)
         for secret in SECRETS.values():
             assert secret.encode() not in done.stdout + done.stderr
@@ -97,11 +97,11 @@ def test_no_secret_is_in_any_byte_that_is_written(tmp_path: Path) -> None:
 
     targets = "selector._target_=planted_parts.Failing,fedsim.selectors.random.Random"
     marked = "tracker.wandb.tags=['${oc.env:FEDSIM_MARK}']"
-    assert fedsim("fedsim.run", *TINY, "-m", "tracker.wandb.mode=offline", marked, targets) == 1
+    assert fedsim(*TINY, "-m", "tracker.wandb.mode=offline", marked, targets) == 1
     killed = (*TINY[:-1], "tracker=files_only", "selector._target_=planted_parts.Killed", "seed=7")
-    assert fedsim("fedsim.run", *killed) == -signal.SIGKILL
-    assert fedsim("fedsim.run", *TINY, f"+api_key={ON_THE_COMMAND_LINE}") == 2
-    assert fedsim("fedsim.report", "outputs/trial") == 0
+    assert fedsim(*killed) == -signal.SIGKILL
+    assert fedsim(*TINY, f"+api_key={ON_THE_COMMAND_LINE}") == 2
+    assert fedsim("report", "outputs/trial") == 0
     kinds = {path.name for path in tmp_path.rglob("*")}
     assert {"error.txt", "checkpoint.safetensors", "summary.json", "report.html", "partition.npz"} <= kinds
     for secret in (*SECRETS.values(), ON_THE_COMMAND_LINE):

@@ -75,7 +75,7 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
             FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})
         picture = Image.fromarray(np.asarray(screen.buffer_rgba())).convert("RGB")
         width, height = (round(side * PREVIEW_DPI / DPI) for side in picture.size)
-        picture.resize((width, height), Image.Resampling.LANCZOS).save(preview, "png", optimize=True)
+        picture.resize((width, height), Image.Resampling.LANCZOS).save(preview, "png")
         files |= {f"{plot.name}.png": png.getvalue(), f"{plot.name}.pdf": pdf.getvalue()}
         pictures.append((plot.caption, preview.getvalue()))
         plot.figure.clear()

@@ -197,12 +197,8 @@ def html_page(
             ],
             sources=sources,
             rules=RULES.values(),
-            ablations=[(caption, base64.b64encode(png).decode("ascii")) for caption, png in ablations],
-            pictures=[
-                (caption, base64.b64encode(png).decode("ascii"))
-                for (caption, png), size in zip(pictures, accumulate(len(png) for _, png in pictures), strict=True)
-                if size <= PICTURE_BYTES
-            ],
+            ablations=_embedded(ablations),
+            pictures=_embedded(pictures),
             css=(HERE / "page.css").read_text(encoding="utf-8"),
             js=(HERE / "page.js").read_text(encoding="utf-8"),
             plotly=plotly,
@@ -220,6 +216,13 @@ def _thinned(panels: Sequence[Panel], groups: Sequence[Group], points: int) -> s
     return " ".join(
         [f"Each line is thinned to {points} rounds."] * (most > points) + [f"Drawn are {fewer}"] * (known > drawn)
     )
+
+
+def _embedded(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
+    """Captions and base64 of the first PNGs that do not make the page too large."""
+    sizes = accumulate(len(png) for _, png in pictures)
+    found = [one for one, size in zip(pictures, sizes, strict=True) if size <= PICTURE_BYTES]
+    return [(caption, base64.b64encode(png).decode("ascii")) for caption, png in found]
 
 
 def _cells(table: Table) -> dict[str, Any]:

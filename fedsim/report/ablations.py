@@ -34,9 +34,11 @@ def _line_plot(ablation: Ablation) -> Plot:
 
 def is_logarithmic(values: Sequence[float]) -> bool:
     """Whether the closest of the positive values, ascending, are further apart on a logarithmic axis."""
+    if values[0] < 0:
+        return False
     positive = np.array([value for value in values if value > 0])
     linear, logarithmic = (np.diff(at).min() / np.ptp(at) for at in (positive, np.log(positive)))
-    return bool(values[0] >= 0 and logarithmic > linear)
+    return bool(logarithmic > linear)
 
 
 def _draw_line(ax: Axes, points: Sequence[Point], look: Look, beside: float) -> None:

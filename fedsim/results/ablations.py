@@ -88,7 +88,7 @@ def find_ablations(groups: Sequence[Group]) -> list[Ablation]:
     families: dict[Hashable, list[tuple[dict[str, float], Group]]] = {}
     for group in groups:
         leaves = flat(compared_config(group.runs[0]))
-        numbers = {key: value for key, value in leaves if type(value) in (int, float)}
+        numbers = {key: value for key, value in leaves if type(value) in (int, float) and math.isfinite(value)}
         others = frozenset((key, str(value)) for key, value in leaves if key not in numbers)
         if finals(group):
             families.setdefault((others, frozenset(numbers)), []).append((numbers, group))

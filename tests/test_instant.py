@@ -76,6 +76,7 @@ SWEEP = ("-m", "num_rounds=1", "tracker=files_only", "selector=random,gpfl", "se
 def test_jobs_that_have_ended_are_told_without_pytorch(empty_folder: Path) -> None:
     assert "torch" in loaded(*SWEEP)
     assert loaded(*SWEEP) == "LOADED"
+    assert {loaded(*SWEEP, f"hydra/launcher={name}") for name in ("lanes", "joblib")} == {"LOADED"}
     assert loaded("show", *SWEEP) == "LOADED"
     assert loaded("show", "--json", *SWEEP[1:3], "selector=gpfl") == "LOADED"
     assert loaded(*SWEEP, "tracker=default", "tracker.wandb.timeout=-1", code=2) == "LOADED"

@@ -62,8 +62,13 @@ def _is_installed(package: str) -> bool:
 
 def in_installed_folder(path: Path) -> bool:
     """Whether `path` is in a folder of Python's own modules or of installed packages."""
-    folders = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib", "platstdlib")}
-    return not folders.isdisjoint(path.resolve().parents)
+    return not _installed_folders().isdisjoint(path.resolve().parents)
+
+
+@cache
+def _installed_folders() -> frozenset[Path]:
+    names = ("purelib", "platlib", "stdlib", "platstdlib")
+    return frozenset(Path(sysconfig.get_path(name)).resolve() for name in names)
 
 
 @cache

@@ -196,8 +196,9 @@ class Lanes:
         return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
 
     def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
-        """Run jobs, as many at a time as there are lanes and as fit together; a single one as without a launcher."""
-        if len(plans) == 1:
+        """Run jobs, as many at a time as there are lanes and as fit together; a single one as without a launcher, and
+        those that have all ended."""
+        if len(plans) == 1 or not to_come(plans):
             return attempts.run_in_turn(plans)
         from fedsim.running.interleaving import run_interleaved  # takes time: it imports PyTorch
 

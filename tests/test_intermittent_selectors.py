@@ -27,17 +27,18 @@ def over_rounds(selector: Selector, shares: list[float], num: int) -> tuple[np.n
 
 
 def test_f3ast_by_hand() -> None:
-    """p = 1/4, 1/4, 1/2; rates start at K / N = 1/3."""
+    """p = 1/4, 1/4, 1/2, at which rates start with K = 1."""
     selector = F3AST(toy_population([1, 1, 2], 1), beta=0.5)
-    first = selection_of(selector, 1)
-    assert first.ids.tolist() == [2]  # p / r = 3/4, 3/4, 3/2
-    np.testing.assert_allclose(selector.rates, [1 / 6, 1 / 6, 1 / 6 + 1 / 2])
-    np.testing.assert_allclose(first.weights, [1 / 2 / (2 / 3)])
-    second = selection_of(selector, 4, available=[1, 2])  # after two rounds without anybody: p / r of 1 is still larger
+    first = selection_of(selector, 1, available=[2])
+    np.testing.assert_allclose(selector.rates, [1 / 8, 1 / 8, 1 / 4 + 1 / 2])
+    np.testing.assert_allclose(first.weights, [1 / 2 / (3 / 4)])
+    second = selection_of(selector, 4, available=[1, 2])  # after two rounds without anybody: p / r = 2 and 2/3, times 8
     assert second.ids.tolist() == [1]
-    np.testing.assert_allclose(selector.rates, [1 / 48, 1 / 48 + 1 / 2, 1 / 12])
-    np.testing.assert_allclose(second.weights, [1 / 4 / (25 / 48)])
-    assert picked(selector, 5, available=[1, 2]) == [2]  # p / r = 12/25, 6
+    np.testing.assert_allclose(selector.rates, [1 / 64, 1 / 64 + 1 / 2, 3 / 32])
+    np.testing.assert_allclose(second.weights, [1 / 4 / (33 / 64)])
+    assert picked(selector, 5, available=[1, 2]) == [2]  # p / r = 16/33 and 16/3
+    ties = [picked(F3AST(toy_population([1, 1, 2], 1), beta=0.5), seed=seed)[0] for seed in range(20)]
+    assert set(ties) == {0, 1, 2}  # all p / r are 1
 
 
 def test_f3ast_tends_to_the_rates_that_availability_allows_and_its_weights_are_unbiased() -> None:

@@ -14,8 +14,8 @@ class F3AST(Selector):
     That is the gradient of -sum_k p_k^2 / r_k, the negative of a bound of the variance that selection adds, at the
     tracked long-term rates r_k <- (1 - `beta`) r_k + `beta` [k selected]; p_k = n_k / n. Aggregation weights p_k / r_k,
     with the rate that counts this selection (the authors' code), make the mean update unbiased once the rates have
-    settled, which takes some 1 / `beta` rounds. Left open: rates start at K / N, those of uniform selection (in the
-    code at p_k, which sum to 1 in place of K, and the update is divided by K). Ties are broken at random.
+    settled, which takes some 1 / `beta` rounds. Left open: rates start at K p_k (at most 1), where all utilities are
+    equal and weights sum to 1; in the code at p_k, and the update is divided by K. Ties are broken at random.
 
     The paper lets the number of clients vary over time; here it is K, or all where fewer are available.
     """
@@ -28,8 +28,7 @@ class F3AST(Selector):
         yield rule(0 < self.beta <= 1, "beta", self.beta, "must lie in (0, 1]", "0.01 is the authors'")
 
     def __post_init__(self) -> None:
-        num = self.population.num_clients
-        self.rates = np.full(num, min(self.population.cohort_size / num, 1.0))
+        self.rates = np.minimum(self.population.cohort_size * self.population.shares, 1)
         self.round = 0  # whose selection is in the rates
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:

@@ -23,9 +23,11 @@ def test_subsets_are_drawn_by_their_determinants(count: int) -> None:
 
 
 def test_alike_clients_fill_up_where_there_are_too_few_unlike_ones() -> None:
-    kernel = np.kron(np.eye(2), np.ones((3, 3)))  # two groups of three
-    draws = [draw_k_dpp(kernel, 3, np.random.default_rng(seed)) for seed in range(50)]
-    assert all(len(set(drawn.tolist())) == 3 and len(set(drawn // 3)) == 2 for drawn in draws)
+    kernel = np.ones((6, 6))  # five of them, and one unlike them
+    kernel[0, 1:] = kernel[1:, 0] = 0
+    draws = [set(draw_k_dpp(kernel, 3, np.random.default_rng(seed)).tolist()) for seed in range(50)]
+    assert all(len(drawn) == 3 and 0 in drawn for drawn in draws)
+    assert set.union(*draws) == set(range(6))
     large = np.eye(1200) + 1
     assert len(set(draw_k_dpp(large, 500, np.random.default_rng(0)).tolist())) == 500  # C(1200, 500) is no float64
 

@@ -39,6 +39,8 @@ def test_f3ast_by_hand() -> None:
     assert picked(selector, 5, available=[1, 2]) == [2]  # p / r = 16/33 and 16/3
     ties = [picked(F3AST(toy_population([1, 1, 2], 1), beta=0.5), seed=seed)[0] for seed in range(20)]
     assert set(ties) == {0, 1, 2}  # all p / r are 1
+    assert F3AST(toy_population([1, 1, 2], 2), beta=0.5).rates.tolist() == [0.5, 0.5, 1]
+    assert F3AST(toy_population([1, 1, 2], 3), beta=0.5).rates.tolist() == [0.75, 0.75, 1]
 
 
 def test_f3ast_tends_to_the_rates_that_availability_allows_and_its_weights_are_unbiased() -> None:
@@ -75,9 +77,10 @@ def test_refl_takes_the_least_available_first() -> None:
     assert chances[4] > 0.9
 
 
-def test_refl_holds_off_and_releases_whom_it_selected_first() -> None:
-    selector = REFL(toy_population([1] * 6, 2), hold_off=4)
-    rounds = [picked(selector, t) for t in range(1, 7)]
+@pytest.mark.parametrize(("hold_off", "seed"), [(4, 0), *((2, seed) for seed in range(5))])
+def test_refl_holds_off_and_releases_whom_it_selected_first(hold_off: int, seed: int) -> None:
+    selector = REFL(toy_population([1] * 6, 2), hold_off=hold_off)
+    rounds = [picked(selector, t, seed + t) for t in range(1, 7)]
     assert sorted(sum(rounds[:3], [])) == list(range(6))
     assert rounds[3:] == rounds[:3]
     assert picked(selector, 7, available=[rounds[3][0], *rounds[5]]) != rounds[5]

@@ -63,11 +63,11 @@ class FedGS(Selector):
 
     def gains(self, known: Ids, ids: Ids, count: int) -> Floats:
         """What each pair of the clients `ids` adds, [n, n]: its sum over all pairs of `count` > 1 clients is what is
-        maximised, but for a constant."""
+        maximised, times count - 1 and but for a constant."""
         num, rows = self.population.num_clients, np.searchsorted(known, ids)
         growth = (2 * (self.pulls[ids] - self.pulls.mean() - count / num) + 1) / (num - 1)  # of the variance, by each
         distances = self.distances[np.ix_(rows, rows)]
-        return (2 * self.alpha / count * distances - growth[:, None] - growth[None, :]) / (count - 1)
+        return 2 * self.alpha / count * distances - growth[:, None] - growth[None, :]
 
 
 def shortest_paths(counts: NDArray[np.int64], epsilon: float, sigma2: float) -> Floats:

@@ -34,7 +34,7 @@ def test_alike_clients_fill_up_where_there_are_too_few_unlike_ones() -> None:
 
 def test_the_kernel_by_hand_and_profiles_are_asked_for_once() -> None:
     """Client k's gradient is (m + 1, -m^2 / 7) with m the mean of its sample's positions: 0, 1, 2, 3."""
-    selector, spent = FLDP3S(toy_population([1] * 4, 2), layers=None), [Ledger() for _ in range(3)]
+    selector, spent = FLDP3S(toy_population([1] * 4, 2)), [Ledger() for _ in range(3)]
     picked(selector, 1, available=[0, 2], ledger=spent[0])
     np.testing.assert_allclose(selector.kernel, np.eye(2))
     picked(selector, 2, available=[0, 1, 2, 3], ledger=spent[1])

@@ -3,16 +3,14 @@ Learning", 2023), with exact sampling after Kulesza and Taskar, "k-DPPs: Fixed-S
 ICML 2011."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.core.types import Floats, Ids, Positions
-from fedsim.selectors.base import Clients, Problem, Selection, Selector, Signal, ascending, parameters
+from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, parameters
 from fedsim.selectors.similarity import among, euclidean_distances, inner_products, with_latest
-from fedsim.selectors.tools import missing_layers
 
 LEAST_EIGENVALUE = 1e-12  # as a share of the largest: clients with the same profile leave fewer than K positive ones
 
@@ -24,9 +22,9 @@ class FLDP3S(Selector):
     L = S^T S with similarities s_ij = 1 - |f_i - f_j| / (the largest distance) of profiles f, which each client sends
     once, when it is first available. Deviation: the paper's profile is the mean output of the first layer of the
     initial model, for which there is no question to clients. Here it is the gradient of the mean training loss with
-    respect to that layer (`layers`: parameters by prefixes of their names; None: the first layer), at the model of that
-    round, the initial one in round 1; like the paper's, it is a mean over a client's samples at one layer. Where some
-    clients are away, the process is that of the others (the rows and columns of L that are theirs).
+    respect to the first layer, at the model of that round, the initial one in round 1; like the paper's, it is a mean
+    over a client's samples at that layer. Where some clients are away, the process is that of the others (the rows and
+    columns of L that are theirs).
     """
 
     start_up_rounds = 1
@@ -35,15 +33,10 @@ class FLDP3S(Selector):
     pair_bytes = 48  # distances, similarities, L, its part and eigenvectors, and a copy for a checkpoint
     state = ("known", "profiles", "kernel")
 
-    layers: list[str] | None
-
     def __post_init__(self) -> None:
         self.known = np.zeros(self.population.num_clients, dtype=bool)
         self.profiles: Tensor | None = None
         self.kernel = np.empty((0, 0))  # L of the known clients
-
-    def unfit_for(self, trained: Sequence[str]) -> Problem | None:
-        return missing_layers("layers", self.layers, trained)
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available
@@ -55,8 +48,8 @@ class FLDP3S(Selector):
         return Selection(ascending(ids[draw_k_dpp(kernel, self.cohort_size(clients), rng)]))
 
     def _ask(self, new: Ids, clients: Clients) -> None:
-        layers = self.layers or [clients.layer_names(None)[0].rpartition(".")[0] or clients.layer_names(None)[0]]
-        found = torch.stack(list(clients.gradients(new, layers=layers)))
+        first = clients.layer_names(None)[0]
+        found = torch.stack(list(clients.gradients(new, layers=[first.rpartition(".")[0] or first])))
         self.profiles = with_latest(self.profiles, self.population.num_clients, new, found)
         self.known[new] = True
         products = among(inner_products([self.profiles]), np.flatnonzero(self.known))

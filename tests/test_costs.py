@@ -73,11 +73,11 @@ def of_selected(r: Record) -> int:
     [
         *(
             (choice, {}, base, None)
-            for choice in ("random", "round_robin", "md", "full", "clustered1", "clustered2", "hics")
+            for choice in ("random", "round_robin", "md", "full", "clustered1", "clustered2", "hics", "refl", "f3ast")
         ),
         ("cpow_d", {"d": N}, lambda r: base(r, (N - K) * B, N * NUMBER, int(np.minimum(SIZES, BATCH).sum())), None),
         ("rpow_d", {}, lambda r: base(r, up=K * NUMBER), None),
-        ("oort", {}, lambda r: base(r, up=K * NUMBER), None),
+        *((choice, {}, lambda r: base(r, up=K * NUMBER), None) for choice in ("oort", "linucb")),
         ("power_of_choice", {"d": N}, asked, None),
         ("top_loss", {}, asked, base),  # the first round is full
         ("afl", {}, lambda r: base(r, up=K * NUMBER, forward=of_selected(r)), asked),
@@ -87,13 +87,14 @@ def of_selected(r: Record) -> int:
         ("divfl", {}, lambda r: graded(r, 2), None),
         ("grad_norm", {}, lambda r: graded(r, 1), None),
         ("pncs", {}, lambda r: all_train(r, (N - K) * B), None),  # each update is sent once
+        ("fl_dp3s", {}, base, lambda r: graded(r, 2)),
         ("divfl_no_overhead", {}, lambda r: base(r, up=K * B, train=of_selected(r)), lambda r: graded(r, 2)),
         ("ocs", {}, lambda r: all_train(r, N * NUMBER), None),
         *(
             (choice, {}, lambda r: base(r, server=2**K), None)
             for choice in ("s_fedavg", "greedy_shapley", "ucb_shapley")
         ),
-        *((choice, {}, base, lambda r: base(r, up=N * 3 * NUMBER)) for choice in ("fedcbs", "entropy_greedy")),
+        *((choice, {}, base, lambda r: base(r, up=N * 3 * NUMBER)) for choice in ("fedcbs", "entropy_greedy", "fedgs")),
         ("lefl", {}, base, lambda r: (*all_train(r, N * PUBLIC * 3 * NUMBER)[:2], N * PUBLIC, 2 * ALL, 0)),
         ("delta", {}, lambda r: base(r, up=len(r.selected) * NUMBER, train=of_selected(r)), None),
         ("pncs", {"sketch": "coord"}, lambda r: all_train(r, N * 2 * 4), None),

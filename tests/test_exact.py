@@ -48,7 +48,7 @@ def assert_recorded(process: subprocess.Popen[bytes], file: Path) -> None:
 def test_rounds_are_those_recorded_whatever_instructions_the_libraries_take(tmp_path: Path) -> None:
     """On this processor, with all limits at once; the record was made on another, without."""
     everything = {key: value for limit in LIMITS.values() for key, value in limit.items()}
-    assert [name for name in KINDS if not RECORDED[name]] == ["fedcor"]
+    assert [name for name in KINDS if not RECORDED[name]] == ["fedcor", "fl_dp3s"]
     assert_recorded(*start(tmp_path, KINDS, **everything | LIMITS["torch"]))
 
 

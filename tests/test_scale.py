@@ -24,8 +24,8 @@ FILES = ChoiceFiles([conf_dir()])
 COMMON = ("num_clients=100000", "cohort_size=100", "model=logistic", "system=lognormal")
 SERVER = ("server.validation_fraction=0.1", "server.public_samples=20", "optimizer.momentum=0.9")
 ALL_PAIRS = {
-    *("clustered2", "divfl", "divfl_no_overhead", "fedabc", "hics", "hics_code", "lefl", "pair_study"),
-    *("pncs", "pncs_each", "pncs_gradient", "pncs_q0", "pncs_q2", "pncs_q4", "pncs_q6", "pncs_two"),
+    *("clustered2", "divfl", "divfl_no_overhead", "fedabc", "fedgs", "fl_dp3s", "hics", "hics_code", "lefl"),
+    *("pncs", "pncs_each", "pncs_gradient", "pncs_q0", "pncs_q2", "pncs_q4", "pncs_q6", "pncs_two", "pair_study"),
 }
 """Those whose tables of 100,000 x 100,000 numbers are refused; all others start."""
 

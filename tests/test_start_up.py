@@ -20,7 +20,9 @@ def test_a_first_round_that_costs_most_belongs_to_the_start_up(choice: str) -> N
     assert start_up > 0 or spent[0] <= max(spent[1:])
 
 
-@pytest.mark.parametrize("choice", ["gpfl", "afl", "top_loss", "fedabc", "lefl", "divfl_no_overhead", "fedcbs"])
+@pytest.mark.parametrize(
+    "choice", ["gpfl", "afl", "top_loss", "fedabc", "lefl", "divfl_no_overhead", "fedcbs", "fedgs"]
+)
 def test_methods_that_ask_everybody_once_start_up_in_one_round(choice: str) -> None:
     start_up, (first, second, *_) = bytes_by_round(choice)
     assert start_up == 1

@@ -69,6 +69,7 @@ def environment() -> dict[str, str]:
     processor = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
     return {
         "processor": processor.partition(":")[2].strip() or platform.processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "compiler": str(shutil.which("cc")),

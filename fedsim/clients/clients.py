@@ -116,7 +116,7 @@ class Clients:
         own = self._engine.data.train
         positions = [self._batch(own, i) if batch else own[i] for i in ids]
         names = None if layers is None else self.layer_names(layers)
-        gradients = self._engine.client_gradients(self._params, positions, names)
+        gradients = self._gradients(self._params, ids, positions, names)
         numbers = sum(self._params[name].numel() for name in names or self._engine.trained)
         self._exchange(ids, train=sizes_of(positions), up=compressor.num_bytes(numbers))
         return self._timed(compressor.compress(one, self._context.compression_seed) for one in gradients)
@@ -125,7 +125,7 @@ class Clients:
         """Euclidean norm of each client's full gradient [len(ids)]: one number up and one training pass each."""
         self._context.require(Signal.GRADIENTS)
         positions = [self._engine.data.train[i] for i in ids]
-        norms = self._fetched(map(length, self._engine.client_gradients(self._params, positions, None)))
+        norms = self._fetched(map(length, self._gradients(self._params, ids, positions, None)))
         self._exchange(ids, train=sizes_of(positions), up=NUMBER)
         return norms
 
@@ -181,7 +181,7 @@ class Clients:
         numbers = sum(self._params[name].numel() for name in self._engine.trained)
         self._exchange(ids, train=self._train(ids) + sizes_of(positions), up=NUMBER * numbers)
         return self._timed(
-            next(self._engine.client_gradients(self._trained_model(i), [own], None))
+            next(self._gradients(self._trained_model(i), [i], [own], None))
             for i, own in zip(ids, positions, strict=True)
         )
 
@@ -257,7 +257,8 @@ class Clients:
         self._has_model[ids[new]] = True
         self._ledger.contacted.update(ids[new].tolist())
         sent = 0 if up is None else up
-        amounts = [np.full(len(ids), each) for each in (sum(self._bytes.values()) * new, forward, train, sent)]
+        trained = train * self._context.behaviour.works(ids)
+        amounts = [np.full(len(ids), each) for each in (sum(self._bytes.values()) * new, forward, trained, sent)]
         for quantity, each in zip(QUANTITIES, amounts, strict=True):
             setattr(self._ledger, quantity, getattr(self._ledger, quantity) + int(each.sum()))
         if self._context.simulated is None:
@@ -294,14 +295,22 @@ class Clients:
         """Local training of those of `ids` who have not trained on this model yet; the samples [n] that it takes."""
         new, samples, context = ~self._results.known(ids), np.zeros(len(ids), np.int64), self._context
         if new.any():
-            self._ledger.trained.update(ids[new].tolist())
+            self._ledger.trained.update(ids[new & context.behaviour.works(ids)].tolist())
             with self._clock("train"):
                 start = None if self._first_model is None else [self._first_model(int(i)) for i in ids[new]]
                 trained = self._engine.train(self._params, ids[new], context.round, context.lr, start)
             assert trained.samples is not None
             samples[new] = trained.samples
-            self._results.add(trained)
+            self._results.add(context.behaviour.sent(trained, context.round))
         return samples
+
+    def _gradients(
+        self, params: Params, ids: Iterable[int], positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
+    ) -> Iterator[Tensor]:
+        """What the clients send in place of their gradients at `params`."""
+        sent, round = self._context.behaviour.sent_gradient, self._context.round
+        true = self._engine.client_gradients(params, positions, names)
+        return (sent(gradient, round, int(i)) for i, gradient in zip(ids, true, strict=True))
 
     def _matrices(self, ids: Ids, names: Sequence[str]) -> dict[str, Tensor]:
         delta = self._results.of(ids).delta

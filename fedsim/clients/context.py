@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.system import RoundClock
 from fedsim.core.errors import FedsimError
@@ -64,6 +65,7 @@ class RoundContext:
     clock: Clock
     public: Tensor | None = None
     simulated: RoundClock | None = None
+    behaviour: ClientBehaviour = HONEST
 
     def require(self, *signals: Signal) -> None:
         """Raise `UndeclaredSignalError` unless the selector declares `signals`."""

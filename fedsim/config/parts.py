@@ -11,11 +11,13 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedsim.clients.behaviour import ClientBehaviour
 from fedsim.clients.context import OF_SYSTEM, Signal
 from fedsim.clients.system import System
 from fedsim.config.build import Gathered, inspect_node, instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import Problem, check, rule
+from fedsim.core.rng import Streams
 from fedsim.core.types import Population
 from fedsim.data.base import Dataset
 from fedsim.engine.backend import Backend
@@ -72,20 +74,24 @@ BASES: Mapping[str, type] = {
     "optimizer": LocalOptimizer,
     "selector": Selector,
     "aggregator": Aggregator,
+    "clients": ClientBehaviour,
 }
 """Config groups whose choice may be a class of the user's, by its base."""
 COSTLY = ("model", "selector")
 """Groups whose parts take more than their values to make."""
+OPTIONAL = ("clients",)
+"""Groups that a config may lack: nothing of the kind happens then."""
 IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggregator": (frozenset(),)}
 """What parts of other groups are passed in place of what they get in a run."""
 
 
 def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | None:
     """All but the selector; returns the simulated clock, if there is a sound one."""
+    passed = {**IN_PLACE, "clients": (config["num_clients"], 2, Streams(0))}  # classes are counted in a run
     made: dict[str, Any] = {
-        group: problems.run_users(instantiate, config.get(group), base, group, *IN_PLACE.get(group, ()))
+        group: problems.run_users(instantiate, config.get(group), base, group, *passed.get(group, ()))
         for group, base in BASES.items()
-        if group not in COSTLY
+        if group not in COSTLY and (group not in OPTIONAL or config.get(group) is not None)
     }
     dataset = made["dataset"]
     problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))

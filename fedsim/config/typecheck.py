@@ -24,6 +24,7 @@ PASSED: Mapping[str, tuple[str, ...]] = {
     "engine": ("workload",),
     "selector": ("population",),
     "aggregator": ("buffers",),
+    "clients": ("num_clients", "num_classes", "streams"),
 }
 """What fedsim passes to the classes of a group, by position; to all others nothing."""
 DISTRIBUTION = "fedsim-selection"

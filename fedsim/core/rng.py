@@ -35,6 +35,9 @@ class Purpose(IntEnum):
     DEVICES = 21
     DEVICE_VARIATION = 22
     ARRIVAL_ORDER = 23
+    IMPERFECT = 31
+    LABEL_NOISE = 32
+    RANDOM_UPDATE = 33
 
 
 @dataclass(frozen=True)

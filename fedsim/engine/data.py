@@ -23,8 +23,9 @@ class ClientData:
     """Samples `x` [n, ...] float32 and labels `y` [n] int64 of all clients; a position is a row of both.
 
     `train` and `evaluate` hold one array of positions for each of N clients: those it trains on, and those on which its
-    loss is measured. Where a `source` makes samples on demand, positions are rows of it and of `y`, and `x` is room for
-    some of them (`ClientData.on_demand`). Raises `DataError` where a label is not the index of a class.
+    loss is measured; `true_y` is what `y` should be, where clients err. Where a `source` makes samples on demand,
+    positions are rows of it and of `y`, and `x` is room for some of them (`ClientData.on_demand`). Raises `DataError`
+    where a label is not the index of a class.
     """
 
     x: Tensor
@@ -33,6 +34,7 @@ class ClientData:
     evaluate: Lists
     num_classes: int
     source: SampleSource | None = None
+    true_y: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_labels(self.y, self.num_classes, "training")

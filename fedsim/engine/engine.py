@@ -124,8 +124,9 @@ class Engine:
         with np.errstate(invalid="ignore"):
             return totals / sizes
 
-    def _labels(self, positions: NDArray[np.int64]) -> Tensor:
-        return self.data.y[to_device(torch.as_tensor(positions), self.data.y.device)]
+    def _labels(self, positions: NDArray[np.int64], true: Tensor | None = None) -> Tensor:
+        y = self.data.y if true is None else true
+        return y[to_device(torch.as_tensor(positions), y.device)]
 
     def client_gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
@@ -154,8 +155,9 @@ class Engine:
         return Evaluation(found[0] / len(y), found[1] / len(y)), hits
 
     def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the samples at these positions in `data` are classified correctly by `params` in eval mode."""
-        return _hits(self.backend.forward(params, self.data.x, positions), self._labels(positions)).cpu().numpy()
+        """Which of the samples at these positions in `data` are classified correctly, by their true labels."""
+        labels = self._labels(positions, self.data.true_y)
+        return _hits(self.backend.forward(params, self.data.x, positions), labels).cpu().numpy()
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""

@@ -27,7 +27,7 @@ from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.report.page import Look, make_looks
 from fedsim.results.curves import AXES, AccuracyCurve, accuracy_curve, is_recorded, spent_until, stack_series
 from fedsim.results.groups import Group, Panel, show_labels
-from fedsim.results.measures import PHASE_SECONDS, measured
+from fedsim.results.measures import PHASE_SECONDS, measured, preferences
 from fedsim.results.runs import Floats, Run
 from fedsim.results.table import Values, show_median_reached
 
@@ -301,6 +301,24 @@ def histogram_edges(highest: int) -> Floats:
     return np.arange(bars + 1, dtype=np.float64) * width - 0.5
 
 
+def imperfect_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | None:
+    """The share of its choices that a method gave to imperfect clients, a row per method; None if all are honest."""
+    found = {(one.setting, one.line): one for one in preferences(panels)}
+    chosen = [Panel(p.title, {n: g for n, g in p.lines.items() if (p.title, n) in found}) for p in panels]
+    if not (shown := [panel for panel in chosen if panel.lines]):
+        return None
+    figure, axes = row_axes(shown, 0.2, 0.8)
+    for panel, ax in zip(shown, axes, strict=True):
+        for row, name in enumerate(panel.lines):
+            (_, _, choices, clients, _), look = found[panel.title, name], looks[name]
+            reach = [[abs(end - choices.mean)] for end in choices.interval]
+            ax.plot([clients] * 2, [row - 0.5, row + 0.5], color="black", linestyle="--", linewidth=0.8)
+            ax.plot(choices.values, [row] * choices.num, ".", color=look["color"], alpha=0.5, markersize=3)
+            ax.errorbar(choices.mean, row, xerr=reach, elinewidth=0.8, capsize=2, **look)
+        ax.set(xlabel="share of its choices that are imperfect clients", xlim=(0, None))
+    return Plot("imperfect", CAPTIONS["imperfect"], figure)
+
+
 def round_plots(panels: Sequence[Panel]) -> Iterator[Plot]:
     """Which client was selected in which round, at the first seed: a figure per panel, a map per method."""
     for number, panel in enumerate(panels, 1):
@@ -362,7 +380,7 @@ def all_plots(panels: Sequence[Panel]) -> list[Plot]:
     """All figures for which the panels, one at least, have data."""
     looks = make_looks(panels)
     with style():
-        plots: list[Plot | None] = list(accuracy_plots(panels, looks))
+        plots: list[Plot | None] = [imperfect_plot(panels, looks), *accuracy_plots(panels, looks)]
         plots += [coverage_plot(panels), participation_plot(panels)]
         plots += [histogram_plot(panels, looks), *round_plots(panels), clients_plot(panels, looks)]
         if is_recorded(runs_of(panels), PHASE_SECONDS):

@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.papers.published import ALPHA
 from fedsim.report.tables import to_references
 from fedsim.results.groups import Group, Panel
-from fedsim.results.measures import final_lead, mean_final
+from fedsim.results.measures import final_lead, mean_final, preferences
 from fedsim.results.runs import Run
 from fedsim.results.statistics import MIN_SEEDS, Difference, holm
 from fedsim.results.table import show_interval, show_p
@@ -70,7 +70,7 @@ def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
     left = len(found) - len(shown)
     more = [f"and {left} more settings (all of them: fedsim report --all)"] if left else []
     first = f"{names} on {where}{settings}: {seeds}, rounds: {facts['rounds']}, runs: {facts['runs']}"
-    return [first, *shown, *more]
+    return [first, *shown, *more, *imperfect_chosen(panels)]
 
 
 def best(panels: Sequence[Panel]) -> list[str]:
@@ -85,6 +85,19 @@ def best(panels: Sequence[Panel]) -> list[str]:
         told = "; ".join(f"over {other}: {_verdict(*found)}" for other, found in others.items())
         sentences.append(f"{panel.title}: best is {name}, {mean:.4f}; its lead {told}".removeprefix(": "))
     return sentences
+
+
+def imperfect_chosen(panels: Sequence[Panel]) -> list[str]:
+    """A sentence on which lines choose imperfect clients more often than their share, if any have such clients."""
+    told: dict[str, list[str]] = {}
+    for setting, line, choices, clients, p_value in sorted(
+        preferences(panels), key=lambda one: np.nan_to_num(one[-1], nan=2)
+    ):
+        verdict = "too few seeds to tell" if np.isnan(p_value) else f"{'not ' * (p_value >= ALPHA)}beyond chance"
+        shares = f"{choices.mean:.2f} of the choices, {clients:.2f} of the clients"
+        told.setdefault(verdict, []).append(f"{setting} {line}".strip() + f" ({shares}, p {_equal(p_value)})")
+    parts = [f"{verdict}: {_listed(lines)}" for verdict, lines in told.items()]
+    return [f"imperfect clients are chosen more often than their share, {'; '.join(parts)}"] if parts else []
 
 
 def drawn_lines(panels: Sequence[Panel]) -> list[Panel]:
@@ -111,6 +124,10 @@ def _verdict(lead: Difference | None, p_value: float) -> str:
     """A difference with its interval, and whether it is beyond chance by its corrected p-value."""
     if lead is None or lead.num < MIN_SEEDS:
         return f"too few seeds in common to tell ({MIN_SEEDS} are needed)"
-    p = show_p(p_value)
     beyond = "beyond chance" if p_value < ALPHA and lead.mean > 0 else "not beyond chance"
-    return f"{' '.join(show_interval(lead))}, {beyond} (p {p if p.startswith('<') else f'= {p}'}, {lead.num} pairs)"
+    return f"{' '.join(show_interval(lead))}, {beyond} (p {_equal(p_value)}, {lead.num} pairs)"
+
+
+def _equal(p_value: float) -> str:
+    p = show_p(p_value)
+    return p if p.startswith("<") else f"= {p}"

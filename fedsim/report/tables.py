@@ -11,7 +11,7 @@ from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured
+from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured, preferences
 from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
@@ -19,6 +19,7 @@ from fedsim.results.table import (
     Table,
     median_reached,
     number,
+    show_estimate,
     show_interval,
     show_median_reached,
     show_p,
@@ -208,6 +209,16 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
     return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
 
 
+def imperfect(panels: Sequence[Panel]) -> Table:
+    """How often each line chose imperfect clients."""
+    rows = []
+    for setting, line, choices, clients, p_value in preferences(panels):
+        shares = number(clients, ".3f"), show_estimate(choices), number(choices.mean / clients, ".2f")
+        rows.append([setting, line, number(choices.num), *shares, show_p(p_value)])
+    header = ["", "run", "seeds", "of the clients", "of the choices", "times as often", "p (Holm)"]
+    return _table("imperfect", header, rows)
+
+
 LEVELS = (0.9, 0.95, 1.0)
 """Targets as shares of the reference's mean final accuracy."""
 REACHED = ("rounds_to", "bytes_to", "simulated_seconds_to")
@@ -239,5 +250,5 @@ def all_tables(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Table]:
     by_client = [group for group in finished if group.runs[0].config.get(KEY)]
     found = [by_group(name, groups) for name in ("overview", "checkpoints")]
     found += [table(panels) for table in (pairs, pooled_pairs, targets)]
-    found += [by_group("selections", finished), by_group("clients", by_client)]
+    found += [by_group("selections", finished), imperfect(panels), by_group("clients", by_client)]
     return [*found, *(by_group(name, finished) for name in ("costs", "times"))]

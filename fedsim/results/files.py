@@ -22,6 +22,7 @@ from fedsim.core.errors import FedsimError
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
 TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"
+IMPERFECT = "imperfect.json"
 MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
 WANDB_ID = "wandb.id"
 REPLACEMENTS = ".replacements"
@@ -57,7 +58,7 @@ class RunFolder:
         refuse_link(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            folder._delete(SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, ERROR, WANDB_ID)
+            folder._delete(SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, IMPERFECT, ERROR, WANDB_ID)
         folder.write_config(config)
         return folder
 

@@ -11,12 +11,12 @@ from typing import Any
 from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
 from fedsim.results.runs import Run
 
-LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "selector")
+LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
 OTHER_CHOICES = ("aggregator", "optimizer", "availability", "engine")
 """Config groups whose choices label runs, in this order: the others those that differ in nothing before them."""
-SETTING = ("cell", "dataset", "partition", "model", "system")
+SETTING = ("cell", "dataset", "partition", "model", "system", "clients")
 """Config groups whose choices and values define a setting, in which methods are compared."""
-NEW_GROUPS = {"system": "none"}
+NEW_GROUPS = {"system": "none", "clients": "honest"}
 """Choices in groups that runs of earlier versions lack."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""

@@ -6,6 +6,7 @@ A measure is a function of a run and perhaps of one argument, which stands behin
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from fedsim.core.errors import floor
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_last
 from fedsim.results.curves import is_recorded
-from fedsim.results.groups import Group
+from fedsim.results.groups import Group, Panel
 from fedsim.results.runs import Floats, Run, Seeds
-from fedsim.results.statistics import UNBOUNDED, UNIT, Difference, paired_values, pooled
+from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, UNIT, Difference, Estimate, holm, paired_values, pooled
 
 Measure = Callable[[Run], float | None]
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
@@ -84,6 +85,13 @@ def participation_rise(run: Run) -> float | None:
     ratios = run.columns["participation_ratio"]
     early, late = _finite_mean(ratios[: len(ratios) // 2]), _finite_mean(ratios[len(ratios) // 2 :])
     return None if early is None or late is None else late - early
+
+
+def imperfect_choices(run: Run) -> float | None:
+    """The share of all choices that went to imperfect clients; None if all are honest, or nobody was chosen."""
+    if run.imperfect is None or not len(run.rounds.chosen[1]):
+        return None
+    return float(np.isin(run.rounds.chosen[1], run.imperfect).mean())
 
 
 def peak_selections(run: Run) -> float:
@@ -183,6 +191,7 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "final_accuracy": final_accuracy,
     "fluctuation": fluctuation,
     "gain_after": gain_after,
+    "imperfect_choices": imperfect_choices,
     "last_accuracy": last_accuracy,
     "late_a_round": lambda run: _finite_mean(run.columns.get("late", np.empty(0))),
     "mean_accuracy": mean_accuracy,
@@ -214,7 +223,7 @@ FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens; no value means that it never happened in the run."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
-SHARES = ("final_accuracy", "mean_accuracy", "accuracy", "accuracy_around", "participation")
+SHARES = ("final_accuracy", "mean_accuracy", "accuracy", "accuracy_around", "participation", "imperfect_choices")
 """Measures that lie between 0 and 1."""
 
 
@@ -233,6 +242,30 @@ def find_measure(text: str) -> Measure:
     name, _, argument = text.partition("@")
     measure = MEASURES[name]
     return (lambda run: measure(run, float(argument))) if argument else measure
+
+
+class Preference(NamedTuple):
+    """The share of its `choices` that a line gave to imperfect clients, and their share of the `clients`. `p_value`: of
+    choosing them no more often than that, one-sided, by Holm's correction over all lines; nan below `MIN_SEEDS`."""
+
+    setting: str
+    line: str
+    choices: Estimate
+    clients: float
+    p_value: float
+
+
+def preferences(panels: Iterable[Panel]) -> list[Preference]:
+    """Of all lines with imperfect clients."""
+    found: list[Preference] = []
+    for setting, line, group in ((panel.title, *line) for panel in panels for line in panel.lines.items()):
+        choices = Estimate(tuple(values_by_seed(group, "imperfect_choices").values()), UNIT)
+        if choices.num:
+            numbers = [len(run.imperfect) / run.num_clients for run in group.complete if run.imperfect is not None]
+            p_value = choices.p_above(numbers[0]) if choices.num >= MIN_SEEDS else np.nan
+            found.append(Preference(setting, line, choices, numbers[0], p_value))
+    corrected_p = holm([one.p_value for one in found])
+    return [one._replace(p_value=after) for one, after in zip(found, corrected_p, strict=True)]
 
 
 def measured(group: Group, measures: Iterable[str | Measure]) -> list[list[float | None]]:

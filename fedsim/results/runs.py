@@ -28,6 +28,7 @@ from fedsim.core.errors import FedsimError, printable
 from fedsim.results.files import (
     CLIENTS,
     CONFIG,
+    IMPERFECT,
     METRICS,
     PARTITION,
     REPLACEMENTS,
@@ -182,13 +183,20 @@ class Run:
         """The final model's accuracy on each client, [N], nan where there is none; None if it was not measured."""
         return self._saved("client_accuracies", CLIENTS, "accuracy", np.float64)
 
+    @cached_property
+    def imperfect(self) -> NDArray[np.int64] | None:
+        """Ids of the imperfect clients; None if all are honest."""
+        return self._saved("imperfect", IMPERFECT, "clients", np.int64)
+
     def _saved(self, told: str, file: str, name: str, dtype: type[Any]) -> Any:
-        """What an archive tells, or the array `name` of a file; None if it is not there (as in earlier archives) or
-        damaged."""
+        """What an archive tells, or what a file of arrays or JSON has as `name`; None if it is not there (as in earlier
+        archives) or damaged."""
         path = self.folder / file
         try:
             if self.archived:
                 found = self.archived.get(told)
+            elif file == IMPERFECT:
+                found = json.loads(path.read_bytes())[name] if path.is_file() else None
             else:
                 found = np.load(path, allow_pickle=False)[name] if path.is_file() else None
             return None if found is None else np.asarray(found, dtype)
@@ -237,8 +245,8 @@ def _read(folder: Path) -> Run:
 
 META = b"fedsim.runs"
 FORMAT = 1
-TOLD = ("folder", "config", "summary", "histograms", "client_accuracies")
-"""Columns with what holds for a whole run; earlier archives lack the last."""
+TOLD = ("folder", "config", "summary", "histograms", "imperfect", "client_accuracies")
+"""Columns with what holds for a whole run; earlier archives lack the last two."""
 PLACES = ("data_dir", "cache_dir", "output_dir")
 """Keys that name folders of the machine: left out, as archives are published."""
 KINDS = {"run": pa.int32(), "seed": pa.int64(), **dict.fromkeys(("engine", "commit", *TOLD), pa.string())}
@@ -271,6 +279,7 @@ def _rows(number: int, run: Run, root: Path) -> list[dict[str, Any]]:
         "summary": dict(run.summary),
         "histograms": None if run.histograms is None else run.histograms.tolist(),
         "client_accuracies": json_ready(run.client_accuracies),
+        "imperfect": json_ready(run.imperfect),
     }
     whole = {"run": number, "seed": run.seed, "engine": run.summary.get("engine"), "commit": run.commit}
     whole |= {f"choice.{group}": choice for group, choice in run.choices.items()}

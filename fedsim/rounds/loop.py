@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
@@ -63,6 +64,7 @@ class Components:
     client_accuracy: ClientAccuracy | None = None
     now: Callable[[], float] = time.perf_counter
     simulated: SimulatedClock | None = None
+    behaviour: ClientBehaviour = HONEST
 
 
 class Simulation:
@@ -161,6 +163,7 @@ class Simulation:
             clock=Clock(parts.server_data.test.x.device, parts.now),
             public=parts.server_data.public,
             simulated=None if parts.simulated is None else parts.simulated.round(t, self.simulated_time),
+            behaviour=parts.behaviour,
         )
 
     def _select(self, t: int, clients: Clients, available: Ids) -> Selection:

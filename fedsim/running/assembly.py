@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.context import Signal
 from fedsim.clients.server import LabelledSamples, ServerData
 from fedsim.clients.system import SimulatedClock, System
@@ -168,8 +169,12 @@ def build(plan: Plan) -> Experiment:
 def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
     config, settings, local = plan.config, plan.settings, plan.local
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
-    held = (data.y, division.train, evaluated, data.num_classes)
+    behaviour, of_clients = HONEST, (settings.num_clients, data.num_classes, streams)
+    if config.get("clients") is not None:
+        behaviour = instantiate(config["clients"], ClientBehaviour, "clients", *of_clients)
+    held = (behaviour.labels(data.y, division), division.train, evaluated, data.num_classes)
     clients = ClientData.on_demand(data.x, *held) if isinstance(data.x, SampleSource) else ClientData(data.x, *held)
+    clients = replace(clients, true_y=data.y)
     optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     simulated, num_selected = None, settings.cohort_size
@@ -215,5 +220,6 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         first_model=first_model if settings.init_seed == "per_client" else None,
         simulated=simulated,
         client_accuracy=accuracy,
+        behaviour=behaviour,
     )
     return Simulation(components, params)

@@ -2,6 +2,7 @@
 into the run's folder before everything that can refuse has been built."""
 
 import io
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -176,6 +177,8 @@ class _Run:
         if found is None:
             RunFolder.create(self.folder.path, self.plan.config)
             self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
+            if len(imperfect := self.parts.behaviour.imperfect):
+                self.folder.write_text(files.IMPERFECT, json.dumps({"clients": imperfect.tolist()}) + "\n")
             return Checkpoint({}, {}, self.simulation.evaluate().accuracy, time.time(), overwrite), []
         begun, records = found
         self.simulation.load_state_dict(begun.state)

@@ -42,11 +42,12 @@ class InterleavedRun:
 
     def join(self, simulation: Simulation, model: nn.Module) -> None:
         """Let the simulation's training go through this run, and give it the run's clock. `model` holds what its
-        backend does not train: runs in which that differs are not trained by one backend."""
+        backend does not train: runs in which that or their labels differ are not trained by one backend."""
         self._simulation = simulation
         sent, engine = traveling(model), simulation.components.engine
         frozen = [(name, value) for name, value in model.state_dict().items() if name not in sent]
-        digest = hashlib.sha256(b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen))
+        digest = hashlib.sha256(engine.data.y.cpu().numpy().tobytes())
+        digest.update(b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen))
         engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, digest.hexdigest()))
         simulation.components = replace(simulation.components, now=self.now)
 

@@ -1,8 +1,9 @@
 /* Runs every function of native.c on random networks, for tests that compile it with other flags.
 
-   Without arguments: one line for each network, momentum, shift (none or some) and number of threads: the hash of all results, the status,
-   and whether all results are finite. It must not depend on the number of threads, nor on compiler, flags or processor. With the argument `invalid`: one line for each task that breaks a rule of task.h, with the status
-   of train, gradient and outputs. */
+   Without arguments: one line for each network, momentum, shift (or none) and number of threads: the hash of all
+   results, the status, and whether all results are finite. It must not depend on the number of threads, nor on
+   compiler, flags or processor. With the argument `invalid`: one line for each task that breaks a rule of task.h, with
+   the status of train, gradient and outputs. */
 
 #include <stdint.h>
 #include <stdio.h>

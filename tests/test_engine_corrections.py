@@ -58,11 +58,9 @@ def correction_of(engine: Engine, kind: str, seed: int = 0) -> Correction:
     if not shifts:
         return Correction(pull)
     params, random = initial(engine.workload.model), torch.Generator().manual_seed(seed)
-    shape = {name: (1 if shifts == "one" else count, *params[name].shape) for name in engine.trained}
-    shift = {name: 0.1 * torch.randn(own, generator=random, dtype=torch.float64) for name, own in shape.items()}
-    return Correction(
-        pull, {name: value.to(params[name]).expand(count, *value.shape[1:]) for name, value in shift.items()}
-    )
+    like = {name: params[name].expand(1 if shifts == "one" else count, *params[name].shape) for name in engine.trained}
+    shift = {name: 0.1 * torch.randn(value.shape, generator=random).to(value) for name, value in like.items()}
+    return Correction(pull, {name: value.expand(count, *value.shape[1:]) for name, value in shift.items()})
 
 
 def by_hand(engine: Engine, rule: str, schedule: Schedule, row: int, correction: Correction) -> Params:
@@ -101,7 +99,7 @@ CASES = [
     for backend in BUILDS
     for name in MODELS
     for rule in RULES
-    for kind in KINDS
+    for kind in (KINDS if (name, rule) in (("dropout", "sgd"), ("dropout", "adam")) else ["pull and shifts"])
     if fits(backend, name, rule) and not (rule == "halved" and backend in ("native", "graph"))
 ]
 
@@ -161,15 +159,15 @@ def test_a_shift_that_does_not_fit_the_model_is_refused() -> None:
     params, shift = initial(engine.workload.model), correction_of(engine, "pull and shifts").shift
     assert shift is not None
     wrong: list[Stack] = [
-        {**shift, "5.bias": shift["5.bias"][0]},
-        {**shift, "5.bias": shift["5.bias"].float()},
-        {n: v for n, v in shift.items() if n != "5.bias"},
+        {**shift, "6.bias": shift["6.bias"][0]},
+        {**shift, "6.bias": shift["6.bias"].float()},
+        {n: v for n, v in shift.items() if n != "6.bias"},
         {**shift, "1.running_mean": torch.zeros(5, 4).double()},
     ]
     told = [
-        r"5.bias is \[3\] torch.float64 cpu; must be \[5, 3\]",
-        "5.bias is .*float32",
-        "5.bias is missing",
+        r"6.bias is \[3\] torch.float64 cpu; must be \[5, 3\]",
+        "6.bias is .*float32",
+        "6.bias is missing",
         "1.runn",
     ]
     for one, text in zip(wrong, told, strict=True):

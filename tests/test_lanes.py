@@ -25,19 +25,7 @@ from fedsim.running import interleaving
 from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
 from tests.engines import batched, schedule_of
 from tests.run_toys import Run
-from tests.test_engine import (
-    MODELS,
-    OPTIMIZERS,
-    SIZES,
-    WORKS,
-    differentiated,
-    engines,
-    model_of,
-    on_two_cores,
-    problem,
-    side_by_side,
-    taped,
-)
+from tests.test_engine import BACKENDS, MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem, task_of
 
 LANES = "hydra/launcher=lanes"
 
@@ -222,12 +210,10 @@ def test_no_model_changes_a_bit_beside_others(name: str, sizes: str) -> None:
     _assert_exact(engines(model_of(name, torch.float32), data, WORKS["epochs"], OPTIMIZERS["momentum"])[0])
 
 
-@pytest.mark.parametrize("build", [batched, differentiated, taped, on_two_cores, side_by_side])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("optimizer", ["decay", "nesterov"])
-def test_no_correction_changes_a_bit_beside_others(build: Any, optimizer: str) -> None:
-    """Some calls have none, some another kind than others."""
-    data = problem(SIZES["ragged"], torch.float32)
-    engine = build(model_of("dropout", torch.float32), data, WORKS["epochs"], OPTIMIZERS[optimizer], Streams(3))
+def test_no_correction_changes_a_bit_beside_others(backend: str, optimizer: str) -> None:
+    engine = BACKENDS[backend](*task_of(("dropout", "ragged", "epochs", optimizer), torch.float32))
     _assert_exact(engine, [{}, {"shift": 1}, {"pull": 0.3, "shift": 2}, {"pull": 0.3}, {"shift": 3}, {"shift": 4}])
 
 

@@ -87,11 +87,7 @@ def expected(name: str, rule: str, kind: str) -> list[Params]:
     return [by_hand(engine, rule, schedule, row, correction) for row in range(5)]
 
 
-BUILDS: dict[str, Callable[..., Engine]] = {
-    **BACKENDS,
-    "reference": reference,
-    "chunked": partial(batched, chunk_size=2),
-}
+BUILDS = dict[str, Callable[..., Engine]](BACKENDS, reference=reference, chunked=partial(batched, chunk_size=2))
 TASKS = [
     *((name, rule, "pull and shifts") for name in ("dropout", "conv", "batch norm and dropout") for rule in RULES),
     *(("dropout", rule, kind) for rule in ("sgd", "adam") for kind in ("pull", "one shift")),

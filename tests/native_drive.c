@@ -1,8 +1,9 @@
 /* Runs every function of native.c on random networks, for tests that compile it with other flags.
 
-   Without arguments: one line for each network, momentum and number of threads: the hash of all results, the status,
-   and whether all results are finite. It must not depend on the number of threads, nor on compiler, flags or processor. With the argument `invalid`: one line for each task that breaks a rule of task.h, with the status
-   of train, gradient and outputs. */
+   Without arguments: one line for each network, momentum, shift (or none) and number of threads: the hash of all
+   results, the status, and whether all results are finite. It must not depend on the number of threads, nor on
+   compiler, flags or processor. With the argument `invalid`: one line for each task that breaks a rule of task.h, with
+   the status of train, gradient and outputs. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +36,7 @@ static const struct layer_spec ONE_CONVOLUTION[] = {
 struct problem {
     struct task task;
     struct layer_spec layers[4];
-    real *initial[MAX_POINTERS], *result[MAX_POINTERS], *velocity[MAX_POINTERS];
+    real *initial[MAX_POINTERS], *shift[MAX_POINTERS], *result[MAX_POINTERS], *velocity[MAX_POINTERS];
     real x[SAMPLES * INPUTS], losses[STEPS * BATCH];
     int64_t sizes[MAX_POINTERS], labels[SAMPLES], positions[STEPS * BATCH], counts[STEPS], keys[STEPS];
 };
@@ -59,6 +60,7 @@ static struct problem *new_problem(const struct layer_spec *layers, int64_t num_
         int64_t pixels = layer->kernel ? layer->kernel * layer->kernel : 1;
         p->sizes[i] = layer->outputs * (i % 2 ? 1 : layer->inputs * pixels);
         p->initial[i] = new_reals(p->sizes[i]);
+        p->shift[i] = new_reals(p->sizes[i]);
         p->result[i] = new_reals(p->sizes[i]);
         p->velocity[i] = new_reals(p->sizes[i]);
     }
@@ -75,7 +77,8 @@ static struct problem *new_problem(const struct layer_spec *layers, int64_t num_
 
 static void free_problem(struct problem *p)
 {
-    for (int64_t i = 0; i < 2 * p->task.num_layers; i++) free(p->initial[i]), free(p->result[i]), free(p->velocity[i]);
+    for (int64_t i = 0; i < 2 * p->task.num_layers; i++)
+        free(p->initial[i]), free(p->shift[i]), free(p->result[i]), free(p->velocity[i]);
     free(p);
 }
 
@@ -122,11 +125,12 @@ static void print_results(struct problem *p)
 
 static void drive(const struct layer_spec *layers, int64_t num_layers)
 {
-    for (int with_momentum = 0; with_momentum < 2; with_momentum++)
+    for (int kind = 0; kind < 4; kind++)
         for (size_t i = 0; i < sizeof(THREADS) / sizeof(*THREADS); i++) {
             srand(1);
             struct problem *p = new_problem(layers, num_layers);
-            p->task.momentum = with_momentum * .9;
+            p->task.momentum = kind % 2 * .9;
+            if (kind / 2) p->task.shift = (const real *const *)p->shift;
             p->task.num_threads = THREADS[i];
             print_results(p);
             free_problem(p);

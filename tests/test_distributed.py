@@ -1,6 +1,7 @@
 """One run divided among ranks within one process: to the last bit the run of one process; and what goes wrong."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedsim.config.compose import check_jobs, conf_dir
 from fedsim.config.plan import Plan
 from fedsim.config.words import read
 from fedsim.core.errors import ConfigError, FedsimError
-from fedsim.core.types import Params
+from fedsim.core.types import Correction, Params
 from fedsim.distributed import backend as divided
 from fedsim.distributed.backend import Holdings, shares, train_part
 from fedsim.distributed.links import LostRankError, Message, packed, room_for, unpacked
@@ -152,10 +153,14 @@ def test_a_run_that_stopped_goes_on_over_another_number_of_ranks(monkeypatch: py
     assert result(Path("alone")) == result(Path("outputs"))
 
 
-def test_losses_and_momentum_come_back_with_the_updates() -> None:
+def test_corrections_travel_and_losses_and_momentum_come_back_with_the_updates() -> None:
+    """One shift for all clients lies in memory once, which C and messages have to undo."""
     words = [*WORDS, *RAGGED, "engine=native", "optimizer.momentum=0.9"]
     plan, alone, params, schedule = made(words, 12)
+    shift = {name: value.mul(0.1).expand(12, *value.shape) for name, value in params.items()}
+    plain, schedule = schedule, replace(schedule, correction=Correction(0.1, shift))
     expected = alone.backend.train([params] * 12, schedule)
+    assert not np.array_equal(expected.losses, alone.backend.train([params] * 12, plain).losses)
     with ranks(3, words):
         RANKS.agree([plan], {})
         engine = RANKS.build(plan, build).simulation.components.engine

@@ -195,7 +195,7 @@ class Case:
     work: LocalWork
     optimizer: str
 
-    def engine(self, device: str) -> Engine:
+    def engine(self, device: str, build: Callable[..., Engine] | None = None) -> Engine:
         total = sum(self.sizes)
         with torch.random.fork_rng():
             torch.manual_seed(1)
@@ -203,7 +203,7 @@ class Case:
             x, y = torch.randn(total, *self.shape), torch.randint(10, (total,))
         positions = np.split(np.arange(total), np.cumsum(self.sizes)[:-1])
         data = ClientData(x.to(device), y.to(device), positions, positions, 10)
-        build = taped if device == "cpu" else graph
+        build = build or (taped if device == "cpu" else graph)
         return build(model.to(device), data, self.work, OPTIMIZERS[self.optimizer], Streams(0))
 
 

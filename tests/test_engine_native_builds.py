@@ -14,9 +14,9 @@ from fedsim.engine.native.library import FLAGS, SOURCES
 
 DRIVER = Path(__file__).with_name("native_drive.c")
 THREADS = 7
-"""Lines of the driver for one network and momentum; they differ in the number of threads."""
-CASES = 6
-"""Networks times momenta of the driver."""
+"""Lines of the driver for one network, momentum and shift; they differ in the number of threads."""
+CASES = 12
+"""Networks times momenta times shifts of the driver."""
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 SANITIZED = ("-O1", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 OTHERS = (

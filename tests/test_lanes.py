@@ -1,5 +1,7 @@
 """Runs side by side are, bit for bit, the runs that they are alone."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 import torch
 
 from fedsim.core.rng import Streams
+from fedsim.core.types import Correction
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
@@ -21,7 +24,7 @@ from fedsim.running import interleaving
 from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
 from tests.engines import batched, schedule_of
 from tests.run_toys import Run
-from tests.test_engine import MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem
+from tests.test_engine import BACKENDS, MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem, task_of
 
 LANES = "hydra/launcher=lanes"
 
@@ -164,10 +167,16 @@ def _engine(sizes: str, number: int = 0) -> Engine:
     return engines(model_of("mlp"), problem(SIZES[sizes]), WORKS["epochs"], OPTIMIZERS["sgd"])[number]
 
 
-def call_of(engine: Engine, ids: list[int], round: int, lr: float = 0.1, factor: float = 1.0) -> TrainingCall:
-    """What a run calls for that trains clients `ids` from the engine's model times `factor`."""
+def call_of(
+    engine: Engine, ids: list[int], round: int, lr: float = 0.1, factor: float = 1.0, pull: float = 0.0, shift: int = 0
+) -> TrainingCall:
+    """What a run calls for that trains clients `ids` from the engine's model times `factor`, with a correction."""
     params = {name: value * factor for name, value in initial(engine.workload.model).items()}
-    return TrainingCall(engine.backend, [params] * len(ids), schedule_of(engine, np.array(ids), round, lr))
+    random = torch.Generator().manual_seed(shift)
+    shifts = {n: torch.randn(len(ids), *params[n].shape, generator=random).to(params[n]) for n in engine.trained}
+    schedule = schedule_of(engine, np.array(ids), round, lr)
+    correction = Correction(pull, shifts if shift else None)
+    return TrainingCall(engine.backend, [params] * len(ids), replace(schedule, correction=correction))
 
 
 def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +188,9 @@ def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(monkeypatch: p
         call_of(engine, [0, 1], 1, lr=0.2),
         call_of(engine, [0], 1),  # alone
         call_of(engine, [0], 1),
+        call_of(engine, [0, 1], 1, pull=0.1),
+        call_of(engine, [0, 1], 1, shift=1),
+        call_of(engine, [0, 1], 1, shift=2),
     ]
     train, trained = engine.backend.train, []
 
@@ -188,7 +200,7 @@ def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(monkeypatch: p
 
     monkeypatch.setattr(engine.backend, "train", watched)
     train_jointly(calls)
-    assert trained == [4, 2, 2, 1, 1]
+    assert trained == [4, 2, 2, 1, 1, 2, 4]
 
 
 @pytest.mark.parametrize("sizes", ["equal", "ragged"])
@@ -196,6 +208,14 @@ def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(monkeypatch: p
 def test_no_model_changes_a_bit_beside_others(name: str, sizes: str) -> None:
     data = problem(SIZES[sizes], torch.float32)
     _assert_exact(engines(model_of(name, torch.float32), data, WORKS["epochs"], OPTIMIZERS["momentum"])[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("optimizer", ["decay", "nesterov"])
+def test_no_correction_changes_a_bit_beside_others(backend: str, optimizer: str) -> None:
+    engine = BACKENDS[backend](*task_of(("dropout", "ragged", "epochs", optimizer), torch.float32))
+    both = {"pull": 0.3, "shift": 2}
+    _assert_exact(engine, [{}, {"shift": 1}, both, {"pull": 0.3}, {"shift": 3}, {"pull": 0.2, "shift": 4}])
 
 
 @pytest.mark.parametrize("optimizer", ["decay", "adam"])
@@ -208,11 +228,12 @@ def test_no_bit_changes_at_the_size_of_fashion_mnist(optimizer: str) -> None:
     _assert_exact(batched(model, data, LocalWork(2, None, 64), OPTIMIZERS[optimizer], Streams(0)))
 
 
-def _assert_exact(engine: Engine) -> None:
+def _assert_exact(engine: Engine, corrections: Sequence[dict[str, Any]] = ({},) * 6) -> None:
     """Every call alone is what it is among others of other models, rounds and clients."""
     everyone = list(range(len(engine.data.train)))
     parts = [everyone, everyone[:2], everyone[1:], everyone[::-1], everyone[1:2], everyone]
-    calls = [call_of(engine, ids, t, factor=1 + t / 10) for t, ids in enumerate(parts)]
+    pairs = enumerate(zip(parts, corrections, strict=True))
+    calls = [call_of(engine, ids, t, factor=1 + t / 10, **own) for t, (ids, own) in pairs]
     for call, joint in zip(calls, train_jointly(calls), strict=True):
         alone = engine.backend.train(call.start, call.schedule)
         for one, other in ((joint.delta, alone.delta), (joint.momentum or {}, alone.momentum or {})):

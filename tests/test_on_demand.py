@@ -14,6 +14,7 @@ from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.rng import Streams
+from fedsim.core.types import Correction, Params
 from fedsim.data import synthetic
 from fedsim.data.base import SampleSource
 from fedsim.data.synthetic import OwnerSamples, Synthetic
@@ -152,6 +153,11 @@ def engines(make: Callable[[Workload], Backend], work: LocalWork, num_owners: in
     return first, Engine(make(held), held, work, Streams(0))
 
 
+def correction(params: Params, count: int) -> Correction:
+    random = torch.Generator().manual_seed(4)
+    return Correction(0.1, {n: torch.randn(count, *p.shape, generator=random) for n, p in params.items()})
+
+
 def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return all(torch.equal(value, other[name]) for name, value in one.items())
 
@@ -162,7 +168,7 @@ def test_every_backend_gives_the_same_bits(name: str) -> None:
     params = initial(held.workload.model)
     ids = np.array([1, 4, 5, 9])
     for round in (1, 2):
-        one, other = demanded.train(params, ids, round, 0.1), held.train(params, ids, round, 0.1)
+        one, other = (e.train(params, ids, round, 0.1, correction=correction(params, 4)) for e in (demanded, held))
         assert equal(one.delta, other.delta)
         assert one.momentum is not None
         assert other.momentum is not None
@@ -192,7 +198,7 @@ def test_calls_that_do_not_fit_are_taken_in_parts(
     if largest_last:
         ids = np.roll(np.argsort([-len(own) for own in held.data.train], kind="stable"), -1)
     placed = watched(demanded)
-    one, other = demanded.train(params, ids, 1, 0.1), held.train(params, ids, 1, 0.1)
+    one, other = (e.train(params, ids, 1, 0.1, correction=correction(params, 60)) for e in (demanded, held))
     assert len(placed) > 1
     for key, value in one.delta.items():
         torch.testing.assert_close(value, other.delta[key], rtol=1e-5, atol=1e-7)

@@ -26,6 +26,55 @@ Stack = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
+class Correction:
+    """What is added to the gradient of the batch's mean loss in each local step of client k, before the optimiser sees
+    it: pull w + shift_k, where w is the client's present model. For SGD `pull` is weight decay.
+
+    `shift` has a tensor [K, ...] on the device for each trained parameter, by name; None adds nothing. FedProx (Li et
+    al. 2020): pull mu, shift -mu w_global. SCAFFOLD (Karimireddy et al. 2020): shift c - c_k.
+    """
+
+    pull: float = 0.0
+    shift: Stack | None = None
+
+    @property
+    def kind(self) -> tuple[float, bool]:
+        """Clients whose corrections agree in it can be trained in one call."""
+        return self.pull, self.shift is not None
+
+    def __bool__(self) -> bool:
+        """Whether anything is added."""
+        return self.kind != (0.0, False)
+
+    def rows(self, rows: slice | NDArray[np.int64]) -> "Correction":
+        """That of the clients at `rows`, in this order."""
+        if self.shift is None:
+            return self
+        device = next(iter(self.shift.values())).device
+        index = rows if isinstance(rows, slice) else to_device(torch.as_tensor(rows), device)
+        return replace(self, shift={name: value[index] for name, value in self.shift.items()})
+
+    @staticmethod
+    def concat(parts: Sequence["Correction"]) -> "Correction":
+        """All clients of `parts`, which agree in their kind, in order."""
+        shifts = [part.shift for part in parts if part.shift is not None]
+        joined = {name: torch.cat([shift[name] for shift in shifts]) for name in shifts[0]} if shifts else None
+        return replace(parts[0], shift=joined)
+
+    @torch.no_grad()
+    def add_to(self, grads: Stack, params: Stack) -> None:
+        """Add it, in place, to the gradients of the first clients, whose present models are `params`."""
+        slopes = list(grads.values())
+        if self.pull:
+            torch._foreach_add_(slopes, [params[name] for name in grads], alpha=self.pull)
+        if self.shift is not None:
+            torch._foreach_add_(slopes, [self.shift[name][: len(slope)] for name, slope in grads.items()])
+
+
+UNCORRECTED = Correction()
+
+
+@dataclass(frozen=True)
 class Population:
     """All that the server knows for free: training samples n_k [N], the cohort size K and the number of rounds T."""
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from fedsim.core.encoding import decode, encode
 from fedsim.core.errors import FedsimError
+from fedsim.core.types import Correction
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.schedule import Schedule
 
-DATACLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, TrainingResult)}
+DATACLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, Correction, TrainingResult)}
 """Those that messages may hold."""
 
 

@@ -120,4 +120,4 @@ class Backend(ABC):
     def joint_key(self, schedule: Schedule) -> Hashable:
         """Schedules with equal keys give the same bits whether they are trained in one call or each in its own. Here:
         products of matrices of one shape are the same however many there are, from two on."""
-        return (schedule.lr, schedule.widths) if len(schedule) > 1 else object()
+        return (schedule.lr, schedule.widths, schedule.correction.kind) if len(schedule) > 1 else object()

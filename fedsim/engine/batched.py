@@ -63,9 +63,9 @@ class BatchedBackend(TorchBackend):
         ordered = schedule.rows(order) if (order[:-1] > order[1:]).any() else schedule
         stack = _stacked([start[row] for row in order])
         if self.chain is not None:
-            program: Program = LinearChain(self.chain, self.optimizer, stack, schedule.lr)
+            program: Program = LinearChain(self.chain, self.optimizer, stack, ordered)
         else:
-            program = Differentiated(self.gradients_of_stack, self.optimizer, stack, schedule.lr)
+            program = Differentiated(self.gradients_of_stack, self.optimizer, stack, ordered)
         losses = run_steps(program, self.data, ordered)
         back = np.argsort(order, kind="stable")
         delta, momentum = as_columns(_in_order(program.delta(), back)), program.momentum()

@@ -1,6 +1,7 @@
 """Local training, losses, gradients and evaluation of the clients of one run, on top of a backend."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -8,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.exact import log_softmax, row_sums
 from fedsim.core.flat import flat_rows, to_device
 from fedsim.core.rng import Streams
-from fedsim.core.types import ByClient, Cohort, Evaluation, Ids, Params, Stack, sizes_of
+from fedsim.core.types import ByClient, Cohort, Correction, Evaluation, Ids, Params, Stack, sizes_of
 from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.model import has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
@@ -77,12 +78,25 @@ class Engine:
         reason = self.backend.reason
         return self.backend.description + (f" (auto: {reason})" if reason else "")
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
+    def train(
+        self,
+        params: Params,
+        ids: Ids,
+        round: int,
+        lr: float,
+        start: Sequence[Params] | None = None,
+        correction: Correction | None = None,
+    ) -> Cohort:
         """Train clients `ids` from `params` (not modified) in `round` (1-based) with learning rate `lr`.
 
         `start`: a model for each of them in place of `params`; updates are differences to `params` all the same.
+        `correction`: of their gradients (the losses are those without it). Raises `FedsimError` where its shift has not
+        the trained parameters' names, sizes, type and device.
         """
         schedule = make_schedule(self.data.train, self.work, self._streams, round, ids, lr, dropout=self._dropout)
+        if correction:
+            self._check_shift(correction.shift, params, len(ids))
+            schedule = replace(schedule, correction=correction)
         result = self.backend.train([params] * len(ids) if start is None else start, schedule)
         delta = result.delta
         if start is not None:
@@ -102,6 +116,15 @@ class Engine:
             samples=schedule.samples,
             momentum=result.momentum,
         )
+
+    def _check_shift(self, shift: Stack | None, params: Params, count: int) -> None:
+        if shift is None:
+            return
+        like = {name: params[name].expand(count, *params[name].shape) for name in self.trained}
+        found, wanted = ({n: f"{list(v.shape)} {v.dtype} {v.device}" for n, v in one.items()} for one in (shift, like))
+        for name in {**wanted, **found}:
+            if (was := found.get(name, "missing")) != (must := wanted.get(name, "missing")):
+                raise FedsimError(f"the shift of a correction: {name} is {was}; must be {must}")
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)]; of none,

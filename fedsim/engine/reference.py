@@ -62,6 +62,9 @@ class ClientTrainer:
             values.mean().backward()
             for parameter in (p for p in self.trained.values() if p.grad is None):
                 parameter.grad = torch.zeros_like(parameter)  # without one, torch leaves out weight decay
+            if schedule.correction:
+                grads = {name: p.grad.unsqueeze(0) for name, p in self.trained.items() if p.grad is not None}
+                schedule.correction.add_to(grads, {name: self.trained[name].unsqueeze(0) for name in grads})
             optimizer.step()
             each.append(values.detach())
         if each:

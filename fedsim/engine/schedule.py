@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import Problem, rule
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Ids, chosen, sizes_of
+from fedsim.core.types import UNCORRECTED, Correction, Ids, chosen, sizes_of
 
 Positions = NDArray[np.int64]
 
@@ -63,13 +63,14 @@ class Schedule:
 
     `positions` [K, S, B] are rows of the data, of which the first `counts` [K, S] are valid; the others repeat a sample
     of the same client. A count of 0 means that the client has finished. `keys` [K, S] are those of the dropout masks
-    (None: the model has no dropout).
+    (None: the model has no dropout). `correction` is added to the gradients.
     """
 
     positions: NDArray[np.int64]
     counts: NDArray[np.int64]
     keys: NDArray[np.int64] | None
     lr: float
+    correction: Correction = UNCORRECTED
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -101,11 +102,14 @@ class Schedule:
         steps = int(np.count_nonzero(counts.any(0)))
         width = self.positions.shape[2] if padded else int(counts.max(initial=0))
         keys = None if self.keys is None else self.keys[rows, :steps]
-        return Schedule(self.positions[rows, :steps, :width], counts[:, :steps], keys, self.lr)
+        return Schedule(
+            self.positions[rows, :steps, :width], counts[:, :steps], keys, self.lr, self.correction.rows(rows)
+        )
 
 
 def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
-    """All clients of `parts`, which agree in the learning rate, padded to the most steps and the largest batch."""
+    """All clients of `parts`, which agree in the learning rate and the kind of correction, padded to the most steps and
+    the largest batch."""
     if len(parts) == 1:
         return parts[0]
     steps, width = (max(part.positions.shape[axis] for part in parts) for axis in (1, 2))
@@ -115,6 +119,7 @@ def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
         np.concatenate([_padded(part.counts, steps) for part in parts]),
         np.concatenate(keys) if keys else None,
         parts[0].lr,
+        Correction.concat([part.correction for part in parts]),
     )
 
 

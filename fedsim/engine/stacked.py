@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype, to_device
-from fedsim.core.types import Params, Stack
+from fedsim.core.types import Correction, Params, Stack
 from fedsim.engine.chain import Chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Compiled, Precision, autocast
@@ -204,12 +204,14 @@ def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], N
 
 
 class Program(ABC):
-    """Local steps of R clients, from models `start` [R, ...], which are not modified, in those of `stack`."""
+    """Local steps of R clients, from models `start` [R, ...], which are not modified, in those of `stack`, with the
+    learning rate and the correction of `schedule`."""
 
     def __init__(
-        self, optimizer: LocalOptimizer, start: Stack, stack: Stack, trained: Sequence[str], lr: float
+        self, optimizer: LocalOptimizer, start: Stack, stack: Stack, trained: Sequence[str], schedule: Schedule
     ) -> None:
-        self.optimizer, self.start, self.stack, self.lr = optimizer, start, stack, lr
+        self.optimizer, self.start, self.stack = optimizer, start, stack
+        self.lr, self.correction = schedule.lr, schedule.correction
         self.state = optimizer.init({name: stack[name] for name in trained})
 
     @abstractmethod
@@ -234,15 +236,18 @@ class Program(ABC):
 class Differentiated(Program):
     """Any model and optimiser, through `StackedGradients`."""
 
-    def __init__(self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
+    def __init__(
+        self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
+    ) -> None:
         stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
-        super().__init__(optimizer, start, stack, gradients.trained, lr)
+        super().__init__(optimizer, start, stack, gradients.trained, schedule)
         self.gradients = gradients
 
     def step(self, batch: StackedBatch) -> Tensor:
         live = {name: value[: len(batch.x)] for name, value in self.stack.items()}
         grads, losses = self.gradients(live, batch)
         trained = {name: live[name] for name in self.gradients.trained}
+        self.correction.add_to(grads, trained)
         self.optimizer.step(trained, grads, self.state, self.lr)
         return losses
 
@@ -293,11 +298,15 @@ def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[
 class LinearChain(Program):
     """A chain of linear layers; the step of plain SGD is part of the matrix products."""
 
-    def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, lr: float) -> None:
+    def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule) -> None:
         stack = {name: _transposed(value) for name, value in start.items()}
-        super().__init__(optimizer, start, stack, list(stack), lr)
+        super().__init__(optimizer, start, stack, list(stack), schedule)
         self.chain, self.layers = chain, layers_of(chain, stack)
-        self.decay = optimizer.weight_decay if type(optimizer) is SGD and not optimizer.momentum else None
+        pull, shift = self.correction.pull, self.correction.shift or {}
+        shift = {name: _transposed(value) for name, value in shift.items()}
+        self.correction = Correction(pull, shift or None)
+        self.decay = optimizer.weight_decay + pull if type(optimizer) is SGD and not optimizer.momentum else None
+        self.drift = {} if self.decay is None else {name: value.mul_(-self.lr) for name, value in shift.items()}
 
     @torch.no_grad()
     def step(self, batch: StackedBatch) -> Tensor:
@@ -310,13 +319,17 @@ class LinearChain(Program):
                 grads[link.weight] = torch.bmm(x.transpose(1, 2), slope).transpose(1, 2)
                 if link.bias is not None:
                     grads[link.bias] = slope.sum(1)
-            self.optimizer.step({name: self.stack[name][:rows] for name in grads}, grads, self.state, self.lr)
+            trained = {name: self.stack[name][:rows] for name in grads}
+            self.correction.add_to(grads, trained)
+            self.optimizer.step(trained, grads, self.state, self.lr)
             return losses
         keep = 1 - self.lr * self.decay
         for (weight, bias), x, slope in zip(live, inputs, slopes, strict=True):
             weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-self.lr)
             if bias is not None:
                 bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=self.lr)
+        for name, value in self.drift.items():
+            self.stack[name][:rows].add_(value[:rows])
         return losses
 
 

@@ -52,7 +52,7 @@ class Trainer:
             if program.rows.start < count
         ]
         self.tables.fill(schedule, self.optimizer.scalars(schedule.lr, steps))
-        self.state.load(start)
+        self.state.load(start, schedule.correction.shift)
         with recorder.side_by_side(len(replays)):
             for turn in zip_longest(*replays):  # the first of each, the second of each: all tracks start at once
                 for replay in turn:
@@ -125,7 +125,7 @@ class GraphBackend(TorchBackend):
             refuse_hidden_randomness(workload.model, x)
             if self._passes is not None:
                 self._passes.try_out(x)
-        self._trainers: OrderedDict[tuple[int, int], Trainer] = OrderedDict()
+        self._trainers: OrderedDict[tuple[int, int, bool], Trainer] = OrderedDict()
 
     @property
     def description(self) -> str:
@@ -135,7 +135,7 @@ class GraphBackend(TorchBackend):
     def joint_key(self, schedule: Schedule) -> Hashable:
         """Batches are padded to the widest of the call, and products of one shape are the same for any number of
         clients from two on, the fewest that are ever trained (on a CPU)."""
-        return schedule.lr, schedule.positions.shape[2]
+        return schedule.lr, schedule.positions.shape[2], schedule.correction.kind
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         try:
@@ -151,23 +151,24 @@ class GraphBackend(TorchBackend):
         super()._free_memory()
 
     def _trainer(self, schedule: Schedule) -> Trainer:
-        count, steps, batch = schedule.positions.shape
+        (count, steps, batch), corrected = schedule.positions.shape, bool(schedule.correction)
         least = count if self.chain is None else max(count, 2)
         rows = min(capacity(least), max(least, self.chunk_size))
         if self.chain is None:  # rows that are not used cost nothing
-            rows = min((r for r, b in self._trainers if b == batch and r >= rows), default=rows)
-        trainer = self._trainers.pop((rows, batch), None)
+            kept = [r for r, *kind in self._trainers if kind == [batch, corrected]]
+            rows = min((r for r in kept if r >= rows), default=rows)
+        trainer = self._trainers.pop((rows, batch, corrected), None)
         if trainer is None or trainer.tables.steps < steps:
-            trainer = self._new_trainer(rows, capacity(steps), batch)
-        self._trainers[rows, batch] = trainer
+            trainer = self._new_trainer(rows, capacity(steps), batch, corrected)
+        self._trainers[rows, batch, corrected] = trainer
         if len(self._trainers) > MOST_TRAINERS:
             self._trainers.popitem(last=False)
         return trainer
 
-    def _new_trainer(self, rows: int, steps: int, batch: int) -> Trainer:
+    def _new_trainer(self, rows: int, steps: int, batch: int, corrected: bool) -> Trainer:
         data, rule, like = self.data, self.optimizer, self.data.x.new_empty(0, dtype=real_dtype(self.data.x))
         assert isinstance(rule, SGD | Adam)
-        state = State(self.model, rows, like, rule.num_buffers)
+        state = State(self.model, rows, like, rule.num_buffers, corrected)
         tables = Tables(steps, rows, batch, rule.scalars(0.0, 1).shape[1], like)
         programs: list[StepProgram]
         if self.chain is not None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.core.flat import split_flat, to_device
+from fedsim.core.flat import flat_rows, split_flat, to_device
 from fedsim.core.types import Params, Stack
 from fedsim.engine.model import trained_names, traveling
 from fedsim.engine.schedule import Schedule, mean_weights
@@ -24,9 +24,9 @@ ALIGNMENT = 32
 class State:
     """The models of R clients, all zero at first, of the kind of `like`: `params` [R, P] that are trained, `statistics`
     [R, Q], the other tensors that travel, `grads` [R, P], zero between the tensors, and `buffers` of the optimiser's,
-    as `grads`."""
+    as `grads`; `shift` is as `grads`, too, None unless gradients are `corrected`."""
 
-    def __init__(self, model: nn.Module, rows: int, like: Tensor, num_buffers: int) -> None:
+    def __init__(self, model: nn.Module, rows: int, like: Tensor, num_buffers: int, corrected: bool) -> None:
         self._trained, self._tensors = trained_names(model), traveling(model)
         self._slots: list[tuple[str, torch.Size, int]] = []
         width = num_trained = 0
@@ -38,6 +38,7 @@ class State:
         self.params, self.statistics = self._models.split([num_trained, width - num_trained], dim=1)
         self.grads = like.new_zeros(rows, num_trained)
         self.buffers = [torch.zeros_like(self.grads) for _ in range(num_buffers)]
+        self.shift = torch.zeros_like(self.grads) if corrected else None
         used = [torch.arange(first, first + shape.numel()) for _, shape, first in self._slots]
         self._used = torch.cat(used).to(like.device)
 
@@ -50,8 +51,9 @@ class State:
         }
 
     @torch.no_grad()
-    def load(self, start: Sequence[Params]) -> None:
-        """Row k starts from `start[k]` (entries may be one object), and the optimiser before its first step."""
+    def load(self, start: Sequence[Params], shift: Stack | None) -> None:
+        """Row k starts from `start[k]` (entries may be one object) with that row of `shift` (None: zero), and the
+        optimiser before its first step."""
         models = {id(model): model for model in start}
         parts = [model[name].reshape(-1) for model in models.values() for name in self._tensors]
         self._start = torch.cat(parts).view(len(models), -1)
@@ -63,6 +65,11 @@ class State:
         self._models.index_copy_(1, self._used, self._start.expand(len(self._models), -1))
         for buffer in self.buffers:
             buffer.zero_()
+        if self.shift is not None and shift is None:
+            self.shift.zero_()
+        elif self.shift is not None and shift is not None:
+            flat = flat_rows({name: shift[name] for name in self._trained})
+            self.shift[: len(flat)].index_copy_(1, self._used[: flat.shape[1]], flat)
 
     @torch.no_grad()
     def changes(self, count: int) -> Stack:
@@ -82,7 +89,8 @@ Fields = dict[str, Tensor]
 
 `positions` [n, R, B] int32 are rows of the data, valid ones everywhere. `counts` [n, R] int32: how many of them are
 samples of the step, 0 for a client that takes no step. `weights` [n, R, B]: 1 / count for these and 0 for the others.
-`keys` [n, R] int64 are those of the dropout masks. `scalars` [n, C]: the optimiser's numbers of the step.
+`keys` [n, R] int64 are those of the dropout masks. `scalars` [n, C]: the optimiser's numbers of the step, and `pull`
+[n, 1] the correction's.
 """
 
 
@@ -97,6 +105,7 @@ class Tables:
         self._fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "keys": (torch.int64, (rows,)),
             "scalars": (like.dtype, (scalars,)),
+            "pull": (like.dtype, (1,)),
             "weights": (like.dtype, (rows, batch)),
             "positions": (torch.int32, (rows, batch)),
             "counts": (torch.int32, (rows,)),
@@ -115,7 +124,7 @@ class Tables:
             name: part.view(dtype).view(len(table), *shape)
             for part, (name, (dtype, shape)) in zip(parts, self._fields.items(), strict=True)
         }
-        return {name: view if name == "scalars" else view[:, rows] for name, view in whole.items()}
+        return {name: view if name in ("scalars", "pull") else view[:, rows] for name, view in whole.items()}
 
     def next_step(self, rows: slice) -> Fields:
         """The fields of the next step (n = 1) of clients `rows`, in new memory; recordable."""
@@ -145,6 +154,7 @@ class Tables:
         host["counts"][:] = schedule.counts.T
         host["weights"][:] = mean_weights(schedule.counts.T, self.batch)
         host["scalars"][:] = scalars
+        host["pull"][:] = schedule.correction.pull
         if schedule.keys is not None:
             host["keys"][:] = schedule.keys.T
         self._table[:steps].copy_(table, non_blocking=True)

@@ -34,6 +34,7 @@ class StepProgram(ABC):
         self.data, self.tables, self.state, self.optimizer, self.rows = data, tables, state, optimizer, rows
         self.params, self.statistics, self.grads = (t[rows] for t in (state.params, state.statistics, state.grads))
         self.buffers = [buffer[rows] for buffer in state.buffers]
+        self.shift = None if state.shift is None else state.shift[rows]
 
     @torch.no_grad()
     def step(self, *, full: bool) -> None:
@@ -45,6 +46,8 @@ class StepProgram(ABC):
         x, y = samples_at(self.data.x, where), samples_at(self.data.y, where)
         batch = StackedBatch(x, y, fields["weights"], fields["keys"])
         self.tables.end_step(self.rows, self.gradients(batch, live, full=full))
+        if self.shift is not None:
+            self.grads.addcmul_(self.params, fields["pull"]).add_(self.shift)
         self.optimizer.recorded_step(self.params, self.grads, self.buffers, live, fields["scalars"])
 
     @abstractmethod

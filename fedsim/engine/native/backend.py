@@ -1,8 +1,9 @@
 """Chains of layers in compiled C: each client's whole local training is one call, on a core of its own."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -57,12 +58,13 @@ class NativeBackend(Backend):
     def max_joint_clients(self) -> int:
         return JOINT_CLIENTS * self.workers
 
-    def joint_key(self, schedule: Schedule) -> float:
-        return schedule.lr
+    def joint_key(self, schedule: Schedule) -> Hashable:
+        return schedule.lr, schedule.correction.kind
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """All clients in one queue. Those who would leave cores without work at the end share all of them."""
-        sgd = Rule(schedule.lr, self.optimizer.weight_decay, self.optimizer.momentum, self.optimizer.nesterov)
+        decay, shift = self.optimizer.weight_decay + schedule.correction.pull, schedule.correction.shift
+        sgd = Rule(schedule.lr, decay, self.optimizer.momentum, self.optimizer.nesterov)
         calls = {id(params): self._calls(params) for params in {id(p): p for p in start}.values()}
         delta = _zeros(start)
         momentum = _zeros(start) if self.optimizer.momentum else None
@@ -76,7 +78,8 @@ class NativeBackend(Backend):
             positions, counts = np.ascontiguousarray(schedule.positions[row, steps]), schedule.counts[row, steps]
             work = Work(self.x, self.y, positions, counts, losses[row, steps], keys, threads)
             velocity = None if momentum is None else _row(momentum, row)
-            calls[id(start[row])].train(work, sgd, _row(delta, row), velocity)
+            own = sgd if shift is None else replace(sgd, shift={n: v[row].contiguous() for n, v in shift.items()})
+            calls[id(start[row])].train(work, own, _row(delta, row), velocity)
 
         alone = len(start) - len(start) % self.workers
         queue = iter(range(alone))

@@ -47,7 +47,7 @@ class Task(ctypes.Structure):
 
     _fields_ = [
         *((name, _Int) for name in ("num_layers", "num_steps", "batch_size", "num_samples", "num_threads")),
-        *((name, _Pointer) for name in ("layers", "initial", "samples", "labels")),
+        *((name, _Pointer) for name in ("layers", "initial", "shift", "samples", "labels")),
         *((name, _Pointer) for name in ("positions", "counts", "dropout_keys")),
         *((name, _Double) for name in ("learning_rate", "weight_decay", "momentum")),
         ("nesterov", _Int),
@@ -90,12 +90,13 @@ def _output_side(link: Link, side: int) -> int:
 
 @dataclass(frozen=True)
 class Rule:
-    """The update rule of SGD, with the learning rate of a round."""
+    """The update rule of SGD, with the learning rate of a round. `shift` is added to every gradient (None: nothing)."""
 
     lr: float
     decay: float = 0.0
     momentum: float = 0.0
     nesterov: bool = False
+    shift: Params | None = None
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ class ChainCalls:
             into = (_Pointer * 1)(_address("result", result, shape, self.dtype))
         else:
             into = self._addresses(result)
-        velocities = None if velocity is None else self._addresses(velocity)
+        velocities, shift = (None if one is None else self._addresses(one) for one in (velocity, rule.shift))
         task = Task(
             num_layers=len(self._layers),
             num_steps=steps,
@@ -185,6 +186,7 @@ class ChainCalls:
             num_threads=work.threads,
             layers=ctypes.addressof(self._layers),
             initial=ctypes.addressof(self._initial),
+            shift=None if shift is None else ctypes.addressof(shift),
             samples=_address("x", x, x.shape, self.dtype),
             labels=None if y is None else _address("y", y, x.shape[:1], torch.int64),
             positions=_address("positions", work.positions, (steps, width), np.int64),

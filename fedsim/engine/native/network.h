@@ -28,6 +28,7 @@ struct layer {
     int64_t num_parts;                       /* of the gradient: GRADIENT_PARTS for a convolution, else 1 */
     real *weight_gradient, *bias_gradient;   /* [num_parts][fan_in][ld], [num_parts][ld]; 0: fused with the update */
     real *weight_velocity, *bias_velocity;   /* as weight and bias; 0: no momentum */
+    real *weight_shift, *bias_shift;         /* as weight and bias; 0: nothing is added to the gradient */
     real *weight_transposed;                 /* for the input's gradient; 0: first layer */
     const real *input;                       /* [batch_size][input_stride] */
     int64_t input_stride, *input_row_offsets; /* linear: [batch_size] offset of each sample's input;
@@ -119,6 +120,8 @@ static inline void plan_network(struct arena *arena, struct network *network, co
         int with_momentum = training && task->momentum != 0;
         int fused_update = training && !with_momentum && !spec->kernel;
         struct layer layer = plan_layer(arena, spec, with_momentum, fused_update, l == 0);
+        if (task->shift) layer.weight_shift = arena_reals(arena, layer.fan_in * layer.ld);
+        if (task->shift) layer.bias_shift = arena_reals(arena, layer.ld);
         layer.has_bias = task->initial[2 * l + 1] != 0;
         if (!task->dropout_keys) layer.spec.dropout_rate = 0;
         if (spec->kernel)
@@ -149,15 +152,15 @@ static inline int64_t channels_last(int64_t i, int64_t channels, int64_t pixels)
     return i % pixels * channels + i / pixels;
 }
 
-/* Copies weight and bias from torch's layout. */
-static inline void load_parameters(struct layer *layer, const real *weight, const real *bias)
+/* Copies given[0] and given[1], in torch's layout, to `weight` and `bias` of the layer's shapes. */
+static inline void load_parameters(const struct layer *layer, const real *const *given, real *weight, real *bias)
 {
     int64_t pixels = pixels_per_channel(&layer->spec), channels = layer->fan_in / pixels;
     for (int64_t i = 0; i < layer->fan_in; i++) {
-        real *row = layer->weight + channels_last(i, channels, pixels) * layer->ld;
-        for (int64_t o = 0; o < layer->spec.outputs; o++) row[o] = weight[o * layer->fan_in + i];
+        real *row = weight + channels_last(i, channels, pixels) * layer->ld;
+        for (int64_t o = 0; o < layer->spec.outputs; o++) row[o] = given[0][o * layer->fan_in + i];
     }
-    if (layer->has_bias) memcpy(layer->bias, bias, layer->spec.outputs * sizeof(real));
+    if (layer->has_bias) memcpy(bias, given[1], layer->spec.outputs * sizeof(real));
 }
 
 /* Copies `weight` and `bias` of the layer's shapes into torch's layout at result[0] and result[1], and subtracts
@@ -207,8 +210,10 @@ static inline struct network *create_network(const struct task *task, int traini
     plan_network(&arena, network, task, training);
     for (int64_t l = 0; l < network->num_layers; l++) {
         int64_t *offsets = network->gradient_row_offsets + l * network->batch_size;
-        load_parameters(network->layers + l, task->initial[2 * l], task->initial[2 * l + 1]);
-        set_row_offsets(network->layers + l, network->batch_size);
+        struct layer *layer = network->layers + l;
+        load_parameters(layer, task->initial + 2 * l, layer->weight, layer->bias);
+        if (task->shift) load_parameters(layer, task->shift + 2 * l, layer->weight_shift, layer->bias_shift);
+        set_row_offsets(layer, network->batch_size);
         for (int64_t b = 0; b < network->batch_size; b++) offsets[b] = b * network->layers[l].ld;
     }
     return network;

@@ -43,7 +43,16 @@ static inline void sgd_update(struct range elements, real *w, real *velocity, co
     }
 }
 
-/* The thread's share of the step of all layers whose update is not fused with their gradient. */
+/* Adds the shift to some elements of the gradient, or to those of the parameters that already have the gradient added:
+   as scaled as that is. */
+static inline void add_shift(struct range elements, real *values, const real *shift, const struct task *task)
+{
+    real scale = gradient_scale(task, 1);
+    for (int64_t i = elements.first; i < elements.end; i++) values[i] = fused_add(scale, shift[i], values[i]);
+}
+
+/* The thread's share of what is left of the step behind the gradients: the shift, if there is one, and the update of
+   all layers where it is not fused with the gradient. */
 static inline void update_parameters(const struct thread *thread)
 {
     const struct network *network = thread->network;
@@ -52,9 +61,14 @@ static inline void update_parameters(const struct thread *thread)
         int64_t weights = layer->fan_in * layer->ld;
         struct range elements = team_share(thread, weights, SIMD_WIDTH);
         struct range columns = team_share(thread, layer->has_bias ? layer->ld : 0, SIMD_WIDTH);
-        if (!layer->weight_gradient) continue;
-        sum_parts(elements, layer->weight_gradient, layer->num_parts, weights);
-        sum_parts(columns, layer->bias_gradient, layer->num_parts, layer->ld);
+        int fused = !layer->weight_gradient;
+        if (!fused) sum_parts(elements, layer->weight_gradient, layer->num_parts, weights);
+        if (!fused) sum_parts(columns, layer->bias_gradient, layer->num_parts, layer->ld);
+        if (layer->weight_shift) {
+            add_shift(elements, fused ? layer->weight : layer->weight_gradient, layer->weight_shift, thread->task);
+            add_shift(columns, fused ? layer->bias : layer->bias_gradient, layer->bias_shift, thread->task);
+        }
+        if (fused) continue;
         sgd_update(elements, layer->weight, layer->weight_velocity, layer->weight_gradient, thread->task);
         sgd_update(columns, layer->bias, layer->bias_velocity, layer->bias_gradient, thread->task);
     }

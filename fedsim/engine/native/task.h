@@ -31,15 +31,16 @@ struct layer_spec {
     double dropout_rate;
 };
 
-/* Local training or evaluation of one model on one client's batches. `initial`, `result` and `velocity` are arrays of
-   2 * num_layers pointers to weight and bias (0: no bias) of layer after layer, in torch's layout: [outputs][inputs],
-   or [outputs][inputs][kernel][kernel]. */
+/* Local training or evaluation of one model on one client's batches. `initial`, `shift`, `result` and `velocity` are
+   arrays of 2 * num_layers pointers to weight and bias (0: no bias) of layer after layer, in torch's layout:
+   [outputs][inputs], or [outputs][inputs][kernel][kernel]. */
 struct task {
     int64_t num_layers, num_steps, batch_size; /* batch_size: of the largest batch */
     int64_t num_samples;
     int64_t num_threads; /* that share the work; no more than MAX_THREADS are used */
     const struct layer_spec *layers; /* [num_layers], convolutions first */
     const real *const *initial;
+    const real *const *shift;    /* added to the gradient of each step; 0: nothing is */
     const real *samples;         /* [num_samples][inputs of the first layer], images with channels first */
     const int64_t *labels;       /* [num_samples]; not read by `outputs` */
     const int64_t *positions;    /* [num_steps][batch_size] rows of `samples` and `labels` */

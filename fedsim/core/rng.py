@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     DEVICES = 21
     DEVICE_VARIATION = 22
     ARRIVAL_ORDER = 23
+    PRIVACY = 31
 
 
 @dataclass(frozen=True)

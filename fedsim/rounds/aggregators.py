@@ -1,7 +1,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -9,9 +9,11 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.flat import added, weighted_sums
-from fedsim.core.parameters import Positive, Stateful, parameters
-from fedsim.core.types import Cohort, Params
+from fedsim.clients.context import RoundContext
+from fedsim.core.flat import added, to_device, weighted_sums
+from fedsim.core.parameters import Positive, Problems, Stateful, parameters
+from fedsim.core.types import Cohort, Floats, Ids, Params, Stack
+from fedsim.selectors.base import Selector
 
 Weighting = Literal["uniform", "by_size"]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
@@ -28,9 +30,32 @@ class Aggregator(Stateful, ABC):
     buffers: frozenset[str] = field(kw_only=False)
     weighting: Weighting
 
+    is_mean: ClassVar[bool] = False
+    """Whether the server's step is a function of the mean update (`mean_delta`) alone."""
+
+    def unfit_for(self, selector: Selector, updates: int) -> Problems:
+        """Rules over other groups, checked before the run. `updates`: how many a round has if all selected answer."""
+        return ()
+
+    def begin(self, selector: Selector, params: Params) -> None:
+        """Called once, before the first round, with the initial model."""
+
+    def begin_round(self, context: RoundContext, selected: Ids) -> None:
+        """Called before each `aggregate`. `selected`: who was asked to train, whether the update arrived or not."""
+
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         """The next global model from `params`, the present one. `weights` [K]: the selector's; None: its own."""
+
+    @property
+    def warning(self) -> str | None:
+        """One line that is shown to the user before the run, or None."""
+        return None
+
+    @property
+    def epsilon(self) -> float | None:
+        """Of the differential privacy of the rounds so far; None where the aggregator gives none."""
+        return None
 
     def weights(self, cohort: Cohort) -> NDArray[np.float64]:
         """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
@@ -65,12 +90,16 @@ class Aggregator(Stateful, ABC):
 class FedAvg(Aggregator):
     """The weighted average of the local models (McMahan et al., 2017)."""
 
+    is_mean = True
+
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         return added(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
     """A step of a server optimiser, with the mean update as the negative gradient; buffers are averaged."""
+
+    is_mean = True
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         mean = self.mean_delta(cohort, weights)
@@ -130,6 +159,54 @@ class FedAdam(ServerOptimizer):
         roots = [v.double().sqrt().to(v.dtype) for v in second]  # MKL's of float32 are rounded one way or the other
         scale = torch._foreach_add(roots, self.tau)
         return torch._foreach_div(torch._foreach_mul(first, self.lr), scale)
+
+
+@parameters
+class MIFA(Aggregator):
+    """The mean over clients of the latest update of each, however old (Gu et al., "Fast Federated Learning in the
+    Presence of Arbitrary Device Unavailability", 2021, Algorithm 1): w <- w + sum_i p_i (lr / lr_i) d_i.
+
+    d_i is the update of client i at the local learning rate lr_i, lr the present one, p_i = 1 / N or n_i / n. The paper
+    has every client answer in round 1; here the mean is over those that have answered so far. A selector's weights are
+    of this round's clients alone, and ignored. Buffers are no steps, and averaged over this round's updates. State: an
+    update and a learning rate for each client.
+    """
+
+    state = ("latest", "rates")
+
+    def __post_init__(self) -> None:
+        self.latest: Stack = {}
+        self.rates: Floats = np.empty(0)
+
+    def begin(self, selector: Selector, params: Params) -> None:
+        self._sizes = selector.population.sizes
+        self._bytes = len(self._sizes) * sum(t.nbytes for name, t in params.items() if name not in self.buffers)
+
+    @property
+    def warning(self) -> str:
+        held = f"the latest update of each of {len(self._sizes):,} clients: {self._bytes / 1e6:,.1f} MB"
+        return f"aggregator=mifa keeps {held} of memory, and of every checkpoint"
+
+    def begin_round(self, context: RoundContext, selected: Ids) -> None:
+        self._lr = context.lr
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
+        steps = {name: delta for name, delta in cohort.delta.items() if name not in self.buffers}
+        if not len(self.rates):
+            self.rates = np.full(len(self._sizes), np.nan)
+            self.latest = {name: t.new_zeros(len(self._sizes), *t.shape[1:]) for name, t in steps.items()}
+        for name, delta in steps.items():
+            self.latest[name][to_device(torch.as_tensor(cohort.ids), delta.device)] = delta
+        self.rates[cohort.ids] = self._lr
+        means = weighted_sums(self.latest, self._shares(), cohort.start) if steps else {}
+        return added(params, means | (weighted_sums(buffers, self.weights(cohort), cohort.start) if buffers else {}))
+
+    def _shares(self) -> Floats:
+        """p_i lr / lr_i [N], 0 of clients that have not answered."""
+        shares = np.where(np.isnan(self.rates), 0.0, 1.0 if self.weighting == "uniform" else self._sizes)
+        ratios = np.divide(self._lr, self.rates, out=np.zeros(len(shares)), where=self.rates > 0)
+        return shares / shares.sum() * ratios
 
 
 def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: float) -> list[Tensor]:

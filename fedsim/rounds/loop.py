@@ -76,6 +76,7 @@ class Simulation:
     def __init__(self, components: Components, params: Params) -> None:
         self.components = components
         self.params = params
+        components.aggregator.begin(components.selector, params)
         self.round = 0
         self.wall_seconds = 0.0
         self.simulated_time = 0.0
@@ -111,6 +112,7 @@ class Simulation:
             arrived = self._arrivals(clients.collect(selection.ids), selection.weights, context, begun)
         if arrived.cohort is not None:
             clock.enter("aggregate")
+            parts.aggregator.begin_round(context, selection.ids)
             cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
             params = self._aggregate(t, cohort, weights)
             server = Server(parts.engine, parts.server_data, context, params)
@@ -138,6 +140,7 @@ class Simulation:
             selected=selection.ids.tolist(),
             coverage=float(self.covered.mean()),
             dropped_updates=num_dropped,
+            epsilon=parts.aggregator.epsilon,
             **ledger.counts,
             **spent,
             **measured,

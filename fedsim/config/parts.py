@@ -81,7 +81,7 @@ IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggrega
 
 
 def _check_groups(config: Mapping[str, Any], problems: Gathered) -> dict[str, Any]:
-    """All but the selector; returns the parts that are sound, also the simulated clock, by group; None for others."""
+    """All but the selector; returns the sound parts by group, the simulated clock, too."""
     made: dict[str, Any] = {
         group: problems.run_users(instantiate, config.get(group), base, group, *IN_PLACE.get(group, ()))
         for group, base in BASES.items()
@@ -96,7 +96,7 @@ def _check_groups(config: Mapping[str, Any], problems: Gathered) -> dict[str, An
 
 
 def _check_selector(plan: Plan, made: Mapping[str, Any], problems: Gathered) -> None:
-    """The selector is checked with clients of equal size, and the aggregator with it."""
+    """The selector is checked with clients of equal size, and the aggregator beside it."""
     config, settings, system = plan.config, plan.settings, made["system"]
     node = config.get("selector")
     inspect_node(node, Selector, "selector")
@@ -115,13 +115,8 @@ def _check_selector(plan: Plan, made: Mapping[str, Any], problems: Gathered) -> 
     problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
     problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))
     if made["aggregator"] is not None:
-        problems.run(check_aggregator, made["aggregator"], selector, k)
-
-
-def check_aggregator(aggregator: Aggregator, selector: Selector, cohort_size: int) -> None:
-    """Raise `ConfigError` for what the aggregator does not do beside this selector."""
-    updates = selector.population.num_clients if selector.adaptive else cohort_size
-    check(*(p and p.within("aggregator") for p in aggregator.unfit_for(selector, updates)))
+        unfit = made["aggregator"].unfit_for(selector, n if selector.adaptive else k)
+        problems.add(*(problem and problem.within("aggregator") for problem in unfit))
 
 
 def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:

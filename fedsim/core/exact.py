@@ -174,9 +174,8 @@ def normal(rng: np.random.Generator, count: int) -> Floats:
     while len(found) < count:
         points = 2 * rng.random((2, count - len(found))) - 1
         squares = points[0] * points[0] + points[1] * points[1]
-        inside = (squares > 0) & (squares < 1)
-        lengths = np.sqrt(-2 * log(squares[inside]) / squares[inside])
-        found = np.concatenate([found, (points[:, inside] * lengths).ravel()])
+        points, squares = (values[..., (squares > 0) & (squares < 1)] for values in (points, squares))
+        found = np.concatenate([found, (points * np.sqrt(-2 * log(squares) / squares)).ravel()])
     return found[:count]
 
 

@@ -15,9 +15,8 @@ MeasuredOn = Literal["labels", "test", "holdout", "train"]
 AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
 SUM, LAST, CLOCK, CLIENTS = {"summary": "sum"}, {"summary": "last"}, {"only_with": "clock"}, {"only_with": KEY}
-PRIVACY = {"only_with": "privacy"}
 """What fields of records carry: their sum is among the totals of summary.json, or their last value is in it; they are
-in records with a simulated clock alone, of runs that measure accuracy client by client, or of private ones."""
+in records with a simulated clock alone, or of runs that measure accuracy client by client."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +28,8 @@ class Record:
 
     With a simulated clock: `simulated_seconds`, the round's duration on the clients' devices, and its two parts, of the
     questions before the selection and of the selected's training; `simulated_time`, the sum up to and including this
-    round; `late`, those of the selected whose updates did not arrive in time.
-
-    `epsilon`: of the differential privacy of all rounds up to this one, where the aggregator gives it.
+    round; `late`, those of the selected whose updates did not arrive in time. `epsilon`, in private runs alone: of the
+    differential privacy of all rounds up to this one.
     """
 
     round: int
@@ -67,11 +65,11 @@ class Record:
     client_accuracy_worst_tenth: float | None = field(default=None, metadata=CLIENTS)
     client_accuracy_best_tenth: float | None = field(default=None, metadata=CLIENTS)
     client_accuracy_never_selected: float | None = field(default=None, metadata=CLIENTS)
-    epsilon: float | None = field(default=None, metadata=PRIVACY)
+    epsilon: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         absent = {*(OF_CLOCK if self.late is None else ()), *(OF_CLIENTS if self.client_accuracy_mean is None else ())}
-        absent |= {*(OF_PRIVACY if self.epsilon is None else ())}
+        absent |= {"epsilon"} if self.epsilon is None else set()
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 
@@ -80,7 +78,7 @@ def _carrying(metadata: dict[str, str]) -> tuple[str, ...]:
 
 
 TOTALS, LASTS = _carrying(SUM), _carrying(LAST)
-OF_CLOCK, OF_CLIENTS, OF_PRIVACY = _carrying(CLOCK), _carrying(CLIENTS), _carrying(PRIVACY)
+OF_CLOCK, OF_CLIENTS = _carrying(CLOCK), _carrying(CLIENTS)
 """Names of the fields that carry it."""
 FINAL_WINDOW = 11
 """Rounds in the final mean: GPFL prints "last 10", its published logs agree with the last 11."""

@@ -53,7 +53,7 @@ class Aggregator(Stateful, ABC):
         return None
 
     @property
-    def epsilon(self) -> float | None:
+    def epsilon_spent(self) -> float | None:
         """Of the differential privacy of the rounds so far; None where the aggregator gives none."""
         return None
 
@@ -71,12 +71,15 @@ class Aggregator(Stateful, ABC):
         """
         used = self.weights(cohort) if weights is None else weights
         averaging = self.averaging_weights(cohort, used)
-        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
+        trained, buffers = self.parts(cohort)
         if averaging is used or not buffers:
             return weighted_sums(cohort.delta, used, cohort.start)
-        trained = {name: delta for name, delta in cohort.delta.items() if name not in self.buffers}
-        sums = weighted_sums(buffers, averaging, cohort.start)
-        return sums | (weighted_sums(trained, used, cohort.start) if trained else {})
+        return weighted_sums(buffers, averaging, cohort.start) | weighted_sums(trained, used, cohort.start)
+
+    def parts(self, cohort: Cohort) -> tuple[Stack, Stack]:
+        """The updates of trained tensors, and of buffers."""
+        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
+        return {name: delta for name, delta in cohort.delta.items() if name not in buffers}, buffers
 
     def averaging_weights(self, cohort: Cohort, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """`weights` [K] divided by their sum; the aggregator's own where one is negative or all are zero. `weights`
@@ -164,12 +167,10 @@ class FedAdam(ServerOptimizer):
 @parameters
 class MIFA(Aggregator):
     """The mean over clients of the latest update of each, however old (Gu et al., "Fast Federated Learning in the
-    Presence of Arbitrary Device Unavailability", 2021, Algorithm 1): w <- w + sum_i p_i (lr / lr_i) d_i.
-
-    d_i is the update of client i at the local learning rate lr_i, lr the present one, p_i = 1 / N or n_i / n. The paper
-    has every client answer in round 1; here the mean is over those that have answered so far. A selector's weights are
-    of this round's clients alone, and ignored. Buffers are no steps, and averaged over this round's updates. State: an
-    update and a learning rate for each client.
+    Presence of Arbitrary Device Unavailability", 2021, Algorithm 1): w <- w + sum_i p_i (lr / lr_i) d_i, where d_i was
+    made at the local learning rate lr_i, lr is the present one, and p_i = 1 / N or n_i / n; of those that have answered
+    so far, where the paper has all answer in round 1. A selector's weights are of this round's clients alone, and
+    ignored. Buffers are averaged over this round's updates.
     """
 
     state = ("latest", "rates")
@@ -184,29 +185,25 @@ class MIFA(Aggregator):
 
     @property
     def warning(self) -> str:
-        held = f"the latest update of each of {len(self._sizes):,} clients: {self._bytes / 1e6:,.1f} MB"
-        return f"aggregator=mifa keeps {held} of memory, and of every checkpoint"
+        held = f"the latest update of each of {len(self._sizes):,} clients, {self._bytes / 1e6:,.1f} MB"
+        return f"MIFA keeps {held}, in memory and in every checkpoint"
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
         self._lr = context.lr
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
-        steps = {name: delta for name, delta in cohort.delta.items() if name not in self.buffers}
         if not len(self.rates):
-            self.rates = np.full(len(self._sizes), np.nan)
-            self.latest = {name: t.new_zeros(len(self._sizes), *t.shape[1:]) for name, t in steps.items()}
+            self.rates = np.full(len(self._sizes), np.nan)  # of clients that have not answered
+        steps, buffers = self.parts(cohort)
         for name, delta in steps.items():
+            if name not in self.latest:
+                self.latest[name] = delta.new_zeros(len(self._sizes), *delta.shape[1:])
             self.latest[name][to_device(torch.as_tensor(cohort.ids), delta.device)] = delta
         self.rates[cohort.ids] = self._lr
-        means = weighted_sums(self.latest, self._shares(), cohort.start) if steps else {}
-        return added(params, means | (weighted_sums(buffers, self.weights(cohort), cohort.start) if buffers else {}))
-
-    def _shares(self) -> Floats:
-        """p_i lr / lr_i [N], 0 of clients that have not answered."""
         shares = np.where(np.isnan(self.rates), 0.0, 1.0 if self.weighting == "uniform" else self._sizes)
         ratios = np.divide(self._lr, self.rates, out=np.zeros(len(shares)), where=self.rates > 0)
-        return shares / shares.sum() * ratios
+        means = weighted_sums(self.latest, shares / shares.sum() * ratios, cohort.start)
+        return added(params, means | weighted_sums(buffers, self.weights(cohort), cohort.start))
 
 
 def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: float) -> list[Tensor]:

@@ -140,7 +140,7 @@ class Simulation:
             selected=selection.ids.tolist(),
             coverage=float(self.covered.mean()),
             dropped_updates=num_dropped,
-            epsilon=parts.aggregator.epsilon,
+            epsilon=parts.aggregator.epsilon_spent,
             **ledger.counts,
             **spent,
             **measured,

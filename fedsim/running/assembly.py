@@ -15,7 +15,6 @@ from fedsim.clients.context import Signal
 from fedsim.clients.server import LabelledSamples, ServerData
 from fedsim.clients.system import SimulatedClock, System
 from fedsim.config.build import instantiate, resolve
-from fedsim.config.parts import check_aggregator
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DataError, Problem, check
 from fedsim.core.rng import Purpose, Streams, UniformDraws
@@ -185,9 +184,6 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     selector = instantiate(config["selector"], Selector, "selector", population)
     if unfit := selector.unfit_for(trained):
         check(unfit.within("selector"))
-    buffers = frozenset(params) - frozenset(trained)
-    aggregator = instantiate(config["aggregator"], Aggregator, "aggregator", buffers)
-    check_aggregator(aggregator, selector, settings.cohort_size)
     validation, public, accuracy = None, None, None
     if len(division.validation) and Signal.VALIDATION in selector.needs:
         labels = data.y[torch.as_tensor(division.validation, device=data.y.device)]
@@ -210,7 +206,7 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         engine=Engine(trains, workload, work, streams),
         population=population,
         selector=selector,
-        aggregator=aggregator,
+        aggregator=instantiate(config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained)),
         availability=instantiate(config["availability"], Availability, "availability"),
         server_data=ServerData(test=data.test, validation=validation, public=public),
         streams=streams,

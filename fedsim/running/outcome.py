@@ -95,7 +95,6 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
     if last is not None and last.late is not None:
         late = sum(len(record.late or ()) for record in records)
         simulated = {"simulated_seconds": last.simulated_time, "late_updates": late}
-    private = {} if last is None or last.epsilon is None else {"epsilon": last.epsilon}
     return {
         "rounds": len(records),
         "initial_accuracy": initial_accuracy,
@@ -105,7 +104,7 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
         **{name: getattr(last, name) if last else 0.0 for name in LASTS},
         **simulated,
-        **private,
+        **({} if last is None or last.epsilon is None else {"epsilon": last.epsilon}),
         "totals": {name: sum(getattr(r, name) for r in records) for name in TOTALS},
     }
 

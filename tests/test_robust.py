@@ -158,7 +158,7 @@ def test_private_noise_has_the_stated_deviation_and_is_the_same_for_a_seed_and_a
 
 def test_normal_numbers_are_normal() -> None:
     assert [len(normal(np.random.default_rng(0), count)) for count in (0, 1, 2)] == [0, 1, 2]
-    numbers = normal(np.random.default_rng(1), 20_000)
+    numbers = normal(np.random.default_rng(1), 200_000)
     assert scipy.stats.kstest(numbers, "norm").pvalue > 0.01
 
 

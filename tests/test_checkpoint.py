@@ -36,7 +36,7 @@ OTHERS = [selector for selector in goldens.SELECTORS if selector not in DIFFEREN
 CASES = [
     *((selector, "mlp", "batched", "uniform") for selector in DIFFERENT),
     *(pytest.param(selector, "mlp", "batched", "uniform", marks=pytest.mark.slow) for selector in OTHERS),
-    *(("random", "mlp", "batched", aggregator) for aggregator in ("by_size", "fedavgm", "fedadam")),
+    *(("random", "mlp", "batched", one) for one in ("by_size", "fedavgm", "fedadam", "mifa", "dp_fedavg")),
     *(("gpfl", "convolutions", backend, "uniform") for backend in goldens.BACKENDS[1:]),
     ("gpfl", "norms", "sequential", "fedadam"),
 ]

@@ -152,15 +152,18 @@ def sound(draw: st.DrawFn) -> list[str]:
         "quantity_skew": [f"partition.skew={pick(0.1, 1.0)}"],
     }
     partition = pick(*choices("partition", "natural"))
+    rules = {"trimmed_mean": ["aggregator.share=0.5"], "dp_fedavg": ["aggregator.denominator=10"]}
+    aggregator = pick(*choices("aggregator"))
     schedule = pick(*choices("optimizer/schedule"))
     selector = pick(*choices("selector", "pncs_two"))
     system = pick(*choices("system", "trace", *(["none"] if selector in NEED_A_CLOCK else [])))
     return [
-        *(f"num_clients={clients}", f"cohort_size={draw(st.integers(1, 10))}", f"seed={draw(st.integers(0, 2**40))}"),
+        *(f"cohort_size={draw(st.integers(5 if 'krum' in aggregator else 1, 10))}", f"num_clients={clients}"),
+        *(f"seed={draw(st.integers(0, 2**40))}", f"aggregator={aggregator}", *rules.get(aggregator, [])),
         *(f"partition={partition}", *partitions.get(partition, [])),
         *(f"model={pick('logistic', 'mlp', 'mlp_64')}", f"selector={selector}", f"system={system}"),
         *(f"optimizer={pick('sgd', 'adam')}", f"optimizer/schedule={schedule}", f"optimizer.lr={pick(1e-4, 0.1)}"),
-        *(f"aggregator={pick(*choices('aggregator'))}", f"availability={pick(*choices('availability'))}"),
+        f"availability={pick(*choices('availability'))}",
         *(f"engine={pick('auto', 'batched', 'sequential')}", f"local.batch_size={draw(st.integers(1, 10**9))}"),
         f"local.holdout_fraction={pick(0.0, 0.2)}",
     ]

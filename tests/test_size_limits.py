@@ -44,7 +44,7 @@ PLAIN = {
     *("dataset.seed", "model.backbone_seed", "partition.cap", "engine.chunk_size", "optimizer.schedule.milestones"),
     *("selector.queue_length", "selector.warmup", "selector.interval", "selector.window", "selector.cover_rounds"),
     *("selector.exploration.peak", "selector.num_clusters", "selector.iterations", "selector.pacer_window"),
-    *("selector.swap_passes", "selector.sketch.size", "selector.threshold.every"),
+    *("selector.swap_passes", "selector.sketch.size", "selector.threshold.every", "aggregator.denominator"),
 }
 """Keys that size nothing: runs at 10^9 are like others."""
 GROUPS = ("dataset", "partition", "availability", "model", "optimizer", "selector", "aggregator", "engine")

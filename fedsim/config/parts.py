@@ -57,8 +57,8 @@ def check_model(node: Any, form: Form | None) -> None:
 def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     """Raise `ConfigError` with all problems. `elsewhere`: another machine runs it, and has GPUs of its own."""
     settings, problems = plan.settings, Gathered()
-    system = _check_groups(plan.config, problems)
-    problems.run_users(_check_selector, plan, system, problems)
+    made = _check_groups(plan.config, problems)
+    problems.run_users(_check_selector, plan, made, problems)
     problems.add(None if elsewhere else _device_problem(settings.device))
     met = settings.client_accuracy != "holdout" or plan.local.holdout_fraction > 0
     remedy = "set local.holdout_fraction=0.2, say, or client_accuracy=labels"
@@ -85,8 +85,8 @@ IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggrega
 """What parts of other groups are passed in place of what they get in a run."""
 
 
-def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | None:
-    """All but the selector; returns the simulated clock, if there is a sound one."""
+def _check_groups(config: Mapping[str, Any], problems: Gathered) -> dict[str, Any]:
+    """All but the selector; returns the sound parts by group, the simulated clock, too."""
     passed = {**IN_PLACE, "clients": (config["num_clients"], 2, Streams(0))}  # classes are counted in a run
     made: dict[str, Any] = {
         group: problems.run_users(instantiate, config.get(group), base, group, *passed.get(group, ()))
@@ -97,12 +97,13 @@ def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | Non
     problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
     problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
     system = config.get("system")
-    return None if system is None else problems.run_users(instantiate, system, System, "system")
+    made["system"] = None if system is None else problems.run_users(instantiate, system, System, "system")
+    return made
 
 
-def _check_selector(plan: Plan, system: System | None, problems: Gathered) -> None:
-    """The selector is checked with clients of equal size."""
-    config, settings = plan.config, plan.settings
+def _check_selector(plan: Plan, made: Mapping[str, Any], problems: Gathered) -> None:
+    """The selector is checked with clients of equal size, and the aggregator beside it."""
+    config, settings, system = plan.config, plan.settings, made["system"]
     node = config.get("selector")
     inspect_node(node, Selector, "selector")
     has_clock = config.get("system") is not None
@@ -119,6 +120,9 @@ def _check_selector(plan: Plan, system: System | None, problems: Gathered) -> No
     problems.add(rule(met, "system", "none", f"must be a simulated clock for {name}", remedy))
     problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
     problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))
+    if made["aggregator"] is not None:
+        unfit = made["aggregator"].unfit_for(selector, n if selector.adaptive else k)
+        problems.add(*(problem and problem.within("aggregator") for problem in unfit))
 
 
 def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:

@@ -168,6 +168,17 @@ def mean_row(rows: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(rows.numpy().mean(0))) if has_order(rows) else rows.mean(0)
 
 
+def normal(rng: np.random.Generator, count: int) -> Floats:
+    """Standard normal numbers [count] by Marsaglia's polar method: NumPy's own take the C library's logarithm."""
+    found = np.empty(0)
+    while len(found) < count:
+        points = 2 * rng.random((2, count - len(found))) - 1
+        squares = points[0] * points[0] + points[1] * points[1]
+        points, squares = (values[..., (squares > 0) & (squares < 1)] for values in (points, squares))
+        found = np.concatenate([found, (points * np.sqrt(-2 * log(squares) / squares)).ravel()])
+    return found[:count]
+
+
 def row_sums(rows: Tensor) -> Tensor:
     """The sum of each of `rows` [K, D], [K]: NumPy's pairwise one, whose order depends on D alone."""
     return torch.from_numpy(np.add.reduce(rows.numpy(), axis=1)) if has_order(rows) else rows.sum(1)

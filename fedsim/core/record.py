@@ -28,7 +28,8 @@ class Record:
 
     With a simulated clock: `simulated_seconds`, the round's duration on the clients' devices, and its two parts, of the
     questions before the selection and of the selected's training; `simulated_time`, the sum up to and including this
-    round; `late`, those of the selected whose updates did not arrive in time.
+    round; `late`, those of the selected whose updates did not arrive in time. `epsilon`, in private runs alone: of the
+    differential privacy of all rounds up to this one.
     """
 
     round: int
@@ -64,9 +65,11 @@ class Record:
     client_accuracy_worst_tenth: float | None = field(default=None, metadata=CLIENTS)
     client_accuracy_best_tenth: float | None = field(default=None, metadata=CLIENTS)
     client_accuracy_never_selected: float | None = field(default=None, metadata=CLIENTS)
+    epsilon: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         absent = {*(OF_CLOCK if self.late is None else ()), *(OF_CLIENTS if self.client_accuracy_mean is None else ())}
+        absent |= {"epsilon"} if self.epsilon is None else set()
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
 

@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     IMPERFECT = 31
     LABEL_NOISE = 32
     RANDOM_UPDATE = 33
+    PRIVACY = 34
 
 
 @dataclass(frozen=True)

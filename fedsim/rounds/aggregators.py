@@ -1,7 +1,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -9,9 +9,11 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.core.flat import added, weighted_sums
-from fedsim.core.parameters import Positive, Stateful, parameters
-from fedsim.core.types import Cohort, Params
+from fedsim.clients.context import RoundContext
+from fedsim.core.flat import added, to_device, weighted_sums
+from fedsim.core.parameters import Positive, Problems, Stateful, parameters
+from fedsim.core.types import Cohort, Floats, Ids, Params, Stack
+from fedsim.selectors.base import Selector
 
 Weighting = Literal["uniform", "by_size"]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
@@ -28,9 +30,32 @@ class Aggregator(Stateful, ABC):
     buffers: frozenset[str] = field(kw_only=False)
     weighting: Weighting
 
+    is_mean: ClassVar[bool] = False
+    """Whether the server's step is a function of the mean update (`mean_delta`) alone."""
+
+    def unfit_for(self, selector: Selector, updates: int) -> Problems:
+        """Rules over other groups, checked before the run. `updates`: how many a round has if all selected answer."""
+        return ()
+
+    def begin(self, selector: Selector, params: Params) -> None:
+        """Called once, before the first round, with the initial model."""
+
+    def begin_round(self, context: RoundContext, selected: Ids) -> None:
+        """Called before each `aggregate`. `selected`: who was asked to train, whether the update arrived or not."""
+
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         """The next global model from `params`, the present one. `weights` [K]: the selector's; None: its own."""
+
+    @property
+    def warning(self) -> str | None:
+        """One line that is shown to the user before the run, or None."""
+        return None
+
+    @property
+    def epsilon_spent(self) -> float | None:
+        """Of the differential privacy of the rounds so far; None where the aggregator gives none."""
+        return None
 
     def weights(self, cohort: Cohort) -> NDArray[np.float64]:
         """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
@@ -46,12 +71,15 @@ class Aggregator(Stateful, ABC):
         """
         used = self.weights(cohort) if weights is None else weights
         averaging = self.averaging_weights(cohort, used)
-        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
+        trained, buffers = self.parts(cohort)
         if averaging is used or not buffers:
             return weighted_sums(cohort.delta, used, cohort.start)
-        trained = {name: delta for name, delta in cohort.delta.items() if name not in self.buffers}
-        sums = weighted_sums(buffers, averaging, cohort.start)
-        return sums | (weighted_sums(trained, used, cohort.start) if trained else {})
+        return weighted_sums(buffers, averaging, cohort.start) | weighted_sums(trained, used, cohort.start)
+
+    def parts(self, cohort: Cohort) -> tuple[Stack, Stack]:
+        """The updates of trained tensors, and of buffers."""
+        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
+        return {name: delta for name, delta in cohort.delta.items() if name not in buffers}, buffers
 
     def averaging_weights(self, cohort: Cohort, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """`weights` [K] divided by their sum; the aggregator's own where one is negative or all are zero. `weights`
@@ -65,12 +93,16 @@ class Aggregator(Stateful, ABC):
 class FedAvg(Aggregator):
     """The weighted average of the local models (McMahan et al., 2017)."""
 
+    is_mean = True
+
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         return added(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
     """A step of a server optimiser, with the mean update as the negative gradient; buffers are averaged."""
+
+    is_mean = True
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         mean = self.mean_delta(cohort, weights)
@@ -130,6 +162,48 @@ class FedAdam(ServerOptimizer):
         roots = [v.double().sqrt().to(v.dtype) for v in second]  # MKL's of float32 are rounded one way or the other
         scale = torch._foreach_add(roots, self.tau)
         return torch._foreach_div(torch._foreach_mul(first, self.lr), scale)
+
+
+@parameters
+class MIFA(Aggregator):
+    """The mean over clients of the latest update of each, however old (Gu et al., "Fast Federated Learning in the
+    Presence of Arbitrary Device Unavailability", 2021, Algorithm 1): w <- w + sum_i p_i (lr / lr_i) d_i, where d_i was
+    made at the local learning rate lr_i, lr is the present one, and p_i = 1 / N or n_i / n; of those that have answered
+    so far, where the paper has all answer in round 1. A selector's weights are of this round's clients alone, and
+    ignored. Buffers are averaged over this round's updates.
+    """
+
+    state = ("latest", "rates")
+
+    def __post_init__(self) -> None:
+        self.latest: Stack = {}
+        self.rates: Floats = np.empty(0)
+
+    def begin(self, selector: Selector, params: Params) -> None:
+        self._sizes = selector.population.sizes
+        self._bytes = len(self._sizes) * sum(t.nbytes for name, t in params.items() if name not in self.buffers)
+
+    @property
+    def warning(self) -> str:
+        held = f"the latest update of each of {len(self._sizes):,} clients, {self._bytes / 1e6:,.1f} MB"
+        return f"MIFA keeps {held}, in memory and in every checkpoint"
+
+    def begin_round(self, context: RoundContext, selected: Ids) -> None:
+        self._lr = context.lr
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        if not len(self.rates):
+            self.rates = np.full(len(self._sizes), np.nan)  # of clients that have not answered
+        steps, buffers = self.parts(cohort)
+        for name, delta in steps.items():
+            if name not in self.latest:
+                self.latest[name] = delta.new_zeros(len(self._sizes), *delta.shape[1:])
+            self.latest[name][to_device(torch.as_tensor(cohort.ids), delta.device)] = delta
+        self.rates[cohort.ids] = self._lr
+        shares = np.where(np.isnan(self.rates), 0.0, 1.0 if self.weighting == "uniform" else self._sizes)
+        ratios = np.divide(self._lr, self.rates, out=np.zeros(len(shares)), where=self.rates > 0)
+        means = weighted_sums(self.latest, shares / shares.sum() * ratios, cohort.start)
+        return added(params, means | weighted_sums(buffers, self.weights(cohort), cohort.start))
 
 
 def _stored(state: Params, names: Sequence[str], like: list[Tensor], initial: float) -> list[Tensor]:

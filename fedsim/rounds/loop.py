@@ -78,6 +78,7 @@ class Simulation:
     def __init__(self, components: Components, params: Params) -> None:
         self.components = components
         self.params = params
+        components.aggregator.begin(components.selector, params)
         self.round = 0
         self.wall_seconds = 0.0
         self.simulated_time = 0.0
@@ -113,6 +114,7 @@ class Simulation:
             arrived = self._arrivals(clients.collect(selection.ids), selection.weights, context, begun)
         if arrived.cohort is not None:
             clock.enter("aggregate")
+            parts.aggregator.begin_round(context, selection.ids)
             cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
             params = self._aggregate(t, cohort, weights)
             server = Server(parts.engine, parts.server_data, context, params)
@@ -140,6 +142,7 @@ class Simulation:
             selected=selection.ids.tolist(),
             coverage=float(self.covered.mean()),
             dropped_updates=num_dropped,
+            epsilon=parts.aggregator.epsilon_spent,
             **ledger.counts,
             **spent,
             **measured,

@@ -153,14 +153,15 @@ class _Run:
         self.folder = RunFolder(place)
         self.checkpoints = Checkpoints(self.folder, plan, experiment)
         selector = self.parts.selector
-        warning, adaptive, self.start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
+        warnings = selector.warning, self.parts.aggregator.warning
+        adaptive, self.start_up_rounds = selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._begin()
         self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None
         nodes, settings = plan.config["tracker"], plan.settings
         self.trackers = Trackers({n: partial(instantiate, nodes[n], Tracker, f"tracker.{n}") for n in nodes})
         of_run = settings.name, place, plan.config, plan.choices, settings.seed, settings.num_rounds
         self.trackers.start(RunInfo(*of_run, alone, plan.folder, watch.sweep))
-        if warning:
+        for warning in filter(None, warnings):
             self.trackers.message(warning)
         wanted = replace(self.parts.population, cohort_size=plan.settings.cohort_size)  # without spare ones
         self.incidents = Incidents(wanted, adaptive, self.trackers.message)

@@ -104,6 +104,7 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
         **{name: getattr(last, name) if last else 0.0 for name in LASTS},
         **simulated,
+        **({} if last is None or last.epsilon is None else {"epsilon": last.epsilon}),
         "totals": {name: sum(getattr(r, name) for r in records) for name in TOTALS},
     }
 

@@ -41,6 +41,8 @@ class Selector(Stateful, ABC):
     """All signals that `select` and `observe` may request; an instance may narrow it by its hyper-parameters."""
     adaptive = False
     """True if the method decides how many clients take part; if False, exactly min(K, available) must be selected."""
+    uniform = False
+    """Whether every set of so many clients there is as likely as any other, whatever has happened."""
     exact = True
     """With engine=native, selections are the same on every processor (docs/reliability.md); False where they depend on
     BLAS or LAPACK: their last bits differ with the instruction set."""

@@ -7,6 +7,7 @@ class Full(Selector):
     """Selects all available clients in every round (FedABC's "FedAvg"); `cohort_size` has no effect."""
 
     adaptive = True
+    uniform = True
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         return Selection(clients.available)

@@ -14,6 +14,9 @@ class Random(Selector):
 
     mode: Literal["uniform", "size"]
 
+    def __post_init__(self) -> None:
+        self.uniform = self.mode == "uniform"
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)
         if self.mode == "uniform":

@@ -102,7 +102,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
 
     totals, simulated = summary["totals"], summary.get("simulated_seconds")
     clients = summary.get("client_accuracy") or {}
-    window, late = min(FINAL_WINDOW, summary["rounds"]), summary.get("late_updates")
+    window, late, epsilon = min(FINAL_WINDOW, summary["rounds"]), summary.get("late_updates"), summary.get("epsilon")
     phases = ", ".join(f"{phase} {show_seconds(totals[f'seconds_{phase}'])}" for phase in PHASES)
     names = [n for n in ("mean", "worst_tenth", "std", "never_selected") if clients.get(n) is not None]
     accuracies = [f"{SPOKEN.get(n, n.replace('_', ' '))} {show_share(clients[n])}" for n in names]
@@ -112,6 +112,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         f"before round 1 {share('initial_accuracy')}",
         "by client": ", ".join(accuracies),
         "participation": f"{share('mean_participation_ratio')} of clients a round, {share('coverage')} covered",
+        "privacy": "" if epsilon is None else f"epsilon {epsilon:.4g} of each client, at aggregator.delta",
         "wall time": f"{show_seconds(summary['wall_seconds'])} ({phases})",
         "simulated time": ""
         if simulated is None

@@ -1,0 +1,205 @@
+"""Aggregators that bound what one client's update can do to the model, be it hostile or private. Distances are of the
+trained tensors; running statistics (`buffers`) are trimmed, clipped or taken of the same clients likewise."""
+
+from functools import cache
+from importlib.util import find_spec
+from typing import Annotated, ClassVar
+from warnings import catch_warnings, simplefilter
+
+import numpy as np
+import torch
+from annotated_types import Ge, Interval, Le
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.clients.context import RoundContext
+from fedsim.core.errors import check, floor, rule
+from fedsim.core.exact import mean_row, normal, row_sums, weighted_sum
+from fedsim.core.flat import added, flat_rows, split_flat, to_device, weighted_sums
+from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, parameters
+from fedsim.core.rng import Purpose
+from fedsim.core.types import Cohort, Floats, Ids, Params
+from fedsim.rounds.aggregators import Aggregator, Weighting
+from fedsim.selectors.base import Selector
+
+
+@parameters
+class Unweighted(Aggregator):
+    """Every update counts once: a selector's weights, which would give some clients more of a say, are ignored."""
+
+    weighting: ClassVar[Weighting] = "uniform"  # type: ignore[misc]
+
+
+@parameters
+class TrimmedMean(Unweighted):
+    """The mean of each coordinate without the largest and the smallest `share` of its K values: floor(share K) at each
+    end, but for the middle one or two. At share = 1 / 2, the median (Yin et al., "Byzantine-Robust Distributed
+    Learning", 2018, definitions 1 and 2). A selector's weights are ignored."""
+
+    share: Annotated[float, Interval(ge=0, le=0.5)]
+
+    def unfit_for(self, selector: Selector, updates: int) -> Problems:
+        text = f"must be at least 1 / {updates}, or it trims none of a round's {updates} updates (cohort_size)"
+        yield rule(not self.share or floor(self.share * updates) >= 1 or updates < 3, "share", self.share, text)
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        num = len(cohort.ids)
+        cut = min(floor(self.share * num), (num - 1) // 2)
+        return added(params, {n: mean_row(t.sort(0).values[cut : num - cut]) for n, t in cohort.delta.items()})
+
+
+@parameters
+class Krum(Unweighted):
+    """The mean of the `m` updates whose squared distances to their K - f - 2 nearest others have the lowest sums
+    (Blanchard et al., "Machine Learning with Adversaries", 2017, section 4): Krum for m = 1, else Multi-Krum. `f`:
+    hostile clients among K >= 2 f + 3.
+
+    m None: K - f - 2, as in AggregaThor (Damaskinos et al., 2019). Ties go to the lower client id. Where fewer than 2 f
+    + 3 updates arrive, f is the largest that fits, (K - 3) / 2 rounded down, or 0. A selector's weights are ignored.
+    """
+
+    f: CountOrZero
+    m: Count | None
+
+    def unfit_for(self, selector: Selector, updates: int) -> Problems:
+        least = 2 * self.f + 3
+        text = f"needs 2 f + 3 = {least} updates a round, and there are {updates} (cohort_size)"
+        lower = f", or aggregator.f={(updates - 3) // 2}" if updates >= 3 else ""
+        yield rule(updates >= least, "f", self.f, text, f"set cohort_size={least} or more{lower}")
+        text = f"must be at most {updates}, the updates of a round (cohort_size)"
+        yield rule(self.m is None or self.m <= updates, "m", self.m, text)
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        num, rows = len(cohort.ids), cohort.updates
+        near = max(num - max(min(self.f, (num - 3) // 2), 0) - 2, 0)
+        squares = np.zeros((num, num))
+        for i in range(num - 1):  # by differences: products would cancel
+            squares[i, i + 1 :] = _lengths(rows[i + 1 :] - rows[i]) ** 2
+        scores = np.sort(squares + squares.T, axis=1)[:, 1 : near + 1].sum(axis=1)
+        chosen = np.argsort(scores, kind="stable")[: max(near, 1) if self.m is None else self.m]
+        used = np.isin(np.arange(num), chosen) / len(chosen)
+        return added(params, weighted_sums(cohort.delta, used, cohort.start))
+
+
+def _lengths(rows: Tensor) -> Floats:
+    """The Euclidean norms of `rows` [K, D], [K]."""
+    return np.sqrt(row_sums(rows.double().square()).cpu().numpy())
+
+
+@parameters
+class GeometricMedian(Aggregator):
+    """RFA: the geometric median of the updates by smoothed Weiszfeld steps (Pillutla et al., "Robust Aggregation for
+    Federated Learning", 2022, Algorithm 2).
+
+    From their mean v on: v <- sum_k b_k d_k / sum_k b_k, b_k = a_k / max(smoothing, |v - d_k|). a_k are the weights of
+    the selector or the aggregator, divided by their sum.
+    """
+
+    iterations: Annotated[int, Ge(1), Le(1000)]
+    smoothing: Positive
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        own = self.averaging_weights(cohort, self.weights(cohort) if weights is None else weights)
+        rows, used = cohort.updates, own
+        for _ in range(self.iterations):
+            centre = weighted_sum(rows, to_device(torch.as_tensor(used, dtype=rows.dtype), rows.device))
+            used = own / np.maximum(_lengths(rows - centre), self.smoothing)
+            used = used / used.sum()
+        return added(params, weighted_sums(cohort.delta, used, cohort.start))
+
+
+@parameters
+class NormClipping(Aggregator):
+    """The weighted mean of updates that are scaled down to a length of at most `norm` (Sun et al., "Can You Really
+    Backdoor Federated Learning?", 2019, section 4); running statistics likewise, by weights that sum to one."""
+
+    norm: Positive
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        used = self.weights(cohort) if weights is None else weights
+        steps, buffers = self.parts(cohort)
+        changes = _clipped(steps, used, self.norm, params)
+        return added(params, changes | _clipped(buffers, self.averaging_weights(cohort, used), self.norm, params))
+
+
+def _clipped(updates: Params, weights: Floats, norm: float, like: Params) -> Params:
+    """sum_k weights_k min(1, norm / |d_k|) d_k of the rows d_k of `updates`."""
+    factors = norm / np.maximum(_lengths(flat_rows(updates)), norm) if updates else weights
+    return weighted_sums(updates, weights * factors, like)
+
+
+ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1024]  # of Rényi divergences
+
+
+@cache
+def _divergences(rate: float, noise_multiplier: float) -> Floats:
+    from opacus.accountants.analysis.rdp import compute_rdp
+
+    return np.asarray(compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=ORDERS))
+
+
+@parameters
+class DPFedAvg(Unweighted):
+    """DP-FedAvg: w + (sum_k min(1, clip / |d_k|) d_k + N(0, (noise_multiplier clip)^2)) / denominator, private client
+    by client (McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018, Algorithm 1 with flat
+    clipping and a fixed denominator; None: K). All clients weigh the same; a selector's weights are ignored.
+
+    Epsilon, at `delta`, is Opacus's, by the Rényi divergences of the sampled Gaussian mechanism (Mironov et al.,
+    2019), for a client more or less. The rate of a round is that of the selected among the available; as is usual,
+    cohorts of K count as if each client came by chance at that rate. Rounds without updates change and cost nothing.
+    """
+
+    clip: Positive
+    noise_multiplier: Positive
+    delta: Positive
+    denominator: Count | None
+
+    state = ("rounds_by_rate",)
+
+    def __post_init__(self) -> None:
+        self.rounds_by_rate: dict[float, int] = {}
+
+    def problems(self) -> Problems:
+        remedy = "pip install 'fedsim-selection[privacy]' (in a checkout, uv sync brings it)"
+        yield rule(find_spec("opacus") is not None, "", ..., "needs the package opacus, which counts epsilon", remedy)
+
+    def unfit_for(self, selector: Selector, updates: int) -> Problems:
+        num, name = selector.population.num_clients, type(selector).__name__
+        text = f"must be below 1 / num_clients = {1 / num:.4g}, or a client's data could be given away whole"
+        yield rule(self.delta < 1 / num, "delta", self.delta, text)
+        text, remedy = f"must be given for {name}, which decides how many take part", f"set it to {num} for all, say"
+        yield rule(not (selector.adaptive and self.denominator is None), "denominator", None, text, remedy)
+
+    def begin(self, selector: Selector, params: Params) -> None:
+        text = f"adds noise to running statistics, as {min(self.buffers, default='')}: variances may fall below 0"
+        check(rule(not self.buffers, "aggregator", type(self).__name__, text, "take a model without batch norm"))
+        self._selector, self._divisor = selector, self.denominator or selector.population.cohort_size
+
+    @property
+    def warning(self) -> str | None:
+        name, needs = type(self._selector).__name__, self._selector.needs
+        told = f"{name} asks clients for {', '.join(sorted(needs))}" if needs else f"{name} draws otherwise"
+        told = f"epsilon assumes clients drawn uniformly at random; {told}: it does not hold for its choices"
+        return None if self._selector.uniform else told
+
+    def begin_round(self, context: RoundContext, selected: Ids) -> None:
+        self._rate = len(selected) / len(context.available)
+        self._rng = context.streams.generator(Purpose.PRIVACY, context.round)
+
+    def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+        self.rounds_by_rate[self._rate] = self.rounds_by_rate.get(self._rate, 0) + 1
+        mean = _clipped(cohort.delta, np.full(len(cohort.ids), 1 / self._divisor), self.clip, params)
+        values = list(params.values())
+        noise = normal(self._rng, sum(t.numel() for t in values)) * (self.noise_multiplier * self.clip / self._divisor)
+        flat = to_device(torch.from_numpy(noise).to(values[0].dtype), values[0].device)
+        return added(added(params, mean), split_flat(flat, params))
+
+    @property
+    def epsilon_spent(self) -> float:
+        from opacus.accountants.analysis.rdp import get_privacy_spent
+
+        spent = [count * _divergences(rate, self.noise_multiplier) for rate, count in self.rounds_by_rate.items()]
+        with catch_warnings():
+            simplefilter("ignore")  # that the best order is the first or the last: epsilon holds, if not tightly
+            found = get_privacy_spent(orders=ORDERS, rdp=sum(spent), delta=self.delta)[0] if spent else 0.0
+        return max(float(found), 0.0)

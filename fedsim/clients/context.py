@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import RoundClock
 from fedsim.core.errors import FedsimError
 from fedsim.core.rng import Purpose, Streams
@@ -64,6 +65,7 @@ class RoundContext:
     clock: Clock
     public: Tensor | None = None
     simulated: RoundClock | None = None
+    local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
 
     def require(self, *signals: Signal) -> None:
         """Raise `UndeclaredSignalError` unless the selector declares `signals`."""

@@ -2,7 +2,7 @@
 what one group says of another. Takes time: it imports PyTorch and the modules of all parts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fedsim.clients.context import OF_SYSTEM, Signal
+from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import System
 from fedsim.config.build import Gathered, inspect_node, instantiate
 from fedsim.config.plan import Plan
@@ -55,7 +56,7 @@ def check_model(node: Any, form: Form | None) -> None:
 def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     """Raise `ConfigError` with all problems. `elsewhere`: another machine runs it, and has GPUs of its own."""
     settings, problems = plan.settings, Gathered()
-    system = _check_groups(plan.config, problems)
+    system = _check_groups(plan, problems)
     problems.run_users(_check_selector, plan, system, problems)
     problems.add(None if elsewhere else _device_problem(settings.device))
     met = settings.client_accuracy != "holdout" or plan.local.holdout_fraction > 0
@@ -72,26 +73,47 @@ BASES: Mapping[str, type] = {
     "optimizer": LocalOptimizer,
     "selector": Selector,
     "aggregator": Aggregator,
+    "local_algorithm": LocalAlgorithm,
 }
 """Config groups whose choice may be a class of the user's, by its base."""
+OPTIONAL = ("local_algorithm",)
+"""Groups of which a config may have nothing."""
 COSTLY = ("model", "selector")
 """Groups whose parts take more than their values to make."""
 IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggregator": (frozenset(),)}
 """What parts of other groups are passed in place of what they get in a run."""
 
 
-def _check_groups(config: Mapping[str, Any], problems: Gathered) -> System | None:
+def _check_groups(plan: Plan, problems: Gathered) -> System | None:
     """All but the selector; returns the simulated clock, if there is a sound one."""
+    config = plan.config
     made: dict[str, Any] = {
         group: problems.run_users(instantiate, config.get(group), base, group, *IN_PLACE.get(group, ()))
         for group, base in BASES.items()
-        if group not in COSTLY
+        if group not in COSTLY and (group not in OPTIONAL or config.get(group) is not None)
     }
     dataset = made["dataset"]
     problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
     problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
+    if made.get("local_algorithm") is not None:
+        problems.add(*_unfit(plan, made["local_algorithm"], made["optimizer"], made["aggregator"]))
     system = config.get("system")
     return None if system is None else problems.run_users(instantiate, system, System, "system")
+
+
+def _unfit(
+    plan: Plan, algorithm: LocalAlgorithm, optimizer: LocalOptimizer | None, aggregator: Aggregator | None
+) -> Iterator[Problem | None]:
+    """What a local algorithm asks of other groups that these do not have."""
+    name, settings = type(algorithm).__name__, plan.settings
+    if optimizer is not None and (unfit := algorithm.unfit_for(optimizer)):
+        yield unfit.within("local_algorithm")
+    met = aggregator is None or aggregator.is_mean or not algorithm.needs_mean
+    text = f"must be a mean of the updates for {name}: one whose class says `is_mean = True`"
+    yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "aggregator=uniform or by_size, say")
+    met = settings.init_seed != "per_client" or not algorithm.needs_same_start
+    text = f"must not be per_client for {name}, which takes updates for sums of gradients from the server's model on"
+    yield rule(met, "init_seed", settings.init_seed, text, "init_seed=null")
 
 
 def _check_selector(plan: Plan, system: System | None, problems: Gathered) -> None:

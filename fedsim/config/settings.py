@@ -53,6 +53,7 @@ class Settings:
     engine: dict[str, Any]
     tracker: dict[str, Any]
     system: dict[str, Any] | None = None
+    local_algorithm: dict[str, Any] | None = None
 
     def problems(self) -> Problems:
         name, n, k, device = self.name, self.num_clients, self.cohort_size, self.device

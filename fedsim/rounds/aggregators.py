@@ -28,6 +28,9 @@ class Aggregator(Stateful, ABC):
     buffers: frozenset[str] = field(kw_only=False)
     weighting: Weighting
 
+    is_mean = False
+    """Whether the next model is a function of the updates' weighted mean, as some local algorithms need."""
+
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         """The next global model from `params`, the present one. `weights` [K]: the selector's; None: its own."""
@@ -65,12 +68,16 @@ class Aggregator(Stateful, ABC):
 class FedAvg(Aggregator):
     """The weighted average of the local models (McMahan et al., 2017)."""
 
+    is_mean = True
+
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         return added(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
     """A step of a server optimiser, with the mean update as the negative gradient; buffers are averaged."""
+
+    is_mean = True
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         mean = self.mean_delta(cohort, weights)

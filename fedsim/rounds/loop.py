@@ -2,16 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
@@ -21,7 +23,15 @@ from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selec
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.checks import SelectionError, check_available, check_model, check_unmodified, refuse, selection_fault
+from fedsim.rounds.checks import (
+    SelectionError,
+    check_available,
+    check_combined,
+    check_model,
+    check_unmodified,
+    refuse,
+    selection_fault,
+)
 from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
 
@@ -42,7 +52,8 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Components:
-    """What a simulation is made of. Frozen, but for what selector and aggregator carry across rounds.
+    """What a simulation is made of. Frozen, but for what selector, local algorithm and aggregator carry
+    across rounds.
 
     `learning_rate` gives the local learning rate of a round (1-based); `first_model` the model from which a client
     trains in the first round in which clients can be reached (None: the server's); `client_accuracy` what measures the
@@ -63,6 +74,7 @@ class Components:
     client_accuracy: ClientAccuracy | None = None
     now: Callable[[], float] = time.perf_counter
     simulated: SimulatedClock | None = None
+    local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
 
 
 class Simulation:
@@ -112,7 +124,7 @@ class Simulation:
         if arrived.cohort is not None:
             clock.enter("aggregate")
             cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
-            params = self._aggregate(t, cohort, weights)
+            params = self._aggregate(context, cohort, weights)
             server = Server(parts.engine, parts.server_data, context, params)
             declared = replace(  # training losses reach only a selector that has them sent
                 cohort,
@@ -161,6 +173,7 @@ class Simulation:
             clock=Clock(parts.server_data.test.x.device, parts.now),
             public=parts.server_data.public,
             simulated=None if parts.simulated is None else parts.simulated.round(t, self.simulated_time),
+            local_algorithm=parts.local_algorithm,
         )
 
     def _select(self, t: int, clients: Clients, available: Ids) -> Selection:
@@ -189,9 +202,26 @@ class Simulation:
             cohort, weights = kept_rows(cohort, weights, in_time)
         return Arrivals(cohort, weights, late, seconds)
 
-    def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
+    def _combine(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Cohort:
+        """What the local algorithm makes of the updates for the aggregator."""
+        engine, aggregator = self.components.engine, self.components.aggregator
+
+        def gradients() -> Tensor:
+            with context.clock("train"):
+                own = [engine.data.train[i] for i in cohort.ids]
+                return torch.stack(list(engine.client_gradients(self.params, own)))
+
+        average = aggregator.averaging_weights(cohort, aggregator.weights(cohort) if weights is None else weights)
+        num_clients = self.components.population.num_clients
+        training = LocalTraining(context.lr, engine.workload.optimizer, num_clients, average, gradients)
+        return self.components.local_algorithm.combine(cohort, training)
+
+    def _aggregate(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Params:
         """The aggregator is given a copy of the present model, which it may work on in place."""
-        aggregator, updates = self.components.aggregator, Lent(cohort.delta)
+        t, aggregator, updates = context.round, self.components.aggregator, Lent(cohort.delta)
+        cohort = self._combine(context, cohort, weights)
+        check_combined(self.components.local_algorithm, t, cohort, updates.modified)
+        updates.add(cohort.delta)
         mine = {name: torch.empty_like(value) for name, value in self.params.items()}
         torch._foreach_copy_(list(mine.values()), list(self.params.values()))  # in one launch on a GPU
         params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
@@ -239,6 +269,7 @@ class Simulation:
             "params": {name: value.clone() for name, value in self.params.items()},
             "selector": self.components.selector.state_dict(),
             "aggregator": self.components.aggregator.state_dict(),
+            "local_algorithm": self.components.local_algorithm.state_dict(),
             **({} if self.components.simulated is None else {"simulated_time": self.simulated_time}),
         }
 
@@ -251,6 +282,7 @@ class Simulation:
             self.simulated_time = state["simulated_time"]
         self.components.selector.load_state_dict(state["selector"])
         self.components.aggregator.load_state_dict(state["aggregator"])
+        self.components.local_algorithm.load_state_dict(state["local_algorithm"])
 
 
 def mean_loss(cohort: Cohort | None) -> float | None:

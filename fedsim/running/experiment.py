@@ -152,14 +152,16 @@ class _Run:
         self.folder = RunFolder(place)
         self.checkpoints = Checkpoints(self.folder, plan, experiment)
         selector = self.parts.selector
-        warning, adaptive, self.start_up_rounds = selector.warning, selector.adaptive, selector.start_up_rounds
+        adaptive, self.start_up_rounds = selector.adaptive, selector.start_up_rounds
+        size = sum(value.nbytes for value in self.simulation.params.values())
+        of_states = self.parts.local_algorithm.warning(self.parts.population.num_clients, size)
         self.begun, self.records = self._begin()
         self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None
         nodes, settings = plan.config["tracker"], plan.settings
         self.trackers = Trackers({n: partial(instantiate, nodes[n], Tracker, f"tracker.{n}") for n in nodes})
         of_run = settings.name, place, plan.config, plan.choices, settings.seed, settings.num_rounds
         self.trackers.start(RunInfo(*of_run, alone, plan.folder, watch.sweep))
-        if warning:
+        for warning in filter(None, (selector.warning, of_states)):
             self.trackers.message(warning)
         wanted = replace(self.parts.population, cohort_size=plan.settings.cohort_size)  # without spare ones
         self.incidents = Incidents(wanted, adaptive, self.trackers.message)

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import Problem, rule
@@ -150,8 +151,8 @@ class FedNova(FedProx):
     for momentum and for the proximal term `mu`. It is computed as the way that the optimiser goes, in units of the
     learning rate, if all gradients are one, which covers both together, and Nesterov's. tau_eff is sum_k p_k |a_k|_1
     with the aggregator's or selector's weights p_k, the effective steps of plain averaging; where all |a_k|_1 are
-    equal, the updates stay as they are. (The authors' code has sum_k p_k tau_k with mu > 0.) Weight decay counts as part
-    of the gradients. The server knows the numbers of steps: no byte is added.
+    equal, the updates stay as they are. (The authors' code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a
+    part of the gradients. The server knows the numbers of steps: no byte is added.
     """
 
     needs_mean = needs_same_start = True
@@ -164,7 +165,7 @@ class FedNova(FedProx):
         text = (
             f"must be at most 1 / optimizer.lr={optimizer.lr:g}, beyond which steps overshoot the proximal term's end"
         )
-        return rule(self.mu * optimizer.lr <= 1, "mu", self.mu, text)
+        return rule(self.mu * optimizer.lr <= 1, "mu", self.mu, text, "lower local_algorithm.mu, or optimizer.lr")
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         lengths = self.lengths(int(cohort.steps.max()), training)[cohort.steps]
@@ -243,7 +244,7 @@ def _sum(rows: Tensor) -> Tensor:
     return weighted_sum(rows, torch.ones(len(rows), dtype=rows.dtype, device=rows.device))
 
 
-def _column(values: Floats, like: Tensor) -> Tensor:
+def _column(values: NDArray[np.floating], like: Tensor) -> Tensor:
     return torch.as_tensor(values, dtype=like.dtype, device=like.device).view(-1, *[1] * (like.dim() - 1))
 
 

@@ -112,7 +112,7 @@ def _unfit(
     text = f"must be a mean of the updates for {name}: one whose class says `is_mean = True`"
     yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "aggregator=uniform or by_size, say")
     met = settings.init_seed != "per_client" or not algorithm.needs_same_start
-    text = f"must not be per_client for {name}, which takes updates for sums of gradients from the server's model on"
+    text = f"must be null or a number for {name}, which takes updates for sums of gradients since the server's model"
     yield rule(met, "init_seed", settings.init_seed, text, "init_seed=null")
 
 

@@ -1,0 +1,296 @@
+"""Local algorithms: numbers by hand, limits in which they are plain averaging, and every choice in whole runs."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedsim.clients.local_algorithms import FedDyn, FedNova, FedProx, LocalAlgorithm, LocalTraining, Scaffold
+from fedsim.config.compose import search_path
+from fedsim.core.errors import ConfigError
+from fedsim.core.types import Cohort, Correction, Ids, Params
+from fedsim.engine.optimizers import SGD, Constant
+from fedsim.engine.schedule import LocalWork
+from fedsim.rounds.aggregators import FedAvg
+from fedsim.rounds.checks import AggregationError
+from fedsim.rounds.loop import Simulation
+from fedsim.running.assembly import build
+from tests.checkpoint_toys import through_a_file
+from tests.run_toys import Run, plan_of
+from tests.test_checkpoint import without_seconds
+from tests.test_lanes import LANES, results
+from tests.test_simulation import Scripted
+from tests.toys import ToyEngine, toy_cohort, toy_components, toy_population
+
+CHOICES = sorted(p.stem for p in (Path(__file__).parents[1] / "conf" / "local_algorithm").glob("*.yaml"))
+TARGETS = torch.tensor([1.0, 5.0, 2.0], dtype=torch.float64)
+
+
+class Quadratic(ToyEngine):
+    """Client k minimises (w - b_k)^2 / 2 in steps of gradient descent: two for up to 4 samples, four for up to 8."""
+
+    def train(
+        self, params: Params, ids: Ids, round: int, lr: float, start: Any = None, correction: Correction | None = None
+    ) -> Cohort:
+        pull, shift = (0.0, None) if correction is None else (correction.pull, correction.shift)
+        cohort, ends = super().train(params, ids, round, lr), []
+        for row, (client, steps) in enumerate(zip(ids, cohort.steps, strict=True)):
+            w = params["w"].clone()
+            for _ in range(steps):
+                w -= lr * (w - TARGETS[client] + pull * w + (0.0 if shift is None else shift["w"][row]))
+            ends.append(w - params["w"] if client not in self.broken else w * torch.nan)
+        return replace(cohort, delta={"w": torch.stack(ends)})
+
+    def client_gradients(self, params: Params, positions: Sequence[Any], names: Any = None) -> Iterator[Tensor]:
+        yield from (params["w"] - TARGETS[self.owner[own[0]]] for own in positions)
+
+
+def run(algorithm: LocalAlgorithm, *selections: Any, sizes: Sequence[int] = (4, 4), rounds: int = 2) -> Simulation:
+    """A run from w = 0 with learning rate 1/2, in which w becomes (w + b_k) / 2 in a plain step; not begun yet."""
+    population, engine = toy_population(sizes, 2, rounds), Quadratic(sizes)
+    selector = Scripted(population, selections or [list(range(len(sizes)))])
+    selector.adaptive = True
+    parts = toy_components(engine, population, selector, learning_rate=lambda t: 0.5)
+    parts = replace(parts, local_algorithm=algorithm, eval_every=rounds)
+    return Simulation(parts, {"w": torch.zeros(2, dtype=torch.float64)})
+
+
+def way(simulation: Simulation) -> list[float]:
+    """The model after each round."""
+    return [float(simulation.params["w"][0]) for _ in simulation]
+
+
+def test_a_proximal_term_by_hand() -> None:
+    """mu = 1: w - ((w - b_k) + (w - w_t)) / 2 = (b_k + w_t) / 2 after any number of steps."""
+    assert way(run(FedProx(mu=1.0))) == [(1 + 5) / 4, (1 + 5) / 4 + 1.5 / 2]
+    assert way(run(LocalAlgorithm())) == [2.25, 0.25 * 2.25 + 2.25]  # w_k = w_t / 4 + 3 b_k / 4
+
+
+def test_control_variates_by_hand() -> None:
+    """Option II. Round 1: y = (.75, 3.75), c_k = -y_k / (2 / 2), c = -2.25. Round 2: c - c_k = (-1.5, 1.5), so that
+    each step halves the distance to b_k - (c - c_k) = (2.5, 3.5), from 2.25: y = (2.4375, 3.1875)."""
+    algorithm = Scaffold(option="II", server_lr=1.0)
+    assert way(run(algorithm)) == [2.25, (2.4375 + 3.1875) / 2]
+    first, second = -0.75 + 2.25 + (2.25 - 2.4375), -3.75 + 2.25 + (2.25 - 3.1875)  # c_k - c + (x - y_k) / (K eta)
+    assert [float(c[0]) for c in algorithm.variates.values()] == [first, second]
+    assert algorithm.mean is not None
+    assert float(algorithm.mean[0]) == (first + second) / 2
+    assert way(run(Scaffold(option="II", server_lr=2.0), rounds=1)) == [4.5]
+    # option I: c_k = x - b_k = (-1, -5), c = -3: both go from 2.25 to 3, the minimum of the mean, by 3/4 of the way
+    assert way(run(Scaffold(option="I", server_lr=1.0))) == [2.25, 2.25 + 0.75 * 0.75]
+
+
+def test_variates_of_a_part_of_the_clients_by_hand() -> None:
+    """Round 1: y_0 = .75, c_0 = -.75, c = -.75 / 2. Round 2: client 1 goes from .75 to 5 + .375 by 3/4 of the way."""
+    algorithm = Scaffold(option="II", server_lr=1.0)
+    end = 0.25 * 0.75 + 0.75 * 5.375
+    assert way(run(algorithm, [0], [1])) == [0.75, end]
+    assert algorithm.mean is not None
+    assert float(algorithm.mean[0]) == -0.375 + (0.375 + 0.75 - end) / 2
+
+
+def test_dynamic_regularisation_by_hand() -> None:
+    """alpha = 1. Round 1: w_k = (.5, 2.5), g_k = -w_k, h = -1.5, w = 1.5 + 1.5. Round 2: a step leads to
+    (b_k + g_k + 3) / 2 = (1.75, 2.75), g = (.75, -2.25), h = -1.5 + 1.5 / 2, w = 2.25 + .75: the minimum, kept."""
+    algorithm = FedDyn(alpha=1.0)
+    assert way(run(algorithm)) == [3.0, 3.0]
+    assert [float(g[0]) for g in algorithm.gradients.values()] == [0.75, -2.25]
+    part = FedDyn(alpha=1.0)
+    assert way(run(part, [0], [1])) == [0.5 + 0.25, (5 + 0.75) / 2 + 0.25 + (2.875 - 0.75) / 2]  # h is of both clients
+    assert list(part.gradients) == [0, 1]
+
+
+def test_normalised_averaging_by_hand() -> None:
+    """Two and four steps: y = (3/4, 15/16 of 5); tau_eff = 3, or (2 + 3 * 4) / 4 with a selector's weights."""
+    assert way(run(FedNova(mu=0.0), sizes=(4, 8), rounds=1)) == [(3 / 2 * 0.75 + 3 / 4 * 4.6875) / 2]
+    weighted = FedNova(mu=0.0).combine(replace(COHORT, steps=np.array([2, 4])), training(np.array([0.25, 0.75])))
+    assert weighted.delta["w"].tolist() == [[2.0 * 3.5 / 2, 0.0], [4.0 * 3.5 / 4, 8.0 * 3.5 / 4]]
+
+
+COHORT = toy_cohort([0, 1], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
+
+
+def training(weights: Any = 0.5, momentum: float = 0.0, nesterov: bool = False) -> LocalTraining:
+    optimizer = SGD(lr=0.1, schedule=Constant(), momentum=momentum, nesterov=nesterov, weight_decay=0.0)
+    return LocalTraining(0.1, optimizer, 2, weights, lambda: torch.ones(2, 2))
+
+
+def test_the_lengths_of_normalised_averaging_are_those_of_the_papers_table() -> None:
+    t, rho, alpha = np.arange(8), 0.9, 0.1 * 2
+    assert FedNova(mu=0.0).lengths(7, training()).tolist() == t.tolist()
+    assert FedNova(mu=2.0).lengths(7, training()) == pytest.approx((1 - (1 - alpha) ** t) / alpha)
+    momentum = (t - rho * (1 - rho**t) / (1 - rho)) / (1 - rho)
+    assert FedNova(mu=0.0).lengths(7, training(momentum=rho)) == pytest.approx(momentum)
+    ahead = rho * momentum + t  # each step is along g + rho v
+    assert FedNova(mu=0.0).lengths(7, training(momentum=rho, nesterov=True)) == pytest.approx(ahead)
+
+
+def test_running_statistics_are_averaged_as_they_are_and_updates_left_alone() -> None:
+    start = {"w": torch.zeros(2), "v": torch.zeros(1)}
+    cohort = replace(COHORT, delta={**COHORT.delta, "v": torch.ones(2, 1)}, start=start, steps=np.array([2, 4]))
+    for algorithm in (FedNova(mu=0.0), Scaffold(option="II", server_lr=2.0), FedDyn(alpha=1.0)):
+        before = copy.deepcopy(cohort.delta)
+        found = algorithm.combine(cohort, training()).delta
+        assert torch.equal(found["v"], cohort.delta["v"])
+        assert not torch.equal(found["w"], cohort.delta["w"])
+        assert all(torch.equal(before[name], cohort.delta[name]) for name in before)
+
+
+def test_full_participation_with_one_step_is_plain() -> None:
+    ends = []
+    for algorithm in (LocalAlgorithm(), Scaffold(option="II", server_lr=1.0), Scaffold(option="I", server_lr=1.0)):
+        simulation = run(algorithm, sizes=(4, 4, 4), rounds=6)
+        simulation.components.engine.work = LocalWork(epochs=None, steps=1, batch_size=4)
+        ends.append(way(simulation))
+    assert ends[1] == pytest.approx(ends[0], rel=0, abs=1e-12)
+    assert ends[2] == pytest.approx(ends[0], rel=0, abs=1e-12)
+
+
+@pytest.mark.parametrize("algorithm", [Scaffold(option="II", server_lr=1.0), FedDyn(alpha=1.0)])
+def test_only_an_update_that_arrives_changes_a_clients_state(algorithm: Any) -> None:
+    """Client 1's is not finite, and client 2 has trained to be compared."""
+    simulation = run(algorithm, [0, 1], sizes=(4, 4, 4), rounds=1)
+    simulation.components.engine.broken = {1}  # type: ignore[attr-defined]
+    select = simulation.components.selector.select
+
+    def asks(round: int, clients: Any, rng: Any) -> Any:
+        clients.collect(np.array([2]))
+        return select(round, clients, rng)
+
+    simulation.components.selector.select = asks  # type: ignore[method-assign]
+    assert simulation.step().trained == 3
+    assert list(next(iter(algorithm.state_dict().values()))) == [0]
+
+
+class Spoils(LocalAlgorithm):
+    def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
+        cohort.delta["w"].mul_(2)
+        return cohort
+
+
+class Forgets(LocalAlgorithm):
+    def combine(self, cohort: Cohort, training: LocalTraining) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(("fault", "text"), [(Spoils(), "Spoils modified the upd"), (Forgets(), "`combine`, not None")])
+def test_faults_of_a_users_class_name_it(fault: LocalAlgorithm, text: str) -> None:
+    with pytest.raises(AggregationError, match=text):
+        run(fault).step()
+
+
+# --- whole runs ------------------------------------------------------------------------------------------------------
+
+COMMON = ["num_clients=6", "cohort_size=2", "num_rounds=3", "local.epochs=1", "tracker=files_only", "device=cpu"]
+SHARDS = [*COMMON, "partition=dirichlet_class", "model=mlp", "server.public_samples=20"]
+
+
+def built(*words: str) -> Simulation:
+    with search_path():
+        return build(plan_of(*words)).simulation
+
+
+def model_after(*words: str) -> bytes:
+    simulation = built(*COMMON, *words)
+    return b"".join(value.numpy().tobytes() for value in (list(simulation), simulation.params)[1].values())
+
+
+def test_plain_limits_are_so_to_the_bit() -> None:
+    for words in (["partition=dirichlet_class"], ["local.epochs=null", "local.steps=3", "optimizer.momentum=0.9"]):
+        plain = model_after(*words)
+        assert model_after(*words, "local_algorithm=fedprox", "local_algorithm.mu=0") == plain
+        assert (model_after(*words, "local_algorithm=fednova") == plain) == ("local.steps=3" in words)
+
+
+@pytest.mark.parametrize("backend", ["batched", "sequential"])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_run_of_every_choice_goes_on_exactly_and_is_charged(choice: str, backend: str) -> None:
+    words = [*SHARDS, f"local_algorithm={choice}", f"engine={backend}", "system=lognormal", "system.over_selection=2"]
+    whole, second = built(*words), built(*words)
+    whole.step()
+    second.load_state_dict(through_a_file(whole.state_dict()))
+    records = [without_seconds(record) for record in whole]
+    assert [without_seconds(record) for record in second] == records
+    assert all(torch.equal(second.params[name], value) for name, value in whole.params.items())
+    algorithm, model = whole.components.local_algorithm, sum(value.nbytes for value in whole.params.values())
+    assert (algorithm.extra_down, algorithm.extra_up) == ((1, 1) if choice == "scaffold" else (0, 0))
+    assert [r["bytes_down"] for r in records] == [(1 + algorithm.extra_down) * model * r["trained"] for r in records]
+    states = second.components.local_algorithm.state_dict()
+    known = {client for value in states.values() if isinstance(value, dict) for client in value}
+    assert len(known) <= 2 * 3 if states else not known  # two of four arrive
+    assert any(r["late"] for r in records)
+
+
+@pytest.mark.parametrize("selector", ["power_of_choice", "fedabc", "gpfl", "pncs", "pncs_layers", "fedcor"])
+def test_control_variates_are_charged_once_whatever_a_selector_asks(selector: str) -> None:
+    words = [*SHARDS, f"selector={selector}", *(["selector.warmup=1"] if selector == "fedcor" else [])]
+    plain, other = (built(*words, f"local_algorithm={one}").step() for one in ("plain", "scaffold"))
+    assert (plain.selected, plain.trained, plain.uploaded) == (other.selected, other.trained, other.uploaded)
+    size = sum(value.nbytes for value in built(*words).params.values())
+    assert other.bytes_down - plain.bytes_down == size * plain.trained
+    assert other.bytes_up - plain.bytes_up == size * plain.uploaded
+
+
+def test_the_first_options_gradient_is_charged_as_a_pass() -> None:
+    (one, two), sizes = (
+        (built(*SHARDS, "local_algorithm=scaffold", f"local_algorithm.option={o}") for o in ["I", "II"]),
+        [],
+    )
+    for simulation in (one, two):
+        sizes.append(simulation.step().train_samples)
+    own = one.components.population.sizes[one.covered].sum()
+    assert sizes == [2 * own, own]
+
+
+def test_lanes_are_the_runs_that_they_are_alone(fedsim: Run, tmp_path: Path) -> None:
+    sweep = ["-m", f"local_algorithm={','.join(CHOICES)}", "seed=0,1", "engine=batched"]
+    assert fedsim(*sweep, "name=alone") == fedsim(*sweep, "name=lanes", LANES) == 0
+    alone, together = (results(tmp_path / "outputs" / name) for name in ("alone", "lanes"))
+    assert len(alone) == 2 * len(CHOICES)
+    assert alone == together
+
+
+class Unlike(FedAvg):
+    is_mean = False
+
+
+REFUSED = {
+    ("fednova", "aggregator._target_=tests.test_local_algorithms.Unlike"): r"aggregator='uniform': must be a mean of",
+    (
+        "fednova",
+        "optimizer=adam",
+    ): r"local_algorithm='FedNova': normalises updates of SGD.* not of Adam\n.*optimizer=sgd",
+    ("fednova", "local_algorithm.mu=11"): r"local_algorithm\.mu=11\.0: must be at most 1 / optimizer\.lr=0\.1",
+    ("fednova", "init_seed=per_client"): r"init_seed='per_client': must be null or a number for FedNova.*\n.*=null",
+    ("scaffold", "optimizer.momentum=0.9"): r"local_algorithm\.option='II': .* plain SGD\n.*local_algorithm\.option=I$",
+    ("scaffold", "init_seed=per_client"): r"init_seed='per_client': must be null or a number for Scaffold",
+    ("feddyn", "optimizer=adam optimizer.decoupled=true optimizer.weight_decay=1"): r"FedDyn.*\n.*decoupled=false",
+    ("feddyn", "local_algorithm.alpha=0"): r"local_algorithm\.alpha=0\.0: must be > 0",
+}
+
+
+@pytest.mark.parametrize(("choice", "words"), REFUSED)
+def test_what_makes_no_sense_is_refused(choice: str, words: str) -> None:
+    with search_path(), pytest.raises(ConfigError, match=REFUSED[choice, words]):
+        plan_of(f"local_algorithm={choice}", *words.split())
+
+
+@pytest.mark.parametrize(("choice", "words"), [("scaffold", "local_algorithm.option=I"), ("feddyn", "optimizer=adam")])
+def test_what_goes_with_other_optimisers_and_models_is_not(choice: str, words: str) -> None:
+    with search_path():
+        assert plan_of(f"local_algorithm={choice}", *words.split(), "init_seed=per_client", "aggregator=fedadam")
+
+
+def test_plain_leaves_the_name_of_a_run_as_it_was_and_large_states_are_told() -> None:
+    with search_path():
+        assert "local_algorithm" not in plan_of("local_algorithm=plain").config
+    assert LocalAlgorithm().warning(10**6, 10**6) is None
+    told = Scaffold(option="I", server_lr=1.0).warning(10_000, 2**20)
+    assert told is not None
+    assert "up to 9.8 GiB of memory" in told

@@ -92,9 +92,7 @@ class TwoLayers(ToyEngine):
         super().__init__(SIZES)
         self.trained = ["a", "b"]
 
-    def train(
-        self, params: Params, ids: Ids, round: int, lr: float, start: Any = None, correction: Any = None
-    ) -> Cohort:
+    def train(self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any) -> Cohort:
         plain = super().train(toy_params(), ids, round, lr)
         return replace(plain, delta={"a": plain.delta["w"], "b": plain.delta["w"][:, :1]})
 

@@ -54,7 +54,6 @@ class Clients:
         num = len(engine.data.train)
         self._results = LocalResults(num)
         self._bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
-        self._trained_bytes = sum(self._bytes[name] for name in engine.trained)
         self._has_model, self._collected, self._is_to_train = np.zeros((3, num), bool)
         self._has_sent = defaultdict[str, NDArray[np.bool_]](lambda: np.zeros(num, bool))  # by tensor of the update
 
@@ -62,6 +61,10 @@ class Clients:
     def params(self) -> Params:
         """The version of the model: a copy, which is not to be modified either."""
         return self._lent.copy_of(self._params)
+
+    @cached_property
+    def _trained_bytes(self) -> int:
+        return sum(self._bytes[name] for name in self._engine.trained)
 
     @property
     def modified(self) -> tuple[list[str], list[str]]:

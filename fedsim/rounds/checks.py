@@ -83,8 +83,10 @@ def check_model(part: object, round: int, model: Params, like: Params, modified:
 
 def check_combined(part: object, round: int, cohort: object, modified: Sequence[str]) -> None:
     """Raise `AggregationError` unless a local algorithm has left the updates as they were and returned a cohort."""
-    fault = f"must return the cohort for the aggregator from `combine`, not {_shown(cohort)}"
-    refuse(AggregationError, part, round, _updates_fault(modified) or (None if isinstance(cohort, Cohort) else fault))
+    fault = _updates_fault(modified)
+    if not isinstance(cohort, Cohort):
+        fault = f"must return the cohort for the aggregator from `combine`, not {_shown(cohort)}"
+    refuse(AggregationError, part, round, fault)
 
 
 def _model_fault(model: object, like: Params) -> str | None:

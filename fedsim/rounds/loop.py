@@ -52,8 +52,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Components:
-    """What a simulation is made of. Frozen, but for what selector, local algorithm and aggregator carry
-    across rounds.
+    """What a simulation is made of. Frozen, but for what the parts with a state carry across rounds.
 
     `learning_rate` gives the local learning rate of a round (1-based); `first_model` the model from which a client
     trains in the first round in which clients can be reached (None: the server's); `client_accuracy` what measures the

@@ -35,8 +35,7 @@ class Quadratic(ToyEngine):
     """Client k minimises (w - b_k)^2 / 2 in steps of gradient descent: two for up to 4 samples, four for up to 8."""
 
     def train(self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any) -> Cohort:
-        correction = more[1] or Correction()
-        pull, shift = correction.pull, correction.shift
+        pull, shift = (more[1] or Correction()).pull, (more[1] or Correction()).shift
         cohort, ends = super().train(params, ids, round, lr), []
         for row, (client, steps) in enumerate(zip(ids, cohort.steps, strict=True)):
             w = params["w"].clone()
@@ -86,8 +85,7 @@ def test_control_variates_by_hand() -> None:
 
 def test_variates_of_a_part_of_the_clients_by_hand() -> None:
     """Round 1: y_0 = .75, c_0 = -.75, c = -.75 / 2. Round 2: client 1 goes from .75 to 5 + .375 by 3/4 of the way."""
-    algorithm = Scaffold(option="II", server_lr=1.0)
-    end = 0.25 * 0.75 + 0.75 * 5.375
+    algorithm, end = Scaffold(option="II", server_lr=1.0), 0.25 * 0.75 + 0.75 * 5.375
     assert way(run(algorithm, [0], [1])) == [0.75, end]
     assert float(cast(Tensor, algorithm.mean)[0]) == -0.375 + (0.375 + 0.75 - end) / 2
 
@@ -200,8 +198,8 @@ def test_a_run_of_every_choice_goes_on_exactly_and_is_charged(choice: str, backe
     for record in (first, *rest):
         assert record.bytes_down == (1 + algorithm.extra_down) * model * record.trained
         arrived |= {*record.selected} - {*(record.late or ())}
-    states = second.components.local_algorithm.state_dict().values()
-    known = {client for value in states if isinstance(value, dict) for client in value}
+    states = [v for v in second.components.local_algorithm.state_dict().values() if isinstance(v, dict)]
+    known = {client for value in states for client in value}
     assert known == (arrived if algorithm.kept_vectors else set()) != set(range(6))
 
 
@@ -241,18 +239,12 @@ def test_what_makes_no_sense_is_refused(words: str) -> None:
         plan_of(*f"local_algorithm={words}".split())
 
 
-def test_an_aggregator_that_is_no_mean_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FedAvg, "is_mean", False)
-    with (
-        search_path(),
-        pytest.raises(ConfigError, match=r"aggregator='uniform': must be a mean .* FedNova.*\n.*by_size"),
-    ):
-        plan_of("local_algorithm=fednova")
-
-
-def test_what_makes_sense_is_not_and_plain_leaves_the_config_as_it_was() -> None:
+def test_what_makes_sense_is_not_and_plain_leaves_the_config_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     with search_path():
         assert all(plan_of(*f"local_algorithm={words}".split(), "init_seed=per_client") for words in ALLOWED)
         assert "local_algorithm" not in plan_of("local_algorithm=plain").config
+        monkeypatch.setattr(FedAvg, "is_mean", False)
+        with pytest.raises(ConfigError, match=r"aggregator='uniform': must be a mean of .* FedNova.*\n.*by_size"):
+            plan_of("local_algorithm=fednova")
     assert "up to 9.8 GiB of" in str(Scaffold(option="I", server_lr=1.0).warning(10_000, 2**20))
     assert LocalAlgorithm().warning(10**6, 10**6) is None

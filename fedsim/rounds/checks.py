@@ -84,7 +84,7 @@ def check_model(part: object, round: int, model: Params, like: Params, modified:
 def check_combined(part: object, round: int, cohort: object, modified: Sequence[str]) -> None:
     """Raise `AggregationError` unless a local algorithm has left the updates as they were and returned a cohort."""
     fault = _updates_fault(modified)
-    if not isinstance(cohort, Cohort):
+    if fault is None and not isinstance(cohort, Cohort):
         fault = f"must return the cohort for the aggregator from `combine`, not {_shown(cohort)}"
     refuse(AggregationError, part, round, fault)
 

@@ -113,7 +113,7 @@ COHORT = toy_cohort([0, 1], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
 
 def training(weights: Any = 0.5, momentum: float = 0.0, nesterov: bool = False) -> LocalTraining:
     optimizer = SGD(lr=0.1, schedule=Constant(), momentum=momentum, nesterov=nesterov, weight_decay=0.0)
-    return LocalTraining(0.1, optimizer, 2, weights, lambda: torch.ones(2, 2))
+    return LocalTraining(0.1, optimizer, 2, lambda: weights, lambda: torch.ones(2, 2))
 
 
 def test_the_lengths_of_normalised_averaging_are_those_of_the_papers_table() -> None:

@@ -28,14 +28,14 @@ LARGE_BYTES = 2**30  # of clients' states: more is told before the run
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What the server knows of a cohort's training: learning rate, optimiser, the number N of all clients, and the
-    weights [K] that an average of the updates has, whose sum is one. `gradients()` [K, P]: of each client's mean
-    training loss at the round's model, in eval mode."""
+    """What the server knows of a cohort's training: learning rate, optimiser, and the number N of all clients; and what
+    is computed when it is asked for: `weights()` [K] of an average of the updates, whose sum is one, and `gradients()`
+    [K, P] of each client's mean training loss at the round's model, in eval mode."""
 
     lr: float
     optimizer: LocalOptimizer
     num_clients: int
-    weights: Floats
+    weights: Callable[[], Floats]
     gradients: Callable[[], Tensor]
 
 
@@ -171,7 +171,7 @@ class FedNova(FedProx):
         lengths = self.lengths(int(cohort.steps.max()), training)[cohort.steps]
         if (lengths == lengths[0]).all():
             return cohort
-        return _scaled(cohort, (training.weights * lengths).sum() / lengths)
+        return _scaled(cohort, (training.weights() * lengths).sum() / lengths)
 
     def lengths(self, most: int, training: LocalTraining) -> Floats:
         """|a|_1 after 0, 1, ... `most` steps [most + 1]."""

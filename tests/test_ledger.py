@@ -1,6 +1,5 @@
 """Clients charge what the cost table says (base: K models down, K up, E n_k training samples)."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,7 +92,7 @@ class TwoLayers(ToyEngine):
         super().__init__(SIZES)
         self.trained = ["a", "b"]
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
+    def train(self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any) -> Cohort:
         plain = super().train(toy_params(), ids, round, lr)
         return replace(plain, delta={"a": plain.delta["w"], "b": plain.delta["w"][:, :1]})
 

@@ -49,9 +49,9 @@ class ToyEngine(Engine):
         self.broken: set[int] = set()
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
+    def train(self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any) -> Cohort:
         targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
-        models = torch.stack([model["w"] for model in (start or [params] * len(ids))])
+        models = torch.stack([model["w"] for model in ((more and more[0]) or [params] * len(ids))])
         delta = (targets - models) / 2 + (models - params["w"])
         loss = ids.astype(np.float64)
         for row, client in enumerate(ids):

@@ -54,13 +54,17 @@ class Clients:
         num = len(engine.data.train)
         self._results = LocalResults(num)
         self._bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
-        self._has_model, self._collected = np.zeros((2, num), bool)
+        self._has_model, self._collected, self._is_to_train = np.zeros((3, num), bool)
         self._has_sent = defaultdict[str, NDArray[np.bool_]](lambda: np.zeros(num, bool))  # by tensor of the update
 
     @cached_property
     def params(self) -> Params:
         """The version of the model: a copy, which is not to be modified either."""
         return self._lent.copy_of(self._params)
+
+    @cached_property
+    def _trained_bytes(self) -> int:
+        return sum(self._bytes[name] for name in self._engine.trained)
 
     @property
     def modified(self) -> tuple[list[str], list[str]]:
@@ -212,7 +216,10 @@ class Clients:
         clock = self._context.simulated_clock()
         self._exchange(ids, model=False, up=3 * NUMBER)
         samples = np.array([self._engine.work.num_samples(len(self._engine.data.train[i])) for i in ids], np.int64)
-        return clock.resources(ids, samples, sum(self._bytes.values()))
+        algorithm, model = self._context.local_algorithm, sum(self._bytes.values())
+        samples += algorithm.extra_passes * sizes_of([self._engine.data.train[i] for i in ids])
+        down, up = (model + extra * self._trained_bytes for extra in (algorithm.extra_down, algorithm.extra_up))
+        return clock.resources(ids, samples, down, up)
 
     def response_times(self, ids: Ids) -> Floats:
         """Seconds from the request until each client has trained and said so [len(ids)]: one number up each. Their
@@ -232,7 +239,8 @@ class Clients:
         Tensors that `updates` has brought, and clients collected before, cost nothing."""
         extra = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
         train = self._train(ids)
-        up = self._tensors_to_send(ids, self._bytes) + NUMBER * extra * ~self._collected[ids]
+        once = NUMBER * extra + self._context.local_algorithm.extra_up * self._trained_bytes
+        up = self._tensors_to_send(ids, self._bytes) + once * ~self._collected[ids]
         self._collected[ids] = True
         self._ledger.uploaded.update(ids.tolist())
         seconds = self._exchange(ids, train=train, up=up)
@@ -250,15 +258,17 @@ class Clients:
     def _exchange(
         self, ids: Ids, *, up: Amounts | None, model: bool = True, forward: Amounts = 0, train: Amounts = 0
     ) -> Floats | None:
-        """One request to `ids` and their answers: whoever lacks the `model` downloads it, passes so many samples, and
-        sends so many bytes `up` (None: nothing that is waited for). Seconds [n] that it took each on the simulated
-        clock, 0 where there was nothing to do."""
+        """One request to `ids` and their answers: whoever lacks the `model` downloads it, and what the local algorithm
+        needs besides if it is to train; passes so many samples, and sends so many bytes `up` (None: nothing that is
+        waited for). Seconds [n] that it took each on the simulated clock, 0 where there was nothing to do."""
         new = ~self._has_model[ids] & model
         self._has_model[ids[new]] = True
         self._ledger.contacted.update(ids[new].tolist())
-        sent = 0 if up is None else up
-        trained = train * self._context.behaviour.works(ids)
-        amounts = [np.full(len(ids), each) for each in (sum(self._bytes.values()) * new, forward, trained, sent)]
+        down = sum(self._bytes.values()) * new
+        down += self._context.local_algorithm.extra_down * self._trained_bytes * self._is_to_train[ids]
+        self._is_to_train[ids] = False
+        sent, trained = 0 if up is None else up, train * self._context.behaviour.works(ids)
+        amounts = [np.full(len(ids), each) for each in (down, forward, trained, sent)]
         for quantity, each in zip(QUANTITIES, amounts, strict=True):
             setattr(self._ledger, quantity, getattr(self._ledger, quantity) + int(each.sum()))
         if self._context.simulated is None:
@@ -298,9 +308,12 @@ class Clients:
             self._ledger.trained.update(ids[new & context.behaviour.works(ids)].tolist())
             with self._clock("train"):
                 start = None if self._first_model is None else [self._first_model(int(i)) for i in ids[new]]
-                trained = self._engine.train(self._params, ids[new], context.round, context.lr, start)
+                own = {name: self._params[name] for name in self._engine.trained}
+                correction = context.local_algorithm.correction(ids[new], own)
+                trained = self._engine.train(self._params, ids[new], context.round, context.lr, start, correction)
             assert trained.samples is not None
-            samples[new] = trained.samples
+            samples[new] = trained.samples + context.local_algorithm.extra_passes * trained.sizes
+            self._is_to_train[ids[new]] = True
             self._results.add(context.behaviour.sent(trained, context.round))
         return samples
 

@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import RoundClock
 from fedsim.core.errors import FedsimError
 from fedsim.core.rng import Purpose, Streams
@@ -66,6 +67,7 @@ class RoundContext:
     public: Tensor | None = None
     simulated: RoundClock | None = None
     behaviour: ClientBehaviour = HONEST
+    local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
 
     def require(self, *signals: Signal) -> None:
         """Raise `UndeclaredSignalError` unless the selector declares `signals`."""

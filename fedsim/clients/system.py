@@ -86,13 +86,14 @@ class RoundClock:
         transfers = work.bytes_down / devices.down[ids] + work.bytes_up / devices.up[ids]
         return (transfers + samples * devices.forward[ids]) * factors
 
-    def resources(self, ids: Ids, samples: NDArray[np.int64], model_bytes: int) -> Resources:
-        """Those of clients `ids` who train on `samples` [n] in a round, all passes counted."""
-        nothing, model = np.zeros(len(ids), np.int64), np.full(len(ids), model_bytes)
+    def resources(self, ids: Ids, samples: NDArray[np.int64], down: int, up: int) -> Resources:
+        """Those of clients `ids` who train on `samples` [n] in a round, all passes counted, and get and send so many
+        bytes."""
+        nothing, received, sent = (np.full(len(ids), each) for each in (0, down, up))
         return Resources(
-            download=self._system.latency + self.nominal(Work(ids, model, nothing, nothing, nothing)),
+            download=self._system.latency + self.nominal(Work(ids, received, nothing, nothing, nothing)),
             training=self.nominal(Work(ids, nothing, nothing, samples, nothing)),
-            upload=self.nominal(Work(ids, nothing, nothing, nothing, model)),
+            upload=self.nominal(Work(ids, nothing, nothing, nothing, sent)),
         )
 
     def race(self, ids: Ids, seconds: Floats, begun: float, wanted: int) -> tuple[NDArray[np.bool_], float]:

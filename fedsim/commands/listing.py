@@ -121,7 +121,7 @@ def group_text(group: Group) -> str:
 def _facts(choice: Choice) -> str:
     """Source, questions to clients and cost in one line."""
     fields = {"source": "", **choice.fields}
-    words = {"asks": "asks ", "bytes": "adds ", "needs": "needs ", "also": "also "}
+    words = {"asks": "asks ", "bytes": "adds ", "state": "keeps ", "needs": "needs ", "also": "also "}
     source = [] if fields["source"].startswith("none") else [fields["source"]]
     return " · ".join(filter(None, [*source, *(f"{word}{fields[k]}" for k, word in words.items() if k in fields)]))
 

@@ -2,7 +2,7 @@
 what one group says of another. Takes time: it imports PyTorch and the modules of all parts."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from torch import nn
 
 from fedsim.clients.behaviour import ClientBehaviour
 from fedsim.clients.context import OF_SYSTEM, Signal
+from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import System
 from fedsim.config.build import Gathered, inspect_node, instantiate
 from fedsim.config.plan import Plan
@@ -57,7 +58,7 @@ def check_model(node: Any, form: Form | None) -> None:
 def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     """Raise `ConfigError` with all problems. `elsewhere`: another machine runs it, and has GPUs of its own."""
     settings, problems = plan.settings, Gathered()
-    made = _check_groups(plan.config, problems)
+    made = _check_groups(plan, problems)
     problems.run_users(_check_selector, plan, made, problems)
     problems.add(None if elsewhere else _device_problem(settings.device))
     met = settings.client_accuracy != "holdout" or plan.local.holdout_fraction > 0
@@ -75,18 +76,20 @@ BASES: Mapping[str, type] = {
     "selector": Selector,
     "aggregator": Aggregator,
     "clients": ClientBehaviour,
+    "local_algorithm": LocalAlgorithm,
 }
 """Config groups whose choice may be a class of the user's, by its base."""
 COSTLY = ("model", "selector")
 """Groups whose parts take more than their values to make."""
-OPTIONAL = ("clients",)
+OPTIONAL = ("clients", "local_algorithm")
 """Groups that a config may lack: nothing of the kind happens then."""
 IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggregator": (frozenset(),)}
 """What parts of other groups are passed in place of what they get in a run."""
 
 
-def _check_groups(config: Mapping[str, Any], problems: Gathered) -> dict[str, Any]:
+def _check_groups(plan: Plan, problems: Gathered) -> dict[str, Any]:
     """All but the selector; returns the sound parts by group, the simulated clock, too."""
+    config = plan.config
     passed = {**IN_PLACE, "clients": (config["num_clients"], 2, Streams(0))}  # classes are counted in a run
     made: dict[str, Any] = {
         group: problems.run_users(instantiate, config.get(group), base, group, *passed.get(group, ()))
@@ -96,9 +99,26 @@ def _check_groups(config: Mapping[str, Any], problems: Gathered) -> dict[str, An
     dataset = made["dataset"]
     problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
     problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
+    if made.get("local_algorithm") is not None:
+        problems.add(*_unfit(plan, made["local_algorithm"], made["optimizer"], made["aggregator"]))
     system = config.get("system")
     made["system"] = None if system is None else problems.run_users(instantiate, system, System, "system")
     return made
+
+
+def _unfit(
+    plan: Plan, algorithm: LocalAlgorithm, optimizer: LocalOptimizer | None, aggregator: Aggregator | None
+) -> Iterator[Problem | None]:
+    """What a local algorithm asks of other groups that these do not have."""
+    name, settings = type(algorithm).__name__, plan.settings
+    if optimizer is not None and (unfit := algorithm.unfit_for(optimizer)):
+        yield unfit.within("local_algorithm")
+    met = aggregator is None or aggregator.is_mean or not algorithm.needs_mean
+    text = f"must be a mean of the updates for {name}: one whose class says `is_mean = True`"
+    yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "aggregator=uniform or by_size, say")
+    met = settings.init_seed != "per_client" or not algorithm.needs_same_start
+    text = f"must be null or a number for {name}, which takes updates for sums of gradients since the server's model"
+    yield rule(met, "init_seed", settings.init_seed, text, "init_seed=null")
 
 
 def _check_selector(plan: Plan, made: Mapping[str, Any], problems: Gathered) -> None:

@@ -54,6 +54,7 @@ class Settings:
     tracker: dict[str, Any]
     system: dict[str, Any] | None = None
     clients: dict[str, Any] | None = None
+    local_algorithm: dict[str, Any] | None = None
 
     def problems(self) -> Problems:
         name, n, k, device = self.name, self.num_clients, self.cohort_size, self.device

@@ -12,11 +12,11 @@ from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
-OTHER_CHOICES = ("aggregator", "optimizer", "availability", "engine")
+OTHER_CHOICES = ("local_algorithm", "aggregator", "optimizer", "availability", "engine")
 """Config groups whose choices label runs, in this order: the others those that differ in nothing before them."""
 SETTING = ("cell", "dataset", "partition", "model", "system", "clients")
 """Config groups whose choices and values define a setting, in which methods are compared."""
-NEW_GROUPS = {"system": "none", "clients": "honest"}
+NEW_GROUPS = {"system": "none", "clients": "honest", "local_algorithm": "plain"}
 """Choices in groups that runs of earlier versions lack."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""

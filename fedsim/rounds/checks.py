@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.errors import DivergedError, FedsimError
-from fedsim.core.types import Ids, Params, Selection
+from fedsim.core.types import Cohort, Ids, Params, Selection
 
 
 class SelectionError(FedsimError):
@@ -79,6 +79,14 @@ def check_model(part: object, round: int, model: Params, like: Params, modified:
     wait for."""
     refuse(AggregationError, part, round, _updates_fault(modified) or _model_fault(model, like))
     require_finite(model, round)
+
+
+def check_combined(part: object, round: int, cohort: object, modified: Sequence[str]) -> None:
+    """Raise `AggregationError` unless a local algorithm has left the updates as they were and returned a cohort."""
+    fault = _updates_fault(modified)
+    if fault is None and not isinstance(cohort, Cohort):
+        fault = f"must return the cohort for the aggregator from `combine`, not {_shown(cohort)}"
+    refuse(AggregationError, part, round, fault)
 
 
 def _model_fault(model: object, like: Params) -> str | None:

@@ -2,27 +2,48 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
 from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Weights, drop_nonfinite, kept_rows
+from fedsim.core.types import (
+    Cohort,
+    Evaluation,
+    Floats,
+    Ids,
+    Params,
+    Population,
+    Selection,
+    Weights,
+    drop_nonfinite,
+    kept_rows,
+)
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.checks import SelectionError, check_available, check_model, check_unmodified, refuse, selection_fault
+from fedsim.rounds.checks import (
+    SelectionError,
+    check_available,
+    check_combined,
+    check_model,
+    check_unmodified,
+    refuse,
+    selection_fault,
+)
 from fedsim.rounds.client_accuracy import ClientAccuracy, aggregates
 from fedsim.selectors.base import Selector
 
@@ -43,7 +64,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Components:
-    """What a simulation is made of. Frozen, but for what selector and aggregator carry across rounds.
+    """What a simulation is made of. Frozen, but for what the parts with a state carry across rounds.
 
     `learning_rate` gives the local learning rate of a round (1-based); `first_model` the model from which a client
     trains in the first round in which clients can be reached (None: the server's); `client_accuracy` what measures the
@@ -65,6 +86,7 @@ class Components:
     now: Callable[[], float] = time.perf_counter
     simulated: SimulatedClock | None = None
     behaviour: ClientBehaviour = HONEST
+    local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
 
 
 class Simulation:
@@ -116,7 +138,7 @@ class Simulation:
             clock.enter("aggregate")
             parts.aggregator.begin_round(context, selection.ids)
             cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
-            params = self._aggregate(t, cohort, weights)
+            params = self._aggregate(context, cohort, weights)
             server = Server(parts.engine, parts.server_data, context, params)
             declared = replace(  # training losses reach only a selector that has them sent
                 cohort,
@@ -167,6 +189,7 @@ class Simulation:
             public=parts.server_data.public,
             simulated=None if parts.simulated is None else parts.simulated.round(t, self.simulated_time),
             behaviour=parts.behaviour,
+            local_algorithm=parts.local_algorithm,
         )
 
     def _select(self, t: int, clients: Clients, available: Ids) -> Selection:
@@ -195,9 +218,28 @@ class Simulation:
             cohort, weights = kept_rows(cohort, weights, in_time)
         return Arrivals(cohort, weights, late, seconds)
 
-    def _aggregate(self, t: int, cohort: Cohort, weights: Weights) -> Params:
+    def _combine(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Cohort:
+        """What the local algorithm makes of the updates for the aggregator."""
+        engine, aggregator = self.components.engine, self.components.aggregator
+
+        def gradients() -> Tensor:
+            with context.clock("train"):
+                own = [engine.data.train[i] for i in cohort.ids]
+                return torch.stack(list(engine.client_gradients(self.params, own)))
+
+        def average() -> Floats:
+            return aggregator.averaging_weights(cohort, aggregator.weights(cohort) if weights is None else weights)
+
+        num_clients = self.components.population.num_clients
+        training = LocalTraining(context.lr, engine.workload.optimizer, num_clients, average, gradients)
+        return self.components.local_algorithm.combine(cohort, training)
+
+    def _aggregate(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Params:
         """The aggregator is given a copy of the present model, which it may work on in place."""
-        aggregator, updates = self.components.aggregator, Lent(cohort.delta)
+        t, aggregator, updates = context.round, self.components.aggregator, Lent(cohort.delta)
+        cohort = self._combine(context, cohort, weights)
+        check_combined(self.components.local_algorithm, t, cohort, updates.modified)
+        updates.add(cohort.delta)
         mine = {name: torch.empty_like(value) for name, value in self.params.items()}
         torch._foreach_copy_(list(mine.values()), list(self.params.values()))  # in one launch on a GPU
         params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
@@ -245,6 +287,7 @@ class Simulation:
             "params": {name: value.clone() for name, value in self.params.items()},
             "selector": self.components.selector.state_dict(),
             "aggregator": self.components.aggregator.state_dict(),
+            "local_algorithm": self.components.local_algorithm.state_dict(),
             **({} if self.components.simulated is None else {"simulated_time": self.simulated_time}),
         }
 
@@ -257,6 +300,7 @@ class Simulation:
             self.simulated_time = state["simulated_time"]
         self.components.selector.load_state_dict(state["selector"])
         self.components.aggregator.load_state_dict(state["aggregator"])
+        self.components.local_algorithm.load_state_dict(state["local_algorithm"])
 
 
 def mean_loss(cohort: Cohort | None) -> float | None:

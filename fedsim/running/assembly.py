@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.context import Signal
+from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.server import LabelledSamples, ServerData
 from fedsim.clients.system import SimulatedClock, System
 from fedsim.config.build import instantiate, resolve
@@ -206,6 +207,7 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         own = build_model(config["model"], data.input_shape, data.num_classes, streams, client)
         return initial(own.to(data.y.device))
 
+    chosen = config.get("local_algorithm")
     trains = backend(workload) if clients.source is None else OnDemandBackend(workload, backend)
     components = Components(
         engine=Engine(trains, workload, work, streams),
@@ -221,5 +223,6 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         simulated=simulated,
         client_accuracy=accuracy,
         behaviour=behaviour,
+        local_algorithm=LocalAlgorithm() if chosen is None else instantiate(chosen, LocalAlgorithm, "local_algorithm"),
     )
     return Simulation(components, params)

@@ -36,6 +36,8 @@ FORMAT = 2
 """Of checkpoint files; to be counted up whenever older ones can no longer be read."""
 LEAST_SECONDS, LARGEST_SHARE = 5.0, 0.01
 """`checkpoint.every=auto` saves at most this often, and takes at most this part of the run's time."""
+STATEFUL = ("selector", "aggregator", "local_algorithm")
+"""Parts with a state."""
 START_ANEW = "overwrite=true runs it from the start"
 REMEDIES = {
     "dataset": f"the run began with other data; give it those again (data_dir, FEDSIM_DATA), or {START_ANEW}",
@@ -59,13 +61,15 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those of one run. Raises `EncodingError` where one could not hold the state of its selector or aggregator."""
+    """Those of one run. Raises `EncodingError` where one could not hold the state of its selector, aggregator or
+    local algorithm."""
 
     def __init__(self, folder: RunFolder, plan: Plan, experiment: Experiment) -> None:
         self.folder, self.settings, self.simulation = folder, plan.checkpoint, experiment.simulation
         parts = self.simulation.components
-        self.dataclasses = dataclasses_known_to(parts.selector, parts.aggregator)
-        state = {"selector": parts.selector.state_dict(), "aggregator": parts.aggregator.state_dict()}
+        own = {name: getattr(parts, name) for name in STATEFUL}
+        self.dataclasses = dataclasses_known_to(*own.values())
+        state = {name: part.state_dict() for name, part in own.items()}
         encode(state, {}, dataclasses=self.dataclasses)
         self.device = parts.server_data.test.x.device
         self.identity = identity_of(plan, experiment)
@@ -139,7 +143,8 @@ class Checkpoints:
                 (self.folder.path / name).unlink(missing_ok=True)
 
     def fault(self, checkpoint: Checkpoint) -> str | None:
-        """The first of its fields that the run cannot go on from, or None; selector and aggregator check their own."""
+        """The first of its fields that the run cannot go on from, or None; the parts in `STATEFUL` check their
+        own."""
         state, parts, own = checkpoint.state, self.simulation.components, self.simulation.params
         population, covered, params = parts.population, state.get("covered"), state.get("params")
         holds = {
@@ -155,8 +160,7 @@ class Checkpoints:
             "state.params": isinstance(params, dict)
             and params.keys() == own.keys()
             and all(_alike(params[name], value) for name, value in own.items()),
-            "state.selector": isinstance(state.get("selector"), dict),
-            "state.aggregator": isinstance(state.get("aggregator"), dict),
+            **{f"state.{name}": isinstance(state.get(name), dict) for name in STATEFUL},
         }
         return next((name for name, sound in holds.items() if not sound), None)
 

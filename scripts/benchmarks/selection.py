@@ -82,7 +82,9 @@ class SyntheticEngine(Engine):
         start = int(torch.randint(self.length, (1,), generator=self.generator))
         return self.pool[start : start + self.length] * (1 + start / self.length)
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float, start: Sequence[Params] | None = None) -> Cohort:
+    def train(
+        self, params: Params, ids: Ids, round: int, lr: float, start: Any = None, correction: Any = None
+    ) -> Cohort:
         def work() -> Cohort:
             delta = {name: torch.empty(len(ids), *shape) for name, shape in self.shapes.items()}
             for row in range(len(ids)):

@@ -20,18 +20,7 @@ from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
 from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import (
-    Cohort,
-    Evaluation,
-    Floats,
-    Ids,
-    Params,
-    Population,
-    Selection,
-    Weights,
-    drop_nonfinite,
-    kept_rows,
-)
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Weights, drop_nonfinite, kept_rows
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
@@ -227,7 +216,7 @@ class Simulation:
                 own = [engine.data.train[i] for i in cohort.ids]
                 return torch.stack(list(engine.client_gradients(self.params, own)))
 
-        def average() -> Floats:
+        def average() -> NDArray[np.float64]:
             return aggregator.averaging_weights(cohort, aggregator.weights(cohort) if weights is None else weights)
 
         num_clients = self.components.population.num_clients

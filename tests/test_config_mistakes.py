@@ -87,7 +87,7 @@ selector=Pow-D -> // did you mean power_of_choice?
 partition=dirichlet -> dirichlet_class: Each class is spread over the clients by a Dirichlet draw
 K=5 -> K: is not a known key // did you mean cohort_size?
 selector.Q=4 -> // did you mean selector.queue_length (selector=pncs)?
-selector.alpha=1 -> // did you mean selector.exploration.value (selector=gpfl selector/exploration=fixed)?
+selector.alpha=1 -> // it is a key of selector=fedgs|linucb; or did you mean selector.exploration.value (selector=gpfl
 optimizer.eta=1 -> // did you mean optimizer.lr?
 selector=gpfl selector.alpha=x -> selector.exploration.value='x': must be a number
 selector=none -> selector='none': is not a choice of conf/selector/ // known here
@@ -109,7 +109,7 @@ lr=0.1 -> // did you mean optimizer.lr?
 schedule=cosine -> // did you mean optimizer/schedule?
 rho=1 -> // did you mean selector.exploration.rho (selector=gpfl|gpfl_cosine)?
 selector=gpfl exploration.rho=1 -> // did you mean selector.exploration.rho?
-alpha=1 -> dataset.alpha (dataset=synthetic) or partition.alpha (partition=dirichlet_class|dirichlet_client|
+alpha=1 -> dataset.alpha (dataset=synthetic) or local_algorithm.alpha (local_algorithm=feddyn) or partition.alpha (
 """
 
 
@@ -250,7 +250,7 @@ def test_choices_of_none_and_of_all_that_fit() -> None:
     )
     assert [job.choices.get("cell") for job in jobs] == [None, "gpfl_1spc"]
     assert [job.config["cohort_size"] for job in jobs] == [5, 10]
-    jobs = compose_jobs(["selector=glob([gpfl*,r*],exclude=*_*)"], multirun=True)
+    jobs = compose_jobs(["selector=glob([gpfl*,ra*],exclude=*_*)"], multirun=True)
     assert [job.choices["selector"] for job in jobs] == ["gpfl", "random"]
 
 

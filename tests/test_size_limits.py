@@ -42,7 +42,14 @@ ROOM = 2**30
 PLAIN = {
     *("seed", "partition_seed", "init_seed", "eval_every", "checkpoint.every", "local.batch_size"),
     *("dataset.seed", "model.backbone_seed", "partition.cap", "engine.chunk_size", "optimizer.schedule.milestones"),
-    *("selector.queue_length", "selector.warmup", "selector.interval", "selector.window", "selector.cover_rounds"),
+    *(
+        "selector.queue_length",
+        "selector.warmup",
+        "selector.hold_off",
+        "selector.interval",
+        "selector.window",
+        "selector.cover_rounds",
+    ),
     *("selector.exploration.peak", "selector.num_clusters", "selector.iterations", "selector.pacer_window"),
     *("selector.swap_passes", "selector.sketch.size", "selector.threshold.every", "aggregator.denominator"),
 }

@@ -11,7 +11,7 @@ from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import on_search_path
 from fedsim.config.words import loader, options, without_choice
-from fedsim.core.configs import all_keys, has_key
+from fedsim.core.configs import SHORTHANDS, all_keys, has_key
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import Problem, nearest, rule
 
@@ -87,8 +87,9 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
     names = [str(n) for n in node if n not in ("_target_", "hydra", part)] if isinstance(node, Mapping) else []
     near = unknown(part, names, prefix)
     if takers := _takers(config, path, files):
-        other = f"; or {near.remedy}" if nearest(part, names) else ""
-        return Problem(path, ..., UNKNOWN_KEY, f"it is a key of {takers}{other}")
+        others = [f"did you mean {SYMBOLS[part]}?"] if path in SHORTHANDS else []
+        others += [near.remedy] if nearest(part, names) else []
+        return Problem(path, ..., UNKNOWN_KEY, "; or ".join([f"it is a key of {takers}", *others]))
     meant = [] if prefix else _places(config, path, files)
     symbol = SYMBOLS.get(path.rpartition(".")[2])
     if symbol and symbol.split()[0] not in [place.split()[0] for place in meant]:

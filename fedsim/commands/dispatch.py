@@ -132,6 +132,8 @@ def answer(argv: Sequence[str]) -> int | None:
 
 def _answer(first: str, *rest: str) -> int:
     code = 0
+    if first == "show" and rest and not any("=" in word or word.startswith("-") for word in rest):
+        first = "list"  # words alone name parts, no jobs
     if first in COMMANDS:
         module_name, about = COMMANDS[first]
         module, words = import_module(module_name), cast(Any, rest)

@@ -116,6 +116,9 @@ def _unfit(
     met = aggregator is None or aggregator.is_mean or not algorithm.needs_mean
     text = f"must be a mean of the updates for {name}: one whose class says `is_mean = True`"
     yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "aggregator=uniform or by_size, say")
+    met = aggregator is None or not (aggregator.is_private and algorithm.kept_vectors)
+    text = f"must not be private with {name}, whose sums hold updates that are neither clipped nor noisy"
+    yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "local_algorithm=fedprox, say")
     met = settings.init_seed != "per_client" or not algorithm.needs_same_start
     text = f"must be null or a number for {name}, which takes updates for sums of gradients since the server's model"
     yield rule(met, "init_seed", settings.init_seed, text, "init_seed=null")

@@ -32,6 +32,8 @@ class Aggregator(Stateful, ABC):
 
     is_mean: ClassVar[bool] = False
     """Whether the server's step is a function of the mean update (`mean_delta`) alone."""
+    is_private: ClassVar[bool] = False
+    """Whether it hides each client's update, of which nothing may then reach the server otherwise."""
 
     def unfit_for(self, selector: Selector, updates: int) -> Problems:
         """Rules over other groups, checked before the run. `updates`: how many a round has if all selected answer."""

@@ -154,6 +154,7 @@ class DPFedAvg(Unweighted):
     delta: Positive
     denominator: Count | None
 
+    is_private = True
     state = ("rounds_by_rate",)
 
     def __post_init__(self) -> None:

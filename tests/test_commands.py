@@ -49,7 +49,7 @@ def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
     assert "how the jobs of a sweep are run: one after another where nothing is chosen (5)" in " ".join(
         ask("list").split()
     )
-    assert json.loads(ask("list", "--json"))["preset"]["choices"][0] == "fashion_mnist_2spc"
+    assert json.loads(ask("list", "--json"))["preset"]["choices"][0] == "drift"
     for name in Catalogue().names:
         assert ask("list", name).startswith(f"{name}: ")
     spoken = {"partitions": "partition", "sketches": "selector/sketch", "schedule": "optimizer/schedule"}
@@ -67,6 +67,7 @@ def test_selectors_are_listed_with_idea_source_questions_and_cost(ask: Ask) -> N
 
 
 def test_one_choice_is_shown_with_its_values_and_docstring(ask: Ask) -> None:
+    assert ask("show", "scaffold") == ask("list", "scaffold")
     page = ask("list", "selectors", "pncs_q2", "gpfl")
     assert "  selector.queue_length=2 " in page
     assert "length of the queue of selected clients" in page  # the comment of the choice that it builds on

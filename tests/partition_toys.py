@@ -32,4 +32,7 @@ def histograms(data: Labelled, parts: list[np.ndarray]) -> np.ndarray:
     return np.stack([np.bincount(data.labels[p], minlength=data.num_classes) for p in parts])
 
 
-SMALL: dict[str, dict[str, Any]] = {"dirichlet_class": {"min_size": 1}, "natural": {"min_samples": 1}}
+SMALL: dict[str, dict[str, Any]] = {
+    **{name: {"min_size": 1} for name in ("dirichlet_class", "dirichlet_01", "dirichlet_05")},
+    "natural": {"min_samples": 1},
+}

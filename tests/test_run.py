@@ -7,11 +7,11 @@ import pytest
 import torch
 import yaml
 
-from fedsim.config.compose import search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.core.record import TOTALS
 from fedsim.partitions.division import Division
 from fedsim.results.files import read_metrics, read_summary
-from tests.run_toys import ROOT, Run, folders, plan_of, without_seconds
+from tests.run_toys import ROOT, Run, folders, without_seconds
 
 
 def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path: Path) -> None:
@@ -92,22 +92,22 @@ def test_global_generators_are_left_alone(fedsim: Run) -> None:
 
 def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run) -> None:
     extra = {
-        "parquet": ["dataset.path=x"],
-        "image_folder": ["dataset.path=x"],
-        "cnn": ["dataset=fashion_mnist"],  # the digits are too small for its convolutions
-        "femnist_cnn": ["dataset=fashion_mnist"],
-        **{name: ["dataset=text_generated"] for name in ("text_gru", "text_mlp")},
-        "fedabc": ["server.public_samples=50"],
-        "lefl": ["server.public_samples=50"],
-        **{n: ["system=lognormal"] for n in ("fedcs", "fedcs_sequential", "tifl", "tifl_uniform", "oort_by_speed")},
+        ("parquet", "image_folder"): ["dataset.path=x"],
+        ("cnn", "femnist_cnn"): ["dataset=fashion_mnist"],  # the digits are too small for their convolutions
+        ("text_gru", "text_mlp"): ["dataset=text_generated"],
     }
+    asked = ["server.public_samples=50", "system=lognormal"]  # by some selectors
     groups = sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "preset")  # tests/test_presets.py
-    files = [file for group in groups for file in sorted(group.glob("*.yaml")) if file.stem != "trace"]  # wants a file
-    assert len(files) > 100
+    files = {group.name: {p.stem for p in group.glob("*.yaml")} - {"trace"} for group in groups}  # which wants a file
+    assert sum(map(len, files.values())) > 100
     with search_path():
-        for file in files:
-            words = [f"{file.parent.name}={file.stem}", *extra.get(file.stem, [])]
-            assert plan_of(*words).choices[file.parent.name] == file.stem
+        for group, names in files.items():
+            apart = {some: names & set(some) for some in extra}
+            sweeps = {(): names - set().union(*apart.values()), **apart}
+            for some, choices in sweeps.items():
+                words = [f"{group}={','.join(sorted(choices))}", *extra.get(some, asked if group == "selector" else [])]
+                plans = check_jobs(compose_jobs(words, multirun=True)) if choices else []
+                assert {plan.choices[group] for plan in plans} == choices
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from fedsim.selectors.base import highest, softmax, weighted_without_replacement
 from fedsim.selectors.full import Full
 from fedsim.selectors.pair_study import PairStudy, pair_features
 from fedsim.selectors.power_of_choice import PowerOfChoice
-from fedsim.selectors.random import MultinomialRandom, Random
+from fedsim.selectors.random import MultinomialRandom, OtherRandom, Random
 from fedsim.selectors.round_robin import RoundRobin
 from tests.toys import ToyEngine, chances, picked, selection_of, toy_clients, toy_cohort, toy_population
 
@@ -44,6 +44,12 @@ def test_random_and_md_draw_uniformly_or_by_size_among_those_available() -> None
         population = toy_population(sizes, 1)
         for selector in (Random(population, mode="size"), MultinomialRandom(population)):
             assert chances(selector, available=available) == pytest.approx(expected, abs=0.036)
+
+
+def test_the_control_draws_apart_from_random_at_the_same_seed() -> None:
+    one, other = (kind(toy_population([1] * 10, 3), mode="uniform") for kind in (Random, OtherRandom))
+    shared = [len({*selection_of(one, seed=s).ids} & {*selection_of(other, seed=s).ids}) for s in range(2000)]
+    assert np.mean(shared) == pytest.approx(0.9, abs=0.06)  # K^2 / N
 
 
 def test_md_is_unbiased_and_weighs_by_multiplicity() -> None:

@@ -25,6 +25,13 @@ class Random(Selector):
         return Selection(ascending(clients.available[drawn]))
 
 
+class OtherRandom(Random):
+    """`Random` by draws that are independent of its own at the same seed: what differs between the two is chance."""
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        return super().select(round, clients, rng.spawn(1)[0])
+
+
 class MultinomialRandom(Selector):
     """MD (multinomial distribution) sampling: K draws with replacement with probabilities p_k = n_k / n.
 

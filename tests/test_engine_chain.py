@@ -14,7 +14,7 @@ from fedsim.core.rng import Streams
 from fedsim.engine.backend import Workload
 from fedsim.engine.chain import any_chain
 from fedsim.models.mlp import MLP
-from tests.engines import auto, batched, graph, reference
+from tests.engines import batched, graph, reference
 from tests.test_engine import BACKENDS, OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 
 
@@ -173,7 +173,7 @@ def test_chains_equal_the_reference(name: str, backend: str, optimizer: str) -> 
         assert_equal(one, other, np.arange(len(SIZES[sizes])))
 
 
-@pytest.mark.parametrize("engine", [batched, graph, auto])
+@pytest.mark.parametrize("engine", [batched, graph])
 def test_a_layer_along_the_last_axis_of_samples_is_not_written_out(engine: Any) -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)).double()
     work, data = work_of("sgd"), problem(SIZES["ragged"])

@@ -77,7 +77,9 @@ def composed(*words: str, folder: str | None = None) -> dict[str, Any]:
 # --- Hydra's node ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize(
+    "question", [pytest.param(q, marks=[] if q in QUESTIONS[::3] else pytest.mark.slow) for q in QUESTIONS]
+)
 def test_callbacks_are_never_built(refused: Refused, tmp_path: Path, question: tuple[str, ...]) -> None:
     marker = tmp_path / "marker"
     for target in CALLBACKS:

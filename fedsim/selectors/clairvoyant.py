@@ -3,13 +3,16 @@
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Literal
 
 import numpy as np
+import torch
 from annotated_types import Ge, Le
 
 from fedsim.core.errors import DivergedError
+from fedsim.core.flat import flat_rows, split_flat
 from fedsim.core.parameters import Problems, parameters
 from fedsim.core.types import Cohort, Floats, Ids, Params, Selection, drop_nonfinite
 from fedsim.selectors.base import Clients, Selector, Signal, ascending, highest, rule
@@ -91,8 +94,8 @@ class Clairvoyant(Selector):
         if horizon == 1:
             loss = loss_on(clients, cohort, by_size)
             return rows, np.array([loss(some, 1.0) for some in rows])
-        models = (average_of(cohort, some, by_size) for some in rows)
-        return rows, np.array([self._lowest_from(clients.broadcast(model), horizon - 1) for model in models])
+        average = averages(cohort, by_size)
+        return rows, np.array([self._lowest_from(clients.broadcast(average(r, 1.0)), horizon - 1) for r in rows])
 
     def _lowest_from(self, clients: Clients, horizon: int) -> float:
         try:
@@ -118,18 +121,27 @@ class Clairvoyant(Selector):
         return grown
 
 
-def average_of(cohort: Cohort, rows: Rows, by_size: bool, share: float = 1.0) -> Params:
-    """The model after a `share` of the step to the average of some clients' models."""
-    members = cohort.rows(np.array(sorted(rows)))  # so that only these are summed
-    return average_model(members, frozenset(range(len(rows))), by_size, share)
+def averages(cohort: Cohort, by_size: bool) -> Callable[[Rows, float], Params]:
+    """What gives the model after a share of the step to the average of some clients' models."""
+    start = torch.cat([value.flatten() for value in cohort.start.values()])
+    flat = replace(cohort, start={"all": start}, delta={"all": flat_rows(cohort.delta)})  # one sum for all tensors
+
+    def average(rows: Rows, share: float) -> Params:
+        members = flat.rows(np.array(sorted(rows)))  # so that only these are summed
+        model = average_model(members, frozenset(range(len(rows))), by_size, share)
+        return split_flat(model["all"], cohort.start)
+
+    return average
 
 
 def loss_on(clients: Clients, cohort: Cohort, by_size: bool) -> Loss:
     """Losses of averages of the `cohort` on the validation split, each evaluated once; infinity for nan."""
 
+    average = averages(cohort, by_size)
+
     @cache
     def loss(rows: Rows, share: float) -> float:
-        found = clients.validate(average_of(cohort, rows, by_size, share)).loss
+        found = clients.validate(average(rows, share)).loss
         return math.inf if math.isnan(found) else found
 
     return loss

@@ -1,4 +1,5 @@
 import itertools
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from fedsim.clients.ledger import Ledger
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.plan import make_plan
 from fedsim.core.errors import ConfigError
-from fedsim.core.types import Evaluation, Params
+from fedsim.core.types import Cohort, Evaluation, Params
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.selectors.clairvoyant import Clairvoyant
@@ -18,11 +19,20 @@ from tests.toys import ToyEngine, picked, toy_population, toy_run
 
 
 class Near(ToyEngine):
-    """The loss is the distance of the first number from `target`. From 0, client i sends i / 2, from w (i - w) / 2."""
+    """The loss is the distance of the first number from `target`. Client i sends (i - w) / 2, or nan if it is `broken`,
+    from w >= 1 if it is in `breaking`."""
 
-    def __init__(self, target: float, sizes: list[int], broken: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, target: float, sizes: list[int], broken: Sequence[int] = (), breaking: Sequence[int] = ()
+    ) -> None:
         super().__init__(sizes)
-        self.target, self.broken = target, set(broken)
+        self.target, self.broken, self.breaking = target, set(broken), set(breaking)
+
+    def train(self, params: Params, *more: Any, **named: Any) -> Cohort:
+        self.broken |= self.breaking if params["w"][0] >= 1 else set()
+        trained = super().train(params, *more, **named)
+        self.broken -= self.breaking
+        return trained
 
     def evaluate(self, params: Params, *more: Any) -> Evaluation:
         return Evaluation(accuracy=0.0, loss=abs(float(params["w"][0]) - self.target))
@@ -33,29 +43,34 @@ def clairvoyant(sizes: list[int], cohort_size: int, **more: Any) -> Clairvoyant:
     return Clairvoyant(toy_population(sizes, cohort_size), **(values | more))
 
 
-def test_by_hand_of_uniform_averages_of_which_two_tie() -> None:
-    """Averages of pairs of 0..3 are (i + j) / 4: 3 / 4 of both {0, 3} and {1, 2}."""
+def test_by_hand() -> None:
+    """Averages of pairs of 0..3 are (i + j) / 4: 3 / 4 of both {0, 3} and {1, 2}. Growing begins at i / 4, with 3."""
     engine = Near(0.75, [1] * 4)
     found = {tuple(picked(clairvoyant([1] * 4, 2), seed=seed, engine=engine)) for seed in range(20)}
     assert found == {(0, 3), (1, 2)}
-
-
-def test_by_hand_of_averages_by_size() -> None:
-    """With 2, 1, 1, 4 samples {0, 3} gives 4 x 1.5 / 6 = 1, {2, 3} 7 / 5 and {1, 2} .75; uniformly {1, 3} gives 1."""
-    sizes = [2, 1, 1, 4]
+    grown = [picked(clairvoyant([1] * 4, 2, max_cohorts=1, candidates=4), seed=s, engine=engine) for s in range(20)]
+    assert grown.count([0, 3]) > 15  # else the random cohort was as good
+    sizes = [2, 1, 1, 4]  # by size {0, 3} gives 4 x 1.5 / 6 = 1, {2, 3} 7 / 5, {1, 2} .75; uniformly {1, 3} gives 1
     assert picked(clairvoyant(sizes, 2, average="by_size"), engine=Near(1.0, sizes)) == [0, 3]
     assert picked(clairvoyant(sizes, 2), engine=Near(1.0, sizes)) == [1, 3]
 
 
 def test_two_rounds_ahead_by_hand_and_what_they_cost() -> None:
-    """After clients i and j the model is i / 4 + j / 2: 2 after (2, 3) alone. At once 3 comes nearest, with 1.5."""
+    """At i / 2 and then i / 4 + j / 2, 1 twice is .3 and .05 from .8; 2 is .2 from it, and then no nearer than .2."""
     sizes, ledger = [1, 2, 3, 4], Ledger()
-    choose = partial(picked, engine=Near(2.0, sizes))
-    assert choose(clairvoyant(sizes, 1)) == [3]
-    assert choose(clairvoyant(sizes, 1, horizon=2), round=10) == [3]  # the last round
-    assert choose(clairvoyant(sizes, 1, horizon=2), ledger=ledger) == [2]
+    choose = partial(picked, engine=Near(0.8, sizes))
+    assert choose(clairvoyant(sizes, 1)) == [2]
+    assert choose(clairvoyant(sizes, 1, horizon=2), round=10) == [2]  # the last round
+    assert choose(clairvoyant(sizes, 1, horizon=2), ledger=ledger) == [1]
     assert ledger.bytes_down == ledger.bytes_up == 8 * 4 * (1 + 4)  # all, in this round and in one after each
-    assert (ledger.train_samples, ledger.server_forward_samples) == (2 * 10 * (1 + 4), 16)
+    assert (ledger.train_samples, ledger.server_forward_samples) == (2 * 10 * (1 + 4), 4 + 16)
+
+
+def test_updates_that_would_not_be_finite_are_foreseen() -> None:
+    """Pairs lead to (i + j) / 4 and on to half of it and (k + l) / 4, or 3 / 2 if 3 alone is finite, 2.125 for {2, 3}:
+    that is .875 from 1.25; .75 and 1.125 are .5 and .125 from it."""
+    for breaking, expected in ((), [[2, 3]]), ((0, 1, 2), [[0, 3], [1, 2]]), ((0, 1, 2, 3), [[0, 3], [1, 2]]):
+        assert picked(clairvoyant([1] * 4, 2, horizon=2), engine=Near(1.25, [1] * 4, breaking=breaking)) in expected
 
 
 def test_a_horizon_needs_few_cohorts() -> None:
@@ -104,17 +119,16 @@ def test_a_run_charges_everybody_and_a_pass_for_each_cohort() -> None:
 
 
 def lowest_after(run: Simulation, params: Params, t: int, horizon: int) -> list[tuple[float, list[int]]]:
-    """By the engine and the run's own aggregator: (loss, first cohort) of all sequences of cohorts."""
+    """By the engine and the run's own aggregator: (sum of losses, first cohort) of sequences of cohorts."""
     parts, n = run.components, run.components.population.num_clients
     held: Any = parts.server_data.validation
     found, trained = [], parts.engine.train(params, np.arange(n), t, parts.learning_rate(t))
     for ids in itertools.combinations(range(n), parts.population.cohort_size):
         mine = {name: value.clone() for name, value in params.items()}
         model = parts.aggregator.aggregate(mine, trained.rows(np.array(ids)), None)
-        if horizon > 1:
-            found.append((min(lowest_after(run, model, t, horizon - 1))[0], list(ids)))
-        else:
-            found.append((parts.engine.evaluate(model, held.x, held.y).loss, list(ids)))
+        loss = parts.engine.evaluate(model, held.x, held.y).loss
+        loss += min(lowest_after(run, model, t, horizon - 1))[0] if horizon > 1 else 0
+        found.append((loss, list(ids)))
     return found
 
 

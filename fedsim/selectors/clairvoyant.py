@@ -36,7 +36,8 @@ class Clairvoyant(Selector):
 
     With `horizon` h > 1, where all cohorts are candidates, each sequence of h cohorts (fewer at the run's end) is tried
     in virtual rounds, in which all train from the average again, with this round's batches, learning rate and
-    availability: the first cohort of the sequence whose last model is best is selected.
+    availability: the first cohort of the sequence whose models have the lowest mean loss is selected. (By the last
+    model alone, each round would only prepare for a next one, which is then planned anew.)
 
     It is no upper bound: the best choice of each round is not the best over many rounds, and validation is not test
     loss. Aggregation other than by `average` (a server optimiser, robust aggregation, what a local algorithm makes of
@@ -65,8 +66,8 @@ class Clairvoyant(Selector):
         n, k = self.population.num_clients, self.population.cohort_size
         passes, trainings = self.cohorts + k * self.candidates + self.swaps, n
         if self._tries_all(n, k):
-            passes = math.comb(n, k) ** self.horizon
-            trainings = n * sum(math.comb(n, k) ** ahead for ahead in range(self.horizon))
+            passes, trainings = (sum(math.comb(n, k) ** (a + b) for a in range(self.horizon)) for b in (1, 0))
+            trainings *= n
         told = f"a yardstick and no method: each round up to {trainings:,} trainings by {n} clients, who all upload, "
         return f"{told}and {passes:,} validation passes; best round by round is not best over many rounds"
 
@@ -88,14 +89,14 @@ class Clairvoyant(Selector):
         return count >= n or (n <= self.max_cohorts and math.comb(n, count) <= self.max_cohorts)
 
     def _after(self, clients: Clients, cohort: Cohort, horizon: int) -> tuple[list[Rows], Floats]:
-        """All cohorts, and the lowest loss that can be reached from each of them by the end of `horizon` rounds."""
+        """All cohorts, and the lowest sum of losses over `horizon` rounds that begin with each of them."""
         count, by_size = min(self.cohort_size(clients), len(cohort.ids)), self.average == "by_size"
         rows = [frozenset(some) for some in itertools.combinations(range(len(cohort.ids)), count)]
-        if horizon == 1:
-            loss = loss_on(clients, cohort, by_size)
-            return rows, np.array([loss(some, 1.0) for some in rows])
-        average = averages(cohort, by_size)
-        return rows, np.array([self._lowest_from(clients.broadcast(average(r, 1.0)), horizon - 1) for r in rows])
+        loss, average = loss_on(clients, cohort, by_size), averages(cohort, by_size)
+        losses = np.array([loss(some, 1.0) for some in rows])
+        if horizon > 1:
+            losses += [self._lowest_from(clients.broadcast(average(some, 1.0)), horizon - 1) for some in rows]
+        return rows, losses
 
     def _lowest_from(self, clients: Clients, horizon: int) -> float:
         try:

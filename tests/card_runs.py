@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsim.clients.server import LabelledSamples
+from fedsim.clients.context import LabelledSamples
 from fedsim.config.compose import Composed, compose_jobs, search_path
 from fedsim.config.plan import Plan, make_plan
 from fedsim.core import exact

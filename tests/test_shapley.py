@@ -77,6 +77,7 @@ def test_averages_of_subsets() -> None:
     assert torch.equal(average_model(cohort, frozenset(), False)["w"], cohort.start["w"])
     assert average_model(cohort, frozenset({0, 1}), False)["w"].tolist() == [2, 1]
     assert average_model(cohort, frozenset({0, 1}), True)["w"].tolist() == [1.5, 1.5]
+    assert average_model(cohort, frozenset({0, 1}), True, 0.5)["w"].tolist() == [0.75, 0.75]
 
 
 @pytest.mark.parametrize(("utility", "average", "both"), [("loss", "uniform", 2.0), ("accuracy", "by_size", 2.5)])

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.clients.clients import Clients
-from fedsim.clients.context import RoundContext, Signal
+from fedsim.clients.context import LabelledSamples, RoundContext, Signal
 from fedsim.clients.ledger import Clock, Ledger
-from fedsim.clients.server import LabelledSamples, ServerData
+from fedsim.clients.server import ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
 from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection
@@ -155,6 +155,7 @@ def toy_clients(
         ledger=Ledger() if ledger is None else ledger,
         clock=clock or Clock(torch.device("cpu")),
         public=torch.arange(3.0)[:, None],
+        validation=LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)),
         simulated=simulated,
     )
     return Clients(engine or ToyEngine(sizes), context, toy_params() if params is None else params)

@@ -26,7 +26,7 @@ from fedsim.clients.system import Resources
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
 from fedsim.core.record import QUANTITIES
-from fedsim.core.types import Cohort, Floats, Ids, Params, Work, chosen, sizes_of
+from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Work, chosen, sizes_of
 from fedsim.engine.engine import Engine
 
 WHOLE = Identity()
@@ -245,6 +245,10 @@ class Clients:
         self._ledger.uploaded.update(ids.tolist())
         seconds = self._exchange(ids, train=train, up=up)
         return replace(self._results.of(ids), ids=ids, durations=seconds, samples=None, momentum=None)
+
+    def validate(self, params: Params) -> Evaluation:
+        """Accuracy and loss of `params` on the server's validation split, as `Server.validate`: no client is asked."""
+        return self._context.validate(self._engine, params)
 
     def layer_names(self, layers: Sequence[str] | None) -> list[str]:
         """The trained parameters whose names begin with one of `layers` (None: all), in the model's order."""

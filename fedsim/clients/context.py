@@ -12,7 +12,8 @@ from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import RoundClock
 from fedsim.core.errors import FedsimError
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Ids
+from fedsim.core.types import Evaluation, Ids, Params
+from fedsim.engine.engine import Engine
 
 
 class Signal(StrEnum):
@@ -52,9 +53,17 @@ class UndeclaredSignalError(FedsimError):
 
 
 @dataclass(frozen=True)
+class LabelledSamples:
+    """`x` [n, ...] float32 and `y` [n] on the device."""
+
+    x: Tensor
+    y: Tensor
+
+
+@dataclass(frozen=True)
 class RoundContext:
     """`needs`: the signals that the selector declares; `first`: whether in no earlier round clients could be reached;
-    `public`: the public samples [M, ...]; `simulated`: the simulated clock."""
+    `public`: the public samples [M, ...]; `validation`: the server's split; `simulated`: the simulated clock."""
 
     round: int
     lr: float
@@ -65,6 +74,7 @@ class RoundContext:
     ledger: Ledger
     clock: Clock
     public: Tensor | None = None
+    validation: LabelledSamples | None = None
     simulated: RoundClock | None = None
     behaviour: ClientBehaviour = HONEST
     local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
@@ -75,6 +85,18 @@ class RoundContext:
             if signal not in self.needs:
                 remedy = f"add Signal.{signal.name} to its `needs`"
                 raise UndeclaredSignalError(f"the selector asked for '{signal}' without declaring it; {remedy}")
+
+    def validate(self, engine: Engine, params: Params) -> Evaluation:
+        """Accuracy and loss of `params` on the server's validation split, whose samples are charged to the server."""
+        self.require(Signal.VALIDATION)
+        if self.validation is None:
+            raise FedsimError("this selector needs a validation split at the server: set server.validation_fraction")
+        return self.evaluate(engine, params, self.validation)
+
+    def evaluate(self, engine: Engine, params: Params, held: LabelledSamples) -> Evaluation:
+        """The same on samples that the server holds."""
+        self.ledger.server_forward_samples += len(held.y)
+        return engine.evaluate(params, held.x, held.y)
 
     def shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
         """A client's `positions` in a random order of this round, from which mini-batches are cut."""

@@ -4,19 +4,11 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedsim.clients.context import RoundContext, Signal
+from fedsim.clients.context import LabelledSamples, RoundContext, Signal
 from fedsim.clients.local_results import Lent
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort, Evaluation, Params
 from fedsim.engine.engine import Engine
-
-
-@dataclass(frozen=True)
-class LabelledSamples:
-    """`x` [n, ...] float32 and `y` [n] on the device."""
-
-    x: Tensor
-    y: Tensor
 
 
 @dataclass(frozen=True)
@@ -47,15 +39,12 @@ class Server:
 
     def validate(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the server's validation split (never the test set)."""
-        self._context.require(Signal.VALIDATION)
-        if self._data.validation is None:
-            raise FedsimError("this selector needs a validation split at the server: set server.validation_fraction")
-        return self._evaluate(params, self._data.validation)
+        return self._context.validate(self._engine, params)
 
     def test(self, params: Params) -> Evaluation:
         """Accuracy and loss of `params` on the test set, for replications of codes that select by it."""
         self._context.require(Signal.TEST)
-        return self._evaluate(params, self._data.test)
+        return self._context.evaluate(self._engine, params, self._data.test)
 
     def predict_public(self, cohort: Cohort) -> Tensor:
         """Log-probabilities of each uploaded model on the public samples, float64 [K, M, C]."""
@@ -66,7 +55,3 @@ class Server:
         self._context.ledger.server_forward_samples += len(cohort.ids) * len(public)
         models = ({n: w + cohort.delta[n][row] for n, w in cohort.start.items()} for row in range(len(cohort.ids)))
         return torch.stack([self._engine.predict(model, public) for model in models])
-
-    def _evaluate(self, params: Params, held: LabelledSamples) -> Evaluation:
-        self._context.ledger.server_forward_samples += len(held.y)
-        return self._engine.evaluate(params, held.x, held.y)

@@ -176,6 +176,7 @@ class Simulation:
             ledger=Ledger(),
             clock=Clock(parts.server_data.test.x.device, parts.now),
             public=parts.server_data.public,
+            validation=parts.server_data.validation,
             simulated=None if parts.simulated is None else parts.simulated.round(t, self.simulated_time),
             behaviour=parts.behaviour,
             local_algorithm=parts.local_algorithm,

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
-from fedsim.clients.context import Signal
+from fedsim.clients.context import LabelledSamples, Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
-from fedsim.clients.server import LabelledSamples, ServerData
+from fedsim.clients.server import ServerData
 from fedsim.clients.system import SimulatedClock, System
 from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan

@@ -55,14 +55,15 @@ class Valuation:
         return sampled_values(coalition_value, num, self.permutations, self.tolerance, rng)
 
 
-def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool) -> Params:
-    """The average model of the `coalition` (positions in the cohort); the round's initial model if it is empty."""
+def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool, share: float = 1.0) -> Params:
+    """The average model of the `coalition` (positions in the cohort), or the model after a `share` of the step to it;
+    the round's initial model if it is empty."""
     if not coalition:
         return cohort.start
     rows = sorted(coalition)
     weights = cohort.sizes[rows].astype(np.float64) if by_size else np.ones(len(rows))
     row = np.zeros(len(cohort.ids), np.float32)
-    row[rows] = weights / weights.sum()
+    row[rows] = weights / weights.sum() * share
     return added(cohort.start, weighted_sums(cohort.delta, row, cohort.start))
 
 

@@ -56,7 +56,8 @@ def build(case: dict[str, int]) -> Any:
     import numpy as np
     import torch
 
-    from fedsim.clients.server import LabelledSamples, ServerData
+    from fedsim.clients.context import LabelledSamples
+    from fedsim.clients.server import ServerData
     from fedsim.core.rng import Streams
     from fedsim.core.types import Population
     from fedsim.engine.backend import Workload

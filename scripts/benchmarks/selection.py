@@ -28,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedsim.clients.server import LabelledSamples, ServerData
+from fedsim.clients.context import LabelledSamples
+from fedsim.clients.server import ServerData
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.rng import Streams

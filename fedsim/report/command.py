@@ -5,6 +5,7 @@
     fedsim report gpfl_table2_fmnist --against docs/results/gpfl_table2_fmnist/summary.json
     fedsim report gpfl_table2_fmnist --archive runs.parquet    # also all runs in one small file
     fedsim report runs.parquet                # the report of the runs in such a file
+    fedsim report outputs/mine runs.parquet   # one report of both
     fedsim report gpfl_table2_fmnist --all    # print all tables
     fedsim report --rules                     # the rules of verdicts on papers
 
@@ -30,11 +31,13 @@ from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables
 from fedsim.papers.published import RULES
 from fedsim.report.headline import MOST, drawn_lines, headline
 from fedsim.report.page import html_page
+from fedsim.report.settings import sentence, settings_tables
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, by_group
 from fedsim.results.ablations import Ablation, find_ablations
 from fedsim.results.files import OutputError
 from fedsim.results.groups import Panel, distinct, group_runs, make_panels
+from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from fedsim.results.table import table_files
 from fedsim.tracking.tables import Output
@@ -53,10 +56,12 @@ class PrintRules(Action):
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "folder", help="a folder with runs below it, the name of a preset that has been run, or an archive"
+        "folder",
+        nargs="+",
+        help="a folder with runs below it, the name of a preset that has been run, or an archive; several: one report",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
-    parser.add_argument("--to", type=Path, help="where to write (<folder>/report)")
+    parser.add_argument("--to", type=Path, help="where to write (report in the first folder)")
     parser.add_argument("--all", action="store_true", help="print all tables")
     parser.add_argument("--rules", action=PrintRules, nargs=0, help="print the rules of verdicts on papers, and exit")
     parser.add_argument("--no-figures", action="store_true", help="tables only")
@@ -67,8 +72,9 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Make the report. Raises `ReportError` where there is nothing to report, `OutputError` where it cannot be
     written."""
-    source = find_source(options.folder, options.output_dir)
-    runs = read_archive(source) if source.is_file() else read_runs(source)
+    sources = [find_source(name, options.output_dir) for name in options.folder]
+    runs = [run for path in sources for run in (read_archive(path) if path.is_file() else read_runs(path))]
+    source = sources[0]
     if options.archive is not None:
         write_archive(runs, source, options.archive)
     figures = not options.no_figures
@@ -107,11 +113,13 @@ def report(
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pairs = read_conditions(counted)
     pair_rows = judge_conditions(*pairs)
+    compared_over = compare(panels)
+    opening, over_settings = settings_tables(compared_over)
     summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
     totals, ablations = papers.totals(compared), find_ablations(groups)
     varied = [ablation.table() for ablation in ablations]
-    tables = [totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
-    tables += [*varied, *all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
+    tables = [*opening, totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
+    tables += [*varied, *over_settings, *all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
     tables = [table for table in tables if table.rows]
     asked = [] if against is None else [compare_summaries(summary, read_summary_file(against, "--against"))]
     tables += asked
@@ -119,20 +127,23 @@ def report(
     width = None if screen.isatty() else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
     first, shown = headline(panels, None if everything else MOST), by_group("results", groups)
+    first[1:1] = [] if compared_over is None else [sentence(compared_over)]
     verdicts = [replace(totals, note="")] if totals.rows else []
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
-    printed = tables if everything else [shown, *varied, *verdicts, *asked]
+    printed = tables if everything else [*opening[:1], shown, *varied, *verdicts, *asked]
     console.print(*(table.rich() for table in printed))
     target = to or (source.parent if source.is_file() else source) / "report"
-    paged, drawn = [shown, *tables], drawn_lines(panels) if figures else []
+    paged, drawn = [*opening, shown, *tables[len(opening) :]], drawn_lines(panels) if figures else []
     try:
         write_files(target, table_files(tables))
-        ablated, pictures = _draw(ablations, drawn, target / "figures") if drawn else ([], [])
+        overview, ablated, pictures = _draw(compared_over, ablations, drawn, target / "figures") if drawn else NOTHING
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
             *(name, groups, paged, target),
             headline=first,
+            opening=len(opening),
+            overview=overview,
             panels=drawn,
             ablations=ablated,
             pictures=pictures,
@@ -145,9 +156,16 @@ def report(
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
-def _draw(ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path) -> tuple[Pictures, Pictures]:
-    """Save the figures of ablations, and all others."""
+NOTHING: tuple[Pictures, ...] = ([], [], [])
+
+
+def _draw(
+    compared: Comparison | None, ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path
+) -> tuple[Pictures, ...]:
+    """Save the figures over settings, of ablations, and all others."""
     from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
     from fedsim.report.figures import all_plots, save
+    from fedsim.report.settings_figures import settings_plots
 
-    return save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)
+    plots = [] if compared is None else settings_plots(compared), ablation_plots(ablations), all_plots(drawn)
+    return tuple(save(some, folder) for some in plots)

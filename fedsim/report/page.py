@@ -157,6 +157,8 @@ def html_page(
     folder: Path,
     *,
     headline: Sequence[str] = (),
+    opening: int = 0,
+    overview: Sequence[tuple[str, bytes]] = (),
     panels: Sequence[Panel] = (),
     ablations: Sequence[tuple[str, bytes]] = (),
     pictures: Sequence[tuple[str, bytes]] = (),
@@ -164,10 +166,12 @@ def html_page(
 ) -> str:
     """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders.
 
-    `headline`: the lines at its head; the first of the `tables` is below them. `panels`: those with finished runs; none
-    of them, none of the curves. `ablations`, `pictures`: captions and PNG files' contents.
+    `headline`: the lines at its head; below them the first `opening` of the `tables`, the figures `overview`, and one
+    table more. `panels`: those with finished runs; none of them, none of the curves. `overview`, `ablations`,
+    `pictures`: captions and PNG files' contents.
     """
-    first, *others = [_cells(table.shown) for table in tables]
+    told = [_cells(table.shown) for table in tables]
+    first, others = told[opening], told[opening + 1 :]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
     curves = plotly = thinned = ""
@@ -184,6 +188,8 @@ def html_page(
         .render(
             title=title,
             headline=headline,
+            opening=told[:opening],
+            overview=_embedded(overview),
             first=first,
             costs=[table for table in others if table["name"] in COSTS],
             tables=[table for table in others if table["name"] not in COSTS],

@@ -12,6 +12,7 @@ from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
 from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured, preferences
+from fedsim.results.ranking import EQUAL
 from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
@@ -32,15 +33,18 @@ Column = tuple[str | Measure, Format] | Callable[[Group], str]
 
 LEVEL_MARGIN = 0.02
 """Within which methods are told to be level with each other."""
-FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN} | {
+MORE = 0.02
+"""The second target over settings: so much above the final accuracy of random selection."""
+FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN, "equal": EQUAL, "more": MORE} | {
     name: half_width_in_sd(num) for name, num in (("three", 3), ("five", 5), ("ten", 10))
 }
 """The numbers in the texts below tables."""
 TEXTS = yaml.safe_load((Path(__file__).parent / "assets" / "tables.yaml").read_text(encoding="utf-8"))
 
 
-def _table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return Table(name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED))
+def make_table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], **filled: str) -> Table:
+    """With title and note of `TEXTS`."""
+    return Table(name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED, **filled))
 
 
 FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
@@ -131,7 +135,7 @@ BY_GROUP: Mapping[str, Mapping[str, Column]] = {
 def by_group(name: str, groups: Sequence[Group]) -> Table:
     """The table of `BY_GROUP` with this name."""
     columns = BY_GROUP[name]
-    return _table(name, ["run", *columns], [[group.name, *_cells(group, columns.values())] for group in groups])
+    return make_table(name, ["run", *columns], [[group.name, *_cells(group, columns.values())] for group in groups])
 
 
 def _cells(group: Group, columns: Iterable[Column]) -> Iterator[str]:
@@ -166,7 +170,7 @@ def pairs(panels: Sequence[Panel]) -> Table:
     if all(difference is None for *_, difference, _ in compared):  # nothing to pair, as with one seed
         rows = []
     header = ["", "difference of final accuracy", "mean", "95 % interval", "p (sign flips)", *P_HEADER]
-    return _table("pairs", header, rows)
+    return make_table("pairs", header, rows)
 
 
 def _reference(panel: Panel, group: Group) -> Group:
@@ -188,7 +192,7 @@ def pooled_pairs(panels: Sequence[Panel]) -> Table:
         for (title, name, difference), after in zip(compared, corrected_p, strict=True)
     ]
     header = ["", "difference of final accuracy", "settings", "mean", "95 % interval", *P_HEADER]
-    return _table("pooled", header, rows)
+    return make_table("pooled", header, rows)
 
 
 def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
@@ -216,7 +220,7 @@ def imperfect(panels: Sequence[Panel]) -> Table:
         shares = number(clients, ".3f"), show_estimate(choices), number(choices.mean / clients, ".2f")
         rows.append([setting, line, number(choices.num), *shares, show_p(p_value)])
     header = ["", "run", "seeds", "of the clients", "of the choices", "times as often", "p (Holm)"]
-    return _table("imperfect", header, rows)
+    return make_table("imperfect", header, rows)
 
 
 LEVELS = (0.9, 0.95, 1.0)
@@ -241,7 +245,7 @@ def targets(panels: Sequence[Panel]) -> Table:
                     reached[2:] = show_median_reached(seconds, show_seconds), number(speed_up, ".2f")
                 rows.append([panel.title, line, number(target, ".4f"), number(share, ".0%"), *reached])
     header = ["", "run", "target", "of the reference's final", "rounds", "bytes both ways", "simulated time"]
-    return _table("targets", [*header, "times as fast"], rows)
+    return make_table("targets", [*header, "times as fast"], rows)
 
 
 def all_tables(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Table]:

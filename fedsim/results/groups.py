@@ -23,6 +23,8 @@ NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 SYMBOLS = {key: symbol for symbol, (*_, key) in SHORTHANDS.items()}
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
+CEILING = "clairvoyant"
+"""The selector that is no method: what the best choices could have bought."""
 
 
 @dataclass(frozen=True, eq=False)

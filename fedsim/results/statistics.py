@@ -155,9 +155,39 @@ def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
     They are averaged at each seed that all strata have, and these means are tested: strata of one seed are not
     independent. None if these seeds are fewer than two.
     """
+    return differences([*pooled_values(strata).values()], len(strata))
+
+
+def pooled_values(strata: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
+    """The mean over strata at each seed that all of them have."""
     first, *others = strata
     common = [seeds for seeds in first if all(seeds in other for other in others)]
-    return differences([float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common], len(strata))
+    return {seeds: float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common}
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The ratio of two means of paired values with Fieller's 95 % interval (1954); None where that of the denominator
+    holds 0, so that the ratio can be anything."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
+    """Of paired values, one a seed each; None if these are fewer than two. All r belong to the interval for which a
+    t-test does not tell the mean of above - r below from 0."""
+    num = len(above)
+    if num < 2:
+        return None
+    top, bottom = float(np.mean(above)), float(np.mean(below))
+    reach = t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
+    (of_top, both), (_, of_bottom) = (np.cov(above, below) * reach).tolist()
+    square, half = bottom**2 - of_bottom, top * bottom - both
+    if square <= ROUNDING**2:
+        return Ratio(math.nan, None)
+    root = math.sqrt(max(half**2 - square * (top**2 - of_top), 0.0))
+    return Ratio(top / bottom, ((half - root) / square, (half + root) / square))
 
 
 def t_tail(distance: float, error: float, df: float) -> float:

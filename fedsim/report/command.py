@@ -5,7 +5,7 @@
     fedsim report gpfl_table2_fmnist --against docs/results/gpfl_table2_fmnist/summary.json
     fedsim report gpfl_table2_fmnist --archive runs.parquet    # also all runs in one small file
     fedsim report runs.parquet                # the report of the runs in such a file
-    fedsim report outputs/mine runs.parquet   # one report of both
+    fedsim report outputs/mine runs.parquet   # of both in one
     fedsim report gpfl_table2_fmnist --all    # print all tables
     fedsim report --rules                     # the rules of verdicts on papers
 
@@ -31,7 +31,6 @@ from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables
 from fedsim.papers.published import RULES
 from fedsim.report.headline import MOST, drawn_lines, headline
 from fedsim.report.page import html_page
-from fedsim.report.settings import sentence, settings_tables
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, by_group
 from fedsim.results.ablations import Ablation, find_ablations
@@ -72,9 +71,8 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Make the report. Raises `ReportError` where there is nothing to report, `OutputError` where it cannot be
     written."""
-    sources = [find_source(name, options.output_dir) for name in options.folder]
-    runs = [run for path in sources for run in (read_archive(path) if path.is_file() else read_runs(path))]
-    source = sources[0]
+    source, *others = [find_source(name, options.output_dir) for name in options.folder]
+    runs = [run for path in (source, *others) for run in (read_archive(path) if path.is_file() else read_runs(path))]
     if options.archive is not None:
         write_archive(runs, source, options.archive)
     figures = not options.no_figures
@@ -109,40 +107,38 @@ def report(
         sys.stderr.write(f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n")
     groups = group_runs(counted)
     panels = make_panels(groups)
+    over = compare(panels)
     compared = correct(examine_all(runs))
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pairs = read_conditions(counted)
     pair_rows = judge_conditions(*pairs)
-    compared_over = compare(panels)
-    opening, over_settings = settings_tables(compared_over)
     summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
     totals, ablations = papers.totals(compared), find_ablations(groups)
     varied = [ablation.table() for ablation in ablations]
-    tables = [*opening, totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
-    tables += [*varied, *over_settings, *all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
+    tables = [totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
+    tables += [*varied, *all_tables(groups, panels, over), claims_table(pair_rows), *make_tables(*pairs)]
     tables = [table for table in tables if table.rows]
     asked = [] if against is None else [compare_summaries(summary, read_summary_file(against, "--against"))]
     tables += asked
     screen = Output()  # the files are written even if nobody reads the tables to their end
     width = None if screen.isatty() else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
-    first, shown = headline(panels, None if everything else MOST), by_group("results", groups)
-    first[1:1] = [] if compared_over is None else [sentence(compared_over)]
+    first, shown = headline(panels, None if everything else MOST, over), by_group("results", groups)
     verdicts = [replace(totals, note="")] if totals.rows else []
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
-    printed = tables if everything else [*opening[:1], shown, *varied, *verdicts, *asked]
+    opening = [table for table in tables if table.name == "settings"]
+    printed = tables if everything else [*opening, shown, *varied, *verdicts, *asked]
     console.print(*(table.rich() for table in printed))
     target = to or (source.parent if source.is_file() else source) / "report"
-    paged, drawn = [*opening, shown, *tables[len(opening) :]], drawn_lines(panels) if figures else []
+    paged, drawn = [shown, *tables], drawn_lines(panels) if figures else []
     try:
         write_files(target, table_files(tables))
-        overview, ablated, pictures = _draw(compared_over, ablations, drawn, target / "figures") if drawn else NOTHING
+        overview, ablated, pictures = _draw(over, ablations, drawn, target / "figures") if drawn else ([], [], [])
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
             *(name, groups, paged, target),
             headline=first,
-            opening=len(opening),
             overview=overview,
             panels=drawn,
             ablations=ablated,
@@ -156,16 +152,12 @@ def report(
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
-NOTHING: tuple[Pictures, ...] = ([], [], [])
-
-
 def _draw(
-    compared: Comparison | None, ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path
-) -> tuple[Pictures, ...]:
+    over: Comparison | None, ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path
+) -> tuple[Pictures, Pictures, Pictures]:
     """Save the figures over settings, of ablations, and all others."""
     from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
     from fedsim.report.figures import all_plots, save
     from fedsim.report.settings_figures import settings_plots
 
-    plots = [] if compared is None else settings_plots(compared), ablation_plots(ablations), all_plots(drawn)
-    return tuple(save(some, folder) for some in plots)
+    return save(settings_plots(over), folder), save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)

@@ -137,8 +137,8 @@ def _line(name: str, runs: Sequence[Run], axes: Iterable[str], most: int) -> dic
     return {"name": name, "seeds": len(runs), **points}
 
 
-COSTS = ("costs", "times")
-"""Tables that are not folded."""
+OPENING, COSTS = ("settings", "advice"), ("costs", "times")
+"""Tables at the head of the page, and those that are not folded."""
 LONG = 60
 """Texts of more characters may be broken into lines."""
 HERE = Path(__file__).parent / "assets"
@@ -157,7 +157,6 @@ def html_page(
     folder: Path,
     *,
     headline: Sequence[str] = (),
-    opening: int = 0,
     overview: Sequence[tuple[str, bytes]] = (),
     panels: Sequence[Panel] = (),
     ablations: Sequence[tuple[str, bytes]] = (),
@@ -166,12 +165,12 @@ def html_page(
 ) -> str:
     """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders.
 
-    `headline`: the lines at its head; below them the first `opening` of the `tables`, the figures `overview`, and one
-    table more. `panels`: those with finished runs; none of them, none of the curves. `overview`, `ablations`,
-    `pictures`: captions and PNG files' contents.
+    `headline`: the lines at its head; the `OPENING` and the first of the `tables` are below them. `panels`: those with
+    finished runs; none of them, none of the curves. `overview` (below `OPENING`), `ablations`, `pictures`: captions and
+    PNG files' contents.
     """
-    told = [_cells(table.shown) for table in tables]
-    first, others = told[opening], told[opening + 1 :]
+    opening = [_cells(table.shown) for table in tables if table.name in OPENING]
+    first, *others = [_cells(table.shown) for table in tables if table.name not in OPENING]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
     curves = plotly = thinned = ""
@@ -188,7 +187,7 @@ def html_page(
         .render(
             title=title,
             headline=headline,
-            opening=told[:opening],
+            opening=opening,
             overview=_embedded(overview),
             first=first,
             costs=[table for table in others if table["name"] in COSTS],

@@ -1,46 +1,32 @@
 """Methods over several settings: ranks, verdicts against random selection, wins, shares of the possible gain, costs.
 
-Ranks, Friedman's test and Nemenyi's critical difference are those of Demsar (2006); probability of improvement and
-performance profiles those of Agarwal et al. (2021), with percentile intervals of a bootstrap that resamples the seeds
-of each setting by themselves, the same for all methods.
+Ranks, Friedman's test and the critical difference are those of Demsar (2006), probability of improvement and
+performance profiles those of Agarwal et al. (2021). Their intervals are percentiles of a bootstrap that draws the seeds
+of each setting anew, the same ones for all methods.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
 
-from fedsim.results.asks import class_of
-from fedsim.results.groups import CEILING, REFERENCE, Group, Panel
-from fedsim.results.measures import finals, mean_final, measured, spent_to, total_cost
+from fedsim.results.groups import CEILING, REFERENCE, Group, Panel, class_of
+from fedsim.results.measures import Measure, finals, mean_final, measured, spent_to, total_cost
 from fedsim.results.runs import Floats, Seeds
-from fedsim.results.statistics import (
-    LEVEL,
-    MIN_SEEDS,
-    Difference,
-    Ratio,
-    holm,
-    paired_values,
-    pooled,
-    pooled_values,
-    ratio,
-)
+from fedsim.results.statistics import LEVEL, MIN_SEEDS, Difference, holm, paired_values, pooled, pooled_values, ratio
 
 EQUAL = 0.005
 """Methods whose final accuracies differ by less are equal."""
-ALPHA = round(1 - LEVEL, 10)
-RESAMPLES = 2_000
-FEW_BLOCKS = 10
-"""With fewer settings the distribution of Friedman's statistic is not yet that of chi squared."""
+ALPHA, RESAMPLES = round(1 - LEVEL, 10), 2_000
 LEAST_SETTINGS, LEAST_METHODS = 2, 3
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A method against random selection: the difference of final accuracy, pooled over settings at equal seeds, and
-    p-values by Holm's correction over all methods: that there is none, and that it is beyond `EQUAL`."""
+    """A method against random selection: the difference of final accuracy at equal seeds, pooled over settings. By
+    Holm's correction over all methods, each in its family: p of no difference, and of one beyond `EQUAL`."""
 
     difference: Difference | None
     p_value: float
@@ -52,28 +38,23 @@ class Verdict:
             return "too few seeds"
         if self.p_value < ALPHA:
             return "better" if self.difference.mean > 0 else "worse"
-        return f"equal within {EQUAL:.3f}".replace("0.", ".") if self.p_equal < ALPHA else "not decided"
+        return f"equal within {EQUAL:g}" if self.p_equal < ALPHA else "not decided"
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """`methods`: the lines that are finished in all `panels`, the `reference` (random selection) among them, without
-    the `ceiling`: what the best choices could have bought, which is no method."""
+    """`methods`: the lines that are finished in all `panels`, the `reference` (random selection) among them; `ceiling`:
+    the line of what the best choices could have bought, which is no method, if there is one."""
 
     panels: Sequence[Panel]
     methods: Sequence[str]
     reference: str
-    ceiling: str | None = None
-
-    def groups(self, line: str) -> list[Group]:
-        """Of a line, setting by setting."""
-        return [panel.lines[line] for panel in self.panels]
+    ceiling: Sequence[str] = ()
 
     @cached_property
     def finals(self) -> Mapping[str, list[dict[Seeds, float]]]:
         """Of each line the final accuracies by seed, setting by setting."""
-        lines = [*self.methods, *([self.ceiling] if self.ceiling else [])]
-        return {line: [finals(group) for group in self.groups(line)] for line in lines}
+        return {line: [finals(panel.lines[line]) for panel in self.panels] for line in (*self.methods, *self.ceiling)}
 
     @cached_property
     def blocks(self) -> list[Floats]:
@@ -86,152 +67,137 @@ class Comparison:
 
     @cached_property
     def means(self) -> Floats:
-        """The methods' mean final accuracies, [settings, M]."""
-        return np.stack([block.mean(1) for block in self.blocks])
+        """The means of `blocks`, [settings, M]."""
+        return np.stack([block.mean(1).round(12) for block in self.blocks])
 
     @cached_property
     def classes(self) -> Mapping[str, str]:
-        return {method: class_of(self.groups(method)) for method in self.methods}
+        return {method: class_of([panel.lines[method] for panel in self.panels]) for method in self.methods}
 
     @cached_property
-    def ranks(self) -> Mapping[str, float]:
-        """Mean ranks, best first."""
-        return self._ranks(self.methods)
+    def ranks(self) -> Mapping[str, tuple[float, float]]:
+        """Mean ranks among all methods, and among those of the same class; the best method first."""
+        found, overall = {}, mean_ranks(self.means).tolist()
+        for at, method in enumerate(self.methods):
+            same = [i for i, other in enumerate(self.methods) if self.classes[other] == self.classes[method]]
+            found[method] = overall[at], float(mean_ranks(self.means[:, same])[same.index(at)])
+        return dict(sorted(found.items(), key=lambda one: one[1]))
 
     @cached_property
-    def class_ranks(self) -> Mapping[str, float]:
-        """Mean ranks among the methods of the same class, the best class first."""
-        found: dict[str, float] = {}
-        for name in dict.fromkeys(self.classes[method] for method in self.ranks):
-            found |= self._ranks([method for method in self.methods if self.classes[method] == name])
-        return found
-
-    def _ranks(self, methods: Sequence[str]) -> dict[str, float]:
-        found = mean_ranks(self.means[:, [self.methods.index(method) for method in methods]])
-        return dict(sorted(zip(methods, found.tolist(), strict=True), key=lambda one: one[1]))
+    def best(self) -> Mapping[str, str]:
+        """The method with the best rank of each class."""
+        return {self.classes[method]: method for method in [*self.ranks][::-1]}
 
     @cached_property
     def verdicts(self) -> Mapping[str, Verdict]:
         """Of all methods but the reference."""
-        others = [method for method in self.methods if method != self.reference]
-        leads = [pooled(self.gains(method)) for method in others]
-        p_values = holm([math.nan if one is None else one.p_value for one in leads])
-        p_equal = holm([math.nan if one is None else one.p_equivalent(EQUAL) for one in leads])
-        return dict(zip(others, map(Verdict, leads, p_values, p_equal), strict=True))
+        leads = {method: pooled(self.gains(method)) for method in self.ranks if method != self.reference}
+        p_values = holm([math.nan if one is None else one.p_value for one in leads.values()])
+        p_equal = holm([math.nan if one is None else one.p_equivalent(EQUAL) for one in leads.values()])
+        return dict(zip(leads, map(Verdict, leads.values(), p_values, p_equal), strict=True))
 
     @property
     def better(self) -> list[str]:
-        """The methods that are better than random selection beyond chance, by rank."""
-        return [name for name in self.ranks if name != self.reference and self.verdicts[name].word == "better"]
+        """The methods that are better than random selection beyond chance, the best rank first."""
+        return [method for method, verdict in self.verdicts.items() if verdict.word == "better"]
+
+    def pairs(self, line: str) -> list[tuple[Group, Group]]:
+        """The groups of a line and of random selection, setting by setting."""
+        return [(panel.lines[line], panel.lines[self.reference]) for panel in self.panels]
 
     def gains(self, line: str) -> list[dict[Seeds, float]]:
-        """Its final accuracy minus that of random selection at equal seeds, setting by setting."""
+        """Final accuracy minus that of random selection by seed, setting by setting."""
         return list(map(paired_values, self.finals[line], self.finals[self.reference]))
 
-    def possible(self, method: str, setting: int | None = None) -> Ratio | None:
-        """The share of the ceiling's gain over random selection that a method has, paired at equal seeds: in one
-        setting, or of the means over all. None without a ceiling, or two seeds that all three have."""
-        if self.ceiling is None:
-            return None
-        chosen = slice(None) if setting is None else slice(setting, setting + 1)
-        own, whole = (pooled_values(self.gains(line)[chosen]) for line in (method, self.ceiling))
-        return ratio([own[seeds] for seeds in own if seeds in whole], [whole[seeds] for seeds in own if seeds in whole])
+    def possible(self, method: str, settings: slice = slice(None)) -> tuple[float, float, float] | None:
+        """The `ratio` of a method's gain to that of the ceiling, of means over settings at seeds that both have."""
+        own, *whole = (pooled_values(self.gains(line)[settings]) for line in (method, *self.ceiling))
+        common = [seeds for seeds in own if whole and seeds in whole[0]]
+        return ratio([own[seeds] for seeds in common], [whole[0][seeds] for seeds in common])
 
-    def spent(self, line: str, names: Sequence[str], above: float = 0.0) -> list[float | None]:
-        """Of each run in each setting: the sum of quantities until the test accuracy first reaches the mean final
-        accuracy of random selection and `above`, as a share of what random selection spends in all; None if never."""
+    def spent(self, method: str, names: Sequence[str], above: float = 0.0) -> list[float | None]:
+        """Of each run: the sum of quantities until the test accuracy first reaches the mean final accuracy of random
+        selection in its setting and `above`, as a share of what random selection spends in all; None if never. Without
+        the runs of settings in which they were not recorded."""
         found: list[float | None] = []
-        for group, reference in zip(self.groups(line), self.groups(self.reference), strict=True):
+        for own, reference in self.pairs(method):
             target, whole = (mean_final(reference) or 0.0) + above, mean_cost(reference, names)
-            (values,) = measured(group, [partial(spent_to, target=target, names=names)])
-            found += [None if value is None or not whole else value / whole for value in values]
+            (values,) = measured(own, [partial(spent_to, target=target, names=names)])
+            found += [None if value is None else value / whole for value in values if not math.isnan(whole)]
         return found
 
-    def mean_over_settings(self, of: Callable[[Group, Group], float]) -> Mapping[str, float]:
-        """The mean of a function of a line's group and the reference's, for each method."""
-        pairs = {method: zip(self.groups(method), self.groups(self.reference), strict=True) for method in self.methods}
-        return {method: float(np.mean([of(*pair) for pair in found])) for method, found in pairs.items()}
-
-    def imperfect(self) -> "Comparison | None":
-        """The settings in which some clients are imperfect; None if there are none."""
-        runs = [(panel, panel.lines[self.reference].complete[0]) for panel in self.panels]
-        found = [panel for panel, run in runs if run.imperfect is not None and len(run.imperfect)]
-        return replace(self, panels=found) if found else None
+    def imperfect(self) -> list["Comparison"]:
+        """The comparison in settings in which some clients are imperfect, if there are any."""
+        found = [panel for panel in self.panels if panel.lines[self.reference].complete[0].imperfect is not None]
+        return [replace(self, panels=found)] if found else []
 
 
 def compare(panels: Sequence[Panel]) -> Comparison | None:
     """None unless `LEAST_METHODS` or more, random selection among them, are finished in all of `LEAST_SETTINGS` or more
     settings, with a seed in each that all of them have."""
-    first = panels[0].lines if panels else {}
-    lines = [name for name in first if all(name in panel.lines and finals(panel.lines[name]) for panel in panels)]
+    first, *others = [panel.lines for panel in panels] or [{}]
+    lines = [name for name in first if all(name in own and finals(own[name]) for own in (first, *others))]
     chosen = {name: first[name].choices.get("selector") for name in lines}
-    methods = [name for name in lines if chosen[name] != CEILING]
-    reference, ceiling = (next((n for n in lines if chosen[n] == one), None) for one in (REFERENCE, CEILING))
-    if len(panels) < LEAST_SETTINGS or len(methods) < LEAST_METHODS or reference is None:
+    references, ceiling = ([name for name in lines if chosen[name] == one] for one in (REFERENCE, CEILING))
+    methods = [name for name in lines if name not in ceiling]
+    if len(panels) < LEAST_SETTINGS or len(methods) < LEAST_METHODS or not references:
         return None
-    found = Comparison(panels, methods, reference, ceiling)
+    found = Comparison(panels, methods, references[0], ceiling[:1])
     return found if all(block.shape[1] for block in found.blocks) else None
 
 
+def mean_of(group: Group, measure: str | Measure) -> float:
+    """The mean over seeds; nan where a run does not have it."""
+    return float(np.mean([math.nan if value is None else value for value in measured(group, [measure])[0]]))
+
+
 def mean_cost(group: Group, names: Sequence[str]) -> float:
-    """The mean over seeds of what whole runs cost; nan where it was not recorded."""
-    return float(np.mean([math.nan if (cost := total_cost(run, names)) is None else cost for run in group.complete]))
+    return mean_of(group, partial(total_cost, names=names))
 
 
 def mean_ranks(values: Floats) -> Floats:
-    """Mean over blocks of the ranks in them, [B, M] to [M]: 1 is the highest; equal ones share the mean of theirs."""
+    """Mean ranks over blocks, [B, M] to [M]: 1 is the highest value; equal ones share the mean of theirs."""
     from scipy.stats import rankdata  # here and below: it takes half a second to import
 
-    return np.asarray(rankdata(-values.round(12), axis=1)).mean(0)
+    return np.asarray(rankdata(-values, axis=1)).mean(0)
 
 
-def friedman(values: Floats) -> float:
-    """p-value of Friedman's test of all methods being equal, [blocks, M]; nan where all are equal in all blocks."""
-    from scipy.stats import friedmanchisquare
+def rank_tests(values: Floats) -> tuple[float, float]:
+    """Of [B, M]: p-value of Friedman's test, nan where all are equal in all blocks; and the critical difference: mean
+    ranks that differ by less cannot be told apart at 5 % over all pairs (Nemenyi, 1963)."""
+    from scipy.stats import friedmanchisquare, studentized_range
 
-    values = values.round(12)
-    return math.nan if not np.ptp(values, 1).any() else float(friedmanchisquare(*values.T).pvalue)
-
-
-def critical_difference(methods: int, blocks: int) -> float:
-    """Mean ranks that differ by less cannot be told apart at 5 % over all pairs (Nemenyi, 1963)."""
-    from scipy.stats import studentized_range
-
-    quantile = float(studentized_range.ppf(LEVEL, methods, np.inf)) / math.sqrt(2)
-    return quantile * math.sqrt(methods * (methods + 1) / (6 * blocks))
+    p_value = float(friedmanchisquare(*values.T).pvalue) if np.ptp(values, 1).any() else math.nan
+    blocks, num = values.shape
+    return p_value, float(studentized_range.ppf(LEVEL, num, np.inf)) * math.sqrt(num * (num + 1) / (12 * blocks))
 
 
-def _weights(sizes: Sequence[int]) -> list[Floats]:
-    """For each setting the weights of its seeds: the data's own, then those of the resamples, [1 + R, S]."""
-    rng = np.random.default_rng(0)
-    return [np.vstack([np.ones(n), rng.multinomial(n, np.full(n, 1 / n), RESAMPLES)]) / n for n in sizes]
+def _weights(num: int, setting: int) -> Floats:
+    """The weights of the seeds of a setting: the data's own, then those of the resamples, [1 + R, S]."""
+    drawn = np.random.default_rng(setting).multinomial(num, np.full(num, 1 / num), RESAMPLES)
+    return np.vstack([np.ones(num), drawn]) / num
 
 
 def _estimates(values: Floats) -> Floats:
-    """The estimate and its interval, [3, ...], of those of the data and of the resamples, [1 + R, ...]."""
-    outside = (1 - LEVEL) / 2
-    return np.stack([values[0], *np.quantile(values[1:], [outside, 1 - outside], axis=0)])
+    """Of values of the data and of the resamples, [1 + R, ...]: the estimate and its interval, [3, ...]."""
+    return np.stack([values[0], *np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)])
 
 
 def wins(blocks: Sequence[Floats]) -> tuple[Floats, Floats]:
     """Of [M, S] for each setting: the share of settings in which the row's mean is above the column's [M, M], and the
     mean over settings of P(row > column) over all pairs of seeds, with its interval [3, M, M]. Equal ones count 1/2."""
-
-    def above(row: Floats, column: Floats) -> Floats:
-        return (row > column) + 0.5 * (row == column)
-
     means = np.stack([block.mean(1).round(12) for block in blocks])
-    found = np.zeros((1 + RESAMPLES, len(blocks[0]), len(blocks[0])))
-    for block, weights in zip(blocks, _weights([block.shape[1] for block in blocks]), strict=True):
+    chances = np.zeros((1 + RESAMPLES, means.shape[1], means.shape[1]))
+    for setting, block in enumerate(blocks):
+        weights = _weights(block.shape[1], setting)
         for number, row in enumerate(block):
-            pairs = above(row[:, None], block[:, None, :])  # [M, S, S]
-            found[:, number] += ((weights @ pairs) * weights).sum(-1).T / len(blocks)
-    return above(means[:, :, None], means[:, None, :]).mean(0), _estimates(found)
+            above = (1 + np.sign(row[:, None] - block[:, None])) / 2  # [M, S, S]
+            chances[:, number] += ((weights @ above) * weights).sum(-1).T / len(blocks)
+    return (1 + np.sign(means[:, :, None] - means[:, None])).mean(0) / 2, _estimates(chances)
 
 
 def profile(gains: Sequence[Floats], levels: Floats) -> Floats:
     """The share of all runs whose gain is at least each of the levels [T], with a pointwise band, [3, T]. `gains`: one
     a seed for each setting."""
-    sizes = [len(one) for one in gains]
-    parts = [n * w @ (one[:, None] >= levels) for n, w, one in zip(sizes, _weights(sizes), gains, strict=True)]
-    return _estimates(np.sum(parts, 0) / sum(sizes))
+    parts = [len(own) * _weights(len(own), at) @ (own[:, None] >= levels) for at, own in enumerate(gains)]
+    return _estimates(np.sum(parts, 0) / sum(map(len, gains)))

@@ -165,29 +165,18 @@ def pooled_values(strata: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
     return {seeds: float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common}
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """The ratio of two means of paired values with Fieller's 95 % interval (1954); None where that of the denominator
-    holds 0, so that the ratio can be anything."""
-
-    value: float
-    interval: tuple[float, float] | None
-
-
-def ratio(above: Sequence[float], below: Sequence[float]) -> Ratio | None:
-    """Of paired values, one a seed each; None if these are fewer than two. All r belong to the interval for which a
-    t-test does not tell the mean of above - r below from 0."""
-    num = len(above)
-    if num < 2:
+def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
+    """The ratio of the means of paired values, one a seed each, and its 95 % interval by Fieller (1954): r for which a
+    t-test does not tell the mean of above - r below from 0. nan where the interval of the lower mean holds 0; None
+    below two pairs."""
+    if (num := len(above)) < 2:
         return None
     top, bottom = float(np.mean(above)), float(np.mean(below))
-    reach = t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
-    (of_top, both), (_, of_bottom) = (np.cov(above, below) * reach).tolist()
-    square, half = bottom**2 - of_bottom, top * bottom - both
-    if square <= ROUNDING**2:
-        return Ratio(math.nan, None)
-    root = math.sqrt(max(half**2 - square * (top**2 - of_top), 0.0))
-    return Ratio(top / bottom, ((half - root) / square, (half + root) / square))
+    (of_top, both), (_, of_bottom) = np.cov(above, below) * t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
+    if (square := bottom**2 - of_bottom) <= ROUNDING:
+        return math.nan, math.nan, math.nan
+    middle, root = top * bottom - both, math.sqrt(max((top * bottom - both) ** 2 - square * (top**2 - of_top), 0.0))
+    return top / bottom, float(middle - root) / square, float(middle + root) / square
 
 
 def t_tail(distance: float, error: float, df: float) -> float:

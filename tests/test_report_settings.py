@@ -158,12 +158,12 @@ def test_a_report_ranks_judges_and_advises(
     tables = {table.name: table for table in all_of(tmp_path / "runs")}
     rows = {row[0]: dict(zip(tables["settings"].header, row, strict=True)) for row in tables["settings"].rows}
     assert list(rows) == ["oort", "gpfl", "random", "pncs"]
-    assert [row["against random"] for row in rows.values()] == ["better", "better", "reference", "worse"]
+    assert [row["verdict"] for row in rows.values()] == ["better", "better", "reference", "worse"]
     assert [row["asks for"] for row in rows.values()] == ["losses", "nothing", "nothing", "updates"]
-    assert (rows["random"]["mean rank"], rows["random"]["in its class"]) == ("3.00", "2.00")
-    assert rows["gpfl"]["of the possible gain"].startswith("+0.25 [")
-    assert (rows["gpfl"]["bytes to random's final"], rows["oort"]["bytes to random's final"]) == ("1.00", "2.00")
-    assert rows["pncs"]["bytes to random's final"] == "never (0/6)"
+    assert (rows["random"]["rank"], rows["random"]["in its class"]) == ("3.00", "2.00")
+    assert rows["gpfl"]["of possible gain"].startswith("+0.25 [")
+    assert (rows["gpfl"]["bytes"], rows["oort"]["bytes"]) == ("1.00", "2.00")
+    assert rows["pncs"]["bytes"] == "never (0/6)"
     advised = {case: method for case, method, _ in tables["advice"].rows}
     assert advised["nothing can be asked of clients"] == "gpfl"
     assert advised["losses are cheap"] == "oort, gpfl"

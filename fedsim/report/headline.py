@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.papers.published import ALPHA
 from fedsim.report.tables import to_references
-from fedsim.results.groups import Group, Panel
+from fedsim.results.groups import CEILING, Group, Panel
 from fedsim.results.measures import final_lead, mean_final, preferences
 from fedsim.results.ranking import Comparison
 from fedsim.results.runs import Run
@@ -85,7 +85,10 @@ def over_settings(over: Comparison) -> str:
 
 def best(panels: Sequence[Panel]) -> list[str]:
     """A sentence for each panel that has finished runs of at least two lines."""
-    ranked = [(panel, lines) for panel in panels if len(lines := _by_accuracy(panel)) > 1]
+    methods = [
+        (panel, [one for one in _by_accuracy(panel) if one[2].choices.get("selector") != CEILING]) for panel in panels
+    ]
+    ranked = [(panel, lines) for panel, lines in methods if len(lines) > 1]
     leads = [final_lead(lines[0][2], lines[1][2]) for _, lines in ranked]
     corrected_p = holm([np.nan if lead is None else lead.p_value for lead in leads])
     over_reference = {(panel, line): {name: (lead, p)} for panel, line, name, lead, p in to_references(panels)}

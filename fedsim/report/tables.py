@@ -273,8 +273,8 @@ def _over_settings(found: Comparison) -> Table:
             cells = [verdict.word, *lead, *p_values, _show_ratio(found.possible(method))]
         told = [method, found.classes[method], *(number(rank, ".2f") for rank in ranks), *cells]
         rows.append([*told, show_median_reached(found.spent(method, BYTES), "{:.2f}".format)])
-    header = ["method", "asks for", "mean rank", "in its class", "against random", "seeds", "difference"]
-    header += ["95 % interval", "p (Holm)", "equal: p (Holm)", "of the possible gain", "bytes to random's final"]
+    header = ["method", "asks for", "rank", "in its class", "verdict", "seeds", "to random", "95 % interval"]
+    header += ["p (Holm)", "p equal", "of possible gain", "bytes"]
     p_value, difference = rank_tests(found.means)
     few = f"; {len(found.panels)} settings are too few to rely on it" if len(found.panels) < FEW else ""
     told_p = f"p {show_p(p_value) or 'not defined'}{few}"

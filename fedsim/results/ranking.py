@@ -191,8 +191,10 @@ def wins(blocks: Sequence[Floats]) -> tuple[Floats, Floats]:
     for setting, block in enumerate(blocks):
         weights = _weights(block.shape[1], setting)
         for number, row in enumerate(block):
-            above = (1 + np.sign(row[:, None] - block[:, None])) / 2  # [M, S, S]
-            chances[:, number] += ((weights @ above) * weights).sum(-1).T / len(blocks)
+            above = (1 + np.sign(row[:, None] - block[number:, None])) / 2  # [M - number, S, S]
+            part = ((weights @ above) * weights).sum(-1).T / len(blocks)
+            chances[:, number, number:] += part
+            chances[:, number + 1 :, number] += 1 / len(blocks) - part[:, 1:]
     return (1 + np.sign(means[:, :, None] - means[:, None])).mean(0) / 2, _estimates(chances)
 
 

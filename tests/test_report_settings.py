@@ -212,6 +212,9 @@ def test_the_class_is_told_by_the_run_or_by_the_shipped_file(tmp_path: Path) -> 
         told = {"asks": asks, "choices": {"selector": choice}}
         write_run(tmp_path / str(number) / "x", [0.5], [[0]], summary=told)
         assert class_of(groups_of(tmp_path / str(number))) == expected
+    for number, selected in enumerate(([0, 1], [0, 1, 2, 3])):
+        write_run(tmp_path / "all" / str(number), [0.5], [selected], partition={"shards": number})
+    assert class_of(groups_of(tmp_path / "all")) == "everybody trains"
 
 
 def test_the_diagram_joins_what_lies_within_the_critical_difference() -> None:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
+
 from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
 from fedsim.core.disk import conf_dir
 from fedsim.results.runs import Run
@@ -217,11 +219,12 @@ class Panel:
 
 def class_of(groups: Sequence[Group]) -> str:
     """One of `CLASSES`, by the signals that its selector needs (`asks` of summary.json), of earlier runs by the
-    file of the shipped choice; or that everybody trains, or "unknown"."""
-    runs = [run for group in groups for run in group.complete]
-    if all((run.columns["participation_ratio"] == 1).all() for run in runs):
+    file of the shipped choice; or that in one of them everybody trains, or "unknown"."""
+    ratios = [[run.columns["participation_ratio"] for run in group.complete] for group in groups]
+    if any(np.equal(np.concatenate(own), 1).all() for own in ratios):  # elsewhere clients may be away
         return "everybody trains"
-    text = str(runs[0].summary.get("asks") or _asked(runs[0].choices.get("selector", "")))
+    run = groups[0].complete[0]
+    text = str(run.summary.get("asks") or _asked(run.choices.get("selector", "")))
     return next((name for name, pattern in CLASSES.items() if re.search(pattern, text)), "unknown")
 
 

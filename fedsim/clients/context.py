@@ -46,6 +46,7 @@ class Signal(StrEnum):
 
 
 OF_SYSTEM = frozenset({Signal.RESOURCES, Signal.RESPONSE_TIMES})  # signals that there are only on a simulated clock
+OF_SERVER = frozenset({Signal.VALIDATION, Signal.TEST})  # signals that no client is asked for
 
 
 class UndeclaredSignalError(FedsimError):

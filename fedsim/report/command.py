@@ -5,6 +5,7 @@
     fedsim report gpfl_table2_fmnist --against docs/results/gpfl_table2_fmnist/summary.json
     fedsim report gpfl_table2_fmnist --archive runs.parquet    # also all runs in one small file
     fedsim report runs.parquet                # the report of the runs in such a file
+    fedsim report outputs/mine runs.parquet   # of both in one
     fedsim report gpfl_table2_fmnist --all    # print all tables
     fedsim report --rules                     # the rules of verdicts on papers
 
@@ -35,6 +36,7 @@ from fedsim.report.tables import all_tables, by_group
 from fedsim.results.ablations import Ablation, find_ablations
 from fedsim.results.files import OutputError
 from fedsim.results.groups import Panel, distinct, group_runs, make_panels
+from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
 from fedsim.results.table import table_files
 from fedsim.tracking.tables import Output
@@ -53,10 +55,12 @@ class PrintRules(Action):
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "folder", help="a folder with runs below it, the name of a preset that has been run, or an archive"
+        "folder",
+        nargs="+",
+        help="a folder with runs below it, the name of a preset that has been run, or an archive; several: one report",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
-    parser.add_argument("--to", type=Path, help="where to write (<folder>/report)")
+    parser.add_argument("--to", type=Path, help="where to write (report in the first folder)")
     parser.add_argument("--all", action="store_true", help="print all tables")
     parser.add_argument("--rules", action=PrintRules, nargs=0, help="print the rules of verdicts on papers, and exit")
     parser.add_argument("--no-figures", action="store_true", help="tables only")
@@ -67,8 +71,8 @@ def arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Make the report. Raises `ReportError` where there is nothing to report, `OutputError` where it cannot be
     written."""
-    source = find_source(options.folder, options.output_dir)
-    runs = read_archive(source) if source.is_file() else read_runs(source)
+    source, *others = [find_source(name, options.output_dir) for name in options.folder]
+    runs = [run for path in (source, *others) for run in (read_archive(path) if path.is_file() else read_runs(path))]
     if options.archive is not None:
         write_archive(runs, source, options.archive)
     figures = not options.no_figures
@@ -103,6 +107,7 @@ def report(
         sys.stderr.write(f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n")
     groups = group_runs(counted)
     panels = make_panels(groups)
+    over = compare(panels)
     compared = correct(examine_all(runs))
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pairs = read_conditions(counted)
@@ -111,28 +116,30 @@ def report(
     totals, ablations = papers.totals(compared), find_ablations(groups)
     varied = [ablation.table() for ablation in ablations]
     tables = [totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
-    tables += [*varied, *all_tables(groups, panels), claims_table(pair_rows), *make_tables(*pairs)]
+    tables += [*varied, *all_tables(groups, panels, over), claims_table(pair_rows), *make_tables(*pairs)]
     tables = [table for table in tables if table.rows]
     asked = [] if against is None else [compare_summaries(summary, read_summary_file(against, "--against"))]
     tables += asked
     screen = Output()  # the files are written even if nobody reads the tables to their end
     width = None if screen.isatty() else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
-    first, shown = headline(panels, None if everything else MOST), by_group("results", groups)
+    first, shown = headline(panels, None if everything else MOST, over), by_group("results", groups)
     verdicts = [replace(totals, note="")] if totals.rows else []
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
-    printed = tables if everything else [shown, *varied, *verdicts, *asked]
+    opening = [table for table in tables if table.name == "settings"]
+    printed = tables if everything else [*opening, shown, *varied, *verdicts, *asked]
     console.print(*(table.rich() for table in printed))
     target = to or (source.parent if source.is_file() else source) / "report"
     paged, drawn = [shown, *tables], drawn_lines(panels) if figures else []
     try:
         write_files(target, table_files(tables))
-        ablated, pictures = _draw(ablations, drawn, target / "figures") if drawn else ([], [])
+        overview, ablated, pictures = _draw(over, ablations, drawn, target / "figures") if drawn else ([], [], [])
         name = source.stem if source.is_file() else source.resolve().name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
             *(name, groups, paged, target),
             headline=first,
+            overview=overview,
             panels=drawn,
             ablations=ablated,
             pictures=pictures,
@@ -145,9 +152,12 @@ def report(
     console.print(f"report in {target}", soft_wrap=True, markup=False)
 
 
-def _draw(ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path) -> tuple[Pictures, Pictures]:
-    """Save the figures of ablations, and all others."""
+def _draw(
+    over: Comparison | None, ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path
+) -> tuple[Pictures, Pictures, Pictures]:
+    """Save the figures over settings, of ablations, and all others."""
     from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
     from fedsim.report.figures import all_plots, save
+    from fedsim.report.settings_figures import settings_plots
 
-    return save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)
+    return save(settings_plots(over), folder), save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)

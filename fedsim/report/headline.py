@@ -12,8 +12,9 @@ import numpy as np
 
 from fedsim.papers.published import ALPHA
 from fedsim.report.tables import to_references
-from fedsim.results.groups import Group, Panel
+from fedsim.results.groups import CEILING, Group, Panel
 from fedsim.results.measures import final_lead, mean_final, preferences
+from fedsim.results.ranking import Comparison
 from fedsim.results.runs import Run
 from fedsim.results.statistics import MIN_SEEDS, Difference, holm
 from fedsim.results.table import show_interval, show_p
@@ -57,8 +58,9 @@ def _listed(values: Iterable[Any]) -> str:
     return shown if len(found) <= MOST else f"{shown} and {len(found) - MOST} more"
 
 
-def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
-    """A line on what was compared, and one on the best of each setting, of at most so many, that has several lines."""
+def headline(panels: Sequence[Panel], most: int | None = MOST, over: Comparison | None = None) -> list[str]:
+    """A line on what was compared, one on methods `over` settings, and one on the best of each setting, of at most so
+    many, that has several lines."""
     runs = [run for panel in panels for group in panel.lines.values() for run in group.runs]
     facts, num_seeds = header_facts(runs), len({run.seeds for run in runs})
     names = _listed(line for panel in panels for line in panel.lines)
@@ -70,12 +72,23 @@ def headline(panels: Sequence[Panel], most: int | None = MOST) -> list[str]:
     left = len(found) - len(shown)
     more = [f"and {left} more settings (all of them: fedsim report --all)"] if left else []
     first = f"{names} on {where}{settings}: {seeds}, rounds: {facts['rounds']}, runs: {facts['runs']}"
-    return [first, *shown, *more, *imperfect_chosen(panels)]
+    return [first, *([over_settings(over)] if over else []), *shown, *more, *imperfect_chosen(panels)]
+
+
+def over_settings(over: Comparison) -> str:
+    """How many methods are better than random selection, and the best of each class."""
+    words = {over.reference: "the reference"} | {name: one.word for name, one in over.verdicts.items()}
+    told = [f"{name}: {method} ({words[method]})" for name, method in over.best.items()]
+    count = f"{len(over.better)} of {len(over.verdicts)} methods are better than {over.reference} beyond chance"
+    return f"over {len(over.panels)} settings {count}; best by what they ask for: {'; '.join(told)}"
 
 
 def best(panels: Sequence[Panel]) -> list[str]:
     """A sentence for each panel that has finished runs of at least two lines."""
-    ranked = [(panel, lines) for panel in panels if len(lines := _by_accuracy(panel)) > 1]
+    methods = [
+        (panel, [one for one in _by_accuracy(panel) if one[2].choices.get("selector") != CEILING]) for panel in panels
+    ]
+    ranked = [(panel, lines) for panel, lines in methods if len(lines) > 1]
     leads = [final_lead(lines[0][2], lines[1][2]) for _, lines in ranked]
     corrected_p = holm([np.nan if lead is None else lead.p_value for lead in leads])
     over_reference = {(panel, line): {name: (lead, p)} for panel, line, name, lead, p in to_references(panels)}

@@ -137,8 +137,8 @@ def _line(name: str, runs: Sequence[Run], axes: Iterable[str], most: int) -> dic
     return {"name": name, "seeds": len(runs), **points}
 
 
-COSTS = ("costs", "times")
-"""Tables that are not folded."""
+OPENING, COSTS = ("settings", "advice"), ("costs", "times")
+"""Tables at the head of the page, and those that are not folded."""
 LONG = 60
 """Texts of more characters may be broken into lines."""
 HERE = Path(__file__).parent / "assets"
@@ -157,6 +157,7 @@ def html_page(
     folder: Path,
     *,
     headline: Sequence[str] = (),
+    overview: Sequence[tuple[str, bytes]] = (),
     panels: Sequence[Panel] = (),
     ablations: Sequence[tuple[str, bytes]] = (),
     pictures: Sequence[tuple[str, bytes]] = (),
@@ -164,10 +165,12 @@ def html_page(
 ) -> str:
     """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders.
 
-    `headline`: the lines at its head; the first of the `tables` is below them. `panels`: those with finished runs; none
-    of them, none of the curves. `ablations`, `pictures`: captions and PNG files' contents.
+    `headline`: the lines at its head; the `OPENING` and the first of the `tables` are below them. `panels`: those with
+    finished runs; none of them, none of the curves. `overview` (below `OPENING`), `ablations`, `pictures`: captions and
+    PNG files' contents.
     """
-    first, *others = [_cells(table.shown) for table in tables]
+    opening = [_cells(table.shown) for table in tables if table.name in OPENING]
+    first, *others = [_cells(table.shown) for table in tables if table.name not in OPENING]
     runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
     curves = plotly = thinned = ""
@@ -184,6 +187,8 @@ def html_page(
         .render(
             title=title,
             headline=headline,
+            opening=opening,
+            overview=_embedded(overview),
             first=first,
             costs=[table for table in others if table["name"] in COSTS],
             tables=[table for table in others if table["name"] not in COSTS],

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import yaml
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
@@ -12,6 +13,7 @@ from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
 from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured, preferences
+from fedsim.results.ranking import EQUAL, Comparison, mean_cost, mean_of, rank_tests, wins
 from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
@@ -32,15 +34,17 @@ Column = tuple[str | Measure, Format] | Callable[[Group], str]
 
 LEVEL_MARGIN = 0.02
 """Within which methods are told to be level with each other."""
-FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN} | {
+MORE = 0.02
+"""The second target over settings: so much above random selection's final accuracy."""
+FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN, "equal": EQUAL, "more": MORE} | {
     name: half_width_in_sd(num) for name, num in (("three", 3), ("five", 5), ("ten", 10))
 }
 """The numbers in the texts below tables."""
 TEXTS = yaml.safe_load((Path(__file__).parent / "assets" / "tables.yaml").read_text(encoding="utf-8"))
 
 
-def _table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    return Table(name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED))
+def _table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], **filled: str) -> Table:
+    return Table(name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED, **filled))
 
 
 FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
@@ -244,11 +248,102 @@ def targets(panels: Sequence[Panel]) -> Table:
     return _table("targets", [*header, "times as fast"], rows)
 
 
-def all_tables(groups: Sequence[Group], panels: Sequence[Panel]) -> list[Table]:
-    """All of these tables but `results`."""
+FEW = 10
+"""With fewer settings the distribution of Friedman's statistic is not yet that of chi squared."""
+SPENT = {"bytes": BYTES, "samples": SAMPLES, "simulated time": SIMULATED}
+IF_CLASS = {
+    "nothing": "nothing can be asked of clients",
+    "losses": "losses are cheap",
+    "label counts": "clients may tell their label counts",
+    "updates": "updates or gradients of everybody are cheap",
+    "speeds": "clients tell how fast they are",
+}
+"""When methods of a class can be used, beside those that ask nothing."""
+MOST_ADVISED = 3
+
+
+def _over_settings(found: Comparison) -> Table:
+    rows = []
+    for method, ranks in found.ranks.items():
+        cells = ["reference", *[""] * 6]
+        if verdict := found.verdicts.get(method):
+            own = verdict.difference
+            lead = ["-", "", ""] if own is None else [number(own.num), *show_interval(own)]
+            p_values = show_p(verdict.p_value), show_p(verdict.p_equal)
+            cells = [verdict.word, *lead, *p_values, _show_ratio(found.possible(method))]
+        told = [method, found.classes[method], *(number(rank, ".2f") for rank in ranks), *cells]
+        rows.append([*told, show_median_reached(found.spent(method, BYTES), "{:.2f}".format)])
+    header = ["method", "asks for", "rank", "in its class", "verdict", "seeds", "to random", "95 % interval"]
+    header += ["p (Holm)", "p equal", "of possible gain", "bytes"]
+    p_value, difference = rank_tests(found.means)
+    few = f"; {len(found.panels)} settings are too few to rely on it" if len(found.panels) < FEW else ""
+    told_p = f"p {show_p(p_value) or 'not defined'}{few}"
+    return _table("settings", header, rows, friedman=told_p, difference=f"{difference:.2f}")
+
+
+def _show_ratio(value: tuple[float, float, float] | None) -> str:
+    if value is None:
+        return "-"
+    return "not defined" if math.isnan(value[0]) else Cell("{:+.2f} [{:+.2f}, {:+.2f}]".format(*value), value[0])
+
+
+def _wins(found: Comparison) -> Table:
+    shares, (chances, lows, highs) = wins(found.blocks)
+    places = {method: found.methods.index(method) for method in found.ranks}
+
+    def cell(*at: int) -> str:
+        return Cell(f"{shares[at]:.2f}; {chances[at]:.2f} [{lows[at]:.2f}, {highs[at]:.2f}]", chances[at])
+
+    rows = [[row, *("" if i == j else cell(i, j) for j in places.values())] for row, i in places.items()]
+    return _table("wins", ["method", *places], rows)
+
+
+def _possible(found: Comparison) -> Table:
+    settings = {panel.title: slice(at, at + 1) for at, panel in enumerate(found.panels)} | {"all": slice(None)}
+    methods = found.verdicts if found.ceiling else ()
+    rows = [[method, *(_show_ratio(found.possible(method, at)) for at in settings.values())] for method in methods]
+    return _table("possible", ["method", *settings], rows)
+
+
+def _costs(found: Comparison) -> Table:
+    rows = []
+    for method in found.ranks:
+        spent = [found.spent(method, names, more) for names in SPENT.values() for more in (0.0, MORE)]
+        pairs = [(own, mean_cost(reference, BYTES)) for own, reference in found.pairs(method)]
+        area = np.mean([mean_of(own, partial(measures.accuracy_by_bytes, budget=budget)) for own, budget in pairs])
+        worst = np.mean([mean_of(own, f"{KEY}_worst_tenth") for own, _ in pairs])
+        means = ["-" if math.isnan(mean) else number(float(mean), ".4f") for mean in (area, worst)]
+        rows.append([method, found.classes[method], *(show_median_reached(s, "{:.2f}".format) for s in spent), *means])
+    targets = [f"{kind} to {target}" for kind in SPENT for target in ("random's final", f"{MORE:g} more")]
+    return _table("settings_costs", ["method", "asks for", *targets, "area over bytes", "worst tenth"], rows)
+
+
+def _advice(found: Comparison) -> Table:
+    none = f"{found.reference}: none is better beyond chance"
+    rows = [[case, ", ".join(names[:MOST_ADVISED]) or none, by] for case, names, by in _cases(found)]
+    return _table("advice", ["if", "use", "by"], rows)
+
+
+def _cases(found: Comparison) -> Iterator[tuple[str, list[str], str]]:
+    """What is known or cheap, the methods that the corrected tests support then, and what they are sorted by."""
+    for name, case in IF_CLASS.items():
+        if name in found.classes.values():
+            yield case, [one for one in found.better if found.classes[one] in ("nothing", name)], "mean rank"
+    for kind, case in (("bytes", "traffic is dear"), ("simulated time", "devices are slow")):
+        if found.spent(found.reference, SPENT[kind]):  # which is the answer, too, where the better ones spend more
+            spent = {one: median_reached(found.spent(one, SPENT[kind])) for one in (found.reference, *found.better)}
+            least = min(spent, key=lambda one: spent[one] or math.inf)
+            yield case, [least] if found.better else [], f"least {kind} to random's final accuracy"
+    for some in found.imperfect():
+        yield "labels are noisy, or clients otherwise imperfect", some.better, "mean rank in such settings"
+
+
+def all_tables(groups: Sequence[Group], panels: Sequence[Panel], over: Comparison | None = None) -> list[Table]:
+    """All of these tables but `results`. `over`: the comparison of methods over settings, if there is one."""
     finished = [group for group in groups if group.complete]
     by_client = [group for group in finished if group.runs[0].config.get(KEY)]
-    found = [by_group(name, groups) for name in ("overview", "checkpoints")]
+    found = [] if over is None else [make(over) for make in (_over_settings, _advice, _wins, _possible, _costs)]
+    found += [by_group(name, groups) for name in ("overview", "checkpoints")]
     found += [table(panels) for table in (pairs, pooled_pairs, targets)]
     found += [by_group("selections", finished), imperfect(panels), by_group("clients", by_client)]
     return [*found, *(by_group(name, finished) for name in ("costs", "times"))]

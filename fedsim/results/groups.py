@@ -5,10 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
+import numpy as np
+
 from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
+from fedsim.core.disk import conf_dir
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
@@ -23,6 +26,16 @@ NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 SYMBOLS = {key: symbol for symbol, (*_, key) in SHORTHANDS.items()}
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
+CEILING = "clairvoyant"
+"""The selector that is no method: what the best choices could have bought."""
+CLASSES: Mapping[str, str] = {
+    "updates": r"gradient|update of|soft labels|(^|; )training(;|$)",
+    "label counts": r"label.counts",
+    "losses": r"loss",
+    "speeds": r"seconds|timed|resources|response",
+    "nothing": r"^nothing",
+}
+"""What methods ask of clients, and what tells it in a text: of several the first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,6 +215,26 @@ class Panel:
 
     def name_of(self, group: Group) -> str:
         return next(name for name, other in self.lines.items() if other is group)
+
+
+def class_of(groups: Sequence[Group]) -> str:
+    """One of `CLASSES`, by the signals that its selector needs (`asks` of summary.json), of earlier runs by the
+    file of the shipped choice; or that in one of them everybody trains, or "unknown"."""
+    ratios = [[run.columns["participation_ratio"] for run in group.complete] for group in groups]
+    if any(np.equal(np.concatenate(own), 1).all() for own in ratios):  # elsewhere clients may be away
+        return "everybody trains"
+    run = groups[0].complete[0]
+    text = str(run.summary.get("asks") or _asked(run.choices.get("selector", "")))
+    return next((name for name, pattern in CLASSES.items() if re.search(pattern, text)), "unknown")
+
+
+@cache
+def _asked(choice: str) -> str:
+    """What the file of a shipped selector, or of the one that it builds on, says that it asks; empty if it is none."""
+    path = conf_dir() / "selector" / f"{choice}.yaml"
+    text = path.read_text(encoding="utf-8") if re.fullmatch(r"\w+", choice) and path.is_file() else ""
+    told, base = (re.search(line, text, re.MULTILINE) for line in (r"^#\s+asks:\s+(.+)$", r"^\s+- (\w+)$"))
+    return told[1] if told else _asked(base[1]) if base else ""
 
 
 def split_labels(labels: Mapping[str, str]) -> tuple[str, str]:

@@ -80,6 +80,16 @@ def spent_to(run: Run, target: float, names: Sequence[str]) -> float | None:
     return float(spent[: int(reached)].sum()) if reached is not None and len(spent) else None
 
 
+def accuracy_by_bytes(run: Run, budget: float) -> float | None:
+    """Mean test accuracy over the first `budget` bytes sent (area under accuracy against bytes): 0 before the first
+    evaluation, between two that of the former, the last one where a run ends earlier; None without records of bytes."""
+    spent, known = _spent(run, BYTES), np.isfinite(run.columns["test_accuracy"])
+    if not len(spent) or budget <= 0:
+        return None
+    starts = np.minimum(np.append(np.cumsum(spent)[known], budget), budget)
+    return float(np.diff(starts) @ run.columns["test_accuracy"][known]) / budget
+
+
 def participation_rise(run: Run) -> float | None:
     """Mean share of clients that upload in the second half of the rounds, minus that in the first half."""
     ratios = run.columns["participation_ratio"]
@@ -183,6 +193,7 @@ def selection_overhead(run: Run) -> float | None:
 MEASURES: Mapping[str, Callable[..., float | None]] = {
     "accuracy": partial(accuracy_around, width=1),  # a single evaluation
     "accuracy_around": accuracy_around,
+    "accuracy_by_bytes": accuracy_by_bytes,
     "bytes_down": lambda run: float(run.summary["totals"]["bytes_down"]),
     "bytes_to": partial(spent_to, names=BYTES),
     "bytes_up": lambda run: float(run.summary["totals"]["bytes_up"]),
@@ -208,6 +219,7 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "rounds_to": rounds_to,
     "rounds_to_cover": rounds_to_cover,
     "samples_deviation": _of_sizes(np.std),  # divisor N
+    "samples_to": partial(spent_to, names=SAMPLES),
     "samples_mean": _of_sizes(np.mean),
     "samples_total": _of_sizes(np.sum),
     "seconds_200": seconds_200,

@@ -155,9 +155,28 @@ def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
     They are averaged at each seed that all strata have, and these means are tested: strata of one seed are not
     independent. None if these seeds are fewer than two.
     """
+    return differences([*pooled_values(strata).values()], len(strata))
+
+
+def pooled_values(strata: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
+    """The mean over strata at each seed that all of them have."""
     first, *others = strata
     common = [seeds for seeds in first if all(seeds in other for other in others)]
-    return differences([float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common], len(strata))
+    return {seeds: float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common}
+
+
+def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
+    """The ratio of the means of paired values, one a seed each, and its 95 % interval by Fieller (1954): r for which a
+    t-test does not tell the mean of above - r below from 0. nan where the interval of the lower mean holds 0; None
+    below two pairs."""
+    if (num := len(above)) < 2:
+        return None
+    top, bottom = float(np.mean(above)), float(np.mean(below))
+    (of_top, both), (_, of_bottom) = np.cov(above, below) * t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
+    if (square := bottom**2 - of_bottom) <= ROUNDING:
+        return math.nan, math.nan, math.nan
+    middle, root = top * bottom - both, math.sqrt(max((top * bottom - both) ** 2 - square * (top**2 - of_top), 0.0))
+    return top / bottom, float(middle - root) / square, float(middle + root) / square
 
 
 def t_tail(distance: float, error: float, df: float) -> float:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.clients.context import OF_SERVER
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
@@ -239,6 +240,7 @@ class _Run:
             "start_up_rounds": self.start_up_rounds,
             "seed": plan.settings.seed,
             "choices": dict(plan.choices),
+            "asks": "; ".join(sorted(self.parts.selector.needs - OF_SERVER)) or "nothing",
             "engine": self.parts.engine.description,
             "data": dict(self.experiment.data_source),
             "incidents": self.incidents.counts,

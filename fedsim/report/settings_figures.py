@@ -1,0 +1,89 @@
+"""Figures of methods over several settings: critical differences, accuracy against bytes, performance profiles."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedsim.report.figures import CAPTIONS, PAGE, SMALL, Plot, line_axes, style
+from fedsim.report.page import make_looks
+from fedsim.results.groups import Panel
+from fedsim.results.measures import BYTES, mean_final
+from fedsim.results.ranking import Comparison, mean_cost, profile, rank_tests
+
+MOST_PROFILES, LEVELS = 8, 200
+"""Lines of a figure of profiles, and points of a line."""
+
+
+def settings_plots(found: Comparison | None) -> list[Plot]:
+    with style():
+        return [] if found is None else [ranks_plot(found), bytes_plot(found), profiles_plot(found)]
+
+
+def ranks_plot(found: Comparison) -> Plot:
+    """Demsar's diagram: mean ranks on an axis, the better half named on its left; bars join those that cannot be told
+    apart."""
+    ranks, (_, difference) = [rank for rank, _ in found.ranks.values()], rank_tests(found.means)
+    num, half, ends = (
+        len(ranks),
+        -(-len(ranks) // 2),
+        [sum(r <= rank + difference for r in ranks) - 1 for rank in ranks],
+    )
+    bars = [
+        (at, end) for at, end in enumerate(ends) if end > max([at, *ends[:at]])
+    ]  # first and last, the longest alone
+    top = 1.2 + 0.4 * len(bars)  # of the names, in rows below the axis
+    figure = Figure(figsize=(PAGE, 0.15 * (top + half + 3)))
+    ax = figure.subplots()
+    ax.set(xlim=(0.7, num + 0.3), ylim=(top + half, 0), yticks=[])
+    ax.spines[["left", "bottom"]].set_visible(False)
+    ax.spines["top"].set_visible(True)
+    ax.xaxis.tick_top()
+    ax.set_title(f"critical difference {difference:.2f}" + " (more than all ranks differ by)" * (difference > num - 1))
+    for row, (first, last) in enumerate(bars):
+        ax.hlines(0.8 + 0.4 * row, ranks[first] - 0.05, ranks[last] + 0.05, "#D55E00", linewidth=2)
+    for at, (name, rank) in enumerate(zip(found.ranks, ranks, strict=True)):
+        side, end, row = ("right", 0.6, at) if at < half else ("left", num + 0.4, num - 1 - at)
+        ax.plot([rank, rank, end], [0, top + row, top + row], "k", linewidth=0.6, clip_on=False)
+        text = f"{name}  {rank:.2f} " if side == "right" else f" {rank:.2f}  {name}"
+        ax.text(end, top + row, text, ha=side, va="center", size=SMALL)
+    return Plot("settings_ranks", CAPTIONS["settings_ranks"].format(settings=len(found.panels)), figure)
+
+
+def bytes_plot(found: Comparison) -> Plot:
+    """Final accuracy against bytes as multiples of those of random selection: means over settings."""
+    panel = Panel("", {name: found.panels[0].lines[name] for name in found.methods})
+    looks, y = make_looks([panel]), dict(zip(found.methods, found.means.mean(0).tolist(), strict=True))
+    costs = {name: [mean_cost(own, BYTES) / mean_cost(one, BYTES) for own, one in found.pairs(name)] for name in y}
+    x = {name: float(np.mean(shares)) for name, shares in costs.items()}
+    figure, (ax,) = line_axes([panel], looks)
+    for name in y:
+        ax.plot(x[name], y[name], **{**looks[name], "linestyle": "none"})
+    front = [n for n in y if not any((x[o], -y[o]) != (x[n], -y[n]) and x[o] <= x[n] and y[o] >= y[n] for o in y)]
+    front.sort(key=x.__getitem__)
+    ax.step([x[name] for name in front], [y[name] for name in front], "grey", where="post", linewidth=0.8, zorder=0)
+    for name in front:
+        ax.annotate(name, (x[name], y[name]), (3, 4), textcoords="offset points", size=SMALL)
+    for name in found.ceiling:
+        height = float(np.mean([mean_final(own) for own, _ in found.pairs(name)]))
+        ax.axhline(height, color="black", linestyle="--", linewidth=0.8)
+        ax.text(0.99, height, name, transform=ax.get_yaxis_transform(), ha="right", va="top", size=SMALL)
+    ax.set(xscale="log", xlabel="bytes sent, both ways (random selection: 1)", ylabel="final test accuracy")
+    ax.xaxis.set_major_formatter("{x:g}")
+    ax.xaxis.set_minor_formatter("{x:g}")
+    ax.margins(0.15)
+    return Plot("settings_bytes", CAPTIONS["settings_bytes"], figure)
+
+
+def profiles_plot(found: Comparison) -> Plot:
+    names = [*dict.fromkeys([found.reference, *found.ceiling, *found.best.values()])][:MOST_PROFILES]
+    gains = {name: [np.array([*by_seed.values()]) for by_seed in found.gains(name)] for name in names}
+    ends = np.concatenate([values for own in gains.values() for values in own])
+    levels = np.linspace(ends.min() - 0.01, ends.max() + 0.01, LEVELS)
+    panel = Panel("", {name: found.panels[0].lines[name] for name in names})
+    looks = make_looks([panel])
+    figure, (ax,) = line_axes([panel], looks)
+    for at, (name, own) in enumerate(gains.items()):
+        share, low, high = profile(own, levels)
+        ax.fill_between(levels, low, high, color=looks[name]["color"], alpha=0.12, linewidth=0)
+        ax.plot(levels, share, markevery=(at * 5, LEVELS // 5), **looks[name])
+    ax.set(xlabel="gain over random selection at the same seed", ylabel="share of runs with at least it")
+    return Plot("settings_profiles", CAPTIONS["settings_profiles"], figure)

@@ -1,0 +1,205 @@
+"""Methods over several settings: ranks, verdicts against random selection, wins, shares of the possible gain, costs.
+
+Ranks, Friedman's test and the critical difference are those of Demsar (2006), probability of improvement and
+performance profiles those of Agarwal et al. (2021). Their intervals are percentiles of a bootstrap that draws the seeds
+of each setting anew, the same ones for all methods.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+
+from fedsim.results.groups import CEILING, REFERENCE, Group, Panel, class_of
+from fedsim.results.measures import Measure, finals, mean_final, measured, spent_to, total_cost
+from fedsim.results.runs import Floats, Seeds
+from fedsim.results.statistics import LEVEL, MIN_SEEDS, Difference, holm, paired_values, pooled, pooled_values, ratio
+
+EQUAL = 0.005
+"""Methods whose final accuracies differ by less are equal."""
+ALPHA, RESAMPLES = round(1 - LEVEL, 10), 2_000
+LEAST_SETTINGS, LEAST_METHODS = 2, 3
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A method against random selection: the difference of final accuracy at equal seeds, pooled over settings. By
+    Holm's correction over all methods, each in its family: p of no difference, and of one beyond `EQUAL`."""
+
+    difference: Difference | None
+    p_value: float
+    p_equal: float
+
+    @property
+    def word(self) -> str:
+        if self.difference is None or self.difference.num < MIN_SEEDS:
+            return "too few seeds"
+        if self.p_value < ALPHA:
+            return "better" if self.difference.mean > 0 else "worse"
+        return f"equal within {EQUAL:g}" if self.p_equal < ALPHA else "not decided"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """`methods`: the lines that are finished in all `panels`, the `reference` (random selection) among them; `ceiling`:
+    the line of what the best choices could have bought, which is no method, if there is one."""
+
+    panels: Sequence[Panel]
+    methods: Sequence[str]
+    reference: str
+    ceiling: Sequence[str] = ()
+
+    @cached_property
+    def finals(self) -> Mapping[str, list[dict[Seeds, float]]]:
+        """Of each line the final accuracies by seed, setting by setting."""
+        return {line: [finals(panel.lines[line]) for panel in self.panels] for line in (*self.methods, *self.ceiling)}
+
+    @cached_property
+    def blocks(self) -> list[Floats]:
+        """The methods' final accuracies at the seeds that all of them have, [M, S] for each setting."""
+        found = []
+        for values in zip(*(self.finals[method] for method in self.methods), strict=True):
+            common = sorted(set.intersection(*map(set, values)))
+            found.append(np.array([[own[seeds] for seeds in common] for own in values]))
+        return found
+
+    @cached_property
+    def means(self) -> Floats:
+        """The means of `blocks`, [settings, M]."""
+        return np.stack([block.mean(1).round(12) for block in self.blocks])
+
+    @cached_property
+    def classes(self) -> Mapping[str, str]:
+        return {method: class_of([panel.lines[method] for panel in self.panels]) for method in self.methods}
+
+    @cached_property
+    def ranks(self) -> Mapping[str, tuple[float, float]]:
+        """Mean ranks among all methods, and among those of the same class; the best method first."""
+        found, overall = {}, mean_ranks(self.means).tolist()
+        for at, method in enumerate(self.methods):
+            same = [i for i, other in enumerate(self.methods) if self.classes[other] == self.classes[method]]
+            found[method] = overall[at], float(mean_ranks(self.means[:, same])[same.index(at)])
+        return dict(sorted(found.items(), key=lambda one: one[1]))
+
+    @cached_property
+    def best(self) -> Mapping[str, str]:
+        """The method with the best rank of each class."""
+        return {self.classes[method]: method for method in [*self.ranks][::-1]}
+
+    @cached_property
+    def verdicts(self) -> Mapping[str, Verdict]:
+        """Of all methods but the reference."""
+        leads = {method: pooled(self.gains(method)) for method in self.ranks if method != self.reference}
+        p_values = holm([math.nan if one is None else one.p_value for one in leads.values()])
+        p_equal = holm([math.nan if one is None else one.p_equivalent(EQUAL) for one in leads.values()])
+        return dict(zip(leads, map(Verdict, leads.values(), p_values, p_equal), strict=True))
+
+    @property
+    def better(self) -> list[str]:
+        """The methods that are better than random selection beyond chance, the best rank first."""
+        return [method for method, verdict in self.verdicts.items() if verdict.word == "better"]
+
+    def pairs(self, line: str) -> list[tuple[Group, Group]]:
+        """The groups of a line and of random selection, setting by setting."""
+        return [(panel.lines[line], panel.lines[self.reference]) for panel in self.panels]
+
+    def gains(self, line: str) -> list[dict[Seeds, float]]:
+        """Final accuracy minus that of random selection by seed, setting by setting."""
+        return list(map(paired_values, self.finals[line], self.finals[self.reference]))
+
+    def possible(self, method: str, settings: slice = slice(None)) -> tuple[float, float, float] | None:
+        """The `ratio` of a method's gain to that of the ceiling, of means over settings at seeds that both have."""
+        own, *whole = (pooled_values(self.gains(line)[settings]) for line in (method, *self.ceiling))
+        common = [seeds for seeds in own if whole and seeds in whole[0]]
+        return ratio([own[seeds] for seeds in common], [whole[0][seeds] for seeds in common])
+
+    def spent(self, method: str, names: Sequence[str], above: float = 0.0) -> list[float | None]:
+        """Of each run: the sum of quantities until the test accuracy first reaches the mean final accuracy of random
+        selection in its setting and `above`, as a share of what random selection spends in all; None if never. Without
+        the runs of settings in which they were not recorded."""
+        found: list[float | None] = []
+        for own, reference in self.pairs(method):
+            target, whole = (mean_final(reference) or 0.0) + above, mean_cost(reference, names)
+            (values,) = measured(own, [partial(spent_to, target=target, names=names)])
+            found += [None if value is None else value / whole for value in values if not math.isnan(whole)]
+        return found
+
+    def imperfect(self) -> list["Comparison"]:
+        """The comparison in settings in which some clients are imperfect, if there are any."""
+        found = [panel for panel in self.panels if panel.lines[self.reference].complete[0].imperfect is not None]
+        return [replace(self, panels=found)] if found else []
+
+
+def compare(panels: Sequence[Panel]) -> Comparison | None:
+    """None unless `LEAST_METHODS` or more, random selection among them, are finished in all of `LEAST_SETTINGS` or more
+    settings, with a seed in each that all of them have."""
+    first, *others = [panel.lines for panel in panels] or [{}]
+    lines = [name for name in first if all(name in own and finals(own[name]) for own in (first, *others))]
+    chosen = {name: first[name].choices.get("selector") for name in lines}
+    references, ceiling = ([name for name in lines if chosen[name] == one] for one in (REFERENCE, CEILING))
+    methods = [name for name in lines if name not in ceiling]
+    if len(panels) < LEAST_SETTINGS or len(methods) < LEAST_METHODS or not references:
+        return None
+    found = Comparison(panels, methods, references[0], ceiling[:1])
+    return found if all(block.shape[1] for block in found.blocks) else None
+
+
+def mean_of(group: Group, measure: str | Measure) -> float:
+    """The mean over seeds; nan where a run does not have it."""
+    return float(np.mean([math.nan if value is None else value for value in measured(group, [measure])[0]]))
+
+
+def mean_cost(group: Group, names: Sequence[str]) -> float:
+    return mean_of(group, partial(total_cost, names=names))
+
+
+def mean_ranks(values: Floats) -> Floats:
+    """Mean ranks over blocks, [B, M] to [M]: 1 is the highest value; equal ones share the mean of theirs."""
+    from scipy.stats import rankdata  # here and below: it takes half a second to import
+
+    return np.asarray(rankdata(-values, axis=1)).mean(0)
+
+
+def rank_tests(values: Floats) -> tuple[float, float]:
+    """Of [B, M]: p-value of Friedman's test, nan where all are equal in all blocks; and the critical difference: mean
+    ranks that differ by less cannot be told apart at 5 % over all pairs (Nemenyi, 1963)."""
+    from scipy.stats import friedmanchisquare, studentized_range
+
+    p_value = float(friedmanchisquare(*values.T).pvalue) if np.ptp(values, 1).any() else math.nan
+    blocks, num = values.shape
+    return p_value, float(studentized_range.ppf(LEVEL, num, np.inf)) * math.sqrt(num * (num + 1) / (12 * blocks))
+
+
+def _weights(num: int, setting: int) -> Floats:
+    """The weights of the seeds of a setting: the data's own, then those of the resamples, [1 + R, S]."""
+    drawn = np.random.default_rng(setting).multinomial(num, np.full(num, 1 / num), RESAMPLES)
+    return np.vstack([np.ones(num), drawn]) / num
+
+
+def _estimates(values: Floats) -> Floats:
+    """Of values of the data and of the resamples, [1 + R, ...]: the estimate and its interval, [3, ...]."""
+    return np.stack([values[0], *np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)])
+
+
+def wins(blocks: Sequence[Floats]) -> tuple[Floats, Floats]:
+    """Of [M, S] for each setting: the share of settings in which the row's mean is above the column's [M, M], and the
+    mean over settings of P(row > column) over all pairs of seeds, with its interval [3, M, M]. Equal ones count 1/2."""
+    means = np.stack([block.mean(1).round(12) for block in blocks])
+    chances = np.zeros((1 + RESAMPLES, means.shape[1], means.shape[1]))
+    for setting, block in enumerate(blocks):
+        weights = _weights(block.shape[1], setting)
+        for number, row in enumerate(block):
+            above = (1 + np.sign(row[:, None] - block[number:, None])) / 2  # [M - number, S, S]
+            part = ((weights @ above) * weights).sum(-1).T / len(blocks)
+            chances[:, number, number:] += part
+            chances[:, number + 1 :, number] += 1 / len(blocks) - part[:, 1:]
+    return (1 + np.sign(means[:, :, None] - means[:, None])).mean(0) / 2, _estimates(chances)
+
+
+def profile(gains: Sequence[Floats], levels: Floats) -> Floats:
+    """The share of all runs whose gain is at least each of the levels [T], with a pointwise band, [3, T]. `gains`: one
+    a seed for each setting."""
+    parts = [len(own) * _weights(len(own), at) @ (own[:, None] >= levels) for at, own in enumerate(gains)]
+    return _estimates(np.sum(parts, 0) / sum(map(len, gains)))

@@ -61,6 +61,7 @@ COMMANDS = {
     "list": ("fedsim.commands.listing", "what can be chosen: selectors, presets, data sets, models, ..."),
     "show": ("fedsim.commands.show", "the jobs that a command would run, and what is already there"),
     "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
+    "race": ("fedsim.search.race", "a sweep in which methods that are beaten get no more seeds"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),

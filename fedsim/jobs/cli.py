@@ -24,14 +24,7 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, tell
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
-
-
 Batches = Callable[[Sequence[Plan], Attempts], Iterable[Sequence[Plan]]]
-"""Of the plans of all jobs, those to be run next, until nothing is left; asked again when they have ended."""
-
-
-def all_at_once(plans: Sequence[Plan], attempts: Attempts) -> Iterable[Sequence[Plan]]:
-    return [plans]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -58,9 +51,9 @@ def question(args: Namespace) -> list[str]:
         return for_hydra(args, more if args.cfg else [])
 
 
-def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batches = all_at_once) -> int:
-    """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on. Those that
-    `batches` leaves out are not run."""
+def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batches = lambda plans, _: [plans]) -> int:
+    """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on. `batches`:
+    of the plans of all jobs, those to be run next, asked when the ones before have ended, until no more are to be."""
     plans, overwriting = prepare(jobs)
     launcher = check_all(jobs, plans)
     progress = Progress(plans)

@@ -146,12 +146,6 @@ class Attempts:
         if self.screen is not None:
             self.screen.job_ended(plan, outcome)
 
-    def leave_out(self, plans: Iterable[Plan]) -> None:
-        """Jobs of the command that are not to be run."""
-        for plan in plans:
-            self.progress.leaves(plan.folder)
-            self.overwriting.forget(plan)
-
     def run_in_turn(self, plans: Sequence[Plan]) -> None:
         """Run jobs one after another; after a signal its exception is raised."""
         for plan in plans:

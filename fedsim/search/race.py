@@ -1,20 +1,21 @@
 """`fedsim race`: a sweep whose seeds are added step by step; a method that is beaten in a setting gets no more there.
 
 Maron and Moore, "Hoeffding races" (NIPS 1994), race models on the same samples; Birattari et al., "A racing algorithm
-for configuring metaheuristics" (GECCO 2002), methods on the same instances by tests of hypotheses (F-race). Instances
-are seeds here, and the test is Student's for pairs in place of Friedman's on ranks, which rejects nothing at few seeds
-and the levels that many settings leave. Unlike F-race's, the level holds for the whole race (`stops`).
+for configuring metaheuristics" (GECCO 2002), methods on the same instances by tests (F-race). Instances are seeds here,
+and the test is Student's for pairs, as ranks reject nothing at few seeds and the levels that many settings leave.
+Unlike F-race's, the level holds for the whole race (`stops`).
 """
 
 import json
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from itertools import takewhile
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise, takewhile
+from operator import sub
 from pathlib import Path
 
-import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
@@ -23,7 +24,7 @@ from fedsim.config.compose import Composed, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.words import parse, read_words, typed_in
 from fedsim.core.configs import SEEDS
-from fedsim.core.disk import unwritable, write_atomically
+from fedsim.core.disk import write_atomically
 from fedsim.core.errors import at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.prepare import compose_words
@@ -32,8 +33,6 @@ from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
 from fedsim.search.command import with_own_keys
 from fedsim.tracking.tables import CONSOLE, differing_keys, tell_line
-
-FILE = "race.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +46,8 @@ class Settings:
     keep: Sequence[str] = ("random",)
 
     def __post_init__(self) -> None:
-        check(
-            rule(0 < self.alpha < 0.5, "alpha", self.alpha, "must lie in (0, 0.5)", "0.05 is usual"),
-            at_least("batch", self.batch, 1),
-            at_least("min_seeds", self.min_seeds, 2),
-        )
-
-
-OWN_KEYS = tuple(one.name for one in fields(Settings))
+        positive = rule(0 < self.alpha < 0.5, "alpha", self.alpha, "must lie in (0, 0.5)", "0.05 is usual")
+        check(positive, at_least("batch", self.batch, 1), at_least("min_seeds", self.min_seeds, 2))
 
 
 @dataclass(frozen=True)
@@ -80,15 +73,14 @@ def stops(accuracies: Mapping[str, Sequence[float]], looks: Sequence[int], level
     k - 1 others, whose true mean is no higher, passes a test against it, which each does with a probability of at most
     `level`. With `level` = alpha / (sum over settings of (k - 1) L) this happens in any setting with a probability of
     at most alpha (union bound), whoever leads by chance. Paired differences are taken to be normal and independent
-    between seeds, as everywhere in reports. Methods that are equally good go on.
+    between seeds, as everywhere in reports.
     """
     found: dict[str, Stop] = {}
     for look in looks:
-        complete = {name: np.array(values[:look]) for name, values in accuracies.items() if len(values) >= look}
-        racing = {name: values for name, values in complete.items() if name not in found}
-        best = max(racing, key=lambda name: float(racing[name].mean()), default="")
+        racing = {name: one[:look] for name, one in accuracies.items() if name not in found and len(one) >= look}
+        best = max(racing, key=lambda name: sum(racing[name]), default="")
         for name, values in racing.items():
-            lead = Difference(tuple(racing[best] - values))
+            lead = Difference(tuple(map(sub, racing[best], values)))
             if name != best and (p := lead.p_above(0.0)) <= level:
                 found[name] = Stop(look, best, lead.mean, p)
     return found
@@ -104,70 +96,53 @@ class Method:
     accuracies: Sequence[float] = ()
     stop: Stop | None = None
 
-    def __str__(self) -> str:
-        waits = "" if len(self.accuracies) == len(self.jobs) else "waits for a run that is not done"
-        return f"at {self.stop.seeds}: {self.stop}" if self.stop else waits or ("kept" if self.kept else "")
-
 
 class Race:
-    """The race of `jobs`, in settings: what is typed or a preset sweeps over, but for selector and seeds. Raises
-    `ConfigError` where no method can be stopped."""
+    """The race of `jobs`, in settings: what is swept over but for selector and seeds. Raises `ConfigError` where no
+    method could be stopped."""
 
     def __init__(self, jobs: Sequence[Composed], settings: Settings) -> None:
         self.methods: dict[str, dict[str, Method]] = {}
         labels = [{k.lstrip("+"): v for k, _, v in (word.partition("=") for word in job.overrides)} for job in jobs]
-        differing = [key for key in differing_keys(labels) if key not in SEEDS]
-        for number, (job, words) in enumerate(zip(jobs, labels, strict=True)):
+        differing = [key for key in differing_keys(labels) if key not in (*SEEDS, "selector")]
+        choices = [job.choices.get("selector", "") for job in jobs]
+        for number, (choice, words) in enumerate(zip(choices, labels, strict=True)):
             told = {key: f"{key}={words[key]}" for key in differing if key in words}
-            own = [key for key in told if re.match(r"selector\b", key)]
-            setting = " ".join(told[key] for key in told if key not in own) or job.choices.get("partition", "")
-            choice = job.choices.get("selector", "")
-            name = " ".join([choice, *(told[key] for key in own if key != "selector")])
-            method = self.methods.setdefault(setting, {}).setdefault(name, Method(choice in settings.keep))
-            method.jobs.append(number)
+            name = " ".join([choice, *(told.pop(key) for key in list(told) if re.match(r"selector\b", key))])
+            methods = self.methods.setdefault(" ".join(told.values()) or "the setting", {})
+            methods.setdefault(name, Method(choice in settings.keep)).jobs.append(number)
         self.all = [method for methods in self.methods.values() for method in methods.values()]
         self.num_seeds, racing = len(self.all[0].jobs), sum(not method.kept for method in self.all)
         self.looks = range(settings.min_seeds, self.num_seeds, settings.batch)
         tests = len(self.looks) * (racing - len(self.methods))
-        self._check(settings, sorted({job.choices.get("selector", "") for job in jobs}), tests)
-        self.level = settings.alpha / tests
-
-    def _check(self, settings: Settings, choices: Sequence[str], tests: int) -> None:
-        few = f"a race needs more than min_seeds={settings.min_seeds}, after which the first method can be stopped"
-        alone = f"a race needs two selectors beside keep=[{','.join(settings.keep)}]"
-        unknown = [name for name in settings.keep if name not in (*choices, *Settings.keep)]
+        few, alone = f"must be more than min_seeds={settings.min_seeds}", "must be two that are not in keep"
+        here, unknown = ",".join(sorted({*choices})), ",".join({*settings.keep} - {*choices, *Settings.keep})
         check(
-            rule(bool(self.looks), "seed", f"{self.num_seeds} of them", few, "seed='range(10)', say"),
-            rule(tests > 0 or not self.looks, "selector", ",".join(choices), alone, "name more, or set keep=[]"),
-            rule(not unknown, "keep", ",".join(unknown), "is not raced", f"selectors here: {', '.join(choices)}"),
+            rule(bool(self.looks), "seed", f"{self.num_seeds} of them", few, "sweep over more: seed='range(10)', say"),
+            rule(tests > 0 or not self.looks, "selector", here, alone, "name more, or set keep=[]"),
+            rule(not unknown, "keep", unknown, "is not raced", f"selectors here: {here}"),
         )
-
-    @property
-    def saved(self) -> int:
-        """Runs that are not made."""
-        return sum(self.num_seeds - method.stop.seeds for method in self.all if method.stop)
+        self.level = settings.alpha / tests
 
     def batches(self, plans: Sequence[Plan], attempts: Attempts) -> Iterator[list[Plan]]:
         """The jobs up to each look, of all settings together. What is decided follows from how they have ended."""
-        at = ", ".join(map(str, self.looks))
-        tell_line(
-            f"{len(self.methods)} settings; after {at} of {self.num_seeds} seeds, p <= {self.level:.2g} stops a method"
-        )
-        before = 0
-        for look in (*self.looks, self.num_seeds):
+        at = f"after {', '.join(map(str, self.looks))} of {self.num_seeds} seeds"
+        tell_line(f"{len(self.methods)} settings; {at}, p <= {self.level:.2g} stops a method")
+        for before, look in pairwise((0, *self.looks, self.num_seeds)):
             going_on = [method for method in self.all if method.stop is None and len(method.accuracies) >= before]
             yield [plans[job] for method in going_on for job in method.jobs[before:look]]
             for method in going_on:
                 ended = (_accuracy(attempts.ended.get(plans[job].folder)) for job in method.jobs[:look])
                 method.accuracies = list(takewhile(lambda accuracy: accuracy >= 0, ended))
-            self._look(look)
-            attempts.leave_out(plans[job] for method in self.all if method.stop for job in method.jobs[look:])
+            self._decide(look)
+            for plan in (plans[job] for method in self.all if method.stop for job in method.jobs[look:]):
+                attempts.progress.leaves(plan.folder)
+                attempts.overwriting.forget(plan)
             if attempts.screen is not None:
-                self._write(attempts.screen.folder / FILE)
-            before = look
+                self._write(attempts.screen.folder / "race.json")
 
-    def _look(self, seeds: int) -> None:
-        """Decide, and say what was decided at so many seeds."""
+    def _decide(self, seeds: int) -> None:
+        """Also say what was decided at so many seeds."""
         told = []
         for setting, methods in self.methods.items():
             accuracies = {name: method.accuracies for name, method in methods.items() if not method.kept}
@@ -179,20 +154,21 @@ class Race:
 
     def _write(self, path: Path) -> None:
         found = {setting: {name: asdict(m) for name, m in methods.items()} for setting, methods in self.methods.items()}
-        content = {"level": self.level, "looks": [*self.looks], "saved": self.saved, "settings": found}
-        try:
-            write_atomically(path, json.dumps(content, indent=1).encode())
-        except OSError as error:  # nothing reads it to go on
-            tell_line(unwritable("output_dir", path, error))
+        content = json.dumps({"level": self.level, "looks": [*self.looks], "settings": found}, indent=1)
+        with suppress(OSError):  # nothing reads it to go on
+            write_atomically(path, content.encode())
 
     def tell(self) -> None:
         """A line for each method of each setting, and what was saved."""
-        table = Table("setting", "method", "seeds", "stopped", box=None, pad_edge=False)
+        table, saved = Table("setting", "method", "seeds", "stopped", box=None, pad_edge=False), 0
         for setting, methods in self.methods.items():
             for name, method in methods.items():
-                table.add_row(escape(setting), escape(name), str(len(method.accuracies)), escape(str(method)))
+                seeds, waits = len(method.accuracies), "waits for a run that is not done"
+                ended = method.stop or ("kept" * method.kept if seeds == self.num_seeds else waits)
+                table.add_row(escape(setting), escape(name), str(seeds), escape(str(ended)))
+                saved += self.num_seeds - seeds if method.stop else 0
         CONSOLE.print(table)
-        tell_line(f"{self.saved} of {sum(len(method.jobs) for method in self.all)} runs saved")
+        tell_line(f"{saved} of {self.num_seeds * len(self.all)} runs saved")
 
 
 def _accuracy(outcome: Outcome | None) -> float:
@@ -205,17 +181,15 @@ def _accuracy(outcome: Outcome | None) -> float:
 def run(words: Sequence[str]) -> int:
     """Race as the command line says. Raises `FedsimError` before any work is done."""
     _, args = read_words(_parser(), words)
-    own, found = {}, Gathered()
+    keys, own, found, args.multirun = [*Settings.__dataclass_fields__], {}, Gathered(), True
     with search_path(args.config_dir, args.config_path):
-        for override in [one for one in parse(args.overrides) if one.key_or_group in OWN_KEYS]:
+        for override in [one for one in parse(args.overrides) if one.key_or_group in keys]:
             args.overrides.remove(override.input_line)
-            listed = override.key_or_group == "keep" or override.is_sweep_override()
-            texts = re.findall(r"[^][,\s]+", typed_in(override))
-            own[override.key_or_group] = texts if listed else override.value()
+            several = override.key_or_group == "keep" or override.is_sweep_override()
+            own[override.key_or_group] = re.findall(r"[^][,\s]+", typed_in(override)) if several else override.value()
     settings = found.run(construct, Settings, own, "") or Settings()
-    args.multirun = True
     jobs = found.run(compose_words, args) or []
-    check(*(with_own_keys(problem, OWN_KEYS, "race") for problem in found.problems))
+    check(*(with_own_keys(problem, keys, "race") for problem in found.problems))
     race = Race(jobs, settings)
     code = run_jobs(jobs, ["race", *words], race.batches)
     race.tell()
@@ -225,14 +199,12 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     return ArgumentParser(
         prog="fedsim race",
-        usage="fedsim race KEY=VALUES ... [alpha=0.05] [min_seeds=4] [batch=2] [keep=random]\n"
-        "                   [words of a sweep: key=value ..., --config-dir DIR]",
-        description="Runs a sweep over selectors and seeds, and perhaps settings, whose seeds are added step by step. "
-        "After 4 seeds (`min_seeds`) and each 2 more (`batch`), a method is stopped in a setting if its final accuracy "
-        "is below that of the leading one there: one-sided paired t-tests at a level with which the best method of any "
-        "setting is stopped with a probability of at most `alpha`, over all settings, methods and looks. A run that "
-        "diverges counts as accuracy 0. Selectors of `keep` run at all seeds; they are not stopped, and stop no other. "
-        "The same command goes on where it was ended.",
+        usage="fedsim race KEY=VALUES ... [alpha=0.05] [min_seeds=4] [batch=2] [keep=random] [--config-dir DIR]",
+        description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each 2 more (`batch`) a "
+        "method is stopped in a setting if its final accuracy is below the leading one's, by paired t-tests at a level "
+        "with which the best of any setting is stopped with a probability of at most `alpha` in all. A diverged run "
+        "counts as accuracy 0. Selectors of `keep` run at all seeds, are not stopped and stop no other. The same "
+        "command goes on where it was ended.",
         epilog="example: fedsim race partition=shards_1,iid selector=random,oort,gpfl seed='range(10)'",
         allow_abbrev=False,
     )

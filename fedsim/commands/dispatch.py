@@ -73,8 +73,7 @@ COMMANDS = {
 
 HELP = """\
 fedsim {version} compares client selection methods of federated learning: which
-clients take part in a round, what accuracy that buys, and what it costs in
-bytes, samples and seconds.
+clients take part in a round, what accuracy that buys, and at what cost.
 
 Usage
   fedsim [key=value ...]  run the experiment that these values describe

@@ -1,9 +1,8 @@
 """`fedsim race`: a sweep whose seeds are added step by step; a method that is beaten in a setting gets no more there.
 
 Maron and Moore, "Hoeffding races" (NIPS 1994), race models on the same samples; Birattari et al., "A racing algorithm
-for configuring metaheuristics" (GECCO 2002), methods on the same instances by tests (F-race). Instances are seeds here,
-and the test is Student's for pairs, as ranks reject nothing at few seeds and the levels that many settings leave.
-Unlike F-race's, the level holds for the whole race (`stops`).
+for configuring metaheuristics" (GECCO 2002), methods on the same instances by tests (F-race). Instances are seeds here;
+Student's test for pairs replaces that on ranks, which rejects nothing at few seeds, and its level is the race's.
 """
 
 import json

@@ -11,7 +11,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from operator import sub
 from pathlib import Path
 
@@ -87,8 +87,8 @@ def stops(accuracies: Mapping[str, Sequence[float]], looks: Sequence[int], level
 
 @dataclass
 class Method:
-    """`jobs`: the numbers of its jobs in a setting, in the order of the seeds. `accuracies`: of the first of them, up
-    to one that has not ended: with a run that has failed it waits, until the same command has run that again."""
+    """`jobs`: the numbers of its jobs in a setting, in the order of the seeds. `accuracies`: of those that have ended;
+    with a run that has failed it waits, and gets no more seeds before the same command has run that again."""
 
     kept: bool
     jobs: list[int] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Race:
             yield [plans[job] for method in going_on for job in method.jobs[before:look]]
             for method in going_on:
                 ended = (_accuracy(attempts.ended.get(plans[job].folder)) for job in method.jobs[:look])
-                method.accuracies = list(takewhile(lambda accuracy: accuracy >= 0, ended))
+                method.accuracies = [accuracy for accuracy in ended if accuracy is not None]
             self._decide(look)
             for plan in (plans[job] for method in self.all if method.stop for job in method.jobs[look:]):
                 attempts.progress.leaves(plan.folder)
@@ -170,10 +170,10 @@ class Race:
         tell_line(f"{saved} of {self.num_seeds * len(self.all)} runs saved")
 
 
-def _accuracy(outcome: Outcome | None) -> float:
-    """The final accuracy of a run; 0 of one that has diverged, as its model is of no use; -1 where it has not ended."""
+def _accuracy(outcome: Outcome | None) -> float | None:
+    """The final accuracy of a run, 0 of one that has diverged, whose model is of no use; None where it has not ended."""
     if outcome is None or not outcome.final:
-        return -1.0
+        return None
     return float(outcome.summary.get("smoothed_accuracy") or 0) if outcome.status == "done" else 0.0
 
 

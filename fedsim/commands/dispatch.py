@@ -61,6 +61,7 @@ COMMANDS = {
     "list": ("fedsim.commands.listing", "what can be chosen: selectors, presets, data sets, models, ..."),
     "show": ("fedsim.commands.show", "the jobs that a command would run, and what is already there"),
     "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
+    "race": ("fedsim.search.race", "a sweep in which methods that are beaten get no more seeds"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
@@ -72,8 +73,7 @@ COMMANDS = {
 
 HELP = """\
 fedsim {version} compares client selection methods of federated learning: which
-clients take part in a round, what accuracy that buys, and what it costs in
-bytes, samples and seconds.
+clients take part in a round, what accuracy that buys, and at what cost.
 
 Usage
   fedsim [key=value ...]  run the experiment that these values describe

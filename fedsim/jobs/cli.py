@@ -6,13 +6,14 @@ have ended wait for PyTorch.
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import hydra
 from omegaconf import DictConfig
 
 from fedsim.config.compose import Composed, implied, outlined, safeguards, search_path
+from fedsim.config.plan import Plan
 from fedsim.config.sources import on_search_path
 from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, long_form, parse, read
 from fedsim.core.disk import conf_dir
@@ -23,6 +24,7 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, tell
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
+Batches = Callable[[Sequence[Plan], Attempts], Iterable[Sequence[Plan]]]
 
 
 def run(argv: Sequence[str]) -> int:
@@ -49,8 +51,9 @@ def question(args: Namespace) -> list[str]:
         return for_hydra(args, more if args.cfg else [])
 
 
-def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
-    """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on."""
+def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batches = lambda plans, _: [plans]) -> int:
+    """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on. `batches`:
+    of the plans of all jobs, those to be run next, asked when the ones before have ended, until no more are to be."""
     plans, overwriting = prepare(jobs)
     launcher = check_all(jobs, plans)
     progress = Progress(plans)
@@ -59,15 +62,17 @@ def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = ()) -> int:
     run = attempts.run_in_turn if launcher is None else partial(launcher.run, attempts)
     screen.begin()
     with STOP.working(), overwriting.noted(), screen.broken_off():
-        run(plans)
-        attempts.run_held(run)
+        for batch in batches(plans, attempts):
+            run(batch)
+            attempts.run_held(run)
     if attempts.refused and len(plans) == 1:
         raise attempts.refused[0]
     refusals = [str(error) for error in attempts.refused]
     for text, error in {str(error): error for error in attempts.refused}.items():
         tell(error)
         print(f"    concerns {refusals.count(text)} of {len(plans)} jobs", file=sys.stderr)
-    outcomes = [attempts.ended[plan.folder] for plan in plans]
+    screen.plans = [plan for plan in plans if plan.folder in attempts.ended]
+    outcomes = [attempts.ended[plan.folder] for plan in screen.plans]
     screen.end(outcomes)
     return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
 

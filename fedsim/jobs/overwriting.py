@@ -41,6 +41,10 @@ class Overwriting:
         final = outcome_on_file(plan).final
         return final and (not plan.settings.overwrite or _written(plan.folder) > self.since)
 
+    def forget(self, plan: Plan) -> None:
+        """A job that is not to be run: the others are all that have to end."""
+        self._plans.pop(plan.folder, None)
+
     def as_found(self, plan: Plan) -> Plan:
         """`plan`, without `overwrite=true` if it is replaced by now: its result is taken."""
         if not (plan.settings.overwrite and self.has_ended(plan)):

@@ -68,14 +68,15 @@ def run(words: Sequence[str]) -> int:
             plans += plans_of(corner)
         except ConfigError as error:
             problems += [problem for problem in error.problems if problem not in problems]
-    check(*map(_with_own_keys, problems))
+    check(*(with_own_keys(problem, OWN_KEYS) for problem in problems))
     require_room(plans)
     with STOP.working():
         return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(args))
 
 
-def _with_own_keys(problem: Problem) -> Problem:
-    own = f"{problem.remedy}; keys of the search itself: {', '.join(OWN_KEYS)}"
+def with_own_keys(problem: Problem, keys: Sequence[str], command: str = "search") -> Problem:
+    """That a key is not known, with the `keys` of the command itself."""
+    own = f"{problem.remedy}; keys of the {command} itself: {', '.join(keys)}"
     return replace(problem, remedy=own) if problem.rule == UNKNOWN_KEY else problem
 
 

@@ -171,7 +171,7 @@ class Race:
 
 
 def _accuracy(outcome: Outcome | None) -> float | None:
-    """The final accuracy of a run, 0 of one that has diverged, whose model is of no use; None where it has not ended."""
+    """The final accuracy of a run, 0 of one that has diverged and is of no use; None where it has not ended."""
     if outcome is None or not outcome.final:
         return None
     return float(outcome.summary.get("smoothed_accuracy") or 0) if outcome.status == "done" else 0.0

@@ -62,6 +62,7 @@ COMMANDS = {
     "show": ("fedsim.commands.show", "the jobs that a command would run, and what is already there"),
     "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
+    "replay": ("fedsim.commands.replay", "what many selectors choose on one run's models, and how well"),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
     "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),

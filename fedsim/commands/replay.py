@@ -1,84 +1,92 @@
 """`fedsim replay`: what many selectors choose on the models of one run, whom they prefer, and how good that is."""
 
-import io
 import json
 import re
-import time
 from argparse import ArgumentParser
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 import yaml
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import pdist, squareform
+from scipy.stats import hypergeom, kendalltau, spearmanr
 
 from fedsim.config.compose import Composed, check_jobs
 from fedsim.config.plan import Plan, make_plan
 from fedsim.config.words import read_words
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir, unwritable, write_files
-from fedsim.core.errors import Problem, check, rule
+from fedsim.core.errors import Problem, at_least, check, rule
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import require_room
 from fedsim.results.files import OutputError
 from fedsim.results.groups import relevant
 from fedsim.results.measures import final_accuracy
 from fedsim.results.runs import Floats, ReportError, read_runs
-from fedsim.results.table import table_files
+from fedsim.results.statistics import MIN_SEEDS, Estimate
+from fedsim.results.table import Table, number, show_estimate, table_files
 from fedsim.running.process import STOP
-from fedsim.tracking.tables import CONSOLE, show_seconds, show_share, tell_line
+from fedsim.tracking.tables import CONSOLE, show_share, tell_line
 
-LEAD = "random"
-Row = Mapping[str, Any]
+LEAD, MIN_METHODS, RESAMPLES = "random", 4, 1000
+REGRET = """Regret: (L - best) / (worst - best) of a round's random cohorts, L the validation loss of the model that the
+choice makes, with its own weights. Percentile: how many of them are better. Means over rounds."""
+PREFERENCES = """Spearman's rank correlation with how often a client is chosen. Loss: at the lead's models, the mean
+over rounds. Imperfect: 1 for these clients. Speed: samples a second."""
+COLUMNS = (
+    "loss",
+    "best",
+    "worst",
+    "random_clients",
+    "available",
+    "percentile",
+    "clients",
+    "seconds_select",
+    "bytes_asked",
+)
+"""Numbers in rows, of which tables show the first and those from the percentile on."""
 
 
 def run(words: Sequence[str]) -> int:
     """Replay the jobs of the command line. Raises `FedsimError`, with all mistakes before any work is done."""
     options, args = read_words(_parser(), words)
-    check(rule(options.cohorts >= 0, "--cohorts", options.cohorts, "must be >= 0"))
+    check(at_least("--cohorts", options.cohorts, 1))
     args.multirun = True
     jobs = compose_words(args)
     plans = check_jobs(jobs)
     check(*_problems(jobs, plans))
+    require_room(plans)
     seeds: dict[int, dict[str, Plan]] = {}
     for name, plan in zip(method_names(jobs), plans, strict=True):
         seeds.setdefault(plan.settings.seed, {})[name] = plan
-    require_room(plans)
-    _announce(seeds, options.cohorts)
     with STOP.working():
         _play_all(seeds, options.cohorts)
     return 0
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(
-        prog="fedsim replay",
-        usage="fedsim replay [--cohorts M] selector=A,B,... [words of a run: key=value ..., --config-dir DIR]",
-        description="Lets every selector of a sweep choose, round after round, on the models of one run of random "
-        "selection at each seed; each client trains once a round for all of them. Tells how far they agree, which "
-        "clients each prefers, and how the model made of its choice compares with those of random cohorts, by the loss "
-        "on the server's validation split. Written to outputs/<name>/replay at the end of each seed; there is no resume.",
-        allow_abbrev=False,
+    usage = "fedsim replay [--cohorts M] selector=A,B,... [words of a run: key=value ..., --config-dir DIR]"
+    told = (
+        "Lets the selectors of a sweep choose, round after round, on the models of one run of random selection at each "
     )
-    told = "random cohorts a round to compare with (50), all if there are few; 0: none, and not everybody trains"
+    told += "seed, and tells how far they agree, whom they prefer, and how good their choices are beside random ones."
+    parser = ArgumentParser("fedsim replay", usage, told, allow_abbrev=False)
+    told = "random cohorts a round to compare with (50); all that there are, where these are few"
     parser.add_argument("--cohorts", type=int, default=50, metavar="M", help=told)
     return parser
 
 
 def _problems(jobs: Sequence[Composed], plans: Sequence[Plan]) -> Iterator[Problem | None]:
-    configs = [{k: v for k, v in plan.config.items() if k not in ("selector", "seed")} for plan in plans]
-    values = [{key: str(value) for key, value in flat(config)} for config in configs]
-    text, remedy = "differs between jobs, which a replay compares at one setting", "sweep over selector and seed alone"
-    for key in dict.fromkeys(key for one in values for key in one):
-        yield rule(len({one.get(key) for one in values}) == 1, key, ..., text, remedy)
-    share = plans[0].server.validation_fraction
-    text = "must be > 0: the models of a replay are compared by their loss on the validation split"
+    configs = [dict(flat({k: v for k, v in plan.config.items() if k not in ("selector", "seed")})) for plan in plans]
+    text, remedy = "differs between jobs, and a replay has one setting", "sweep over selector and seed alone"
+    for key in dict.fromkeys(key for one in configs for key in one):
+        yield rule(len({str(one.get(key)) for one in configs}) == 1, key, ..., text, remedy)
+    share, text = plans[0].server.validation_fraction, "must be > 0 for a replay, which compares losses on that split"
     yield rule(share > 0, "server.validation_fraction", share, text, "set it to 0.05, say")
-    launcher = str(jobs[0].launcher.get("_target_"))
-    text = "must be basic: a replay is one process"
-    yield rule(not launcher.startswith("fedsim."), "hydra/launcher", launcher, text, "leave it out")
+    launcher = jobs[0].choices.get("hydra/launcher", "basic")
+    yield rule(launcher == "basic", "hydra/launcher", launcher, "must be basic for a replay, which is one process")
 
 
 def method_names(jobs: Sequence[Composed]) -> list[str]:
@@ -96,37 +104,33 @@ def lead_of(plan: Plan) -> Plan:
     return make_plan({**plan.config, "selector": node}, {**choices, "selector": LEAD})
 
 
-def _announce(seeds: Mapping[int, Mapping[str, Plan]], cohorts: int) -> None:
-    methods = next(iter(seeds.values()))
-    settings = next(iter(methods.values())).settings
-    told = f"replay: {len(methods)} methods on the models of {LEAD} selection, {len(seeds)} seeds, "
-    tell_line(f"{told}{settings.num_rounds} rounds, {settings.num_clients} clients")
-    price = settings.num_clients / settings.cohort_size
-    everybody = (
-        f"everybody trains once a round, {price:.3g} times the training of a run; {cohorts} random cohorts are tried"
+def _play_all(seeds: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None:
+    """Play seed after seed. At the end of each, all files are written, before a signal ends the process."""
+    from fedsim.report.figures import save  # here: matplotlib and PyTorch take time to import
+    from fedsim.running.replay import Replay
+
+    first, rows, clients = next(iter(seeds.values())), list[dict[str, Any]](), list[dict[str, Floats]]()
+    plan = next(iter(first.values()))
+    settings, folder, real = plan.settings, plan.folder.parent / "replay", real_accuracies(first, seeds)
+    num, price = settings.num_clients, settings.num_clients / settings.cohort_size
+    tell_line(
+        f"replay: {len(first)} methods, {len(seeds)} seeds, {settings.num_rounds} rounds; all {num} clients train"
     )
-    tell_line(everybody if cohorts else "who is asked to train does so once a round; no regret without --cohorts")
-    tell_line("files are written at the end of each seed; there is no resume")
-
-
-def _play_all(seeds: Mapping[int, Mapping[str, Plan]], cohorts: int) -> None:
-    from fedsim.report.replay import Choices  # here: SciPy's statistics and matplotlib take time to import
-
-    any_seed = next(iter(seeds.values()))
-    some, names = next(iter(any_seed.values())), list(any_seed)
-    folder, rows, leads, clients = some.folder.parent / "replay", [], [], []
-    real = real_accuracies(any_seed, set(seeds), some.folder.parent)
+    tell_line(f"once a round, {price:.3g} times as many as in a run; a seed that is broken off begins anew")
     for seed, methods in seeds.items():
-        found = play(seed, methods, cohorts)
-        rows, leads, clients = [*rows, *found[0]], [*leads, *found[1]], [*clients, found[2]]
-        choices = Choices(names, some.settings.cohort_size, rows, clients, real)
-        file, lines = io.BytesIO(), [json.dumps(one) + "\n" for one in leads]
-        pq.write_table(pa.Table.from_pylist(rows), file, compression="zstd")
-        tables, pictures = choices.tables(), choices.pictures()
-        files = {"choices.parquet": file.getvalue(), "lead.jsonl": "".join(lines).encode()}
+        replay = Replay(lead_of(next(iter(methods.values()))), methods, num_cohorts)
+        for _ in range(settings.num_rounds):
+            chosen, lead = replay.play()
+            rows += [{"seed": seed, **row} for row in chosen]
+            told = f"lead's test accuracy {show_share(lead.test_accuracy)}"
+            tell_line(f"  seed {seed}  round {lead.round}/{settings.num_rounds}  {told}")
+        clients.append(replay.clients())
+        choices = Choices(list(first), rows, clients)
+        lines, plots, tables = [json.dumps(row) + "\n" for row in rows], choices.plots(), choices.tables(real)
         try:
-            with STOP.deferred():  # not between two files
-                write_files(folder, files | table_files(tables) | pictures)
+            with STOP.deferred():
+                write_files(folder, {"choices.jsonl": "".join(lines).encode(), **table_files(tables)})
+                save(plots, folder)
         except OSError as error:
             raise OutputError(unwritable("output_dir", folder, error)) from error
         STOP.raise_if_asked()
@@ -134,33 +138,122 @@ def _play_all(seeds: Mapping[int, Mapping[str, Plan]], cohorts: int) -> None:
     tell_line(f"replay in {folder}")
 
 
-def play(seed: int, methods: Mapping[str, Plan], cohorts: int) -> tuple[list[Row], list[Row], dict[str, Floats]]:
-    """The choices of a seed's methods, the lead's records, and what the clients are like [N] by name."""
-    from fedsim.running.replay import Replay
+def real_accuracies(methods: Mapping[str, Plan], seeds: Mapping[int, Any]) -> dict[str, list[float]]:
+    """The final accuracies of finished runs of the same configs at these seeds in the same folder, by method."""
 
-    some = next(iter(methods.values()))
-    replay, rows, leads = Replay(lead_of(some), methods, cohorts), [], []
-    for _ in range(some.settings.num_rounds):
-        begun = time.perf_counter()
-        chosen, lead = replay.play()
-        rows += [{"seed": seed, **row} for row in chosen]
-        leads.append({"seed": seed, **lead.as_dict()})
-        told, took = show_share(lead.test_accuracy), show_seconds(time.perf_counter() - begun)
-        tell_line(f"  seed {seed}  round {lead.round}/{some.settings.num_rounds}  lead's test accuracy {told}  {took}")
-    return rows, leads, replay.clients()
+    def identity(config: Mapping[str, Any]) -> str:
+        return json.dumps(relevant(config), sort_keys=True, default=str)
 
-
-def real_accuracies(methods: Mapping[str, Plan], seeds: Container[int], folder: Path) -> dict[str, list[float]]:
-    """The final accuracies of finished runs below `folder` of the same configs at these seeds, by method."""
-    names = {_identity(plan.config): name for name, plan in methods.items()}
-    found: dict[str, list[float]] = {}
+    names, found = {identity(plan.config): name for name, plan in methods.items()}, dict[str, list[float]]()
     with suppress(ReportError):  # there are none
-        for run in read_runs(folder):
-            name, accuracy = names.get(_identity(run.config)), final_accuracy(run)
+        for run in read_runs(next(iter(methods.values())).folder.parent):
+            name, accuracy = names.get(identity(run.config)), final_accuracy(run)
             if name and run.status == "done" and run.seed in seeds and accuracy is not None:
                 found.setdefault(name, []).append(accuracy)
     return found
 
 
-def _identity(config: Mapping[str, Any]) -> str:
-    return json.dumps(relevant(config), sort_keys=True, default=str)
+class Choices:
+    """What the `rows` of a replay say of methods, in arrays [seeds, methods]: `measured` and `preferences`, by name.
+
+    `apart`: 1 - Jaccard's index of the choices of two methods, mean over rounds, as `pdist` orders pairs; `chance`: the
+    index that is expected of two random cohorts.
+    """
+
+    def __init__(self, methods: Sequence[str], rows: Sequence[Any], clients: Sequence[Mapping[str, Floats]]) -> None:
+        """`rows` (fedsim.running.replay) by seed, round and method; what the `clients` are like [N], seed by seed."""
+        seeds, num, self.methods = len(clients), len(methods), methods
+        columns = {name: np.array([row[name] for row in rows], np.float64).reshape(seeds, -1, num) for name in COLUMNS}
+        loss, best, worst, size, there = (columns.pop(name) for name in COLUMNS[:5])
+        regret = np.divide(loss - best, worst - best, out=np.zeros_like(loss), where=worst > best)
+        self.measured = {name: values.mean(1) for name, values in ({"regret": regret, "loss": loss} | columns).items()}
+        self.order = [int(at) for at in np.argsort(regret.mean((0, 1)), kind="stable")]
+        apart, counts = [], np.zeros((seeds, num, len(clients[0]["size"])))
+        for start in range(0, len(rows), num):
+            is_in = np.zeros(counts.shape[1:], np.bool_)
+            for method, row in enumerate(rows[start : start + num]):
+                is_in[method, row["chosen"]] = True
+            counts[start * seeds // len(rows)] += is_in
+            apart.append(pdist(is_in, "jaccard"))
+        self.apart, pairs = np.mean(apart, axis=0), zip(there[..., 0].flat, size[..., 0].flat, strict=True)
+        shared = [hypergeom(n, k, k).expect(lambda j, k=k: j / (2 * k - j)) for n, k in pairs if k]
+        self.chance = float(np.mean(shared))
+        of_seeds = [*zip(counts, clients, strict=True)]
+        self.preferences = {
+            name: np.array([[rank_correlation(own, like[name]) for own in each] for each, like in of_seeds])
+            for name in clients[0]
+        }
+
+    def tables(self, real: Mapping[str, Sequence[float]]) -> list[Table]:
+        """With the `verdict` on the accuracies of real runs, by method, of those that there are of."""
+        accuracy = {"real accuracy": np.array([[np.mean(real.get(name, np.nan)) for name in self.methods]])}
+        agreement = {self.methods[at]: 1 - squareform(self.apart)[None, :, at] for at in self.order}
+        known = [at for at, name in enumerate(self.methods) if name in real]
+        told = verdict(self.measured["regret"].mean(0)[known], accuracy["real accuracy"][0, known])
+        return [
+            self._table("choices", "Choices", self.measured | accuracy, f"{REGRET}\n{told}"),
+            self._table("preferences", "Whom they prefer", self.preferences, PREFERENCES),
+            self._table("agreement", "Mean Jaccard index", agreement, f"Two random choices: {self.chance:.3f}."),
+        ]
+
+    def _table(self, name: str, title: str, columns: Mapping[str, Floats], note: str) -> Table:
+        rows = [[self.methods[at], *(_shown(values[:, at]) for values in columns.values())] for at in self.order]
+        return Table(name, title, ["method", *columns], rows, note)
+
+    def plots(self) -> list[Any]:
+        """Of fedsim.report.figures; in that of agreement, methods are in the order of average linkage."""
+        from matplotlib.figure import Figure
+
+        from fedsim.report.figures import COLUMN, Plot, style
+
+        near = leaves_list(linkage(self.apart, "average")) if len(self.methods) > 1 else [0]
+        names, alike = ([self.methods[at] for at in order] for order in (self.order, near))
+        likes = np.array([values.mean(0)[self.order] for values in self.preferences.values()]).T
+        close, most = 1 - squareform(self.apart)[np.ix_(near, near)], max([2 * self.chance, *(1 - self.apart)])
+        told = f"mean Jaccard index (line: two random choices, {self.chance:.3f})"
+        maps = {"agreement": (close, alike, alike, "viridis", (0, most), told)}
+        maps["preferences"] = (likes, names, list(self.preferences), "RdBu_r", (-1, 1), "rank correlation")
+        size = COLUMN + 0.1 * len(names), 1.6 + 0.17 * len(names)
+        with style():
+            plots = [Plot(name, "", Figure(figsize=size)) for name in (*maps, "regret")]
+            *axes, ax = [plot.figure.subplots() for plot in plots]
+            for its, (values, rows, columns, colours, ends, label) in zip(axes, maps.values(), strict=True):
+                image = its.imshow(values, colours, vmin=ends[0], vmax=ends[1], aspect="auto")
+                its.figure.colorbar(image, ax=its, label=label)
+                its.set_yticks(range(len(rows)), rows)
+                its.set_xticks(range(len(columns)), columns, rotation=90)
+            plots[0].figure.axes[1].axhline(self.chance, color="red")
+            seeds = [Estimate(tuple(values)) for values in self.measured["regret"][:, self.order].T]
+            reach = [one.half_width for one in seeds] if seeds[0].num >= MIN_SEEDS else None
+            ax.errorbar([one.mean for one in seeds], range(len(seeds)), xerr=reach, fmt="o", capsize=2)
+            ax.set_yticks(range(len(names)), names)
+            ax.set(ylim=(len(names) - 0.5, -0.5), xlabel="regret (0 best, 1 worst random cohort)")
+        return plots
+
+
+def verdict(regrets: Floats, accuracies: Floats) -> str:
+    """A sentence on Kendall's tau between the ranks of methods by regret, the least first, and by real accuracy, the
+    highest first, with its 95 % interval by the percentile bootstrap over methods, which are the sample here."""
+    if (num := len(regrets)) < MIN_METHODS:
+        return f"Whether regret predicts real accuracy is open: {MIN_METHODS} methods with runs are needed, not {num}."
+    taus = []
+    for draw in [np.arange(num), *np.random.default_rng(0).integers(num, size=(RESAMPLES, num))]:
+        taus.append(kendalltau(-regrets[draw], accuracies[draw]).statistic)
+    low, high = np.nanquantile(taus[1:], [0.025, 0.975])
+    does = "ranks methods as real accuracy does" if low > 0 else "does not predict the ranks by real accuracy"
+    return f"Regret {does}: Kendall's tau {taus[0]:.2f} [{low:.2f}, {high:.2f}] over {num} methods."
+
+
+def rank_correlation(one: Floats, other: Floats) -> float:
+    """Spearman's, over what is known of both; nan where one of them is the same for all."""
+    known = np.isfinite(one) & np.isfinite(other)
+    varies = known.any() and np.ptp(one[known]) > 0 and np.ptp(other[known]) > 0
+    return float(spearmanr(one[known], other[known]).statistic) if varies else float("nan")
+
+
+def _shown(values: Floats) -> str:
+    """The mean over seeds, with its interval where there are enough of them."""
+    known = tuple(map(float, values[np.isfinite(values)]))
+    if len(known) >= MIN_SEEDS:
+        return show_estimate(Estimate(known))
+    return number(float(np.mean(known)), ".4g") if known else "-"

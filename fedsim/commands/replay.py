@@ -25,14 +25,15 @@ from fedsim.results.files import OutputError
 from fedsim.results.groups import relevant
 from fedsim.results.measures import final_accuracy
 from fedsim.results.runs import Floats, ReportError, read_runs
-from fedsim.results.statistics import MIN_SEEDS, Estimate
+from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
 from fedsim.results.table import Table, number, show_estimate, table_files
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import CONSOLE, show_share, tell_line
 
 LEAD, MIN_METHODS, RESAMPLES = "random", 4, 1000
 REGRET = """Regret: (L - best) / (worst - best) of a round's random cohorts, L the validation loss of the model that the
-choice makes, with its own weights. Percentile: how many of them are better. Means over rounds."""
+choice makes, with its own weights. Percentile: how many of them are better. Seconds of selecting, and bytes of
+questions. Means over rounds."""
 PREFERENCES = """Spearman's rank correlation with how often a client is chosen. Loss: at the lead's models, the mean
 over rounds. Imperfect: 1 for these clients. Speed: samples a second."""
 COLUMNS = (
@@ -190,15 +191,21 @@ class Choices:
         agreement = {self.methods[at]: 1 - squareform(self.apart)[None, :, at] for at in self.order}
         known = [at for at, name in enumerate(self.methods) if name in real]
         told = verdict(self.measured["regret"].mean(0)[known], accuracy["real accuracy"][0, known])
+        bounds = {"regret": UNBOUNDED, "loss": UNBOUNDED, "percentile": (0.0, 100.0)}
+        within = dict.fromkeys(self.preferences, (-1.0, 1.0))
         return [
-            self._table("choices", "Choices", self.measured | accuracy, f"{REGRET}\n{told}"),
-            self._table("preferences", "Whom they prefer", self.preferences, PREFERENCES),
-            self._table("agreement", "Mean Jaccard index", agreement, f"Two random choices: {self.chance:.3f}."),
+            self._table("choices", "Choices", self.measured | accuracy, f"{REGRET}\n{told}", bounds),
+            self._table("preferences", "Whom they prefer", self.preferences, PREFERENCES, within),
+            self._table("agreement", "Mean Jaccard index", agreement, f"Two random choices: {self.chance:.3f}.", {}),
         ]
 
-    def _table(self, name: str, title: str, columns: Mapping[str, Floats], note: str) -> Table:
-        rows = [[self.methods[at], *(_shown(values[:, at]) for values in columns.values())] for at in self.order]
-        return Table(name, title, ["method", *columns], rows, note)
+    def _table(
+        self, name: str, title: str, columns: Mapping[str, Floats], note: str, bounds: Mapping[str, Any]
+    ) -> Table:
+        """Rows by regret; the columns that have `bounds` with intervals."""
+        of_all = [(values, bounds.get(column)) for column, values in columns.items()]
+        rows = [[self.methods[at], *(shown(values[:, at], ends) for values, ends in of_all)] for at in self.order]
+        return Table(name, title, ["method", *(column.split("_")[0] for column in columns)], rows, note)
 
     def plots(self) -> list[Any]:
         """Of fedsim.report.figures; in that of agreement, methods are in the order of average linkage."""
@@ -251,9 +258,9 @@ def rank_correlation(one: Floats, other: Floats) -> float:
     return float(spearmanr(one[known], other[known]).statistic) if varies else float("nan")
 
 
-def _shown(values: Floats) -> str:
-    """The mean over seeds, with its interval where there are enough of them."""
+def shown(values: Floats, bounds: tuple[float, float] | None) -> str:
+    """The mean over seeds, within `bounds` with its interval where there are enough of them."""
     known = tuple(map(float, values[np.isfinite(values)]))
-    if len(known) >= MIN_SEEDS:
-        return show_estimate(Estimate(known))
+    if bounds and len(known) >= MIN_SEEDS:
+        return show_estimate(Estimate(known, bounds))
     return number(float(np.mean(known)), ".4g") if known else "-"

@@ -23,7 +23,7 @@ from fedsim.running.replay import Replay, TrainsOnce
 from tests.run_toys import Run, folders, plan_of, without_seconds
 
 SMALL = ("num_rounds=3", "local.epochs=1", "num_clients=6", "cohort_size=2", "tracker=files_only")
-METHODS = ("power_of_choice", "pncs", "gpfl", "greedy_shapley", "fedcor", "rpow_d")
+METHODS = ("power_of_choice", "pncs", "gpfl", "fedcor")
 
 
 def plans_of(*words: str, methods: tuple[str, ...] = METHODS) -> dict[str, Plan]:
@@ -52,19 +52,19 @@ def test_the_lead_is_the_ordinary_run_of_random_selection(fedsim: Run, tmp_path:
     assert all(torch.equal(value, model[name]) for name, value in replay.lead.params.items())
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        (),
-        ("local_algorithm=scaffold", "aggregator=fedavgm"),
-        ("init_seed=per_client", "local_algorithm=fedprox"),
-        ("system=lognormal", "system.over_selection=1.5"),
-    ],
-)
+OTHERS = [
+    (),
+    ("local_algorithm=scaffold", "aggregator=fedavgm"),
+    ("init_seed=per_client", "local_algorithm=fedprox", "system=lognormal", "system.over_selection=1.5"),
+]
+
+
+@pytest.mark.parametrize("words", OTHERS)
 def test_methods_choose_as_if_each_were_alone_and_nothing_remembered(words: tuple[str, ...]) -> None:
     """The same without a replay: each method on an engine of its own, at the states of a run of random selection."""
     expected: dict[str, list[list[int]]] = {}
-    plans = plans_of(*words)
+    methods = METHODS[1:3] if words else METHODS
+    plans = plans_of(*words, methods=methods)
     for name, plan in plans.items():
         alone, lead = build(plan).simulation, build(lead_of(plan)).simulation
         for _ in range(3):
@@ -73,9 +73,8 @@ def test_methods_choose_as_if_each_were_alone_and_nothing_remembered(words: tupl
                 getattr(alone.components, group).load_state_dict(getattr(lead.components, group).state_dict())
             expected.setdefault(name, []).append(alone.step().selected)
             lead.step()
-        ordinary = build(plan).simulation
-        assert ordinary.step().selected == expected[name][0]
-    assert choices_of(replay_of(*words)) == expected
+        assert build(plan).simulation.step().selected == expected[name][0]
+    assert choices_of(replay_of(*words, methods=methods)) == expected
 
 
 def test_a_client_trains_once_a_round_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,9 +103,10 @@ def test_what_is_remembered_answers_the_same_question_alone() -> None:
     once.train(params, np.array([0, 2]), 1, 0.1)
     for model, *more in questions:
         found, expected = once.train(model, ids, *more), engine.train(model, ids, *more)
-        assert found.ids.tolist() == [1, 2, 4] and found.start is model
+        assert found.ids.tolist() == [1, 2, 4]
+        assert found.start is model
         assert all(torch.equal(value, expected.delta[name]) for name, value in found.delta.items())
-        assert np.array_equal(found.loss, expected.loss) and np.array_equal(found.samples, expected.samples)  # type: ignore[arg-type]
+        assert np.array_equal(found.loss, expected.loss)  # type: ignore[arg-type]
         for value in found.delta.values():
             value.zero_()  # it is a copy
 
@@ -140,7 +140,8 @@ def test_measures_by_hand() -> None:
         for chosen, loss in (([0, 1], 2.0), ([1, 2], 1.5), ([0, 1], 3.0), ([0, 1], 1.0))
     ]
     found = Choices(["a", "b"], rows, [{"size": np.array([1.0, 2, 3, 4]), "loss": np.zeros(4)}])
-    assert found.measured["regret"].tolist() == [[0.75, 0.125]] and found.order == [1, 0]
+    assert found.measured["regret"].tolist() == [[0.75, 0.125]]
+    assert found.order == [1, 0]
     assert found.apart == pytest.approx([(2 / 3 + 0) / 2])
     pairs = [({*a}, {*b}) for a, b in itertools.product(itertools.combinations(range(4), 2), repeat=2)]
     assert found.chance == pytest.approx(np.mean([len(a & b) / len(a | b) for a, b in pairs]))
@@ -151,7 +152,9 @@ def test_measures_by_hand() -> None:
 def test_the_verdict_is_by_the_interval() -> None:
     regrets = np.arange(8.0)
     assert verdict(regrets, -regrets).startswith("Regret ranks methods as real accuracy does: Kendall's tau 1.00 [1.00")
-    assert "does not predict" in verdict(regrets, regrets) and "tau -1.00" in verdict(regrets, regrets)
+    assert verdict(regrets, regrets).startswith(
+        "Regret does not predict the ranks by real accuracy: Kendall's tau -1.00"
+    )
     assert "does not predict" in verdict(regrets, np.array([3.0, 1, 2, 5, 4, 0, 7, 6]))
     assert "is open: 4 methods" in verdict(regrets[:3], regrets[:3])
 
@@ -171,23 +174,24 @@ def test_the_command_writes_whole_seeds(fedsim: Run, tmp_path: Path, monkeypatch
         run([*SMALL, methods, "seed=0,1"])
     folder = tmp_path / "outputs/default/replay"
     rows = [json.loads(line) for line in (folder / "choices.jsonl").read_text().splitlines()]
-    assert len(rows) == 12 and {row["seed"] for row in rows} == {0}
+    assert [row["seed"] for row in rows] == [0] * 12
     assert {path.name for path in folder.glob("*.png")} == {"agreement.png", "preferences.png", "regret.png"}
     assert "over 4 methods" in (folder / "tables.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (("server.validation_fraction=0",), "server.validation_fraction=0: must be > 0"),
-        (("cohort_size=2,3",), "cohort_size: differs between jobs"),
-        (("--cohorts", "0"), "--cohorts=0: must be >= 1"),
-        (("selector=random,tifl",), "system='none': must be a simulated clock for TiFL"),
-        (("hydra/launcher=lanes",), "hydra/launcher='lanes': must be basic"),
-    ],
-)
+REFUSED = [
+    ("server.validation_fraction=0", "server.validation_fraction=0.0: must be > 0"),
+    ("cohort_size=2,3", "cohort_size: differs between jobs"),
+    ("--cohorts=0", "--cohorts=0: must be >= 1"),
+    ("selector=random,tifl", "system='none': must be a simulated clock for TiFL"),
+    ("hydra/launcher=lanes", "hydra/launcher='lanes': must be basic"),
+]
+
+
+@pytest.mark.parametrize(("word", "told"), REFUSED)
 @pytest.mark.usefixtures("empty_folder")
-def test_what_cannot_be_replayed_is_refused(words: tuple[str, ...], told: str, tmp_path: Path) -> None:
+def test_what_cannot_be_replayed_is_refused(word: str, told: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        run([*SMALL, *words])
-    assert told in str(caught.value) and len(caught.value.problems) == 1 and not list(tmp_path.iterdir())
+        run([*SMALL, word])
+    assert [str(problem).startswith(told) for problem in caught.value.problems] == [True]
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,6 @@ import json
 import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,11 +21,10 @@ from fedsim.core.errors import Problem, at_least, check, rule
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import require_room
 from fedsim.results.files import OutputError
-from fedsim.results.groups import relevant
-from fedsim.results.measures import final_accuracy
-from fedsim.results.runs import Floats, ReportError, read_runs
+from fedsim.results.runs import Floats
 from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
 from fedsim.results.table import Table, number, show_estimate, table_files
+from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import CONSOLE, show_share, tell_line
 
@@ -36,18 +34,8 @@ choice makes, with its own weights. Percentile: how many of them are better. Sec
 questions. Means over rounds."""
 PREFERENCES = """Spearman's rank correlation with how often a client is chosen. Loss: at the lead's models, the mean
 over rounds. Imperfect: 1 for these clients. Speed: samples a second."""
-COLUMNS = (
-    "loss",
-    "best",
-    "worst",
-    "random_clients",
-    "available",
-    "percentile",
-    "clients",
-    "seconds_select",
-    "bytes_asked",
-)
-"""Numbers in rows, of which tables show the first and those from the percentile on."""
+BOUNDS = {"regret": UNBOUNDED, "loss": UNBOUNDED, "percentile": (0.0, 100.0)}
+MEASURED = ("loss", "percentile", "clients", "seconds_select", "bytes_asked")
 
 
 def run(words: Sequence[str]) -> int:
@@ -70,12 +58,13 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     usage = "fedsim replay [--cohorts M] selector=A,B,... [words of a run: key=value ..., --config-dir DIR]"
     told = (
-        "Lets the selectors of a sweep choose, round after round, on the models of one run of random selection at each "
+        "What the selectors of a sweep choose on the models of one run of random selection: how far they agree, whom "
     )
-    told += "seed, and tells how far they agree, whom they prefer, and how good their choices are beside random ones."
+    told += "they prefer, and how good their choices are beside random ones."
     parser = ArgumentParser("fedsim replay", usage, told, allow_abbrev=False)
-    told = "random cohorts a round to compare with (50); all that there are, where these are few"
-    parser.add_argument("--cohorts", type=int, default=50, metavar="M", help=told)
+    parser.add_argument(
+        "--cohorts", type=int, default=50, metavar="M", help="random cohorts a round to compare with (50)"
+    )
     return parser
 
 
@@ -112,12 +101,10 @@ def _play_all(seeds: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None
 
     first, rows, clients = next(iter(seeds.values())), list[dict[str, Any]](), list[dict[str, Floats]]()
     plan = next(iter(first.values()))
-    settings, folder, real = plan.settings, plan.folder.parent / "replay", real_accuracies(first, seeds)
-    num, price = settings.num_clients, settings.num_clients / settings.cohort_size
-    tell_line(
-        f"replay: {len(first)} methods, {len(seeds)} seeds, {settings.num_rounds} rounds; all {num} clients train"
-    )
-    tell_line(f"once a round, {price:.3g} times as many as in a run; a seed that is broken off begins anew")
+    settings, folder, real = plan.settings, plan.folder.parent / "replay", real_accuracies(seeds)
+    told, num = f"{len(first)} methods, {len(seeds)} seeds, {settings.num_rounds} rounds", settings.num_clients
+    tell_line(f"replay: {told}; all {num} clients train once a round, {num / settings.cohort_size:.3g} times a run's")
+    tell_line("files are written at the end of each seed; there is no going on with one that is broken off")
     for seed, methods in seeds.items():
         replay = Replay(lead_of(next(iter(methods.values()))), methods, num_cohorts)
         for _ in range(settings.num_rounds):
@@ -139,35 +126,27 @@ def _play_all(seeds: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None
     tell_line(f"replay in {folder}")
 
 
-def real_accuracies(methods: Mapping[str, Plan], seeds: Mapping[int, Any]) -> dict[str, list[float]]:
-    """The final accuracies of finished runs of the same configs at these seeds in the same folder, by method."""
-
-    def identity(config: Mapping[str, Any]) -> str:
-        return json.dumps(relevant(config), sort_keys=True, default=str)
-
-    names, found = {identity(plan.config): name for name, plan in methods.items()}, dict[str, list[float]]()
-    with suppress(ReportError):  # there are none
-        for run in read_runs(next(iter(methods.values())).folder.parent):
-            name, accuracy = names.get(identity(run.config)), final_accuracy(run)
-            if name and run.status == "done" and run.seed in seeds and accuracy is not None:
-                found.setdefault(name, []).append(accuracy)
+def real_accuracies(seeds: Mapping[int, Mapping[str, Plan]]) -> dict[str, list[float]]:
+    """The final accuracies of those of the plans that are done as ordinary runs, by method."""
+    found: dict[str, list[float]] = {}
+    for name, plan in (job for methods in seeds.values() for job in methods.items()):
+        outcome = outcome_on_file(plan)
+        if outcome.status == "done" and (accuracy := outcome.summary.get("smoothed_accuracy")) is not None:
+            found.setdefault(name, []).append(accuracy)
     return found
 
 
 class Choices:
-    """What the `rows` of a replay say of methods, in arrays [seeds, methods]: `measured` and `preferences`, by name.
-
-    `apart`: 1 - Jaccard's index of the choices of two methods, mean over rounds, as `pdist` orders pairs; `chance`: the
-    index that is expected of two random cohorts.
-    """
+    """What a replay says of methods, in arrays [seeds, methods] by name: `measured`, `preferences`; `apart`, 1 - the
+    mean Jaccard index of their choices, as `pdist` orders pairs; `chance`, that index expected of random ones."""
 
     def __init__(self, methods: Sequence[str], rows: Sequence[Any], clients: Sequence[Mapping[str, Floats]]) -> None:
         """`rows` (fedsim.running.replay) by seed, round and method; what the `clients` are like [N], seed by seed."""
         seeds, num, self.methods = len(clients), len(methods), methods
-        columns = {name: np.array([row[name] for row in rows], np.float64).reshape(seeds, -1, num) for name in COLUMNS}
-        loss, best, worst, size, there = (columns.pop(name) for name in COLUMNS[:5])
+        numbers = {n: np.array([row[n] for row in rows]).reshape(seeds, -1, num) for n in (*MEASURED, "best", "worst")}
+        loss, best, worst = (numbers[name] for name in ("loss", "best", "worst"))
         regret = np.divide(loss - best, worst - best, out=np.zeros_like(loss), where=worst > best)
-        self.measured = {name: values.mean(1) for name, values in ({"regret": regret, "loss": loss} | columns).items()}
+        self.measured = {"regret": regret.mean(1), **{name: numbers[name].mean(1) for name in MEASURED}}
         self.order = [int(at) for at in np.argsort(regret.mean((0, 1)), kind="stable")]
         apart, counts = [], np.zeros((seeds, num, len(clients[0]["size"])))
         for start in range(0, len(rows), num):
@@ -176,8 +155,8 @@ class Choices:
                 is_in[method, row["chosen"]] = True
             counts[start * seeds // len(rows)] += is_in
             apart.append(pdist(is_in, "jaccard"))
-        self.apart, pairs = np.mean(apart, axis=0), zip(there[..., 0].flat, size[..., 0].flat, strict=True)
-        shared = [hypergeom(n, k, k).expect(lambda j, k=k: j / (2 * k - j)) for n, k in pairs if k]
+        self.apart, drawn = np.mean(apart, axis=0), [(row["available"], row["random_clients"]) for row in rows[::num]]
+        shared = [hypergeom(n, k, k).expect(lambda j, k=k: j / (2 * k - j)) for n, k in drawn if k]
         self.chance = float(np.mean(shared))
         of_seeds = [*zip(counts, clients, strict=True)]
         self.preferences = {
@@ -191,21 +170,18 @@ class Choices:
         agreement = {self.methods[at]: 1 - squareform(self.apart)[None, :, at] for at in self.order}
         known = [at for at, name in enumerate(self.methods) if name in real]
         told = verdict(self.measured["regret"].mean(0)[known], accuracy["real accuracy"][0, known])
-        bounds = {"regret": UNBOUNDED, "loss": UNBOUNDED, "percentile": (0.0, 100.0)}
-        within = dict.fromkeys(self.preferences, (-1.0, 1.0))
-        return [
-            self._table("choices", "Choices", self.measured | accuracy, f"{REGRET}\n{told}", bounds),
-            self._table("preferences", "Whom they prefer", self.preferences, PREFERENCES, within),
-            self._table("agreement", "Mean Jaccard index", agreement, f"Two random choices: {self.chance:.3f}.", {}),
+        unit = dict.fromkeys(self.preferences, (-1.0, 1.0))
+        tables: list[tuple[str, str, Mapping[str, Floats], str, Mapping[str, tuple[float, float]]]] = [
+            ("choices", "Choices", self.measured | accuracy, f"{REGRET}\n{told}", BOUNDS),
+            ("preferences", "Whom they prefer", self.preferences, PREFERENCES, unit),
+            ("agreement", "Mean Jaccard index", agreement, f"Two random choices: {self.chance:.3f}.", {}),
         ]
-
-    def _table(
-        self, name: str, title: str, columns: Mapping[str, Floats], note: str, bounds: Mapping[str, Any]
-    ) -> Table:
-        """Rows by regret; the columns that have `bounds` with intervals."""
-        of_all = [(values, bounds.get(column)) for column, values in columns.items()]
-        rows = [[self.methods[at], *(shown(values[:, at], ends) for values, ends in of_all)] for at in self.order]
-        return Table(name, title, ["method", *(column.split("_")[0] for column in columns)], rows, note)
+        made = []
+        for name, title, columns, note, ends in tables:
+            own = {column.split("_")[0]: (values, ends.get(column)) for column, values in columns.items()}
+            rows = [[self.methods[n], *(shown(each[:, n], end) for each, end in own.values())] for n in self.order]
+            made.append(Table(name, title, ["method", *own], rows, note))
+        return made
 
     def plots(self) -> list[Any]:
         """Of fedsim.report.figures; in that of agreement, methods are in the order of average linkage."""
@@ -243,9 +219,8 @@ def verdict(regrets: Floats, accuracies: Floats) -> str:
     highest first, with its 95 % interval by the percentile bootstrap over methods, which are the sample here."""
     if (num := len(regrets)) < MIN_METHODS:
         return f"Whether regret predicts real accuracy is open: {MIN_METHODS} methods with runs are needed, not {num}."
-    taus = []
-    for draw in [np.arange(num), *np.random.default_rng(0).integers(num, size=(RESAMPLES, num))]:
-        taus.append(kendalltau(-regrets[draw], accuracies[draw]).statistic)
+    draws = [np.arange(num), *np.random.default_rng(0).integers(num, size=(RESAMPLES, num))]
+    taus = [kendalltau(-regrets[draw], accuracies[draw]).statistic for draw in draws]
     low, high = np.nanquantile(taus[1:], [0.025, 0.975])
     does = "ranks methods as real accuracy does" if low > 0 else "does not predict the ranks by real accuracy"
     return f"Regret {does}: Kendall's tau {taus[0]:.2f} [{low:.2f}, {high:.2f}] over {num} methods."

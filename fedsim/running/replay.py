@@ -8,7 +8,7 @@ own, and keeps its selector's state; its model is thrown away. A client trains o
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +26,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare
 from fedsim.selectors.base import Selector
 
-MOST_ENUMERATED = 300
-"""Cohorts up to which all that there are take the place of random ones."""
-Starts = Sequence[Params] | None
+MOST_ENUMERATED = 300  # cohorts up to which all that there are take the place of random ones
 
 
 class TrainsOnce(Engine):
@@ -37,27 +35,19 @@ class TrainsOnce(Engine):
 
     def __init__(self, engine: Engine) -> None:
         vars(self).update(vars(engine))
-        self._when, self._known = (0, 0.0), dict[tuple[int, bytes], Cohort]()
+        self._when, self._known = (0, 0.0), dict[tuple[int, object, bytes], Cohort]()
 
     def train(
-        self,
-        params: Params,
-        ids: Ids,
-        round: int,
-        lr: float,
-        start: Starts = None,
-        correction: Correction | None = None,
+        self, params: Params, ids: Ids, round: int, lr: float, start: Any = None, correction: Correction | None = None
     ) -> Cohort:
         """As of the other engine; the updates are copies."""
         if self._when != (round, lr):
             self._when, self._known = (round, lr), {}
         model, shift = _digest(params), (correction and correction.shift) or {}
-        kind = repr(correction.kind if correction else None).encode()
         own = [
-            _digest(start[row] if start else {}) + _digest({n: v[row] for n, v in shift.items()})
-            for row in range(len(ids))
+            _digest(start[n] if start else {}) + _digest({k: v[n] for k, v in shift.items()}) for n in range(len(ids))
         ]
-        keys = [(int(i), model + kind + more) for i, more in zip(ids, own, strict=True)]
+        keys = [(int(i), correction and correction.kind, model + more) for i, more in zip(ids, own, strict=True)]
         if len(new := np.array([row for row, key in enumerate(keys) if key not in self._known], np.int64)):
             some = correction.rows(new) if correction else None
             trained = super().train(params, ids[new], round, lr, [start[row] for row in new] if start else None, some)
@@ -66,10 +56,8 @@ class TrainsOnce(Engine):
 
 
 def _digest(params: Params) -> bytes:
-    digest = hashlib.sha256()
-    for name, value in params.items():
-        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
-    return digest.digest()
+    parts = (name.encode() + value.detach().cpu().contiguous().numpy().tobytes() for name, value in params.items())
+    return hashlib.sha256(b"".join(parts)).digest()
 
 
 class Given(Selector):
@@ -95,8 +83,8 @@ class Replay:
         self.methods = {name: self._beside(plan) for name, plan in methods.items()}
         self._judge, self._given = self._beside(lead), Given(self.lead.components.population)
         self._judge.components = replace(self._judge.components, selector=self._given)
-        held = self._division.validation
-        self._validation = data.samples(held), data.y[torch.as_tensor(held, device=data.y.device)]
+        held = torch.as_tensor(self._division.validation, device=data.y.device)
+        self._validation = data.samples(self._division.validation), data.y[held]
         self._losses: list[Floats] = []
 
     def _beside(self, plan: Plan) -> Simulation:
@@ -108,30 +96,24 @@ class Replay:
         return simulation
 
     def play(self) -> tuple[list[dict[str, Any]], Record]:
-        """One round: what each method did in it, a row of choices.parquet, and the lead's record. Bytes asked are those
+        """One round: what each method did in it, a row of choices.jsonl, and the lead's record. Bytes asked are those
         beyond what collecting as many random clients takes. Raises `FedsimError` where a method fails."""
         self._losses.append(self.engine.losses(self.lead.params, self.engine.data.evaluate))
         self._given.ids = None
         available = self._step(self._judge)[0].selected  # all train in one call
-        cohorts = self._cohorts(np.array(available, np.int64))
-        others = np.array([self.loss_of(ids) for ids in cohorts])
-        compared = {"best": float(others.min()), "worst": float(others.max())}
+        cohorts, losses = self._cohorts(np.array(available, np.int64)), []
+        for self._given.ids in cohorts:
+            losses.append(self._step(self._judge)[1])
+        compared = {"best": min(losses), "worst": max(losses)}
         compared |= {"available": len(available), "random_clients": len(cohorts[0])}
         done = [self._step(simulation) for simulation in self.methods.values()]
         leads, rows = self.lead.step(), []
         each = (leads.bytes_down + leads.bytes_up) / max(len(leads.selected), 1)
         for name, (own, loss) in zip(self.methods, done, strict=True):
-            row = {
-                "round": own.round,
-                "selector": name,
-                "chosen": own.selected,
-                "clients": len(own.selected),
-                "loss": loss,
-            }
-            row |= {"percentile": 100 * float((others < loss).mean()), "seconds_select": own.seconds_select}
-            rows.append(
-                {**row, **compared, "bytes_asked": int(own.bytes_down + own.bytes_up - each * len(own.selected))}
-            )
+            row = {"round": own.round, "selector": name, "chosen": own.selected, "clients": len(own.selected)}
+            row |= {"loss": loss, "percentile": 100 * float(np.mean([other < loss for other in losses])), **compared}
+            asked = int(own.bytes_down + own.bytes_up - each * len(own.selected))
+            rows.append(row | {"seconds_select": own.seconds_select, "bytes_asked": asked})
         return rows, leads
 
     def _step(self, simulation: Simulation) -> tuple[Record, float]:
@@ -143,11 +125,6 @@ class Replay:
         parts.local_algorithm.load_state_dict(lead.components.local_algorithm.state_dict())
         record = simulation.step()
         return record, self.engine.evaluate(simulation.params, *self._validation).loss
-
-    def loss_of(self, ids: Ids) -> float:
-        """The validation loss of the model that these clients make of the lead's."""
-        self._given.ids = ids
-        return self._step(self._judge)[1]
 
     def _cohorts(self, available: Ids) -> list[Ids]:
         parts = self.lead.components

@@ -122,8 +122,8 @@ def test_losses_and_percentiles_are_those_of_all_cohorts() -> None:
         model = {n: value + sum(moved[i].delta[n][0] for i in ids) / len(ids) for n, value in params.items()}
         experiment.model.load_state_dict(model, strict=False)
         held_out = torch.as_tensor(held.validation)
-        logits = experiment.model.eval()(engine.data.x[held_out])
-        return float(cross_entropy(logits.double(), engine.data.y[held_out]))
+        logits = experiment.model.eval()(engine.data.x[held_out]).detach().double()
+        return float(cross_entropy(logits, engine.data.y[held_out]))
 
     losses = {ids: loss(*ids) for ids in itertools.combinations(range(6), 2)}
     for row in replay.play()[0]:
@@ -136,7 +136,7 @@ def test_losses_and_percentiles_are_those_of_all_cohorts() -> None:
 def test_measures_by_hand() -> None:
     rows = [
         {"chosen": chosen, "loss": loss, "best": 1.0, "worst": 3.0, "percentile": 0, "clients": 2, "seconds_select": 0}
-        | {"bytes_asked": 0, "available": 4, "random_clients": 2}
+        | {"bytes_asked": 0, "available": 4, "drawn": 2}
         for chosen, loss in (([0, 1], 2.0), ([1, 2], 1.5), ([0, 1], 3.0), ([0, 1], 1.0))
     ]
     found = Choices(["a", "b"], rows, [{"size": np.array([1.0, 2, 3, 4]), "loss": np.zeros(4)}])
@@ -184,7 +184,7 @@ REFUSED = [
     ("cohort_size=2,3", "cohort_size: differs between jobs"),
     ("--cohorts=0", "--cohorts=0: must be >= 1"),
     ("selector=random,tifl", "system='none': must be a simulated clock for TiFL"),
-    ("hydra/launcher=lanes", "hydra/launcher='lanes': must be basic"),
+    ("hydra/launcher=lanes", "hydra/launcher='fedsim.jobs.sweep.Lanes': must be basic"),
 ]
 
 

@@ -57,10 +57,7 @@ def run(words: Sequence[str]) -> int:
 
 def _parser() -> ArgumentParser:
     usage = "fedsim replay [--cohorts M] selector=A,B,... [words of a run: key=value ..., --config-dir DIR]"
-    told = (
-        "What the selectors of a sweep choose on the models of one run of random selection: how far they agree, whom "
-    )
-    told += "they prefer, and how good their choices are beside random ones."
+    told = "What the selectors of a sweep choose on the models of one run of random selection, and how good that is."
     parser = ArgumentParser("fedsim replay", usage, told, allow_abbrev=False)
     parser.add_argument(
         "--cohorts", type=int, default=50, metavar="M", help="random cohorts a round to compare with (50)"
@@ -75,8 +72,8 @@ def _problems(jobs: Sequence[Composed], plans: Sequence[Plan]) -> Iterator[Probl
         yield rule(len({str(one.get(key)) for one in configs}) == 1, key, ..., text, remedy)
     share, text = plans[0].server.validation_fraction, "must be > 0 for a replay, which compares losses on that split"
     yield rule(share > 0, "server.validation_fraction", share, text, "set it to 0.05, say")
-    launcher = jobs[0].choices.get("hydra/launcher", "basic")
-    yield rule(launcher == "basic", "hydra/launcher", launcher, "must be basic for a replay, which is one process")
+    launcher, text = str(jobs[0].launcher.get("_target_")), "must be basic for a replay, which is one process"
+    yield rule(not launcher.startswith("fedsim."), "hydra/launcher", launcher, text)
 
 
 def method_names(jobs: Sequence[Composed]) -> list[str]:
@@ -155,25 +152,25 @@ class Choices:
                 is_in[method, row["chosen"]] = True
             counts[start * seeds // len(rows)] += is_in
             apart.append(pdist(is_in, "jaccard"))
-        self.apart, drawn = np.mean(apart, axis=0), [(row["available"], row["random_clients"]) for row in rows[::num]]
-        shared = [hypergeom(n, k, k).expect(lambda j, k=k: j / (2 * k - j)) for n, k in drawn if k]
-        self.chance = float(np.mean(shared))
-        of_seeds = [*zip(counts, clients, strict=True)]
+        self.apart, drawn = np.mean(apart, axis=0), [(row["available"], row["drawn"]) for row in rows[::num]]
+        self.chance = float(np.mean([hypergeom(n, k, k).expect(lambda j, k=k: j / (2 * k - j)) for n, k in drawn if k]))
+        seen = [*zip(counts, clients, strict=True)]
         self.preferences = {
-            name: np.array([[rank_correlation(own, like[name]) for own in each] for each, like in of_seeds])
-            for name in clients[0]
+            n: np.array([[rank_correlation(o, c[n]) for o in own] for own, c in seen]) for n in clients[0]
         }
 
     def tables(self, real: Mapping[str, Sequence[float]]) -> list[Table]:
         """With the `verdict` on the accuracies of real runs, by method, of those that there are of."""
-        accuracy = {"real accuracy": np.array([[np.mean(real.get(name, np.nan)) for name in self.methods]])}
+        liked, accuracy = (
+            self.preferences,
+            {"real accuracy": np.array([[np.mean(real.get(name, np.nan)) for name in self.methods]])},
+        )
         agreement = {self.methods[at]: 1 - squareform(self.apart)[None, :, at] for at in self.order}
         known = [at for at, name in enumerate(self.methods) if name in real]
         told = verdict(self.measured["regret"].mean(0)[known], accuracy["real accuracy"][0, known])
-        unit = dict.fromkeys(self.preferences, (-1.0, 1.0))
         tables: list[tuple[str, str, Mapping[str, Floats], str, Mapping[str, tuple[float, float]]]] = [
             ("choices", "Choices", self.measured | accuracy, f"{REGRET}\n{told}", BOUNDS),
-            ("preferences", "Whom they prefer", self.preferences, PREFERENCES, unit),
+            ("preferences", "Whom they prefer", liked, PREFERENCES, dict.fromkeys(liked, (-1.0, 1.0))),
             ("agreement", "Mean Jaccard index", agreement, f"Two random choices: {self.chance:.3f}.", {}),
         ]
         made = []

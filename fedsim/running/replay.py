@@ -104,8 +104,7 @@ class Replay:
         cohorts, losses = self._cohorts(np.array(available, np.int64)), []
         for self._given.ids in cohorts:
             losses.append(self._step(self._judge)[1])
-        compared = {"best": min(losses), "worst": max(losses)}
-        compared |= {"available": len(available), "random_clients": len(cohorts[0])}
+        compared = {"best": min(losses), "worst": max(losses), "available": len(available), "drawn": len(cohorts[0])}
         done = [self._step(simulation) for simulation in self.methods.values()]
         leads, rows = self.lead.step(), []
         each = (leads.bytes_down + leads.bytes_up) / max(len(leads.selected), 1)
@@ -138,8 +137,11 @@ class Replay:
         """What clients are like, [N] by name; the loss is that at the lead's models, mean over rounds."""
         parts, labels = self.lead.components, self._division.histograms
         with np.errstate(invalid="ignore"):  # of clients without samples
-            found = {"size": labels.sum(1).astype(float), "label entropy": entropy(labels, axis=1)}
-        found |= {"loss": np.mean(self._losses, axis=0)}
+            found = {
+                "size": labels.sum(1) / 1,
+                "label entropy": entropy(labels, axis=1),
+                "loss": np.mean(self._losses, 0),
+            }
         if len(parts.behaviour.imperfect):
             found["imperfect"] = np.isin(np.arange(len(labels)), parts.behaviour.imperfect).astype(float)
         return found if parts.simulated is None else found | {"speed": 1 / parts.simulated.devices.forward}

@@ -119,7 +119,7 @@ def _play_all(seeds: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None
         except OSError as error:
             raise OutputError(unwritable("output_dir", folder, error)) from error
         STOP.raise_if_asked()
-    CONSOLE.print(*(table.rich() for table in tables))
+    CONSOLE.print(*(table.rich() for table in tables[:2]))
     tell_line(f"replay in {folder}")
 
 
@@ -155,16 +155,12 @@ class Choices:
         self.apart, drawn = np.mean(apart, axis=0), [(row["available"], row["drawn"]) for row in rows[::num]]
         self.chance = float(np.mean([hypergeom(n, k, k).expect(lambda j, k=k: j / (2 * k - j)) for n, k in drawn if k]))
         seen = [*zip(counts, clients, strict=True)]
-        self.preferences = {
-            n: np.array([[rank_correlation(o, c[n]) for o in own] for own, c in seen]) for n in clients[0]
-        }
+        self.preferences = {k: np.array([[rank_correlation(o, c[k]) for o in s] for s, c in seen]) for k in clients[0]}
 
     def tables(self, real: Mapping[str, Sequence[float]]) -> list[Table]:
         """With the `verdict` on the accuracies of real runs, by method, of those that there are of."""
-        liked, accuracy = (
-            self.preferences,
-            {"real accuracy": np.array([[np.mean(real.get(name, np.nan)) for name in self.methods]])},
-        )
+        accuracy = {"real accuracy": np.array([[np.mean(real.get(name, np.nan)) for name in self.methods]])}
+        liked = self.preferences
         agreement = {self.methods[at]: 1 - squareform(self.apart)[None, :, at] for at in self.order}
         known = [at for at, name in enumerate(self.methods) if name in real]
         told = verdict(self.measured["regret"].mean(0)[known], accuracy["real accuracy"][0, known])
@@ -190,8 +186,7 @@ class Choices:
         names, alike = ([self.methods[at] for at in order] for order in (self.order, near))
         likes = np.array([values.mean(0)[self.order] for values in self.preferences.values()]).T
         close, most = 1 - squareform(self.apart)[np.ix_(near, near)], max([2 * self.chance, *(1 - self.apart)])
-        told = f"mean Jaccard index (line: two random choices, {self.chance:.3f})"
-        maps = {"agreement": (close, alike, alike, "viridis", (0, most), told)}
+        maps = {"agreement": (close, alike, alike, "viridis", (0, most), "mean Jaccard index (red: by chance)")}
         maps["preferences"] = (likes, names, list(self.preferences), "RdBu_r", (-1, 1), "rank correlation")
         size = COLUMN + 0.1 * len(names), 1.6 + 0.17 * len(names)
         with style():

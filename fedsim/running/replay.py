@@ -43,10 +43,8 @@ class TrainsOnce(Engine):
         """As of the other engine; the updates are copies."""
         if self._when != (round, lr):
             self._when, self._known = (round, lr), {}
-        model, shift = _digest(params), (correction and correction.shift) or {}
-        own = [
-            _digest(start[n] if start else {}) + _digest({k: v[n] for k, v in shift.items()}) for n in range(len(ids))
-        ]
+        model, shift, rows = _digest(params), (correction and correction.shift) or {}, range(len(ids))
+        own = [_digest(start[n] if start else {}) + _digest({k: v[n] for k, v in shift.items()}) for n in rows]
         keys = [(int(i), correction and correction.kind, model + more) for i, more in zip(ids, own, strict=True)]
         if len(new := np.array([row for row, key in enumerate(keys) if key not in self._known], np.int64)):
             some = correction.rows(new) if correction else None

@@ -57,18 +57,18 @@ SLOW_DEVICES = ("init_seed=per_client", "local_algorithm=fedprox", "system=logno
 
 @pytest.mark.parametrize("words", [(), ("local_algorithm=scaffold", "aggregator=fedavgm"), SLOW_DEVICES])
 def test_methods_choose_as_if_each_were_alone_and_nothing_remembered(words: tuple[str, ...]) -> None:
-    expected: dict[str, list[list[int]]] = {}
     methods = METHODS[1:3] if words else METHODS
+    found = choices_of(replay := replay_of(*words, methods=methods))
     for name, plan in plans_of(*words, methods=methods).items():
-        alone, lead = build(plan).simulation, build(lead_of(plan)).simulation
+        alone, lead, chosen = build(plan).simulation, build(lead_of(plan)).simulation, []
         for _ in range(3):
             alone.params, alone.simulated_time = lead.params, lead.simulated_time
             for group in ("aggregator", "local_algorithm"):
                 getattr(alone.components, group).load_state_dict(getattr(lead.components, group).state_dict())
-            expected.setdefault(name, []).append(alone.step().selected)
+            chosen.append(alone.step().selected)
             lead.step()
-        assert build(plan).simulation.step().selected == expected[name][0]
-    assert choices_of(replay_of(*words, methods=methods)) == expected
+        assert [found[name], found[name][0]] == [chosen, build(plan).simulation.step().selected]
+        assert all(torch.equal(value, alone.params[n]) for n, value in replay.methods[name].params.items())
 
 
 def test_a_client_trains_once_a_round_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,17 +87,18 @@ def test_what_is_remembered_answers_the_same_question_alone() -> None:
     (plan,) = plans_of(methods=("random",)).values()
     engine, params = build(plan).simulation.components.engine, build(plan).simulation.params
     once, ids, other = TrainsOnce(engine), np.array([1, 2, 4]), {n: value + 0.01 for n, value in params.items()}
-    shift = Correction(0.0, {name: torch.ones(3, *params[name].shape) for name in engine.trained})
+    own = [(name, (3, *params[name].shape)) for name in engine.trained]
+    shifts = [Correction(0.0, {name: torch.full(shape, size) for name, shape in own}) for size in (1.0, 2.0)]
     questions: list[list[Any]] = [[1, 0.1], [1, 0.1, [params, other, params]], [1, 0.1, [other] * 3], [1, 0.1]]
-    questions += [[1, 0.1, None, shift], [1, 0.1, None, Correction(0.5)], [2, 0.1], [2, 0.2], [1, 0.1]]
+    questions += [[1, 0.1, None, added] for added in (*shifts, Correction(0.5))]
+    questions += [[2, 0.1], [2, 0.2], [1, 0.1]]
     once.train(params, np.array([0, 2]), 1, 0.1)
     for more, model in itertools.product(questions, (params, other, params)):
         found, expected = once.train(model, ids, *more), engine.train(model, ids, *more)
         assert found.start is model
         assert all(torch.equal(value, expected.delta[name]) for name, value in found.delta.items())
         assert np.array_equal(found.loss, expected.loss)  # type: ignore[arg-type]
-        for value in found.delta.values():
-            value.zero_()  # it is a copy
+        torch._foreach_zero_([*found.delta.values()])  # they are copies
 
 
 def test_losses_and_percentiles_are_those_of_all_cohorts() -> None:

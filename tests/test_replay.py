@@ -1,7 +1,6 @@
 """`fedsim replay`: methods choose on the models of one run as if each were a run of its own; what is made of that."""
 
 import itertools
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -139,7 +138,7 @@ def test_the_verdict_is_by_the_interval() -> None:
     regrets = np.arange(8.0)
     assert verdict(regrets, -regrets).startswith("Regret ranks methods as real accuracy does: Kendall's tau 1.00 [1.00")
     assert "does not predict the ranks by real accuracy: Kendall's tau -1.00" in verdict(regrets, regrets)
-    assert "does not predict" in verdict(regrets, np.array([3.0, 1, 2, 5, 4, 0, 7, 6]))
+    assert "does not predict" in verdict(regrets, -np.array([3.0, 1, 2, 5, 4, 0, 7, 6]))
     assert "is open: 4 methods" in verdict(regrets[:3], regrets[:3])
 
 
@@ -157,8 +156,8 @@ def test_the_command_writes_whole_seeds(fedsim: Run, tmp_path: Path, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         run([*SMALL, methods, "seed=0,1"])
     folder = tmp_path / "outputs/default/replay"
-    rows = [json.loads(line) for line in (folder / "choices.jsonl").read_text().splitlines()]
-    assert [row["seed"] for row in rows] == [0] * 12
+    rows = (folder / "choices.jsonl").read_text().splitlines()
+    assert [row[:10] for row in rows] == ['{"seed": 0'] * 12
     assert {path.name for path in folder.glob("*.png")} == {"agreement.png", "preferences.png", "regret.png"}
     assert "over 4 methods" in (folder / "tables.md").read_text()
 

@@ -97,8 +97,7 @@ Options
   -m, --multirun    sweep over all combinations of values with commas
   --config-dir DIR  a folder with choices of your own, DIR/selector/mine.yaml
   --cfg job         print the config that the values make
-  --hydra-help      Hydra's other options
-  --version         of fedsim
+  --hydra-help      Hydra's other options; --version tells that of fedsim
 
 Docs: README.md and docs/ of the repository; conf/ explains every value"""
 

@@ -63,6 +63,7 @@ COMMANDS = {
     "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
     "race": ("fedsim.search.race", "a sweep in which methods that are beaten get no more seeds"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
+    "replay": ("fedsim.commands.replay", "what many selectors choose on one run's models, and how well"),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
     "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
@@ -96,8 +97,7 @@ Options
   -m, --multirun    sweep over all combinations of values with commas
   --config-dir DIR  a folder with choices of your own, DIR/selector/mine.yaml
   --cfg job         print the config that the values make
-  --hydra-help      Hydra's other options
-  --version         of fedsim
+  --hydra-help      Hydra's other options; --version tells that of fedsim
 
 Docs: README.md and docs/ of the repository; conf/ explains every value"""
 

@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     LABEL_NOISE = 32
     RANDOM_UPDATE = 33
     PRIVACY = 34
+    REPLAY = 51
 
 
 @dataclass(frozen=True)

@@ -235,3 +235,13 @@ def test_the_front_is_of_what_none_beats_in_bytes_and_accuracy(tmp_path: Path) -
     with style():
         ax = bytes_plot(found).figure.axes[0]
     assert {text.get_text() for text in ax.texts} == {"gpfl", "oort", "clairvoyant"}
+
+
+def test_random_selection_with_plain_local_training_is_the_reference(tmp_path: Path) -> None:
+    for number, (shards, algorithm, seed) in enumerate(itertools.product((1, 2), ("fedprox", "plain", "x"), (0, 1))):
+        choices, seeds = {"selector": "random", "local_algorithm": algorithm}, {"seed": seed}
+        config = {"partition": {"shards": shards}, "local_algorithm": {"_target_": algorithm}}
+        write_run(tmp_path / str(number), [0.5], [[0]], summary={"choices": choices}, **config, **seeds)
+    found = compare(make_panels(groups_of(tmp_path)))
+    assert found is not None
+    assert (found.reference, len(found.methods)) == ("plain", 3)

@@ -2,6 +2,7 @@
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from fedsim.report.figures import CAPTIONS, PAGE, SMALL, Plot, line_axes, style
 from fedsim.report.page import make_looks
@@ -67,8 +68,9 @@ def bytes_plot(found: Comparison) -> Plot:
         ax.axhline(height, color="black", linestyle="--", linewidth=0.8)
         ax.text(0.99, height, name, transform=ax.get_yaxis_transform(), ha="right", va="top", size=SMALL)
     ax.set(xscale="log", xlabel="bytes sent, both ways (random selection: 1)", ylabel="final test accuracy")
+    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_formatter("{x:g}")
+    ax.xaxis.set_minor_locator(NullLocator())
     ax.margins(0.15)
     return Plot("settings_bytes", CAPTIONS["settings_bytes"], figure)
 

@@ -177,8 +177,7 @@ def html_page(
     if panels:  # as JSON that can stand in a script element, whatever texts are in it
         from plotly.offline import get_plotlyjs  # here: 0.3 s, which a report without curves does not pay
 
-        plotly = get_plotlyjs()
-        data = curves_data(panels)
+        plotly, data = get_plotlyjs(), curves_data(panels)
         thinned = _thinned(panels, groups, data["points"])
         curves = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     return (

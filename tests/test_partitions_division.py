@@ -214,7 +214,7 @@ def test_purposes_have_the_numbers_that_published_results_were_made_with() -> No
     first = ["PARTITION", "INIT", "SELECT", "TRAIN", "SKETCH", "AVAILABILITY", "DROPOUT", "LOSS_BATCH", "SERVER_SPLIT"]
     numbers = {name: number for number, name in enumerate([*first, "HOLDOUT"], start=1)}
     later = {"DEVICES": 21, "DEVICE_VARIATION": 22, "ARRIVAL_ORDER": 23}
-    later |= {"IMPERFECT": 31, "LABEL_NOISE": 32, "RANDOM_UPDATE": 33, "PRIVACY": 34}
+    later |= {"IMPERFECT": 31, "LABEL_NOISE": 32, "RANDOM_UPDATE": 33, "PRIVACY": 34, "REPLAY": 51}
     assert {p.name: int(p) for p in Purpose} == numbers | later
 
 

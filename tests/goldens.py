@@ -79,13 +79,14 @@ def environment() -> dict[str, str]:
 @cache
 def compositions(setting: str) -> dict[str, Composed]:
     """One job for each selector; the backend is put in later."""
+    names = SELECTORS if setting != "norms" else FEW
+    by_clock = {"none": [n for n in names if n not in NEED_A_CLOCK], "tiers": [n for n in names if n in NEED_A_CLOCK]}
     found = {}
     with search_path():
-        for selector in SELECTORS if setting != "norms" else FEW:
-            words = [f"selector={selector}", *COMMON, *SETTINGS[setting]]
-            words += ["system=tiers"] if selector in NEED_A_CLOCK else []
-            (found[selector],) = compose_jobs(words, multirun=False)
-    return found
+        for clock, some in by_clock.items():
+            words = [f"selector={','.join(some)}", f"system={clock}", *COMMON, *SETTINGS[setting]]
+            found |= {job.choices["selector"]: job for job in (compose_jobs(words, multirun=True) if some else [])}
+    return {name: found[name] for name in names}
 
 
 @cache

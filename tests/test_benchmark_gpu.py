@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from scripts.benchmarks.gpu.command import SECTIONS, Bench, run, table_of
 
 
+@pytest.mark.slow
 def test_the_small_form_leaves_a_line_for_each_figure(tmp_path: Path) -> None:
     rows = run(Bench(tmp_path, "cpu", shrink=300, budget=1000.0, cases=["W1"]), [s for s in SECTIONS if s != "native"])
     assert [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()] == rows

@@ -26,7 +26,7 @@ OTHERS = (
     *(("clang", "-O3", "-march=x86-64-v3"), ("clang", "-O2", "-march=x86-64-v4")),
 )
 """Compilers, optimisation and instruction sets: with fused multiply-adds and without."""
-FEW = (OTHERS[1], "double"), (OTHERS[2], "float")
+FEW = ((OTHERS[1], "double"),)
 
 
 def compiler(name: str = "gcc") -> str:

@@ -48,6 +48,7 @@ for place in ("flat", "leak"):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
+@pytest.mark.slow
 def test_memory_is_flat_over_many_rounds_and_a_selector_that_leaks_is_found(tmp_path: Path) -> None:
     """Each runs in a process of its own: one that has run other things has free memory, and would grow unseen."""
     command = [sys.executable, "-c", RUN, "30", "70", *WORDS, "num_rounds=70"]

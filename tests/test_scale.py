@@ -77,6 +77,7 @@ with search_path():
 """
 
 
+@pytest.mark.slow
 def test_a_case_of_scale_is_measured_apart_or_refused(tmp_path: Path) -> None:
     # in another process: torch refuses gradients in a fork of one in which its threads for them have started
     command = [sys.executable, "-c", MEASURE, str(tmp_path), "random 120", "divfl 120", "pncs 100000"]

@@ -41,11 +41,15 @@ every_kind = pytest.mark.parametrize("choice", KINDS)
 
 
 @functools.cache
-def composed(choice: str, *more: str) -> dict[str, Any]:
-    """The selector's node as Hydra composes it (some have groups of their own)."""
+def nodes(choices: str, *more: str) -> dict[str, dict[str, Any]]:
     with search_path():
-        (job,) = compose_jobs([f"selector={choice}", *more], multirun=False)
-    return dict(job.config["selector"])
+        jobs = compose_jobs([f"selector={choices}", *more], multirun=True)
+    return {job.choices["selector"]: dict(job.config["selector"]) for job in jobs}
+
+
+def composed(choice: str, *more: str) -> dict[str, Any]:
+    """The selector's node as a sweep over all of them composes it (some have groups of their own)."""
+    return nodes(choice if more else ",".join(CHOICES), *more)[choice]
 
 
 def node_of(choice: str, population: Population) -> dict[str, Any]:

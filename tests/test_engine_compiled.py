@@ -37,7 +37,8 @@ def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
     assert engine(tanh(), 1, False).backend.max_joint_clients > 1
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_equals_sequential(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch traces it; with code generated from the trace, which takes ten times as long, in the long form."""
     monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend=backend))

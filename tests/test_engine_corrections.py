@@ -18,7 +18,7 @@ from fedsim.engine.schedule import Schedule
 from tests.engines import batched, graph, reference, schedule_of
 from tests.pretended_cuda import PretendedCard, held
 from tests.test_engine import BACKENDS, OPTIMIZERS, PLAIN, fits, task_of
-from tests.test_engine_graph import DROPOUT, SMALL_RESNET, Case
+from tests.test_engine_graph import DROPOUT, Case
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -121,7 +121,7 @@ def test_each_round_has_its_own_correction_and_none_is_that_of_today(backend: st
         assert all(torch.equal(value, wanted[name]) for name, value in found.items())
 
 
-@pytest.mark.parametrize(("build", "case"), [(graph, DROPOUT), (batched, DROPOUT), (graph, SMALL_RESNET)])
+@pytest.mark.parametrize(("build", "case"), [(graph, DROPOUT), (batched, DROPOUT)])
 def test_on_the_card_it_is_that_of_the_cpu_to_the_last_bit(build: Callable[..., Engine], case: Case) -> None:
     def trained(device: str) -> list[Params]:
         engine = case.engine(device, build)

@@ -26,7 +26,6 @@ OTHERS = (
     *(("clang", "-O3", "-march=x86-64-v3"), ("clang", "-O2", "-march=x86-64-v4")),
 )
 """Compilers, optimisation and instruction sets: with fused multiply-adds and without."""
-FEW = ((OTHERS[1], "double"),)
 
 
 def compiler(name: str = "gcc") -> str:
@@ -98,9 +97,10 @@ def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[...,
         assert statuses == expected[name.rsplit(" ", 1)[0]], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "real"),
-    [pytest.param(*one, marks=[] if one in FEW else pytest.mark.slow) for one in product(OTHERS, ("float", "double"))],
+    product(OTHERS, ("float", "double")),
 )
 def test_compiler_and_processor_change_no_bit(
     other: tuple[str, ...], real: str, expected: Callable[[str], list[str]], build: Callable[..., str]

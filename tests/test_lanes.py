@@ -47,7 +47,7 @@ SWEEPS = {
     "samples made on demand": ["dataset=synthetic", "partition=natural", "selector=random,gpfl", "seed=0,1"],
     "small chunks": ["engine=batched", "engine.chunk_size=3", "seed=0,1,2"],
     "learning rates that part": ["optimizer/schedule=exponential", "selector=random,fedcor", "seed=0,1"],
-    "short runs and long ones": ["num_rounds=3,400", "local.epochs=1", "seed=0,1"],
+    "short runs and long ones": ["num_rounds=3,150", "local.epochs=1", "seed=0,1"],
     "labels and updates that differ": ["clients=honest,label_noise,random_update", "selector=random,pncs", "seed=0,1"],
     "aggregators": ["aggregator=median,krum,geometric_median,norm_clipping,dp_fedavg,mifa", "cohort_size=5"],
     "two groups": ["optimizer.lr=0.05,0.1", "seed=0,1"],

@@ -281,7 +281,7 @@ def test_after_a_signal_no_task_begins_and_those_that_run_are_asked_to_end(
 
 
 @pytest.mark.parametrize(
-    "launcher", ["basic", "joblib", pytest.param("submitit_local", marks=pytest.mark.slow), "lanes"]
+    "launcher", ["basic", "lanes", *(pytest.param(n, marks=pytest.mark.slow) for n in ("joblib", "submitit_local"))]
 )
 def test_jobs_that_are_done_fail_or_are_refused_are_told_alike(
     launcher: str, lab: Path, capfd: pytest.CaptureFixture[str]

@@ -293,7 +293,13 @@ def test_an_output_that_cannot_be_written_is_no_error_and_is_told_once_at_most(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
-@pytest.mark.parametrize("told", ["", "cannot write to the standard output"], ids=["closed", "full"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param("", id="closed"),
+        pytest.param("cannot write to the standard output", marks=pytest.mark.slow, id="full"),
+    ],
+)
 def test_a_sweep_whose_screen_goes_away_runs_to_its_end(told: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedsim.run", *SHOWN, "-m", "seed=0,1"]
     reading, stdout = os.pipe()

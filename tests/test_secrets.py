@@ -78,6 +78,7 @@ def found_in(folder: Path, secret: str) -> set[str]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="kills by SIGKILL, and W&B's folders as on Linux")
+@pytest.mark.slow
 def test_no_secret_is_in_any_byte_that_is_written(tmp_path: Path) -> None:
     """By a sweep with a failing job, a killed run, a refused one and a report."""
     for name in ("home", "tmp", "work", "cache"):

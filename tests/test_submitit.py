@@ -89,6 +89,7 @@ def wait_for_rounds(places: list[Path], rounds: int, job: Any) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_a_preempted_task_is_requeued_and_ends_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

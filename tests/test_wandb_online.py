@@ -95,6 +95,7 @@ def test_a_run_that_was_deleted_there_is_sent_as_another(tmp_path: Path, server:
     assert (folder.path / WANDB_ID).read_text().strip() in server.runs
 
 
+@pytest.mark.slow
 def test_a_run_that_could_not_be_sent_keeps_its_id_for_later(
     tmp_path: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:

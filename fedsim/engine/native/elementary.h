@@ -46,7 +46,7 @@ INLINE real exponential(real x)
     real bounded = x > lowest ? x : lowest, sum = 0;
     real shifted = fused_add(bounded, (real)1.44269504088896340736, round), n = shifted - round;
     real r = fused_add(n, -LN2_LOW, fused_add(n, -LN2_HIGH, bounded));
-    for (int i = IS_FLOAT ? 7 : 13; i >= 0; i--) sum = fused_add(sum, r, (real)inverse_factorials[i]);
+    UNROLL for (int i = IS_FLOAT ? 7 : 13; i >= 0; i--) sum = fused_add(sum, r, (real)inverse_factorials[i]);
     bits exponent = bits_of(shifted) - bits_of(round), half = exponent / 2; /* 2^n may be too small for a number */
     sum = sum * power_of_two(half) * power_of_two(exponent - half);
     return x == x ? sum : x;

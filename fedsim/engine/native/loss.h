@@ -37,13 +37,16 @@ enum { LOSS_BLOCK = 64 }; /* samples that go through one loop side by side */
    bit what cross_entropy gives. */
 static inline void block_losses(const real *logits, const int64_t *labels, int64_t count, int64_t classes, real *losses)
 {
-    real maximum[LOSS_BLOCK], total[LOSS_BLOCK] = {0};
+    real maximum[LOSS_BLOCK], total[LOSS_BLOCK] = {0}, column[LOSS_BLOCK] = {0};
     for (int64_t i = 0; i < count; i++) maximum[i] = logits[i * classes];
     for (int64_t c = 1; c < classes; c++)
         for (int64_t i = 0; i < count; i++)
             maximum[i] = logits[i * classes + c] > maximum[i] ? logits[i * classes + c] : maximum[i];
-    for (int64_t c = 0; c < classes; c++)
-        for (int64_t i = 0; i < count; i++) total[i] += exponential(logits[i * classes + c] - maximum[i]);
+    for (int64_t i = count; i < LOSS_BLOCK; i++) maximum[i] = 0;
+    for (int64_t c = 0; c < classes; c++) {
+        for (int64_t i = 0; i < count; i++) column[i] = logits[i * classes + c];
+        for (int64_t i = 0; i < LOSS_BLOCK; i++) total[i] += exponential(column[i] - maximum[i]);
+    }
     for (int64_t i = 0; i < count; i++) losses[i] = logarithm(total[i]) - (logits[i * classes + labels[i]] - maximum[i]);
 }
 

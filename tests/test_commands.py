@@ -49,7 +49,7 @@ def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
     assert "how the jobs of a sweep are run: one after another where nothing is chosen (5)" in " ".join(
         ask("list").split()
     )
-    assert json.loads(ask("list", "--json"))["preset"]["choices"][0] == "drift"
+    assert json.loads(ask("list", "--json"))["preset"]["choices"][0] == "benchmark_tuning"
     for name in Catalogue().names:
         assert ask("list", name).startswith(f"{name}: ")
     spoken = {"partitions": "partition", "sketches": "selector/sketch", "schedule": "optimizer/schedule"}

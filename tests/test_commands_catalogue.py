@@ -67,7 +67,7 @@ def _nodes_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) -> None:
     fields = METHODS[name].fields
-    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= {*INHERITED, "also"}
+    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= {*INHERITED, "also", "tune"}
     needs = build(name, toy_population([2] * N, K, 12)).needs
     for signal in needs & WORDS.keys():
         assert WORDS[signal] in fields["asks"]

@@ -18,7 +18,7 @@ from fedsim.results.statistics import Share
 from fedsim.running import experiment
 from fedsim.running.outcome import Outcome
 from fedsim.search import race
-from fedsim.search.race import Race, Settings, _accuracy, stops
+from fedsim.search.race import Race, Settings, accuracy_of, stops
 
 pytestmark = pytest.mark.usefixtures("stop")
 NAMES, SEEDS, SETTINGS = "abcdef", 12, 3
@@ -67,7 +67,7 @@ def test_kept_methods_are_not_tested_and_what_has_no_result_is_not_compared() ->
     assert (stop.seeds, stop.by, stop.lead, stop.p) == (4, "a", pytest.approx(0.8), pytest.approx(p))
     assert stops(values, [4], 0.9 * p) == {}
     ends = [("done", {"smoothed_accuracy": 0.5}), ("diverged", {"smoothed_accuracy": 0.5}), ("failed", {})]
-    assert [_accuracy(Outcome(*end)) for end in ends] == [0.5, 0.0, None]
+    assert [accuracy_of(Outcome(*end)) for end in ends] == [0.5, 0.0, None]
 
 
 def results() -> dict[str, float]:

@@ -62,6 +62,7 @@ COMMANDS = {
     "show": ("fedsim.commands.show", "the jobs that a command would run, and what is already there"),
     "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
     "race": ("fedsim.search.race", "a sweep in which methods that are beaten get no more seeds"),
+    "tune": ("fedsim.search.tune", "each selector in the search space that its file declares"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
     "replay": ("fedsim.commands.replay", "what many selectors choose on one run's models, and how well"),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),

@@ -131,7 +131,7 @@ class Race:
             going_on = [method for method in self.all if method.stop is None and len(method.accuracies) >= before]
             yield [plans[job] for method in going_on for job in method.jobs[before:look]]
             for method in going_on:
-                ended = (_accuracy(attempts.ended.get(plans[job].folder)) for job in method.jobs[:look])
+                ended = (accuracy_of(attempts.ended.get(plans[job].folder)) for job in method.jobs[:look])
                 method.accuracies = [accuracy for accuracy in ended if accuracy is not None]
             self._decide(look)
             for plan in (plans[job] for method in self.all if method.stop for job in method.jobs[look:]):
@@ -170,7 +170,7 @@ class Race:
         tell_line(f"{saved} of {self.num_seeds * len(self.all)} runs saved")
 
 
-def _accuracy(outcome: Outcome | None) -> float | None:
+def accuracy_of(outcome: Outcome | None) -> float | None:
     """The final accuracy of a run, 0 of one that has diverged and is of no use; None where it has not ended."""
     if outcome is None or not outcome.final:
         return None

@@ -66,15 +66,13 @@ static inline void max_pool_relu(const real *pixel0, const real *pixel1, const r
 /* image [output.area][ld] = b + the sum over rows k of the kernel of windows_k W_k, for sample b. */
 static inline void convolve(const struct layer *layer, int64_t b, real *image)
 {
-    int64_t row = layer->spec.kernel * layer->spec.inputs, ld = layer->ld;
-    for (int64_t i = 0; i < layer->output.area; i++) memcpy(image + i * ld, layer->bias, ld * sizeof(real));
-    for (int64_t k = 0; k < layer->spec.kernel; k++)
-        gemm_rows(
-            (struct gemm){.a = layer->input + b * layer->input_stride +
-                               k * layer->padded_input.width * layer->spec.inputs,
-                          .row_offsets = layer->input_row_offsets, .b = layer->weight + k * row * ld, .c = image,
-                          .n = ld, .k = row, .ld = ld, .beta = 1, .alpha = 1},
-            0, layer->output.area);
+    int64_t row = layer->spec.kernel * layer->spec.inputs;
+    gemm_rows(
+        (struct gemm){.a = layer->input + b * layer->input_stride, .row_offsets = layer->input_row_offsets,
+                      .b = layer->weight, .bias = layer->bias, .c = image, .n = layer->ld, .k = row, .ld = layer->ld,
+                      .segments = layer->spec.kernel, .segment_step = layer->padded_input.width * layer->spec.inputs,
+                      .alpha = 1},
+        0, layer->output.area);
 }
 
 /* Convolution, pooling and ReLU of sample b, into the next layer's input. */
@@ -95,34 +93,37 @@ static inline void convolution_forward(const struct thread *thread, const struct
         }
 }
 
-/* result [channels] = gradient where ReLU passed the value (positive or NaN) and `index` was the maximum, else 0. */
-static inline void masked_gradient(const real *value, const real *argmax, real index, const real *gradient,
-                                   int64_t channels, real *restrict result)
+/* The gradients [channels] of the four pixels of a window from that of its maximum:
+   passed on where ReLU passed the value (positive or NaN) and the pixel was the maximum, else 0. */
+static inline void window_gradients(const real *value, const real *argmax, const real *gradient, int64_t channels,
+                                    real *restrict pixel0, real *restrict pixel1, real *restrict pixel2,
+                                    real *restrict pixel3)
 {
-    for (int64_t c = 0; c < channels; c++)
-        result[c] = (!(value[c] <= 0) & (argmax[c] == index)) ? gradient[c] : 0;
+    for (int64_t c = 0; c < channels; c++) {
+        real passed = !(value[c] <= 0) ? gradient[c] : 0, index = argmax[c];
+        pixel0[c] = index == 0 ? passed : 0;
+        pixel1[c] = index == 1 ? passed : 0;
+        pixel2[c] = index == 2 ? passed : 0;
+        pixel3[c] = index == 3 ? passed : 0;
+    }
 }
 
 /* The gradient of the convolution's output from that of the pooled image, for these rows of the pooled image of sample
-   b. `pooled_gradient` has its pixels `stride` apart; the result goes to `gradient` [output.area][ld] and, unless it is
-   0, to `padded` [padded_gradient.area][ld]. */
+   b. `pooled_gradient` has its pixels `stride` apart. The result's pixel (y, x) goes to
+   gradient + (y * width + x) * ld. */
 static inline void pool_relu_backward(const struct layer *layer, int64_t b, struct range rows,
-                                      const real *pooled_gradient, int64_t stride, real *gradient, real *padded)
+                                      const real *pooled_gradient, int64_t stride, real *gradient, int64_t width)
 {
-    int64_t outputs = layer->spec.outputs, side = layer->spec.pool ? 2 : 1;
-    int64_t margin = layer->spec.kernel - 1 - layer->spec.padding;
-    pooled_gradient += rows.first * layer->pooled.width * stride;
+    int64_t outputs = layer->spec.outputs, ld = layer->ld, line = width * ld;
     for (int64_t i = rows.first; i < rows.end; i++)
-        for (int64_t j = 0; j < layer->pooled.width; j++, pooled_gradient += stride) {
+        for (int64_t j = 0; j < layer->pooled.width; j++) {
             const real *value = next_input_pixel(layer, b, i, j), *argmax = argmax_pixel(layer, b, i, j);
-            for (int64_t q = 0; q < side * side; q++) {
-                int64_t y = side * i + q / 2, x = side * j + q % 2;
-                int64_t pixel = y * layer->output.width + x;
-                int64_t padded_pixel = (y + margin) * layer->padded_gradient.width + x + margin;
-                masked_gradient(value, argmax, q, pooled_gradient, outputs, gradient + pixel * layer->ld);
-                if (padded)
-                    masked_gradient(value, argmax, q, pooled_gradient, outputs, padded + padded_pixel * layer->ld);
-            }
+            const real *given = pooled_gradient + (i * layer->pooled.width + j) * stride;
+            real *pixel = gradient + (layer->spec.pool ? 2 : 1) * (i * line + j * ld);
+            if (layer->spec.pool)
+                window_gradients(value, argmax, given, outputs, pixel, pixel + ld, pixel + line, pixel + line + ld);
+            else
+                for (int64_t c = 0; c < outputs; c++) pixel[c] = !(value[c] <= 0) ? given[c] : 0;
         }
 }
 
@@ -164,14 +165,13 @@ static inline void rotate_kernel(const struct layer *layer, struct range pixels)
 static inline void convolution_input_gradient(const struct layer *layer, struct range pixels,
                                               const real *padded_output_gradient, real *input_gradient)
 {
-    int64_t row = layer->spec.kernel * layer->ld, input_ld = leading_dimension(layer->spec.inputs);
-    for (int64_t k = 0; k < layer->spec.kernel; k++)
-        gemm_rows(
-            (struct gemm){.a = padded_output_gradient + k * layer->padded_gradient.width * layer->ld,
-                          .row_offsets = layer->gradient_row_offsets,
-                          .b = layer->weight_transposed + k * row * input_ld, .c = input_gradient, .n = input_ld,
-                          .k = row, .ld = input_ld, .beta = k ? 1 : 0, .alpha = 1},
-            pixels.first, pixels.end);
+    int64_t input_ld = leading_dimension(layer->spec.inputs);
+    gemm_rows(
+        (struct gemm){.a = padded_output_gradient, .row_offsets = layer->gradient_row_offsets,
+                      .b = layer->weight_transposed, .c = input_gradient, .n = input_ld,
+                      .k = layer->spec.kernel * layer->ld, .ld = input_ld, .segments = layer->spec.kernel,
+                      .segment_step = layer->padded_gradient.width * layer->ld, .alpha = 1},
+        pixels.first, pixels.end);
 }
 
 /* Backward pass of sample b through all convolutions, from the last to the first, adding their gradients to those of a
@@ -186,8 +186,11 @@ static inline void convolutions_backward(const struct thread *thread, int64_t b,
         real *output_gradient = layer->output_gradient + group * layer->output.area * layer->ld;
         real *padded = l ? layer->padded_output_gradient + group * layer->padded_gradient.area * layer->ld : 0;
         real *input_gradient = l ? layer->input_gradient + group * pixels * input_ld : 0;
+        int64_t margin = layer->spec.kernel - 1 - layer->spec.padding, width = layer->padded_gradient.width;
         struct range rows = group_share(thread, layer->pooled.height, 1);
-        pool_relu_backward(layer, b, rows, gradient, stride, output_gradient, padded);
+        pool_relu_backward(layer, b, rows, gradient, stride, output_gradient, layer->output.width);
+        if (l)
+            pool_relu_backward(layer, b, rows, gradient, stride, padded + margin * (width + 1) * layer->ld, width);
         group_barrier(thread); /* output_gradient and padded are complete */
         convolution_weight_gradient(layer, b, group_share(thread, layer->fan_in, TILE_ROWS),
                                     group_share(thread, layer->ld, SIMD_WIDTH), output_gradient, part);

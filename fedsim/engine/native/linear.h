@@ -45,11 +45,9 @@ static inline void relu(real *values, int64_t count)
 /* output [batch][ld] = input W + b, for these samples. */
 static inline void linear_forward(const struct layer *layer, struct range samples, real *output)
 {
-    for (int64_t b = samples.first; b < samples.end; b++)
-        memcpy(output + b * layer->ld, layer->bias, layer->ld * sizeof(real));
     gemm_distant_rows(
-        (struct gemm){.a = layer->input, .row_offsets = layer->input_row_offsets, .b = layer->weight, .c = output,
-                      .n = layer->ld, .k = layer->fan_in, .ld = layer->ld, .beta = 1, .alpha = 1},
+        (struct gemm){.a = layer->input, .row_offsets = layer->input_row_offsets, .b = layer->weight,
+                      .bias = layer->bias, .c = output, .n = layer->ld, .k = layer->fan_in, .ld = layer->ld, .alpha = 1},
         samples.first, samples.end);
 }
 

@@ -90,7 +90,10 @@ def test_each_field_of_a_forged_checkpoint_is_checked(killed: Any, monkeypatch: 
     owner, (sound, _) = seen[0]
     params = {name: value.clone() for name, value in sound.state["params"].items()}
     next(iter(params.values())).view(-1)[0] = float("nan")
-    assert owner.fault(Checkpoint(**{**vars(sound), "state": {**sound.state, "params": params}})) == "state.params"
+    reshaped = {name: value.reshape(-1) for name, value in sound.state["params"].items()}
+    for wrong in (params, reshaped):
+        assert owner.fault(Checkpoint(**{**vars(sound), "state": {**sound.state, "params": wrong}})) == "state.params"
+    assert owner.fault(Checkpoint(**{**vars(sound), "initial_accuracy": 1.0})) is None
     for name, values in FORGED.items():
         for value in values:
             content = {**vars(sound), "state": dict(sound.state)}

@@ -142,7 +142,8 @@ def test_a_selector_that_raises_before_round_1_ends_its_own_job(
     errors = [(folders[name] / "error.txt").read_text().splitlines()[-1] for name in names]
     assert errors == [*["ValueError: mine"] * 4, "KeyError: 'mine'", *["SystemExit: 0"] * 2]
     told = capsys.readouterr()
-    assert "failed before any round was run: ValueError: mine" in told.err
+    assert told.err.count("failed before any round was run: ValueError: mine") == 4
+    assert told.err.count("failed before any round was run: ") == 6
     assert "8 jobs" in told.out
 
 

@@ -23,6 +23,12 @@ from fedsim.data.base import LoadedData, Samples
 from tests.dataset_toys import build, check_sound
 
 
+def test_shapes_are_known_before_files_are_read(tmp_path: Path) -> None:
+    grey = (1, 28, 28)
+    forms = {"digits": ((1, 8, 8), 10), "emnist": (grey, 47), "femnist": (grey, 62), "cifar100": ((3, 32, 32), 100)}
+    assert {name: build(name, tmp_path).form() for name in forms} == forms
+
+
 def test_digits_need_nothing_and_a_fifth_of_each_is_the_test_set(tmp_path: Path) -> None:
     data, again = (build("digits", tmp_path / "absent").load() for _ in range(2))
     check_sound(data)

@@ -260,8 +260,12 @@ def test_commands_that_ask_are_told_apart_from_experiments() -> None:
 
 
 def test_what_does_not_go_together_with_ranks_is_refused() -> None:
-    with pytest.raises(ConfigError, match="hydra/launcher: Lanes places jobs side by side"):
-        run_over(2, [*WORDS, "-m", "seed=0,1", "hydra/launcher=lanes"])
+    words = [*WORDS, "-m", "seed=0,1", "hydra/launcher=lanes"]
+    with ranks(2, words) as link:
+        with pytest.raises(ConfigError, match="hydra/launcher: Lanes places jobs side by side"):
+            run(words)
+        assert RANKS.end(2) == 2
+    assert link.kinds == ["end"]  # those that wait for a first question are let go, too
     assert not Path("outputs").exists()
     (plan,) = check_jobs(compose_words(read([*WORDS, "num_rounds=1"])))
     object.__setattr__(plan.settings, "device", "cuda:1")

@@ -93,6 +93,7 @@ def test_many_methods_differ_in_colour_dash_or_marker_and_have_a_legend(tmp_path
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == 30
     assert len({(look["color"], look["linestyle"]) for look in looks.values()}) == 28  # of 7 colours and 4 dashes
     plot = accuracy_plots(panels, looks)[0]
+    assert "faintly" not in plot.caption  # single rounds are all there is
     (legend,) = plot.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(looks)
     assert not axes_of(plot)[0].texts

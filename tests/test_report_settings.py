@@ -165,6 +165,7 @@ def test_a_report_ranks_judges_and_advises(
     assert rows["gpfl"]["of possible gain"].startswith("+0.25 [")
     assert (rows["gpfl"]["bytes"], rows["oort"]["bytes"]) == ("1.00", "2.00")
     assert rows["pncs"]["bytes"] == "never (0/6)"
+    assert tables["settings_costs"].rows[0] == ["oort", "losses", *["2.00"] * 4, "-", "-", "0.0000", "-"]
     # nothing can be asked, losses are cheap, so are updates; traffic is dear: as few bytes as gpfl; imperfect clients
     assert [use for _, use, _ in tables["advice"].rows] == ["gpfl", "oort, gpfl", "gpfl", "random", "oort, gpfl"]
     page = (tmp_path / "report.html").read_text()
@@ -235,6 +236,7 @@ def test_the_front_is_of_what_none_beats_in_bytes_and_accuracy(tmp_path: Path) -
     with style():
         ax = bytes_plot(found).figure.axes[0]
     assert {text.get_text() for text in ax.texts} == {"gpfl", "oort", "clairvoyant"}
+    assert [np.max(np.asarray(line.get_xdata())) for line in ax.lines[:4]] == [1, 1, 2, 1]  # oort sends twice
 
 
 def test_random_selection_with_plain_local_training_is_the_reference(tmp_path: Path) -> None:

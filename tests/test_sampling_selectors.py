@@ -315,6 +315,7 @@ def test_entropy_greedy_pools_what_it_has_picked_and_keeps_half_of_all_waiting()
         ((1, 2, 3, 4), 2, (0.2, 0.4, 0.6, 0.8)),
         ((1, 1, 1, 7), 2, (1 / 3, 1 / 3, 1 / 3, 1)),
         ((2, 2, 2), 1, (1 / 3,) * 3),
+        ((2, 0, 0), 2, (1, 1 / 2, 1 / 2)),  # fewer than m have any norm: the others share what is left
         ([0.1] * 100 + [0.2] * 1000, 1050, [0.5] * 100 + [1.0] * 1000),  # whose border falls among equal ones
     ],
 )

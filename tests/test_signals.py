@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,3 +155,16 @@ def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_pat
         process.kill()
     assert "Traceback" not in errors
     assert process.returncode == 130
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_freed_memory_is_kept_unless_the_environment_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda *pair: asked.append(pair)))
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):  # the second time the user says something
+        signals.tune()
+        assert len(asked) == 3
+        monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")

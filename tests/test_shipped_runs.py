@@ -14,4 +14,4 @@ def test_three_shipped_runs_are_equal(capsys: pytest.CaptureFixture[str]) -> Non
     assert run([str(RESULTS / "gpfl_fig7b_femnist_small" / "runs.parquet"), "--runs", "3"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("equal, 160 rounds") == 3
-    assert "3 of 3 equal; 80 runs" in printed
+    assert "3 of 3 equal; 180 runs" in printed

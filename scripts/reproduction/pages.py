@@ -24,7 +24,7 @@ DOCS = RESULTS.parent
 MAKERS = {**tables.MAKERS, **verdict_tables.MAKERS, **open_items.MAKERS}
 
 
-ALL_SETTINGS = "gpfl_settings gpfl_settings_seeds_10_19 gpfl_table2_fmnist gpfl_settings_code"
+ALL_SETTINGS = "gpfl_settings gpfl_table2_fmnist gpfl_settings_code"
 PRINTED = "gpfl_settings model.hidden=[64,_30] model.dropout=0.0"
 AUTHORS = "gpfl_settings_code model.hidden=[64] model.dropout=0.5"
 FEDABC = "differences fedabc_fig2_small"

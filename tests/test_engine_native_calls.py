@@ -12,7 +12,7 @@ from torch import nn
 
 from fedsim.core.types import Params
 from fedsim.engine.chain import any_chain
-from fedsim.engine.native.calls import ChainCalls, Rule, Work, cross_entropies
+from fedsim.engine.native.calls import ChainCalls, Rule, Work, cross_entropies, hits
 
 pytestmark = pytest.mark.usefixtures("compiled")
 NUM_SAMPLES, CLASSES, STEPS, WIDTH = 20, 3, 2, 5
@@ -154,3 +154,25 @@ def test_losses_of_logits() -> None:
     np.testing.assert_array_equal(cross_entropies(odd, torch.tensor([0, 1, 0])), [math.nan, math.nan, 0])
     with pytest.raises(ValueError, match="a label is out of range"):
         cross_entropies(logits, torch.arange(150) % 8)
+
+
+def test_hits_of_logits() -> None:
+    """As torch's argmax has them: of equal logits the first counts, and nan is the highest."""
+    logits = torch.tensor(
+        [[0.0, 2, 1], [3, 3, 1], [1, 3, 3], [0, math.nan, 9], [math.nan, 1, math.nan], [-math.inf] * 3]
+    )
+    for label in range(3):
+        labels = torch.full((6,), label)
+        assert torch.equal(hits(logits, labels), logits.argmax(1) == labels)
+    many, labels = torch.randn(500, 10), torch.randint(10, (500,))
+    assert torch.equal(hits(many, labels), many.argmax(1) == labels)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_training_says_whether_its_change_is_finite(bad: float) -> None:
+    calls = Calls()
+    rule, results = Rule(0.1, 0.01), calls.zeros()
+    assert calls.calls.train(calls.work, rule, results, None)
+    calls.work.x[calls.work.positions[0, 0]] = bad
+    assert not calls.calls.train(calls.work, rule, results, None)
+    assert not all(bool(change.isfinite().all()) for change in results.values())

@@ -107,6 +107,10 @@ class Backend(ABC):
         """-log p of the `labels` [n] by `logits` [n, C], float64, one for each sample [n]."""
         return F.cross_entropy(logits.double(), labels, reduction="none")
 
+    def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Whether the highest logit, of equal ones the first, is that of the label [n], on the logits' device."""
+        return logits.argmax(1) == labels
+
     @abstractmethod
     def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
         """For each list of positions in the workload's data, the gradient of its mean cross-entropy in eval mode, in

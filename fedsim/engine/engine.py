@@ -133,7 +133,7 @@ class Engine:
 
     def accuracies(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         """Accuracy of `params` in eval mode over each list of positions in `data` [len(positions)]; of none, nan."""
-        return self._means(params, positions, _hits)
+        return self._means(params, positions, self.backend.hits)
 
     def _means(
         self, params: Params, positions: Sequence[NDArray[np.int64]], values: Callable[[Tensor, Tensor], Tensor]
@@ -170,7 +170,7 @@ class Engine:
         if len(shape) != 2 or shape[0] != len(x) or shape[1] < classes:
             text = f"must return logits [batch, num_classes={classes}], not {shape} for {len(x)} samples"
             raise ConfigError([Problem("model", type(self.workload.model).__name__, text)])
-        hits = _hits(output, y)
+        hits = self.backend.hits(output, y)
         correct = hits.sum()
         losses = self.backend.cross_entropies(output, y)
         loss = row_sums(losses[None])[0] if self.backend.exact else losses.sum()
@@ -180,12 +180,8 @@ class Engine:
     def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which of the samples at these positions in `data` are classified correctly, by their true labels."""
         labels = self._labels(positions, self.data.true_y)
-        return _hits(self.backend.forward(params, self.data.x, positions), labels).cpu().numpy()
+        return self.backend.hits(self.backend.forward(params, self.data.x, positions), labels).cpu().numpy()
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
         return log_softmax(self.backend.forward(params, x))
-
-
-def _hits(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.argmax(1) == labels

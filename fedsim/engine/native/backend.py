@@ -69,6 +69,7 @@ class NativeBackend(Backend):
         delta = _zeros(start)
         momentum = _zeros(start) if self.optimizer.momentum else None
         losses = np.zeros(schedule.positions.shape, self.x.numpy().dtype)
+        finite = np.ones(len(start), dtype=bool)
 
         def train_client(row: int, threads: int = 1) -> None:
             if not schedule.steps[row]:
@@ -79,7 +80,7 @@ class NativeBackend(Backend):
             work = Work(self.x, self.y, positions, counts, losses[row, steps], keys, threads)
             velocity = None if momentum is None else _row(momentum, row)
             own = sgd if shift is None else replace(sgd, shift={n: v[row].contiguous() for n, v in shift.items()})
-            calls[id(start[row])].train(work, own, _row(delta, row), velocity)
+            finite[row] = calls[id(start[row])].train(work, own, _row(delta, row), velocity)
 
         alone = len(start) - len(start) % self.workers
         queue = iter(range(alone))
@@ -94,7 +95,7 @@ class NativeBackend(Backend):
         finally:
             list(queue)  # after an interruption nobody begins another client
         list(self._pool.map(lambda row: train_client(row, threads), range(alone, len(start))))
-        return TrainingResult(delta, losses, momentum)
+        return TrainingResult(delta, losses, momentum, finite)
 
     def gradients(
         self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
@@ -116,6 +117,9 @@ class NativeBackend(Backend):
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
         return calls.cross_entropies(logits.contiguous(), labels.contiguous()).double()
+
+    def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return calls.hits(logits.contiguous(), labels.contiguous())
 
     def _mean_gradient(self, calls: ChainCalls, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
         found = {name: torch.zeros_like(value) for name, value in calls.params.items()}

@@ -51,7 +51,7 @@ class Task(ctypes.Structure):
         *((name, _Pointer) for name in ("positions", "counts", "dropout_keys")),
         *((name, _Double) for name in ("learning_rate", "weight_decay", "momentum")),
         ("nesterov", _Int),
-        *((name, _Pointer) for name in ("result", "velocity", "losses")),
+        *((name, _Pointer) for name in ("result", "velocity", "losses", "finite")),
     ]
 
 
@@ -138,12 +138,13 @@ class ChainCalls:
         self._tensors = {name: params[name].contiguous() for name in self.names if name is not None}
         self._initial = self._addresses(self._tensors)
 
-    def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> None:
+    def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> bool:
         """Local training from `params`: writes the change to `delta`, the final momentum buffers to `velocity` (None:
-        not wanted; else there must be a momentum) and `work.losses`, each sample's before its step."""
+        not wanted; else there must be a momentum) and `work.losses`, each sample's before its step. Returns whether all
+        of the change is finite."""
         if self.dropout and work.keys is None:
             raise ValueError("training needs keys where the model has dropout")
-        self._call("train", work, rule, delta, velocity)
+        return self._call("train", work, rule, delta, velocity)
 
     def gradient(self, work: Work, result: Params) -> None:
         """The gradient of the sum of the samples' cross-entropies in eval mode, to `result`; also `work.losses`."""
@@ -162,8 +163,9 @@ class ChainCalls:
             )
         )
 
-    def _call(self, name: str, work: Work, rule: Rule, result: Params | Tensor, velocity: Params | None = None) -> None:
-        """Call the function `name` of the library. Raises what `ChainCalls` says."""
+    def _call(self, name: str, work: Work, rule: Rule, result: Params | Tensor, velocity: Params | None = None) -> bool:
+        """Call the function `name` of the library; whether training's result is finite. Raises what `ChainCalls`
+        says."""
         x, y, keys = work.x, work.y, work.keys
         if y is None and name != "outputs":
             raise ValueError(f"a call of {name} needs labels")
@@ -177,6 +179,7 @@ class ChainCalls:
             into = (_Pointer * 1)(_address("result", result, shape, self.dtype))
         else:
             into = self._addresses(result)
+        finite = _Int(0)
         velocities, shift = (None if one is None else self._addresses(one) for one in (velocity, rule.shift))
         task = Task(
             num_layers=len(self._layers),
@@ -199,8 +202,10 @@ class ChainCalls:
             result=ctypes.addressof(into),
             velocity=None if velocities is None else ctypes.addressof(velocities),
             losses=_address("losses", work.losses, (steps, width), self._real),
+            finite=ctypes.addressof(finite),
         )
         _raise(getattr(self._library, name)(ctypes.byref(task)))
+        return bool(finite.value)
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -208,16 +213,25 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
     Raises what `ChainCalls` says.
     """
+    return _of_logits("losses", logits, labels, logits.new_empty(len(logits)))
+
+
+def hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Whether the first of the highest logits, or the first that is nan, is that of the label [n] bool, as
+    `cross_entropies` takes them."""
+    return _of_logits("hits", logits, labels, torch.empty(len(logits), dtype=torch.bool))
+
+
+def _of_logits(name: str, logits: Tensor, labels: Tensor, result: Tensor) -> Tensor:
     samples, classes = logits.shape
-    losses = logits.new_empty(samples)
-    status = library(logits.dtype).losses_of_logits(
+    status = getattr(library(logits.dtype), f"{name}_of_logits")(
         _Pointer(_address("logits", logits, logits.shape, logits.dtype)),
         _Pointer(_address("labels", labels, (samples,), torch.int64)),
         *(ctypes.c_int64(samples), ctypes.c_int64(classes)),
-        _Pointer(losses.data_ptr()),
+        _Pointer(result.data_ptr()),
     )
     _raise(status)
-    return losses
+    return result
 
 
 def _raise(status: int) -> None:

@@ -1,4 +1,4 @@
-/* Exponential and logarithm, from additions, multiplications and divisions that are rounded as IEEE 754 says: the same
+/* What floating-point numbers are made of. Exponential and logarithm, from additions, multiplications and divisions that are rounded as IEEE 754 says: the same
    bits with every compiler, C library and processor. Within one unit in the last place of the exact values. */
 
 #ifndef FEDSIM_ELEMENTARY_H
@@ -26,6 +26,14 @@ INLINE real real_of(bits x)
     real result;
     memcpy(&result, &x, sizeof(x));
     return result;
+}
+
+/* Whether no value is NaN or infinite. */
+static inline int are_finite(const real *values, int64_t count)
+{
+    bits bad = 0;
+    for (int64_t i = 0; i < count; i++) bad |= values[i] - values[i] != 0;
+    return !bad;
 }
 
 /* 2^n for a normal result. */

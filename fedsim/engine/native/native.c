@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "convolution.h"
+#include "elementary.h"
 #include "gemm.h"
 #include "linear.h"
 #include "loss.h"
@@ -169,15 +170,18 @@ static enum status run_task(const struct task *task, int training, int with_labe
 }
 
 /* SGD on the task's batches, with dropout. `result`: final minus initial parameters; `velocity`: the final momentum
-   buffers, left as it is without momentum; `losses`: of each sample before its step. */
+   buffers, left as it is without momentum; `losses`: of each sample before its step; `finite`: whether `result` is. */
 int train(const struct task *task)
 {
     struct network *network;
     enum status status = run_task(task, 1, 1, train_thread, &network);
     if (status != STATUS_OK) return status;
+    *task->finite = 1;
     for (int64_t l = 0; l < network->num_layers; l++) {
         const struct layer *layer = network->layers + l;
         store_parameters(layer, layer->weight, layer->bias, task->initial + 2 * l, task->result + 2 * l);
+        *task->finite &= are_finite(task->result[2 * l], layer->fan_in * layer->spec.outputs) &
+                         are_finite(task->result[2 * l + 1], layer->has_bias ? layer->spec.outputs : 0);
         if (task->velocity && layer->weight_velocity)
             store_parameters(layer, layer->weight_velocity, layer->bias_velocity, 0, task->velocity + 2 * l);
     }
@@ -209,6 +213,19 @@ int outputs(const struct task *task)
     enum status status = run_task(task, 0, 0, outputs_thread, &network);
     if (status == STATUS_OK) free(network);
     return status;
+}
+
+/* `hits` [samples]: 1 where the first of the highest `logits` [samples][classes], or the first NaN, is that of the label,
+   else 0. */
+int hits_of_logits(const real *logits, const int64_t *labels, int64_t samples, int64_t classes, uint8_t *hits)
+{
+    for (int64_t i = 0; i < samples; i++, logits += classes) {
+        int64_t best = 0;
+        for (int64_t c = 1; c < classes; c++)
+            if (!(logits[c] <= logits[best]) & (logits[best] == logits[best])) best = c;
+        hits[i] = best == labels[i];
+    }
+    return STATUS_OK;
 }
 
 /* `losses` [samples]: the cross-entropies of `logits` [samples][classes] and `labels` [samples]. */

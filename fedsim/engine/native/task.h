@@ -51,6 +51,7 @@ struct task {
     real *const *result;
     real *const *velocity; /* 0: not wanted */
     real *losses;          /* [num_steps][batch_size], cross-entropy of each valid position */
+    int64_t *finite;       /* of `train`: receives 1 if all of `result` is finite, else 0 */
 };
 
 enum { SIZE_LIMIT = 1 << 30 };

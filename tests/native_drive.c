@@ -72,7 +72,8 @@ static struct problem *new_problem(const struct layer_spec *layers, int64_t num_
         .num_layers = num_layers, .num_steps = STEPS, .batch_size = BATCH, .num_samples = SAMPLES, .num_threads = 1,
         .layers = p->layers, .initial = (const real *const *)p->initial, .samples = p->x, .labels = p->labels,
         .positions = p->positions, .counts = p->counts, .dropout_keys = p->keys, .learning_rate = .1,
-        .weight_decay = .01, .nesterov = 1, .result = p->result, .velocity = p->velocity, .losses = p->losses, .finite = &p->finite};
+        .weight_decay = .01, .nesterov = 1, .result = p->result, .velocity = p->velocity, .losses = p->losses,
+        .finite = &p->finite};
     return p;
 }
 

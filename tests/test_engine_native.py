@@ -46,7 +46,7 @@ def pair(
 
 def test_after_an_interruption_no_client_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted:
-        def map(self, function: Any, *_: Any) -> None:
+        def submit(self, function: Any, *_: Any) -> None:
             self.function = function
             raise KeyboardInterrupt
 

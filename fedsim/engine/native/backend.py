@@ -1,10 +1,10 @@
 """Chains of layers in compiled C: each client's whole local training is one call, on a core of its own."""
 
 import os
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from fedsim.engine.native.library import NotCompiledError
 from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import Schedule
 
+T = TypeVar("T")
 PRODUCT_ROWS = 120
 """Samples in one matrix product of an evaluation, so that their activations stay in the cache."""
 JOINT_CLIENTS = 16
@@ -91,7 +92,7 @@ class NativeBackend(Backend):
 
         threads = max(min(self.workers, num_cores()) // max(len(start) - alone, 1), 1)
         try:
-            list(self._pool.map(train_next, range(self.workers)))
+            self._side_by_side(train_next, range(self.workers))
         finally:
             list(queue)  # after an interruption nobody begins another client
         list(self._pool.map(lambda row: train_client(row, threads), range(alone, len(start))))
@@ -112,7 +113,7 @@ class NativeBackend(Backend):
         result = x.new_empty(len(chosen), num_classes)
         size = max(-(-len(chosen) // self.workers), 1)
         parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
-        list(self._pool.map(lambda part: calls.outputs(_batches(x, None, chosen[part]), result[part]), parts))
+        self._side_by_side(lambda part: calls.outputs(_batches(x, None, chosen[part]), result[part]), parts)
         return result
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -120,6 +121,14 @@ class NativeBackend(Backend):
 
     def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
         return calls.hits(logits.contiguous(), labels.contiguous())
+
+    def _side_by_side(self, work: Callable[[T], None], items: Sequence[T]) -> None:
+        """`work` on each of the items: the first in this thread, which would only wait."""
+        others = [self._pool.submit(work, item) for item in items[1:]]
+        for item in items[:1]:
+            work(item)
+        for other in others:
+            other.result()
 
     def _mean_gradient(self, calls: ChainCalls, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
         found = {name: torch.zeros_like(value) for name, value in calls.params.items()}

@@ -1,5 +1,6 @@
-/* What floating-point numbers are made of. Exponential and logarithm, from additions, multiplications and divisions that are rounded as IEEE 754 says: the same
-   bits with every compiler, C library and processor. Within one unit in the last place of the exact values. */
+/* Whether numbers are finite; exponential and logarithm, from additions, multiplications and divisions that are rounded
+   as IEEE 754 says: the same bits with every compiler, C library and processor, within one unit in the last place of the
+   exact values. */
 
 #ifndef FEDSIM_ELEMENTARY_H
 #define FEDSIM_ELEMENTARY_H

@@ -93,8 +93,8 @@ static inline void convolution_forward(const struct thread *thread, const struct
         }
 }
 
-/* The gradients [channels] of the four pixels of a window from that of its maximum: passed on where ReLU passed the value
-   (positive or NaN) and the pixel was the maximum, else 0. */
+/* The gradients [channels] of the four pixels of a window from that of its maximum: passed on where ReLU passed the
+   value (positive or NaN) and the pixel was the maximum, else 0. */
 static inline void window_gradients(const real *value, const real *argmax, const real *gradient, int64_t channels,
                                     real *restrict pixel0, real *restrict pixel1, real *restrict pixel2,
                                     real *restrict pixel3)

@@ -1,6 +1,6 @@
 /* Whether numbers are finite; exponential and logarithm, from additions, multiplications and divisions that are rounded
-   as IEEE 754 says: the same bits with every compiler, C library and processor, within one unit in the last place of the
-   exact values. */
+   as IEEE 754 says: the same bits with every compiler, C library and processor, within one unit in the last place of
+   the exact values. */
 
 #ifndef FEDSIM_ELEMENTARY_H
 #define FEDSIM_ELEMENTARY_H

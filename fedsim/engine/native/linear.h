@@ -47,7 +47,8 @@ static inline void linear_forward(const struct layer *layer, struct range sample
 {
     gemm_distant_rows(
         (struct gemm){.a = layer->input, .row_offsets = layer->input_row_offsets, .b = layer->weight,
-                      .bias = layer->bias, .c = output, .n = layer->ld, .k = layer->fan_in, .ld = layer->ld, .alpha = 1},
+                      .bias = layer->bias, .c = output, .n = layer->ld, .k = layer->fan_in, .ld = layer->ld,
+                      .alpha = 1},
         samples.first, samples.end);
 }
 

@@ -215,8 +215,8 @@ int outputs(const struct task *task)
     return status;
 }
 
-/* `hits` [samples]: 1 where the first of the highest `logits` [samples][classes], or the first NaN, is that of the label,
-   else 0. */
+/* `hits` [samples]: 1 where the first of the highest `logits` [samples][classes], or the first NaN, is that of the
+   label, else 0. */
 int hits_of_logits(const real *logits, const int64_t *labels, int64_t samples, int64_t classes, uint8_t *hits)
 {
     for (int64_t i = 0; i < samples; i++, logits += classes) {

@@ -5,13 +5,17 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
+from fedsim.commands.verify import differences
+from fedsim.results import measures
 from fedsim.results.groups import group_runs
 from fedsim.results.measures import values_by_seed
-from fedsim.results.runs import Run, read_archive, read_runs
+from fedsim.results.runs import Run, read_archive, read_runs, write_archive
 from scripts.reproduction import pages as reproduction
 from scripts.reproduction import ship as ship_results
 from scripts.reproduction import tables as reproduction_tables
@@ -150,6 +154,27 @@ def test_shipped_folders_hold_whole_runs_of_commits_and_what_pages_name(
     assert "the pages name none.csv, which its report does not have" in written.err
     shipped = read_archive(docs / "results" / "toy" / "runs.parquet")
     assert sorted(run.status for run in shipped) == ["diverged", "done", "done", "done", "done"]
+
+
+def test_of_many_runs_less_is_shipped_of_each_round(tmp_path: Path) -> None:
+    """The thin archive keeps the final accuracies, and `fedsim verify` compares what it has."""
+    record = {"round": 0, "selected": [1], "coverage": 0.5, "test_accuracy": 0.5, "bytes_up": 8, "seconds_train": 2.0}
+    rows = [record | {"round": r, "client_accuracy_worst_tenth": r / 100, "test_loss": 1.0} for r in range(13)]
+    config = {"seed": 0, "num_clients": 2, "num_rounds": 13}
+    whole = Run(tmp_path / "run", config, {"status": "done", "choices": {}}, {"rows": pa.Table.from_pylist(rows)})
+    write_archive([ship_results.thin(whole)], tmp_path, tmp_path / "thin.parquet")
+    [thin] = read_archive(tmp_path / "thin.parquet")
+    assert [one["client_accuracy_worst_tenth"] for one in thin.records] == [
+        None,
+        None,
+        *(r / 100 for r in range(2, 13)),
+    ]
+    assert thin.records[2] == {k: v for k, v in rows[2].items() if k not in ("seconds_train", "test_loss")}
+    assert measures.client_accuracy(thin, "worst_tenth") == measures.client_accuracy(whole, "worst_tenth")
+    assert differences(thin, whole) == []
+    rows[7]["bytes_up"] = 9
+    told = differences(thin, replace(whole, archived={"rows": pa.Table.from_pylist(rows)}))
+    assert told[0] == "differs from round 8 on: bytes_up 8, now 9"
 
 
 def test_shipped_runs_do_not_say_where_data_lay() -> None:

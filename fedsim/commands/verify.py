@@ -127,14 +127,15 @@ def _first_difference(run: Run, again: Run) -> str | None:
     was, now = (one.summary.get("initial_accuracy") for one in (run, again))
     if was != now:
         return f"differs before round 1: initial_accuracy {was}, now {now}"
-    single = bool(run.archived)  # which keeps losses in single precision
+    single = bool(run.archived)  # an archive has losses in single precision, and may lack what it is not about
     for number, (one, other) in enumerate(zip_longest(run.records, again.records), 1):
         if one is None or other is None:
             return f"differs from round {number} on: it is {'not recorded' if one is None else 'missing now'}"
         found = [
             name if isinstance(one.get(name), list) else f"{name} {one.get(name)}, now {other.get(name)}"
             for name in COMPARED
-            if not _same(one.get(name), other.get(name), single and name.endswith("_loss"))
+            if not (single and one.get(name) is None)
+            and not _same(one.get(name), other.get(name), single and name.endswith("_loss"))
         ]
         if found:
             return f"differs from round {number} on: {'; '.join(found)}"

@@ -122,7 +122,7 @@ BY_GROUP: Mapping[str, Mapping[str, Column]] = {
         "rounds": ("num_rounds", ".0f"),
         "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
         **{phase: (partial(measures.total_cost, names=[f"seconds_{phase}"]), show_seconds) for phase in PHASES},
-        "longest select": (lambda run: run.columns["seconds_select"].max(initial=0.0), show_seconds),
+        "longest select": (lambda run: max(run.columns.get("seconds_select", ()), default=None), show_seconds),
         "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
         "simulated ask": (partial(measures.total_cost, names=["simulated_seconds_ask"]), show_seconds),
         "simulated train": (partial(measures.total_cost, names=["simulated_seconds_train"]), show_seconds),

@@ -22,14 +22,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
+from fedsim.core.record import FINAL_WINDOW, KEY
 from fedsim.report.command import report
 from fedsim.results.files import FINAL
-from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
+from fedsim.results.runs import TOLD, ReportError, Run, read_archive, read_runs, write_archive
 from scripts.reproduction import pages, verdicts
 from scripts.reproduction.shipped import RESULTS, read_shipped
 
 TABLES = ("numbers", "claims", "omnibus", "overview", "pairs", "pooled", "selections")
 """Tables of a report that are shipped wherever they have rows."""
+THIN = ("selection_benchmark",)
+"""Folders with so many runs that of each round only what their page is about is shipped."""
+OF_A_ROUND = (
+    *("round", "test_accuracy", "participation_ratio", "contacted", "trained", "uploaded", "selected", "late"),
+    *("bytes_down", "bytes_up", "forward_samples", "train_samples", "server_forward_samples", "simulated_seconds"),
+    *("coverage", "nonfinite_reports", "dropped_updates"),
+)
+WORST = f"{KEY}_worst_tenth"
 LINK = re.compile(r"results/(?P<folder>\w+)/(?P<file>[\w.]+)")
 MARKER = re.compile(r"<!-- table: from_report (?P<folder>\w+) (?P<name>\w+)")
 
@@ -54,6 +65,8 @@ def ship_all(folders: Sequence[Path], *, add: bool = False) -> None:
         if runs := [portable(run) for run in shippable(read_runs(folder))]:
             if add:
                 runs = with_shipped(runs, folder, target / "runs.parquet")
+            if target.name in THIN:
+                runs = [*map(thin, runs)]
             ship(runs, folder, target)
         print(f"{folder}: {len(runs)} runs")
 
@@ -80,6 +93,15 @@ def shippable(runs: Sequence[Run]) -> list[Run]:
 def portable(run: Run) -> Run:
     """`run` with the last part alone of absolute paths in its config and summary: where data lay on one machine."""
     return replace(run, config=_last_parts(run.config), summary=_last_parts(run.summary))
+
+
+def thin(run: Run) -> Run:
+    """`run` with `OF_A_ROUND` alone of its rounds, and, in those of the final accuracy, that of the worst tenth."""
+    records = run.records
+    rows = [{name: record[name] for name in OF_A_ROUND if name in record} for record in records]
+    for number, (row, record) in enumerate(zip(rows, records, strict=True), FINAL_WINDOW - len(rows)):
+        row[WORST] = record.get(WORST) if number >= 0 else None
+    return replace(run, archived={name: getattr(run, name) for name in TOLD} | {"rows": pa.Table.from_pylist(rows)})
 
 
 def _last_parts(value: Any) -> Any:

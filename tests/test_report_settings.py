@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from fedsim.report.figures import style
-from fedsim.report.settings_figures import bytes_plot, ranks_plot
+from fedsim.report.settings_figures import bytes_plot, gains_plot, ranks_plot
 from fedsim.report.tables import all_tables
 from fedsim.results.groups import class_of, make_panels
 from fedsim.results.measures import accuracy_by_bytes, find_measure
@@ -172,7 +172,7 @@ def test_a_report_ranks_judges_and_advises(
     order = ("table-settings", "table-advice", "Mean ranks of final accuracy", "table-results")
     assert (places := [page.index(one) for one in order]) == sorted(places)
     found = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert found >= {f"settings_{name}.png" for name in ("ranks", "bytes", "profiles")}
+    assert found >= {f"settings_{name}.png" for name in ("ranks", "gains", "bytes", "profiles")}
 
 
 def all_of(folder: Path) -> list[Table]:
@@ -237,6 +237,20 @@ def test_the_front_is_of_what_none_beats_in_bytes_and_accuracy(tmp_path: Path) -
         ax = bytes_plot(found).figure.axes[0]
     assert {text.get_text() for text in ax.texts} == {"gpfl", "oort", "clairvoyant"}
     assert [np.max(np.asarray(line.get_xdata())) for line in ax.lines[:4]] == [1, 1, 2, 1]  # oort sends twice
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_map_of_gains_says_what_chance_explains(tmp_path: Path) -> None:
+    """gpfl is above random selection by 0, .001 and .002; with one seed nothing is known of chance."""
+    write_settings(tmp_path / "some", {**GAINS, "gpfl": 0.0})
+    ax = gains_plot(compare(make_panels(groups_of(tmp_path / "some")))).figure.axes[0]
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["clairvoyant", "oort", "gpfl", "pncs"]
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["all settings", "shards=1", "shards=2"]
+    told = [(text.get_text(), text.get_weight()) for text in ax.texts]  # the final accuracy is a mean of two rounds
+    expected = [("+20", "bold"), ("+10", "bold"), ("+0.1", "normal"), ("-15", "bold")]
+    assert told[::3] == told[1::3] == told[2::3] == expected
+    single = by_numbers({name: np.full((2, 1), value) for name, value in GAINS.items()}, ["clairvoyant"])
+    assert list(gains_plot(single).figure.axes[0].texts) == []
 
 
 def test_random_selection_with_plain_local_training_is_the_reference(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Figures of methods over several settings: critical differences, accuracy against bytes, performance profiles."""
+"""Figures of methods over several settings: critical differences, gains, accuracy against bytes, profiles."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -9,6 +9,7 @@ from fedsim.report.page import make_looks
 from fedsim.results.groups import Panel
 from fedsim.results.measures import BYTES, mean_final
 from fedsim.results.ranking import Comparison, mean_cost, profile, rank_tests
+from fedsim.results.statistics import pooled
 
 MOST_PROFILES, LEVELS = 8, 200
 """Lines of a figure of profiles, and points of a line."""
@@ -16,7 +17,7 @@ MOST_PROFILES, LEVELS = 8, 200
 
 def settings_plots(found: Comparison | None) -> list[Plot]:
     with style():
-        return [] if found is None else [ranks_plot(found), bytes_plot(found), profiles_plot(found)]
+        return [] if found is None else [make(found) for make in (ranks_plot, gains_plot, bytes_plot, profiles_plot)]
 
 
 def ranks_plot(found: Comparison) -> Plot:
@@ -49,6 +50,30 @@ def ranks_plot(found: Comparison) -> Plot:
     return Plot("settings_ranks", CAPTIONS["settings_ranks"].format(settings=len(found.panels)), figure)
 
 
+def gains_plot(found: Comparison) -> Plot:
+    """A map of gains over random selection in points, methods by settings, with a first column of means over all."""
+    names = [*found.ceiling, *(name for name in found.ranks if name != found.reference)]
+    titles = ["all settings", *(panel.title for panel in found.panels)]
+    rows = [[pooled(gains), *(pooled([one]) for one in gains)] for gains in map(found.gains, names)]
+    points = np.array([[np.nan if one is None else 100 * one.mean for one in row] for row in rows])
+    figure = Figure(figsize=(PAGE, 0.18 * len(names) + 0.06 * max(map(len, titles)) + 0.4))
+    ax = figure.subplots()
+    reach = float(np.quantile(np.nan_to_num(np.abs(points)), 0.95)) or 1.0  # a few far off would leave the others white
+    image = ax.imshow(points, vmin=-reach, vmax=reach, cmap="PuOr", aspect="auto")
+    for row, column in np.ndindex(points.shape):
+        one, value = rows[row][column], points[row, column]
+        if one is not None:
+            weight = "normal" if one.interval[0] <= 0 <= one.interval[1] else "bold"
+            colour = "white" if abs(value) > 0.6 * reach else {"normal": "#707070", "bold": "black"}[weight]
+            text = f"{value:+.1f}" if abs(value) < 9.95 else f"{value:+.0f}"
+            ax.text(column, row, text, size=SMALL - 2, weight=weight, color=colour, ha="center", va="center")
+    ax.set_xticks(range(len(titles)), titles, rotation=90)
+    ax.set_yticks(range(len(names)), names)
+    ax.axvline(0.5, color="white", linewidth=2)
+    figure.colorbar(image, ax=ax, label="gain in points", pad=0.01, extend="both")
+    return Plot("settings_gains", CAPTIONS["settings_gains"], figure)
+
+
 def bytes_plot(found: Comparison) -> Plot:
     """Final accuracy against bytes as multiples of those of random selection: means over settings."""
     panel = Panel("", {name: found.panels[0].lines[name] for name in found.methods})
@@ -57,7 +82,9 @@ def bytes_plot(found: Comparison) -> Plot:
     x = {name: float(np.mean(shares)) for name, shares in costs.items()}
     figure, (ax,) = line_axes([panel], looks)
     for name in y:
-        ax.plot(x[name], y[name], **{**looks[name], "linestyle": "none"})
+        lead = found.verdicts[name].difference if name in found.verdicts else None
+        half = 0.0 if lead is None else (lead.interval[1] - lead.interval[0]) / 2
+        ax.errorbar(x[name], y[name], half, elinewidth=0.6, **{**looks[name], "linestyle": "none"})
     front = [n for n in y if not any((x[o], -y[o]) != (x[n], -y[n]) and x[o] <= x[n] and y[o] >= y[n] for o in y)]
     front.sort(key=x.__getitem__)
     ax.step([x[name] for name in front], [y[name] for name in front], "grey", where="post", linewidth=0.8, zorder=0)

@@ -103,6 +103,14 @@ def test_labels_name_their_keys() -> None:
     assert show_labels(labels) == "partition.alpha=1 selector.alpha=2 rho=3"
 
 
+def test_a_cell_stands_for_what_it_determines(tmp_path: Path) -> None:
+    """The data set, but not the model, of which the first cell has two."""
+    for cell, dataset, model in (("a", "digits", "mlp"), ("a", "digits", "cnn"), ("b", "text", "cnn")):
+        choices = {"cell": cell, "dataset": dataset, "model": model, "selector": "random"}
+        write_run(tmp_path, [0.1], [[0]], choices=choices, model={"_target_": model}, dataset={"_target_": dataset})
+    assert [group.name for group in groups_of(tmp_path)] == ["a cnn", "a mlp", "b cnn"]
+
+
 def test_values_of_the_partition_make_panels(tmp_path: Path) -> None:
     """A method that was run in one setting alone is in its panel."""
     for selector, shards in (("random", 10), ("afl", 10), ("random", 2)):

@@ -134,8 +134,8 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     made = [{**NEW_GROUPS, **run.choices} for run in runs]
     names = [name for name in LABEL_ORDER if len({choices.get(name, "") for choices in made}) > 1]
     if "cell" in names:  # leave out what it determines, such as the partition
-        told = {name: len({(choices.get("cell"), choices.get(name)) for choices in made}) for name in names}
-        names = [n for n in names if n == "cell" or not is_setting(n) or told[n] > told["cell"]]
+        seen = {name: len({(choices.get("cell"), choices.get(name)) for choices in made}) for name in names}
+        names = [n for n in names if n == "cell" or not is_setting(n) or seen[n] > seen["cell"]]
     labels = [{name: choices.get(name) or "-" for name in names} for choices in made]
     configs = [compared_config(run) for run in runs]
     first: dict[Hashable, str] = {("engine", _key({"engine": NATIVE})): "native"}  # of choices with the same config

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
 from fedsim.core.flat import real_dtype, to_device
-from fedsim.core.types import Params, Stack
+from fedsim.core.types import Correction, Params, Stack
 from fedsim.engine.chain import Chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Compiled, Precision, autocast
@@ -207,11 +207,12 @@ class Program(ABC):
     """Local steps of R clients, from models `start` [R, ...], which are not modified, in those of `stack`, with the
     learning rate and the correction of `schedule`."""
 
-    def __init__(self, optimizer: LocalOptimizer, start: Stack, trained: Sequence[str], schedule: Schedule) -> None:
-        self.optimizer, self.start = optimizer, start
-        self.stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
+    def __init__(
+        self, optimizer: LocalOptimizer, start: Stack, stack: Stack, trained: Sequence[str], schedule: Schedule
+    ) -> None:
+        self.optimizer, self.start, self.stack = optimizer, start, stack
         self.lr, self.correction = schedule.lr, schedule.correction
-        self.state = optimizer.init({name: self.stack[name] for name in trained})
+        self.state = optimizer.init({name: stack[name] for name in trained})
 
     @abstractmethod
     def step(self, batch: StackedBatch) -> Tensor:
@@ -223,10 +224,10 @@ class Program(ABC):
 
     def delta(self) -> Stack:
         """w_k - w of all rows; the models are lost."""
-        return {name: value.sub_(self.start[name]) for name, value in self.stack.items()}
+        return {name: value.sub_(self.start[name]).contiguous() for name, value in self.stack.items()}
 
     def momentum(self) -> Stack | None:
-        return self._buffers() or None
+        return {name: value.contiguous() for name, value in self._buffers().items()} or None
 
     def _buffers(self) -> Stack:
         return self.optimizer.momentum_buffers(self.state) or {}
@@ -238,7 +239,8 @@ class Differentiated(Program):
     def __init__(
         self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
     ) -> None:
-        super().__init__(optimizer, start, gradients.trained, schedule)
+        stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
+        super().__init__(optimizer, start, stack, gradients.trained, schedule)
         self.gradients = gradients
 
     def step(self, batch: StackedBatch) -> Tensor:
@@ -251,12 +253,14 @@ class Differentiated(Program):
 
 
 Layer = tuple[Tensor, Tensor | None]
-"""Weight [R, out, in] and bias [R, 1, out] of R clients."""
+"""Weight [R, in, out], so that no product needs a transposed one, and bias [R, 1, out] of R clients."""
 
 
 def layers_of(chain: Chain, stack: Stack) -> list[Layer]:
     """The chain's layers as views of `stack`."""
-    return [(stack[k.weight], None if k.bias is None else stack[k.bias].unsqueeze(1)) for k in chain.links]
+    return [
+        (stack[k.weight].transpose(1, 2), None if k.bias is None else stack[k.bias].unsqueeze(1)) for k in chain.links
+    ]
 
 
 @torch.no_grad()
@@ -268,7 +272,7 @@ def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[
     """
     inputs = [batch.x.flatten(2)]
     for (weight, bias), link in zip(layers, chain.links, strict=True):
-        output = torch.bmm(inputs[-1], weight.mT) if bias is None else torch.baddbmm(bias, inputs[-1], weight.mT)
+        output = torch.bmm(inputs[-1], weight) if bias is None else torch.baddbmm(bias, inputs[-1], weight)
         if len(inputs) < len(layers):
             if link.rate and batch.keys is not None:
                 mask = dropout_mask(batch.keys, link.dropout, 0, output.shape[1:], link.rate)
@@ -285,7 +289,7 @@ def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[
     slopes = [slope]
     for number in range(len(layers) - 1, 0, -1):
         weight, link = layers[number][0], chain.links[number - 1]
-        below = torch.bmm(slopes[0], weight)  # where an input is positive, its dropout has kept it
+        below = torch.bmm(slopes[0], weight.transpose(1, 2))  # where an input is positive, its dropout has kept it
         below = torch.ops.aten.threshold_backward(below, inputs[number], 0)
         slopes.insert(0, below.mul_(link.scale) if link.rate else below)
     return total.log_().sub_(chosen).squeeze(2), inputs, slopes
@@ -295,11 +299,14 @@ class LinearChain(Program):
     """A chain of linear layers; the step of plain SGD is part of the matrix products."""
 
     def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule) -> None:
-        super().__init__(optimizer, start, list(start), schedule)
-        self.chain, self.layers = chain, layers_of(chain, self.stack)
+        stack = {name: _transposed(value) for name, value in start.items()}
+        super().__init__(optimizer, start, stack, list(stack), schedule)
+        self.chain, self.layers = chain, layers_of(chain, stack)
         pull, shift = self.correction.pull, self.correction.shift or {}
+        shift = {name: _transposed(value) for name, value in shift.items()}
+        self.correction = Correction(pull, shift or None)
         self.decay = optimizer.weight_decay + pull if type(optimizer) is SGD and not optimizer.momentum else None
-        self.drift = {} if self.decay is None else {name: value.mul(-self.lr) for name, value in shift.items()}
+        self.drift = {} if self.decay is None else {name: value.mul_(-self.lr) for name, value in shift.items()}
 
     @torch.no_grad()
     def step(self, batch: StackedBatch) -> Tensor:
@@ -309,7 +316,7 @@ class LinearChain(Program):
         if self.decay is None:
             grads: Stack = {}
             for link, x, slope in zip(self.chain.links, inputs, slopes, strict=True):
-                grads[link.weight] = torch.bmm(slope.mT, x)
+                grads[link.weight] = torch.bmm(x.transpose(1, 2), slope).transpose(1, 2)
                 if link.bias is not None:
                     grads[link.bias] = slope.sum(1)
             trained = {name: self.stack[name][:rows] for name in grads}
@@ -318,12 +325,19 @@ class LinearChain(Program):
             return losses
         keep = 1 - self.lr * self.decay
         for (weight, bias), x, slope in zip(live, inputs, slopes, strict=True):
-            weight.baddbmm_(slope.mT, x, beta=keep, alpha=-self.lr)
+            weight.baddbmm_(x.transpose(1, 2), slope, beta=keep, alpha=-self.lr)
             if bias is not None:
                 bias.mul_(keep).sub_(slope.sum(1, keepdim=True), alpha=self.lr)
         for name, value in self.drift.items():
             self.stack[name][:rows].add_(value[:rows])
         return losses
+
+
+def _transposed(value: Tensor) -> Tensor:
+    """A copy of weights [R, out, in] or biases [R, out], in which weights lie as [R, in, out]."""
+    own = value.mT if value.dim() == 3 else value
+    copied = own.clone(memory_format=torch.contiguous_format)
+    return copied.mT if value.dim() == 3 else copied
 
 
 def run_steps(program: Program, data: ClientData, schedule: Schedule) -> Tensor:

@@ -60,8 +60,14 @@ def arrows(code: list[Module]) -> set[tuple[str, str]]:
     return {(one, other) for one, other in pairs if one != other and other in rooms}
 
 
+def file_arrows(code: list[Module]) -> set[tuple[str, str]]:
+    """Which module imports which, inside functions, too, by their dotted names."""
+    names = {".".join(("fedsim", *module.path.with_suffix("").parts)): module for module in code}
+    return {(name, other) for name, module in names.items() for other in module.imports if other in names}
+
+
 def cycles(edges: set[tuple[str, str]]) -> list[set[str]]:
-    """Sets of rooms of which each reaches every other."""
+    """Sets of rooms, or of modules, of which each reaches every other."""
     nodes = {node for edge in edges for node in edge}
     reach = {node: _reachable(node, edges) for node in nodes}
     sets = {frozenset(b for b in reach[a] if a in reach[b]) for a in nodes if a in reach[a]}
@@ -107,6 +113,7 @@ def counts(root: Path) -> dict[str, object]:
         "largest number of modules in one folder": max(Counter(m.path.parent for m in code).values()),
         "arrows between rooms": len(edges),
         "cycles of rooms": " ".join("+".join(sorted(one)) for one in cycles(edges)) or "none",
+        "cycles of modules": len(cycles(file_arrows(code))),
         "lines of Python": sum(m.lines for m in code),
         "lines of C": sum(p.read_text().count("\n") for p in native.glob("*.[ch]")),
         "longest module": "{1} ({0})".format(*max((m.lines, str(m.path)) for m in code)),

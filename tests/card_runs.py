@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.context import LabelledSamples
-from fedsim.config.compose import Composed, compose_jobs, search_path
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.overlay import Composed
+from fedsim.config.plan import Plan
 from fedsim.core import exact
 from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.core.types import Params
 from fedsim.running.assembly import build
 from tests.clocks import NEED_A_CLOCK

@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.config.compose import Composed, compose_jobs, search_path
-from fedsim.config.plan import make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.overlay import Composed
 from fedsim.running.assembly import build
 from tests.clocks import NEED_A_CLOCK
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.config.compose import compose_jobs
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.compose import compose_jobs, make_plan
+from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError
 from fedsim.results.files import read_metrics
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.core.encoding import EncodingError, dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.record import Record

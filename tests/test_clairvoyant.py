@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from fedsim.clients.ledger import Ledger
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.core.errors import ConfigError
 from fedsim.core.types import Cohort, Evaluation, Params
 from fedsim.rounds.loop import Simulation

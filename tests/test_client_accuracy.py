@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import hash_config, make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.plan import hash_config
 from fedsim.core.errors import ConfigError
 from fedsim.core.record import AGGREGATES
 from fedsim.jobs.cli import run

@@ -14,8 +14,8 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.jobs.sweep import require_room

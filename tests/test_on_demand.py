@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.rng import Streams
 from fedsim.core.types import Correction, Params

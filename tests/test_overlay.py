@@ -6,8 +6,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from fedsim.config.compose import Composed, check_jobs, compose_jobs, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.diagnosis import choices_of, compose_one, plain
+from fedsim.config.overlay import Composed
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.config.compose import Composed, compose_jobs, search_path
-from fedsim.config.plan import Plan, hash_config, make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.overlay import Composed
+from fedsim.config.plan import Plan, hash_config
 from fedsim.core.configs import IRRELEVANT
 from fedsim.core.errors import ConfigError
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedsim.config.plan import make_plan
+from fedsim.config.compose import make_plan
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.engine import choose
 from fedsim.engine.device import switches

@@ -13,8 +13,8 @@ import pytest
 
 from fedsim.config.build import instantiate
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.plan import Plan
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.types import Population

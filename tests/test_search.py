@@ -22,8 +22,7 @@ from fedsim.jobs.prepare import compose_words
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import Preempted, StopRequests
 from fedsim.search import command, study
-from fedsim.search.command import Settings
-from fedsim.search.study import Rounds, _pruner, run_trial, space_of
+from fedsim.search.study import Rounds, Settings, _pruner, run_trial, space_of
 
 FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
 

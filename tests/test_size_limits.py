@@ -21,8 +21,7 @@ from torch import nn
 
 from fedsim.config.build import instantiate, resolve
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.compose import compose_jobs, conf_dir, search_path
-from fedsim.config.plan import make_plan
+from fedsim.config.compose import compose_jobs, conf_dir, make_plan, search_path
 from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.rng import Streams

@@ -1,8 +1,8 @@
-"""Which rooms of fedsim/ may import which, counted as scripts/structure.py does."""
+"""Which rooms of fedsim/ may import which, and that no modules import in a circle: as scripts/structure.py counts."""
 
 from pathlib import Path
 
-from scripts.structure import arrows, cycles, modules
+from scripts.structure import arrows, cycles, file_arrows, modules
 
 ROOT = Path(__file__).parents[1]
 ALLOWED = {
@@ -43,6 +43,7 @@ def test_rooms_import_only_what_lies_below_them_and_what_they_are_allowed() -> N
     assert sorted(f"{one} imports {other}" for one, other in inside - allowed) == [], REMEDY
     assert sorted(f"{one} no longer imports {other}" for one, other in allowed - inside) == []
     assert cycles(found) == []
+    assert cycles(file_arrows(modules(ROOT))) == []
 
 
 def test_circles_are_found() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedsim.clients.devices import DeviceModel, Devices, LogNormal, Tiers, Trace, Uniform
-from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Purpose, Streams
 from fedsim.results.files import read_metrics, read_summary

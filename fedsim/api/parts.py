@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.api import session
-from fedsim.config.compose import Composed
+from fedsim.config.overlay import Composed
 from fedsim.config.parts import BASES
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import not_imported

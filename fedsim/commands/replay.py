@@ -12,8 +12,9 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import hypergeom, kendalltau, spearmanr
 
-from fedsim.config.compose import Composed, check_jobs
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.compose import check_jobs, make_plan
+from fedsim.config.overlay import Composed
+from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir, unwritable, write_files

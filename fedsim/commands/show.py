@@ -13,7 +13,7 @@ from typing import Any
 
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import entries, wrap
-from fedsim.config.compose import Composed
+from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
 from fedsim.jobs.prepare import check_all, compose_words, prepare

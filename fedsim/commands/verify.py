@@ -14,7 +14,8 @@ import yaml
 
 from fedsim.commands.dispatch import MistakeError
 from fedsim.config.build import unknown
-from fedsim.config.plan import Plan, make_plan
+from fedsim.config.compose import make_plan
+from fedsim.config.plan import Plan
 from fedsim.core.configs import flat, has_key, merged, placed
 from fedsim.core.errors import ConfigError, DataError, printable
 from fedsim.core.record import Record

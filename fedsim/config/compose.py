@@ -4,9 +4,8 @@ Mistakes are told in stages, each with all of its own: of the words of the comma
 of the values of all jobs (`fedsim.config.plan`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -18,11 +17,10 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.build import Gathered
-from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
 from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
 from fedsim.config.mistakes import explained, find
-from fedsim.config.overlay import Jobs
+from fedsim.config.overlay import Composed, Jobs
 from fedsim.config.plan import Plan, outline
 from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
 from fedsim.config.words import expand, key_of, loader, long_form, parse, plugins, without_sweeps, words_of
@@ -30,22 +28,6 @@ from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Composed:
-    """One job's config as plain containers, the choice made in each group, and how jobs are launched.
-
-    `overrides`: the words that it was composed of. `typed`: the keys and groups of those that are on the command
-    line; a preset adds others. `launcher`: the node hydra.launcher. `files`: what it could be composed from.
-    """
-
-    config: dict[str, Any]
-    choices: dict[str, str]
-    overrides: tuple[str, ...]
-    typed: frozenset[str]
-    launcher: dict[str, Any]
-    files: ChoiceFiles
 
 
 class ConfigDir(SearchPathPlugin):
@@ -180,6 +162,15 @@ def check_rest(jobs: Sequence[Composed], plans: Sequence[Plan]) -> None:
         check_parts(plan, elsewhere=elsewhere(job.launcher))
 
     _of_all(jobs, check_one, plans)
+
+
+def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
+    """The plan of `config` with its parts checked. Raises `ConfigError` with all problems."""
+    from fedsim.config.parts import check_parts
+
+    plan = outline(config, choices)
+    check_parts(plan)
+    return plan
 
 
 def _of_all(jobs: Sequence[Composed], make: Callable[..., T], *more: Sequence[Any]) -> list[T]:

@@ -8,17 +8,15 @@ to Hydra, which composes such a job anew; so are keys that there are not, for it
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
+from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.diagnosis import OWN_KEYS, run_name, words_of_scale
 from fedsim.config.words import options, parse_one, without_sweeps
 from fedsim.core.disk import conf_dir
-
-if TYPE_CHECKING:
-    from fedsim.config.compose import Composed
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
 """An interpolation that depends on no other key."""
@@ -27,11 +25,27 @@ MOST_BASES = 200
 
 
 @dataclass(frozen=True)
+class Composed:
+    """One job's config as plain containers, the choice made in each group, and how jobs are launched.
+
+    `overrides`: the words that it was composed of. `typed`: the keys and groups of those that are on the command
+    line; a preset adds others. `launcher`: the node hydra.launcher. `files`: what it could be composed from.
+    """
+
+    config: dict[str, Any]
+    choices: dict[str, str]
+    overrides: tuple[str, ...]
+    typed: frozenset[str]
+    launcher: dict[str, Any]
+    files: ChoiceFiles
+
+
+@dataclass(frozen=True)
 class Base:
     """What words compose to, and whether values can be laid over it."""
 
     hydra: DictConfig
-    job: "Composed"
+    job: Composed
     open: bool
 
 
@@ -39,18 +53,18 @@ class Jobs:
     """Composes jobs; `by_hydra` makes the config, and the job, of all words of one. Of a single one Hydra composes all,
     where there are not `several`."""
 
-    def __init__(self, by_hydra: "Callable[[Sequence[str]], tuple[DictConfig, Composed]]", *, several: bool) -> None:
+    def __init__(self, by_hydra: Callable[[Sequence[str]], tuple[DictConfig, Composed]], *, several: bool) -> None:
         self._by_hydra, self._several = by_hydra, several
         self._words: dict[str, tuple[Override, bool]] = {}
         self._bases: dict[tuple[str, ...], Base] = {}
 
-    def compose(self, words: Sequence[str]) -> "Composed":
+    def compose(self, words: Sequence[str]) -> Composed:
         """The job that `words` describe; where the preset is swept over, its small size is known only now."""
         job, base = self._composed(words)
         more = without_sweeps(words_of_scale(base.hydra, [self._parsed(word)[0] for word in words]))
         return self._composed([*more, *words])[0] if more else job
 
-    def _composed(self, words: Sequence[str]) -> "tuple[Composed, Base]":
+    def _composed(self, words: Sequence[str]) -> tuple[Composed, Base]:
         parsed = {word: self._parsed(word) for word in words}
         base = self._base(tuple(word for word, (_, plain) in parsed.items() if not plain))
         values = {o.key_or_group: o.value() for o, plain in parsed.values() if plain}
@@ -92,7 +106,7 @@ class Jobs:
         return self._words[word]
 
 
-def _chosen(job: "Composed", group: str, choice: str, words: Sequence[str]) -> "Composed | None":
+def _chosen(job: Composed, group: str, choice: str, words: Sequence[str]) -> "Composed | None":
     """`job` with another choice of `group`; None where more than the group's node would change, where another file or
     word could change it, and where not all files are of conf/, whose choices are tested to give what Hydra does."""
     files, before = job.files, job.choices.get(group, "")

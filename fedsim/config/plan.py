@@ -1,7 +1,7 @@
 """One run, checked before any work, and the name of its folder.
 
-Names, types and ranges are checked first, without PyTorch, and then the parts (`fedsim.config.parts`), each time all
-mistakes of every group at once.
+Names, types and ranges are checked here, without PyTorch, and parts by `fedsim.config.parts`, each time all mistakes of
+every group at once.
 """
 
 import hashlib
@@ -69,15 +69,6 @@ def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
     folder = settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
     return Plan(config, choices, settings, local, server, checkpoint, config_hash, folder)
-
-
-def make_plan(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
-    """The plan of `config` with its parts checked. Raises `ConfigError` with all problems."""
-    from fedsim.config.parts import check_parts
-
-    plan = outline(config, choices)
-    check_parts(plan)
-    return plan
 
 
 def _sees_gpu() -> bool:

@@ -12,7 +12,8 @@ from functools import partial
 import hydra
 from omegaconf import DictConfig
 
-from fedsim.config.compose import Composed, implied, outlined, safeguards, search_path
+from fedsim.config.compose import implied, outlined, safeguards, search_path
+from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.sources import on_search_path
 from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, long_form, parse, read

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import fedsim
 from fedsim.config.build import instantiate
-from fedsim.config.compose import Composed, check_rest, compose_jobs, outlined, search_path
+from fedsim.config.compose import check_rest, compose_jobs, outlined, search_path
 from fedsim.config.declared import declared
+from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.core.configs import flat
 from fedsim.jobs.overwriting import Overwriting

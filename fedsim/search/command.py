@@ -2,58 +2,32 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from fedsim.config.build import construct
 from fedsim.config.compose import check_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import flags_of, parse, read_words, typed_in
+from fedsim.config.words import flags_of, parse, read_words
 from fedsim.core.configs import SEEDS
-from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
+from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import require_room
 from fedsim.running.process import STOP
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """`trials` in all, of which the first `startup` are drawn at random and never pruned; rounds up to `warmup` (None:
-    a quarter of a run's) are never pruned either."""
-
-    trials: int = 20
-    startup: int = 5
-    search_seed: int = 0
-    pruner: Literal["median", "none"] = "median"
-    warmup: int | None = None
-
-    def __post_init__(self) -> None:
-        check(
-            at_least("trials", self.trials, 1),
-            at_least("startup", self.startup, 1),
-            at_least("search_seed", self.search_seed, 0),
-            None if self.warmup is None else at_least("warmup", self.warmup, 0),
-        )
-
-
-OWN_KEYS = tuple(field.name for field in fields(Settings))
 
 
 def run(words: Sequence[str]) -> int:
     """Search as the command line says. Raises `FedsimError` before any work is done."""
     _, args = read_words(_parser(), words)
     try:
-        from fedsim.search.study import search, space_of
+        from fedsim.search.study import OWN_KEYS, Settings, mistaken, search, space_of
     except ModuleNotFoundError as error:
         remedy = "pip install 'fedsim-selection[search]'"
         raise ConfigError([Problem("search", ..., f"needs {error.name}, which is not installed", remedy)]) from error
     with search_path(args.config_dir, args.config_path):
         parsed = parse(args.overrides)
-        check(*map(_mistaken, parsed))
+        check(*map(mistaken, parsed))
         settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, "")
         space = space_of([o for o in parsed if o.key_or_group not in OWN_KEYS])
 
@@ -78,18 +52,6 @@ def with_own_keys(problem: Problem, keys: Sequence[str], command: str = "search"
     """That a key is not known, with the `keys` of the command itself."""
     own = f"{problem.remedy}; keys of the {command} itself: {', '.join(keys)}"
     return replace(problem, remedy=own) if problem.rule == UNKNOWN_KEY else problem
-
-
-def _mistaken(override: "Override") -> Problem | None:
-    """What is wrong with a word that is about the search, and not about its runs."""
-    key = override.key_or_group
-    if key in OWN_KEYS and override.is_sweep_override():
-        return Problem(key, typed_in(override), "is a setting of the search itself, and takes one value", "give one")
-    if key == "hydra/launcher" and typed_in(override) != "basic":
-        told = "must be basic: a search runs its trials one after another, in this process"
-        remedy = "leave it out; on a cluster, let a job of the scheduler run the search (docs/clusters.md)"
-        return Problem(key, typed_in(override), told, remedy)
-    return None
 
 
 def _parser() -> ArgumentParser:

@@ -19,7 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.config.build import Gathered, construct
-from fedsim.config.compose import Composed, search_path
+from fedsim.config.compose import search_path
+from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import parse, read_words, typed_in
 from fedsim.core.configs import SEEDS

@@ -8,8 +8,8 @@ What a folder already holds is not run again, so the same search goes on where i
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import numpy as np
 import optuna
@@ -24,18 +24,40 @@ from rich.table import Table
 from fedsim.config.plan import Plan
 from fedsim.config.words import key_of, typed_in, values_of
 from fedsim.core.configs import SEEDS
-from fedsim.core.errors import ConfigError, Problem, check, command, rule
+from fedsim.core.errors import ConfigError, Problem, at_least, check, command, rule
 from fedsim.core.record import mean_of_last
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.files import read_metrics
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import EXIT_CODES, STOP
-from fedsim.search.command import Settings
 from fedsim.tracking.tables import CONSOLE, tell_line
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of each trial by itself else
 
 Axis = CategoricalDistribution | FloatDistribution | IntDistribution
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """`trials` in all, of which the first `startup` are drawn at random and never pruned; rounds up to `warmup` (None:
+    a quarter of a run's) are never pruned either."""
+
+    trials: int = 20
+    startup: int = 5
+    search_seed: int = 0
+    pruner: Literal["median", "none"] = "median"
+    warmup: int | None = None
+
+    def __post_init__(self) -> None:
+        check(
+            at_least("trials", self.trials, 1),
+            at_least("startup", self.startup, 1),
+            at_least("search_seed", self.search_seed, 0),
+            None if self.warmup is None else at_least("warmup", self.warmup, 0),
+        )
+
+
+OWN_KEYS = tuple(field.name for field in fields(Settings))
 
 
 @dataclass(frozen=True)
@@ -76,6 +98,18 @@ def space_of(overrides: Sequence[Override]) -> Space:
         rule(bool(swept), "search", ..., "has nothing to search in", "'optimizer.lr=interval(0.01,0.3)', say"),
     )
     return Space(axes, [o.input_line or "" for o in overrides if o not in swept])
+
+
+def mistaken(override: Override) -> Problem | None:
+    """What is wrong with a word that is about the search, and not about its runs."""
+    key = override.key_or_group
+    if key in OWN_KEYS and override.is_sweep_override():
+        return Problem(key, typed_in(override), "is a setting of the search itself, and takes one value", "give one")
+    if key == "hydra/launcher" and typed_in(override) != "basic":
+        told = "must be basic: a search runs its trials one after another, in this process"
+        remedy = "leave it out; on a cluster, let a job of the scheduler run the search (docs/clusters.md)"
+        return Problem(key, typed_in(override), told, remedy)
+    return None
 
 
 def _distribution(override: Override) -> Axis:

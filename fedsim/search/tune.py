@@ -19,7 +19,8 @@ from rich.table import Table
 
 from fedsim.config.build import Gathered, construct
 from fedsim.config.choice_files import head_of, read_text
-from fedsim.config.compose import Composed, compose_jobs, search_path
+from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.sources import on_search_path
 from fedsim.config.words import key_of, parse, read_words, values_of

@@ -62,8 +62,7 @@ SHORTER = {"warmup": 2, "interval": 2, "cover_rounds": 2, "warmup_rounds": 2, "f
 
 def config(selector: str, num_clients: int, cache_dir: str) -> Any:
     """The plan of a case. Raises `ConfigError` where it is refused."""
-    from fedsim.config.compose import compose_jobs
-    from fedsim.config.plan import make_plan
+    from fedsim.config.compose import compose_jobs, make_plan
 
     words = [
         *(f"selector={selector}", "dataset=synthetic", f"dataset.num_owners={num_clients}", "partition=natural"),

@@ -49,8 +49,7 @@ def data_of(workload: Workload) -> list[str]:
 
 
 def experiment_of(overrides: list[str]) -> "Experiment":
-    from fedsim.config.compose import compose_jobs, search_path
-    from fedsim.config.plan import make_plan
+    from fedsim.config.compose import compose_jobs, make_plan, search_path
     from fedsim.running.assembly import build
 
     with search_path():

@@ -204,3 +204,10 @@ def test_runs_can_be_added_to_shipped_ones(tmp_path: Path, monkeypatch: pytest.M
     names = {run.folder.as_posix(): run.commit for run in read_archive(archive)}
     assert names.keys() == {path.parent.relative_to(runs).as_posix() for path in summaries}
     assert [name for name, commit in names.items() if commit == "def"] == [again.relative_to(runs).as_posix()]
+    monkeypatch.setattr(ship_results, "THIN", ("toy",))  # new ones beside them; the file of the others stays as it is
+    once, _ = archive.read_bytes(), new.parent.rename(runs / "6")
+    summary.write_text(summary.read_text().replace('"commit": "def"', '"commit": null'))
+    ship_results.ship_all([runs], add=True)
+    assert [run.folder.name for run in read_archive(archive.with_name("runs_2.parquet"))] == [new.name]
+    ship_results.ship_all([runs], add=True)
+    assert archive.read_bytes() == once

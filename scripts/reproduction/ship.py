@@ -5,9 +5,9 @@
 
 Each folder of docs/results is made anew and holds runs.parquet, summary.json, the tables of TABLES, and what else the
 pages name. Absolute paths of data are cut to their last part. With --add the runs that are shipped already stay, but
-for those of which the folder has another. Runs that have not ended, or that were not made by a commit, are left out
-with a message. Then all folders are judged together (scripts/reproduction/verdicts.py) and the pages filled
-(scripts/reproduction/pages.py): some minutes of a core.
+for those of which the folder has another; in folders of THIN new ones get a file of their own. Runs that have not
+ended, or that were not made by a commit, are left out with a message. Then all folders are judged together
+(scripts/reproduction/verdicts.py) and the pages filled (scripts/reproduction/pages.py): some minutes of a core.
 """
 
 import argparse
@@ -62,20 +62,26 @@ def main() -> None:
 def ship_all(folders: Sequence[Path], *, add: bool = False) -> None:
     for folder in folders:
         target = RESULTS / folder.resolve().name
+        shipped = {path.name: read_archive(path) for path in sorted(target.glob("*.parquet")) if add}
         if runs := [portable(run) for run in shippable(read_runs(folder))]:
-            if add:
-                runs = with_shipped(runs, folder, target / "runs.parquet")
-            if target.name in THIN:
-                runs = [*map(thin, runs)]
-            ship(runs, folder, target)
+            is_thin = target.name in THIN
+            archives = in_archives([*map(thin, runs)] if is_thin else runs, folder, shipped, apart=is_thin)
+            ship(archives, folder, target)
         print(f"{folder}: {len(runs)} runs")
 
 
-def with_shipped(runs: Sequence[Run], folder: Path, archive: Path) -> list[Run]:
-    """`runs`, whose folders are below `folder`, and those of `archive` that are not among them, by name."""
-    by_name = {run.folder.as_posix(): run for run in (read_archive(archive) if archive.is_file() else [])}
-    by_name |= {run.folder.relative_to(folder).as_posix(): run for run in runs}
-    return [run for _, run in sorted(by_name.items())]
+def in_archives(
+    runs: Sequence[Run], folder: Path, shipped: Mapping[str, Sequence[Run]], *, apart: bool
+) -> dict[str, list[Run]]:
+    """All runs by the name of their archive: `runs`, whose folders are below `folder`, each in place of the `shipped`
+    one of its name, new ones in runs.parquet or, if they are to be `apart`, in a file of their own."""
+    new = {run.folder.relative_to(folder).as_posix(): run for run in runs}
+    found = {name: {run.folder.as_posix(): run for run in some} for name, some in shipped.items()}
+    for some in found.values():
+        some.update({name: new.pop(name) for name in [*new] if name in some})
+    if new:
+        found.setdefault(f"runs_{len(found) + 1}.parquet" if apart and found else "runs.parquet", {}).update(new)
+    return {name: [run for _, run in sorted(some.items())] for name, some in found.items()}
 
 
 def shippable(runs: Sequence[Run]) -> list[Run]:
@@ -112,9 +118,9 @@ def _last_parts(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
-def ship(runs: Sequence[Run], folder: Path, target: Path) -> None:
-    """Make the folder `target` from `runs`, which are below `folder`."""
-    also = named_files(target.name)
+def ship(archives: Mapping[str, Sequence[Run]], folder: Path, target: Path) -> None:
+    """Make the folder `target` from runs, which are below `folder`."""
+    also, runs = named_files(target.name), [run for some in archives.values() for run in some]
     with tempfile.TemporaryDirectory() as made:
         with contextlib.redirect_stdout(io.StringIO()):
             report(runs, folder, Path(made), figures=any(name.endswith(".png") for name in also))
@@ -126,7 +132,8 @@ def ship(runs: Sequence[Run], folder: Path, target: Path) -> None:
                 shutil.copyfile(found, target / name)
             elif name in also:
                 print(f"{target.name}: the pages name {name}, which its report does not have", file=sys.stderr)
-    write_archive(runs, folder, target / "runs.parquet")
+    for name, some in archives.items():
+        write_archive(some, folder, target / name)
 
 
 def named_files(folder: str) -> set[str]:
@@ -134,7 +141,7 @@ def named_files(folder: str) -> set[str]:
     text = "\n".join(path.read_text(encoding="utf-8") for path in RESULTS.parent.rglob("*.md"))
     links = {found["file"] for found in LINK.finditer(text) if found["folder"] == folder}
     tables = {f"{found['name']}.csv" for found in MARKER.finditer(text) if found["folder"] == folder}
-    return (links | tables) - {"runs.parquet"}
+    return {name for name in links | tables if not name.endswith(".parquet")}
 
 
 if __name__ == "__main__":

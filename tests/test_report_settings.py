@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 from fedsim.report.figures import style
+from fedsim.report.headline import over_settings
 from fedsim.report.settings_figures import bytes_plot, gains_plot, ranks_plot
 from fedsim.report.tables import all_tables
 from fedsim.results.groups import class_of, make_panels
@@ -42,11 +43,14 @@ def test_ranks_with_ties_friedman_and_nemenyi() -> None:
     assert math.isnan(rank_tests(np.ones((3, 4)))[0])
 
 
-def test_blocks_are_means_over_the_seeds_that_all_methods_have() -> None:
-    random, other = np.array([[0.1, 0.2, 0.9]] * 2), np.array([[0.3, 0.4]] * 2)
-    found = by_numbers({"random": random, "a": other, "b": np.zeros((2, 3))})
-    assert found.means.round(9).tolist() == [[0.15, 0.35, 0.0]] * 2
-    assert found.ranks == {"a": (1, 1), "random": (2, 2), "b": (3, 3)}
+def test_a_method_with_fewer_seeds_is_ranked_by_its_gains_at_these_and_changes_no_other() -> None:
+    random, other = np.array([[0.1, 0.2, 0.9]] * 2), np.array([[0.15, 0.25]] * 2)
+    some = {"random": random, "b": random + [[0.2, 0.0, 0.1]] * 2}
+    found = by_numbers({**some, "a": other})
+    assert found.means.round(9).tolist() == [[0.4, 0.5, 0.45]] * 2
+    assert found.ranks == {"b": (1, 1), "a": (2, 2), "random": (3, 3)}
+    assert (found.means[:, :2] == by_numbers(some).means).all()
+    assert [block.tolist() for block in found.blocks] == [[[0.1, 0.2], [pytest.approx(0.3), 0.2], [0.15, 0.25]]] * 2
 
 
 def test_wins_by_brute_force() -> None:
@@ -159,7 +163,8 @@ def test_a_report_ranks_judges_and_advises(
     tables = {table.name: table for table in all_of(tmp_path / "runs")}
     rows = {row[0]: dict(zip(tables["settings"].header, row, strict=True)) for row in tables["settings"].rows}
     assert list(rows) == ["oort", "gpfl", "random", "pncs"]
-    assert [row["verdict"] for row in rows.values()] == ["better", "better", "reference", "worse"]
+    early = ["better, preliminary", "better, preliminary", "reference", "worse, preliminary"]
+    assert [row["verdict"] for row in rows.values()] == early
     assert [row["asks for"] for row in rows.values()] == ["losses", "nothing", "nothing", "updates"]
     assert (rows["random"]["rank"], rows["random"]["in its class"]) == ("3.00", "2.00")
     assert rows["gpfl"]["of possible gain"].startswith("+0.25 [")
@@ -186,9 +191,25 @@ def test_a_users_own_runs_are_joined_with_kept_ones(tmp_path: Path, capsys: pyte
     kept, own, to = str(tmp_path / "kept"), str(tmp_path / "own"), str(tmp_path / "to")
     assert make_report([kept, "--archive", str(tmp_path / "kept.parquet"), "--no-figures"]) == 0
     assert make_report([own, str(tmp_path / "kept.parquet"), "--no-figures"]) == 0
-    assert "nothing: mine (better)" in capsys.readouterr().out
+    assert "nothing: mine (better, preliminary)" in capsys.readouterr().out
     assert len(json.loads((tmp_path / "own/report/summary.json").read_text())["groups"]) == 12
     assert make_report([own, "absent", "--to", to]) == 3
+
+
+def test_what_has_not_run_everywhere_is_left_out_and_told_and_controls_are_no_methods(tmp_path: Path) -> None:
+    write_settings(tmp_path, {**GAINS, "random_control": 0.05})
+    write_settings(tmp_path / "some", {"afl": 0.5}, [1, 3])  # nothing is compared where random selection has not run
+    groups = groups_of(tmp_path)
+    found = compare(make_panels(groups))
+    assert [panel.title for panel in found.panels] == ["shards=1", "shards=2"]
+    assert found.methods == ["random", "gpfl", "oort", "pncs", "random_control"]
+    assert (found.left_out, found.controls) == ({"afl": 1}, ["random_control"])
+    told = over_settings(found)
+    assert "2 of 3 methods are better than random beyond chance" in told
+    assert told.endswith("finished in fewer settings, and left out: afl (1)")
+    assert found.best["nothing"] == "gpfl"
+    write_settings(tmp_path / "better", {"random_control": 0.3, "random": 0.0, "gpfl": -0.1})
+    assert compare(make_panels(groups_of(tmp_path / "better"))).best == {"nothing": "random"}
 
 
 def test_without_two_settings_three_methods_and_random_there_is_nothing_over_settings(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
 from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured, preferences
-from fedsim.results.ranking import EQUAL, Comparison, mean_cost, mean_of, rank_tests, wins
+from fedsim.results.ranking import EQUAL, WHOLE, Comparison, mean_cost, mean_of, rank_tests, wins
 from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
 from fedsim.results.table import (
     Cell,
@@ -36,7 +36,7 @@ LEVEL_MARGIN = 0.02
 """Within which methods are told to be level with each other."""
 MORE = 0.02
 """The second target over settings: so much above random selection's final accuracy."""
-FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN, "equal": EQUAL, "more": MORE} | {
+FILLED = {"window": FINAL_WINDOW, "margin": LEVEL_MARGIN, "equal": EQUAL, "more": MORE, "whole": WHOLE} | {
     name: half_width_in_sd(num) for name, num in (("three", 3), ("five", 5), ("ten", 10))
 }
 """The numbers in the texts below tables."""
@@ -270,7 +270,7 @@ def _over_settings(found: Comparison) -> Table:
             own = verdict.difference
             lead = ["-", "", ""] if own is None else [number(own.num), *show_interval(own)]
             p_values = show_p(verdict.p_value), show_p(verdict.p_equal)
-            cells = [verdict.word, *lead, *p_values, _show_ratio(found.possible(method))]
+            cells = [str(verdict), *lead, *p_values, _show_ratio(found.possible(method))]
         told = [method, found.classes[method], *(number(rank, ".2f") for rank in ranks), *cells]
         rows.append([*told, show_median_reached(found.spent(method, BYTES), "{:.2f}".format)])
     header = ["method", "asks for", "rank", "in its class", "verdict", "seeds", "to random", "95 % interval"]
@@ -288,6 +288,9 @@ def _show_ratio(value: tuple[float, float, float] | None) -> str:
 
 
 def _wins(found: Comparison) -> Table:
+    seeds = sorted({block.shape[1] for block in found.blocks})
+    if not seeds[0]:
+        return _table("wins", [], [], seeds="0")
     shares, (chances, lows, highs) = wins(found.blocks)
     places = {method: found.methods.index(method) for method in found.ranks}
 
@@ -295,7 +298,7 @@ def _wins(found: Comparison) -> Table:
         return Cell(f"{shares[at]:.2f}; {chances[at]:.2f} [{lows[at]:.2f}, {highs[at]:.2f}]", chances[at])
 
     rows = [[row, *("" if i == j else cell(i, j) for j in places.values())] for row, i in places.items()]
-    return _table("wins", ["method", *places], rows)
+    return _table("wins", ["method", *places], rows, seeds=" to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))))
 
 
 def _possible(found: Comparison) -> Table:

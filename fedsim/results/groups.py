@@ -28,6 +28,8 @@ REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 CEILING = "clairvoyant"
 """The selector that is no method: what the best choices could have bought."""
+CONTROL = "random_control"
+"""The selector that is random selection by other draws, and must come out level with it."""
 CLASSES: Mapping[str, str] = {
     "updates": r"gradient|update of|soft labels|(^|; )training(;|$)",
     "label counts": r"label.counts",

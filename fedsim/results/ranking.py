@@ -7,12 +7,12 @@ of each setting anew, the same ones for all methods.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
 
-from fedsim.results.groups import CEILING, NEW_GROUPS, REFERENCE, Group, Panel, class_of
+from fedsim.results.groups import CEILING, CONTROL, NEW_GROUPS, REFERENCE, Group, Panel, class_of
 from fedsim.results.measures import Measure, finals, mean_final, measured, spent_to, total_cost
 from fedsim.results.runs import Floats, Seeds
 from fedsim.results.statistics import LEVEL, MIN_SEEDS, Difference, holm, paired_values, pooled, pooled_values, ratio
@@ -20,6 +20,8 @@ from fedsim.results.statistics import LEVEL, MIN_SEEDS, Difference, holm, paired
 EQUAL = 0.005
 """Methods whose final accuracies differ by less are equal."""
 ALPHA, RESAMPLES = round(1 - LEVEL, 10), 2_000
+WHOLE = 10
+"""With fewer seeds a verdict is preliminary."""
 LEAST_SETTINGS, LEAST_METHODS = 2, 3
 
 
@@ -40,16 +42,23 @@ class Verdict:
             return "better" if self.difference.mean > 0 else "worse"
         return f"equal within {EQUAL:g}" if self.p_equal < ALPHA else "not decided"
 
+    def __str__(self) -> str:
+        is_told = self.difference is not None and MIN_SEEDS <= self.difference.num < WHOLE
+        return f"{self.word}, preliminary" if is_told else self.word
+
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """`methods`: the lines that are finished in all `panels`, the `reference` (random selection) among them; `ceiling`:
-    the line of what the best choices could have bought, which is no method, if there is one."""
+    """`methods`: the lines that are finished in all `panels`, the `reference` (random selection) among them, and
+    `controls`; `ceiling`: the line of what the best choices could have bought, which is no method, if there is one;
+    `left_out`: in how many of the panels other lines are finished."""
 
     panels: Sequence[Panel]
     methods: Sequence[str]
     reference: str
     ceiling: Sequence[str] = ()
+    controls: Sequence[str] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def finals(self) -> Mapping[str, list[dict[Seeds, float]]]:
@@ -67,8 +76,11 @@ class Comparison:
 
     @cached_property
     def means(self) -> Floats:
-        """The means of `blocks`, [settings, M]."""
-        return np.stack([block.mean(1).round(12) for block in self.blocks])
+        """Mean final accuracies [settings, M]: that of random selection, and beside it the mean gain of each method at
+        the seeds that both have."""
+        level = [np.mean([*own.values()]) for own in self.finals[self.reference]]
+        gains = [[np.mean([*own.values()]) for own in self.gains(method)] for method in self.methods]
+        return (np.array(level)[:, None] + np.array(gains).T).round(12)
 
     @cached_property
     def classes(self) -> Mapping[str, str]:
@@ -85,8 +97,8 @@ class Comparison:
 
     @cached_property
     def best(self) -> Mapping[str, str]:
-        """The method with the best rank of each class."""
-        return {self.classes[method]: method for method in [*self.ranks][::-1]}
+        """The method with the best rank of each class, controls apart."""
+        return {self.classes[method]: method for method in [*self.ranks][::-1] if method not in self.controls}
 
     @cached_property
     def verdicts(self) -> Mapping[str, Verdict]:
@@ -133,18 +145,27 @@ class Comparison:
 
 
 def compare(panels: Sequence[Panel]) -> Comparison | None:
-    """None unless `LEAST_METHODS` or more, random selection among them, are finished in all of `LEAST_SETTINGS` or more
-    settings, with a seed in each that all of them have."""
-    first, *others = [panel.lines for panel in panels] or [{}]
-    lines = [name for name in first if all(name in own and finals(own[name]) for own in (first, *others))]
-    chosen = {name: first[name].choices.get("selector") for name in lines}
-    references, ceiling = ([name for name in lines if chosen[name] == one] for one in (REFERENCE, CEILING))
-    methods = [name for name in lines if name not in ceiling]
-    if len(panels) < LEAST_SETTINGS or len(methods) < LEAST_METHODS or not references:
+    """In the settings in which random selection is finished; None unless these are `LEAST_SETTINGS` or more, and
+    `LEAST_METHODS` methods or more, it among them, are finished in all of them, at seeds that it has."""
+    names = dict.fromkeys(name for panel in panels for name in panel.lines)
+    choices = {name: next(panel.lines[name].choices for panel in panels if name in panel.lines) for name in names}
+    chosen = {name: own.get("selector") for name, own in choices.items()}
+    places = {n: [p for p in panels if n in p.lines and finals(p.lines[n])] for n in names if chosen[n] == REFERENCE}
+    beside = {name: sum(choices[name].get(k, v) != v for k, v in NEW_GROUPS.items()) for name in places}
+    reference = min(places, key=lambda name: (-len(places[name]), beside[name]), default="")  # the plainest
+    settings = places.get(reference, [])
+
+    def is_paired(name: str, lines: Mapping[str, Group]) -> bool:
+        return name in lines and bool(paired_values(finals(lines[name]), finals(lines[reference])))
+
+    counts = {name: sum(is_paired(name, panel.lines) for panel in settings) for name in names}
+    methods = [name for name, count in counts.items() if count == len(settings) and chosen[name] != CEILING]
+    if len(settings) < LEAST_SETTINGS or len(methods) < LEAST_METHODS:
         return None
-    beside = {name: sum(first[name].choices.get(k, v) != v for k, v in NEW_GROUPS.items()) for name in references}
-    found = Comparison(panels, methods, min(beside, key=lambda name: beside[name]), ceiling[:1])  # the plainest
-    return found if all(block.shape[1] for block in found.blocks) else None
+    ceiling = [name for name, count in counts.items() if count == len(settings) and chosen[name] == CEILING]
+    controls = [name for name in methods if chosen[name] == CONTROL]
+    left_out = {name: count for name, count in counts.items() if count < len(settings)}
+    return Comparison(settings, methods, reference, ceiling[:1], controls, left_out)
 
 
 def mean_of(group: Group, measure: str | Measure) -> float:

@@ -29,6 +29,7 @@ from fedsim.core.errors import at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import Attempts
+from fedsim.results.groups import CEILING, CONTROL, REFERENCE
 from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
 from fedsim.search.command import with_own_keys
@@ -43,7 +44,7 @@ class Settings:
     alpha: float = 0.05
     batch: int = 2
     min_seeds: int = 4
-    keep: Sequence[str] = ("random",)
+    keep: Sequence[str] = (REFERENCE, CONTROL, CEILING)
 
     def __post_init__(self) -> None:
         positive = rule(0 < self.alpha < 0.5, "alpha", self.alpha, "must lie in (0, 0.5)", "0.05 is usual")
@@ -199,12 +200,12 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     return ArgumentParser(
         prog="fedsim race",
-        usage="fedsim race KEY=VALUES ... [alpha=0.05] [min_seeds=4] [batch=2] [keep=random] [--config-dir DIR]",
+        usage="fedsim race KEY=VALUES ... [alpha=0.05] [min_seeds=4] [batch=2] [keep=NAMES] [--config-dir DIR]",
         description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each 2 more (`batch`) a "
         "method is stopped in a setting if its final accuracy is below the leading one's, by paired t-tests at a level "
         "with which the best of any setting is stopped with a probability of at most `alpha` in all. A diverged run "
-        "counts as accuracy 0. Selectors of `keep` run at all seeds, are not stopped and stop no other. The same "
-        "command goes on where it was ended.",
+        "counts as accuracy 0. Selectors of `keep` (random, random_control, clairvoyant) run at all seeds, are not "
+        "stopped and stop no other. The same command goes on where it was ended.",
         epilog="example: fedsim race partition=shards_1,iid selector=random,oort,gpfl seed='range(10)'",
         allow_abbrev=False,
     )

@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedsim.report.figures import style
 from fedsim.report.headline import over_settings
-from fedsim.report.settings_figures import bytes_plot, gains_plot, ranks_plot
+from fedsim.report.settings_figures import apart, bytes_plot, gains_plot, ranks_plot
 from fedsim.report.tables import all_tables
 from fedsim.results.groups import class_of, make_panels
 from fedsim.results.measures import accuracy_by_bytes, find_measure
@@ -256,8 +256,15 @@ def test_the_front_is_of_what_none_beats_in_bytes_and_accuracy(tmp_path: Path) -
     assert [[panel.title for panel in some.panels] for some in found.imperfect()] == [["shards=2"]]
     with style():
         ax = bytes_plot(found).figure.axes[0]
-    assert {text.get_text() for text in ax.texts} == {"gpfl", "oort", "clairvoyant"}
-    assert [np.max(np.asarray(line.get_xdata())) for line in ax.lines[:4]] == [1, 1, 2, 1]  # oort sends twice
+    names = {text.get_text(): text for text in ax.texts}
+    assert [*names] == ["clairvoyant", "pncs", "random", "gpfl", "oort"]
+    assert [name for name, text in names.items() if text.get_weight() == "bold"] == ["gpfl", "oort"]
+    assert [np.max(np.asarray(line.get_xdata())) for line in ax.lines[:4]] == [1, 1, 1, 2]  # oort sends twice
+
+
+def test_names_are_moved_apart_within_the_axis() -> None:
+    assert apart([0.0, 0.5, 0.5, 0.55, 1.0, 1.0], 0.25) == [-0.25, 0.0, 0.25, 0.5, 0.75, 1.0]
+    assert apart([0.1, 0.2, 0.6], 0.2) == pytest.approx([0.1, 0.3, 0.6])
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,5 +1,8 @@
 """Figures of methods over several settings: critical differences, gains, accuracy against bytes, profiles."""
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
@@ -75,12 +78,14 @@ def gains_plot(found: Comparison) -> Plot:
 
 
 def bytes_plot(found: Comparison) -> Plot:
-    """Final accuracy against bytes as multiples of those of random selection: means over settings."""
-    panel = Panel("", {name: found.panels[0].lines[name] for name in found.methods})
-    looks, y = make_looks([panel]), dict(zip(found.methods, found.means.mean(0).tolist(), strict=True))
+    """Final accuracy against bytes as multiples of those of random selection: means over settings. Names stand on the
+    right in the order of accuracies, those of the front in bold."""
+    looks = make_looks([Panel("", {name: found.panels[0].lines[name] for name in found.methods})])
+    y = dict(sorted(zip(found.methods, found.means.mean(0).tolist(), strict=True), key=lambda one: one[1]))
     costs = {name: [mean_cost(own, BYTES) / mean_cost(one, BYTES) for own, one in found.pairs(name)] for name in y}
     x = {name: float(np.mean(shares)) for name, shares in costs.items()}
-    figure, (ax,) = line_axes([panel], looks)
+    figure = Figure(figsize=(PAGE, max(2.6, 0.13 * len(y) + 0.6)))
+    ax = figure.subplots()
     for name in y:
         lead = found.verdicts[name].difference if name in found.verdicts else None
         half = 0.0 if lead is None else (lead.interval[1] - lead.interval[0]) / 2
@@ -88,18 +93,28 @@ def bytes_plot(found: Comparison) -> Plot:
     front = [n for n in y if not any((x[o], -y[o]) != (x[n], -y[n]) and x[o] <= x[n] and y[o] >= y[n] for o in y)]
     front.sort(key=x.__getitem__)
     ax.step([x[name] for name in front], [y[name] for name in front], "grey", where="post", linewidth=0.8, zorder=0)
-    for name in front:
-        ax.annotate(name, (x[name], y[name]), (3, 4), textcoords="offset points", size=SMALL)
     for name in found.ceiling:
         height = float(np.mean([mean_final(own) for own, _ in found.pairs(name)]))
         ax.axhline(height, color="black", linestyle="--", linewidth=0.8)
-        ax.text(0.99, height, name, transform=ax.get_yaxis_transform(), ha="right", va="top", size=SMALL)
+        ax.text(0.01, height, name, transform=ax.get_yaxis_transform(), va="top", size=SMALL)
     ax.set(xscale="log", xlabel="bytes sent, both ways (random selection: 1)", ylabel="final test accuracy")
+    ax.margins(0.05)
+    low, high = ax.get_ylim()
+    heights = apart([(value - low) / (high - low) for value in y.values()], 0.95 / max(18, len(y)))
+    for name, height in zip(y, heights, strict=True):
+        line = {"arrowstyle": "-", "linewidth": 0.4, "color": looks[name]["color"], "shrinkA": 0, "shrinkB": 0}
+        label = ax.annotate(name, (x[name], y[name]), (1.03, height), textcoords="axes fraction", arrowprops=line)
+        label.set(va="center", size=SMALL, weight="bold" if name in front else "normal")
     ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter("{x:g}")
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.margins(0.15)
     return Plot("settings_bytes", CAPTIONS["settings_bytes"], figure)
+
+
+def apart(heights: Sequence[float], gap: float) -> list[float]:
+    """Ascending `heights` in [0, 1], moved so that they are at least `gap` apart, and no further than that takes."""
+    up = [*accumulate(heights, lambda below, own: max(own, below + gap))]
+    return [*accumulate(up[::-1], lambda above, own: min(own, above - gap), initial=1 + gap)][:0:-1]
 
 
 def profiles_plot(found: Comparison) -> Plot:

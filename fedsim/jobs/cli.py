@@ -12,6 +12,7 @@ from functools import partial
 import hydra
 from omegaconf import DictConfig
 
+from fedsim.config.choice_files import head_of, read_text
 from fedsim.config.compose import implied, outlined, safeguards, search_path
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
@@ -61,7 +62,7 @@ def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batche
     screen = Narration(plans, [job.overrides for job in jobs], argv, progress, overwriting)
     attempts = Attempts(progress, screen, overwriting=overwriting)
     run = attempts.run_in_turn if launcher is None else partial(launcher.run, attempts)
-    screen.begin()
+    screen.begin(cost_of(jobs))
     with STOP.working(), overwriting.noted(), screen.broken_off():
         for batch in batches(plans, attempts):
             run(batch)
@@ -76,6 +77,13 @@ def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batche
     outcomes = [attempts.ended[plan.folder] for plan in screen.plans]
     screen.end(outcomes)
     return EXIT_CODES[max((outcome.status for outcome in outcomes), key=SEVERITY.index)]
+
+
+def cost_of(jobs: Sequence[Composed]) -> str:
+    """What the files of the jobs' presets say that these take, empty if nothing."""
+    names = dict.fromkeys(job.choices["preset"] for job in jobs if job.choices.get("preset"))
+    heads = {name: head_of(read_text(jobs[0].files.read("preset", name).path))[1] for name in names}
+    return "; ".join(f"cost of preset={name}: {head['cost']}" for name, head in heads.items() if "cost" in head)
 
 
 def hand_to_hydra(words: Sequence[str]) -> None:

@@ -90,7 +90,8 @@ class Narration:
         self._command, self._is_sweep = command("fedsim", *argv), len(plans) > 1
         self._ended_before: set[Path] = set()
 
-    def begin(self) -> None:
+    def begin(self, cost: str = "") -> None:
+        """`cost`: what the jobs take, told before a sweep that has work left."""
         self._ended_before = {p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite}
         for folder in self._ended_before:
             self.progress.leaves(folder)
@@ -98,6 +99,8 @@ class Narration:
             others = len(self._ended_before - self._overwriting.replaced)
             before = f"; {others} have ended before (overwrite=true runs them again)" if others else ""
             tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
+            if cost and len(self._ended_before) < len(self._labels):
+                tell_line(cost)
         if self._overwriting.notice:
             tell_line(self._overwriting.notice)
 

@@ -4,10 +4,12 @@ All are run once; what takes a run more, only those that are no other's variant 
 (`tests/test_goldens.py` compares all of them to the last bit).
 """
 
+import contextlib
 import copy
 import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.context import OF_SYSTEM
+from fedsim.clients.context import OF_SYSTEM, Signal
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.record import Record
@@ -111,6 +113,27 @@ def test_selections_are_well_formed(choice: str) -> None:
     adaptive = build(choice, toy_population(UNEQUAL, 3)).adaptive
     assert len(whole(choice)) == 12
     assert all(record["selected"] or adaptive for record in whole(choice))
+
+
+class Hidden:
+    """A test set whose labels nobody may look at."""
+
+    x = torch.zeros(1)
+
+    @property
+    def y(self) -> None:
+        raise LookupError("the labels of the test set were read")
+
+
+@every_choice
+def test_nobody_reads_the_test_set_but_who_says_so(choice: str) -> None:
+    run = simulation(choice, UNEQUAL, 3)
+    server_data = replace(run.components.server_data, test=Hidden())
+    run.components = replace(run.components, server_data=server_data, eval_every=12)
+    reads_it = Signal.TEST in run.components.selector.needs
+    with pytest.raises(LookupError) if reads_it else contextlib.nullcontext():
+        assert [run.step().selected for _ in range(11)] == [record["selected"] for record in whole(choice)[:11]]
+    assert reads_it is (choice == "gpfl_official")
 
 
 @every_kind

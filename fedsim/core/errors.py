@@ -100,6 +100,8 @@ def between(key: str, value: float, low: float, high: float, *, open_high: bool 
 def printable(text: str) -> str:
     """`text` in one line; a character that cannot be printed as its escape sequence (`\\x1b`), so that no control
     character of a config or a file reaches a terminal, a page or a table."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
 
 

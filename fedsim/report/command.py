@@ -145,7 +145,7 @@ def report(
             pictures=pictures,
             sources=sources,
         )
-        texts = {"report.html": html, "summary.json": json.dumps(summary, indent=1) + "\n"}
+        texts = {"report.html": printable_lines(html), "summary.json": json.dumps(summary, indent=1) + "\n"}
         write_files(target, {name: text.encode() for name, text in texts.items()})
     except OSError as error:
         raise OutputError(unwritable("--to", target, error)) from error

@@ -212,6 +212,7 @@ def _strips(
         write_beside_rows(ax, [show(measured(group, [measure])[0]) for group in panel.lines.values()])
         ax.set(xlabel="round", xscale=scale)
         ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("")
     figure.colorbar(mesh, ax=axes, label=name, fraction=0.05, aspect=30 * axes[0].get_position().height)
     return Plot(name, CAPTIONS[name], figure)
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
 from fedsim.core.disk import conf_dir
+from fedsim.core.errors import printable
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
@@ -49,7 +50,7 @@ class Group:
 
     @cached_property
     def name(self) -> str:
-        return show_labels(self.labels) or self.runs[0].choices.get("selector", "run")
+        return show_labels(self.labels) or printable(self.runs[0].choices.get("selector", "run"))
 
     @cached_property
     def choices(self) -> Mapping[str, str]:
@@ -157,7 +158,7 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     settings = dict.fromkeys(key for label in labels for key in label if is_setting(key) and "." in key)
     for label, own in zip(labels, values, strict=True):
         label.update({key: str(own[key]) for key in settings if key in own})
-    return labels
+    return [{key: printable(text) for key, text in label.items()} for label in labels]
 
 
 def is_setting(key: str) -> bool:

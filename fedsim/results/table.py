@@ -153,7 +153,7 @@ class Table:
         head, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (shown.header, *shown.rows)]
         columns = "ll".ljust(len(shown.header), "r")[: len(shown.header)]
         rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
-        return "\n".join([f"% {_one_line(self.title)}", *rules, r"\end{tabular}", ""])
+        return "\n".join([f"% {printable(self.title)}", *rules, r"\end{tabular}", ""])
 
     def csv(self) -> str:
         """All columns, the empty ones, too. No cell is a formula for a spreadsheet."""
@@ -170,18 +170,14 @@ def table_files(tables: Sequence[Table]) -> dict[str, bytes]:
     return {name: text.encode() for name, text in files.items()}
 
 
-def _one_line(text: str) -> str:
-    return text if text.isprintable() else printable(text)
-
-
 def _on_screen(text: str) -> str:
-    shown = escape(text if text.isprintable() else printable_lines(text))
+    shown = escape(printable_lines(text))
     return f"[bold]{shown}[/]" if is_bold(text) else shown
 
 
 def _escape_markdown(text: str) -> str:
     """In one line, without columns, tags, links and pictures of its own."""
-    shown = re.sub(r"[\\|]", r"\\\g<0>", _one_line(text))
+    shown = re.sub(r"[\\|]", r"\\\g<0>", printable(text))
     shown = re.sub(r"\](?=[(\[:])", r"\\]", re.sub(r"<(?=[A-Za-z/!?])", "&lt;", shown))
     return f"**{shown}**" if is_bold(text) else shown
 
@@ -193,12 +189,12 @@ LATEX = str.maketrans(
 
 
 def _escape_latex(text: str) -> str:
-    shown = _one_line(text).translate(LATEX)
+    shown = printable(text).translate(LATEX)
     return f"\\textbf{{{shown}}}" if is_bold(text) else shown
 
 
 def _no_formula(cell: str) -> str:
     """`cell` in one line; one that a spreadsheet would compute begins with an apostrophe. Signed numbers stay."""
-    text = _one_line(cell)
+    text = printable(cell)
     signed = re.fullmatch(r"[+-][-\d.,eE+±\s\[\]%]*", text) is not None
     return f"'{text}" if text.lstrip()[:1] in ("=", "@", "+", "-") and not signed else text

@@ -13,7 +13,7 @@ import pytest
 
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import METRICS, NEWEST, PREVIOUS, read_summary
+from fedsim.results.files import METRICS, NEWEST, PREVIOUS, TRACE, read_summary
 from fedsim.running.checkpoint import Checkpoint, Checkpoints, pack, unpack
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
@@ -67,14 +67,16 @@ def test_without_a_sound_checkpoint_they_are_set_aside_and_the_run_starts_anew(
 FORGED: dict[str, list[Any]] = {
     "initial_accuracy": [1.5, True, None],
     "started": [-1.0, "now"],
-    "lengths": [{METRICS: -1}, {METRICS: 1.5}],
+    "lengths": [{METRICS: -1}, {METRICS: 1.5}, {METRICS: 10**10}, {TRACE: 1}],
+    "overwrite": ["x"],
+    "earlier_code": ["abc"],
     "state.round": [-1, 3.0, 10**9],
     "state.started": [1],
     "state.wall_seconds": [float("nan"), None],
     "state.covered": [np.zeros(6), np.zeros(5, dtype=bool), [True] * 6],
     "state.params": [{}, None],
     "state.selector": [[]],
-    "state.aggregator": [None],
+    "state.aggregator": [None, {"more": 1}],
 }
 
 
@@ -94,7 +96,11 @@ def test_each_field_of_a_forged_checkpoint_is_checked(killed: Any, monkeypatch: 
     for wrong in (params, reshaped):
         assert owner.fault(Checkpoint(**{**vars(sound), "state": {**sound.state, "params": wrong}})) == "state.params"
     assert owner.fault(Checkpoint(**{**vars(sound), "initial_accuracy": 1.0})) is None
-    for name, values in FORGED.items():
+    oort = sound.state["selector"]
+    wrong_states = [{}, {**oort, "more": 1}, {**oort, "duration_sum": "x"}]
+    wrong_states += [{**oort, name: value[1:]} for name, value in oort.items() if np.shape(value) == (6,)]
+    assert len(wrong_states) > 3
+    for name, values in (*FORGED.items(), ("state.selector", wrong_states)):
         for value in values:
             content = {**vars(sound), "state": dict(sound.state)}
             (content["state"] if "." in name else content)[name.removeprefix("state.")] = value

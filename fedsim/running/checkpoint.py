@@ -69,8 +69,8 @@ class Checkpoints:
         parts = self.simulation.components
         own = {name: getattr(parts, name) for name in STATEFUL}
         self.dataclasses = dataclasses_known_to(*own.values())
-        state = {name: part.state_dict() for name, part in own.items()}
-        encode(state, {}, dataclasses=self.dataclasses)
+        self.first = {name: part.state_dict() for name, part in own.items()}
+        encode(self.first, {}, dataclasses=self.dataclasses)
         self.device = parts.server_data.test.x.device
         self.identity = identity_of(plan, experiment)
         self.saved_at, self.cost = 0.0, 0.0
@@ -143,14 +143,17 @@ class Checkpoints:
                 (self.folder.path / name).unlink(missing_ok=True)
 
     def fault(self, checkpoint: Checkpoint) -> str | None:
-        """The first of its fields that the run cannot go on from, or None; the parts in `STATEFUL` check their
-        own."""
+        """The first of its fields that the run cannot go on from, or None."""
         state, parts, own = checkpoint.state, self.simulation.components, self.simulation.params
         population, covered, params = parts.population, state.get("covered"), state.get("params")
         holds = {
             "initial_accuracy": _within(checkpoint.initial_accuracy, 1),
             "started": _within(checkpoint.started),
-            "lengths": all(isinstance(value, int) and _within(value) for value in checkpoint.lengths.values()),
+            "lengths": all(
+                isinstance(n, int) and _within(n, self._size(name)) for name, n in checkpoint.lengths.items()
+            ),
+            "overwrite": isinstance(checkpoint.overwrite, bool),
+            "earlier_code": isinstance(checkpoint.earlier_code, list),
             "state.round": isinstance(state.get("round"), int) and _within(state["round"], population.num_rounds),
             "state.started": isinstance(state.get("started"), bool),
             "state.wall_seconds": _within(state.get("wall_seconds")),
@@ -160,9 +163,33 @@ class Checkpoints:
             "state.params": isinstance(params, dict)
             and params.keys() == own.keys()
             and all(_alike(params[name], value) for name, value in own.items()),
-            **{f"state.{name}": isinstance(state.get(name), dict) for name in STATEFUL},
+            **{f"state.{name}": fits(state.get(name), own, population.num_clients) for name, own in self.first.items()},
         }
         return next((name for name, sound in holds.items() if not sound), None)
+
+    def _size(self, name: str) -> int:
+        path = self.folder.path / name
+        return path.stat().st_size if path.is_file() else 0
+
+
+def fits(state: Any, first: Mapping[str, Any], num_clients: int) -> bool:
+    """Whether a part's state can be what became of `first`, that before round 1: the same names, a number for a number,
+    an array for an array, with a row for each client where that has them. None may become anything."""
+    return (
+        isinstance(state, dict)
+        and state.keys() == first.keys()
+        and all(_fits(state[name], own, num_clients) for name, own in first.items())
+    )
+
+
+def _fits(value: Any, first: Any, num_clients: int) -> bool:
+    if first is None or value is None:
+        return first is None
+    if isinstance(first, np.ndarray):
+        rows = first.shape[:1] == (num_clients,)
+        return isinstance(value, np.ndarray) and (not rows or value.shape[:1] == (num_clients,))
+    numbers = int | float | np.number
+    return isinstance(value, numbers if isinstance(first, numbers) else type(first))
 
 
 def _alike(value: Any, own: Tensor) -> bool:

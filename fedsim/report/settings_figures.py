@@ -54,8 +54,10 @@ def ranks_plot(found: Comparison) -> Plot:
 
 
 def gains_plot(found: Comparison) -> Plot:
-    """A map of gains over random selection in points, methods by settings, with a first column of means over all."""
-    names = [*found.ceiling, *(name for name in found.ranks if name != found.reference)]
+    """A map of gains over random selection in points, methods by settings, with a first column of means over all, by
+    which methods are sorted."""
+    means = dict(zip(found.methods, found.means.mean(0), strict=True))
+    names = [*found.ceiling, *sorted({*means} - {found.reference}, key=lambda name: (-means[name], name))]
     titles = ["all settings", *(panel.title for panel in found.panels)]
     rows = [[pooled(gains), *(pooled([one]) for one in gains)] for gains in map(found.gains, names)]
     points = np.array([[np.nan if one is None else 100 * one.mean for one in row] for row in rows])
@@ -68,7 +70,7 @@ def gains_plot(found: Comparison) -> Plot:
         if one is not None:
             weight = "normal" if one.interval[0] <= 0 <= one.interval[1] else "bold"
             colour = "white" if abs(value) > 0.6 * reach else {"normal": "#707070", "bold": "black"}[weight]
-            text = f"{value:+.1f}" if abs(value) < 9.95 else f"{value:+.0f}"
+            text = "0" if abs(value) < 0.05 else f"{value:+.1f}" if abs(value) < 9.95 else f"{value:+.0f}"
             ax.text(column, row, text, size=SMALL - 2, weight=weight, color=colour, ha="center", va="center")
     ax.set_xticks(range(len(titles)), titles, rotation=90)
     ax.set_yticks(range(len(names)), names)

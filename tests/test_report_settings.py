@@ -170,7 +170,15 @@ def test_a_report_ranks_judges_and_advises(
     assert rows["gpfl"]["of possible gain"].startswith("+0.25 [")
     assert (rows["gpfl"]["bytes"], rows["oort"]["bytes"]) == ("1.00", "2.00")
     assert rows["pncs"]["bytes"] == "never (0/6)"
-    assert tables["settings_costs"].rows[0] == ["oort", "losses", *["2.00"] * 4, "-", "-", "0.0000", "-"]
+    assert tables["settings_costs"].rows[0] == [
+        "oort",
+        "losses",
+        *["2.00"] * 4,
+        "-",
+        "-",
+        "0.0000 [0.0000, 0.0000]",
+        "-",
+    ]
     # nothing can be asked, losses are cheap, so are updates; traffic is dear: as few bytes as gpfl; imperfect clients
     assert [use for _, use, _ in tables["advice"].rows] == ["gpfl", "oort, gpfl", "gpfl", "random", "oort, gpfl"]
     page = (tmp_path / "report.html").read_text()

@@ -5,16 +5,35 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import yaml
 
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import REFERENCE, Group, Panel
-from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, Measure, finals, measured, preferences
-from fedsim.results.ranking import EQUAL, WHOLE, Comparison, mean_cost, mean_of, rank_tests, wins
-from fedsim.results.statistics import Difference, half_width_in_sd, holm, paired_values, pooled, sign_flip_test
+from fedsim.results.measures import (
+    BYTES,
+    PHASE_SECONDS,
+    SAMPLES,
+    SIMULATED,
+    Measure,
+    finals,
+    measured,
+    preferences,
+    values_by_seed,
+)
+from fedsim.results.ranking import EQUAL, WHOLE, Comparison, mean_cost, rank_tests, wins
+from fedsim.results.statistics import (
+    UNIT,
+    Difference,
+    Estimate,
+    half_width_in_sd,
+    holm,
+    paired_values,
+    pooled,
+    pooled_values,
+    sign_flip_test,
+)
 from fedsim.results.table import (
     Cell,
     Format,
@@ -313,9 +332,10 @@ def _costs(found: Comparison) -> Table:
     for method in found.ranks:
         spent = [found.spent(method, names, more) for names in SPENT.values() for more in (0.0, MORE)]
         pairs = [(own, mean_cost(reference, BYTES)) for own, reference in found.pairs(method)]
-        area = np.mean([mean_of(own, partial(measures.accuracy_by_bytes, budget=budget)) for own, budget in pairs])
-        worst = np.mean([mean_of(own, f"{KEY}_worst_tenth") for own, _ in pairs])
-        means = ["-" if math.isnan(mean) else number(float(mean), ".4f") for mean in (area, worst)]
+        area = [values_by_seed(own, partial(measures.accuracy_by_bytes, budget=budget)) for own, budget in pairs]
+        worst = [values_by_seed(own, f"{KEY}_worst_tenth") for own, _ in pairs]
+        by_seed = [tuple(pooled_values(one).values()) for one in (area, worst)]
+        means = [show_estimate(Estimate(values, UNIT) if values else None) for values in by_seed]
         rows.append([method, found.classes[method], *(show_median_reached(s, "{:.2f}".format) for s in spent), *means])
     targets = [f"{kind} to {target}" for kind in SPENT for target in ("random's final", f"{MORE:g} more")]
     return _table("settings_costs", ["method", "asks for", *targets, "area over bytes", "worst tenth"], rows)

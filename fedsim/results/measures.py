@@ -286,9 +286,10 @@ def measured(group: Group, measures: Iterable[str | Measure]) -> list[list[float
     return [[measure(run) for run in group.complete] for measure in found]
 
 
-def values_by_seed(group: Group, measure: str) -> dict[Seeds, float]:
-    """A measure of the group's finished runs by their seeds, without runs for which it does not exist."""
-    found = find_measure(measure)
+def values_by_seed(group: Group, measure: str | Measure) -> dict[Seeds, float]:
+    """A measure, named or given, of the group's finished runs by their seeds, without runs for which it does not
+    exist."""
+    found = find_measure(measure) if isinstance(measure, str) else measure
     return {run.seeds: value for run in group.complete if (value := found(run)) is not None}
 
 

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from fedsim.results.groups import CEILING, CONTROL, NEW_GROUPS, REFERENCE, Group, Panel, class_of
-from fedsim.results.measures import Measure, finals, mean_final, measured, spent_to, total_cost
+from fedsim.results.measures import finals, mean_final, measured, spent_to, total_cost
 from fedsim.results.runs import Floats, Seeds
 from fedsim.results.statistics import LEVEL, MIN_SEEDS, Difference, holm, paired_values, pooled, pooled_values, ratio
 
@@ -168,13 +168,10 @@ def compare(panels: Sequence[Panel]) -> Comparison | None:
     return Comparison(settings, methods, reference, ceiling[:1], controls, left_out)
 
 
-def mean_of(group: Group, measure: str | Measure) -> float:
-    """The mean over seeds; nan where a run does not have it."""
-    return float(np.mean([math.nan if value is None else value for value in measured(group, [measure])[0]]))
-
-
 def mean_cost(group: Group, names: Sequence[str]) -> float:
-    return mean_of(group, partial(total_cost, names=names))
+    """The mean over seeds of a sum of quantities; nan where a run does not have them."""
+    (values,) = measured(group, [partial(total_cost, names=names)])
+    return float(np.mean([math.nan if value is None else value for value in values]))
 
 
 def mean_ranks(values: Floats) -> Floats:

@@ -126,7 +126,7 @@ def report(
     first, shown = headline(panels, None if everything else MOST, over), by_group("results", groups)
     verdicts = [replace(totals, note="")] if totals.rows else []
     console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
-    opening = [table for table in tables if table.name == "settings"]
+    opening = [table for table in tables if table.name in ("settings", "advice")]
     printed = tables if everything else [*opening, shown, *varied, *verdicts, *asked]
     console.print(*(table.rich() for table in printed))
     target = to or (source.parent if source.is_file() else source) / "report"
@@ -134,7 +134,8 @@ def report(
     try:
         write_files(target, table_files(tables))
         overview, ablated, pictures = _draw(over, ablations, drawn, target / "figures") if drawn else ([], [], [])
-        name = source.stem if source.is_file() else source.resolve().name
+        told = source.resolve()
+        name = told.parent.name if told.stem == "runs" else told.stem if source.is_file() else told.name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
             *(name, groups, paged, target),

@@ -13,7 +13,7 @@ from scipy import stats
 from fedsim.report.figures import style
 from fedsim.report.headline import over_settings
 from fedsim.report.settings_figures import apart, bytes_plot, gains_plot, ranks_plot
-from fedsim.report.tables import all_tables
+from fedsim.report.tables import _wins, all_tables
 from fedsim.results.groups import class_of, make_panels
 from fedsim.results.measures import accuracy_by_bytes, find_measure
 from fedsim.results.ranking import Comparison, Verdict, compare, mean_ranks, profile, rank_tests, wins
@@ -51,6 +51,13 @@ def test_a_method_with_fewer_seeds_is_ranked_by_its_gains_at_these_and_changes_n
     assert found.ranks == {"b": (1, 1), "a": (2, 2), "random": (3, 3)}
     assert (found.means[:, :2] == by_numbers(some).means).all()
     assert [block.tolist() for block in found.blocks] == [[[0.1, 0.2], [pytest.approx(0.3), 0.2], [0.15, 0.25]]] * 2
+
+
+def test_methods_without_a_common_seed_are_ranked_and_have_no_table_of_wins() -> None:
+    found = by_numbers({"random": np.zeros((2, 2)), "a": np.ones((2, 1)), "b": np.ones((2, 2)) / 2})
+    found.finals["b"] = [{seeds: v for seeds, v in own.items() if seeds.seed == 1} for own in found.finals["b"]]
+    assert list(found.ranks) == ["a", "b", "random"]
+    assert _wins(found).rows == []
 
 
 def test_wins_by_brute_force() -> None:
@@ -170,15 +177,8 @@ def test_a_report_ranks_judges_and_advises(
     assert rows["gpfl"]["of possible gain"].startswith("+0.25 [")
     assert (rows["gpfl"]["bytes"], rows["oort"]["bytes"]) == ("1.00", "2.00")
     assert rows["pncs"]["bytes"] == "never (0/6)"
-    assert tables["settings_costs"].rows[0] == [
-        "oort",
-        "losses",
-        *["2.00"] * 4,
-        "-",
-        "-",
-        "0.0000 [0.0000, 0.0000]",
-        "-",
-    ]
+    costs = ["2.00"] * 4, ["-", "-", "0.0000 [0.0000, 0.0000]", "-"]
+    assert tables["settings_costs"].rows[0] == ["oort", "losses", *costs[0], *costs[1]]
     # nothing can be asked, losses are cheap, so are updates; traffic is dear: as few bytes as gpfl; imperfect clients
     assert [use for _, use, _ in tables["advice"].rows] == ["gpfl", "oort, gpfl", "gpfl", "random", "oort, gpfl"]
     page = (tmp_path / "report.html").read_text()

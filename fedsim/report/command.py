@@ -135,7 +135,8 @@ def report(
         write_files(target, table_files(tables))
         overview, ablated, pictures = _draw(over, ablations, drawn, target / "figures") if drawn else ([], [], [])
         told = source.resolve()
-        name = told.parent.name if told.stem == "runs" else told.stem if source.is_file() else told.name
+        of_file = told.parent.name if told.stem == "runs" else told.stem
+        name = of_file if source.is_file() else told.name
         sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
         html = html_page(
             *(name, groups, paged, target),

@@ -79,9 +79,9 @@ def over_settings(over: Comparison) -> str:
     """How many methods are better than random selection, controls apart; the best of each class; who is left out."""
     words = {over.reference: "the reference"} | {name: str(one) for name, one in over.verdicts.items()}
     told = [f"{name}: {method} ({words[method]})" for name, method in over.best.items()]
-    better, num = ([name for name in some if name not in over.controls] for some in (over.better, over.verdicts))
-    count = f"{len(better)} of {len(num)} methods are better than {over.reference} beyond chance"
-    left = _listed(f"{name} ({count})" for name, count in over.left_out.items())
+    num = len(over.verdicts) - len(over.controls)
+    count = f"{len(over.better)} of {num} methods are better than {over.reference} beyond chance"
+    left = _listed(f"{name} ({settings})" for name, settings in over.left_out.items())
     more = f"; finished in fewer settings, and left out: {left}" if left else ""
     return f"over {len(over.panels)} settings {count}; best by what they ask for: {'; '.join(told)}{more}"
 

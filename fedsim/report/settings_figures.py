@@ -114,7 +114,7 @@ def bytes_plot(found: Comparison) -> Plot:
 
 
 def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending `heights` in [0, 1], moved so that they are at least `gap` apart, and no further than that takes."""
+    """Ascending `heights`, moved up so that they are at least `gap` apart, and then down where they pass 1."""
     up = [*accumulate(heights, lambda below, own: max(own, below + gap))]
     return [*accumulate(up[::-1], lambda above, own: min(own, above - gap), initial=1 + gap)][:0:-1]
 

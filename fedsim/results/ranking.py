@@ -110,8 +110,8 @@ class Comparison:
 
     @property
     def better(self) -> list[str]:
-        """The methods that are better than random selection beyond chance, the best rank first."""
-        return [method for method, verdict in self.verdicts.items() if verdict.word == "better"]
+        """The methods that are better than random selection beyond chance, controls apart, the best rank first."""
+        return [one for one, verdict in self.verdicts.items() if verdict.word == "better" and one not in self.controls]
 
     def pairs(self, line: str) -> list[tuple[Group, Group]]:
         """The groups of a line and of random selection, setting by setting."""
@@ -159,10 +159,11 @@ def compare(panels: Sequence[Panel]) -> Comparison | None:
         return name in lines and bool(paired_values(finals(lines[name]), finals(lines[reference])))
 
     counts = {name: sum(is_paired(name, panel.lines) for panel in settings) for name in names}
-    methods = [name for name, count in counts.items() if count == len(settings) and chosen[name] != CEILING]
+    everywhere = [name for name, count in counts.items() if count == len(settings)]
+    methods = [name for name in everywhere if chosen[name] != CEILING]
     if len(settings) < LEAST_SETTINGS or len(methods) < LEAST_METHODS:
         return None
-    ceiling = [name for name, count in counts.items() if count == len(settings) and chosen[name] == CEILING]
+    ceiling = [name for name in everywhere if chosen[name] == CEILING]
     controls = [name for name in methods if chosen[name] == CONTROL]
     left_out = {name: count for name, count in counts.items() if count < len(settings)}
     return Comparison(settings, methods, reference, ceiling[:1], controls, left_out)

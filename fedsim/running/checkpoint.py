@@ -146,6 +146,7 @@ class Checkpoints:
         """The first of its fields that the run cannot go on from, or None."""
         state, parts, own = checkpoint.state, self.simulation.components, self.simulation.params
         population, covered, params = parts.population, state.get("covered"), state.get("params")
+        num = population.num_clients
         holds = {
             "initial_accuracy": _within(checkpoint.initial_accuracy, 1),
             "started": _within(checkpoint.started),
@@ -158,12 +159,11 @@ class Checkpoints:
             "state.started": isinstance(state.get("started"), bool),
             "state.wall_seconds": _within(state.get("wall_seconds")),
             "state.simulated_time": parts.simulated is None or _within(state.get("simulated_time")),
-            "state.covered": isinstance(covered, np.ndarray)
-            and (covered.dtype, covered.shape) == (np.bool_, (population.num_clients,)),
+            "state.covered": isinstance(covered, np.ndarray) and (covered.dtype, covered.shape) == (np.bool_, (num,)),
             "state.params": isinstance(params, dict)
             and params.keys() == own.keys()
             and all(_alike(params[name], value) for name, value in own.items()),
-            **{f"state.{name}": fits(state.get(name), own, population.num_clients) for name, own in self.first.items()},
+            **{f"state.{name}": fits(state.get(name), first, num) for name, first in self.first.items()},
         }
         return next((name for name, sound in holds.items() if not sound), None)
 

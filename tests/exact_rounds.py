@@ -39,6 +39,12 @@ MORE = {
     "skewed": ["selector=delta", "partition=quantity_skew"],
 }
 """What else there is, by name; the others are names of selectors."""
+REAL = ["dataset=fashion_mnist", "num_clients=100", "partition=shards", "local.steps=20"]
+FASHION_MNIST = {
+    "fashion_mnist mlp": ["selector=gpfl", "model=mlp", "model.dropout=0.2", *REAL],
+    "fashion_mnist cnn": ["selector=power_of_choice", "model=cnn", *REAL],
+}
+"""What needs the data, below `FEDSIM_DATA`."""
 KINDS = [name for name in SELECTORS if "\n_target_:" in (CHOICES / f"{name}.yaml").read_text(encoding="utf-8")]
 """One choice of each kind of selector: the others differ from one of these by values."""
 
@@ -46,9 +52,9 @@ KINDS = [name for name in SELECTORS if "\n_target_:" in (CHOICES / f"{name}.yaml
 def rounds(name: str) -> dict[str, str]:
     """Hashes of all rounds' selections, accuracies, losses and models, the first one's before it; nothing of a selector
     that is not marked exact."""
-    words = MORE.get(name, [f"selector={name}"])
+    words = (MORE | FASHION_MNIST).get(name, [f"selector={name}"])
     clock = ["system=tiers"] if name in NEED_A_CLOCK else []
-    model = CONVOLUTIONS if set(CONVOLUTIONS) & set(words) else MLP
+    model = [] if name in FASHION_MNIST else CONVOLUTIONS if set(CONVOLUTIONS) & set(words) else MLP
     with search_path():
         (job,) = compose_jobs([*SETTING, *model, *clock, *words], multirun=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -72,5 +78,5 @@ def digest(params: Params) -> str:
 
 
 if __name__ == "__main__":
-    file, *names = sys.argv[1:] or [FILE, *SELECTORS, *MORE]
+    file, *names = sys.argv[1:] or [FILE, *SELECTORS, *MORE, *FASHION_MNIST]
     Path(file).write_text(json.dumps({name: rounds(name) for name in names}, indent=1) + "\n", encoding="utf-8")

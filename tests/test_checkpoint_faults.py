@@ -118,14 +118,26 @@ def test_a_finished_run_whose_files_are_not_whole_is_run_again(
     assert run([*WORDS]) == 0
     folder = folder_in("outputs")
     whole = result(folder)
-    for name, what in ((METRICS, "has {} of 8 rounds"), ("model.safetensors", "is missing or cut short")):
-        for count, left in ((0, None), (7, (folder / name).read_bytes()[:-9])):
-            (folder / name).unlink() if left is None else (folder / name).write_bytes(left)
-            rounds.clear()
-            assert run([*WORDS]) == 0
-            assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
-            assert f"{name} {what.format(count)}; it is run again" in capsys.readouterr().err
-            assert result(folder) == whole
+    model = folder / "model.safetensors"
+    first, *others = (folder / METRICS).read_bytes().splitlines(keepends=True)
+    lost = [(model, left, "is missing or cut short") for left in (None, model.read_bytes()[:-9])]
+    for rows, told in (
+        (others, "has 7 of 8 rounds;"),
+        ([first, *others[:-1], others[-1][:-9]], "has 7 of 8 rounds in 8 lines"),
+        ([b"{" + bytes(len(first) - 3) + b"}\n", *others], "has 7 of 8 rounds in 8 lines"),
+        ([b"nonsense\n", *others], "has 7 of 8 rounds in 8 lines"),
+        ([first, *others, b"nonsense\n"], "has 8 of 8 rounds in 9 lines"),
+    ):
+        lost.append((folder / METRICS, b"".join(rows), told))
+    for path, left, told in (*lost, (folder / METRICS, None, "has 0 of 8 rounds;")):
+        path.unlink() if left is None else path.write_bytes(left)
+        rounds.clear()
+        assert run([*WORDS]) == 0
+        assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
+        said = capsys.readouterr().err
+        assert f"{path.name} {told}" in said
+        assert "; it is run again" in said
+        assert result(folder) == whole
     rounds.clear()
     assert run([*WORDS]) == 0
     assert not rounds

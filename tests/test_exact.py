@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from decimal import Decimal
@@ -15,7 +16,7 @@ import torch
 from numpy._core._multiarray_umath import __cpu_dispatch__ as NUMPY_FEATURES
 
 from fedsim.core.exact import Factors, arccos, exp, log, log_softmax, power, row_sums, weighted_sum
-from tests.exact_rounds import FILE, KINDS, MORE
+from tests.exact_rounds import FASHION_MNIST, FILE, KINDS, MORE
 from tests.goldens import SELECTORS
 
 RECORDED = json.loads(FILE.read_text(encoding="utf-8"))
@@ -30,6 +31,8 @@ LIMITS = {
     "engine": {"CC": "cc -march=x86-64-v3"},
 }
 """What keeps each library, and fedsim's own in C, from the instructions that this processor has."""
+BUILDS = {name: {"CC": name} for name in ("cc -march=x86-64", "cc -march=x86-64-v4", "clang -march=x86-64-v3")}
+"""Of fedsim's own library; the first has fused multiply-adds in software."""
 
 
 def start(folder: Path, names: list[str], **limits: str) -> tuple[subprocess.Popen[bytes], Path]:
@@ -53,9 +56,14 @@ def test_rounds_are_those_recorded_whatever_instructions_the_libraries_take(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("limit", ["none", *LIMITS])
+@pytest.mark.parametrize("limit", ["none", *LIMITS, *BUILDS])
 def test_rounds_of_all_choices_are_those_recorded_under_each_limit(limit: str, tmp_path: Path) -> None:
-    assert_recorded(*start(tmp_path, [*SELECTORS, *MORE], **LIMITS.get(limit, {})))
+    """With those of Fashion-MNIST where it is found."""
+    missing = "avx512f" if "v4" in limit and "avx512f" not in Path("/proc/cpuinfo").read_text("utf-8") else ""
+    if missing := missing or ("clang" if "clang" in limit and not shutil.which("clang") else ""):
+        pytest.skip(f"there is no {missing}")
+    real = FASHION_MNIST if Path(os.environ.get("FEDSIM_DATA", ""), "FashionMNIST").is_dir() else {}
+    assert_recorded(*start(tmp_path, [*SELECTORS, *MORE, *real], **(LIMITS | BUILDS).get(limit, {})))
 
 
 def test_elementary_functions_are_right_within_two_units_in_the_last_place() -> None:

@@ -48,9 +48,10 @@ def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
     lost = None
     if summary["status"] in FINAL:
         metrics, rounds = folder / METRICS, summary.get("rounds")
-        lines = metrics.read_bytes().count(b"\n") if metrics.exists() else 0
-        if lines != rounds:
-            lost = f"{METRICS} has {lines} of {rounds} rounds"
+        lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+        whole = sum(line.startswith(b"{") and line.endswith(b"}\n") and b"\0" not in line for line in lines)
+        if not rounds == whole == len(lines):
+            lost = f"{METRICS} has {whole} of {rounds} rounds" + f" in {len(lines)} lines" * (whole != len(lines))
         elif not files.is_whole_model(folder / MODEL):
             lost = f"{MODEL} is missing or cut short"
     return Outcome(summary["status"], summary) if lost is None else Outcome("failed", {**summary, "error": lost})

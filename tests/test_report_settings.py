@@ -12,7 +12,7 @@ from scipy import stats
 
 from fedsim.report.figures import style
 from fedsim.report.headline import over_settings
-from fedsim.report.settings_figures import apart, bytes_plot, gains_plot, ranks_plot
+from fedsim.report.settings_figures import costs_plot, gains_plot, ranks_plot
 from fedsim.report.tables import _wins, all_tables
 from fedsim.results.groups import class_of, make_panels
 from fedsim.results.measures import accuracy_by_bytes, find_measure
@@ -185,7 +185,7 @@ def test_a_report_ranks_judges_and_advises(
     order = ("table-settings", "table-advice", "Mean ranks of final accuracy", "table-results")
     assert (places := [page.index(one) for one in order]) == sorted(places)
     found = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert found >= {f"settings_{name}.png" for name in ("ranks", "gains", "bytes", "profiles")}
+    assert found >= {f"settings_{name}.png" for name in ("ranks", "gains", "costs", "profiles")}
 
 
 def all_of(folder: Path) -> list[Table]:
@@ -258,21 +258,17 @@ def test_the_diagram_joins_what_lies_within_the_critical_difference() -> None:
     assert names == [["a", "1.00"], ["random", "2.10"], ["3.00", "b"], ["3.90", "c"]]
 
 
-def test_the_front_is_of_what_none_beats_in_bytes_and_accuracy(tmp_path: Path) -> None:
+def test_costs_stand_beside_gains_with_the_front_of_both(tmp_path: Path) -> None:
     write_settings(tmp_path)
     found = compare(make_panels(groups_of(tmp_path)))
     assert [[panel.title for panel in some.panels] for some in found.imperfect()] == [["shards=2"]]
     with style():
-        ax = bytes_plot(found).figure.axes[0]
-    names = {text.get_text(): text for text in ax.texts}
-    assert [*names] == ["clairvoyant", "pncs", "random", "gpfl", "oort"]
-    assert [name for name, text in names.items() if text.get_weight() == "bold"] == ["gpfl", "oort"]
-    assert [np.max(np.asarray(line.get_xdata())) for line in ax.lines[:4]] == [1, 1, 1, 2]  # oort sends twice
-
-
-def test_names_are_moved_apart_within_the_axis() -> None:
-    assert apart([0.0, 0.5, 0.5, 0.55, 1.0, 1.0], 0.25) == [-0.25, 0.0, 0.25, 0.5, 0.75, 1.0]
-    assert apart([0.1, 0.2, 0.6], 0.2) == pytest.approx([0.1, 0.3, 0.6])
+        ax, *costs = costs_plot(found).figure.axes
+    assert [text.get_text() for text in ax.get_yticklabels()] == ["clairvoyant", "oort", "gpfl", "random", "pncs"]
+    assert [float(bars[0].get_xdata()[0]) for bars in ax.containers] == pytest.approx([20.05, 10.05, 5.05, 0, -14.95])
+    assert [its.get_xlabel() for its in costs] == ["bytes", "samples"]  # no time was simulated
+    points = [(float(line.get_xdata()[0]), line.get_fillstyle()) for line in costs[0].lines[:5]]
+    assert points == [(1, "none"), (2, "full"), (1, "full"), (1, "none"), (1, "none")]  # oort sends twice
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,26 +1,28 @@
-"""Figures of methods over several settings: critical differences, gains, accuracy against bytes, profiles."""
+"""Figures of methods over several settings: critical differences, gains, gains beside costs, profiles."""
 
-from collections.abc import Sequence
-from itertools import accumulate
+import itertools
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, NullLocator
 
 from fedsim.report.figures import CAPTIONS, PAGE, SMALL, Plot, line_axes, style
-from fedsim.report.page import make_looks
+from fedsim.report.page import COLOURS, make_looks
 from fedsim.results.groups import Panel
-from fedsim.results.measures import BYTES, mean_final
-from fedsim.results.ranking import Comparison, mean_cost, profile, rank_tests
+from fedsim.results.measures import SPENT
+from fedsim.results.ranking import Comparison, profile, rank_tests
 from fedsim.results.statistics import pooled
 
+GAINS, MULTIPLES = (-50, -10, -5, -2, 0, 2, 5, 10, 50), (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 5, 10, 20, 50, 100)
+"""Ticks of axes on which these are drawn."""
 MOST_PROFILES, LEVELS = 8, 200
 """Lines of a figure of profiles, and points of a line."""
 
 
 def settings_plots(found: Comparison | None) -> list[Plot]:
     with style():
-        return [] if found is None else [make(found) for make in (ranks_plot, gains_plot, bytes_plot, profiles_plot)]
+        return [] if found is None else [make(found) for make in (ranks_plot, gains_plot, costs_plot, profiles_plot)]
 
 
 def ranks_plot(found: Comparison) -> Plot:
@@ -56,8 +58,7 @@ def ranks_plot(found: Comparison) -> Plot:
 def gains_plot(found: Comparison) -> Plot:
     """A map of gains over random selection in points, methods by settings, with a first column of means over all, by
     which methods are sorted."""
-    means = dict(zip(found.methods, found.means.mean(0), strict=True))
-    names = [*found.ceiling, *sorted({*means} - {found.reference}, key=lambda name: (-means[name], name))]
+    names = [name for name in found.by_gain if name != found.reference]
     titles = ["all settings", *(panel.title for panel in found.panels)]
     rows = [[pooled(gains), *(pooled([one]) for one in gains)] for gains in map(found.gains, names)]
     points = np.array([[np.nan if one is None else 100 * one.mean for one in row] for row in rows])
@@ -79,44 +80,40 @@ def gains_plot(found: Comparison) -> Plot:
     return Plot("settings_gains", CAPTIONS["settings_gains"], figure)
 
 
-def bytes_plot(found: Comparison) -> Plot:
-    """Final accuracy against bytes as multiples of those of random selection: means over settings. Names stand on the
-    right in the order of accuracies, those of the front in bold."""
-    looks = make_looks([Panel("", {name: found.panels[0].lines[name] for name in found.methods})])
-    y = dict(sorted(zip(found.methods, found.means.mean(0).tolist(), strict=True), key=lambda one: one[1]))
-    costs = {name: [mean_cost(own, BYTES) / mean_cost(one, BYTES) for own, one in found.pairs(name)] for name in y}
-    x = {name: float(np.mean(shares)) for name, shares in costs.items()}
-    figure = Figure(figsize=(PAGE, max(2.6, 0.13 * len(y) + 0.6)))
-    ax = figure.subplots()
-    for name in y:
-        lead = found.verdicts[name].difference if name in found.verdicts else None
-        half = 0.0 if lead is None else (lead.interval[1] - lead.interval[0]) / 2
-        ax.errorbar(x[name], y[name], half, elinewidth=0.6, **{**looks[name], "linestyle": "none"})
-    front = [n for n in y if not any((x[o], -y[o]) != (x[n], -y[n]) and x[o] <= x[n] and y[o] >= y[n] for o in y)]
-    front.sort(key=x.__getitem__)
-    ax.step([x[name] for name in front], [y[name] for name in front], "grey", where="post", linewidth=0.8, zorder=0)
-    for name in found.ceiling:
-        height = float(np.mean([mean_final(own) for own, _ in found.pairs(name)]))
-        ax.axhline(height, color="black", linestyle="--", linewidth=0.8)
-        ax.text(0.01, height, name, transform=ax.get_yaxis_transform(), va="top", size=SMALL)
-    ax.set(xscale="log", xlabel="bytes sent, both ways (random selection: 1)", ylabel="final test accuracy")
-    ax.margins(0.05)
-    low, high = ax.get_ylim()
-    heights = apart([(value - low) / (high - low) for value in y.values()], 0.95 / max(18, len(y)))
-    for name, height in zip(y, heights, strict=True):
-        line = {"arrowstyle": "-", "linewidth": 0.4, "color": looks[name]["color"], "shrinkA": 0, "shrinkB": 0}
-        label = ax.annotate(name, (x[name], y[name]), (1.03, height), textcoords="axes fraction", arrowprops=line)
-        label.set(va="center", size=SMALL, weight="bold" if name in front else "normal")
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter("{x:g}")
-    ax.xaxis.set_minor_locator(NullLocator())
-    return Plot("settings_bytes", CAPTIONS["settings_bytes"], figure)
-
-
-def apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending `heights`, moved up so that they are at least `gap` apart, and then down where they pass 1."""
-    up = [*accumulate(heights, lambda below, own: max(own, below + gap))]
-    return [*accumulate(up[::-1], lambda above, own: min(own, above - gap), initial=1 + gap)][:0:-1]
+def costs_plot(found: Comparison) -> Plot:
+    """Gains over random selection in points, and beside them what runs cost, as multiples of its: a row for each line
+    in the colour of what it asks for. Filled: the front of accuracy against this cost."""
+    names, classes = found.by_gain, [*dict.fromkeys([*found.classes.values(), *found.ceiling])]
+    colours = dict(zip(classes, itertools.cycle(COLOURS), strict=False))
+    looks = [{"color": colours[found.classes.get(name, name)]} for name in names]
+    shares = {kind: {name: found.share(name, spent) for name in names} for kind, spent in SPENT.items()}
+    shares = {kind: own for kind, own in shares.items() if np.isfinite([*own.values()]).all()}
+    figure = Figure(figsize=(PAGE, 0.14 * len(names) + 0.9))
+    ax, *others = figure.subplots(1, 1 + len(shares), sharey=True, squeeze=False, width_ratios=[2, *[1] * len(shares)])[
+        0
+    ]
+    for row, name in enumerate(names):
+        if gain := pooled(found.gains(name)):
+            reach = 100 * np.abs(np.array([gain.interval]).T - gain.mean)
+            ax.errorbar(100 * gain.mean, row, xerr=reach, fmt="o", elinewidth=0.8, **looks[row])
+        for its, own in zip(others, shares.values(), strict=True):
+            style = "full" if name in found.front(own) else "none"
+            its.plot(own[name], row, "o", markersize=4, fillstyle=style, **looks[row])
+    ax.set_xscale("symlog", linthresh=2, linscale=0.8)
+    ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+    for its, label in zip((ax, *others), ("gain in points", *shares), strict=True):
+        if its is not ax:
+            its.set_xscale("log")
+        its.axvline(0 if its is ax else 1, color="grey", linewidth=0.6, zorder=0)
+        its.xaxis.set_major_locator(FixedLocator(GAINS if its is ax else MULTIPLES))
+        its.xaxis.set_major_formatter("{x:g}")
+        its.xaxis.set_minor_locator(NullLocator())
+        its.tick_params(axis="y", length=0)
+        its.set_xlabel(label)
+        its.grid(axis="y")
+    handles = [Line2D([], [], color=colour, marker="o", linestyle="", label=name) for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    return Plot("settings_costs", CAPTIONS["settings_costs"], figure)
 
 
 def profiles_plot(found: Comparison) -> Plot:

@@ -16,6 +16,7 @@ from fedsim.results.measures import (
     PHASE_SECONDS,
     SAMPLES,
     SIMULATED,
+    SPENT,
     Measure,
     finals,
     measured,
@@ -269,7 +270,6 @@ def targets(panels: Sequence[Panel]) -> Table:
 
 FEW = 10
 """With fewer settings the distribution of Friedman's statistic is not yet that of chi squared."""
-SPENT = {"bytes": BYTES, "samples": SAMPLES, "simulated time": SIMULATED}
 IF_CLASS = {
     "nothing": "nothing can be asked of clients",
     "losses": "losses are cheap",

@@ -21,6 +21,7 @@ from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, UNIT, Difference, Es
 Measure = Callable[[Run], float | None]
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 BYTES, SAMPLES, SIMULATED = ("bytes_down", "bytes_up"), ("train_samples", "forward_samples"), ("simulated_seconds",)
+SPENT = {"bytes": BYTES, "samples": SAMPLES, "simulated time": SIMULATED}
 
 
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:

@@ -83,6 +83,12 @@ class Comparison:
         return (np.array(level)[:, None] + np.array(gains).T).round(12)
 
     @cached_property
+    def by_gain(self) -> list[str]:
+        """The ceiling, and the methods and random selection by their mean gain, the largest first."""
+        means = dict(zip(self.methods, self.means.mean(0), strict=True))
+        return [*self.ceiling, *sorted(means, key=lambda name: (-means[name], name))]
+
+    @cached_property
     def classes(self) -> Mapping[str, str]:
         return {method: class_of([panel.lines[method] for panel in self.panels]) for method in self.methods}
 
@@ -137,6 +143,23 @@ class Comparison:
             (values,) = measured(own, [partial(spent_to, target=target, names=names)])
             found += [None if value is None else value / whole for value in values if not math.isnan(whole)]
         return found
+
+    def share(self, line: str, names: Sequence[str]) -> float:
+        """What a run spends in all, as a multiple of what one of random selection does: the mean over settings."""
+        return float(
+            np.mean([mean_cost(own, names) / mean_cost(reference, names) for own, reference in self.pairs(line)])
+        )
+
+    def front(self, costs: Mapping[str, float]) -> list[str]:
+        """The methods, controls apart, than which none other is as accurate for less of these costs, or more accurate
+        for as much; to two digits behind the point."""
+        accuracy = dict(zip(self.methods, self.means.mean(0), strict=True))
+        places = {name: (round(costs[name], 2), -accuracy[name]) for name in self.methods if name not in self.controls}
+        return [
+            name
+            for name, (cost, loss) in places.items()
+            if not any(x <= cost and y <= loss and (x, y) != (cost, loss) for x, y in places.values())
+        ]
 
     def imperfect(self) -> list["Comparison"]:
         """The comparison in settings in which some clients are imperfect, if there are any."""

@@ -6,6 +6,7 @@
     fedsim report gpfl_table2_fmnist --archive runs.parquet    # also all runs in one small file
     fedsim report runs.parquet                # the report of the runs in such a file
     fedsim report outputs/mine runs.parquet   # of both in one
+    fedsim report runs.parquet --where 'cell=cifar_*' --where selector=random,gpfl     # of some of the runs
     fedsim report gpfl_table2_fmnist --all    # print all tables
     fedsim report --rules                     # the rules of verdicts on papers
 
@@ -18,18 +19,20 @@ import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, cast
 
 from rich.console import Console
 
+from fedsim.core.configs import flat
 from fedsim.core.disk import unwritable, write_files
 from fedsim.core.errors import printable_lines
 from fedsim.papers import tables as papers
 from fedsim.papers.judge import correct, examine_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions
 from fedsim.papers.published import RULES
-from fedsim.report.headline import MOST, drawn_lines, headline
+from fedsim.report.headline import MOST, drawn_lines, headline, listed
 from fedsim.report.page import html_page
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, by_group
@@ -60,6 +63,8 @@ def arguments(parser: ArgumentParser) -> None:
         help="a folder with runs below it, the name of a preset that has been run, or an archive; several: one report",
     )
     parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
+    where = "only runs with one of these values of a key or choices of a group, such as 'cell=cifar_*'; may be repeated"
+    parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUES", help=where)
     parser.add_argument("--to", type=Path, help="where to write (report in the first folder)")
     parser.add_argument("--all", action="store_true", help="print all tables")
     parser.add_argument("--rules", action=PrintRules, nargs=0, help="print the rules of verdicts on papers, and exit")
@@ -73,6 +78,8 @@ def run(options: Namespace) -> int:
     written."""
     source, *others = [find_source(name, options.output_dir) for name in options.folder]
     runs = [run for path in (source, *others) for run in (read_archive(path) if path.is_file() else read_runs(path))]
+    for word in options.where:
+        runs = chosen(runs, word)
     if options.archive is not None:
         write_archive(runs, source, options.archive)
     figures = not options.no_figures
@@ -89,6 +96,18 @@ def find_source(name: str, output_dir: Path) -> Path:
     if path is None:
         raise ReportError(f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first")
     return path
+
+
+def chosen(runs: Sequence[Run], word: str) -> list[Run]:
+    """The runs of which `word`, KEY=VALUES, holds: values with a comma between them, in which * stands for any text.
+    Raises `ReportError` if there are none."""
+    key, _, values = word.partition("=")
+    told = [str(run.choices.get(key, dict(flat(run.config)).get(key))) for run in runs]
+    found = [run for run, text in zip(runs, told, strict=True) if any(fnmatchcase(text, v) for v in values.split(","))]
+    if not found:
+        there = listed(sorted({*told} - {"None"})) or "none that has this key"
+        raise ReportError(f"--where {word}: holds of no run; there are {there}")
+    return found
 
 
 def report(

@@ -35,21 +35,21 @@ def header_facts(runs: Sequence[Run]) -> dict[str, str]:
         ", ".join(f"{name} {value}" for name, value in run.summary.get("environment", {}).items()) for run in runs
     ]
     facts = {
-        "data set": _listed(run.choices.get("dataset") for run in runs),
-        "partition": _listed(run.choices.get("partition") for run in runs),
-        "model": _listed(run.choices.get("model") for run in runs),
-        "clients (N)": _listed(sorted({run.num_clients for run in runs})),
-        "clients a round (K)": _listed(sorted(cohorts, key=lambda size: (str(type(size)), size))),
-        "rounds": _listed(sorted({run.num_rounds for run in runs})),
-        "seeds": _listed(seeds if any(one.own for one in seeds) else [one.seed for one in seeds]),
+        "data set": listed(run.choices.get("dataset") for run in runs),
+        "partition": listed(run.choices.get("partition") for run in runs),
+        "model": listed(run.choices.get("model") for run in runs),
+        "clients (N)": listed(sorted({run.num_clients for run in runs})),
+        "clients a round (K)": listed(sorted(cohorts, key=lambda size: (str(type(size)), size))),
+        "rounds": listed(sorted({run.num_rounds for run in runs})),
+        "seeds": listed(seeds if any(one.own for one in seeds) else [one.seed for one in seeds]),
         "runs": f"{len(runs)} ({statuses})",
-        "commit": _listed(sorted({run.commit[:10] for run in runs if run.commit is not None})),
+        "commit": listed(sorted({run.commit[:10] for run in runs if run.commit is not None})),
         "environment": "; ".join(sorted({*environments} - {""})),
     }
     return {name: text for name, text in facts.items() if text}
 
 
-def _listed(values: Iterable[Any]) -> str:
+def listed(values: Iterable[Any]) -> str:
     """The values that differ; consecutive integers as a range."""
     found = [value for value in dict.fromkeys(values) if value is not None]
     if len(found) > 2 and isinstance(found[0], int) and found == list(range(found[0], found[-1] + 1)):
@@ -63,7 +63,7 @@ def headline(panels: Sequence[Panel], most: int | None = MOST, over: Comparison 
     many, that has several lines."""
     runs = [run for panel in panels for group in panel.lines.values() for run in group.runs]
     facts, num_seeds = header_facts(runs), len({run.seeds for run in runs})
-    names = _listed(line for panel in panels for line in panel.lines)
+    names = listed(line for panel in panels for line in panel.lines)
     where = " · ".join(facts[name] for name in ("data set", "partition", "model") if name in facts)
     settings = f" in {len(panels)} settings" if len(panels) > 1 else ""
     seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} ({facts['seeds']})"
@@ -81,7 +81,7 @@ def over_settings(over: Comparison) -> str:
     told = [f"{name}: {method} ({words[method]})" for name, method in over.best.items()]
     num = len(over.verdicts) - len(over.controls)
     count = f"{len(over.better)} of {num} methods are better than {over.reference} beyond chance"
-    left = _listed(f"{name} ({settings})" for name, settings in over.left_out.items())
+    left = listed(f"{name} ({settings})" for name, settings in over.left_out.items())
     more = f"; finished in fewer settings, and left out: {left}" if left else ""
     return f"over {len(over.panels)} settings {count}; best by what they ask for: {'; '.join(told)}{more}"
 
@@ -112,7 +112,7 @@ def imperfect_chosen(panels: Sequence[Panel]) -> list[str]:
         verdict = "too few seeds to tell" if np.isnan(p_value) else f"{'not ' * (p_value >= ALPHA)}beyond chance"
         shares = f"{choices.mean:.2f} of the choices, {clients:.2f} of the clients"
         told.setdefault(verdict, []).append(f"{setting} {line}".strip() + f" ({shares}, p {_equal(p_value)})")
-    parts = [f"{verdict}: {_listed(lines)}" for verdict, lines in told.items()]
+    parts = [f"{verdict}: {listed(lines)}" for verdict, lines in told.items()]
     return [f"imperfect clients are chosen more often than their share, {'; '.join(parts)}"] if parts else []
 
 

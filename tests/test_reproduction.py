@@ -25,9 +25,10 @@ from tests.test_report_archive import published_runs
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(not RESULTS.is_dir(), reason="the results are not in this copy")
-ARCHIVES = sorted(RESULTS.glob("*/runs.parquet"))
-SOME_ARCHIVES = [
-    pytest.param(path, marks=() if path.parent.name == "gpfl_rho_code" else pytest.mark.slow) for path in ARCHIVES
+ARCHIVES = sorted(RESULTS.glob("*/*.parquet"))
+SOME_FOLDERS = [
+    pytest.param(path, marks=() if path.name == "gpfl_rho_code" else pytest.mark.slow)
+    for path in dict.fromkeys(archive.parent for archive in ARCHIVES)
 ]
 """One by default; all of them take some minutes of a core."""
 PAGES = reproduction.pages() if RESULTS.is_dir() else []
@@ -36,10 +37,10 @@ FROM_RUNS_ALONE = ("overview", "pairs", "selections", "times")
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("archive", SOME_ARCHIVES, ids=lambda path: path.parent.name)
-def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(archive: Path, tmp_path: Path) -> None:
-    shipped = archive.parent
-    assert make_report([str(archive), "--to", str(tmp_path), "--no-figures"]) == 0
+@pytest.mark.parametrize("shipped", SOME_FOLDERS, ids=lambda path: path.name)
+def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(shipped: Path, tmp_path: Path) -> None:
+    archives = map(str, sorted(shipped.glob("*.parquet")))
+    assert make_report([*archives, "--to", str(tmp_path), "--no-figures"]) == 0
     for name in FROM_RUNS_ALONE:
         if name == "overview" or (shipped / f"{name}.csv").is_file():
             assert (tmp_path / f"{name}.csv").read_bytes() == (shipped / f"{name}.csv").read_bytes(), name

@@ -1,5 +1,5 @@
-"""Fill the generated tables of docs/reproduction.md, docs/verdicts.md and docs/reproduction/*.md from docs/results, and
-write those of TABLE_FILES, which the pages link to.
+"""Fill the generated tables of docs/reproduction.md, verdicts.md, benchmark.md and reproduction/*.md from docs/results,
+and write those of TABLE_FILES, which the pages link to.
 
     uv run python -m scripts.reproduction.pages            # writes them
     uv run python -m scripts.reproduction.pages --check    # changes nothing; exit code 1 if any table is not up to date
@@ -89,7 +89,10 @@ def _csv(table: str) -> str:
 
 
 def pages() -> list[Path]:
-    return [DOCS / "reproduction.md", DOCS / "verdicts.md", *sorted((DOCS / "reproduction").glob("*.md"))]
+    return [
+        *(DOCS / f"{n}.md" for n in ("reproduction", "verdicts", "benchmark")),
+        *sorted((DOCS / "reproduction").glob("*.md")),
+    ]
 
 
 def fill(text: str, shipped: Shipped) -> str:

@@ -1,11 +1,12 @@
 """The generated tables of docs/reproduction that are about our runs alone, as Markdown."""
 
 import csv
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from fedsim.results.groups import REFERENCE, Group, Panel, group_runs, has_made, make_panels
+from fedsim.results.groups import CONTROL, REFERENCE, Group, Panel, group_runs, has_made, make_panels
 from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run, Seeds
 from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired_values, pooled
@@ -168,6 +169,23 @@ def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
     return markdown(names, [[row[column] for column in columns] for row in shown])
 
 
+def over_settings(shipped: Shipped, folder: str) -> str:
+    """Of the report's table over settings: gains over random selection in points, the largest first, verdicts with the
+    number of seeds where they are preliminary, and bytes."""
+    with (RESULTS / folder / "settings.csv").open(encoding="utf-8", newline="") as file:
+        found = sorted(csv.DictReader(file), key=lambda row: -float(row["to random"] or 0))
+    rows = []
+    for row in found:
+        gain = [
+            f"{100 * float(one):+.2f}" for one in re.findall(r"[+-][.\d]+", row["to random"] + row["95 % interval"])
+        ]
+        verdict = row["verdict"].replace("preliminary", f"({row['seeds']})").replace(",", "").replace("reference", "")
+        name = f"*{row['method']}*" if row["method"] == CONTROL else row["method"]
+        told = f"{gain[0]} [{gain[1]}, {gain[2]}]" if gain else ""
+        rows.append([name, row["asks for"], told, verdict, row["bytes"].partition(" (")[0]])
+    return markdown(["method", "asks for", "gain", "verdict", "bytes"], rows)
+
+
 def _between(run: Run, first: int, last: int) -> list[Mapping[str, float]]:
     return [record for record in run.records if first <= record["round"] <= last]
 
@@ -265,5 +283,8 @@ def _made_by(runs: Sequence[Run]) -> str:
 
 MAKERS: Mapping[str, Callable[..., str]] = {
     maker.__name__: maker
-    for maker in (accuracy, differences, settings, settings_means, by_size, rivals_by_size, cost, early, from_report)
+    for maker in (
+        *(accuracy, differences, settings, settings_means, by_size, rivals_by_size, cost, early, from_report),
+        over_settings,
+    )
 }

@@ -1,4 +1,4 @@
-"""Gradients of many clients at once, as on a GPU: equal to those of one client after another, in chunks that fit."""
+"""Gradients of many clients at once: equal to those of one client after another, in chunks that fit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -98,6 +98,17 @@ def test_equals_one_client_after_another_on_the_card(build: Any, chunk_size: Any
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
     assert many > 10**6
     assert [backend._lists_that_fit(OWN) for backend in few] == [1, 1]  # which need not take padding
+
+
+@pytest.mark.parametrize(("chunk_size", "at_once"), [("auto", 1000), (2, 2)])
+def test_a_cpu_takes_many_small_clients_at_once(chunk_size: Any, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = engine("cpu", chunk_size=chunk_size)
+    wanted = gradients(asked)
+    assert asked.backend._lists_that_fit(OWN) == 1
+    monkeypatch.setattr("fedsim.engine.torch_backend.MANY", len(OWN))
+    assert asked.backend._lists_that_fit(OWN) >= at_once
+    assert asked.backend._lists_that_fit([np.arange(65)] * len(OWN)) == 1
+    torch.testing.assert_close(gradients(asked), wanted, rtol=1e-5, atol=1e-7)
 
 
 def test_without_an_operation_of_vmap_it_goes_on_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:

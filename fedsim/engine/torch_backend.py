@@ -36,6 +36,9 @@ EVALUATION_BATCH = 1000
 """Samples in one forward pass on a CPU, and at least on a GPU, which takes as many as fit into its memory."""
 MOST = 0.7
 """Share of all samples from which on it is faster to pass all of them in their order than to gather some."""
+SMALL, MANY = 64, 1000
+"""A CPU computes the gradients of several clients at once where none has more samples, and as many are asked for: what
+that takes is imported in a second."""
 CACHED_BYTES = 4 * 2**20
 """Stacked models of several runs in one call on a CPU: beyond, products wait for memory (docs/performance.md)."""
 
@@ -72,7 +75,7 @@ class TorchBackend(Backend):
             self.pass_size = samples_that_fit(self.activations, x.device, EVALUATION_BATCH)
         self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
         self._counts_activations = chunk_size == "auto" and x.is_cuda  # a CPU trains what has large ones one by one
-        self.joint = x.is_cuda and not is_convolutional(self.model)
+        self.joint = not is_convolutional(self.model)
 
     @property
     def max_joint_clients(self) -> int:
@@ -135,9 +138,10 @@ class TorchBackend(Backend):
             yield from found
 
     def _lists_that_fit(self, positions: Sequence[Positions]) -> int:
-        if not self.joint or self.chunk_size == 1:
+        longest, on_cpu = max(map(len, positions)), not self.data.x.is_cuda
+        if not self.joint or self.chunk_size == 1 or (on_cpu and (longest > SMALL or len(positions) < MANY)):
             return 1
-        return self._that_fit(min(max(map(len, positions)), EVALUATION_BATCH))
+        return self.max_joint_clients if on_cpu else self._that_fit(min(longest, EVALUATION_BATCH))
 
     def _joint_gradients(
         self, params: Params, positions: Sequence[Positions], names: Sequence[str]

@@ -121,22 +121,16 @@ def test_a_finished_run_whose_files_are_not_whole_is_run_again(
     model = folder / "model.safetensors"
     first, *others = (folder / METRICS).read_bytes().splitlines(keepends=True)
     lost = [(model, left, "is missing or cut short") for left in (None, model.read_bytes()[:-9])]
-    for rows, told in (
-        (others, "has 7 of 8 rounds;"),
-        ([first, *others[:-1], others[-1][:-9]], "has 7 of 8 rounds in 8 lines"),
-        ([b"{" + bytes(len(first) - 3) + b"}\n", *others], "has 7 of 8 rounds in 8 lines"),
-        ([b"nonsense\n", *others], "has 7 of 8 rounds in 8 lines"),
-        ([first, *others, b"nonsense\n"], "has 8 of 8 rounds in 9 lines"),
-    ):
-        lost.append((folder / METRICS, b"".join(rows), told))
-    for path, left, told in (*lost, (folder / METRICS, None, "has 0 of 8 rounds;")):
+    zeros, noise, eight = b"{" + bytes(len(first) - 3) + b"}\n", b"nonsense\n", "has 7 of 8 rounds in 8 lines"
+    texts = [(others, "has 7 of 8 rounds"), ([first, *others, noise], "has 8 of 8 rounds in 9 lines")]
+    texts += [(rows, eight) for rows in ([zeros, *others], [noise, *others], [first, *others[:-1], others[-1][:-9]])]
+    lost += [(folder / METRICS, b"".join(rows), told) for rows, told in texts]
+    for path, left, told in (*lost, (folder / METRICS, None, "has 0 of 8 rounds")):
         path.unlink() if left is None else path.write_bytes(left)
         rounds.clear()
         assert run([*WORDS]) == 0
         assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
-        said = capsys.readouterr().err
-        assert f"{path.name} {told}" in said
-        assert "; it is run again" in said
+        assert f"{path.name} {told}; it is run again" in capsys.readouterr().err
         assert result(folder) == whole
     rounds.clear()
     assert run([*WORDS]) == 0

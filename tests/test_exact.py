@@ -59,9 +59,9 @@ def test_rounds_are_those_recorded_whatever_instructions_the_libraries_take(tmp_
 @pytest.mark.parametrize("limit", ["none", *LIMITS, *BUILDS])
 def test_rounds_of_all_choices_are_those_recorded_under_each_limit(limit: str, tmp_path: Path) -> None:
     """With those of Fashion-MNIST where it is found."""
-    missing = "avx512f" if "v4" in limit and "avx512f" not in Path("/proc/cpuinfo").read_text("utf-8") else ""
-    if missing := missing or ("clang" if "clang" in limit and not shutil.which("clang") else ""):
-        pytest.skip(f"there is no {missing}")
+    lacks_avx512 = "v4" in limit and "avx512f" not in Path("/proc/cpuinfo").read_text("utf-8")
+    if lacks_avx512 or ("clang" in limit and not shutil.which("clang")):
+        pytest.skip("there is no such processor or compiler")
     real = FASHION_MNIST if Path(os.environ.get("FEDSIM_DATA", ""), "FashionMNIST").is_dir() else {}
     assert_recorded(*start(tmp_path, [*SELECTORS, *MORE, *real], **(LIMITS | BUILDS).get(limit, {})))
 

@@ -133,10 +133,10 @@ def test_against_tells_groups_apart_whose_configs_compare_as_equal(tmp_path: Pat
     assert (code, [row[2:4] for row in rows]) == (0, [["+0.0000", "0.0000"]] * 2)
 
 
-@pytest.mark.parametrize(
-    ("words", "rows"),
-    [([], 2), (["selector=x,g*"], 1), (["num_rounds=2", "selector=random"], 1), (["seed=0,3", "selector=*"], 2)],
-)
+WHERE = [([], 2), (["selector=x,g*"], 1), (["num_rounds=2", "selector=random"], 1), (["seed=0,3", "selector=*"], 2)]
+
+
+@pytest.mark.parametrize(("words", "rows"), WHERE)
 def test_a_report_of_some_of_the_runs(words: list[str], rows: int, runs: Path, tmp_path: Path) -> None:
     where = [word for one in words for word in ("--where", one)]
     assert make_report([str(runs), "--no-figures", "--to", str(tmp_path), *where]) == 0

@@ -93,21 +93,21 @@ def test_equals_one_client_after_another_on_the_card(build: Any, chunk_size: Any
     wanted = gradients(engine("cpu", reference))
     with PretendedCard():
         found = gradients(engine("cuda", build, chunk_size=chunk_size))
-        many = engine("cuda", build).backend._lists_that_fit(OWN)
+        many = engine("cuda", build).backend._lists_that_fit(len(OWN), 9)
         few = [engine("cuda", graph, convolutions).backend, engine("cuda", reference).backend]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
     assert many > 10**6
-    assert [backend._lists_that_fit(OWN) for backend in few] == [1, 1]  # which need not take padding
+    assert [backend._lists_that_fit(len(OWN), 9) for backend in few] == [1, 1]  # which need not take padding
 
 
 @pytest.mark.parametrize(("chunk_size", "at_once"), [("auto", 1000), (2, 2)])
 def test_a_cpu_takes_many_small_clients_at_once(chunk_size: Any, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = engine("cpu", chunk_size=chunk_size)
     wanted = gradients(asked)
-    assert asked.backend._lists_that_fit(OWN) == 1
+    assert asked.backend._lists_that_fit(len(OWN), 9) == 1
     monkeypatch.setattr("fedsim.engine.torch_backend.MANY", len(OWN))
-    assert asked.backend._lists_that_fit(OWN) >= at_once
-    assert asked.backend._lists_that_fit([np.arange(65)] * len(OWN)) == 1
+    assert asked.backend._lists_that_fit(len(OWN), 9) >= at_once
+    assert asked.backend._lists_that_fit(len(OWN), 65) == 1
     torch.testing.assert_close(gradients(asked), wanted, rtol=1e-5, atol=1e-7)
 
 

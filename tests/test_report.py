@@ -133,14 +133,12 @@ def test_against_tells_groups_apart_whose_configs_compare_as_equal(tmp_path: Pat
     assert (code, [row[2:4] for row in rows]) == (0, [["+0.0000", "0.0000"]] * 2)
 
 
-WHERE = [([], 2), (["selector=x,g*"], 1), (["num_rounds=2", "selector=random"], 1), (["seed=0,3", "selector=*"], 2)]
-
-
-@pytest.mark.parametrize(("words", "rows"), WHERE)
-def test_a_report_of_some_of_the_runs(words: list[str], rows: int, runs: Path, tmp_path: Path) -> None:
-    where = [word for one in words for word in ("--where", one)]
-    assert make_report([str(runs), "--no-figures", "--to", str(tmp_path), *where]) == 0
-    assert len(json.loads((tmp_path / "summary.json").read_text())["groups"]) == rows
+def test_a_report_of_some_of_the_runs(runs: Path, tmp_path: Path) -> None:
+    some = {"selector=*": 2, "selector=x,g*": 1, "selector=random --where num_rounds=2": 1, "seed=0,3": 2}
+    for words, rows in some.items():
+        where = ["--where", *words.split()]
+        assert make_report([str(runs), "--no-figures", "--to", str(tmp_path), *where]) == 0
+        assert len(json.loads((tmp_path / "summary.json").read_text())["groups"]) == rows
 
 
 def test_a_folder_without_runs_is_told(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +148,7 @@ def test_a_folder_without_runs_is_told(runs: Path, tmp_path: Path, capsys: pytes
         ([str(runs), "--no-figures", "--to", str(tmp_path), "--against", absent], "--against"),
         (["nonsense", "--output-dir", str(tmp_path)], "neither a folder nor a preset"),
         ([str(runs), "--where", "selector=oort,"], "selector=oort,: holds of no run; there are gpfl, random"),
-        ([str(runs), "--where", "nonsense"], "nonsense: holds of no run; there are none that has this key"),
+        ([str(runs), "--where", "nonsense"], "nonsense: holds of no run; none has a nonsense"),
     ):
         assert make_report(words) == 3
         assert told in capsys.readouterr().err

@@ -23,6 +23,7 @@ from fedsim.results.table import Table
 from tests.report_toys import groups_of, make_report, only_run, write_run
 
 RNG = np.random.default_rng(5)
+Gains = Mapping[str, float]
 
 
 def by_numbers(finals: Mapping[str, np.ndarray], ceiling: Sequence[str] = ()) -> Comparison:
@@ -145,14 +146,13 @@ def test_bytes_samples_and_area(tmp_path: Path) -> None:
 GAINS = {"random": 0.0, "gpfl": 0.1, "oort": 0.2, "pncs": -0.3, "clairvoyant": 0.4}
 
 
-def write_settings(folder: Path, gains: Mapping[str, float] = GAINS, shards: Sequence[int] = (1, 2)) -> None:
-    """Runs of methods at three seeds in each setting, that lie so much above random selection; oort sends twice.
-    In the second one a client is imperfect."""
-    for setting, seed, (name, gain) in itertools.product(shards, range(3), gains.items()):
+def write_settings(to: Path, gains: Gains = GAINS, shards: Sequence[int] = (1, 2), seeds: int = 3) -> None:
+    """Runs that lie so much above random selection; oort sends twice, and in the second setting a client is imperfect."""
+    for setting, seed, (name, gain) in itertools.product(shards, range(seeds), gains.items()):
         final = 0.4 + 0.01 * seed * setting + gain + 0.001 * ((seed * len(name)) % 3)
         told = {"choices": {"selector": name}, "partition": {"shards": setting}, "seed": seed}
         selected, more = [[0, 1] if name == "oort" else [0]] * 2, {"asks": "nothing"} if name == "mine" else {}
-        path = write_run(folder / str(setting), [0.1, final], selected, summary=more, **told)
+        path = write_run(to / str(setting), [0.1, final], selected, summary=more, **told)
         if setting == 2:
             (path / "imperfect.json").write_text('{"clients": [3]}')
 
@@ -269,6 +269,9 @@ def test_costs_stand_beside_gains_with_the_front_of_both(tmp_path: Path) -> None
     assert [its.get_xlabel() for its in costs] == ["bytes", "samples"]  # no time was simulated
     points = [(float(line.get_xdata()[0]), line.get_fillstyle()) for line in costs[0].lines[:5]]
     assert points == [(1, "none"), (2, "full"), (1, "full"), (1, "none"), (1, "none")]  # oort sends twice
+    write_settings(tmp_path / "one", seeds=1)
+    single = costs_plot(compare(make_panels(groups_of(tmp_path / "one")))).figure.axes[0]
+    assert [float(bars[0].get_xdata()[0]) for bars in single.containers] == pytest.approx([20, 10, 5, 0, -15])
 
 
 @pytest.mark.filterwarnings("error")

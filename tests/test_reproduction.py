@@ -39,8 +39,7 @@ FROM_RUNS_ALONE = ("overview", "pairs", "selections", "times")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("shipped", SOME_FOLDERS, ids=lambda path: path.name)
 def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(shipped: Path, tmp_path: Path) -> None:
-    archives = map(str, sorted(shipped.glob("*.parquet")))
-    assert make_report([*archives, "--to", str(tmp_path), "--no-figures"]) == 0
+    assert make_report([*map(str, sorted(shipped.glob("*.parquet"))), "--to", str(tmp_path), "--no-figures"]) == 0
     for name in FROM_RUNS_ALONE:
         if name == "overview" or (shipped / f"{name}.csv").is_file():
             assert (tmp_path / f"{name}.csv").read_bytes() == (shipped / f"{name}.csv").read_bytes(), name

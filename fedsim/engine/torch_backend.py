@@ -129,17 +129,17 @@ class TorchBackend(Backend):
             return logits if chosen is None else logits[chosen]
 
     def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
-        done = 0
+        done, longest = 0, max(map(len, positions), default=0)
         while done < len(positions):
-            some = positions[done : done + self._lists_that_fit(positions)]
+            some = positions[done : done + self._lists_that_fit(len(positions), longest)]
             alone = len(some) == 1
             found = [self._gradient(params, some[0], names)] if alone else self._joint_gradients(params, some, names)
             done += len(found)
             yield from found
 
-    def _lists_that_fit(self, positions: Sequence[Positions]) -> int:
-        longest, on_cpu = max(map(len, positions)), not self.data.x.is_cuda
-        if not self.joint or self.chunk_size == 1 or (on_cpu and (longest > SMALL or len(positions) < MANY)):
+    def _lists_that_fit(self, count: int, longest: int) -> int:
+        on_cpu = not self.data.x.is_cuda
+        if not self.joint or self.chunk_size == 1 or (on_cpu and (longest > SMALL or count < MANY)):
             return 1
         return self.max_joint_clients if on_cpu else self._that_fit(min(longest, EVALUATION_BATCH))
 

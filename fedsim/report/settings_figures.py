@@ -12,7 +12,7 @@ from fedsim.report.page import COLOURS, make_looks
 from fedsim.results.groups import Panel
 from fedsim.results.measures import SPENT
 from fedsim.results.ranking import Comparison, profile, rank_tests
-from fedsim.results.statistics import pooled
+from fedsim.results.statistics import estimate, pooled, pooled_values
 
 GAINS, MULTIPLES = (-50, -10, -5, -2, 0, 2, 5, 10, 50), (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 5, 10, 20, 50, 100)
 """Ticks of axes on which these are drawn."""
@@ -89,15 +89,14 @@ def costs_plot(found: Comparison) -> Plot:
     shares = {kind: {name: found.share(name, spent) for name in names} for kind, spent in SPENT.items()}
     shares = {kind: own for kind, own in shares.items() if np.isfinite([*own.values()]).all()}
     figure = Figure(figsize=(PAGE, 0.14 * len(names) + 0.9))
-    ax, *others = figure.subplots(1, 1 + len(shares), sharey=True, squeeze=False, width_ratios=[2, *[1] * len(shares)])[
-        0
-    ]
+    widths, fronts = [2, *[1] * len(shares)], [found.front(own) for own in shares.values()]
+    ax, *others = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
     for row, name in enumerate(names):
-        if gain := pooled(found.gains(name)):
-            reach = 100 * np.abs(np.array([gain.interval]).T - gain.mean)
+        if gain := estimate([*pooled_values(found.gains(name)).values()]):
+            reach = 100 * gain.half_width if gain.num > 1 else None
             ax.errorbar(100 * gain.mean, row, xerr=reach, fmt="o", elinewidth=0.8, **looks[row])
-        for its, own in zip(others, shares.values(), strict=True):
-            style = "full" if name in found.front(own) else "none"
+        for its, own, front in zip(others, shares.values(), fronts, strict=True):
+            style = "full" if name in front else "none"
             its.plot(own[name], row, "o", markersize=4, fillstyle=style, **looks[row])
     ax.set_xscale("symlog", linthresh=2, linscale=0.8)
     ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))

@@ -147,7 +147,7 @@ GAINS = {"random": 0.0, "gpfl": 0.1, "oort": 0.2, "pncs": -0.3, "clairvoyant": 0
 
 
 def write_settings(to: Path, gains: Gains = GAINS, shards: Sequence[int] = (1, 2), seeds: int = 3) -> None:
-    """Runs that lie so much above random selection; oort sends twice, and in the second setting a client is imperfect."""
+    """Runs that lie so much above random selection; oort sends twice, in the second setting a client is imperfect."""
     for setting, seed, (name, gain) in itertools.product(shards, range(seeds), gains.items()):
         final = 0.4 + 0.01 * seed * setting + gain + 0.001 * ((seed * len(name)) % 3)
         told = {"choices": {"selector": name}, "partition": {"shards": setting}, "seed": seed}

@@ -3,9 +3,11 @@
 import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from fedsim.commands.replay import verdict
 from fedsim.results.groups import CONTROL, REFERENCE, Group, Panel, group_runs, has_made, make_panels
 from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run, Seeds
@@ -160,20 +162,17 @@ def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
 
     Spaces in names of columns are underscores here.
     """
-    with (RESULTS / folder / f"{name}.csv").open(encoding="utf-8", newline="") as file:
-        header, *rows = csv.reader(file)
+    found = _read(RESULTS / folder / f"{name}.csv")
     limits = [int(word.removeprefix("rows=")) for word in wanted if word.startswith("rows=")]
-    names = [word.replace("_", " ") for word in wanted if not word.startswith("rows=")] or header
-    columns = [header.index(one) for one in names]
-    shown = rows[: limits[0]] if limits else rows
-    return markdown(names, [[row[column] for column in columns] for row in shown])
+    names = [word.replace("_", " ") for word in wanted if not word.startswith("rows=")] or list(found[0])
+    shown = found[: limits[0]] if limits else found
+    return markdown(names, [[row[name] for name in names] for row in shown])
 
 
 def over_settings(shipped: Shipped, folder: str) -> str:
     """Of the report's table over settings: gains over random selection in points, the largest first, verdicts with the
     number of seeds where they are preliminary, and bytes."""
-    with (RESULTS / folder / "settings.csv").open(encoding="utf-8", newline="") as file:
-        found = sorted(csv.DictReader(file), key=lambda row: -float(row["to random"] or 0))
+    found = sorted(_read(RESULTS / folder / "settings.csv"), key=lambda row: -float(row["to random"] or 0))
     rows = []
     for row in found:
         gain = [
@@ -184,6 +183,25 @@ def over_settings(shipped: Shipped, folder: str) -> str:
         told = f"{gain[0]} [{gain[1]}, {gain[2]}]" if gain else ""
         rows.append([name, row["asks for"], told, verdict, row["bytes"].partition(" (")[0]])
     return markdown(["method", "asks for", "gain", "verdict", "bytes"], rows)
+
+
+def regret_and_accuracy(shipped: Shipped, folder: str, wanted: str) -> str:
+    """What `fedsim replay` says of regret and real accuracy, of docs/measured/replay_regret.csv and of runs
+    of `cell=<name>` in the folder, which are not the same jobs (`fedsim.commands.replay.verdict`)."""
+    cell = wanted.removeprefix("cell=")
+    regrets = {row["method"]: _leading(row["regret"]) for row in _read(RESULTS.parent / "measured/replay_regret.csv")}
+    runs = {row["run"]: _leading(row["final accuracy (last 11)"]) for row in _read(RESULTS / folder / "overview.csv")}
+    pairs = [(regret, runs[name]) for method, regret in regrets.items() if (name := f"{cell} {method}") in runs]
+    return verdict(*np.array(pairs).T)
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _leading(cell: str) -> float:
+    return float(cell.split()[0])
 
 
 def _between(run: Run, first: int, last: int) -> list[Mapping[str, float]]:
@@ -285,6 +303,6 @@ MAKERS: Mapping[str, Callable[..., str]] = {
     maker.__name__: maker
     for maker in (
         *(accuracy, differences, settings, settings_means, by_size, rivals_by_size, cost, early, from_report),
-        over_settings,
+        *(over_settings, regret_and_accuracy),
     )
 }

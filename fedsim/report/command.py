@@ -14,6 +14,7 @@ Writes report.html (one page with everything), tables.md, and for each table a .
 PDF, and summary.json, which is small enough to keep and to compare.
 """
 
+import gc
 import json
 import sys
 from argparse import Action, ArgumentParser, Namespace
@@ -181,4 +182,7 @@ def _draw(
     from fedsim.report.figures import all_plots, save
     from fedsim.report.settings_figures import settings_plots
 
-    return save(settings_plots(over), folder), save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)
+    gc.freeze()  # `save` collects after large figures: not all runs each time
+    found = save(settings_plots(over), folder), save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)
+    gc.unfreeze()
+    return found

@@ -7,12 +7,12 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import torch
-import torchvision
 from annotated_types import Interval
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -90,7 +90,7 @@ class LibraryHead(Head):
         else:
             source = _url(self.backbone).rsplit("/", 1)[-1] if self.weights == "imagenet" else self._sha256_of_file()
         if self.cut:
-            return json.dumps([self.backbone, self.cut, source, self.input_size, torchvision.__version__.split("+")[0]])
+            return json.dumps([self.backbone, self.cut, source, self.input_size, version("torchvision").split("+")[0]])
         return json.dumps(["timm", self.backbone, source, self.input_size, str(_timm().__version__)])
 
     def load_backbone(self, data_dir: Path) -> TruncatedNetwork:
@@ -129,7 +129,7 @@ def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
     Raises `ConfigError` for `library` where timm is not installed, for `backbone` if there is no such model or layer,
     and for `input_size` if the network does not accept images of that size.
     """
-    known = _timm().is_model(name) if is_timm else name in torchvision.models.list_models(module=torchvision.models)
+    known = _timm().is_model(name) if is_timm else name in _torchvision().list_models(module=_torchvision())
     kind = "model of timm (timm.list_models())" if is_timm else "torchvision classification model"
     check(rule(bool(known), "backbone", name, f"must be a {kind}, e.g. resnet18"))
     network, cut = _meta_network(name, is_timm), ""
@@ -162,11 +162,17 @@ def _new_network(name: str, is_timm: bool) -> nn.Module:
         return _timm().create_model(name, pretrained=False, num_classes=0)
     inception = name in ("googlenet", "inception_v3")
     options: dict[str, Any] = {"init_weights": True, "transform_input": True} if inception else {}
-    return torchvision.models.get_model(name, weights=None, **options)
+    return _torchvision().get_model(name, weights=None, **options)
 
 
 def _config(network: nn.Module) -> dict[str, Any]:
     return dict(getattr(network, "pretrained_cfg", None) or {})
+
+
+def _torchvision() -> Any:
+    """Its models. Imported where a network of it is made, and not for features that are cached: it takes as long as
+    PyTorch."""
+    return import_module("torchvision.models")
 
 
 def _timm() -> Any:
@@ -206,7 +212,7 @@ def _read(path: Path, version: int, without: Sequence[str]) -> Mapping[str, Tens
 
 
 def _url(name: str) -> str:
-    return torchvision.models.get_model_weights(name).DEFAULT.url
+    return str(_torchvision().get_model_weights(name).DEFAULT.url)
 
 
 def _imagenet_file(name: str, data_dir: Path) -> Path:

@@ -14,6 +14,8 @@ from fedsim.results.runs import read_runs, write_archive
 from fedsim.running import provenance as module
 from tests.run_toys import Run, folders
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
 
 def test_equal_runs_and_the_first_round_that_differs(
     fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -68,3 +70,11 @@ def test_the_environment_names_what_sums_depend_on(
     assert module.processor() == "6502"
     (tmp_path / "cpuinfo").write_text("model name\t: Z80\ncpu family\t: 8\nmodel\t: 1\n\nmodel name\t: Z81\n")
     assert module.processor() == "Z80 (family 8, model 1)"
+
+
+def test_three_shipped_runs_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    """On whatever processor this is. GPFL's Fig. 7b on generated handwriting needs no files of data."""
+    assert run([str(RESULTS / "gpfl_fig7b_femnist_small" / "runs.parquet"), "--runs", "3"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("equal, 160 rounds") == 3
+    assert "3 of 3 equal; 180 runs" in printed

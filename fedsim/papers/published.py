@@ -1,5 +1,5 @@
 """Numbers and claims printed in papers, each with the runs of ours that it is about, and in words the rules by which
-they are judged. `examine` has the same rules as code; their error rates are simulated in tests/test_report_errors.py.
+they are judged. `examine` has the same rules as code; their error rates are simulated in tests/test_report_rules.py.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

@@ -18,6 +18,8 @@ from scripts.reproduction.shipped import RESULTS, Shipped
 
 Values = Mapping[Seeds, float]
 
+DOCS = RESULTS.parent
+
 MARGIN = 0.02
 PLANNED = 10
 """Equivalence of final accuracies, and the number of seeds, as preset gpfl_settings states them."""
@@ -169,27 +171,33 @@ def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
     return markdown(names, [[row[name] for name in names] for row in shown])
 
 
-def over_settings(shipped: Shipped, folder: str) -> str:
-    """Of the report's table over settings: gains over random selection in points, the largest first, verdicts with the
-    number of seeds where they are preliminary, and bytes."""
-    found = sorted(_read(RESULTS / folder / "settings.csv"), key=lambda row: -float(row["to random"] or 0))
-    rows = []
-    for row in found:
+def over_settings(shipped: Shipped, *files: str) -> str:
+    """Of a report's table over settings, `file=<path below docs>`: gains over random selection in points, the largest
+    first, verdicts with the number of seeds where they are preliminary, shares of the possible gain, and bytes.
+
+    With a second file only the methods that it does not have.
+    """
+    table, *others = (_read(DOCS / file.removeprefix("file=")) for file in files)
+    known = {row["method"] for other in others for row in other}
+    header, rows = ["method", "asks for", "gain", "verdict", "of possible gain", "bytes"], []
+    for row in sorted(table, key=lambda row: -float(row["to random"] or 0)):
         gain = [
             f"{100 * float(one):+.2f}" for one in re.findall(r"[+-][.\d]+", row["to random"] + row["95 % interval"])
         ]
         verdict = row["verdict"].replace("preliminary", f"({row['seeds']})").replace(",", "").replace("reference", "")
         name = f"*{row['method']}*" if row["method"] == CONTROL else row["method"]
         told = f"{gain[0]} [{gain[1]}, {gain[2]}]" if gain else ""
-        rows.append([name, row["asks for"], told, verdict, row["bytes"].partition(" (")[0]])
-    return markdown(["method", "asks for", "gain", "verdict", "bytes"], rows)
+        cells = [name, row["asks for"], told, verdict, row["of possible gain"], row["bytes"].partition(" (")[0]]
+        rows += [cells] * (row["method"] not in known)
+    at = [column for column in range(len(header)) if any(row[column] not in ("", "-") for row in rows)]
+    return markdown([header[column] for column in at], [[row[column] for column in at] for row in rows])
 
 
 def regret_and_accuracy(shipped: Shipped, folder: str, wanted: str) -> str:
     """What `fedsim replay` says of regret and real accuracy, of docs/measured/replay_regret.csv and of runs
     of `cell=<name>` in the folder, which are not the same jobs (`fedsim.commands.replay.verdict`)."""
     cell = wanted.removeprefix("cell=")
-    regrets = {row["method"]: _leading(row["regret"]) for row in _read(RESULTS.parent / "measured/replay_regret.csv")}
+    regrets = {row["method"]: _leading(row["regret"]) for row in _read(DOCS / "measured/replay_regret.csv")}
     runs = {row["run"]: _leading(row["final accuracy (last 11)"]) for row in _read(RESULTS / folder / "overview.csv")}
     pairs = [(regret, runs[name]) for method, regret in regrets.items() if (name := f"{cell} {method}") in runs]
     return verdict(*np.array(pairs).T)

@@ -34,7 +34,7 @@ from scripts.reproduction.shipped import RESULTS, read_shipped
 
 TABLES = ("numbers", "claims", "omnibus", "overview", "pairs", "pooled", "selections")
 """Tables of a report that are shipped wherever they have rows."""
-THIN = ("selection_benchmark", "selection_benchmark_cifar")
+THIN = ("selection_benchmark",)
 """Folders with so many runs that of each round only what their page is about is shipped."""
 OF_A_ROUND = (
     *("round", "test_accuracy", "participation_ratio", "contacted", "trained", "uploaded", "selected", "late"),

@@ -180,22 +180,22 @@ def over_settings(shipped: Shipped, *files: str) -> str:
     table, *others = (_read(DOCS / file.removeprefix("file=")) for file in files)
     known = {row["method"] for other in others for row in other}
     header, rows = ["method", "asks for", "gain", "verdict", "of possible gain", "bytes"], []
-    for row in sorted(table, key=lambda row: -float(row["to random"] or 0)):
+    shown = [row for row in table if row["method"] not in known]
+    for row in sorted(shown, key=lambda row: -float(row["to random"] or 0)):
         gain = [
             f"{100 * float(one):+.2f}" for one in re.findall(r"[+-][.\d]+", row["to random"] + row["95 % interval"])
         ]
         verdict = row["verdict"].replace("preliminary", f"({row['seeds']})").replace(",", "").replace("reference", "")
         name = f"*{row['method']}*" if row["method"] == CONTROL else row["method"]
         told = f"{gain[0]} [{gain[1]}, {gain[2]}]" if gain else ""
-        cells = [name, row["asks for"], told, verdict, row["of possible gain"], row["bytes"].partition(" (")[0]]
-        rows += [cells] * (row["method"] not in known)
+        rows.append([name, row["asks for"], told, verdict, row["of possible gain"], row["bytes"].partition(" (")[0]])
     at = [column for column in range(len(header)) if any(row[column] not in ("", "-") for row in rows)]
     return markdown([header[column] for column in at], [[row[column] for column in at] for row in rows])
 
 
 def regret_and_accuracy(shipped: Shipped, folder: str, wanted: str) -> str:
-    """What `fedsim replay` says of regret and real accuracy, of docs/measured/replay_regret.csv and of runs
-    of `cell=<name>` in the folder, which are not the same jobs (`fedsim.commands.replay.verdict`)."""
+    """What `fedsim replay` says of regret and real accuracy, of docs/measured/replay_regret.csv and of the runs of
+    `cell=<name>` in the folder, which are not the same jobs (`fedsim.commands.replay.verdict`)."""
     cell = wanted.removeprefix("cell=")
     regrets = {row["method"]: _leading(row["regret"]) for row in _read(DOCS / "measured/replay_regret.csv")}
     runs = {row["run"]: _leading(row["final accuracy (last 11)"]) for row in _read(RESULTS / folder / "overview.csv")}

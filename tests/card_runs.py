@@ -3,7 +3,7 @@ samples, on which counts of what the host does in a round on a GPU do not depend
 
 import copy
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly as prepared_data
 from fedsim.running.assembly import PreparedData, build
 from fedsim.selectors import similarity as inner_products
+from tests.environment import ON_GPU
 from tests.goldens import fitted
 from tests.pretended_cuda import Counts, PretendedCard, held
 
@@ -69,11 +70,11 @@ def run(words: Sequence[str], device: str) -> Run:
     with order_of_torch():
         made = simulation(words, device)
         records = list(made)
-    return Run(records, {name: held(value).clone() for name, value in made.params.items()}, made)
+    return Run(records, {name: held(value).clone().cpu() for name, value in made.params.items()}, made)
 
 
 def run_on_card(words: Sequence[str], card: PretendedCard | None = None) -> Run:
-    with card or PretendedCard():
+    with nullcontext() if ON_GPU else card or PretendedCard():
         return run(words, "cuda")
 
 

@@ -226,7 +226,7 @@ def test_replays_on_the_card_equal_those_on_the_cpu_to_the_last_bit(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if case is not DROPOUT:  # images
-        monkeypatch.setattr(torch_backend, "layout_for", lambda model, x: torch.channels_last)
+        monkeypatch.setattr(torch_backend, "layout_for", lambda *args: torch.channels_last)
     engine = case.engine("cpu")
     wanted = [train(engine, round) for round in (1, 2)]
     with PretendedCard():
@@ -277,7 +277,20 @@ def test_what_is_replayed_side_by_side_is_recorded_on_streams_of_its_own(monkeyp
     assert len({id(stream) for stream in streams}) == 2  # clients
 
 
-def test_graphs_are_for_torch_versions_that_keep_their_libraries_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
-    found = recorder.recorder_for(torch.device("cuda"))
-    assert found.description == "step by step (CUDA graphs of libraries need torch 99.1)"
+def test_graphs_take_workspaces_of_their_own_pool_where_torch_ties_them_to_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+
+    def watched(*args: Any, **named: Any) -> Any:
+        events.append("capture")
+        return captured(*args, **named)
+
+    with PretendedCard():
+        captured = torch.cuda.graph
+        monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
+        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: events.append("clear"), raising=False)
+        monkeypatch.setattr(torch.cuda, "graph", watched)
+        train(DROPOUT.engine("cuda"), 1)
+        monkeypatch.undo()
+    assert events == ["clear", "capture"] * (len(events) // 2) != []

@@ -220,11 +220,12 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
         raise ConfigError([Problem("", ..., rule, KEYED)])
 
 
-def layout_for(model: nn.Module, x: Tensor) -> torch.memory_format:
-    """How batches of `x` should lie in memory: channels last for convolutions (1.3 to 2 times as fast on a CPU, no
-    conversion on a GPU), but for models that cannot take it, such as those with `view` behind a convolution."""
+def layout_for(model: nn.Module, x: Tensor, precision: str = "float32") -> torch.memory_format:
+    """How batches of `x` should lie in memory: channels last for convolutions on a CPU (1.3 to 2 times as fast) and in
+    bf16 on a GPU (1.3 times; in float32 it is 1.4 to 4 times as slow), but for models that cannot take it, such as
+    those with `view` behind a convolution."""
     convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
-    if x.dim() != 4 or not len(x) or not convolutional:
+    if x.dim() != 4 or not len(x) or not convolutional or (x.is_cuda and precision != "bf16"):
         return torch.contiguous_format
     with torch.no_grad():
         try:

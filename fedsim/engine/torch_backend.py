@@ -67,7 +67,7 @@ class TorchBackend(Backend):
         self.passes = passes_in(precision, x.device)
         self.data, self.optimizer, self.precision = workload.data, workload.optimizer, precision
         self.model = copy.deepcopy(workload.model).to(x.device).eval()
-        self.layout = layout_for(self.model, x)
+        self.layout = layout_for(self.model, x, precision)
         self._tensors = traveling(self.model)
         self.activations, self.pass_size = 0, EVALUATION_BATCH
         if x.is_cuda:

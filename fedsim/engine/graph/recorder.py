@@ -17,6 +17,11 @@ class NotRecordedError(Exception):
     """A step that cannot be recorded, such as one that makes the host wait."""
 
 
+FIRST_WITH_OWN_WORKSPACES = "2.15"
+"""The first torch whose graphs hold cuBLAS's workspace themselves. Before, it is the stream's, and the end of one graph
+frees it (issue 193402 of pytorch/pytorch), which is harmless if it lies in the pool that the stream's graphs share."""
+
+
 class Recorder:
     """What takes steps on static tensors alone, which leave nothing in new memory that a later one needs. This one
     records nothing and takes them each time; `reason` is why.
@@ -70,6 +75,8 @@ class CudaGraphs(Recorder):
                 self._pools[number] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             prepare()
+            if torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
+                torch._C._cuda_clearCublasWorkspaces()  # those of the warm-up: the capture takes new ones in the pool
             try:
                 with torch.cuda.graph(graph, pool=self._pools[number], stream=self._streams[number]):
                     for _ in range(times):
@@ -108,15 +115,6 @@ class CudaGraphs(Recorder):
             self._forked = ()
 
 
-FIRST_WITH_OWN_WORKSPACES = "2.15"
-"""The first torch whose graphs hold cuBLAS's workspace themselves. Before, it is the stream's, and the end of one graph
-takes it from the others that were recorded there (issue 193402 of pytorch/pytorch)."""
-
-
 def recorder_for(device: torch.device) -> Recorder:
     """CUDA graphs on a CUDA device, else none."""
-    if device.type != "cuda":
-        return Recorder(f"no CUDA graphs on device {device.type}")
-    if torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
-        return Recorder(f"CUDA graphs of libraries need torch {FIRST_WITH_OWN_WORKSPACES}")
-    return CudaGraphs(device)
+    return CudaGraphs(device) if device.type == "cuda" else Recorder(f"no CUDA graphs on device {device.type}")

@@ -6,8 +6,8 @@
 
 Each figure is a line of <out>/gpu.jsonl as soon as it is known; a section that fails leaves a line that says why, and
 one that would begin after --budget seconds is left out. `train_ms` is the local training of a cohort, `rounds_per_s`
-that with the test set every so many rounds; `difference` is the largest one of the trained models from those of the
-engine `sequential`, relative to its largest change. Matrix products and convolutions are float32 unless a row says
+that with the test set every so many rounds; `difference` is that of the updates from those of the engine
+`sequential`, by their norms, relative to these. Matrix products and convolutions are float32 unless a row says
 otherwise.
 """
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.core.rng import Streams
+from fedsim.core.types import Stack
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
@@ -99,8 +100,12 @@ def engines(bench: Bench) -> None:
                 *("engines", f"{name}, {label}"),
                 **{"train_ms": train_ms, "test_ms": test_ms, "first_s": first, "ran": backend.description},
                 rounds_per_s=1e3 / (train_ms + test_ms / case.eval_every),
-                difference=max(float((found[n] - v).abs().max() / v.abs().max()) for n, v in wanted.items()),
+                difference=float((joined(found) - joined(wanted)).norm() / joined(wanted).norm()),
             )
+
+
+def joined(delta: Stack) -> Tensor:
+    return torch.cat([value.flatten() for value in delta.values()])
 
 
 def test_set(bench: Bench, backend: Backend, task: Workload, case: Case) -> float:

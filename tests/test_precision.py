@@ -115,7 +115,7 @@ def test_the_summary_names_gpu_driver_libraries_and_switches() -> None:
     assert "gpu" not in environment(torch.device("cpu"))
 
 
-def test_auto_takes_no_vmap_for_convolutions_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_trains_batched_on_a_gpu_what_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **more: Any) -> None:
         raise ConfigError([Problem("optimizer", "a user's", "cannot be recorded")])
 
@@ -125,7 +125,7 @@ def test_auto_takes_no_vmap_for_convolutions_on_a_gpu(monkeypatch: pytest.Monkey
     with PretendedCard():
         assert chosen(*CONVOLUTIONS).startswith("graph, ")
         monkeypatch.setattr(choose, "GraphBackend", refuse)
-        assert chosen(*CONVOLUTIONS) == "sequential (auto: convolutions on a GPU)"
+        assert chosen(*CONVOLUTIONS) == "batched (auto: convolutions on a GPU)"
         assert chosen(*SMALL) == "batched (auto: no convolutions)"
 
 

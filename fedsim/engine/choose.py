@@ -28,7 +28,7 @@ def choose_backend(
 ) -> Backend:
     """On a GPU, `graph` for what it can train, where its first steps agree with those of the engine that would train
     otherwise: recorded steps are the fewest launches. On a CPU, `native` for what it can train, in runs long enough to
-    compile for. Else `sequential` for convolutional models, as grouped convolutions are slow on CPUs and GPUs, and for
+    compile for. Else `sequential` for convolutional models on a CPU, where grouped convolutions are slow, and for
     models that cannot run batched; `batched` otherwise."""
     convolutional, on_gpu = is_convolutional(workload.model), workload.data.x.is_cuda
     reason = ("convolutions on a GPU" if on_gpu else "convolutions on a CPU") if convolutional else "no convolutions"
@@ -54,8 +54,10 @@ def choose_backend(
 def _in_torch(
     workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None, reason: str
 ) -> Backend:
-    """Batched where that can be and there are no convolutions."""
-    if not is_convolutional(workload.model):
+    """Batched where that can be; not convolutions on a CPU, and those on a GPU uncompiled."""
+    convolutional = is_convolutional(workload.model)
+    if workload.data.x.is_cuda or not convolutional:
+        compile = compile and not convolutional
         try:
             batched = BatchedBackend(
                 workload, precision=precision, chunk_size="auto", compile=compile, deterministic=deterministic

@@ -240,7 +240,7 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def is_convolutional(model: nn.Module) -> bool:
-    """Whether there are convolutions, of which vmap over clients makes grouped ones, slower than one after another."""
+    """Whether there are convolutions: vmap over clients makes grouped ones of them, on a CPU slower than one by one."""
     return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
 
 

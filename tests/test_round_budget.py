@@ -11,6 +11,7 @@ from fedsim.engine.torch_backend import EVALUATION_BATCH
 from tests.card_runs import RESNET20, W1, W2, counts_of_a_round, made_up
 from tests.pretended_cuda import PretendedCard
 
+CUDA = torch.device("cuda")
 RAGGED = ("partition.min_size=1", "local.batch_size=8")
 BUDGETS = {
     "W1": ((*W1, "engine=graph"), 80),
@@ -20,8 +21,6 @@ BUDGETS = {
 }
 """The workload, and the most launches of a round. Of waits, it is three."""
 WAITS = 3
-
-
 LONG = ("W2", "ResNet-20, ragged")
 
 
@@ -33,11 +32,6 @@ def test_a_round_with_an_evaluation_keeps_its_budget(name: str) -> None:
     assert any("engine/engine.py" in where for where, _ in counts.launches)
     assert counts.launches.total() <= launches, counts.table("launches")
     assert counts.waits.total() <= WAITS, counts.table("waits")
-
-
-# --- parts of a round ------------------------------------------------------------------------------------------------
-
-CUDA = torch.device("cuda")
 
 
 def test_borders_of_phases_do_not_wait_and_the_times_are_the_hosts() -> None:

@@ -171,16 +171,14 @@ def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
     return markdown(names, [[row[name] for name in names] for row in shown])
 
 
-def over_settings(shipped: Shipped, *files: str) -> str:
+def over_settings(shipped: Shipped, file: str, methods: str = "") -> str:
     """Of a report's table over settings, `file=<path below docs>`: gains over random selection in points, the largest
-    first, verdicts with the number of seeds where they are preliminary, shares of the possible gain, and bytes.
-
-    With a second file only the methods that it does not have.
+    first, verdicts with the number of seeds where they are preliminary, shares of the possible gain, and bytes; of
+    `methods=<names>` alone if there are any.
     """
-    table, *others = (_read(DOCS / file.removeprefix("file=")) for file in files)
-    known = {row["method"] for other in others for row in other}
+    table, wanted = _read(DOCS / file.removeprefix("file=")), methods.removeprefix("methods=").split(",")
     header, rows = ["method", "asks for", "gain", "verdict", "of possible gain", "bytes"], []
-    shown = [row for row in table if row["method"] not in known]
+    shown = [row for row in table if not methods or row["method"] in wanted]
     for row in sorted(shown, key=lambda row: -float(row["to random"] or 0)):
         gain = [
             f"{100 * float(one):+.2f}" for one in re.findall(r"[+-][.\d]+", row["to random"] + row["95 % interval"])

@@ -171,24 +171,19 @@ def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
     return markdown(names, [[row[name] for name in names] for row in shown])
 
 
-def over_settings(shipped: Shipped, file: str, methods: str = "") -> str:
+def over_settings(shipped: Shipped, file: str) -> str:
     """Of a report's table over settings, `file=<path below docs>`: gains over random selection in points, the largest
-    first, verdicts with the number of seeds where they are preliminary, shares of the possible gain, and bytes; of
-    `methods=<names>` alone if there are any.
-    """
-    table, wanted = _read(DOCS / file.removeprefix("file=")), methods.removeprefix("methods=").split(",")
-    header, rows = ["method", "asks for", "gain", "verdict", "of possible gain", "bytes"], []
-    shown = [row for row in table if not methods or row["method"] in wanted]
-    for row in sorted(shown, key=lambda row: -float(row["to random"] or 0)):
+    first, verdicts with the number of seeds where they are preliminary, and bytes."""
+    rows = []
+    for row in sorted(_read(DOCS / file.removeprefix("file=")), key=lambda row: -float(row["to random"] or 0)):
         gain = [
             f"{100 * float(one):+.2f}" for one in re.findall(r"[+-][.\d]+", row["to random"] + row["95 % interval"])
         ]
         verdict = row["verdict"].replace("preliminary", f"({row['seeds']})").replace(",", "").replace("reference", "")
         name = f"*{row['method']}*" if row["method"] == CONTROL else row["method"]
         told = f"{gain[0]} [{gain[1]}, {gain[2]}]" if gain else ""
-        rows.append([name, row["asks for"], told, verdict, row["of possible gain"], row["bytes"].partition(" (")[0]])
-    at = [column for column in range(len(header)) if any(row[column] not in ("", "-") for row in rows)]
-    return markdown([header[column] for column in at], [[row[column] for column in at] for row in rows])
+        rows.append([name, row["asks for"], told, verdict, row["bytes"].partition(" (")[0]])
+    return markdown(["method", "asks for", "gain", "verdict", "bytes"], rows)
 
 
 def regret_and_accuracy(shipped: Shipped, folder: str, wanted: str) -> str:

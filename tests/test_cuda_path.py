@@ -33,8 +33,7 @@ RAGGED = ("partition=dirichlet_class", "partition.alpha=0.3", "local.epochs=2")
 IMAGES = ("num_rounds=1", "num_clients=3", "cohort_size=2", "local.epochs=null", "local.steps=2", "local.batch_size=8")
 LONG = ("resnet20, recorded", "resnet20, one by one", "resnet20, group norm", "a model for each client", "in chunks")
 GRAPH = ("engine=graph",)
-ONE_SAMPLE = 1 / 300
-"""Of the test set, by which accuracies may differ on a real GPU."""
+ONE_SAMPLE = 1 / 300  # of the test set, by which accuracies may differ on a real GPU
 CASES: dict[str, Sequence[str]] = {
     "linear chain": (*SMALL, *BATCHED),
     "ragged, dropout, momentum": (*SMALL, *BATCHED, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 
 from fedsim.commands.dispatch import MistakeError
@@ -37,7 +38,7 @@ def run(words: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(words)
     if options.runs < 1:
         raise MistakeError(f"--runs {options.runs}: must be at least 1")
-    runs = _read(options.folder, options.output_dir)
+    runs = _comparable(_read(options.folder, options.output_dir), options.words)
     chosen = runs if options.all else spread(runs, options.runs)
     with TemporaryDirectory(prefix="fedsim-verify-") as place, STOP.working():
         plans = [plan_of(one, options.words, f"{place}/{number}") for number, one in enumerate(chosen)]
@@ -85,6 +86,19 @@ def _read(name: str, output_dir: Path) -> list[Run]:
     if ended := [run for run in found if run.status in FINAL]:
         return ended
     raise MistakeError(f"{name}: none of its {len(found)} runs is done")
+
+
+def _comparable(runs: list[Run], words: Sequence[str]) -> list[Run]:
+    """Without those of a GPU where there is none, unless the `words` name a device. Raises `MistakeError` if none is
+    left."""
+    own = [run for run in runs if not str(run.config.get("device")).startswith("cuda")]
+    if len(own) == len(runs) or any(word.startswith("device=") for word in words) or torch.cuda.is_available():
+        return runs
+    told = f"{len(runs) - len(own)} of {len(runs)} runs need a GPU; device=cpu compares them with a CPU's"
+    if not own:
+        raise MistakeError(told)
+    print(f"left out: {told}")
+    return own
 
 
 def spread(runs: Sequence[Run], number: int) -> list[Run]:

@@ -11,4 +11,4 @@ USERS = {"UV": "/usr/bin/uv", "FEDSIM_DATA": "data", "WANDB_API_KEY": "key", "SL
 def test_what_changes_results_is_cleared_and_the_rest_is_left() -> None:
     variables = {**USERS, **dict.fromkeys(LOCATIONS, "elsewhere"), "NETRC": "~/.netrc", "HOME": "/home", "UVX": "1"}
     clear(variables)
-    assert variables == {"NETRC": os.devnull, "HOME": "/home", "UVX": "1"}
+    assert variables == {"NETRC": os.devnull, "HOME": "/home", "UVX": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -57,7 +57,7 @@ def _in_torch(
     """Batched where that can be; not convolutions on a CPU, and those on a GPU uncompiled."""
     convolutional = is_convolutional(workload.model)
     if workload.data.x.is_cuda or not convolutional:
-        compile = compile and not convolutional
+        compile = False if convolutional else compile
         try:
             batched = BatchedBackend(
                 workload, precision=precision, chunk_size="auto", compile=compile, deterministic=deterministic

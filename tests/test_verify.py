@@ -77,4 +77,4 @@ def test_the_environment_names_what_sums_depend_on(
 def test_three_shipped_runs_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
     """On whatever processor this is. GPFL's Fig. 7b on generated handwriting needs no files of data."""
     assert run([str(RESULTS / "gpfl_fig7b_femnist_small" / "runs.parquet"), "--runs", "3"]) == 0
-    assert "3 of 3 equal; 180 runs" in capsys.readouterr().out
+    assert "equal, 160 rounds\n3 of 3 equal; 180 runs" in capsys.readouterr().out

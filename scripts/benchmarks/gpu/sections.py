@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.flat import flat_rows
 from fedsim.core.rng import Streams
-from fedsim.core.types import Stack
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.data import ClientData
@@ -82,7 +82,7 @@ def engines(bench: Bench) -> None:
         case, task, ids = workload(bench, name)
         params = initial(task.model)
         start, schedule = [params] * len(ids), schedule_of(case, task, ids, 1)
-        wanted = BACKENDS["sequential"](task).train(start, schedule).delta
+        wanted = flat_rows(BACKENDS["sequential"](task).train(start, schedule).delta)
         for label, build in BACKENDS.items():
             if label == "graph, tf32" and not bench.on_gpu:
                 continue
@@ -100,12 +100,8 @@ def engines(bench: Bench) -> None:
                 *("engines", f"{name}, {label}"),
                 **{"train_ms": train_ms, "test_ms": test_ms, "first_s": first, "ran": backend.description},
                 rounds_per_s=1e3 / (train_ms + test_ms / case.eval_every),
-                difference=float((joined(found) - joined(wanted)).norm() / joined(wanted).norm()),
+                difference=float((flat_rows(found) - wanted).norm() / wanted.norm()),
             )
-
-
-def joined(delta: Stack) -> Tensor:
-    return torch.cat([value.flatten() for value in delta.values()])
 
 
 def test_set(bench: Bench, backend: Backend, task: Workload, case: Case) -> float:

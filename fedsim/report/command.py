@@ -19,7 +19,7 @@ import json
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, cast
@@ -34,15 +34,15 @@ from fedsim.papers.judge import correct, examine_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions
 from fedsim.papers.published import RULES
 from fedsim.report.headline import MOST, drawn_lines, headline, listed
-from fedsim.report.page import html_page
+from fedsim.report.page import OPENING, html_page
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, by_group
 from fedsim.results.ablations import Ablation, find_ablations
 from fedsim.results.files import OutputError
-from fedsim.results.groups import Panel, distinct, group_runs, make_panels
+from fedsim.results.groups import Group, Panel, distinct, group_runs, make_panels
 from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
-from fedsim.results.table import table_files
+from fedsim.results.table import Table, table_files
 from fedsim.tracking.tables import Output
 
 DEFAULT_WIDTH = 180
@@ -125,6 +125,40 @@ def report(
     counted = distinct(runs)
     if repeated := len(runs) - len(counted):
         sys.stderr.write(f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n")
+    found = find(runs, counted, against)
+    lines = headline(found.panels, None if everything else MOST, found.over)
+    screen = Output()  # the files are written even if nobody reads the tables to their end
+    console = Console(highlight=False, file=cast(IO[str], screen), width=None if screen.isatty() else DEFAULT_WIDTH)
+    console.print(*(printable_lines(line) for line in lines), "", sep="\n", markup=False)
+    console.print(*(table.rich() for table in (found.tables if everything else found.brief)))
+    target = to or (source.parent if source.is_file() else source) / "report"
+    told = source.resolve()
+    of_file = told.parent.name if told.stem == "runs" else told.stem
+    try:
+        _write(found, target, of_file if source.is_file() else told.name, lines, figures)
+    except OSError as error:
+        raise OutputError(unwritable("--to", target, error)) from error
+    console.print(f"report in {target}", soft_wrap=True, markup=False)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a report is made of. `results`: the table of all runs. `tables`: the others, none of them empty. `brief`:
+    those that are printed unless all are wanted. `sources`: titles of papers, and where they are."""
+
+    groups: Sequence[Group]
+    panels: Sequence[Panel]
+    over: Comparison | None
+    ablations: Sequence[Ablation]
+    results: Table
+    tables: Sequence[Table]
+    brief: Sequence[Table]
+    summary: dict[str, Any]
+    sources: Sequence[str]
+
+
+def find(runs: Sequence[Run], counted: Sequence[Run], against: Path | None) -> Findings:
+    """All comparisons and verdicts; `counted`: each of `runs` once. Raises `ReportError` for `against`."""
     groups = group_runs(counted)
     panels = make_panels(groups)
     over = compare(panels)
@@ -139,50 +173,40 @@ def report(
     tables += [*varied, *all_tables(groups, panels, over), claims_table(pair_rows), *make_tables(*pairs)]
     tables = [table for table in tables if table.rows]
     asked = [] if against is None else [compare_summaries(summary, read_summary_file(against, "--against"))]
-    tables += asked
-    screen = Output()  # the files are written even if nobody reads the tables to their end
-    width = None if screen.isatty() else DEFAULT_WIDTH
-    console = Console(highlight=False, file=cast(IO[str], screen), width=width)
-    first, shown = headline(panels, None if everything else MOST, over), by_group("results", groups)
+    opening = [table for table in tables if table.name in OPENING]
     verdicts = [replace(totals, note="")] if totals.rows else []
-    console.print(*(printable_lines(line) for line in first), "", sep="\n", markup=False)
-    opening = [table for table in tables if table.name in ("settings", "advice")]
-    printed = tables if everything else [*opening, shown, *varied, *verdicts, *asked]
-    console.print(*(table.rich() for table in printed))
-    target = to or (source.parent if source.is_file() else source) / "report"
-    paged, drawn = [shown, *tables], drawn_lines(panels) if figures else []
-    try:
-        write_files(target, table_files(tables))
-        overview, ablated, pictures = _draw(over, ablations, drawn, target / "figures") if drawn else ([], [], [])
-        told = source.resolve()
-        of_file = told.parent.name if told.stem == "runs" else told.stem
-        name = of_file if source.is_file() else told.name
-        sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
-        html = html_page(
-            *(name, groups, paged, target),
-            headline=first,
-            overview=overview,
-            panels=drawn,
-            ablations=ablated,
-            pictures=pictures,
-            sources=sources,
-        )
-        texts = {"report.html": printable_lines(html), "summary.json": json.dumps(summary, indent=1) + "\n"}
-        write_files(target, {name: text.encode() for name, text in texts.items()})
-    except OSError as error:
-        raise OutputError(unwritable("--to", target, error)) from error
-    console.print(f"report in {target}", soft_wrap=True, markup=False)
+    results = by_group("results", groups)
+    brief = [*opening, results, *varied, *verdicts, *asked]
+    sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
+    return Findings(groups, panels, over, ablations, results, [*tables, *asked], brief, summary, sources)
 
 
-def _draw(
-    over: Comparison | None, ablations: Sequence[Ablation], drawn: Sequence[Panel], folder: Path
-) -> tuple[Pictures, Pictures, Pictures]:
+def _write(found: Findings, target: Path, name: str, lines: Sequence[str], figures: bool) -> None:
+    """All files of the report; `lines`: the head of its page."""
+    write_files(target, table_files(found.tables))
+    drawn = drawn_lines(found.panels) if figures else []
+    overview, ablated, pictures = _draw(found, drawn, target / "figures") if drawn else ([], [], [])
+    html = html_page(
+        *(name, found.groups, [found.results, *found.tables], target),
+        headline=lines,
+        overview=overview,
+        panels=drawn,
+        ablations=ablated,
+        pictures=pictures,
+        sources=found.sources,
+    )
+    texts = {"report.html": printable_lines(html), "summary.json": json.dumps(found.summary, indent=1) + "\n"}
+    write_files(target, {file: text.encode() for file, text in texts.items()})
+
+
+def _draw(found: Findings, drawn: Sequence[Panel], folder: Path) -> tuple[Pictures, Pictures, Pictures]:
     """Save the figures over settings, of ablations, and all others."""
     from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
     from fedsim.report.figures import all_plots, save
     from fedsim.report.settings_figures import settings_plots
 
     gc.freeze()  # `save` collects after large figures: not all runs each time
-    found = save(settings_plots(over), folder), save(ablation_plots(ablations), folder), save(all_plots(drawn), folder)
+    overview = save(settings_plots(found.over), folder)
+    ablated, pictures = save(ablation_plots(found.ablations), folder), save(all_plots(drawn), folder)
     gc.unfreeze()
-    return found
+    return overview, ablated, pictures

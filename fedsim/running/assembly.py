@@ -169,13 +169,11 @@ def build(plan: Plan) -> Experiment:
 
 def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
     config, settings, local = plan.config, plan.settings, plan.local
-    evaluated = division.train if local.evaluate_on == "train" else division.holdout
-    behaviour, of_clients = HONEST, (settings.num_clients, data.num_classes, streams)
+    behaviour = HONEST
     if config.get("clients") is not None:
+        of_clients = settings.num_clients, data.num_classes, streams
         behaviour = instantiate(config["clients"], ClientBehaviour, "clients", *of_clients)
-    held = (behaviour.labels(data.y, division), division.train, evaluated, data.num_classes)
-    clients = ClientData.on_demand(data.x, *held) if isinstance(data.x, SampleSource) else ClientData(data.x, *held)
-    clients = replace(clients, true_y=data.y)
+    clients = _client_data(plan, data, division, behaviour)
     optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     simulated, num_selected = None, settings.cohort_size
@@ -190,12 +188,7 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     selector = instantiate(config["selector"], Selector, "selector", population)
     if unfit := selector.unfit_for(trained):
         check(unfit.within("selector"))
-    validation, public, accuracy = None, None, None
-    if len(division.validation) and Signal.VALIDATION in selector.needs:
-        labels = data.y[torch.as_tensor(division.validation, device=data.y.device)]
-        validation = LabelledSamples(data.samples(division.validation), labels)
-    if len(division.public):
-        public = data.samples(division.public)
+    accuracy = None
     if settings.client_accuracy is not None:
         test_labels = data.test.y.cpu().numpy()
         accuracy = client_accuracy(settings.client_accuracy, division, test_labels, data.owners, data.test_owners)
@@ -215,7 +208,7 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         selector=selector,
         aggregator=instantiate(config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained)),
         availability=instantiate(config["availability"], Availability, "availability"),
-        server_data=ServerData(test=data.test, validation=validation, public=public),
+        server_data=_server_data(data, division, selector),
         streams=streams,
         learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
         eval_every=settings.eval_every,
@@ -226,3 +219,22 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         local_algorithm=LocalAlgorithm() if chosen is None else instantiate(chosen, LocalAlgorithm, "local_algorithm"),
     )
     return Simulation(components, params)
+
+
+def _client_data(plan: Plan, data: PreparedData, division: Division, behaviour: ClientBehaviour) -> ClientData:
+    evaluated = division.train if plan.local.evaluate_on == "train" else division.holdout
+    held = (behaviour.labels(data.y, division), division.train, evaluated, data.num_classes)
+    clients = ClientData.on_demand(data.x, *held) if isinstance(data.x, SampleSource) else ClientData(data.x, *held)
+    return replace(clients, true_y=data.y)
+
+
+def _server_data(data: PreparedData, division: Division, selector: Selector) -> ServerData:
+    """The test set, and what the division leaves to the server: validation samples only for a selector that names
+    them."""
+    validation = public = None
+    if len(division.validation) and Signal.VALIDATION in selector.needs:
+        labels = data.y[torch.as_tensor(division.validation, device=data.y.device)]
+        validation = LabelledSamples(data.samples(division.validation), labels)
+    if len(division.public):
+        public = data.samples(division.public)
+    return ServerData(test=data.test, validation=validation, public=public)

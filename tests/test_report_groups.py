@@ -16,8 +16,7 @@ def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1, 0.2], [[0], [1]], lr=0.5)
     names = {g.name for g in groups_of(tmp_path)}
     assert names == {"gpfl", "random lr=0.1", "random lr=0.5"}
-    (panel,) = make_panels(groups_of(tmp_path))
-    assert set(panel.lines) == names
+    assert [set(panel.lines) for panel in make_panels(groups_of(tmp_path))] == [names]
 
 
 def test_choices_name_groups_that_differ_in_nothing_before_them(tmp_path: Path) -> None:
@@ -27,21 +26,23 @@ def test_choices_name_groups_that_differ_in_nothing_before_them(tmp_path: Path) 
         write_run(tmp_path, [0.1], [[0]], choices=choices, aggregator={"_target_": aggregator, "lr": lr})
     assert [g.name for g in groups_of(tmp_path)] == ["random fedadam", "random uniform", "gpfl"]
     write_run(tmp_path / "b", [0.1], [[0]], choices=choices, aggregator={"_target_": "fedadam", "lr": 0.5})
-    names = [g.name for g in groups_of(tmp_path)]
-    assert names[2:] == ["gpfl lr=0.1", "gpfl lr=0.5"]
+    assert [g.name for g in groups_of(tmp_path)][2:] == ["gpfl lr=0.1", "gpfl lr=0.5"]
 
 
 def test_runs_on_the_engine_that_auto_took_are_those_of_that_engine(tmp_path: Path) -> None:
-    """Another engine is told by its choice."""
+    """Another engine is told by its choice if it ran a seed that the others ran, too, or with another precision."""
     auto = {"_target_": "fedsim.engine.choose.choose_backend", "compile": "auto"}
-    engines = {"auto": auto, "native": NATIVE, "sequential": {"_target_": "sequential"}}
-    for seed, choice in enumerate(["native", "auto", "auto", "sequential"]):
-        more = {"choices": {"engine": choice}, "engine": engines[choice], "summary": {"engine": f"native ({choice})"}}
-        write_run(tmp_path, [0.1], [[0]], seed=seed, **more)
-    groups = groups_of(tmp_path)
-    assert {g.name: [run.seed for run in g.runs] for g in groups} == {"native": [0, 1, 2], "sequential": [3]}
-    write_run(tmp_path, [0.1], [[0]], seed=1, lr=0.7, choices={"engine": "auto"}, engine=NATIVE)
-    assert {g.name for g in groups_of(tmp_path)} == {"native lr=0.1", "native lr=0.7", "sequential"}
+    engines = {"auto": auto, "native": NATIVE, "sequential": {"_target_": "s"}, "bf16": {"precision": "bf16"}}
+    first = [(0, "native"), (1, "auto"), (2, "auto"), (3, "sequential")], {"random": [0, 1, 2, 3]}
+    names = {"native": [0, 1, 2], "sequential device=auto": [0], "sequential device=cpu": [3], "bf16": [4]}
+    then = [(0, "sequential"), (4, "bf16")], names
+    for ran, expected in (first, then):
+        for seed, choice in ran:
+            more = {"choices": {"engine": choice}, "engine": engines[choice], "device": ("auto", "cpu")[seed == 3]}
+            write_run(tmp_path, [0.1], [[0]], seed=seed, summary={"engine": f"native ({choice})"}, **more)
+        assert {g.name: [run.seed for run in g.runs] for g in groups_of(tmp_path)} == expected
+    write_run(tmp_path, [0.1], [[0]], seed=1, lr=0.7, choices={"engine": "auto"}, engine=NATIVE, device="auto")
+    assert {g.name for g in groups_of(tmp_path)} == {*names, "native lr=0.1", "native lr=0.7"} - {"native"}
 
 
 def test_lines_of_random_selection_alone_are_compared_with_the_first_of_them(tmp_path: Path) -> None:

@@ -75,13 +75,27 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     """The groups of the `distinct` runs, sorted by their labels: numbers by value, random selection first."""
     by_config: dict[Hashable, list[Run]] = {}
     for run in distinct(runs):
-        by_config.setdefault(_key(compared_config(run)), []).append(run)
-    all_labels = _make_labels([members[0] for members in by_config.values()])
+        config = compared_config(run)
+        precision = dict(config.get("engine") or {}).get("precision", "float32")
+        by_config.setdefault(_key({**config, "device": "any", "engine": {"precision": precision}}), []).append(run)
+    all_members = [members for same in by_config.values() for members in _by_engine(same)]
+    all_labels = _make_labels([members[0] for members in all_members])
     groups = [
         Group(labels, sorted(members, key=lambda run: run.seeds))
-        for labels, members in zip(all_labels, by_config.values(), strict=True)
+        for labels, members in zip(all_labels, all_members, strict=True)
     ]
     return sorted(groups, key=lambda group: [sort_key(text) for text in group.labels.values()])
+
+
+def _by_engine(runs: Sequence[Run]) -> list[Sequence[Run]]:
+    """Runs that differ in seeds, engine and device: all together if no seed is there twice, as where a GPU ran some of
+    them; else, as where engines are compared, those of each."""
+    if len({run.seeds for run in runs}) == len(runs):
+        return [runs]
+    found: dict[Hashable, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_key(compared_config(run)), []).append(run)
+    return list(found.values())
 
 
 def distinct(runs: Iterable[Run]) -> list[Run]:

@@ -35,8 +35,7 @@ def test_runs_on_the_engine_that_auto_took_are_those_of_that_engine(tmp_path: Pa
     engines = {"auto": auto, "native": NATIVE, "sequential": {"_target_": "s"}, "bf16": {"precision": "bf16"}}
     first = [(0, "native"), (1, "auto"), (2, "auto"), (3, "sequential")], {"random": [0, 1, 2, 3]}
     names = {"native": [0, 1, 2], "sequential device=auto": [0], "sequential device=cpu": [3], "bf16": [4]}
-    then = [(0, "sequential"), (4, "bf16")], names
-    for ran, expected in (first, then):
+    for ran, expected in (first, ([(0, "sequential"), (4, "bf16")], names)):
         for seed, choice in ran:
             more = {"choices": {"engine": choice}, "engine": engines[choice], "device": ("auto", "cpu")[seed == 3]}
             write_run(tmp_path, [0.1], [[0]], seed=seed, summary={"engine": f"native ({choice})"}, **more)

@@ -48,11 +48,12 @@ def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(shipped: Path, tmp
 
 
 def test_every_shipped_run_names_engine_and_commit() -> None:
+    diverged = "fashion_mnist-shards_2-mlp-fedabc-s2-7803815e"  # with SCAFFOLD: docs/benchmark.md says so
     for archive in ARCHIVES:
         for run in read_archive(archive):
-            revision = run.summary["revision"]
-            found = run.status in ("done", "diverged"), bool(run.summary["engine"]), len(revision["commit"])
-            assert (*found, revision["dirty"]) == (True, True, 40, False), archive
+            revision, status = run.summary["revision"], "diverged" if run.folder.name == diverged else "done"
+            found = run.status, bool(run.summary["engine"]), len(revision["commit"]), revision["dirty"]
+            assert found == (status, True, 40, False), archive
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

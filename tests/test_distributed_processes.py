@@ -122,7 +122,7 @@ def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(pl
             os.kill(ranks[0] if what == "rank_0" else run.pid, signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
             printed, _ = run.communicate(timeout=120)  # until the last process has closed its end
             assert run.returncode != 0
-            assert not [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()], printed
+            wait_for(lambda ranks=ranks: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()))
             (folder,) = (path.parent for path in (place / what).glob("*/*/config.yaml"))
             assert (read_summary(folder) or {}).get("status") == (None if what == "rank_0" else "preempted")
             run = started([*long, f"output_dir={what}"])

@@ -121,8 +121,7 @@ def test_the_hubs_description_tells_the_number_of_classes(tmp_path: Path) -> Non
     features = {"label": {"names": ["a", "b", "c", "d", "e"], "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     pq.write_table(table(6)[0].replace_schema_metadata(metadata), tmp_path / "train.parquet")
-    data = build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load()
-    assert data.num_classes == 5
+    assert build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load().num_classes == 5
 
 
 def test_decoded_once_and_again_when_content_or_split_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

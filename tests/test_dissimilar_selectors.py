@@ -90,8 +90,7 @@ def pair_sum(similarity: NDArray[np.float64], chosen: NDArray[np.int64]) -> floa
 
 def test_the_best_pair_and_the_tied_triples_by_hand() -> None:
     s = table((1.0, 0), (0.0, 1), (-1.0, 0), (1.0, 1))
-    rng = np.random.default_rng(0)
-    assert sorted(least_similar_subset(s, 2, "exact", 0, rng)) == [0, 2]
+    assert sorted(least_similar_subset(s, 2, "exact", 0, np.random.default_rng(0))) == [0, 2]
     triples = {tuple(sorted(least_similar_subset(s, 3, "exact", 0, np.random.default_rng(i)))) for i in range(30)}
     assert triples == {(0, 1, 2), (0, 2, 3)}
     assert pair_sum(s, np.array([0, 1, 2])) / 3 == pytest.approx(-1 / 3)

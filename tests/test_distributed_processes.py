@@ -120,7 +120,7 @@ def test_torchrun_ends_as_told_leaves_no_process_and_the_same_command_goes_on(pl
             ranks = pids_of(run.pid)
             assert sorted(ranks) == [0, 1]
             os.kill(ranks[0] if what == "rank_0" else run.pid, signal.SIGTERM if what == "SIGTERM" else signal.SIGKILL)
-            printed, _ = run.communicate(timeout=120)  # until the last process has closed its end
+            run.communicate(timeout=120)  # until the last process has closed its end
             assert run.returncode != 0
             wait_for(lambda ranks=ranks: not any(Path(f"/proc/{pid}").exists() for pid in ranks.values()))
             (folder,) = (path.parent for path in (place / what).glob("*/*/config.yaml"))

@@ -50,6 +50,8 @@ def test_a_page_does_what_it_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(CONSOLE, "width", WIDTH)
+    if page == ROOT / "README.md":
+        monkeypatch.setenv("UV", "uv")  # as under `uv run`, with which its commands begin
     monkeypatch.setattr(experiments, "compose_jobs", lambda words, **more: compose_jobs([*words, SHORT[0]], **more))
     for block in blocks(page):
         if block.title is not None:

@@ -32,7 +32,7 @@ def test_choices_name_groups_that_differ_in_nothing_before_them(tmp_path: Path) 
 def test_runs_on_the_engine_that_auto_took_are_those_of_that_engine(tmp_path: Path) -> None:
     """Another engine is told by its choice if it ran a seed that the others ran, too, or with another precision."""
     auto = {"_target_": "fedsim.engine.choose.choose_backend", "compile": "auto"}
-    engines = {"auto": auto, "native": NATIVE, "sequential": {"_target_": "s"}, "bf16": {"precision": "bf16"}}
+    engines = {"auto": auto, "native": NATIVE, "sequential": "a text", "bf16": {"precision": "bf16"}}
     first = [(0, "native"), (1, "auto"), (2, "auto"), (3, "sequential")], {"random": [0, 1, 2, 3]}
     names = {"native": [0, 1, 2], "sequential device=auto": [0], "sequential device=cpu": [3], "bf16": [4]}
     for ran, expected in (first, ([(0, "sequential"), (4, "bf16")], names)):

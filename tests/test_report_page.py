@@ -60,14 +60,15 @@ def test_the_head_says_what_was_run(tmp_path: Path) -> None:
 
 
 def test_how_configs_differ(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.1], [[0]], choices={"selector": "random"}, mode="u", data_dir="/home/somebody")
+    for seed, on in enumerate(("cpu", "cuda")):
+        write_run(tmp_path, [0.1], [[0]], choices={"engine": on}, device=on, seed=seed, mode="u", data_dir="/home/a")
     write_run(tmp_path, [0.1], [[0]], choices={"selector": "gpfl"}, lr=0.5, extra={"rho": 2}, data_dir="/home/other")
     table, text = config_differences(groups_of(tmp_path))
     assert table.header == ["run", "selector", "lr", "keys of its own"]
-    assert table.rows == [["random", "random", "0.1", "mode=u"], ["gpfl", "gpfl", "0.5", "extra.rho=2"]]
-    shared = text.splitlines()
-    assert {"num_clients: 4", "dataset: digits"} <= set(shared)
-    assert not any(line.startswith(("lr", "data_dir", "selector", "seed")) for line in shared)
+    own = "engine=cpu and cuda, device=cpu and cuda, mode=u"
+    assert table.rows == [["random", "random", "0.1", own], ["gpfl", "gpfl", "0.5", "extra.rho=2"]]
+    assert {"num_clients: 4", "dataset: digits"} <= set(text.splitlines())
+    assert not re.search("^(lr|data_dir|selector|seed)", text, re.MULTILINE)
 
 
 def curves_of(folder: Path) -> dict[str, Any]:
@@ -108,8 +109,7 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
         for number in range(4):
             setting = {"choices": {"selector": f"m{number}" if number else "random"}, "partition": {"shards": shards}}
             write_run(tmp_path / str(shards), [0.1 * number] * 40, [[0]] * 40, **setting)
-    whole = page_of(tmp_path, "t")
-    assert not re.search(r"thinned to|Drawn are|The first \d", whole)
+    assert not re.search(r"thinned to|Drawn are|The first \d", page_of(tmp_path, "t"))
     monkeypatch.setattr(page, "ALL_POINTS", 40)
     monkeypatch.setattr(page, "MOST_ROWS", 3)
     monkeypatch.setattr(headline, "MOST_DRAWN", 5)

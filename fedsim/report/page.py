@@ -31,7 +31,7 @@ UNCOMPARED = ("preset", "tracker", "scale")
 def config_differences(groups: Sequence[Group]) -> tuple[Table, str]:
     """How the configs of groups differ: a table with a column for each key of all of them, and one for keys that only
     some have; and the keys and values that all have in common, a line each."""
-    configs = [_compared(group.runs[0]) for group in groups]
+    configs = [_compared(group) for group in groups]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     everywhere = [key for key in keys if all(key in config for config in configs)]
     columns = [key for key in everywhere if len({str(config[key]) for config in configs}) > 1]
@@ -45,11 +45,16 @@ def config_differences(groups: Sequence[Group]) -> tuple[Table, str]:
     return Table("configs", "How the configs differ", ["run", *columns, "keys of its own"], rows), shared
 
 
-def _compared(run: Run) -> dict[str, Any]:
-    """The choices and values of a run that can change its results; a class is told by the choice that names it."""
-    choices = NEW_GROUPS | {group: choice for group, choice in run.choices.items() if group not in UNCOMPARED}
-    told = {f"{group.replace('/', '.')}._target_" for group in choices}
-    return choices | {key: value for key, value in flat(relevant(run.config)) if key not in told}
+def _compared(group: Group) -> dict[str, Any]:
+    """The choices and values of a group that can change its results; of engine and device, in which its runs may
+    differ, all. A class is told by the choice that names it."""
+    run = group.runs[0]
+    choices = NEW_GROUPS | {name: choice for name, choice in run.choices.items() if name not in UNCOMPARED}
+    told = {f"{name.replace('/', '.')}._target_" for name in choices}
+    values = choices | {key: value for key, value in flat(relevant(run.config)) if key not in told}
+    ran = {"engine": [one.choices.get("engine") for one in group.runs]}
+    ran["device"] = [one.config.get("device") for one in group.runs]
+    return values | {key: " and ".join(dict.fromkeys(map(str, ran[key]))) for key in ran if key in values}
 
 
 def runs_table(groups: Sequence[Group]) -> Table:

@@ -76,8 +76,9 @@ def group_runs(runs: Iterable[Run]) -> list[Group]:
     by_config: dict[Hashable, list[Run]] = {}
     for run in distinct(runs):
         config = compared_config(run)
-        precision = dict(config.get("engine") or {}).get("precision", "float32")
-        by_config.setdefault(_key({**config, "device": "any", "engine": {"precision": precision}}), []).append(run)
+        engine = config.get("engine")
+        precision = engine.get("precision", "float32") if isinstance(engine, Mapping) else "float32"
+        by_config.setdefault(_key({**config, "device": "any", "engine": precision}), []).append(run)
     all_members = [members for same in by_config.values() for members in _by_engine(same)]
     all_labels = _make_labels([members[0] for members in all_members])
     groups = [

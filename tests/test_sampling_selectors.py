@@ -1,10 +1,12 @@
 """AFL, DELTA, LEFL, Fed-CBS, FedEntOpt and optimal client sampling: examples by hand, and what they ask for."""
 
 import itertools
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -293,17 +295,54 @@ def test_fedcbs_draws_by_its_three_weights_in_turn() -> None:
     assert selector.pulls.tolist() == [n + (k in chosen) for k, n in enumerate([0, 3, 1, 2, 5])]
 
 
-def test_entropy_greedy_pools_what_it_has_picked_and_keeps_half_of_all_waiting() -> None:
-    """Client 0 is the most even; with it, 3 evens out what 0 lacks, although 1 alone has more entropy."""
-    labels = [[0, 1, 2, 0, 1, 2, 0, 1], [0, 1, 0, 1, 0, 1, 0, 1], [0] * 8, [2, 2, 2, 2, 2, 2, 2, 1]]
-    for seed in range(5):
-        selector = EntropyGreedy(toy_population([8] * 4, 2), queue_length=None)
-        ids = chosen_of(selector, labels, 1, seed)
-        assert ids == [0, 3]
-        assert selector.queue == [0, 3]
-        assert selector.longest == 2
-    long = EntropyGreedy(toy_population([2] * 9, 3), queue_length=None)
-    assert long.longest == 4
+# Label counts (8, 2, 0), (0, 6, 0), (1, 1, 4), (3, 3, 3) of the clients 0 to 3.
+FOUR_CLIENTS = [[0] * 8 + [1] * 2, [1] * 6, [0, 1, 2, 2, 2, 2], [0, 1, 2] * 3]
+
+
+def seed_that_draws(client: int, num_clients: int) -> int:
+    """Return the first seed with which `client` is the first client that FedEntOpt draws of `num_clients`."""
+    return next(s for s in range(100) if np.random.default_rng(s).integers(num_clients) == client)
+
+
+def test_fedentopt_by_hand() -> None:
+    """K = 3, and client 0 is drawn first. Entropies of its labels pooled with those of clients 1, 2 and 3, in bits:
+    1.0000, 1.4197, 1.3838. So client 2 follows. The pool is (9, 3, 4). With clients 1 and 3: 1.5022 and 1.5166. So
+    client 3 follows.
+    """
+    pools = np.array([[8.0, 8, 0], [9, 3, 4], [11, 5, 3], [9, 9, 4], [12, 6, 7]])
+    assert entropies(pools) / np.log(2) == pytest.approx([1.0, 1.4197, 1.3838, 1.5022, 1.5166], abs=1e-4)
+    assert entropies(pools) == pytest.approx(scipy.stats.entropy(pools, axis=1))
+    selector = EntropyGreedy(toy_population([10, 6, 6, 9], 3), queue_length=3)
+    assert chosen_of(selector, FOUR_CLIENTS, 1, seed_that_draws(0, 4)) == [0, 2, 3]
+    assert selector.queue == [0, 2, 3]  # in the order in which they were selected
+
+
+def test_fedentopt_draws_the_first_client_uniformly_from_those_that_do_not_wait() -> None:
+    """Client 3 has the most even labels and would always come first if the first pick were greedy, too."""
+    first = Counter()
+    for seed in range(3000):
+        selector = EntropyGreedy(toy_population([10, 6, 6, 9], 1), queue_length=1)
+        selector.queue = [1]
+        first.update(chosen_of(selector, FOUR_CLIENTS, 1, seed))
+    assert set(first) == {0, 2, 3}
+    assert scipy.stats.chisquare(list(first.values())).pvalue > 0.01
+
+
+def test_fedentopt_leaves_nobody_out_under_label_skew() -> None:
+    """100 clients, Dirichlet(0.1), K = 10, 200 rounds. A greedy first pick cycles through six cohorts here."""
+    rng = np.random.default_rng(0)
+    selector, cohorts = EntropyGreedy(toy_population([60] * 100, 10), queue_length=None), set()
+    selector.counts = np.stack([rng.multinomial(60, rng.dirichlet([0.1] * 10)) for _ in range(100)])
+    clients = toy_clients([60] * 100, frozenset({Signal.LABEL_COUNTS}))
+    for round in range(1, 201):
+        chosen = selector.select(round, clients, np.random.default_rng((1, round))).ids
+        cohorts.add(tuple(chosen.tolist()))
+    assert len(cohorts) > 190
+    assert {client for cohort in cohorts for client in cohort} == set(range(100))
+
+
+def test_half_of_all_clients_wait_by_default() -> None:
+    assert EntropyGreedy(toy_population([2] * 9, 3), queue_length=None).longest == 4
 
 
 # --- optimal sampling ---

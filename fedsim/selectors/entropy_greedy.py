@@ -1,5 +1,5 @@
-"""FedEntOpt (Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based Client Selection",
-2024)."""
+"""FedEntOpt (Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based Client Selection", 2024,
+arXiv 2411.01240)."""
 
 import numpy as np
 
@@ -10,10 +10,15 @@ from fedsim.selectors.tools import collect_label_counts, not_queued
 
 @parameters
 class EntropyGreedy(Selector):
-    """Adds clients one by one, each time the one that maximises the entropy of the pooled labels; ties at random.
+    """Algorithm 1 of the paper: pools labels greedily, from a first client that is drawn.
 
-    The last `queue_length` selected clients are not eligible (None: N // 2, which is our choice); if fewer than K are,
-    those that have been in the queue longest are released. Clients report their label counts once.
+    1. Draw the first client of the round uniformly from the clients that are not in the queue.
+    2. Until K are selected, add the client outside the queue that maximises the entropy of the pooled label counts.
+    3. Append the selected clients to the queue; the oldest leave it while it is longer than `queue_length`.
+
+    Clients report their label counts once. The paper does not fix three things. `queue_length` (its Q) is N // 2 where
+    it is None: the paper finds about N / 2 best for Dirichlet skew. Ties are broken at random. If fewer than K clients
+    are outside the queue, those that have been in it longest are released.
     """
 
     start_up_rounds = 1
@@ -35,12 +40,12 @@ class EntropyGreedy(Selector):
         self.counts = collect_label_counts(self.counts, clients)
         count = self.cohort_size(clients)
         ids = not_queued(clients.available, self.queue, count)
-        counts, remaining = self.counts[ids].astype(np.float64), np.ones(len(ids), dtype=bool)
-        picks: list[int] = []
-        for _ in range(count):
-            values = np.where(remaining, np.round(entropies(counts + counts[picks].sum(0)), 12), -np.inf)
-            picks.append(int(highest(values, 1, rng)[0]))
-            remaining[picks[-1]] = False
+        counts = self.counts[ids].astype(np.float64)
+        picks = [int(rng.integers(len(ids)))]
+        while len(picks) < count:
+            pooled_entropies = np.round(entropies(counts + counts[picks].sum(0)), 12)
+            pooled_entropies[picks] = -np.inf
+            picks.append(int(highest(pooled_entropies, 1, rng)[0]))
         chosen = ids[picks].tolist()
         kept = [i for i in self.queue if i not in chosen]
         self.queue = [*kept, *chosen][-self.longest :] if self.longest else []

@@ -23,13 +23,13 @@ CHOICES = Path(__file__).parents[1] / "conf" / "selector"
 SETTING = [
     *("num_rounds=20", "num_clients=12", "cohort_size=4", "device=cpu", "engine=native", "partition=dirichlet_client"),
     *("optimizer.momentum=0.5", "local.epochs=1", "local.batch_size=24", "server.public_samples=50"),
-    *("server.validation_fraction=0.1", "tracker.wandb.mode=disabled"),
+    *("server.validation_fraction=0.1", "tracker.wandb.mode=disabled", "aggregator=uniform"),
 ]
 MLP = ["model=mlp", "model.hidden=[21,13]", "model.dropout=0.2"]
 CONVOLUTIONS = ["model=logistic", "model._target_=tests.goldens.Convolutions"]
 MORE = {
-    "fedadam": ["selector=random", "aggregator=fedadam"],
-    "fedavgm": ["selector=random", "aggregator=fedavgm", *CONVOLUTIONS],
+    "fedadam": ["selector=random", "aggregator=fedadam", "aggregator.weighting=uniform"],
+    "fedavgm": ["selector=random", "aggregator=fedavgm", "aggregator.weighting=uniform", *CONVOLUTIONS],
     "gpfl full_gradient": ["selector=gpfl", "selector.local_direction=full_gradient", "selector.per_tensor=true"],
     "clustered2 l1": ["selector=clustered2", "selector.distance=l1"],
     "pncs p3 semi": ["selector=pncs", "selector.p=3", "selector.similarity=semi"],

@@ -36,13 +36,16 @@ BACKENDS = ("batched", "sequential", "native")
 COMMON = [
     *("num_clients=8", "cohort_size=3", "num_rounds=12", "eval_every=4", "device=cpu", "local.epochs=1"),
     *("local.batch_size=32", "server.public_samples=40", "server.validation_fraction=0.1"),
-    "tracker.wandb.mode=disabled",
+    *("tracker.wandb.mode=disabled", "aggregator=uniform"),
 ]
 RAGGED = ["partition=dirichlet_client", "model.dropout=0.3", "optimizer.momentum=0.9"]
 SETTINGS = {
     "mlp": ["model=mlp", "model.hidden=[16,8]", *RAGGED],
     "convolutions": ["model=logistic", "model._target_=tests.goldens.Convolutions", "optimizer.weight_decay=0.01"],
-    "norms": ["model=logistic", "model._target_=tests.goldens.Norms", "optimizer=adam", "aggregator=fedadam"],
+    "norms": [
+        *("model=logistic", "model._target_=tests.goldens.Norms", "optimizer=adam"),
+        *("aggregator=fedadam", "aggregator.weighting=uniform"),
+    ],
 }
 FEW = ("full", "gpfl", "random")
 """The selectors of the setting `norms`."""

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.rounds.aggregators import FedAdam, FedAvg, FedAvgM
-from tests.toys import toy_cohort
+from fedsim.rounds.aggregators import FedAdam, FedAvg, FedAvgM, weighting_warning
+from fedsim.selectors.random import Random
+from tests.toys import toy_cohort, toy_population
 
 PARAMS = {"w": torch.tensor([1.0, 1.0])}
 COHORT = toy_cohort([0, 3], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
@@ -67,6 +68,24 @@ def test_server_optimiser_continues_from_its_state_dict() -> None:
     after = one.aggregate(PARAMS, COHORT, None)
     other.load_state_dict(one.state_dict())
     assert torch.equal(one.aggregate(after, COHORT, None)["w"], other.aggregate(after, COHORT, None)["w"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes", "weighting", "warns"),
+    [
+        ("size", [1, 3], "by_size", True),
+        ("size", [1, 3], "uniform", False),
+        ("size", [2, 2], "by_size", False),
+        ("uniform", [1, 3], "by_size", False),
+    ],
+)
+def test_a_warning_where_sizes_count_in_the_draw_and_in_the_average(
+    mode: str, sizes: list[int], weighting: str, warns: bool
+) -> None:
+    selector = Random(toy_population(sizes, 1), mode=mode)  # type: ignore[arg-type]
+    warning = weighting_warning(selector, FedAvg(frozenset(), weighting=weighting))  # type: ignore[arg-type]
+    assert bool(warning) == warns
+    assert not warns or "aggregator=uniform" in str(warning)
 
 
 def test_bad_values_are_told_together() -> None:

@@ -19,6 +19,15 @@ Weighting = Literal["uniform", "by_size"]
 Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 
+def weighting_warning(selector: Selector, aggregator: "Aggregator") -> str | None:
+    """Return a line for the user if data sizes count twice, in the selection and in the average; None otherwise."""
+    sizes = selector.population.sizes
+    if not selector.draws_by_size or aggregator.weighting == "uniform" or sizes.min() == sizes.max():
+        return None
+    name = type(selector).__name__
+    return f"{name} draws clients by data size, so aggregator=by_size counts sizes twice; aggregator=uniform does once"
+
+
 @parameters
 class Aggregator(Stateful, ABC):
     """How the server computes the next model from a cohort's updates. Hyper-parameters are fields, as of selectors.

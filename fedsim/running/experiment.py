@@ -22,6 +22,7 @@ from fedsim.core.record import KEY, Record
 from fedsim.core.types import Population
 from fedsim.results import files
 from fedsim.results.files import FINAL, OutputError, RunFolder, replace_folder
+from fedsim.rounds.aggregators import weighting_warning
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build
@@ -156,7 +157,9 @@ class _Run:
         selector = self.parts.selector
         size = sum(value.nbytes for value in self.simulation.params.values())
         of_states = self.parts.local_algorithm.warning(self.parts.population.num_clients, size)
-        warnings = selector.warning, self.parts.aggregator.warning, of_states
+        aggregator = self.parts.aggregator
+        by_size = weighting_warning(selector, aggregator)
+        warnings = selector.warning, aggregator.warning, by_size, of_states
         adaptive, self.start_up_rounds = selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._begin()
         self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None

@@ -43,6 +43,8 @@ class Selector(Stateful, ABC):
     """True if the method decides how many clients take part; if False, exactly min(K, available) must be selected."""
     uniform = False
     """Whether every set of so many clients there is as likely as any other, whatever has happened."""
+    draws_by_size = False
+    """Whether clients of more data are likelier, so that equal weights already count sizes once."""
     exact = True
     """With engine=native, selections are the same on every processor (docs/reliability.md); False where they depend on
     BLAS or LAPACK: their last bits differ with the instruction set."""

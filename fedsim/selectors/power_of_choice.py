@@ -27,9 +27,11 @@ class PowerOfChoice(Selector):
 
     `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then d = K; known only from
     a public re-implementation of the authors' scripts). Candidates are drawn one by one without replacement. Ties among
-    losses are broken at random; losses that are not finite rank last. With d = K it is random selection by size.
+    losses are broken at random; losses that are not finite rank last. With d = K it is random selection by size. The
+    paper averages the selected models with equal weights: `aggregator=uniform`.
     """
 
+    draws_by_size = True
     state = ("last_loss", "seen", "last_tried")
 
     num_candidates: int | None

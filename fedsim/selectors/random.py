@@ -16,6 +16,7 @@ class Random(Selector):
 
     def __post_init__(self) -> None:
         self.uniform = self.mode == "uniform"
+        self.draws_by_size = self.mode == "size"
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)

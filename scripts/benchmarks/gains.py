@@ -1,0 +1,190 @@
+"""Print what changes the selection benchmark's answer: horizon, budget, and which settings it speaks for.
+
+    uv run python scripts/benchmark.py gains
+    uv run python scripts/benchmark.py gains --runs FOLDER_OR_PARQUET ... --methods fedcor,refl
+
+Every number of docs/benchmark.md that `fedsim report` does not print comes from here. A gain is a method's accuracy less
+random selection's at the same setting and seed, in percentage points. A run that diverged counts with 10 %, the accuracy
+of a guess among ten classes.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+from rich.console import Console
+from scipy import stats
+
+RUNS = Path(__file__).parents[2] / "docs" / "results" / "selection_benchmark"
+COLUMNS = ["choice.cell", "choice.selector", "seed", "round", "test_accuracy", "bytes_down", "bytes_up"]
+ROUNDS, WINDOW = 200, 11
+GUESS = 0.1
+KEYS = ["setting", "method", "seed"]
+DISTINCT = [f"{data}_{skew}" for data in ("cifar", "fmnist") for skew in
+            ("shards_1", "shards_2", "dir_01", "dir_05", "iid", "sizes")]
+"""Settings that share no partition with another one."""
+
+
+def read_rounds(paths: Sequence[Path]) -> pd.DataFrame:
+    """Return one row for each round of each run: setting, method, seed, round, accuracy, cumulative bytes."""
+    tables = [pq.read_table(path, columns=COLUMNS).to_pandas() for path in paths]
+    rounds = pd.concat(tables, ignore_index=True)
+    rounds = rounds.rename(columns={"choice.cell": "setting", "choice.selector": "method"})
+    rounds[["setting", "method"]] = rounds[["setting", "method"]].astype(str)
+    rounds = rounds.drop_duplicates([*KEYS, "round"]).sort_values([*KEYS, "round"])
+    sent = rounds["bytes_down"] + rounds["bytes_up"]
+    rounds["bytes"] = sent.groupby([rounds[key] for key in KEYS]).cumsum()
+    return rounds[[*KEYS, "round", "test_accuracy", "bytes"]]
+
+
+def accuracies(rounds: pd.DataFrame, last_round: int = ROUNDS) -> pd.Series:
+    """Return each run's accuracy in per cent: the mean of the `WINDOW` rounds up to `last_round`, or `GUESS`."""
+    reached = rounds.groupby(KEYS)["round"].max()
+    window = rounds[(rounds["round"] <= last_round) & (rounds["round"] > last_round - WINDOW)]
+    means = window.groupby(KEYS)["test_accuracy"].mean().reindex(reached.index)
+    return 100 * means.where(reached >= last_round, GUESS)
+
+
+def best_accuracies(rounds: pd.DataFrame) -> pd.Series:
+    """Return the highest accuracy of each run's rounds, in per cent."""
+    return 100 * rounds.groupby(KEYS)["test_accuracy"].max()
+
+
+def accuracies_at_equal_bytes(rounds: pd.DataFrame) -> pd.Series:
+    """Return each run's accuracy when it has sent what random selection sends in all, at its setting and seed."""
+    totals = rounds[rounds["method"] == "random"].groupby(["setting", "seed"])["bytes"].max()
+    budgets = rounds.merge(totals.rename("budget").reset_index(), on=["setting", "seed"])
+    within = budgets[budgets["bytes"] <= budgets["budget"]]
+    last = within.groupby(KEYS).tail(WINDOW)
+    means = last.groupby(KEYS)["test_accuracy"].mean()
+    every_run = pd.MultiIndex.from_frame(rounds[KEYS].drop_duplicates())
+    return 100 * means.reindex(every_run, fill_value=GUESS)
+
+
+def gains(values: pd.Series) -> pd.DataFrame:
+    """Return gains over random selection as a table [(method, setting), seed]; seeds that a method lacks are nan."""
+    table = values.unstack("method")
+    differences = table.drop(columns="random").sub(table["random"], axis=0)
+    return differences.stack().rename_axis(["setting", "seed", "method"]).unstack("seed").swaplevel().sort_index()
+
+
+def interval(sample: np.ndarray) -> tuple[float, float, float, float]:
+    """Return the mean, the 95 % interval of Student's t, and the two-sided p."""
+    mean, error = sample.mean(), stats.sem(sample)
+    half = stats.t.ppf(0.975, len(sample) - 1) * error
+    return mean, mean - half, mean + half, float(stats.ttest_1samp(sample, 0).pvalue)
+
+
+def holm(p: pd.Series) -> pd.Series:
+    """Return p-values corrected by Holm's method."""
+    ordered = p.sort_values()
+    factors = np.arange(len(p), 0, -1)
+    corrected = np.minimum(np.maximum.accumulate(ordered * factors), 1)
+    return corrected.reindex(p.index)
+
+
+def over_seeds(table: pd.DataFrame) -> pd.DataFrame:
+    """Return mean gains with intervals over seeds: these settings are the population."""
+    rows = {}
+    for method, part in table.groupby("method"):
+        complete = part.dropna(axis="columns")
+        rows[method] = (*interval(complete.mean().to_numpy()), complete.shape[1])
+    found = pd.DataFrame(rows, index=["gain", "low", "high", "p", "seeds"]).T
+    found["p_holm"] = holm(found["p"])
+    return found
+
+
+def over_settings(table: pd.DataFrame) -> pd.DataFrame:
+    """Return mean gains with intervals over settings, as if they were a sample of all settings."""
+    means = table.mean(axis="columns").unstack("method")
+    found = pd.DataFrame({m: interval(means[m].to_numpy()) for m in means}, index=["gain", "low", "high", "p"]).T
+    found["p_holm"] = holm(found["p"])
+    return found
+
+
+def ranks(values: pd.Series) -> tuple[pd.Series, float, float]:
+    """Return mean ranks over settings (1 is best), Friedman's p, and Nemenyi's critical difference at 5 %."""
+    means = values.groupby(["setting", "method"]).mean().unstack("method").dropna(axis="columns")
+    num_settings, num_methods = means.shape
+    mean_ranks = means.rank(axis="columns", ascending=False).mean().sort_values()
+    friedman = stats.friedmanchisquare(*(means[method] for method in means)).pvalue
+    quantile = stats.studentized_range.ppf(0.95, num_methods, np.inf) / np.sqrt(2)
+    return mean_ranks, float(friedman), float(quantile * np.sqrt(num_methods * (num_methods + 1) / (6 * num_settings)))
+
+
+def line(row: pd.Series) -> str:
+    return f"{row['gain']:+6.2f} [{row['low']:+.2f}, {row['high']:+.2f}] corrected p {row['p_holm']:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", type=Path, default=sorted(RUNS.glob("*.parquet")))
+    parser.add_argument("--methods", default="entropy_greedy,fedcbs,fedcor,clustered2,fl_dp3s,refl")
+    options = parser.parse_args(arguments)
+    methods = options.methods.split(",")
+    console = Console(width=110, highlight=False)
+    rounds = read_rounds(options.runs)
+    everywhere = rounds.groupby("method")["setting"].nunique()
+    rounds = rounds[rounds["method"].isin(everywhere[everywhere == rounds["setting"].nunique()].index)]
+    final = accuracies(rounds)
+    table = gains(final)
+
+    console.print("\nGain by horizon: mean of the 11 rounds up to a round; settings fixed, seeds random")
+    for horizon in (50, 100, 150, 200):
+        found = over_seeds(gains(accuracies(rounds, horizon)))
+        for method in methods:
+            console.print(f"  round {horizon:3}  {method:16} {line(found.loc[method])}")
+    found = over_seeds(gains(best_accuracies(rounds)))
+    console.print("\nGain of each run's best round")
+    for method in methods:
+        console.print(f"  {method:16} {line(found.loc[method])}")
+    random_by_horizon = {h: accuracies(rounds, h).xs("random", level="method").mean() for h in (50, 100, 150, 200)}
+    console.print("random selection:", ", ".join(f"{v:.1f} % at round {h}" for h, v in random_by_horizon.items()))
+
+    console.print("\nGain at the bytes that random selection sends in all")
+    found = over_seeds(gains(accuracies_at_equal_bytes(rounds)))
+    for method, row in found.sort_values("gain", ascending=False).iterrows():
+        console.print(f"  {method:16} {line(row)}")
+
+    for name, part in (("24", table), ("12 distinct", table[table.index.isin(DISTINCT, level="setting")])):
+        console.print(f"\nSettings as a sample: {name} settings")
+        found = over_settings(part)
+        for method, row in found.sort_values("gain", ascending=False).head(12).iterrows():
+            console.print(f"  {method:16} {line(row)}")
+
+    mean_ranks, friedman, critical = ranks(final)
+    console.print(f"\nMean ranks: Friedman's p {friedman:.1e}, Nemenyi's critical difference {critical:.1f}")
+    console.print("  " + ", ".join(f"{method} {rank:.1f}" for method, rank in mean_ranks.items()))
+
+    console.print("\nWithout one setting: in how many of 24 cases the corrected p is below 0.05")
+    settings = table.index.unique("setting")
+    counts = dict.fromkeys(methods, 0)
+    for setting in settings:
+        found = over_seeds(table.drop(setting, level="setting"))
+        for method in methods:
+            counts[method] += bool(found.loc[method, "p_holm"] < 0.05 and found.loc[method, "gain"] > 0)
+    console.print("  " + ", ".join(f"{method} {count}" for method, count in counts.items()))
+    for data in ("cifar", "fmnist"):
+        found = over_seeds(table[table.index.get_level_values("setting").str.startswith(data)])
+        console.print(f"\n{data} alone")
+        for method in methods:
+            console.print(f"  {method:16} {line(found.loc[method])}")
+
+    by_setting = final.groupby(["method", "setting"]).mean()
+    if {"full", "clairvoyant"} <= set(rounds["method"]):
+        above = int((by_setting["full"] > by_setting["clairvoyant"]).sum())
+        console.print(f"\nfull participation ends above the searched cohorts in {above} of {len(settings)} settings")
+    if "random_control" in rounds["method"].unique():
+        control = final.unstack("method")
+        against = control[methods].sub(control["random_control"], axis=0).groupby("seed").mean()
+        console.print("\nGain over the control, random_control, instead of random")
+        for method in methods:
+            mean, low, high, p = interval(against[method].dropna().to_numpy())
+            console.print(f"  {method:16} {mean:+6.2f} [{low:+.2f}, {high:+.2f}] p {p:.3f}, not corrected")
+
+
+if __name__ == "__main__":
+    main()

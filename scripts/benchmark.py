@@ -15,6 +15,8 @@ checkpoints   what checkpoints cost
 start-up      what one waits for before the first answer
 sweep         what a sweep costs beside its rounds
 reports       what a report of 3,000 runs takes, and how large its page is
+gains         what changes the selection benchmark's answer: horizon, budget, which settings it speaks for
+server-only   the accuracy that the server's labelled samples give by themselves
 """
 
 import runpy
@@ -33,6 +35,8 @@ MODULES = {
     "start-up": "start_up",
     "sweep": "sweep",
     "reports": "reports",
+    "gains": "gains",
+    "server-only": "server_only",
 }
 WITH_COMMANDS = ("race.command",)
 """Modules that read the command themselves."""

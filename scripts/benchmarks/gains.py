@@ -3,9 +3,9 @@
     uv run python scripts/benchmark.py gains
     uv run python scripts/benchmark.py gains --runs FOLDER_OR_PARQUET ... --methods fedcor,refl
 
-Every number of docs/benchmark.md that `fedsim report` does not print comes from here. A gain is a method's accuracy less
-random selection's at the same setting and seed, in percentage points. A run that diverged counts with 10 %, the accuracy
-of a guess among ten classes.
+Every number of docs/benchmark.md that `fedsim report` does not print comes from here. A gain is a method's accuracy
+minus random selection's at the same setting and seed, in percentage points. A run that diverged counts with 10 %, the
+accuracy of a guess among ten classes.
 """
 
 import argparse
@@ -23,9 +23,14 @@ COLUMNS = ["choice.cell", "choice.selector", "seed", "round", "test_accuracy", "
 ROUNDS, WINDOW = 200, 11
 GUESS = 0.1
 KEYS = ["setting", "method", "seed"]
-DISTINCT = [f"{data}_{skew}" for data in ("cifar", "fmnist") for skew in
-            ("shards_1", "shards_2", "dir_01", "dir_05", "iid", "sizes")]
+DISTINCT = [
+    f"{data}_{skew}"
+    for data in ("cifar", "fmnist")
+    for skew in ("shards_1", "shards_2", "dir_01", "dir_05", "iid", "sizes")
+]
 """Settings that share no partition with another one."""
+DEVELOPMENT = ("cifar_shards_1", "cifar_dir_05", "cifar_sizes")
+TUNED, TUNED_SEEDS = ("afl", "fedcbs", "gpfl", "hics", "oort", "power_of_choice"), range(6)
 
 
 def read_rounds(paths: Sequence[Path]) -> pd.DataFrame:
@@ -172,6 +177,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         console.print(f"\n{data} alone")
         for method in methods:
             console.print(f"  {method:16} {line(found.loc[method])}")
+
+    held_out = [s for s in settings if s.startswith("cifar") and s not in DEVELOPMENT]
+    defaults = table[table.index.isin(held_out, level="setting")][list(TUNED_SEEDS)]
+    console.print("\nDefault values at the seeds of the tuned ones, in cifar's nine held-out settings")
+    for method, part in defaults.groupby("method"):
+        if method in TUNED:
+            mean, low, high, _ = interval(part.mean().to_numpy())
+            console.print(f"  {method:16} {mean:+6.2f} [{low:+.2f}, {high:+.2f}]")
 
     by_setting = final.groupby(["method", "setting"]).mean()
     if {"full", "clairvoyant"} <= set(rounds["method"]):

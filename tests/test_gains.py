@@ -1,0 +1,67 @@
+"""The numbers of docs/benchmark.md that scripts/benchmarks/gains.py prints, on a few runs by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from scripts.benchmarks import gains
+
+
+def rounds_of(runs: dict[tuple[str, str, int], list[tuple[float, int]]]) -> pd.DataFrame:
+    """Rows as `read_rounds` gives them, of each run's accuracies and cumulative bytes."""
+    rows = []
+    for (setting, method, seed), records in runs.items():
+        for number, (accuracy, sent) in enumerate(records, 1):
+            rows.append((setting, method, seed, number, accuracy, sent))
+    return pd.DataFrame(rows, columns=[*gains.KEYS, "round", "test_accuracy", "bytes"])
+
+
+def test_the_final_accuracy_is_the_mean_of_eleven_rounds_and_a_diverged_run_counts_with_a_guess() -> None:
+    steady = [(0.5, t) for t in range(1, 190)] + [(0.8, t) for t in range(190, 201)]
+    rounds = rounds_of({("s", "random", 0): steady, ("s", "full", 0): steady[:60]})
+    final = gains.accuracies(rounds)
+    assert final["s", "random", 0] == pytest.approx(80)
+    assert final["s", "full", 0] == pytest.approx(10)
+    assert gains.accuracies(rounds, 50)["s", "full", 0] == pytest.approx(50)
+
+
+def test_at_equal_bytes_an_expensive_method_is_judged_by_an_earlier_round() -> None:
+    """Random selection sends 20 in all. The other method sends 4 a round, and so has five rounds."""
+    cheap = [(0.7, t) for t in range(1, 21)]
+    expensive = [(0.01 * t, 4 * t) for t in range(1, 21)]
+    never = [(0.9, 100 * t) for t in range(1, 21)]
+    rounds = rounds_of({("s", "random", 0): cheap, ("s", "fedcor", 0): expensive, ("s", "full", 0): never})
+    found = gains.accuracies_at_equal_bytes(rounds)
+    assert found["s", "random", 0] == pytest.approx(70)
+    assert found["s", "fedcor", 0] == pytest.approx(3)  # the mean of 1 to 5 %
+    assert found["s", "full", 0] == pytest.approx(10)  # not even one round
+
+
+def test_gains_are_paired_and_intervals_are_of_seeds_or_of_settings() -> None:
+    values = {("a", 0): (50, 53), ("a", 1): (60, 62), ("b", 0): (70, 70), ("b", 1): (70, 72)}
+    index, numbers = [], []
+    for (setting, seed), (random, other) in values.items():
+        index += [(setting, "random", seed), (setting, "other", seed)]
+        numbers += [random, other]
+    table = gains.gains(pd.Series(numbers, pd.MultiIndex.from_tuples(index, names=gains.KEYS), dtype=float))
+    assert table.loc["other", "a"].tolist() == [3, 2]
+    fixed, sampled = gains.over_seeds(table).loc["other"], gains.over_settings(table).loc["other"]
+    assert fixed["gain"] == sampled["gain"] == 1.75
+    assert fixed["p"] == pytest.approx(stats.ttest_1samp([1.5, 2.0], 0).pvalue)
+    assert sampled["p"] == pytest.approx(stats.ttest_1samp([2.5, 1.0], 0).pvalue)
+
+
+def test_holms_correction_by_hand() -> None:
+    corrected = gains.holm(pd.Series({"a": 0.04, "b": 0.01, "c": 0.03}))
+    assert corrected.to_dict() == pytest.approx({"a": 0.06, "b": 0.03, "c": 0.06})
+
+
+def test_nemenyis_critical_difference_is_that_of_demsars_table() -> None:
+    """Demsar (2006) has q = 2.343 for three methods at 5 %. Of ten settings: 2.343 sqrt(3 * 4 / (6 * 10)) = 1.048."""
+    rng = np.random.default_rng(0)
+    names = [(f"s{s}", m, 0) for s in range(10) for m in ("a", "b", "c")]
+    values = pd.Series(rng.random(30), pd.MultiIndex.from_tuples(names, names=gains.KEYS))
+    ranks, _, critical = gains.ranks(values)
+    assert critical == pytest.approx(1.048, abs=1e-3)
+    assert ranks.sum() == pytest.approx(6)

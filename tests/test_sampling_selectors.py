@@ -78,11 +78,11 @@ def test_clients_are_as_likely_as_the_papers_two_draws_make_them() -> None:
     by_value = np.zeros(5)
     by_value[[0, 3, 4]] = scipy.special.softmax(0.5 * values[[0, 3, 4]])
     counts = np.zeros(5)
-    for seed in range(4000):
+    for seed in range(1000):
         selector = afl(5, 2, alpha1=0.4, alpha2=0.5, alpha3=0.5)
         selector.values = values.copy()
         counts[picked(selector, 2, seed)] += 1
-    assert counts / 4000 == pytest.approx(by_value + (1 - by_value) / 4, abs=4 * np.sqrt(0.25 / 4000))
+    assert counts / 1000 == pytest.approx(by_value + (1 - by_value) / 4, abs=4 * np.sqrt(0.25 / 1000))
 
 
 def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:

@@ -7,7 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
+from scipy.special import softmax as scipy_softmax
 from sklearn.cluster import AgglomerativeClustering
+from sklearn.metrics.pairwise import cosine_similarity
 
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort
@@ -184,6 +187,33 @@ def test_entropies_by_hand_and_of_a_first_update_for_good_if_so_wished() -> None
         assert torch.equal(selector.updates[0], before[0]) == (kept == "first")
         assert selector.seen.all()
         assert selector.updates[1].any()
+
+
+@pytest.mark.parametrize("source", ["bias", "weight"])
+def test_entropies_and_distances_by_scipy_and_scikit_learn(source: str) -> None:
+    """arccos of the cosine of the output layer's updates, weights and bias, + 10 |H_i - H_j|."""
+    n, random = 8, np.random.default_rng(0)
+    delta = {
+        "hidden.weight": torch.tensor(random.standard_normal((n, 3, 2))),
+        "out.weight": torch.tensor(random.standard_normal((n, 5, 3)) / 100),
+        "out.bias": torch.tensor(random.standard_normal((n, 5)) / 100),
+    }
+    ones = np.ones(n)
+    start = {name: d[0] * 0 for name, d in delta.items()}
+    selector = hics(n, source=source, temperature=0.01)
+    selector.observe(
+        1,
+        Cohort(np.arange(n), ones.astype(np.int64), start, delta, ones, ones, ones.astype(np.int64), list(delta)),
+        SERVER,
+    )
+    slopes = delta["out.bias"].numpy() if source == "bias" else delta["out.weight"].numpy().mean(2)
+    entropies = stats.entropy(scipy_softmax(slopes / 0.01, axis=1), axis=1)
+    assert selector.entropy == pytest.approx(entropies)
+    layer = np.concatenate([delta["out.weight"].numpy().reshape(n, -1), delta["out.bias"].numpy()], axis=1)
+    angles = np.arccos(cosine_similarity(layer).clip(-1, 1))
+    np.fill_diagonal(angles, 0)
+    expected = angles + 10 * np.abs(entropies[:, None] - entropies[None])
+    assert selector._distances(np.arange(n)) == pytest.approx(expected)
 
 
 def test_the_output_layer_and_both_sources() -> None:

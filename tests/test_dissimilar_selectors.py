@@ -11,6 +11,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.spatial.distance import cdist
+from sklearn.metrics.pairwise import cosine_similarity
 
 from fedsim.clients.compression import Identity, Int8, TopK
 from fedsim.clients.ledger import Ledger
@@ -67,6 +69,19 @@ def test_the_semi_inner_product_is_averaged_and_zero_coordinates_count_as_nothin
     assert found[0, 1] == pytest.approx((1 / (first**-0.5 * second) + 1 / (second**-0.5 * first)) / 2)
     assert found.diagonal() == pytest.approx([1, 1, 0])
     assert not found[2].any()
+
+
+@pytest.mark.parametrize("p", [1.0, 3.0, 4.0, 6.0])
+def test_readings_by_scikit_learn_and_numpys_norms(p: float) -> None:
+    x = np.random.default_rng(0).standard_normal((7, 30)) * np.arange(1, 8)[:, None]
+    raised = np.sign(x) * np.abs(x) ** (p / 2)
+    assert similarities([torch.tensor(x)], p) == pytest.approx(cosine_similarity(raised))
+    norms = np.linalg.norm(x, ord=p, axis=1)
+    lengths = np.outer(norms, norms)
+    assert similarities([torch.tensor(x)], p, "dot_over_norms") == pytest.approx(x @ x.T / lengths)
+    sums = np.linalg.norm(x[:, None] + x[None], ord=p, axis=2)
+    differences = np.linalg.norm(x[:, None] - x[None], ord=p, axis=2)
+    assert similarities([torch.tensor(x)], p, "polar") == pytest.approx((sums**2 - differences**2) / (4 * lengths))
 
 
 def test_opposites_scales_zeros_and_tiny_numbers() -> None:
@@ -140,6 +155,35 @@ def pncs(n: int, k: int, **more: Any) -> PNCS:
         **{"similarity": "signed_power", "sketch": Identity(), "queue_bound": "gt", "on_shortage": "release_oldest"},
     }
     return PNCS(toy_population([2] * n, k), **(values | more))
+
+
+class DrawnGradients(ToyEngine):
+    """Client i reports row i of the gradients drawn for the round."""
+
+    def __init__(self, n: int, length: int) -> None:
+        super().__init__([2] * n)
+        self.gradients = np.random.default_rng(0).standard_normal((n, length))
+
+    def client_gradients(self, params: Any, positions: Any, names: Any = None) -> Any:
+        for p in positions:
+            yield torch.tensor(self.gradients[self.owner[p[0]]])
+
+
+def test_ten_rounds_equal_a_search_through_all_subsets_by_scikit_learns_cosine() -> None:
+    """Section V-C: the K clients outside the queue whose mean similarity over pairs is lowest; they join the queue."""
+    n, k, queue_length = 9, 3, 4
+    selector, queue = pncs(n, k, queue_length=queue_length, p=3.0), []
+    engine = DrawnGradients(n, 20)
+    for t in range(1, 11):
+        engine.gradients = np.random.default_rng(t).standard_normal((n, 20))
+        table = cosine_similarity(np.sign(engine.gradients) * np.abs(engine.gradients) ** 1.5)
+        waiting = queue[-queue_length:]
+        free = [i for i in range(n) if i not in waiting]
+        best = min(itertools.combinations(free, k), key=lambda c: pair_sum(table, np.array(c)))
+        chosen = picked(selector, t, t, engine=engine)
+        assert chosen == list(best)
+        # clients of one round enter the queue in a random order, which decides who of them leaves it first
+        queue += [i for batch in selector.queue for i in batch if i in chosen]
 
 
 def history(k: int = 2, rounds: int = 12, **values: Any) -> list[set[int]]:
@@ -331,6 +375,22 @@ def test_lazy_equals_plain_and_gains_shrink(seed: int, n: int, count: int, grid:
     falls = -np.diff([g(distances, plain[: i + 1]) for i in range(count)])
     assert (falls >= -1e-9).all()
     assert (np.diff(falls) <= 1e-9).all()
+
+
+def test_each_pick_is_the_best_addition_by_brute_force_and_the_set_near_the_best_of_all() -> None:
+    """G by scipy's distances. Facility location is submodular: of the fall of G from the first pick on, greedy leaves
+    at most the share 1/e of what the best set of as many clients in all achieves (Nemhauser et al. 1978)."""
+    for seed in range(20):
+        points = np.random.default_rng(seed).standard_normal((9, 4))
+        distances = cdist(points, points)
+        order = lazy_greedy(pairwise_distances(torch.tensor(points)), 4, np.random.default_rng(0)).tolist()
+        for place, client in enumerate(order):
+            kept = order[:place]
+            costs = {i: distances[:, [*kept, i]].min(1).sum() for i in range(9) if i not in kept}
+            assert costs[client] == pytest.approx(min(costs.values()))
+        best = min(distances[:, list(c)].min(1).sum() for c in itertools.combinations(range(9), 4))
+        start = 2 * distances.sum(0).max()  # the cost of an empty set, as in the published code
+        assert start - g(distances, np.array(order)) >= (1 - 1 / np.e) * (start - best)
 
 
 def test_a_weight_is_the_share_of_those_nearest_to_its_client() -> None:

@@ -214,6 +214,13 @@ def test_the_tables_of_selectors_are_the_heads_of_their_files() -> None:
     assert sorted(named) == methods
 
 
+def test_the_page_of_what_selectors_were_checked_against_has_a_row_for_each() -> None:
+    lines = (DOCS / "selectors_checked.md").read_text(encoding="utf-8").splitlines()
+    cells = [line.split("|")[1] for line in lines if line.startswith("|")]
+    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(p.stem for p in (ROOT / "conf/selector").glob("*.yaml"))
+
+
 def test_the_reference_has_every_selector() -> None:
     text = (DOCS / "api/selectors.md").read_text(encoding="utf-8")
     modules = {p.stem for p in (ROOT / "fedsim/selectors").glob("*.py")} - {"__init__"}

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 
 from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses, kl_divergences
@@ -94,6 +95,32 @@ def test_a_round_weighs_the_selected_by_their_scores() -> None:
     selection = selection_of(selector, 2, engine=FixedLosses([1.0, 2.0, 3.0]))
     assert selection.ids.tolist() == [1, 2]
     assert selection.weights == pytest.approx(np.array([1.879335, 2.228139]) / (1.879335 + 2.228139))
+
+
+def test_a_round_equals_the_papers_equations_by_scipy() -> None:
+    """Equations 9 to 13 and 15, and the rule of section V-A, over random predictions of 6 clients on 40 samples."""
+    n, num_classes = 6, 5
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        predictions = scipy.special.softmax(random.normal(0, 3, (n, 40, num_classes)), axis=2)
+        losses = random.exponential(1, n)
+        divergences = np.zeros((n, n))
+        for k in range(n):
+            for j in range(n):
+                per_sample = scipy.special.rel_entr(predictions[k], predictions[j]).sum(1) / num_classes
+                divergences[k, j] = per_sample.mean()
+        scores = scipy.special.softmax(-divergences, axis=1) @ losses
+        shares = sorted(scores / scores.sum(), reverse=True)
+        tau = 0.2 + 0.1 * (3 // 2)  # in round 4, which the paper counts as 3
+        count = next(m for m in range(1, n + 1) if sum(shares[:m]) >= tau)
+        expected = sorted(np.argsort(-scores)[:count].tolist())
+        selector = FedABC(
+            toy_population([1] * n, 1, 20), threshold=threshold(), kl_reduction="mean", self_term=True, weights="score"
+        )
+        selector.predictions = {i: torch.tensor(predictions[i]).log() for i in range(n)}
+        selection = selection_of(selector, 4, engine=FixedLosses(losses.tolist()))
+        assert selection.ids.tolist() == expected
+        assert selection.weights == pytest.approx(scores[expected] / scores[expected].sum())
 
 
 def server_of(log_p: torch.Tensor) -> Any:

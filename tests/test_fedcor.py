@@ -10,6 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from scipy.stats import multivariate_normal
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
+from sklearn.gaussian_process.kernels import Kernel as SklearnKernel
 
 from fedsim.clients.ledger import Ledger
 from fedsim.config.build import instantiate
@@ -87,6 +91,74 @@ def test_low_rank_selection_equals_the_dense_one(q: int, n: int, count: int, see
     expected, _ = dense_falls(sigma, shares, discounts, min(count, n))
     for covariance in (LowRank(factor, 0.3), sigma):
         assert greedy_selection(covariance, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
+
+
+NOISE = 0.3
+
+
+def sklearn_kernel(kernel: Kernel, amplitude: float = 1.0, length: float = 2.0) -> SklearnKernel:
+    """The covariance of clients at the columns of an embedding; `linear_normalised` takes columns of length 1."""
+    if kernel == "linear":
+        signal = DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
+    elif kernel == "linear_normalised":
+        signal = ConstantKernel(amplitude**2) * DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
+    else:
+        signal = ConstantKernel(amplitude**2) * RBF(length**0.5)
+    return signal + WhiteKernel(NOISE**2)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "linear_normalised", "se"])
+def test_each_pick_has_the_largest_fall_by_scikit_learns_posterior(kernel: Kernel) -> None:
+    """Section 4.2: if client k's loss falls by a_k standard deviations, what the posterior mean says of all losses."""
+    random = np.random.default_rng(0)
+    n, count = 12, 4
+    embedding, shares = random.standard_normal((3, n)), random.dirichlet(np.ones(n))
+    discounts = 0.95 ** random.integers(0, 4, n)
+    points = embedding.T / np.linalg.norm(embedding, axis=0)[:, None] if kernel == "linear_normalised" else embedding.T
+    prior = sklearn_kernel(kernel)
+    chosen: list[int] = []
+    for _ in range(count):
+        covariance = prior(points)
+        if chosen:
+            # what is known of the chosen is exact: their noise is in the kernel
+            process = GaussianProcessRegressor(prior, alpha=1e-12, optimizer=None)
+            process.fit(points[chosen], np.zeros(len(chosen)))
+            covariance = process.predict(points, return_cov=True)[1]
+        left = [k for k in range(n) if k not in chosen]
+        falls = {k: discounts[k] / covariance[k, k] ** 0.5 * shares[left] @ covariance[left, k] for k in left}
+        chosen.append(max(falls, key=falls.__getitem__))
+    process = make_process(kernel, "mml", NOISE, 2.0, 0.01)
+    covariance = process.covariance({"embedding": embedding, "amplitude": np.ones(())})
+    assert greedy_selection(covariance, shares, discounts, count, rng()).tolist() == sorted(chosen)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "linear_normalised", "se"])
+def test_the_fit_raises_scipys_likelihood_by_a_gradient_that_is_scikit_learns(kernel: Kernel) -> None:
+    parameters, residuals, weights = problem()
+    x, amplitude = parameters["embedding"], float(parameters["amplitude"])
+    process = make_process(kernel, "mml", NOISE, 2.0, 0.01)
+
+    def likelihood(at: Parameters) -> float:
+        points = at["embedding"].T
+        if kernel == "linear_normalised":
+            points = points / np.linalg.norm(points, axis=1)[:, None]
+        covariance = sklearn_kernel(kernel, float(at["amplitude"]))(points)
+        return float(weights @ multivariate_normal(np.zeros(7), covariance).logpdf(residuals))
+
+    before = likelihood(parameters)
+    assert likelihood(process.fit(parameters, residuals, weights, 50)) > before + 0.1
+    gradient, step = process.gradient(parameters, residuals, weights), 1e-6
+    for i in (0, 2):
+        moved = [parameters | {"embedding": x + sign * step * np.eye(3)[:, [i]] * np.eye(7)[4]} for sign in (1, -1)]
+        slope = (likelihood(moved[0]) - likelihood(moved[1])) / (2 * step)
+        assert -gradient["embedding"][i, 4] == pytest.approx(slope, rel=1e-5)
+    if kernel == "se":  # scikit-learn derives by the logarithm of the amplitude's square
+        sklearn = GaussianProcessRegressor(sklearn_kernel(kernel, amplitude), alpha=0.0, optimizer=None)
+        slopes = []
+        for residual in residuals:
+            sklearn.fit(x.T, residual)
+            slopes.append(sklearn.log_marginal_likelihood(sklearn.kernel_.theta, eval_gradient=True)[1][0])
+        assert -gradient["amplitude"] == pytest.approx(weights @ np.array(slopes) * 2 / amplitude)
 
 
 def problem(q: int = 3, n: int = 7, e: int = 4) -> tuple[Parameters, np.ndarray, np.ndarray]:

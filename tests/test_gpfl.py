@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 from numpy.typing import NDArray
 
@@ -413,3 +414,89 @@ def test_a_round_in_which_nothing_arrives_multiplies_no_reward() -> None:
     before = selector.reward_sum.copy()
     run.step()
     assert selector.reward_sum - before == pytest.approx(shares(selector.projections.tolist()))
+
+
+# --- whole runs of the paper's rule, against a rewriting with lists
+
+
+class Moving(ToyEngine):
+    """Client i moves the model by a vector of its own, drawn anew every round. Accuracies repeat, losses do not."""
+
+    def train(self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any) -> Cohort:
+        trained = super().train(params, ids, round, lr)
+        trained.delta["w"] = torch.tensor(np.array([move_of(int(i), round) for i in ids]), dtype=torch.float32)
+        return trained
+
+    def evaluate(self, params: Params, x: torch.Tensor, y: torch.Tensor) -> Evaluation:
+        return evaluation_of(params["w"].double().numpy())
+
+
+def move_of(client: int, round: int) -> NDArray[np.float64]:
+    own = np.random.default_rng(client).normal(0, 1, 2)
+    return own + np.random.default_rng([client, round]).normal(0, 0.5, 2)
+
+
+def evaluation_of(w: NDArray[np.float64]) -> Evaluation:
+    return Evaluation(accuracy=round(0.5 + 0.4 * np.tanh(float(w[0]) / 5), 1), loss=float(np.exp(-w[1] / 10)))
+
+
+def rate(t: int) -> float:
+    return 0.5 / t
+
+
+class PaperRule:
+    """Equations 3 to 8 and Algorithm 1 for n clients, k of which are selected in each of `num_rounds` rounds."""
+
+    def __init__(self, n: int, k: int, num_rounds: int, rho: float) -> None:
+        self.k, self.num_rounds, self.rho = k, num_rounds, rho
+        self.w = np.zeros(2)
+        self.rewards: list[list[float]] = [[] for _ in range(n)]
+        self.times = [1] * n  # the initialisation counts for every client
+
+    def step(self, t: int, trained: list[int]) -> NDArray[np.float64]:
+        """Move the model by the mean of the selected clients' updates; the server's own direction."""
+        before = self.w
+        self.w = before + np.mean([move_of(i, t) for i in trained], axis=0)
+        for i in trained:
+            self.times[i] += 1
+        return (before - self.w) / rate(t)
+
+    def run(self) -> tuple[list[list[int]], set[str]]:
+        """The clients that each round selects, and the branches of Equation 8 that occurred."""
+        n, branches = len(self.times), set()
+        local = [-move_of(i, 1) / rate(1) for i in range(n)]
+        mean = np.mean(local, axis=0)
+        c = [g @ mean / np.linalg.norm(mean) for g in local]  # Eq. 3
+        selected = sorted(sorted(range(n), key=lambda i: -c[i])[: self.k])
+        rounds, now = [selected], evaluation_of(self.w)
+        direction = self.step(1, selected)
+        for t in range(2, self.num_rounds + 1):
+            before, now = now, evaluation_of(self.w)
+            if now.accuracy != before.accuracy:  # Eq. 8
+                factor = 2 * np.exp(now.accuracy - before.accuracy)
+            else:
+                factor = np.exp(before.loss - now.loss)
+            branches.add("same" if now.accuracy == before.accuracy else "changed")
+            shares = scipy.special.softmax(c)  # Eq. 5
+            for i in range(n):
+                self.rewards[i].append(shares[i] * (factor if i in selected else 1))
+            alpha, total = self.rho * t / self.num_rounds, sum(self.times)  # Eq. 7
+            bonus = [alpha * (2 * np.log(total) / m) ** 0.5 for m in self.times]
+            u = [sum(r) / len(r) + b for r, b in zip(self.rewards, bonus, strict=True)]  # Eq. 6
+            selected = sorted(sorted(range(n), key=lambda i: -u[i])[: self.k])
+            rounds.append(selected)
+            for i in selected:
+                c[i] = -move_of(i, t) / rate(t) @ direction / np.linalg.norm(direction)
+            direction = self.step(t, selected)
+        return rounds, branches
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.1, 1.0])
+def test_selections_of_60_rounds_equal_those_of_the_papers_equations(rho: float) -> None:
+    n, k, num_rounds = 12, 3, 60
+    rounds, branches = PaperRule(n, k, num_rounds, rho).run()
+    assert branches == {"same", "changed"}
+    selector = gpfl(n, k, exploration=Linear(rho=rho, reference=None))
+    selector.population = toy_population([1] * n, k, num_rounds)
+    records = list(toy_run(selector, Moving([1] * n), validation=True, learning_rate=rate))
+    assert [record.selected for record in records] == rounds

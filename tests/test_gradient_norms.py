@@ -21,6 +21,19 @@ def test_the_largest_norms_of_what_is_asked_are_taken() -> None:
         assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == expected
 
 
+def test_the_k_largest_norms_are_those_of_numpy() -> None:
+    vectors = np.random.default_rng(0).standard_normal((9, 40)) * np.random.default_rng(1).permutation(9)[:, None]
+
+    class Drawn(ToyEngine):
+        def client_gradients(self, params: Any, positions: Any, names: Any = None) -> Any:
+            return (torch.tensor(vectors[self.owner[p[0]]]) for p in positions)
+
+    selector = GradNorm(toy_population([2] * 9, 4), of="gradient")
+    clients = toy_clients([2] * 9, selector.needs, engine=Drawn([2] * 9))
+    largest = np.argsort(-np.linalg.norm(vectors, axis=1))[:4]
+    assert selector.select(1, clients, np.random.default_rng(0)).ids.tolist() == sorted(largest.tolist())
+
+
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize("of", ["gradient", "update"])
 def test_a_norm_that_is_not_finite_ranks_last(of: Literal["gradient", "update"], value: float) -> None:

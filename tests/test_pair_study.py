@@ -7,6 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
+from scipy.spatial.distance import pdist
+from sklearn.linear_model import LogisticRegression
 
 from fedsim.jobs.cli import run
 from fedsim.papers.pair_study import (
@@ -118,6 +121,33 @@ def test_features_by_hand() -> None:
     }
     for name, values in by_hand.items():
         assert found[name] == pytest.approx(values), name
+
+
+def test_features_by_scipy_and_numpy() -> None:
+    vectors = np.random.default_rng(0).standard_normal((5, 200)) ** 3
+    found = pair_features(vectors, [1, 3, 4])
+    first, second = np.triu_indices(5, 1)  # row by row, as the pairs are
+    for p in (1, 3, 4):
+        norms = np.linalg.norm(vectors, ord=p, axis=1)
+        assert found[f"norm_{p} sum"] == pytest.approx(norms[first] + norms[second])
+        assert found[f"distance_{p}"] == pytest.approx(pdist(vectors, "minkowski", p=p))
+        raised = np.sign(vectors) * np.abs(vectors) ** (p / 2)
+        assert found[f"cos_{p}"] == pytest.approx(1 - pdist(raised, "cosine"))
+    for name, moment in (("skewness", stats.skew), ("kurtosis", stats.kurtosis), ("variance", np.var)):
+        values = moment(vectors, axis=1)
+        assert found[f"{name} difference"] == pytest.approx(np.abs(values[first] - values[second])), name
+    assert found["correlation"] == pytest.approx(np.corrcoef(vectors)[first, second])
+    assert found["covariance"] == pytest.approx(np.cov(vectors, bias=True)[first, second])
+
+
+def test_the_fit_is_that_of_scikit_learn() -> None:
+    """A soft label y is a sample of class 1 with weight y and one of class 0 with weight 1 - y. Scikit-learn minimises
+    |w|^2 / 2 + C sum of losses, fedsim the mean loss + 1e-3 |w|^2: C = 1 / (2e-3 n)."""
+    random = np.random.default_rng(0)
+    features, labels = random.standard_normal((60, 4)), random.random(60)
+    model = LogisticRegression(C=1 / (2e-3 * 60), tol=1e-10, max_iter=10_000)
+    model.fit(np.concatenate([features] * 2), np.repeat([1, 0], 60), np.concatenate([labels, 1 - labels]))
+    assert fit(features, labels) == pytest.approx([*model.coef_[0], model.intercept_[0]], abs=1e-4)
 
 
 def test_cos_p_is_the_selectors_own_similarity() -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.special
 import scipy.stats
 import torch
 from hypothesis import example, given, settings
@@ -69,6 +71,20 @@ def test_a_tenth_of_the_cohort_is_uniform_and_more_where_too_few_are_left(n: int
         assert len(chosen) == k
         others |= chosen - top
     assert min(others) < 30  # also the suppressed ones
+
+
+def test_clients_are_as_likely_as_the_papers_two_draws_make_them() -> None:
+    """N = 5, K = 2, alpha1 = .4, alpha3 = .5: the two lowest are out of the first draw, which takes one of the others
+    by a softmax; the second takes one of the four that are left, each as likely."""
+    values = np.array([3.0, 1.0, 2.0, 5.0, 4.0])
+    by_value = np.zeros(5)
+    by_value[[0, 3, 4]] = scipy.special.softmax(0.5 * values[[0, 3, 4]])
+    counts = np.zeros(5)
+    for seed in range(1000):
+        selector = afl(5, 2, alpha1=0.4, alpha2=0.5, alpha3=0.5)
+        selector.values = values.copy()
+        counts[picked(selector, 2, seed)] += 1
+    assert counts / 1000 == pytest.approx(by_value + (1 - by_value) / 4, abs=4 * np.sqrt(0.25 / 1000))
 
 
 def test_values_are_root_n_times_loss_and_only_the_selected_report() -> None:
@@ -228,6 +244,21 @@ def test_qcid_by_hand() -> None:
     assert qcid_with_each(PURE[:1], np.zeros(2))[0] == pytest.approx(0.5)
 
 
+def test_qcid_by_the_papers_double_sum_over_pairs_of_clients() -> None:
+    """sum_ij q_i q_j <a_i, a_j> / (sum_i q_i)^2 - 1 / C, with sizes q and label distributions a."""
+    random = np.random.default_rng(0)
+    for num_classes in (2, 5, 10):
+        counts = random.integers(0, 20, (6, num_classes)).astype(float)
+        sizes = counts.sum(1)
+        distributions = counts / sizes[:, None]
+        found = qcid_with_each(counts[3:], counts[:3].sum(0))
+        for row, client in enumerate((3, 4, 5)):
+            members = [0, 1, 2, client]
+            pairs = itertools.product(members, repeat=2)
+            total = sum(sizes[i] * sizes[j] * distributions[i] @ distributions[j] for i, j in pairs)
+            assert found[row] == pytest.approx(total / sizes[members].sum() ** 2 - 1 / num_classes)
+
+
 def test_fedcbs_draws_on_where_one_already_picked_would_balance_the_pool() -> None:
     """After 102 picks only class 0 is left; one more of class 1 or 2 would be better by a factor beyond e^709."""
     selector = FedCBS(toy_population([1] * 107, 105), exploration=10.0)
@@ -361,6 +392,26 @@ def test_half_of_all_clients_wait_by_default() -> None:
 def test_probabilities_by_hand(u: Any, m: int, expected: Any) -> None:
     assert exact_probabilities(np.array(u, float), m) == pytest.approx(expected)
     assert aggregated_probabilities(np.array(u, float), m, 4)[0] == pytest.approx(expected)
+
+
+def test_probabilities_are_the_minimum_that_scipy_finds() -> None:
+    """Of the average's variance, sum_k u_k^2 (1 - P_k) / P_k, over 0 < P_k <= 1 with at most m uploads expected."""
+    random = np.random.default_rng(0)
+    for m in (1, 2, 4, 6):
+        u = random.exponential(1, 8) ** 2
+        variance = lambda p, u=u: (u**2 * (1 - p) / p).sum()
+        best = scipy.optimize.minimize(
+            variance,
+            np.full(8, m / 8),
+            jac=lambda p, u=u: -((u / p) ** 2),
+            bounds=[(1e-4, 1)] * 8,
+            constraints={"type": "ineq", "fun": lambda p, m=m: m - p.sum(), "jac": lambda p: -np.ones(8)},
+            method="SLSQP",
+            options={"ftol": 1e-14, "maxiter": 1000},
+        )
+        for found in (exact_probabilities(u, m), aggregated_probabilities(u, m, 50)[0]):
+            assert found == pytest.approx(best.x, abs=2e-3)
+            assert variance(found) <= best.fun * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(

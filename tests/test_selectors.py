@@ -95,6 +95,16 @@ def test_pow_d_takes_the_highest_losses_of_its_candidates_and_breaks_ties_at_ran
     assert found[9] == pytest.approx(0.3, abs=0.041)  # as often as it is a candidate
 
 
+def test_pow_d_selects_by_the_law_of_its_two_steps() -> None:
+    """Shares p = .4, .3, .2, .1; the losses rise with the id. {i, j} are the two candidates with probability
+    p_i p_j / (1 - p_i) + p_j p_i / (1 - p_j), and the higher id of them is selected: 1 with that of {0, 1},
+    .4 (.3 / .6) + .3 (.4 / .7) = .371429; 2 with {0, 2} or {1, 2}, .233333 + .160714; 3 with the rest, .234524."""
+    sizes, losses = [4, 3, 2, 1], FixedLosses([1.0, 2.0, 3.0, 4.0])
+    losses.data.train[:] = [np.full(n, i) for i, n in enumerate(sizes)]  # type: ignore[index]
+    found = chances(pow_d(4, 1, 2, sizes=sizes), 1000, engine=losses, available=range(4))
+    assert found == pytest.approx([0, 0.371429, 0.394048, 0.234524], abs=4 * np.sqrt(0.25 / 1000))
+
+
 def test_pow_d_with_d_equal_k_is_its_candidates_and_asks_nothing() -> None:
     silent = toy_clients([1] * 10, frozenset())  # a question would raise
     assert len(pow_d(10, 3, 3).select(1, silent, rng()).ids) == 3

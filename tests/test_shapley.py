@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,6 +97,14 @@ def test_relevance_is_a_running_mean_and_the_draw_a_softmax_of_it() -> None:
     selector.observe(1, toy_cohort([1, 2], [1, 1], [[2, 0], [0, 0]]), OneNumber())  # type: ignore[arg-type]
     assert selector.relevance == pytest.approx([0.25, 0.1875 + 0.25 * 1.5, 0.1875 + 0.25 * -0.5, 0.25])
     assert {relevant([0, 0, 50, 0], 1, seed)[0] for seed in range(20)} == {2}
+
+
+def test_a_client_is_as_likely_as_scipys_softmax_of_its_relevance() -> None:
+    relevance = [0.5, -1.0, 1.0, 0.0]
+    counts = np.zeros(4)
+    for seed in range(1000):
+        counts[relevant(relevance, 1, seed)] += 1
+    assert counts / 1000 == pytest.approx(scipy.special.softmax(relevance), abs=4 * np.sqrt(0.25 / 1000))
 
 
 def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:

@@ -20,10 +20,11 @@ EXPLORATION_POOL = 5  # m unseen clients are drawn from the EXPLORATION_POOL * m
 class Oort(Selector):
     """Exploits clients of high statistical utility and explores clients that have not taken part yet ("unseen").
 
-    Utility: U_k = n_k sqrt(mean squared loss of its samples), measured while client k last trained. The score of a seen
-    client is `normalised(U_k)` + sqrt(.1 ln t / L_k), where L_k is the round of its last participation, times
-    (T / t_k)^`penalty` if its round duration t_k, observed on the simulated clock when it last took part, exceeds the
-    preferred duration T (Eq. 1). Without a simulated clock, or with equal durations, time has no effect.
+    Utility: U_k = n_k sqrt(mean squared loss of its samples), measured while client k last trained, over all its steps
+    (FedScale: the last mini-batch). The score of a seen client is `normalised(U_k)` + sqrt(.1 ln t / L_k), where L_k
+    is the round of its last participation, times (T / t_k)^`penalty` if its round duration t_k, observed on the
+    simulated clock when it last took part, exceeds the preferred duration T (Eq. 1). Without a simulated clock, or with
+    equal durations, time has no effect.
 
     Exploitation: m = (1 - eps) K clients are drawn with probability proportional to their scores, from all seen clients
     whose score is at least `cutoff` (.95 in the paper, .7 in the code) times the score of rank m (`cutoff_rank: last`,
@@ -35,11 +36,11 @@ class Oort(Selector):
     published code, whose driver draws round 1 uniformly and calls the selector from round 2 on, so that ln t is
     ln(t - 1). Deviation: the code draws uniformly for one more round after the last unseen client was selected.
 
-    Pacer, as in the published code: T is a percentile of the durations seen so far. A round gains the mean utility of
-    the exploited clients whose updates arrived, 0 if there are none. Every `pacer_window` rounds, the gains of the last
-    window are compared with those of the one before: the percentile rises by `pacer_step` if their sums differ by at
-    most 10 %, and falls if by 5 times the earlier one or more. (In the paper's Algorithm 1, T itself grows where the
-    sum of utilities has fallen.) Oort's blacklist is not implemented.
+    Pacer, as in the published code: T is a percentile of the durations seen so far, here interpolated between two of
+    them. A round gains the mean utility of the exploited clients whose updates arrived, 0 if there are none. Every
+    `pacer_window` rounds, the gains of the last window are compared with those of the one before: the percentile rises
+    by `pacer_step` if their sums differ by at most 10 %, and falls if by 5 times the earlier one or more. (In the
+    paper's Algorithm 1, T itself grows where the sum of utilities has fallen.) Oort's blacklist is not implemented.
 
     Nothing is learnt of clients whose updates do not arrive in time: they are explored again now and then
     (`clients_to_try`). Deviation: the published driver gives them the mean utility of those that arrived.

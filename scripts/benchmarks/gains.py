@@ -21,6 +21,7 @@ from scipy import stats
 RUNS = Path(__file__).parents[2] / "docs" / "results" / "selection_benchmark"
 COLUMNS = ["choice.cell", "choice.selector", "seed", "round", "test_accuracy", "bytes_down", "bytes_up"]
 ROUNDS, WINDOW = 200, 11
+HORIZONS = (50, 100, 150, 200)
 GUESS = 0.1
 KEYS = ["setting", "method", "seed"]
 DISTINCT = [
@@ -124,48 +125,39 @@ def line(row: pd.Series) -> str:
     return f"{row['gain']:+6.2f} [{row['low']:+.2f}, {row['high']:+.2f}] corrected p {row['p_holm']:.3f}"
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", type=Path, default=sorted(RUNS.glob("*.parquet")))
-    parser.add_argument("--methods", default="entropy_greedy,fedcbs,fedcor,clustered2,fl_dp3s,refl")
-    options = parser.parse_args(arguments)
-    methods = options.methods.split(",")
-    console = Console(width=110, highlight=False)
-    rounds = read_rounds(options.runs)
-    everywhere = rounds.groupby("method")["setting"].nunique()
-    rounds = rounds[rounds["method"].isin(everywhere[everywhere == rounds["setting"].nunique()].index)]
-    final = accuracies(rounds)
-    table = gains(final)
-
-    console.print("\nGain by horizon: mean of the 11 rounds up to a round; settings fixed, seeds random")
-    for horizon in (50, 100, 150, 200):
-        found = over_seeds(gains(accuracies(rounds, horizon)))
-        for method in methods:
-            console.print(f"  round {horizon:3}  {method:16} {line(found.loc[method])}")
-    found = over_seeds(gains(best_accuracies(rounds)))
-    console.print("\nGain of each run's best round")
+def print_rows(console: Console, found: pd.DataFrame, methods: Sequence[str], prefix: str = "") -> None:
     for method in methods:
-        console.print(f"  {method:16} {line(found.loc[method])}")
-    random_by_horizon = {h: accuracies(rounds, h).xs("random", level="method").mean() for h in (50, 100, 150, 200)}
-    console.print("random selection:", ", ".join(f"{v:.1f} % at round {h}" for h, v in random_by_horizon.items()))
+        console.print(f"  {prefix}{method:16} {line(found.loc[method])}")
 
+
+def print_horizons(console: Console, rounds: pd.DataFrame, methods: Sequence[str]) -> None:
+    console.print("\nGain by horizon: mean of the 11 rounds up to a round; settings fixed, seeds random")
+    for horizon in HORIZONS:
+        values = accuracies(rounds, horizon)
+        at_random = values.xs("random", level="method").mean()
+        console.print(f"  random selection at round {horizon}: {at_random:.1f} %")
+        print_rows(console, over_seeds(gains(values)), methods, f"round {horizon:3}  ")
+    console.print("\nGain of each run's best round")
+    print_rows(console, over_seeds(gains(best_accuracies(rounds))), methods)
     console.print("\nGain at the bytes that random selection sends in all")
-    found = over_seeds(gains(accuracies_at_equal_bytes(rounds)))
-    for method, row in found.sort_values("gain", ascending=False).iterrows():
-        console.print(f"  {method:16} {line(row)}")
+    found = over_seeds(gains(accuracies_at_equal_bytes(rounds))).sort_values("gain", ascending=False)
+    print_rows(console, found, list(found.index))
 
-    for name, part in (("24", table), ("12 distinct", table[table.index.isin(DISTINCT, level="setting")])):
-        console.print(f"\nSettings as a sample: {name} settings")
-        found = over_settings(part)
-        for method, row in found.sort_values("gain", ascending=False).head(12).iterrows():
-            console.print(f"  {method:16} {line(row)}")
 
-    mean_ranks, friedman, critical = ranks(final)
+def print_populations(console: Console, table: pd.DataFrame, values: pd.Series) -> None:
+    parts = {"24 settings": table, "12 distinct settings": table[table.index.isin(DISTINCT, level="setting")]}
+    for name, part in parts.items():
+        console.print(f"\nSettings as a sample: {name}, the twelve highest gains")
+        found = over_settings(part).sort_values("gain", ascending=False).head(12)
+        print_rows(console, found, list(found.index))
+    mean_ranks, friedman, critical = ranks(values)
     console.print(f"\nMean ranks: Friedman's p {friedman:.1e}, Nemenyi's critical difference {critical:.1f}")
     console.print("  " + ", ".join(f"{method} {rank:.1f}" for method, rank in mean_ranks.items()))
 
-    console.print("\nWithout one setting: in how many of 24 cases the corrected p is below 0.05")
+
+def print_robustness(console: Console, table: pd.DataFrame, values: pd.Series, methods: Sequence[str]) -> None:
     settings = table.index.unique("setting")
+    console.print(f"\nWithout one setting: in how many of {len(settings)} cases a gain is beyond chance, corrected")
     counts = dict.fromkeys(methods, 0)
     for setting in settings:
         found = over_seeds(table.drop(setting, level="setting"))
@@ -173,30 +165,67 @@ def main(arguments: Sequence[str] | None = None) -> None:
             counts[method] += bool(found.loc[method, "p_holm"] < 0.05 and found.loc[method, "gain"] > 0)
     console.print("  " + ", ".join(f"{method} {count}" for method, count in counts.items()))
     for data in ("cifar", "fmnist"):
-        found = over_seeds(table[table.index.get_level_values("setting").str.startswith(data)])
         console.print(f"\n{data} alone")
-        for method in methods:
-            console.print(f"  {method:16} {line(found.loc[method])}")
+        part = table[table.index.get_level_values("setting").str.startswith(data)]
+        print_rows(console, over_seeds(part), methods)
+    console.print("\nGain over random_control instead of random; p not corrected")
+    by_method = values.unstack("method")
+    against = by_method[list(methods)].sub(by_method["random_control"], axis=0).groupby("seed").mean()
+    for method in methods:
+        mean, low, high, p = interval(against[method].dropna().to_numpy())
+        console.print(f"  {method:16} {mean:+6.2f} [{low:+.2f}, {high:+.2f}] p {p:.3f}")
 
-    held_out = [s for s in settings if s.startswith("cifar") and s not in DEVELOPMENT]
-    defaults = table[table.index.isin(held_out, level="setting")][list(TUNED_SEEDS)]
+
+def print_yardsticks(console: Console, table: pd.DataFrame, values: pd.Series) -> None:
+    at_random = values.xs("random", level="method").groupby("setting").mean()
+    console.print("\nFinal accuracy of random selection by setting")
+    console.print("  " + ", ".join(f"{setting} {value:.1f}" for setting, value in at_random.items()))
+    by_setting = values.groupby(["method", "setting"]).mean()
+    above = by_setting["full"] > by_setting["clairvoyant"]
+    console.print(f"\nFull participation ends above the searched cohorts in {above.sum()} of {len(above)} settings")
     console.print("\nDefault values at the seeds of the tuned ones, in cifar's nine held-out settings")
-    for method, part in defaults.groupby("method"):
-        if method in TUNED:
-            mean, low, high, _ = interval(part.mean().to_numpy())
-            console.print(f"  {method:16} {mean:+6.2f} [{low:+.2f}, {high:+.2f}]")
+    held_out = [s for s in at_random.index if s.startswith("cifar") and s not in DEVELOPMENT]
+    defaults = table[table.index.isin(held_out, level="setting")][list(TUNED_SEEDS)]
+    for method in TUNED:
+        mean, low, high, _ = interval(defaults.loc[method].mean().to_numpy())
+        console.print(f"  {method:16} {mean:+6.2f} [{low:+.2f}, {high:+.2f}]")
 
-    by_setting = final.groupby(["method", "setting"]).mean()
-    if {"full", "clairvoyant"} <= set(rounds["method"]):
-        above = int((by_setting["full"] > by_setting["clairvoyant"]).sum())
-        console.print(f"\nfull participation ends above the searched cohorts in {above} of {len(settings)} settings")
-    if "random_control" in rounds["method"].unique():
-        control = final.unstack("method")
-        against = control[methods].sub(control["random_control"], axis=0).groupby("seed").mean()
-        console.print("\nGain over the control, random_control, instead of random")
-        for method in methods:
-            mean, low, high, p = interval(against[method].dropna().to_numpy())
-            console.print(f"  {method:16} {mean:+6.2f} [{low:+.2f}, {high:+.2f}] p {p:.3f}, not corrected")
+
+def print_schedules(console: Console, constant: pd.Series, cosine: pd.Series) -> None:
+    paired = pd.DataFrame({"constant": constant, "cosine": cosine}).dropna()
+    change = (paired["cosine"] - paired["constant"]).xs("random", level="method")
+    mean, low, high, _ = interval(change.groupby("setting").mean().to_numpy())
+    console.print(f"\nA cosine schedule gives random selection {mean:+.2f} [{low:+.2f}, {high:+.2f}] over settings")
+    for schedule in paired:
+        console.print(f"Gains in these settings and seeds, {schedule} learning rate; settings as a sample")
+        found = over_settings(gains(paired[schedule])).sort_values("gain", ascending=False)
+        print_rows(console, found, list(found.index))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", type=Path, default=sorted(RUNS.glob("*.parquet")))
+    parser.add_argument("--cosine", type=Path, default=RUNS.parent / "selection_benchmark_cosine" / "runs.parquet")
+    parser.add_argument("--other-rate", type=Path, default=RUNS.parent / "selection_benchmark_rate" / "runs.parquet")
+    parser.add_argument("--methods", default="entropy_greedy,fedcbs,fedcor,clustered2,fl_dp3s,refl")
+    options = parser.parse_args(arguments)
+    methods = options.methods.split(",")
+    console = Console(width=110, highlight=False)
+
+    rounds = read_rounds(options.runs)
+    settings_of = rounds.groupby("method")["setting"].nunique()
+    everywhere = settings_of[settings_of == rounds["setting"].nunique()].index
+    rounds = rounds[rounds["method"].isin(everywhere)]
+    values = accuracies(rounds)
+    table = gains(values)
+    print_horizons(console, rounds, methods)
+    print_populations(console, table, values)
+    print_robustness(console, table, values, methods)
+    print_yardsticks(console, table, values)
+    print_schedules(console, values, accuracies(read_rounds([options.cosine])))
+    console.print("\nFinal accuracies at a learning rate of 0.02, by seed")
+    for (setting, method), of_seeds in accuracies(read_rounds([options.other_rate])).groupby(["setting", "method"]):
+        console.print(f"  {setting} {method}: " + ", ".join(f"{value:.1f}" for value in of_seeds))
 
 
 if __name__ == "__main__":

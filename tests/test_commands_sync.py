@@ -92,9 +92,9 @@ def test_runs_do_not_wait_whose_other_trackers_failed() -> None:
 def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the same command, which goes on with a run that was preempted, would send it at the same time."""
     first, held = finished("a"), finished("b")
-    monkeypatch.setattr(sync, "_send", lambda folder: "free" if is_free(folder) else "done")
+    monkeypatch.setattr(sync, "_send", lambda folder, _: "free" if is_free(folder) else "done")
     with owned(held):
-        reasons = dict(sync.send([first, held]))
+        reasons = dict(sync.send([first, held], {}))
     assert "another process is running this now" in reasons[held]
     assert reasons[first] == "done"
     assert is_free(first)

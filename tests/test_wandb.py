@@ -79,7 +79,7 @@ def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
     for t in (1, 2):
         folder.append(record(t))
     folder.write_summary({**summary(), "choices": {"selector": "full"}})
-    start, first, second, finish = replay(tmp_path / "run")
+    start, first, second, finish = replay(tmp_path / "run", {})
     assert (start["start"]["job_type"], start["start"]["project"], start["start"]["entity"]) == ("full", "mine", "lab")
     assert [m["log"]["round"] for m in (first, second)] == [1, 2]
     assert finish["finish"]["final_accuracy"] == 0.75
@@ -92,12 +92,12 @@ def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypat
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = RunFolder.create(tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2})
     folder.append(record(1))
-    command = [*COMMAND, str(folder.path)]
+    command = [*COMMAND, str(folder.path), "{}"]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
         assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [0.5]  # of one record
-    missing = subprocess.run([*COMMAND, "nowhere"], capture_output=True, text=True, check=False)
+    missing = subprocess.run([*COMMAND, "nowhere", "{}"], capture_output=True, text=True, check=False)
     assert missing.returncode == 1
     assert "FileNotFoundError" in missing.stdout
     assert not list((tmp_path / "t").iterdir())
@@ -119,7 +119,7 @@ def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypa
     for name in ("json", "numpy", "yaml", "wandb", "dataclasses", "fedsim"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
     monkeypatch.setenv("PYTHONPATH", ".")
-    subprocess.run([*COMMAND, "nowhere"], cwd=tmp_path, capture_output=True, check=False)
+    subprocess.run([*COMMAND, "nowhere", "{}"], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "marker").exists()
     subprocess.run([sys.executable, "-c", "import fedsim"], cwd=tmp_path, check=False)  # negative control
     assert (tmp_path / "marker").exists()

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -139,7 +139,8 @@ class RayJobs(TaskLauncher):
         ray = imported("ray", "ray", "ray")
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
         try:
-            ray.init(address=self.address or "local", log_to_driver=False, logging_level="error", **own)
+            with chdir(os.sep):  # Ray puts the working folder before all others where workers look for modules
+                ray.init(address=self.address or "local", log_to_driver=False, logging_level="error", **own)
         except ConnectionError as error:
             remedy = "`ray start` starts one; set RAY_ADDRESS, and RAY_AUTH_MODE=token if it asks for a token"
             problem = Problem("hydra.launcher.address", self.address, "no cluster answers", remedy)

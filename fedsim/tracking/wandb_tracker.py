@@ -46,9 +46,9 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     """The W&B run of a run's folder, offline if it cannot be online, and `done` or the reason of that. In the modes
     `auto` and `LATER`, W&B decides by its own settings."""
     remove_folder(Path(start["folder"]) / "wandb")
-    kept, report = None, "done"
-    with suppress(OSError, ValueError):
-        kept = (Path(start["folder"]) / WANDB_ID).read_text(encoding="utf-8").strip() or None
+    kept, report, file = None, "done", Path(start["folder"]) / WANDB_ID
+    with suppress(OSError, ValueError):  # what a link leads to is not sent as an id
+        kept = None if file.is_symlink() else file.read_text(encoding="utf-8").strip() or None
     by_settings = start["mode"] in ("auto", LATER)
     try:
         run = _begin(start, None if by_settings else start["mode"], kept)

@@ -10,9 +10,10 @@ From Python, an experiment is composed of the words of the command line and run 
 These names are imported at their first use, because they import PyTorch.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # `python -m fedsim` would import typing from the working folder
 if TYPE_CHECKING:
+    from typing import Any
+
     from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
     from fedsim.api.results import RunFailedError, RunResult, SweepResult, load_ablations, load_runs
     from fedsim.core.record import Record
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedsim.api import experiments, results

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from fedsim import __version__
-from fedsim.running.process import STOP, world
+from fedsim.running.process import STOP, open_missing_streams, world
 
 RUNNING_FLAGS = {
     *("-m", "--multirun", "-r", "--run", "-p", "--package"),
@@ -21,6 +21,8 @@ RUNNING_FLAGS = {
 
 def main() -> None:
     """Run the command line and exit with its code, however early it is asked to end."""
+    open_missing_streams()
+    os.environ["PYTHONSAFEPATH"] = "1"  # no child (`python -c`) imports from the working folder before all other places
     STOP.install()
     if not world().rank:
         announce(sys.argv[1:])

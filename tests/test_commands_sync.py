@@ -16,6 +16,7 @@ from fedsim.commands.dispatch import answer
 from fedsim.results.files import is_free, owned
 from fedsim.running.process import STOP
 from fedsim.tracking import wandb_tracker
+from fedsim.tracking.wandb_mirror import replay
 from fedsim.tracking.wandb_tracker import TARGET, WandbTracker
 
 Fake = Callable[[str], None]
@@ -92,9 +93,9 @@ def test_runs_do_not_wait_whose_other_trackers_failed() -> None:
 def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the same command, which goes on with a run that was preempted, would send it at the same time."""
     first, held = finished("a"), finished("b")
-    monkeypatch.setattr(sync, "_send", lambda folder: "free" if is_free(folder) else "done")
+    monkeypatch.setattr(sync, "_send", lambda folder, _: "free" if is_free(folder) else "done")
     with owned(held):
-        reasons = dict(sync.send([first, held]))
+        reasons = dict(sync.send([first, held], {}))
     assert "another process is running this now" in reasons[held]
     assert reasons[first] == "done"
     assert is_free(first)
@@ -178,3 +179,39 @@ def test_a_missing_key_is_found_out_by_the_first_run_and_a_missing_folder_at_onc
     assert not Path("imported").exists()
     assert answer(["sync", "nowhere"]) == 2
     assert "sync: nowhere: no such folder" in capsys.readouterr().err
+
+
+def test_a_name_that_wandb_does_not_take_can_be_changed_when_the_run_is_sent(
+    mirror: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was recorded by a version that did not check names. First with the process that sends it itself."""
+    folder = finished("a", tracker={"wandb": {**WANDB["wandb"], "project": "a/b"}})
+    assert answer(["sync"]) == 1
+    page = " ".join(capsys.readouterr().out.split())
+    assert "tracker.wandb.project='a/b': must have 1 to 128 characters" in page
+    assert "--project, --entity or --tags changes it" in page
+    assert answer(["sync", "--project", "c:d", "--tags", "x" * 65]) == 2
+    told = capsys.readouterr().err
+    assert "--project='c:d': must have 1 to 128" in told
+    assert "--tags='xxx" in told
+    mirror("pathlib.Path('got').write_text(sys.argv[2] + os.environ['PYTHONSAFEPATH'])" + SEND)
+    assert answer(["sync", "--project", "good", "--tags", "x,y"]) == 0
+    assert Path("got").read_text() == '{"project": "good", "tags": "x,y"}1'
+    assert sync.waiting([folder]) == []
+
+
+def test_what_a_run_is_sent_with_takes_the_place_of_its_own() -> None:
+    folder = finished("a", tracker={"wandb": {**WANDB["wandb"], "project": "a/b", "tags": ["old"]}})
+    start, *_ = replay(folder, {"project": "good", "tags": "x,y"})
+    assert (start["start"]["project"], start["start"]["tags"]) == ("good", ["x", "y"])
+
+
+def test_nothing_is_written_through_links_that_lie_in_a_run_s_folder(mirror: Fake) -> None:
+    folder, victim = finished("a"), Path("victim").absolute()
+    victim.write_text("of somebody else")
+    for link in (folder / sync.UNSENT, folder / sync.WANDB / sync.SENT):
+        link.symlink_to(victim)
+    mirror(SEND)
+    assert answer(["sync", "--again"]) == 0
+    assert victim.read_text() == "of somebody else"
+    assert not (folder / sync.WANDB / sync.SENT).is_symlink()

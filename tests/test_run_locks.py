@@ -3,6 +3,7 @@ written through a link, and what a link leads to is not deleted."""
 
 import errno
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,10 +11,13 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedsim.commands.dispatch import answer
 from fedsim.core.errors import FedsimError
+from fedsim.data.cache import load_or_build
 from fedsim.jobs.cli import run
-from fedsim.results.files import ERROR, LOCKS, METRICS, HeldError, OutputError, RunFolder, owned
+from fedsim.results.files import ERROR, LOCKS, METRICS, REPLACEMENTS, HeldError, OutputError, RunFolder, is_free, owned
 from tests.checkpoint_toys import WORDS, folder_in
 from tests.run_toys import ROOT
 
@@ -116,3 +120,60 @@ def test_a_run_folder_that_is_a_link() -> None:
         with pytest.raises(FedsimError, match="is a link; remove it, or choose another output_dir"):
             run([*WORDS, *words])
         assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+
+
+@pytest.mark.parametrize("name", [LOCKS, REPLACEMENTS])
+def test_a_link_in_place_of_a_folder_next_to_the_runs(name: str) -> None:
+    assert run([*WORDS]) == 0
+    elsewhere, link = Path("elsewhere").absolute(), folder_in("outputs").parent / name
+    elsewhere.mkdir()
+    shutil.rmtree(link, ignore_errors=True)
+    link.symlink_to(elsewhere)
+    for words in (["overwrite=true"], ["-m", "seed=1,2", "overwrite=true"]):
+        with pytest.raises(FedsimError, match=rf"{name} is a link; remove it, or choose another output_dir"):
+            run([*WORDS, *words])
+        assert not list(elsewhere.iterdir())
+
+
+def test_a_lock_file_that_is_a_link() -> None:
+    """The oldest filelock that is allowed follows none, and empties no file that has a second name."""
+    folder, lock = Path("outputs/a"), Path("outputs/.locks/a.lock")
+    victim = planted(lock)
+    assert is_free(folder)
+    with pytest.raises(OutputError, match=r"a\.lock .*it is a link: remove it"), owned(folder):
+        pass
+    assert victim.read_bytes() == CONTENT
+    lock.unlink()
+    lock.hardlink_to(victim)
+    assert is_free(folder)
+    with owned(folder):
+        pass
+    assert victim.read_bytes() == CONTENT
+
+
+def test_reports_go_where_a_link_leads_only_if_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*WORDS]) == 0
+    place, elsewhere = folder_in("outputs").parent, Path("elsewhere").absolute()
+    elsewhere.mkdir()
+    (place / "report").symlink_to(elsewhere)
+    assert answer(["report", str(place), "--no-figures"]) == 1
+    assert f"{place / 'report'} is a link" in capsys.readouterr().err
+    assert not list(elsewhere.iterdir())
+    assert answer(["report", str(place), "--no-figures", "--to", str(place / "report")]) == 0
+    assert (elsewhere / "report.html").is_file()
+
+
+def test_a_link_in_place_of_the_cache_s_temporary_file() -> None:
+    victim = planted(Path("cache/x.safetensors.tmp"))
+    load_or_build(Path("cache/x.safetensors").absolute(), lambda: {"x": torch.ones(2)})
+    assert victim.read_bytes() == CONTENT
+
+
+def test_a_link_in_place_of_wandb_s_folder() -> None:
+    victim = planted(Path("elsewhere/file"))
+    folder = Path("outputs/a")
+    folder.mkdir(parents=True)
+    (folder / "wandb").symlink_to(victim.parent / "elsewhere")
+    RunFolder.create(folder, {})
+    assert not (folder / "wandb").is_symlink()
+    assert Path("elsewhere/file").read_bytes() == CONTENT

@@ -1,5 +1,6 @@
 """Processes that are asked to end: saved within a round, the exit code says which, and the same command goes on."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -155,6 +156,31 @@ def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_pat
         process.kill()
     assert "Traceback" not in errors
     assert process.returncode == 130
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+@pytest.mark.parametrize("missing", [(0, 2), (0, 1, 2)])
+def test_without_standard_streams_a_notice_goes_nowhere(missing: Sequence[int], tmp_path: Path) -> None:
+    """Otherwise the next files that are opened get the numbers 0 to 2: the lock, the records, the checkpoint."""
+
+    def close() -> None:
+        for number in missing:
+            os.close(number)
+
+    command = [sys.executable, "-m", "fedsim", *LONG, "tracker=files_only", "checkpoint.every=1"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, preexec_fn=close)  # noqa: PLW1509
+    try:
+        while rounds_on_file(tmp_path) < 3 and process.poll() is None:
+            time.sleep(0.05)
+        streams = [str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in missing]
+        process.terminate()
+        assert process.wait(HANG) == 75
+    finally:
+        process.kill()
+    assert streams == [os.devnull] * len(missing)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert not [path for path in files if signals.NOTICE in path.read_bytes()]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")

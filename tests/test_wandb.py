@@ -4,18 +4,23 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+import wandb
 
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError
 from fedsim.results.files import RunFolder
 from fedsim.tracking import wandb_tracker
+from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_mirror import begin_run, mirror, replay
-from fedsim.tracking.wandb_tracker import COMMAND, NO_KEY, TARGET, WandbTracker
+from fedsim.tracking.wandb_tracker import COMMAND, NO_KEY, TARGET, WandbTracker, start_message
 from tests.test_tracking import info, record, summary
 from tests.wandb_toys import history_of, items, offline_records, play, processes, tracker, wait_for
 
@@ -79,7 +84,7 @@ def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
     for t in (1, 2):
         folder.append(record(t))
     folder.write_summary({**summary(), "choices": {"selector": "full"}})
-    start, first, second, finish = replay(tmp_path / "run")
+    start, first, second, finish = replay(tmp_path / "run", {})
     assert (start["start"]["job_type"], start["start"]["project"], start["start"]["entity"]) == ("full", "mine", "lab")
     assert [m["log"]["round"] for m in (first, second)] == [1, 2]
     assert finish["finish"]["final_accuracy"] == 0.75
@@ -92,12 +97,12 @@ def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypat
     monkeypatch.setenv("WANDB_MODE", "offline")
     folder = RunFolder.create(tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2})
     folder.append(record(1))
-    command = [*COMMAND, str(folder.path)]
+    command = [*COMMAND, str(folder.path), "{}"]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
         assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [0.5]  # of one record
-    missing = subprocess.run([*COMMAND, "nowhere"], capture_output=True, text=True, check=False)
+    missing = subprocess.run([*COMMAND, "nowhere", "{}"], capture_output=True, text=True, check=False)
     assert missing.returncode == 1
     assert "FileNotFoundError" in missing.stdout
     assert not list((tmp_path / "t").iterdir())
@@ -119,7 +124,7 @@ def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypa
     for name in ("json", "numpy", "yaml", "wandb", "dataclasses", "fedsim"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
     monkeypatch.setenv("PYTHONPATH", ".")
-    subprocess.run([*COMMAND, "nowhere"], cwd=tmp_path, capture_output=True, check=False)
+    subprocess.run([*COMMAND, "nowhere", "{}"], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "marker").exists()
     subprocess.run([sys.executable, "-c", "import fedsim"], cwd=tmp_path, check=False)  # negative control
     assert (tmp_path / "marker").exists()
@@ -221,3 +226,87 @@ def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monk
     assert tried == ["online", "offline"]
     assert report == "could not go online (RuntimeError: no route), so it is logged offline"
     assert not (tmp_path / "wandb").exists()
+
+
+def test_links_in_place_of_wandb_s_folder_and_id_are_neither_followed_nor_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[str] = []
+
+    def init(**options: Any) -> Any:
+        used.append(options["id"])
+        return MagicMock()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=MagicMock(model_fields={}), init=init))
+    victim, folder = tmp_path / "victim", tmp_path / "run"
+    victim.mkdir()
+    folder.mkdir()
+    (victim / "token").write_text("not-for-the-server")
+    (folder / "wandb").symlink_to(victim)
+    (folder / "wandb.id").symlink_to(victim / "token")
+    start = dict.fromkeys(("project", "entity", "group", "job_type", "name", "tags", "config"))
+    begin_run({**start, "mode": "offline", "folder": str(folder), "timeout": 1.0})
+    assert not (folder / "wandb").is_symlink()
+    assert (folder / "wandb.id").read_text().strip() == used[0] != "not-for-the-server"
+    assert (victim / "token").read_text() == "not-for-the-server"
+    assert len(list(victim.iterdir())) == 1
+
+
+# --- names, by the rules of W&B's client (wandb.Settings) and its server --------------------------------------------
+
+
+def composed(words: Sequence[str]) -> list[Plan]:
+    with search_path():
+        return check_jobs(compose_jobs(words, multirun=False))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["tracker.wandb.project='a/b'"], r"tracker\.wandb\.project='a/b': must have 1 to 128 characters, none of"),
+        ([f"tracker.wandb.project={'p' * 129}"], r"tracker\.wandb\.project='p+': must have 1 to 128 characters"),
+        (["tracker.wandb.entity='team/project'"], r"tracker\.wandb\.entity='team/project': must have 1 to 128"),
+        ([f"tracker.wandb.tags=[ok,{'t' * 65}]"], r"tracker\.wandb\.tags='t+': must have 1 to 64 characters"),
+        (["tracker.wandb.tags=['']"], r"tracker\.wandb\.tags='': must have 1 to 64 characters"),
+    ],
+)
+def test_names_that_wandb_does_not_take_are_rejected_before_the_run(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        composed(words)
+    composed([*words, "tracker.wandb.mode=disabled"])
+
+
+def test_the_environment_names_project_entity_group_and_tags_unless_the_user_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = ("project", "entity", "group", "tags")
+
+    def names(*words: str) -> list[Any]:
+        (plan,) = composed([*words, "tracker.wandb.mode=offline"])
+        message = start_message(RunInfo("trial", Path("run"), {}, {}, 0, 1), plan.config["tracker"]["wandb"], "auto", 1)
+        return [message[key] for key in keys]
+
+    assert names() == ["fedsim", None, "trial", []]
+    for name, value in {"PROJECT": "mine", "ENTITY": "lab", "RUN_GROUP": "night", "TAGS": "a,b"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    assert names() == ["mine", "lab", "night", ["a", "b"]]
+    typed = ["other", "they", "day", ["c"]]
+    assert (
+        names(*(f"tracker.wandb.{k}={v if k != 'tags' else '[c]'}" for k, v in zip(keys, typed, strict=True))) == typed
+    )
+    monkeypatch.setenv("WANDB_PROJECT", "a/b")
+    with pytest.raises(ConfigError, match=r"project='a/b': .*\n.*also where the variable WANDB_PROJECT has it"):
+        names()
+
+
+def test_names_that_fedsim_chooses_are_shortened_to_what_wandb_takes(tmp_path: Path) -> None:
+    long = "my_model_" * 20
+    choices = {"dataset": "digits", "model": long, "selector": f"{long}1"}
+    told = RunInfo(long, tmp_path / f"{long}-s0", {}, choices, 0, 1)
+    message = start_message(told, {"tags": ["mine"]}, "offline", 1.0)
+    assert message["tags"][:2] == ["mine", "digits"]
+    assert message["tags"][2].startswith("my_model_my_model_")
+    lengths = [len(message[key]) for key in ("group", "name", "job_type")] + [len(message["tags"][2])]
+    assert lengths == [128, 128, 64, 64]
+    assert message["group"] != message["name"]
+    wandb.Settings(project="fedsim", run_group=message["group"], run_tags=message["tags"])  # its own checks

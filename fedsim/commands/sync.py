@@ -3,19 +3,21 @@
 The process that sends them is the one that mirrors runs (`fedsim.tracking.wandb_mirror`), apart from the folder.
 """
 
+import json
 import subprocess
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import yaml
 
 from fedsim.commands.dispatch import MistakeError, wrap
-from fedsim.core.errors import FedsimError
+from fedsim.core.disk import write_atomically
+from fedsim.core.errors import ConfigError, FedsimError, check
 from fedsim.results.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
 from fedsim.running.process import STOP
-from fedsim.tracking.wandb_tracker import NO_KEY, kill_with_children, mirrors_in, start_process
+from fedsim.tracking.wandb_tracker import NO_KEY, kill_with_children, mirrors_in, name_problems, start_process
 
 WANDB, SENT = "wandb", "sent.txt"
 """W&B's folder in that of a run, and what is left in it when a run has been sent again."""
@@ -23,6 +25,8 @@ UNSENT = "wandb.unsent"
 """In a run's folder while it is sent: W&B's record of it is made anew then, and may be gone if that is interrupted."""
 OFFLINE = f"{WANDB}/offline-run-*"
 """W&B's records of a run that it has not been sent."""
+CHANGED = {"project": "a project of W&B", "entity": "a user or team of W&B", "tags": "tags with commas between them"}
+"""Keys of the tracker that the command can change, and what they are."""
 HANG = 300.0
 """Seconds after which the process that sends a run is given up."""
 
@@ -30,6 +34,8 @@ HANG = 300.0
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", nargs="*", type=Path, help="folders of runs, or folders above them (outputs)")
     parser.add_argument("--again", action="store_true", help="also runs that are there already")
+    for key, about in CHANGED.items():
+        parser.add_argument(f"--{key}", help=f"{about}, in place of what the runs were recorded with")
     parser.add_argument("--dry-run", action="store_true", help="only name the runs that would be sent")
 
 
@@ -39,6 +45,8 @@ def run(options: Namespace) -> int:
     folders = options.folder or [Path("outputs")]
     if missing := [str(folder) for folder in options.folder if not folder.is_dir()]:
         raise MistakeError(f"{', '.join(missing)}: no such folder; give that of a run, or one above it")
+    changed = {key: value for key, value in vars(options).items() if key in CHANGED and value is not None}
+    check(*name_problems(changed, "--"))
     found = ended(folders) if options.again else waiting(folders)
     state = "that ended" if options.again else "to be sent"
     print(wrap(f"{len(found)} run{'s' * (len(found) != 1)} below {', '.join(map(str, folders))} {state}"))
@@ -47,7 +55,7 @@ def run(options: Namespace) -> int:
         return 0
     sent = 0
     with STOP.working():  # a signal also ends the process that sends them
-        for folder, reason in send(found):
+        for folder, reason in send(found, changed):
             sent += reason == "done"
             told = f"  sent      {folder}" if reason == "done" else f"  not sent  {folder}\n{wrap(reason, 12)}"
             print(told, flush=True)
@@ -79,16 +87,17 @@ def _mirror_failed(folder: Path) -> bool:
         return False
 
 
-def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
-    """Send runs one after another; yields each with `done` or the reason why it is not there.
+def send(folders: Sequence[Path], changed: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
+    """Send runs one after another; yields each with `done` or the reason why it is not there. `changed`: values that
+    their trackers are given.
 
     A run that is sent is locked, so that no process runs it at the same time. Raises `MistakeError` if there is no key.
     """
     for folder in folders:
         try:
             with owned(folder):
-                (folder / UNSENT).write_text("fedsim sync sends this run to W&B\n", encoding="utf-8")
-                report = _send(folder.absolute())
+                write_atomically(folder / UNSENT, b"fedsim sync sends this run to W&B\n")
+                report = _send(folder.absolute(), changed)
         except MistakeError:
             raise
         except (FedsimError, OSError) as error:
@@ -96,8 +105,9 @@ def send(folders: Sequence[Path]) -> Iterator[tuple[Path, str]]:
         yield folder, report
 
 
-def _send(folder: Path) -> str:
-    process = start_process(str(folder), stdin=subprocess.DEVNULL, without=["WANDB_MODE"])  # it would keep it offline
+def _send(folder: Path, changed: Mapping[str, str]) -> str:
+    words = str(folder), json.dumps(changed)
+    process = start_process(*words, stdin=subprocess.DEVNULL, without=["WANDB_MODE"])  # it would keep it offline
     try:
         report = process.communicate(timeout=HANG)[0].strip()
     except subprocess.TimeoutExpired:
@@ -106,11 +116,13 @@ def _send(folder: Path) -> str:
         kill_with_children(process)
     if report.startswith(NO_KEY):
         raise MistakeError("W&B has no API key; `wandb login`, or the variable WANDB_API_KEY, gives it one")
+    if report.startswith(ConfigError.__name__):
+        return f"{report}; --project, --entity or --tags changes it"
     if report != "done":
         return report or f"its process has ended, or said nothing for {HANG:.0f} s"
     if any(folder.glob(OFFLINE)):
         return "W&B's settings say offline; `wandb online` changes that"
     with suppress(OSError):
-        (folder / WANDB / SENT).write_text("sent by fedsim sync\n", encoding="utf-8")
+        write_atomically(folder / WANDB / SENT, b"sent by fedsim sync\n")
         (folder / UNSENT).unlink()
     return "done"

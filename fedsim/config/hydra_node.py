@@ -28,7 +28,18 @@ from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check
 
-VARIABLES = ("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK")
+VARIABLES = (
+    "HOME",
+    "LOGNAME",
+    "SCRATCH",
+    "TMPDIR",
+    "USER",
+    "WANDB_ENTITY",
+    "WANDB_PROJECT",
+    "WANDB_RUN_GROUP",
+    "WANDB_TAGS",
+    "WORK",
+)
 """Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
 RESOLVERS = ("oc.env", "oc.select", "oc.decode", "now", "hydra", "python_version")
 """Resolvers that a config may call; the others make nodes out of text."""

@@ -75,10 +75,21 @@ def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | Non
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their names below `folder`, which is made, each completely or not at all. Raises OSError."""
+    """Write files by their names in `folder`, which is made, each completely or not at all. Raises OSError, also where
+    the folder is a link."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, f"{folder} is a link")
+    folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / name, content)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder with all that is in it and can be deleted. Of a link, only the link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(path: Path) -> None:

@@ -95,6 +95,7 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is replaced
+    temporary.unlink(missing_ok=True)  # perhaps a link
     try:
         metadata = {"format": FORMAT, "sha256": digest(tensors)}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,7 +29,7 @@ from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.core.parameters import Count, CountOrZero, NonNegative, Problems, parameters
 from fedsim.jobs.task_worker import SubmittedTask, Task
 from fedsim.jobs.tasks import TaskLauncher, imported, in_words
-from fedsim.results.files import is_free
+from fedsim.results.files import is_free, refuse_links
 from fedsim.running.outcome import Outcome
 from fedsim.running.process import STOP
 
@@ -64,7 +64,7 @@ class JoblibJobs(TaskLauncher):
     def _pool(self) -> Any:
         """The pool of processes; another one where one of them was killed."""
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, joblib.cpu_count() // self.tasks_at_a_time))
-        variables = {"OMP_NUM_THREADS": threads, "PYTHONSAFEPATH": "1"}  # nothing is imported from the working folder
+        variables = {"OMP_NUM_THREADS": threads}
         return get_reusable_executor(max_workers=self.tasks_at_a_time, timeout=IDLE_SECONDS, env=variables)
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
@@ -139,7 +139,8 @@ class RayJobs(TaskLauncher):
         ray = imported("ray", "ray", "ray")
         own = {"include_dashboard": False, "object_store_memory": OBJECT_STORE} if self.address is None else {}
         try:
-            ray.init(address=self.address or "local", log_to_driver=False, logging_level="error", **own)
+            with chdir(os.sep):  # Ray puts the working folder before all others where workers look for modules
+                ray.init(address=self.address or "local", log_to_driver=False, logging_level="error", **own)
         except ConnectionError as error:
             remedy = "`ray start` starts one; set RAY_ADDRESS, and RAY_AUTH_MODE=token if it asks for a token"
             problem = Problem("hydra.launcher.address", self.address, "no cluster answers", remedy)
@@ -230,6 +231,7 @@ class SubmititJobs(TaskLauncher):
         shared = submitit.AutoExecutor._typed_parameters()
         given = {**self.parameters, **self.added()}
         folder = place / FOLDER / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
+        refuse_links(folder.parent)
         limits = getattr(self, "max_num_timeout", 0)
         try:
             self._executor = submitit.AutoExecutor(folder, cluster=self.cluster, slurm_max_num_timeout=limits)
@@ -244,9 +246,8 @@ class SubmititJobs(TaskLauncher):
         yield
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
-        variables = {"PYTHONSAFEPATH": "1"}  # nothing is imported from the working folder before fedsim
-        variables["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(self.num_threads)
-        with patch.dict(os.environ, variables):  # for processes that are started now
+        threads = os.environ.get("OMP_NUM_THREADS") or str(self.num_threads)
+        with patch.dict(os.environ, {"OMP_NUM_THREADS": threads}):  # for processes that are started now
             try:
                 return self._executor.submit_array([SubmittedTask(plans, since, {}) for plans in groups])
             except (OSError, RuntimeError) as error:  # of `sbatch`, say

@@ -21,7 +21,7 @@ from fedsim.core.parameters import Count, parameters
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.results.files import HeldError, is_free
+from fedsim.results.files import HeldError, is_free, refuse_links
 from fedsim.running.outcome import Outcome, Watch, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
@@ -39,6 +39,8 @@ def require_room(plans: Iterable[Plan]) -> None:
     """Raise `ConfigError` unless the folders for results can be written and have room for the runs still to come, and
     source files of their data can be read, or fetched where they are missing."""
     plans = to_come(plans)
+    for plan in plans:
+        refuse_links(plan.folder)
     check(*output_problems(plans), *source_problems(plans))
 
 

@@ -132,10 +132,11 @@ def report(
     console.print(*(printable_lines(line) for line in lines), "", sep="\n", markup=False)
     console.print(*(table.rich() for table in (found.tables if everything else found.brief)))
     target = to or (source.parent if source.is_file() else source) / "report"
+    place = to.resolve() if to else target  # a link is followed where it was typed, not where a stranger has left it
     told = source.resolve()
     of_file = told.parent.name if told.stem == "runs" else told.stem
     try:
-        _write(found, target, of_file if source.is_file() else told.name, lines, figures)
+        _write(found, place, of_file if source.is_file() else told.name, lines, figures)
     except OSError as error:
         raise OutputError(unwritable("--to", target, error)) from error
     console.print(f"report in {target}", soft_wrap=True, markup=False)

@@ -5,7 +5,6 @@ import errno
 import json
 import math
 import os
-import shutil
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ import yaml
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 
-from fedsim.core.disk import opened, sync_folder, unwritable, write_atomically
+from fedsim.core.disk import opened, remove_folder, sync_folder, unwritable, write_atomically
 from fedsim.core.errors import FedsimError
 
 CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
@@ -55,7 +54,7 @@ class RunFolder:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
         """Create `path` for a new run, delete the files that an earlier run left there, and write the config."""
         folder = cls(path)
-        refuse_link(path)
+        refuse_links(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
             folder._delete(SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, IMPERFECT, ERROR, WANDB_ID)
@@ -65,7 +64,7 @@ class RunFolder:
     def reopen(self, lengths: Mapping[str, int]) -> None:
         """Go on with a run that has not ended: files of records are cut to `lengths` (bytes), what is not to be kept is
         deleted."""
-        refuse_link(self.path)
+        refuse_links(self.path)
         with _write_errors_explained(self.path):
             self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
             for name in (METRICS, TRACE):
@@ -77,7 +76,7 @@ class RunFolder:
         """And what a killed process may have left; W&B is sent its rounds again."""
         for path in (*(self.path / name for name in names), *self.path.glob("*.tmp")):
             path.unlink(missing_ok=True)
-        shutil.rmtree(self.path / "wandb", ignore_errors=True)
+        remove_folder(self.path / "wandb")
 
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
         """Append `record` as one JSON line to the file `name`, which survives a kill of the process."""
@@ -107,7 +106,7 @@ class RunFolder:
 
     def write_error(self, config: Mapping[str, Any], text: str) -> None:
         """Write why a run could not begin, and its config; what an earlier run has left stays as it is."""
-        refuse_link(self.path)
+        refuse_links(self.path)
         with _write_errors_explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self.write_config(config)
@@ -142,11 +141,11 @@ def replace_folder(folder: Path) -> None:
     new, old = replacement_of(folder), folder.parent / REPLACEMENTS / f"{folder.name}.old"
     with _write_errors_explained(folder):
         if folder.exists():
-            shutil.rmtree(old, ignore_errors=True)
+            remove_folder(old)
             folder.rename(old)
         new.rename(folder)
         sync_folder(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        remove_folder(old)
         with suppress(OSError):  # others may have theirs there
             new.parent.rmdir()
 
@@ -155,9 +154,9 @@ def replace_folder(folder: Path) -> None:
 def owned(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, and say so beside it; however its process ends, it is released. Raises
     `HeldError` if another process holds it, and `OutputError` if the folder is a link."""
-    refuse_link(folder)
+    refuse_links(folder)
     lock = FileLock(_beside(folder, "lock"))
-    with _write_errors_explained(folder):
+    with _write_errors_explained(_beside(folder, "lock")):
         (folder.parent / LOCKS).mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=LOOK_SECONDS)
@@ -174,10 +173,11 @@ def owned(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def refuse_link(folder: Path) -> None:
-    """Raise `OutputError` if a run's folder is a link."""
-    if folder.is_symlink():
-        raise OutputError(f"output_dir: {folder} is a link; remove it, or choose another output_dir")
+def refuse_links(folder: Path) -> None:
+    """Raise `OutputError` if a run's folder is a link, or one next to it in which fedsim writes for the run."""
+    for place in (folder, folder.parent / LOCKS, folder.parent / REPLACEMENTS):
+        if place.is_symlink():
+            raise OutputError(f"output_dir: {place} is a link; remove it, or choose another output_dir")
 
 
 def is_free(folder: Path) -> bool:

@@ -29,6 +29,16 @@ def tune() -> None:
                 mallopt(option, value)
 
 
+def open_missing_streams() -> None:
+    """Open /dev/null for each of stdin, stdout and stderr that the process was started without. Otherwise the next file
+    gets its number, and a notice on stderr is written into a result."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
+
+
 PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """What clusters send before they take a machine away."""
 CODES = {"interrupted": 130, "preempted": 75}  # of a process that was asked to end, by the status of its runs

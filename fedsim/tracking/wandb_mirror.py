@@ -8,17 +8,27 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fedsim.core.errors import check
 from fedsim.core.record import LASTS
 from fedsim.results.files import CONFIG, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
-from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, begin_run, mirrors_in, one_line, scalars, start_message
+from fedsim.tracking.wandb_tracker import (
+    LATER,
+    MAX_SECONDS,
+    begin_run,
+    mirrors_in,
+    name_problems,
+    one_line,
+    scalars,
+    start_message,
+)
 
 ACCURACIES = ("smoothed_accuracy", "final_accuracy", "best_accuracy")
 SUMMARY_KEYS = ("status", *ACCURACIES, "mean_participation_ratio", "revision", "totals", *LASTS)
@@ -37,7 +47,7 @@ def main() -> None:
     else:
         os.dup2(nowhere, 0)  # W&B would ask a terminal for a key
     try:
-        report = mirror(map(json.loads, sys.stdin) if piped else replay(Path(arguments[0])))
+        report = mirror(map(json.loads, sys.stdin) if piped else replay(Path(arguments[0]), json.loads(arguments[1])))
     except Exception as error:  # W&B raises many kinds of errors
         report = one_line(error)
     with suppress(OSError):  # the run's process may have ended
@@ -79,13 +89,15 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
     return report
 
 
-def replay(folder: Path) -> Iterator[dict[str, Any]]:
-    """The messages that the tracker of a finished run would have sent, from the files in its folder."""
+def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The messages that the tracker of a finished run would have sent, from the files in its folder. `changed`: values
+    that its node is given. Raises `ConfigError` for names that W&B does not take."""
     config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
     summary = read_summary(folder) or {"status": "unfinished"}
     rounds = config.get("num_rounds", 0)
     info = RunInfo(config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds)
-    node = next(iter(mirrors_in(config).values()), {})
+    node = {**next(iter(mirrors_in(config).values()), {}), **changed}
+    check(*name_problems(node, "tracker.wandb."))
     yield {"start": start_message(info, node, LATER, MAX_SECONDS)}
     for record in read_metrics(folder):
         yield {"log": scalars(record)}

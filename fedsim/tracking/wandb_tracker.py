@@ -4,10 +4,12 @@ A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neith
 run keeps its W&B id in its folder: what a later process sends of it goes to the same run of W&B.
 """
 
+import hashlib
 import json
 import math
 import os
 import queue
+import re
 import secrets
 import shutil
 import signal
@@ -16,20 +18,26 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.core.errors import check, command, positive, rule
+from fedsim.core.disk import remove_folder, write_atomically
+from fedsim.core.errors import Problem, check, command, positive, rule
 from fedsim.results.files import WANDB_ID, json_ready
 from fedsim.tracking.base import RunInfo, Tracker
 
 QUIET = {
-    **{"console": "off", "silent": True, "disable_git": True, "disable_job_creation": True},
-    **dict.fromkeys(("x_disable_meta", "x_disable_stats"), True),
-    **dict.fromkeys(("save_code", "x_save_requirements"), False),
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "save_code": False,
+    "x_save_requirements": False,
 }
 """Settings with which W&B records only the run: no terminal output, code, machine or repository."""
 
@@ -37,10 +45,10 @@ QUIET = {
 def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     """The W&B run of a run's folder, offline if it cannot be online, and `done` or the reason of that. In the modes
     `auto` and `LATER`, W&B decides by its own settings."""
-    shutil.rmtree(Path(start["folder"]) / "wandb", ignore_errors=True)
-    kept, report = None, "done"
-    with suppress(OSError, ValueError):
-        kept = (Path(start["folder"]) / WANDB_ID).read_text(encoding="utf-8").strip() or None
+    remove_folder(Path(start["folder"]) / "wandb")
+    kept, report, file = None, "done", Path(start["folder"]) / WANDB_ID
+    with suppress(OSError, ValueError):  # what a link leads to is not sent as an id
+        kept = None if file.is_symlink() else file.read_text(encoding="utf-8").strip() or None
     by_settings = start["mode"] in ("auto", LATER)
     try:
         run = _begin(start, None if by_settings else start["mode"], kept)
@@ -70,7 +78,7 @@ def _begin(start: dict[str, Any], mode: Any, kept: str | None) -> Any:
                 raise
     wandb_id = secrets.token_hex(6)
     with suppress(OSError):  # a full disk; the run is sent all the same
-        (Path(start["folder"]) / WANDB_ID).write_text(f"{wandb_id}\n", encoding="utf-8")
+        write_atomically(Path(start["folder"]) / WANDB_ID, f"{wandb_id}\n".encode())
     return _init(start, mode, wandb_id)
 
 
@@ -109,7 +117,7 @@ def start_process(*words: str, stdin: int, without: Sequence[str] = ()) -> "subp
     """The process that communicates with W&B, in an environment without the variables `without`."""
     environment = {k: v for k, v in os.environ.items() if k not in (*NOT_INHERITED, *without)}
     streams: dict[str, Any] = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-    environment["WANDB_ERROR_REPORTING"] = "false"
+    environment |= {"WANDB_ERROR_REPORTING": "false", "PYTHONSAFEPATH": "1"}
     # in a session of its own: Ctrl-C goes to the run only
     return subprocess.Popen([*COMMAND, *words], env=environment, start_new_session=True, **streams)
 
@@ -199,14 +207,23 @@ class WandbTracker(Tracker):
     Once the server has not answered, later runs of the process are logged offline at once.
     """
 
-    def __init__(self, *, mode: Mode, project: str, entity: str | None, tags: list[str], timeout: float) -> None:
+    def __init__(
+        self,
+        *,
+        mode: Mode,
+        project: str,
+        entity: str | None,
+        tags: list[str] | str | None,
+        timeout: float,
+        group: str | None = None,
+    ) -> None:
+        self.mode = "disabled" if mode == "auto" and os.environ.get("WANDB_MODE") == "disabled" else mode
+        self.project, self.entity, self.group, self.tags, self.timeout = project, entity, group, tags, timeout
         check(
-            rule(bool(project), "project", project, "must not be empty"),
+            *(() if self.mode == "disabled" else name_problems(vars(self))),
             positive("timeout", timeout),
             rule(timeout <= MAX_SECONDS, "timeout", timeout, f"must be at most {MAX_SECONDS:g} seconds"),
         )
-        self.mode = "disabled" if mode == "auto" and os.environ.get("WANDB_MODE") == "disabled" else mode
-        self.project, self.entity, self.tags, self.timeout = project, entity, tags, timeout
         self._process: MirrorProcess | None = None
 
     def start(self, info: RunInfo) -> None:
@@ -254,15 +271,48 @@ def mirrors_in(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return dict(sorted(found, key=lambda item: item[1].get("mode") == "disabled"))
 
 
+MAX_NAME, MAX_TAG = 128, 64
+"""Most characters that W&B's server takes in the name of a project, a group or a run, and in a tag or job type."""
+NAME = r"[^/\\#?%:]{1,128}"
+"""What it takes as the name of a project."""
+
+
+def name_problems(node: Mapping[str, Any], prefix: str = "") -> Iterator[Problem | None]:
+    """Names in a tracker's node that W&B would reject at the end of the run, and each time that the run is sent. The
+    keys of the problems begin with `prefix`."""
+    for key in ("project", "entity"):
+        name, text = node.get(key), r"must have 1 to 128 characters, none of / \ # ? % : (W&B's rule)"
+        remedy = f"choose another name, also where the variable WANDB_{key.upper()} has it"
+        yield rule(name is None or bool(re.fullmatch(NAME, name)), prefix + key, name, text, remedy)
+    for tag in tags_of(node):
+        remedy = "shorten it, also where the variable WANDB_TAGS has it"
+        yield rule(0 < len(tag) <= MAX_TAG, f"{prefix}tags", tag, "must have 1 to 64 characters (W&B's rule)", remedy)
+
+
+def tags_of(node: Mapping[str, Any]) -> list[str]:
+    """The tags in a tracker's node: a list, or a text with commas between them, as in WANDB_TAGS."""
+    tags: list[str] | str = node.get("tags") or []
+    return tags.split(",") if isinstance(tags, str) else tags
+
+
+def shortened(text: str, most: int) -> str:
+    """`text`; if it has more than `most` characters, its beginning and a hash that tells it from others."""
+    return text if len(text) <= most else f"{text[: most - 9]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
 def start_message(info: RunInfo, node: Mapping[str, Any], mode: str, timeout: float) -> dict[str, Any]:
-    """The message from which the mirror process begins a W&B run. `node`: project, entity and tags of the tracker."""
+    """The message from which the mirror process begins a W&B run. `node`: project, entity, group and tags of the
+    tracker. Names that fedsim chooses are shortened to what W&B takes."""
+    chosen = [info.choices[group] for group in ("dataset", "partition", "model") if group in info.choices]
     return {
-        **{"mode": mode, "project": node.get("project", "fedsim"), "entity": node.get("entity"), "timeout": timeout},
-        **{"group": info.name, "job_type": info.choices.get("selector", "custom"), "name": info.folder.name},
-        "tags": [
-            *node.get("tags", ()),
-            *(info.choices[g] for g in ("dataset", "partition", "model") if g in info.choices),
-        ],
+        "mode": mode,
+        "timeout": timeout,
+        "project": node.get("project", "fedsim"),
+        "entity": node.get("entity"),
+        "group": shortened(node.get("group") or info.name, MAX_NAME),
+        "job_type": shortened(info.choices.get("selector", "custom"), MAX_TAG),
+        "name": shortened(info.folder.name, MAX_NAME),
+        "tags": [*tags_of(node), *(shortened(choice, MAX_TAG) for choice in chosen)],
         "config": json_ready({**info.config, "choices": dict(info.choices)}),
         "folder": os.fspath(info.folder.absolute()),
     }

@@ -116,6 +116,9 @@ def _unfit(
     met = aggregator is None or aggregator.is_mean or not algorithm.needs_mean
     text = f"must be a mean of the updates for {name}: one whose class says `is_mean = True`"
     yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "aggregator=uniform or by_size, say")
+    met = aggregator is None or aggregator.is_average or not algorithm.needs_average
+    text = f"must be a plain mean for {name}, which sums all updates itself: one whose class says `is_average = True`"
+    yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "aggregator=by_size or uniform")
     met = aggregator is None or not (aggregator.is_private and algorithm.kept_vectors)
     text = f"must not be private with {name}, whose sums hold updates that are neither clipped nor noisy"
     yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "local_algorithm=fedprox, say")

@@ -37,7 +37,9 @@ def declared_signals(node: Any) -> set[str]:
             if isinstance(statement, ast.ClassDef) and statement.name == name:
                 bases = map(ast.unparse, statement.bases)
                 origins = {base: f"{module}.{base}" for base in bases}
-                declared = " ".join(re.findall(r"\bneeds\b.*? = (.*)", ast.unparse(statement)))
+                text = ast.unparse(statement)
+                of_objects = re.findall(r"\bself\.needs\b.*? = (.*)", text)  # in place of the class's
+                declared = " ".join(of_objects or re.findall(r"\bneeds\b.*? = (.*)", text))
             elif isinstance(statement, ast.Assign):
                 constant = re.escape(ast.unparse(statement.targets[0]))
                 if re.search(rf"\b{constant}\b", declared):

@@ -4,8 +4,8 @@
     uv run python scripts/selector_tables.py --write  # writes it
 
 A comment before each table of the page names its methods, `<!-- selectors: random, md -->`. A choice that builds on one
-of them stands in its row where it asks and costs the same, and in one of its own below it where it does not. What else
-the literature calls the first of a row (`also:`) stands behind its name.
+of them stands in its row where it asks, needs and costs the same, and otherwise in a row of its own below it. Other
+names of the first of a row (`also:`) stand after its name.
 """
 
 import re
@@ -17,8 +17,9 @@ from fedsim.commands.catalogue import Catalogue, Choice, Group
 
 PAGE = Path(__file__).parents[1] / "docs" / "selectors.md"
 TABLE = re.compile(r"(<!-- selectors: ([\w, ]+) -->\n\n)(?:\|.*\n)*")
-COSTS = ("asks", "bytes", "samples")
-HEADER = ("`selector=`", "idea", "source", "asks of clients", "extra bytes a round", "extra samples a round")
+COSTS = ("asks", "server", "bytes", "samples")
+HEADER = ("`selector=`", "idea", "source", "asks of clients", "needs at the server")
+HEADER += ("extra bytes a round", "extra samples a round")
 
 
 def with_tables(page: str) -> str:

@@ -1,6 +1,7 @@
 """What `fedsim list` reads out of conf/ is what Hydra composes and what methods cost."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from fedsim.config.choice_files import head_of
 from fedsim.config.compose import search_path
 from fedsim.config.diagnosis import compose_one
 from fedsim.config.words import options
+from fedsim.core.server_data import SERVER_DATA, declared_signals, server_data
 from fedsim.results.groups import CLASSES
 from tests.test_selector_contract import CHOICES as SELECTORS
 from tests.test_selector_contract import build, simulation
 from tests.toys import toy_population
 
+ROOT = Path(__file__).parents[1]
 CATALOGUE = Catalogue()
 METHODS = CATALOGUE.group("selector").choices
 N, K, B, C, M, D = 10, 3, 8, 3, 3, 6
@@ -67,14 +70,74 @@ def _nodes_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) -> None:
     fields = METHODS[name].fields
-    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= {*INHERITED, "also", "tune"}
+    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= {*INHERITED, "also", "tune", "server"}
     needs = build(name, toy_population([2] * N, K, 12)).needs
     for signal in needs & WORDS.keys():
         assert WORDS[signal] in fields["asks"]
     assert fields["asks"].startswith("nothing") == (not needs - {Signal.VALIDATION, Signal.TEST})
     told = ("; ".join(sorted(needs - OF_SERVER)) or "nothing", fields["asks"])
     assert len({next(key for key, tells in CLASSES.items() if re.search(tells, text)) for text in told}) == 1
+    assert fields["server"] == server_data(needs)  # read in the source of the class, and declared by the object
     assert (Signal.PUBLIC in needs) == (fields.get("needs") == "server.public_samples")
+
+
+LAB = """
+import fedsim.selectors.gpfl
+from fedsim.selectors.base import Selector, Signal
+from fedsim.selectors.shapley import SFedAvg as Valued
+
+NEEDS = frozenset({Signal.PUBLIC})
+
+class Plain(Selector):
+    def select(self, round, clients, rng):
+        if Signal.TEST in self.needs:
+            return Signal.VALIDATION
+
+class Named(Selector):
+    needs = NEEDS
+
+class Below(Valued):
+    pass
+
+class More(Named):
+    needs = Named.needs | {Signal.TEST}
+
+class Chosen(Plain):
+    def __post_init__(self):
+        self.needs: frozenset[Signal] = frozenset({Signal(self.kind)})
+
+class Circle(Circle):
+    pass
+"""
+DECLARED = {
+    ("Plain", ""): "nothing",
+    ("Named", ""): "unlabelled samples",
+    ("Below", ""): "labelled samples",
+    ("More", ""): "unlabelled samples, the test set",
+    ("Chosen", "validation"): "labelled samples",
+    ("Chosen", "losses"): "nothing",
+    ("Circle", ""): "nothing",
+    ("Absent", ""): "nothing",
+}
+
+
+def test_what_a_users_selector_needs_at_the_server_is_read_in_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "lab_of_needs.py").write_text(LAB)
+    monkeypatch.chdir(tmp_path)
+    nodes = {(name, kind): {"_target_": f"lab_of_needs.{name}", "kind": kind} for name, kind in DECLARED}
+    assert {key: server_data(declared_signals(node)) for key, node in nodes.items()} == DECLARED
+    assert all(server_data(declared_signals(node)) == "nothing" for node in (None, [1], {}, {"_target_": 3}))
+
+
+@pytest.mark.parametrize("text", ["README.md", "docs/selectors.md"])
+def test_tables_say_what_each_method_needs_at_the_server(text: str) -> None:
+    rows = [line for line in (ROOT / text).read_text().splitlines() if line.startswith("| ")]
+    named = {name: row for row in rows for name in re.findall(r"`(\w+)`", row) if name in METHODS}
+    for name, row in named.items():
+        needed = [words for words in SERVER_DATA.values() if f"| {words} |" in row]
+        assert (needed or ["nothing"]) == [METHODS[name].fields["server"]], name
 
 
 def bytes_of(text: str, direction: str, d: int, selected: int = K) -> int:

@@ -39,6 +39,7 @@ def test_f3ast_by_hand() -> None:
     assert picked(selector, 5, available=[1, 2]) == [2]  # p / r = 16/33 and 16/3
     ties = [picked(F3AST(toy_population([1, 1, 2], 1), beta=0.5), seed=seed)[0] for seed in range(20)]
     assert set(ties) == {0, 1, 2}  # all p / r are 1
+    assert F3AST(toy_population([1, 1, 2], 2), beta=None).step == 0.01 * 2 / 3
     assert F3AST(toy_population([1, 1, 2], 2), beta=0.5).rates.tolist() == [0.5, 0.5, 1]
     assert F3AST(toy_population([1, 1, 2], 3), beta=0.5).rates.tolist() == [0.75, 0.75, 1]
 
@@ -55,6 +56,22 @@ def test_f3ast_tends_to_the_rates_that_availability_allows_and_its_weights_are_u
     np.testing.assert_allclose(selector.rates, counts / 3500, atol=0.04)
     np.testing.assert_allclose(total / 3500, selector.population.shares, rtol=0.08)
     assert total[5] / 3500 > 1.5 * counts[5] / counts.sum()  # as plain averages would not be
+
+
+@pytest.mark.parametrize(("beta", "of_all", "of_the_smallest"), [(None, 1.0, 1.0), (0.01, 0.92, 0.69)])
+def test_weights_of_f3ast_are_unbiased_where_beta_is_much_smaller_than_the_rate_of_selection(
+    beta: float | None, of_all: float, of_the_smallest: float
+) -> None:
+    """N = 100, K = 5: E[weight] / p is 1 - beta N / (2 K) over all clients, and less for those seldom selected."""
+    sizes = np.maximum(1, 50 * np.exp(np.random.default_rng(0).standard_normal(100))).astype(int)
+    selector, total = F3AST(toy_population(sizes.tolist(), 5), beta=beta), np.zeros(100)
+    for round in range(1, 3001):
+        selection = selection_of(selector, round, seed=round)
+        total[selection.ids] += selection.weights if round > 1000 else 0.0
+    mean, smallest = total / 2000, np.argsort(sizes)[:20]
+    assert mean.sum() == pytest.approx(of_all, abs=0.01)
+    ratio = float((mean / selector.population.shares)[smallest].mean())
+    assert ratio == pytest.approx(of_the_smallest, abs=0.04)
 
 
 def test_refl_by_hand() -> None:

@@ -247,6 +247,26 @@ def test_the_class_is_told_by_the_run_or_by_the_shipped_file(tmp_path: Path) -> 
     assert class_of(groups_of(tmp_path / "all")) == "everybody trains"
 
 
+def test_the_class_says_what_a_method_needs_at_the_server(tmp_path: Path) -> None:
+    """By summary.json; of earlier runs, by the class that their config names."""
+    target = {"_target_": "fedsim.selectors.gpfl.GPFL", "reward_eval": "test"}
+    write_run(tmp_path / "new" / "x", [0.5], [[0]], summary={"asks": "losses", "server_data": "unlabelled samples"})
+    write_run(tmp_path / "old" / "x", [0.5], [[0]], summary={"asks": "nothing"}, selector=target)
+    assert class_of(groups_of(tmp_path / "new")) == "losses; server: unlabelled samples"
+    assert class_of(groups_of(tmp_path / "old")) == "nothing; server: the test set"
+
+
+def test_the_advice_names_what_the_server_must_hold(tmp_path: Path) -> None:
+    write_settings(tmp_path, {"random": 0.0, "gpfl": 0.1, "oort": 0.2, "pncs": -0.3})
+    for path in tmp_path.glob("*/*/summary.json"):
+        summary = json.loads(path.read_text())
+        if summary["choices"]["selector"] == "gpfl":
+            path.write_text(json.dumps({**summary, "server_data": "labelled samples"}))
+    advice = {case: use for case, use, _ in next(t for t in all_of(tmp_path) if t.name == "advice").rows}
+    assert advice["nothing can be asked of clients"] == "random: none is better beyond chance"
+    assert advice["nothing can be asked of clients; the server holds labelled samples"] == "gpfl"
+
+
 def test_the_diagram_joins_what_lies_within_the_critical_difference() -> None:
     """With 12 settings and 4 methods it is 1.35: of ranks 1, 2.1, 3 and 3.9 there are three longest runs within."""
     found = by_numbers({name: np.zeros((12, 2)) for name in ("random", "a", "b", "c")})

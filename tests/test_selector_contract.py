@@ -22,7 +22,7 @@ from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.record import Record
 from fedsim.core.types import Population
-from fedsim.rounds.checks import selection_fault
+from fedsim.rounds.checks import SelectionError, selection_fault
 from fedsim.rounds.loop import Simulation
 from fedsim.running.checkpoint import fits
 from fedsim.selectors.base import Selector
@@ -117,24 +117,40 @@ def test_selections_are_well_formed(choice: str) -> None:
 
 
 class Hidden:
-    """A test set whose labels nobody may look at."""
+    """Samples of the server that nobody may look at."""
 
-    x = torch.zeros(1)
+    x = torch.zeros(1)  # whose device is asked for
 
-    @property
-    def y(self) -> None:
-        raise LookupError("the labels of the test set were read")
+    def __getattr__(self, name: str) -> None:
+        raise LookupError("samples of the server were read")
+
+    def __len__(self) -> int:
+        raise LookupError("samples of the server were read")
+
+
+SAMPLES = {Signal.VALIDATION: "validation", Signal.PUBLIC: "public", Signal.TEST: "test"}
+"""Signals for samples of the server, with the fields of `ServerData` that hold them."""
+
+
+@pytest.mark.parametrize("signal", SAMPLES)
+@every_choice
+def test_nobody_reads_samples_of_the_server_but_who_says_so(choice: str, signal: Signal) -> None:
+    run = simulation(choice, UNEQUAL, 3)
+    server_data = replace(run.components.server_data, **{SAMPLES[signal]: Hidden()})
+    run.components = replace(run.components, server_data=server_data, eval_every=12)
+    reads_it = signal in run.components.selector.needs
+    with pytest.raises(LookupError) if reads_it else contextlib.nullcontext():
+        assert [run.step().selected for _ in range(11)] == [record["selected"] for record in whole(choice)[:11]]
 
 
 @every_choice
-def test_nobody_reads_the_test_set_but_who_says_so(choice: str) -> None:
+def test_samples_of_the_server_that_are_not_declared_are_not_given(choice: str) -> None:
     run = simulation(choice, UNEQUAL, 3)
-    server_data = replace(run.components.server_data, test=Hidden())
-    run.components = replace(run.components, server_data=server_data, eval_every=12)
-    reads_it = Signal.TEST in run.components.selector.needs
-    with pytest.raises(LookupError) if reads_it else contextlib.nullcontext():
-        assert [run.step().selected for _ in range(11)] == [record["selected"] for record in whole(choice)[:11]]
-    assert reads_it is (choice == "gpfl_official")
+    selector = run.components.selector
+    declared = selector.needs & SAMPLES.keys()
+    selector.needs -= SAMPLES.keys()
+    with pytest.raises(SelectionError, match="without declaring it") if declared else contextlib.nullcontext():
+        list(run)
 
 
 @every_kind

@@ -28,13 +28,18 @@ LARGE_BYTES = 2**30  # of clients' states: more is told before the run
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What the server knows of a cohort's training: learning rate, optimiser, and the number N of all clients; and what
-    is computed when it is asked for: `weights()` [K] of an average of the updates, whose sum is one, and `gradients()`
-    [K, P] of each client's mean training loss at the round's model, in eval mode."""
+    """What the server knows of a cohort's training.
+
+    `lr` is the learning rate, `optimizer` the clients' optimiser, and `num_clients` the number N of all clients. Three
+    values are computed on demand. `scales()` [K] are N p_k, the weights of these clients in the objective sum_k p_k F_k
+    that the aggregator's `weighting` sets: 1, or n_k N / n. `weights()` [K] are those of an average of the updates,
+    whose sum is one. `gradients()` [K, P] are of each client's mean training loss at the round's model, in eval mode.
+    """
 
     lr: float
     optimizer: LocalOptimizer
     num_clients: int
+    scales: Callable[[], Floats]
     weights: Callable[[], Floats]
     gradients: Callable[[], Tensor]
 
@@ -54,6 +59,8 @@ class LocalAlgorithm(Stateful, ABC):
     """Vectors [P] that are kept of each client that has taken part."""
     needs_mean = False
     """Whether the aggregator must be a mean (`Aggregator.is_mean`)."""
+    needs_average = False
+    """Whether the aggregator must step to the mean of the local models itself (`Aggregator.is_average`)."""
     needs_same_start = False
     """Whether all clients must begin at the server's model, which they do not with `init_seed=per_client`."""
 
@@ -97,7 +104,11 @@ class FedProx(LocalAlgorithm):
 @parameters
 class Scaffold(LocalAlgorithm):
     """Control variates against client drift (Karimireddy et al., "SCAFFOLD", 2020, Algorithm 1): local steps along
-    g + c - c_k; then x <- x + server_lr mean_k(y_k - x) and c <- c + 1/N sum_k (c_k+ - c_k).
+    g + c - c_k; then x <- x + server_lr mean_k(y_k - x) and c <- c + sum_k p_k (c_k+ - c_k).
+
+    p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: c is the mean of all c_k by these weights. Clients
+    rest where c = 0, so p_k alone decides which objective sum_k p_k F_k is minimised. The weights of a selector, or of
+    the clients in a round, do not. (The code of FedDyn's authors has n_k / n in its SCAFFOLD, too.)
 
     `option` I: c_k+ is the gradient of all of the client's data at x, in eval mode, one more pass. II: c_k - c +
     (x - y_k) / (K eta), with K its own number of steps; the mean of the gradients of plain SGD, weight decay among
@@ -137,7 +148,7 @@ class Scaffold(LocalAlgorithm):
             new = training.gradients()
         else:
             new = old - mean - updates / _column(cohort.steps * training.lr, updates)
-        self.mean = mean + _sum(new - old) / training.num_clients
+        self.mean = mean + _sum(new - old, training.scales()) / training.num_clients
         _store(self.variates, cohort.ids, new)
         return _scaled(cohort, np.full(len(updates), self.server_lr))
 
@@ -189,14 +200,20 @@ class FedNova(FedProx):
 @parameters
 class FedDyn(LocalAlgorithm):
     """Dynamic regularisation (Acar et al., "Federated Learning Based on Dynamic Regularization", 2021, Algorithm 1):
-    clients minimise L_k(w) - <g_k, w> + alpha/2 |w - w_t|^2; then g_k <- g_k - alpha (w_k - w_t), h <- h - alpha/N
-    sum_k (w_k - w_t) and w <- mean_k(w_k) - h / alpha.
+    clients minimise L_k(w) - <g_k, w> + alpha/2 |w - w_t|^2; then g_k <- g_k - alpha (w_k - w_t), h <- h - alpha
+    sum_k p_k (w_k - w_t) and w <- mean_k(w_k) - h / alpha.
 
-    The minimum is as near as local training comes. The mean is the aggregator's; -h / alpha is added to each of the
-    updates that it gets, so that a server optimiser steps along all of it. g_k and h are zero at first, and known on
-    both sides: no byte is added.
+    p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: h is the mean of all g_k by these weights, and the
+    model rests where it is zero. So p_k alone decides which objective sum_k p_k L_k is minimised, whatever weights the
+    mean of a round has. (The authors' code minimises that of n_k / n by plain means and alpha n / (n_k N) in place of
+    alpha.) The minimum is as near as local training comes. g_k and h are zero at first, and known on both sides: no
+    byte is added.
+
+    h sums all updates that arrive. A server optimiser would sum h again, which diverges. An aggregator that ignores or
+    shortens some updates would be undone by h, which holds them whole. So the aggregator must be a plain mean.
     """
 
+    needs_average = True
     kept_vectors = 1
     state = ("gradients", "sum")
 
@@ -219,7 +236,7 @@ class FedDyn(LocalAlgorithm):
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         updates = cohort.updates
         old = _rows(self.gradients, cohort.ids, updates[0])
-        step = self.alpha / training.num_clients * _sum(updates)
+        step = self.alpha / training.num_clients * _sum(updates, training.scales())
         self.sum = -step if self.sum is None else self.sum - step
         _store(self.gradients, cohort.ids, old - self.alpha * updates)
         moved = split_flat(self.sum / self.alpha, {name: cohort.start[name] for name in cohort.trained})
@@ -239,9 +256,9 @@ def _store(vectors: dict[int, Tensor], ids: Ids, rows: Tensor) -> None:
     )  # a view would keep the whole cohort's
 
 
-def _sum(rows: Tensor) -> Tensor:
-    """In the order of clients, on every processor."""
-    return weighted_sum(rows, torch.ones(len(rows), dtype=rows.dtype, device=rows.device))
+def _sum(rows: Tensor, scales: Floats) -> Tensor:
+    """Return sum_k scales_k rows_k, added in the order of clients on every processor."""
+    return weighted_sum(rows, torch.as_tensor(scales, dtype=rows.dtype, device=rows.device))
 
 
 def _column(values: NDArray[np.floating], like: Tensor) -> Tensor:

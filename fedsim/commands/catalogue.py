@@ -6,19 +6,17 @@ code: an import runs a module, and takes time.
 
 import ast
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-import fedsim
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, first_sentence, head_of
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.server_data import declared_signals, server_data, tree_of
 
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
 """Behind a key, to the end of its line and of those below that are nothing but comment."""
@@ -38,18 +36,8 @@ def comments(text: str, pattern: re.Pattern[str]) -> dict[str, str]:
 def docstring_of(target: str) -> str:
     """The docstring of the class with this dotted path, which is not imported; empty where it cannot be read."""
     module, _, name = target.rpartition(".")
-    folders, origin = [str(Path(fedsim.__file__).parents[1]), str(Path.cwd()), *sys.path], ""
-    for part in module.split("."):
-        spec = PathFinder.find_spec(part, folders)
-        if spec is None:
-            return ""
-        folders, origin = list(spec.submodule_search_locations or ()), spec.origin or ""
-    try:
-        tree = ast.parse(Path(origin).read_text(encoding="utf-8"))
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return ""
-    found = [node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name]
-    return ast.get_docstring(found[0]) or "" if found else ""
+    nodes = [node for node in tree_of(module) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    return next((ast.get_docstring(node) or "" for node in nodes if node.name == name), "")
 
 
 SWEEPS = ("hydra", "sweeper", "params")
@@ -59,7 +47,8 @@ SWEEPS = ("hydra", "sweeper", "params")
 class Choice:
     """A file of a config group. `base`: the choice of the same group that it builds on, if any.
 
-    `text` and `fields`: what the comment at its head says; `comments`: those behind its keys and its base's.
+    `text` and `fields`: what the comment at its head says, and for a selector, as `server`, which samples it needs at
+    the server by what its class declares; `comments`: those behind its keys and its base's.
     """
 
     file: ChoiceFile
@@ -73,6 +62,8 @@ class Choice:
         base = cls.of(file.bases[-1]) if file.bases else None
         text, fields = head_of(file.text)
         above = {} if base is None else {key: base.fields[key] for key in INHERITED if key in base.fields}
+        if "asks" in fields or "asks" in above:
+            fields["server"] = server_data(declared_signals(file.values))
         told = {**(base.comments if base else {}), **comments(file.text, KEY)}
         return cls(file, base, text, {**above, **fields}, told)
 

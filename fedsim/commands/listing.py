@@ -1,4 +1,4 @@
-"""`fedsim list`: what can be chosen, with idea, source, cost and what a method asks of clients."""
+"""`fedsim list`: what can be chosen, with idea, source, cost, what a method asks of clients and needs at the server."""
 
 import json
 import re
@@ -119,9 +119,18 @@ def group_text(group: Group) -> str:
 
 
 def _facts(choice: Choice) -> str:
-    """Source, questions to clients and cost in one line."""
+    """Source, questions to clients, samples at the server and cost in one line."""
     fields = {"source": "", **choice.fields}
-    words = {"asks": "asks ", "bytes": "adds ", "state": "keeps ", "needs": "needs ", "also": "also "}
+    if fields.get("server") == "nothing":
+        del fields["server"]
+    words = {
+        "asks": "asks ",
+        "server": "at the server ",
+        "bytes": "adds ",
+        "state": "keeps ",
+        "needs": "needs ",
+        "also": "also ",
+    }
     source = [] if fields["source"].startswith("none") else [fields["source"]]
     return " · ".join(filter(None, [*source, *(f"{word}{fields[k]}" for k, word in words.items() if k in fields)]))
 

@@ -11,13 +11,12 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import fedsim
 from fedsim.config.build import Gathered, construct
 from fedsim.core.errors import Problem
 from fedsim.core.parameters import parameters
+from fedsim.core.server_data import tree_of
 
 LIGHT = ("typing", "pathlib", "collections.abc", "annotated_types", "fedsim.core.parameters")
 """Modules of names in annotations that are imported; any other name stands for an object of any kind."""
@@ -106,11 +105,7 @@ class _Names(dict[str, Any]):
 
     def __init__(self, module: str) -> None:
         super().__init__()
-        path = Path(fedsim.__file__).parents[1] / f"{module.replace('.', '/')}.py"
-        try:
-            self.tree = ast.parse(path.read_text(encoding="utf-8")).body
-        except (OSError, ValueError):  # no such module, or a name that no file can have
-            self.tree = []
+        self.tree = tree_of(module)
         self.origins: dict[str, tuple[str, str]] = {}
         self.assigned: dict[str, ast.expr] = {}
         for node in self.tree:

@@ -110,15 +110,19 @@ def _unfit(
     plan: Plan, algorithm: LocalAlgorithm, optimizer: LocalOptimizer | None, aggregator: Aggregator | None
 ) -> Iterator[Problem | None]:
     """What a local algorithm asks of other groups that these do not have."""
-    name, settings = type(algorithm).__name__, plan.settings
+    name, settings, chosen = type(algorithm).__name__, plan.settings, plan.choices.get("aggregator")
     if optimizer is not None and (unfit := algorithm.unfit_for(optimizer)):
         yield unfit.within("local_algorithm")
-    met = aggregator is None or aggregator.is_mean or not algorithm.needs_mean
-    text = f"must be a mean of the updates for {name}: one whose class says `is_mean = True`"
-    yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "aggregator=uniform or by_size, say")
-    met = aggregator is None or not (aggregator.is_private and algorithm.kept_vectors)
-    text = f"must not be private with {name}, whose sums hold updates that are neither clipped nor noisy"
-    yield rule(met, "aggregator", plan.choices.get("aggregator"), text, "local_algorithm=fedprox, say")
+    if aggregator is not None:
+        text = f"must be a mean of the updates for {name}: one whose class says `is_mean = True`"
+        met = aggregator.is_mean or not algorithm.needs_mean
+        yield rule(met, "aggregator", chosen, text, "aggregator=uniform or by_size, say")
+        text = f"must be a plain mean for {name}, which sums all updates itself: its class must say `is_average = True`"
+        met = aggregator.is_average or not algorithm.needs_average
+        yield rule(met, "aggregator", chosen, text, "aggregator=by_size or uniform")
+        text = f"must not be private with {name}, whose sums hold updates that are neither clipped nor noisy"
+        met = not (aggregator.is_private and algorithm.kept_vectors)
+        yield rule(met, "aggregator", chosen, text, "local_algorithm=fedprox, say")
     met = settings.init_seed != "per_client" or not algorithm.needs_same_start
     text = f"must be null or a number for {name}, which takes updates for sums of gradients since the server's model"
     yield rule(met, "init_seed", settings.init_seed, text, "init_seed=null")

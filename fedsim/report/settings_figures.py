@@ -81,8 +81,10 @@ def gains_plot(found: Comparison) -> Plot:
 
 
 def costs_plot(found: Comparison) -> Plot:
-    """Gains over random selection in points, and beside them what runs cost, as multiples of its: a row for each line
-    in the colour of what it asks for. Filled: the front of accuracy against this cost."""
+    """Draw gains over random selection in points, and what runs cost as multiples of its, with a row for each line.
+
+    The colour says what a method asks clients for and needs at the server. Filled: the front of accuracy against cost.
+    """
     names, classes = found.by_gain, [*dict.fromkeys([*found.classes.values(), *found.ceiling])]
     colours = dict(zip(classes, itertools.cycle(COLOURS), strict=False))
     looks = [{"color": colours[found.classes.get(name, name)]} for name in names]
@@ -111,7 +113,7 @@ def costs_plot(found: Comparison) -> Plot:
         its.set_xlabel(label)
         its.grid(axis="y")
     handles = [Line2D([], [], color=colour, marker="o", linestyle="", label=name) for name, colour in colours.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return Plot("settings_costs", CAPTIONS["settings_costs"], figure)
 
 

@@ -10,7 +10,7 @@ import yaml
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
-from fedsim.results.groups import REFERENCE, Group, Panel
+from fedsim.results.groups import AT_SERVER, REFERENCE, Group, Panel
 from fedsim.results.measures import (
     BYTES,
     PHASE_SECONDS,
@@ -349,9 +349,10 @@ def _advice(found: Comparison) -> Table:
 
 def _cases(found: Comparison) -> Iterator[tuple[str, list[str], str]]:
     """What is known or cheap, the methods that the corrected tests support then, and what they are sorted by."""
-    for name, case in IF_CLASS.items():
-        if name in found.classes.values():
-            yield case, [one for one in found.better if found.classes[one] in ("nothing", name)], "mean rank"
+    for asked, case in IF_CLASS.items():
+        for name in sorted(name for name in set(found.classes.values()) if name.partition(AT_SERVER)[0] == asked):
+            told = name.replace(asked, case).replace(AT_SERVER, "; the server holds ")
+            yield told, [one for one in found.better if found.classes[one] in ("nothing", name)], "mean rank"
     for kind, case in (("bytes", "traffic is dear"), ("simulated time", "devices are slow")):
         if found.spent(found.reference, SPENT[kind]):  # which is the answer, too, where the better ones spend more
             spent = {one: median_reached(found.spent(one, SPENT[kind])) for one in (found.reference, *found.better)}

@@ -13,6 +13,7 @@ import numpy as np
 from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import printable
+from fedsim.core.server_data import declared_signals, server_data
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
@@ -39,6 +40,8 @@ CLASSES: Mapping[str, str] = {
     "nothing": r"^nothing",
 }
 """What methods ask of clients, and what tells it in a text: of several the first."""
+AT_SERVER = "; server: "
+"""Text in the class of a method between what it asks of clients and what it needs at the server."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,14 +240,19 @@ class Panel:
 
 
 def class_of(groups: Sequence[Group]) -> str:
-    """One of `CLASSES`, by the signals that its selector needs (`asks` of summary.json), of earlier runs by the
-    file of the shipped choice; or that in one of them everybody trains, or "unknown"."""
+    """Return what a method asks of clients, one of `CLASSES`, and needs at the server: "nothing; server: the test set".
+
+    summary.json says both (`asks`, `server_data`). For earlier runs the file of the shipped choice and the source of
+    the selector's class do. "everybody trains" where that is so in one of the groups; "unknown" where nothing is known.
+    """
     ratios = [[run.columns["participation_ratio"] for run in group.complete] for group in groups]
     if any(np.equal(np.concatenate(own), 1).all() for own in ratios):  # elsewhere clients may be away
         return "everybody trains"
     run = groups[0].complete[0]
     text = str(run.summary.get("asks") or _asked(run.choices.get("selector", "")))
-    return next((name for name, pattern in CLASSES.items() if re.search(pattern, text)), "unknown")
+    asked = next((name for name, pattern in CLASSES.items() if re.search(pattern, text)), "unknown")
+    held = str(run.summary.get("server_data") or server_data(declared_signals(run.config.get("selector"))))
+    return asked if held == "nothing" else f"{asked}{AT_SERVER}{held}"
 
 
 @cache

@@ -41,6 +41,8 @@ class Aggregator(Stateful, ABC):
 
     is_mean: ClassVar[bool] = False
     """Whether the server's step is a function of the mean update (`mean_delta`) alone."""
+    is_average: ClassVar[bool] = False
+    """Whether the next model is the weighted mean of the local models."""
     is_private: ClassVar[bool] = False
     """Whether it hides each client's update, of which nothing may then reach the server otherwise."""
 
@@ -104,7 +106,7 @@ class Aggregator(Stateful, ABC):
 class FedAvg(Aggregator):
     """The weighted average of the local models (McMahan et al., 2017)."""
 
-    is_mean = True
+    is_mean = is_average = True
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
         return added(params, self.mean_delta(cohort, weights))

@@ -220,8 +220,14 @@ class Simulation:
         def average() -> NDArray[np.float64]:
             return aggregator.averaging_weights(cohort, aggregator.weights(cohort) if weights is None else weights)
 
-        num_clients = self.components.population.num_clients
-        training = LocalTraining(context.lr, engine.workload.optimizer, num_clients, average, gradients)
+        population = self.components.population
+
+        def scales() -> NDArray[np.float64]:
+            equal = aggregator.weighting == "uniform"
+            return np.ones(len(cohort.ids)) if equal else cohort.sizes / population.sizes.mean()
+
+        optimizer, num_clients = engine.workload.optimizer, population.num_clients
+        training = LocalTraining(context.lr, optimizer, num_clients, scales, average, gradients)
         return self.components.local_algorithm.combine(cohort, training)
 
     def _aggregate(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Params:

@@ -19,6 +19,7 @@ from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import KEY, Record
+from fedsim.core.server_data import server_data
 from fedsim.core.types import Population
 from fedsim.results import files
 from fedsim.results.files import FINAL, OutputError, RunFolder, replace_folder
@@ -244,6 +245,7 @@ class _Run:
             "seed": plan.settings.seed,
             "choices": dict(plan.choices),
             "asks": "; ".join(sorted(self.parts.selector.needs - OF_SERVER)) or "nothing",
+            "server_data": server_data(self.parts.selector.needs),
             "engine": self.parts.engine.description,
             "data": dict(self.experiment.data_source),
             "incidents": self.incidents.counts,

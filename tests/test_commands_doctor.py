@@ -143,8 +143,8 @@ def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_
     found = [line for line in lines(capsys, *words, code=1) if line.startswith("fail")]
     here = Path.cwd()
     assert found == [
-        f"fail data: dataset.path='nowhere': is missing train/ in {here}/nowhere or {here}/data/nowhere {REMEDY}",
-        f"fail data: dataset.path='half': is missing test/ in {here}/half {REMEDY}",
+        f"fail data: dataset.path=nowhere: is missing train/ in {here}/nowhere or {here}/data/nowhere {REMEDY}",
+        f"fail data: dataset.path=half: is missing test/ in {here}/half {REMEDY}",
     ]
     assert not Path("outputs").exists()
     monkeypatch.setattr("fedsim.jobs.sweep.outcome_on_file", lambda plan: Namespace(final=True))

@@ -156,7 +156,7 @@ class _Run:
         selector = self.parts.selector
         size = sum(value.nbytes for value in self.simulation.params.values())
         of_states = self.parts.local_algorithm.warning(self.parts.population.num_clients, size)
-        warnings = selector.warning, self.parts.aggregator.warning, of_states
+        warnings = selector.warning, self.parts.aggregator.warning, of_states, self.parts.engine.warning
         adaptive, self.start_up_rounds = selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._begin()
         self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None

@@ -53,5 +53,5 @@ def require_files(
     if names := ", ".join(missing()):
         raise DataError(
             f"data_dir={data_dir}: no {names} in {folder}, and fetching failed ({reason}). "
-            "Put the files there, or point data_dir or FEDSIM_DATA to the folder that has them{hint}"
+            f"Put the files there, or point data_dir or FEDSIM_DATA to the folder that has them{hint}"
         )

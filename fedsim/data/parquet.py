@@ -143,7 +143,7 @@ class Parquet(FromPath):
             with _sound(path):
                 table = file.read(columns=columns)
             images += _encoded_images(table, path)
-            tables.append(table.remove_column(0))
+            tables.append(_without_categories(table.remove_column(0)))
             rows = _concatenate(tables, path)
         num_train = sum(table.num_rows for table in tables[: len(train_files)])
         train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
@@ -259,6 +259,14 @@ def _bytes_needed(metadata: Any, columns: Sequence[str]) -> int:
     return need
 
 
+def _without_categories(table: "pa.Table") -> "pa.Table":
+    """Replace numbers of categories by what they stand for."""
+    for index, column in enumerate(table.columns):
+        if _is(column.type, "dictionary"):
+            table = table.set_column(index, table.column_names[index], column.cast(column.type.value_type))
+    return table
+
+
 def _concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
     import pyarrow as pa
 
@@ -336,7 +344,7 @@ def _owners(table: "pa.Table", name: str, train: NDArray[np.int64], test: NDArra
 
 
 def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
-    """The values of a column of integers, booleans or strings, categories resolved.
+    """The values of a column of integers, booleans or strings.
 
     Raises `DataError` for other types, and where a value is missing.
     """
@@ -345,8 +353,6 @@ def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
     column = table.column(name)
     if column.null_count:
         raise DataError(f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing")
-    if _is(column.type, "dictionary"):
-        column = column.cast(column.type.value_type)
     if not _is(column.type, "integer", "string", "large_string", "boolean"):
         raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
     return column.to_numpy()

@@ -38,7 +38,7 @@ TABLE: list[tuple[Any, str, str]] = [
     (str, "a string", "-|-|-|-|-|-|-|-|''|'a'|'1'|-|-|-|-|-"),
     (
         Path,
-        "a path (~ and $HOME are known, not other users or variables)",
+        "a path (~ and $HOME are known, other names are not)",
         "-|-|-|-|-|-|-|-|Path .|Path a|Path 1|-|-|-|-|-",
     ),
     (Any, "Any", "|".join(map(repr, VALUES))),

@@ -51,7 +51,7 @@ def test_other_users_and_variables_are_rejected_and_no_secret_is_named(monkeypat
     monkeypatch.setenv("MY_TOKEN", "secret")
     for value in ("~nobody_here/x", "$MY_TOKEN/x", "$SCRATSH/x"):
         for key in ("output_dir", "data_dir", "cache_dir"):
-            with pytest.raises(ConfigError, match=rf"{key}=.*: must be a path \(~ and \$HOME are known, not"):
+            with pytest.raises(ConfigError, match=rf"{key}=.*: must be a path \(~ and \$HOME are known, other"):
                 planned(f"{key}='{value}'")
     assert user_path("a$b/$MY_TOKEN") == Path("a$b/$MY_TOKEN")
 

@@ -86,7 +86,7 @@ LARGEST_INTEGER = 2**63 - 1
 UNIONS = (Union, types.UnionType)
 _NAMES: Mapping[Any, str] = {
     **{int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null"},
-    **{dict: "a mapping", Path: "a path (~ and $HOME are known, not other users or variables)"},
+    **{dict: "a mapping", Path: "a path (~ and $HOME are known, other names are not)"},
 }
 
 

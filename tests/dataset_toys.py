@@ -1,6 +1,7 @@
 """Small data sets on disk, and data sets built from the YAML files as the command line builds them."""
 
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,9 @@ def table(n: int, *, grey: bool = False, seed: int = 0, side: int = 6, **columns
     pixels = np.random.default_rng(seed).integers(256, size=shape).astype(np.uint8)
     images = pa.array([{"bytes": encoded(p), "path": None} for p in pixels])
     return pa.table({"img": images, "label": [i % 3 for i in range(n)], **columns}), pixels
+
+
+def write_leaf(folder: Path, split: str, users: dict[str, Any], number: int = 0) -> None:
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    content = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}
+    (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))

@@ -36,7 +36,11 @@ TABLE: list[tuple[Any, str, str]] = [
     (float, "a number", "-|-|0.0|1.0|-3.0|1.0|1.5|nan|-|-|-|-|-|-|-|-"),
     (bool, "true or false", "-|True|-|-|-|-|-|-|-|-|-|-|-|-|-|-"),
     (str, "a string", "-|-|-|-|-|-|-|-|''|'a'|'1'|-|-|-|-|-"),
-    (Path, "a path", "-|-|-|-|-|-|-|-|Path .|Path a|Path 1|-|-|-|-|-"),
+    (
+        Path,
+        "a path (~ and $HOME are known, other names are not)",
+        "-|-|-|-|-|-|-|-|Path .|Path a|Path 1|-|-|-|-|-",
+    ),
     (Any, "Any", "|".join(map(repr, VALUES))),
     (Literal["a", "b"], "one of a, b", "-|-|-|-|-|-|-|-|-|'a'|-|-|-|-|-|-"),
     (Literal[1], "one of 1", "-|-|-|1|-|-|-|-|-|-|-|-|-|-|-|-"),

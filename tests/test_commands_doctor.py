@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -17,6 +18,7 @@ from fedsim.config.plan import Plan
 from fedsim.config.words import read
 from fedsim.core.errors import ConfigError
 from fedsim.engine.native.library import NotCompiledError
+from tests.dataset_toys import table
 from tests.test_commands_sync import finished
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
@@ -143,8 +145,8 @@ def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_
     found = [line for line in lines(capsys, *words, code=1) if line.startswith("fail")]
     here = Path.cwd()
     assert found == [
-        f"fail data: dataset.path='nowhere': is missing train/ in {here}/nowhere or {here}/data/nowhere {REMEDY}",
-        f"fail data: dataset.path='half': is missing test/ in {here}/half {REMEDY}",
+        f"fail data: dataset.path=nowhere: is missing train/ in {here}/nowhere or {here}/data/nowhere {REMEDY}",
+        f"fail data: dataset.path=half: is missing test/ in {here}/half {REMEDY}",
     ]
     assert not Path("outputs").exists()
     monkeypatch.setattr("fedsim.jobs.sweep.outcome_on_file", lambda plan: Namespace(final=True))
@@ -181,3 +183,14 @@ def test_a_check_that_breaks_is_told_and_the_others_go_on(monkeypatch: pytest.Mo
     assert ("warn", "device: could not be checked (ZeroDivisionError: division by zero)") in found
     assert found[-1] == ("fail", "config: none")
     assert len(found) > 4
+
+
+def test_a_parquet_folder_without_known_columns_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = table(4)[0].rename_columns(["img", "kind"])
+    pq.write_table(rows, "train.parquet")
+    words = ["dataset=parquet", "dataset.path=.", "dataset.test_fraction=0.5", "model=logistic", "data_dir=data"]
+    told = r"fail data: dataset\.label_column=None: the columns are img, kind in train\.parquet, and none of them may"
+    assert any(re.match(told, line) for line in lines(capsys, *words, code=1))
+    assert not [line for line in lines(capsys, *words, "dataset.label_column=kind", code=0) if "fail" in line]
+    Path("train.parquet").write_bytes(b"<html>")
+    assert any("no sound parquet file" in line for line in lines(capsys, *words, code=1))

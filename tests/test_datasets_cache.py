@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsim.core.errors import DataError
-from fedsim.data.cache import load_or_build, load_or_decode
+from fedsim.data.cache import SourceFiles, load_or_build, load_or_decode
 
 resource = pytest.importorskip("resource")
 
@@ -58,8 +58,12 @@ def test_files_are_decoded_again_when_place_size_time_or_facts_change(tmp_path: 
         file.write_text(text)
         os.utime(file, ns=(time, time))
 
+    def decode(sources: SourceFiles) -> dict[str, torch.Tensor]:
+        sources.read(first)
+        return built()
+
     def caches(files: list[Path], facts: int = 32) -> int:
-        load_or_decode(tmp_path / "cache" / "x", tmp_path, files, facts, built)
+        load_or_decode(tmp_path / "cache" / "x", tmp_path, files, facts, decode)
         return len(list((tmp_path / "cache").glob("x-*.safetensors")))
 
     write(first, "abc", 1)

@@ -13,13 +13,7 @@ from numpy.typing import NDArray
 from fedsim.core.errors import DataError
 from fedsim.data import femnist
 from fedsim.data.base import LoadedData
-from tests.dataset_toys import build, check_sound, table
-
-
-def write_leaf(folder: Path, split: str, users: dict[str, Any], number: int = 0) -> None:
-    (folder / split).mkdir(parents=True, exist_ok=True)
-    content = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}
-    (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))
+from tests.dataset_toys import build, check_sound, table, write_leaf
 
 
 def user(*labels: int, value: float = 1.0) -> dict[str, Any]:

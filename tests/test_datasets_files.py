@@ -56,7 +56,7 @@ def test_shards_are_read_in_order_and_a_test_split_goes_before_a_validation_spli
 
 
 def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_read", lambda *_: pytest.fail("files are read"))
+    monkeypatch.setattr(parquet, "_open", lambda *_: pytest.fail("files are read"))
     absent = build("parquet", tmp_path, path="set").absent()
     assert absent == [f"a parquet file at {Path('set').absolute()} or {tmp_path / 'set'}"]
     write_shards(tmp_path / "set", "train", 3, (0, 2), 4)
@@ -64,6 +64,7 @@ def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, m
     assert absent == [f"shards 1, 3 of the 4 of 'train' in {tmp_path / 'set'}"]
     with pytest.raises(DataError, match=r"path=set: is missing shards 1, 3 of the 4 of 'train' in .*; correct"):
         build("parquet", tmp_path, path="set").load()
+    monkeypatch.undo()
     write_shards(tmp_path / "set", "train", 3, (1, 3), 4)
     assert build("parquet", tmp_path, path="set").absent() == []
     for name in ("extra", "train-test"):
@@ -151,19 +152,20 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     paths = pa.array([{"bytes": None, "path": "x.png"}] * 12, kind)
     rows, _ = table(12, odd=[0.5] * 12, gaps=[1] + [None] * 11, minus=[-1] * 12, paths=paths, many=[0, *[10**6] * 11])
-    pq.write_table(rows, tmp_path / "train.parquet")
+    path = tmp_path / "train.parquet"
+    pq.write_table(rows, path)
     for key, value, told in (
         ("path", "nowhere", "is missing a parquet file at .*nowhere or .*nowhere"),
-        ("label_column", "lable", "the columns are img, label"),
+        ("label_column", "lable", rf"the columns are img, label, .* in {path}, and none of them may be meant; set it"),
         ("label_column", "odd", "must hold integers or strings, not double"),
         ("label_column", "gaps", "11 of its 12 values are missing"),
-        ("label_column", "minus", r"labels are numbers of classes and must lie in 0\.\.999999, found -1"),
+        ("label_column", "minus", "12 of 12 labels are -1, as in a test split that hides them; move its files away"),
         ("label_column", "many", r"labels are numbers of classes and must lie in 0\.\.999999, found 0\.\.1000000"),
-        ("client_column", "who", "the columns are"),
-        ("image_column", "label", "must hold the encoded images themselves"),
-        ("image_column", "paths", "must hold the encoded images themselves"),
+        ("client_column", "who", "no file has this column"),
+        ("image_column", "label", f"must hold the encoded images themselves in every row, not int64 as in {path}"),
+        ("image_column", "paths", f"must hold the encoded images themselves in every row; 12 are missing in {path}"),
     ):
-        values = {"path": str(tmp_path), "test_fraction": 0.5, key: value}
+        values = {"path": str(tmp_path), "test_fraction": 0.5, "image_column": "img", key: value}
         with pytest.raises(DataError, match=rf"dataset\.{key}={value}: {told}"):
             build("parquet", tmp_path, **values).load()
 
@@ -208,7 +210,8 @@ def test_unsound_images_and_unsound_empty_or_unlike_tables_are_named(tmp_path: P
     with pytest.raises(DataError, match="the test split has no rows"):
         load()
     pq.write_table(table(4)[0].set_column(1, "label", pa.array(["a"] * 4)), test)
-    with pytest.raises(DataError, match="do not agree in their columns"):
+    differ = rf"{test}: a column differs from .*label has incompatible types: int64 vs string\); write the files"
+    with pytest.raises(DataError, match=differ):
         load()
     for content in (b"<html>", b"", train.read_bytes()[:-9]):
         train.write_bytes(content)
@@ -232,7 +235,7 @@ def test_a_flipped_bit_in_a_png_is_found_by_its_checksum() -> None:
         damaged = bytearray(sound)
         damaged[position] ^= 4
         with pytest.raises(DataError, match="toy: image 0 cannot be decoded"):
-            decode([bytes(damaged)], mode="L", size=None, name="toy")
+            decode(bytes, [bytes(damaged)], mode="L", size=None, name="toy")
 
 
 # --- checksums -----------------------------------------------------------------------------------------------------
@@ -382,7 +385,7 @@ def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: 
         build("image_folder", tmp_path, path="nowhere").load()
     assert build("image_folder", tmp_path, path="insects").absent() == []
     (folders / "test" / "cow").mkdir()
-    with pytest.raises(DataError, match=r"dataset\.path: Found no valid file for the classes cow"):
+    with pytest.raises(DataError, match=rf"dataset\.path: {folders}/test has no images of the classes cow"):
         build("image_folder", tmp_path, path="insects").load()
     Image.new("L", (4, 4)).save(folders / "test" / "cow" / "0.png")
     with pytest.raises(DataError, match="train/ and test/ differ in their classes: cow"):

@@ -10,6 +10,7 @@ import torch
 
 from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
+from fedsim.core.errors import DataError
 from fedsim.core.record import OF_CLOCK, Record
 from fedsim.data.digits import Digits
 from fedsim.results.files import read_summary
@@ -197,3 +198,28 @@ def test_runs_share_prepared_data_of_equal_data_set_model_and_places() -> None:
     keys = [assembly.data_key(plan) for plan in (same, *others)]
     assert keys[0] == keys[1]
     assert len({*keys}) == 4
+
+
+def test_a_holdout_of_no_sample_is_told_before_round_1() -> None:
+    """300 clients of 4 or 5 samples."""
+    told = r"local\.holdout_fraction=0\.1: holds out no sample of any client, of whom the largest has 5; raise it"
+    with pytest.raises(DataError, match=told):
+        build(plan("num_clients=300", "partition=iid", "local.holdout_fraction=0.1", "local.evaluate_on=holdout"))
+    assert build(plan("num_clients=300", "partition=iid", "local.holdout_fraction=0.2")).division.holdout
+
+
+@pytest.mark.parametrize(("size", "model", "count"), [(2, "resnet20", 2), (1, "resnet20", 6), (2, "mlp", None)])
+def test_batch_norm_with_a_batch_of_one_sample_is_told(size: int, model: str, count: int | None) -> None:
+    words = ("partition=iid", f"local.batch_size={size}", f"model={model}")
+    warning = build(plan(*words)).simulation.components.engine.warning
+    if count is None:
+        assert warning is None
+    else:
+        told = f"local.batch_size={size}: {count} of 6 clients have a batch of one sample, in which batch norm sees no"
+        assert str(warning).startswith(told)
+
+
+def test_the_warning_about_batch_norm_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("partition=iid", "local.epochs=null", "local.steps=1", "local.batch_size=2", "model=resnet20")
+    execute(plan(*words, "num_rounds=1", "tracker=default", "tracker.wandb.mode=disabled", f"output_dir={tmp_path}"))
+    assert "in which batch norm sees no variance" in " ".join("".join(capsys.readouterr()).split())

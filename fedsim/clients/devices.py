@@ -86,7 +86,10 @@ def devices_of(ms_per_sample: Floats, down_kbps: Floats, up_kbps: Floats, presen
 def read_table(path: Path) -> tuple[Devices, Ids | None]:
     """The devices in a CSV file, and whose they are. Raises `ConfigError` with the first line at fault."""
     try:
-        return _read(path, path.stat().st_mtime_ns)
+        modified = path.stat().st_mtime_ns
+        if not path.is_file():
+            raise OSError("it is no regular file")
+        return _read(path, modified)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise _error(path, f"cannot be read as a CSV file ({error})") from error
 

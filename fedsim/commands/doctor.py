@@ -29,7 +29,7 @@ from fedsim.config.plan import Plan
 from fedsim.config.typecheck import DISTRIBUTION
 from fedsim.config.words import for_hydra, read_words
 from fedsim.core.disk import existing_folder, reading_problem, room_problem
-from fedsim.core.errors import ConfigError, Problem, command
+from fedsim.core.errors import ConfigError, DataError, Problem, command
 from fedsim.data.base import Dataset
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.jobs.prepare import check_all, compose_words, prepare
@@ -141,22 +141,23 @@ def data(plans: Sequence[Plan]) -> Iterator[Finding]:
         if problem := reading_problem("data_dir", folder):
             yield _found(warn, "data", problem)
     left = to_come(plans)
-    problems = [*source_problems(left), *filter(None, map(_absent, by_source(left)))]
+    problems = [*source_problems(left), *filter(None, map(_unfit, by_source(left)))]
     yield from (_found(fail, "data", problem) for problem in problems)
     if not problems:
         names = sorted({str(plan.choices["dataset"]) for plan in plans})
         yield ok(f"data: {', '.join(names)}: nothing is missing that is not fetched (data_dir={plans[0].data_dir})")
 
 
-def _absent(plan: Plan) -> Problem | None:
-    """What is not on disk of the data set of a job."""
+def _unfit(plan: Plan) -> Problem | None:
+    """What is missing of the data set of a job, or wrong with its files."""
     node = plan.config["dataset"]
-    absent = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).absent()
-    if not absent:
-        return None
-    key, value = ("dataset.path", node["path"]) if node.get("path") else ("data_dir", str(plan.data_dir))
-    remedy = f"correct it, or point data_dir or FEDSIM_DATA to the folder that has it (data_dir={plan.data_dir})"
-    return Problem(key, value, f"is missing {', '.join(absent)}", remedy)
+    try:
+        instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).inspect()
+    except DataError as error:
+        key, _, fault = str(error).partition(": ")
+        text, _, remedy = fault.partition("; ")
+        return Problem(key, ..., text, remedy)
+    return None
 
 
 def wandb(*output_dirs: Path) -> Iterator[Finding]:

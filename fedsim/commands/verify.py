@@ -18,6 +18,7 @@ from fedsim.config.build import unknown
 from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
 from fedsim.core.configs import flat, has_key, merged, placed
+from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, printable
 from fedsim.core.record import Record
 from fedsim.report.command import find_source
@@ -72,7 +73,9 @@ def _parser() -> ArgumentParser:
     parser.add_argument("words", nargs="*", help="values of the config to change: dataset.path=..., where its data are")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many (3)")
     parser.add_argument("--all", action="store_true", help="all of them")
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
+    parser.add_argument(
+        "--output-dir", type=user_path, default=Path("outputs"), help="where presets' folders are (outputs)"
+    )
     return parser
 
 

@@ -25,22 +25,9 @@ from omegaconf.base import Container
 from omegaconf.basecontainer import BaseContainer
 
 from fedsim.core.configs import flat
-from fedsim.core.disk import conf_dir
+from fedsim.core.disk import VARIABLES, conf_dir, may_name
 from fedsim.core.errors import ConfigError, Problem, check
 
-VARIABLES = (
-    "HOME",
-    "LOGNAME",
-    "SCRATCH",
-    "TMPDIR",
-    "USER",
-    "WANDB_ENTITY",
-    "WANDB_PROJECT",
-    "WANDB_RUN_GROUP",
-    "WANDB_TAGS",
-    "WORK",
-)
-"""Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
 RESOLVERS = ("oc.env", "oc.select", "oc.decode", "now", "hydra", "python_version")
 """Resolvers that a config may call; the others make nodes out of text."""
 MAX_EVALUATIONS, MAX_SIZE = 2_000, 100_000
@@ -53,7 +40,7 @@ class SecretError(ValueError):
 
 def environment_variable(name: str, *default: Any) -> Any:
     """The resolver `oc.env`. Raises `SecretError` for a variable that is not in `VARIABLES` nor begins with FEDSIM_."""
-    if not (name in VARIABLES or name.startswith("FEDSIM_")):
+    if not may_name(name):
         allowed = ", ".join(("FEDSIM_*", *VARIABLES))
         raise SecretError(f"${{oc.env:{name}}} is refused: a config is recorded, so it may name {allowed} alone")
     if name in os.environ:

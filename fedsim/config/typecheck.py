@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from fedsim.core.disk import user_path
+
 PASSED: Mapping[str, tuple[str, ...]] = {
     "dataset": ("data_dir", "cache_dir"),
     "model": ("input_shape", "num_classes"),
@@ -84,7 +86,7 @@ LARGEST_INTEGER = 2**63 - 1
 UNIONS = (Union, types.UnionType)
 _NAMES: Mapping[Any, str] = {
     **{int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null"},
-    **{dict: "a mapping", Path: "a path"},
+    **{dict: "a mapping", Path: "a path (~ and $HOME are known, other names are not)"},
 }
 
 
@@ -106,7 +108,11 @@ def conform(value: Any, hint: Any) -> Any:
     if origin in (dict, Mapping) and isinstance(value, Mapping):
         return {conform(k, args[0]): conform(v, args[1]) for k, v in value.items()}
     if hint is Any or (origin is None and _is_plain(value, hint)):
-        return hint(value) if hint in (float, Path) else value
+        if hint is Path:
+            value = user_path(value)
+            if str(value).startswith(("~", "$")):
+                raise TypeError
+        return hint(value) if hint is float else value
     raise TypeError
 
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from string import Template
 from typing import BinaryIO, cast
 
 from fedsim.core.errors import Problem
@@ -16,6 +17,29 @@ def conf_dir() -> Path:
     package = Path(__file__).parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+VARIABLES = (
+    *("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK"),
+    *("WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS"),
+)
+"""Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
+
+
+def may_name(variable: str) -> bool:
+    """Return whether a config may name an environment variable: it records what that stands for."""
+    return variable in VARIABLES or variable.startswith("FEDSIM_")
+
+
+def user_path(text: str | Path) -> Path:
+    """Return the path that a user has written, with `~` and the variables of configs replaced as by a shell."""
+    known = {name: value for name, value in os.environ.items() if may_name(name)}
+    return Path(os.path.expanduser(Template(str(text)).safe_substitute(known)))  # noqa: PTH111, Path's own raises
+
+
+def memory_of_machine() -> int:
+    """Return the bytes of the whole memory, and not of what is free."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def room_problem(key: str, folder: Path, need: int) -> Problem | None:

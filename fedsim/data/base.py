@@ -103,6 +103,8 @@ class LoadedData:
         for split, samples, owners in (("training", self.train, self.owners), ("test", self.test, self.test_owners)):
             _check_form(samples, split, owners)
             check_labels(samples.y, self.num_classes, split)
+            if isinstance(samples.x, Tensor):
+                check_finite(samples.x, split)
             if self.vocabulary is not None:
                 x = samples.tensor
                 if x.dim() != 2 or not x.shape[1]:
@@ -151,6 +153,16 @@ def _check_form(samples: Samples, split: str, owners: NDArray[np.int64] | None) 
         raise DataError(f"the {split} set {rule}; found {sizes[0]} images, {sizes[1]} labels, {sizes[2]} owners")
 
 
+def check_finite(x: Tensor, split: str) -> None:
+    """Raise `DataError` if a sample of the `split` [n, ...] holds a nan or infinity."""
+    if not x.is_floating_point() or not x.numel() or torch.stack(x.aminmax()).isfinite().all():
+        return
+    places = (~x.flatten(1).isfinite()).nonzero()
+    row, column = places[0].tolist()
+    fault = f"hold {len(places)} values that are nan or infinite, the first in row {row}, column {column}, both from 0"
+    raise DataError(f"dataset: the {split} samples {fault}; correct the file, or drop or fill such rows in `load`")
+
+
 def check_labels(y: Tensor, num_classes: int, split: str) -> None:
     """Raise `DataError` unless the labels `y` [n] of the `split` are int64 in 0..num_classes - 1."""
     _check_numbers(y, num_classes, f"labels of the {split} samples", "number of classes")
@@ -186,6 +198,10 @@ class Dataset(ABC):
     def absent(self) -> list[str]:
         """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`. Nothing is read."""
         return []
+
+    def inspect(self) -> Any:
+        """Raise `DataError` for what is missing on disk, or wrong and shows before samples are decoded."""
+        self.require_present(f"data_dir={self.data_dir}")
 
     def require_present(self, key: str) -> None:
         """Raise `DataError` if anything is `absent`, naming the setting `key` that may be wrong."""

@@ -3,6 +3,7 @@ the source files of data sets."""
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -16,9 +17,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fedsim.core.disk import memory_of_machine
 from fedsim.core.errors import DataError, Problem, rule
 
 FORMAT = "1"
+LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
+"""Names that systems leave in folders, besides those that begin with a dot."""
 
 
 def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -55,18 +59,59 @@ def parameters_key(version: int, dataset: Any) -> Tensor:
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
+class SourceFiles:
+    """The source files of a data set below `root`, each read as a whole.
+
+    Their checksum is that of the bytes that were read, and so of the data that are made of them.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.sums: dict[Path, str] = {}
+
+    def read(self, path: Path) -> bytes:
+        """Return the content of a file.
+
+        Raises `DataError` if it cannot be read, or is not what it was when it was read before.
+        """
+        require_memory(stat_of(path).st_size, str(path))
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
+        checksum = hashlib.sha256(content).hexdigest()
+        if self.sums.setdefault(path, checksum) != checksum:
+            raise DataError(f"{path} changed while it was read; run again when nothing writes to it")
+        return content
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 (hexadecimal) of all files that were read.
+
+        That of a lone file's content, else of the list that sha256sum prints of paths relative to
+        the root: (cd ROOT && sha256sum FILES...) | sha256sum.
+        """
+        if len(self.sums) == 1:
+            return next(iter(self.sums.values()))
+        names = sorted((path.relative_to(self.root).as_posix(), path) for path in self.sums)
+        listed = "".join(f"{self.sums[path]}  {name}\n" for name, path in names)
+        return hashlib.sha256(os.fsencode(listed)).hexdigest()
+
+
 def load_or_decode(
-    prefix: Path, root: Path, files: Sequence[Path], facts: object, decode: Callable[[], dict[str, Tensor]]
+    prefix: Path, root: Path, files: Sequence[Path], facts: object, decode: Callable[[SourceFiles], dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], str]:
-    """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and their
-    checksum (`sha256_of_files`). They are decoded again if the path, size or modification time of a file changes. Links
+    """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and the checksum
+    of those that it read. They are decoded again if the path, size or modification time of a file changes. Links
     are followed: what is told by the place of a link itself (its name, a class, a split) must be among the `facts`."""
     stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := stat_of(file))]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
-        content = list(bytes.fromhex(sha256_of_files(root, files)[0]))
-        return {**decode(), "content": torch.tensor(content, dtype=torch.uint8)}
+        sources = SourceFiles(root)
+        tensors = decode(sources)
+        content = list(bytes.fromhex(sources.sha256))
+        return {**tensors, "content": torch.tensor(content, dtype=torch.uint8)}
 
     tensors = load_or_build(prefix.with_name(f"{prefix.name}-{key[:32]}.safetensors"), build)
     return tensors, tensors.pop("content").numpy().tobytes().hex()
@@ -104,16 +149,6 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def file_digest(path: Path, kind: str = "sha256") -> str:
-    """The checksum (hexadecimal) of a file. Raises `DataError` if it cannot be read."""
-    stat_of(path)
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, kind).hexdigest()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
-
-
 def stat_of(path: Path) -> os.stat_result:
     """Raises `DataError` for what is no regular file, nor a link to one: to read a named pipe may never end."""
     if not path.is_file():
@@ -121,16 +156,22 @@ def stat_of(path: Path) -> os.stat_result:
     return path.stat()
 
 
-def sha256_of_files(root: Path, files: Sequence[Path]) -> tuple[str, dict[Path, str]]:
-    """SHA-256 (hexadecimal) of a data set's files, and that of each: of a lone file's content, else of the list that
-    sha256sum prints of paths relative to `root`: (cd ROOT && sha256sum FILES...) | sha256sum. Raises `DataError` if a
-    file cannot be read."""
-    sums = {file: file_digest(file) for file in files}
-    if len(files) == 1:
-        return sums[files[0]], sums
-    lines = sorted((file.relative_to(root).as_posix(), found) for file, found in sums.items())
-    listed = "".join(f"{found}  {name}\n" for name, found in lines)
-    return hashlib.sha256(listed.encode()).hexdigest(), sums
+def visible(folder: Path, pattern: str) -> list[Path]:
+    """The files below a folder that are not hidden, sorted."""
+    return sorted(file for file in folder.glob(pattern) if not is_hidden(file.relative_to(folder)))
+
+
+def is_hidden(path: Path) -> bool:
+    """Return whether a relative path has a part that systems and editors leave behind, and hide."""
+    return any(part.startswith(".") or part in LITTER for part in path.parts)
+
+
+def require_memory(need: float, what: str, most: float = math.inf) -> None:
+    """Raise `DataError` if `need` bytes for `what` are more than `most`, or than the machine has."""
+    most = min(most, memory_of_machine())
+    if need > most:
+        fault = f"{what}: needs {need / 1e9:,.1f} GB of memory, and may need {most / 1e9:,.1f} GB"
+        raise DataError(f"{fault}; use smaller data, a smaller dataset.size, or a machine with more memory")
 
 
 def sha256_problem(expected: str | None) -> Problem | None:

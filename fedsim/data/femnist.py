@@ -18,7 +18,7 @@ from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import ImageSet, LoadedData, Samples, numbers_in
-from fedsim.data.cache import digest, load_or_decode, require_sha256, sha256_problem
+from fedsim.data.cache import SourceFiles, digest, load_or_decode, require_sha256, sha256_problem, visible
 from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
 
@@ -66,7 +66,7 @@ class Femnist(ImageSet):
 
     def absent(self) -> list[str]:
         folders = [self._folder / split for split in ("train", "test")] if self.source == "leaf" else []
-        return [f"LEAF's JSON files in {folder.absolute()}" for folder in folders if not any(folder.glob("*.json"))]
+        return [f"LEAF's JSON files in {folder.absolute()}" for folder in folders if not visible(folder, "*.json")]
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, 28, 28), NUM_CLASSES if self.classes == "all" else NUM_DIGITS
@@ -84,14 +84,15 @@ class Femnist(ImageSet):
     def _load_leaf(self) -> LoadedData:
         self.require_present("dataset.source=leaf")
         root = self._folder
-        train, test = (sorted((root / split).glob("*.json")) for split in ("train", "test"))
+        train, test = (visible(root / split, "*.json") for split in ("train", "test"))
 
-        def read() -> dict[str, Tensor]:
-            (tensors, writers), (tested, test_writers) = read_leaf_split(train, "train"), read_leaf_split(test, "test")
+        def read(sources: SourceFiles) -> dict[str, Tensor]:
+            tensors, writers = read_leaf_split(sources, train, "train")
+            tested, test_writers = read_leaf_split(sources, test, "test")
             return {**tensors, **tested, "numbers": torch.as_tensor(numbers_in(writers, test_writers))}
 
         facts = [[file.name for file in split] for split in (train, test)]
-        tensors, sha256 = load_or_decode(self.cache_dir / "femnist-leaf", root, [*train, *test], facts, read)
+        tensors, sha256 = load_or_decode(self.cache_dir / "femnist-leaf-2", root, [*train, *test], facts, read)
         require_sha256(self.sha256, sha256, f"dataset.source=leaf in {root}")
         numbers = tensors.pop("numbers")
         fingerprint = f"femnist leaf {digest(tensors)}"
@@ -99,17 +100,25 @@ class Femnist(ImageSet):
         return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256)
 
 
-def read_leaf_split(files: Sequence[Path], split: str) -> tuple[dict[str, Tensor], NDArray[np.str_]]:
+def read_leaf_split(
+    sources: SourceFiles, files: Sequence[Path], split: str
+) -> tuple[dict[str, Tensor], NDArray[np.str_]]:
     """Tensors `<split>_x`, `<split>_y` and `<split>_owners` of a LEAF split, and the writers, by number."""
     pixels, labels, names = [], [], []
+    origins: dict[str, Path] = {}
     for file in files:
+        content = sources.read(file)
         try:
-            for writer, samples in json.loads(file.read_bytes())["user_data"].items():
+            for writer, samples in json.loads(content)["user_data"].items():
+                other = origins.setdefault(writer, file)
+                if other != file:
+                    remedy = f"move one away, or empty {file.parent} and preprocess the data again"
+                    raise DataError(f"{other} and {file} both have the writer {writer}; {remedy}")
                 x, y = _leaf_samples(samples)
                 pixels.append(x)
                 labels.append(y)
                 names += [writer] * len(y)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise DataError(f"{file} is not a sound LEAF file ({type(error).__name__}: {error})") from error
     if not names:
         raise DataError(f"dataset.source=leaf: no writer has an image in {', '.join(map(str, files))}")
@@ -122,6 +131,8 @@ def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarr
     """The images [n, 1, 28, 28] and labels [n] of one writer."""
     x = np.asarray(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
     y = np.asarray(samples["y"], dtype=np.int64)
+    if not np.array_equal(y, np.asarray(samples["y"], dtype=np.float64)):
+        raise ValueError(f"labels must be integers, found {samples['y'][:5]}")
     if len(x) != len(y):
         raise ValueError(f"a writer has {len(x)} images and {len(y)} labels")
     if not (np.all((y >= 0) & (y < NUM_CLASSES)) and np.all((x >= 0) & (x <= 1))):

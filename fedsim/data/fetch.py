@@ -23,7 +23,12 @@ def source_problem(folder: Path, data_dir: Path, missing: Callable[[], list[str]
 
 
 def require_files(
-    folder: Path, data_dir: Path, missing: Callable[[], list[str]], fetch: Callable[[], None], need: int = 0
+    folder: Path,
+    data_dir: Path,
+    missing: Callable[[], list[str]],
+    fetch: Callable[[], None],
+    need: int = 0,
+    hint: str = "",
 ) -> None:
     """Call `fetch` if `missing()` returns the names of files that should be in `folder`, which is below `data_dir`.
 
@@ -48,5 +53,5 @@ def require_files(
     if names := ", ".join(missing()):
         raise DataError(
             f"data_dir={data_dir}: no {names} in {folder}, and fetching failed ({reason}). "
-            "Put the files there, or point data_dir or FEDSIM_DATA to the folder that has them"
+            f"Put the files there, or point data_dir or FEDSIM_DATA to the folder that has them{hint}"
         )

@@ -5,10 +5,13 @@ Files are assigned to splits by their names; a column whose name is None is foun
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -19,7 +22,7 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData, normalisation_problems, numbers_in
-from fedsim.data.cache import load_or_build, require_sha256, sha256_of_files
+from fedsim.data.cache import SourceFiles, load_or_build, require_memory, require_sha256, stat_of, visible
 from fedsim.data.images import FromPath, Side, decode
 
 if TYPE_CHECKING:
@@ -31,6 +34,13 @@ LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
 SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
 SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
 """The split that a word in the name of a file or folder stands for."""
+SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
+COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
+"""The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
+BYTES_OF_ROW = 300
+"""Memory that a row needs besides its values, while it is read."""
+LARGE, MOST_EXPANSION = 2**30, 1000
+"""Bytes above which a file is refused that expands by more than this factor."""
 
 
 @parameters
@@ -55,23 +65,41 @@ class Parquet(FromPath):
     def _found(self) -> tuple[Path, list[Path]]:
         """The first place of `path` that has parquet files, and these, sorted."""
         for place in self._places():
-            if files := [place] if place.is_file() else sorted(place.rglob("*.parquet")):
+            if files := [place] if place.is_file() else visible(place, "**/*.parquet"):
                 return place, files
         return self._places()[0], []
 
-    def load(self) -> LoadedData:
+    def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
+        """The place of the files, and the files of each split. Of these, footers alone are read."""
         self.require_present(f"dataset.path={self.path}")
         root, paths = self._found()
-        splits = [_split_of(file, root, len(paths) == 1) for file in paths]
-        files = {split: [f for f, own in zip(paths, splits, strict=True) if own == split] for split in splits}
-        sha256, sums = sha256_of_files(root, paths)
+        splits: dict[str, list[Path]] = {}
+        for path in paths:
+            splits.setdefault(_split_of(path, root, len(paths) == 1), []).append(path)
+            stat_of(path)
+            with path.open("rb") as file:
+                self._columns(path, _open(path, file).schema_arrow)
+        for split, files in splits.items():
+            _require_one_reading(files, split)
+        if "train" not in splits:
+            raise DataError(f"dataset.path={self.path}: no file is a training split (its name or folder says 'train')")
+        return root, splits
+
+    def load(self) -> LoadedData:
+        root, splits = self.inspect()
+        sources = SourceFiles(root)
+        facts = []
+        for split, files in splits.items():
+            for file in files:
+                sources.read(file)
+                facts.append(f"{split} {file.name} {sources.sums[file]}")
+        sha256 = sources.sha256
         require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
-        facts = [f"{split} {f.name} {sums[f]}" for split, own in files.items() for f in own]
         columns = {"image": self.image_column, "label": self.label_column, "client": self.client_column}
         settings = [columns, self.size, self.test_fraction]
-        fingerprint = hashlib.sha256("\n".join([*facts, str(settings)]).encode()).hexdigest()
+        fingerprint = hashlib.sha256(os.fsencode("\n".join([*facts, str(settings)]))).hexdigest()
         cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
-        tensors = load_or_build(cache, lambda: self._decode(files))
+        tensors = load_or_build(cache, lambda: self._decode(splits, sources))
         channels = tensors["train_x"].shape[1]
         mean, std = self.mean or [0.5] * channels, self.std or [0.5] * channels
         if problems := list(filter(None, normalisation_problems(mean, std, channels))):
@@ -79,33 +107,70 @@ class Parquet(FromPath):
         classes = int(tensors["num_classes"])
         return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256)
 
-    def _decode(self, files: dict[str, list[Path]]) -> dict[str, Tensor]:
-        rows, train, test = self._split_rows({split: _read(paths) for split, paths in files.items()})
-        labels, num_classes = _class_labels(rows, self.label_column)
-        encoded = _encoded_images(rows, self.image_column)
-        x = decode(encoded, mode=None, size=self.size, name=f"dataset.path={self.path}")
+    def _columns(self, path: Path, schema: "pa.Schema") -> list[str]:
+        """The columns of images (of a struct, its field `bytes`), of labels and, if any, of clients in a file."""
+        images = [field.name for field in schema if _holds_bytes(field.type)]
+        image = _chosen("image_column", self.image_column, images, path, schema)
+        labels = [name for name in LABEL_NAMES if name in schema.names]
+        columns = [image, _chosen("label_column", self.label_column, labels, path, schema)]
+        columns += [name for name in schema.names if name == self.client_column]  # test rows may have none
+        kind = schema.field(image).type
+        if not _holds_bytes(kind):
+            rule = "must hold the encoded images themselves in every row"
+            raise DataError(f"dataset.image_column={image}: {rule}, not {kind} as in {path}")
+        if _is(kind, "struct"):
+            columns[0] = f"{image}.bytes"
+        return columns
+
+    def _decode(self, splits: dict[str, list[Path]], sources: SourceFiles) -> dict[str, Tensor]:
+        import pyarrow as pa
+
+        train_files = splits["train"]
+        test_files = splits.get("test", splits.get("validation", []))
+        tables: list[pa.Table] = []
+        images: list[pa.Scalar] = []
+        total = 0
+        for path in (*train_files, *test_files):
+            content = sources.read(path)
+            file = _open(path, pa.BufferReader(content))
+            columns = self._columns(path, file.schema_arrow)
+            need = _bytes_needed(file.metadata, columns)
+            total += need
+            require_memory(need, str(path), max(LARGE, MOST_EXPANSION * len(content)))
+            require_memory(total, f"dataset.path={self.path}")
+            if need < LARGE:  # then an image that is in many rows is in memory once
+                file = _open(path, pa.BufferReader(content), read_dictionary=columns[:1])
+            with _sound(path):
+                table = file.read(columns=columns)
+            images += _encoded_images(table, path)
+            tables.append(_without_categories(table.remove_column(0)))
+            rows = _concatenate(tables, path)
+        num_train = sum(table.num_rows for table in tables[: len(train_files)])
+        train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
+        labels, num_classes = _class_labels(rows, columns[1])
+        name = f"dataset.path={self.path}"
+        x = decode(methodcaller("as_py"), images, mode=None, size=self.size, name=name)
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
         tensors["num_classes"] = torch.tensor(num_classes)
         return tensors if self.client_column is None else tensors | _owners(rows, self.client_column, train, test)
 
-    def _split_rows(self, tables: dict[str, "pa.Table"]) -> tuple["pa.Table", NDArray[np.int64], NDArray[np.int64]]:
-        """A table of all rows, and the positions of its training rows and of its test rows."""
-        train, test = tables.get("train"), tables.get("test", tables.get("validation"))
-        if train is None:
-            raise DataError(f"dataset.path={self.path}: no file is a training split (its name or folder says 'train')")
-        for split, table in (("train", train), ("test", test)):
-            if table is not None and not table.num_rows:
+    def _split_rows(self, num_train: int, num_rows: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The positions of the training rows and of the test rows, which come after `num_train` others.
+
+        `num_rows` counts both; None: there is no test split.
+        """
+        for split, count in (("train", num_train), ("test", num_train if num_rows is None else num_rows - num_train)):
+            if not count:
                 raise DataError(f"dataset.path={self.path}: the {split} split has no rows")
-        if test is not None:
-            rows = _concatenate([train, test])
-            return rows, np.arange(train.num_rows), np.arange(train.num_rows, rows.num_rows)
-        count = round(self.test_fraction * train.num_rows)
-        if not 0 < count < train.num_rows:
-            told = f"{self.path} has no test split; set the share of its {train.num_rows} rows to test on, e.g. 0.1"
+        if num_rows is not None:
+            return np.arange(num_train), np.arange(num_train, num_rows)
+        count = round(self.test_fraction * num_train)
+        if not 0 < count < num_train:
+            told = f"{self.path} has no test split; set the share of its {num_train} rows to test on, e.g. 0.1"
             raise DataError(f"dataset.test_fraction={self.test_fraction}: {told}")
-        order = np.random.default_rng(0).permutation(train.num_rows)  # fixed: it belongs to the data set, not to a run
-        return train, np.sort(order[count:]), np.sort(order[:count])
+        order = np.random.default_rng(0).permutation(num_train)  # fixed: it belongs to the data set, not to a run
+        return np.sort(order[count:]), np.sort(order[:count])
 
 
 def _split_of(file: Path, root: Path, is_lone: bool) -> str:
@@ -123,10 +188,25 @@ def _split_of(file: Path, root: Path, is_lone: bool) -> str:
     raise DataError(f"{file}: {told}; rename it, or move it away if it is not part of the data set")
 
 
+def _require_one_reading(files: Sequence[Path], split: str) -> None:
+    """Raise `DataError` where the rows of a split are there twice: in two folders, such as those of
+    two versions or configs, as a copy, or divided into two numbers of shards."""
+    first: dict[str, tuple[object, Path]] = {"": (files[0].parent, files[0])}
+    for file in files:
+        name = COPY.sub("", file.stem)
+        shard = SHARD.fullmatch(name)
+        form = (name != file.stem, shard and shard[3])
+        for key, reading in (("", file.parent), (shard[1] + shard[4] if shard else name, form)):
+            other, path = first.setdefault(key, (reading, file))
+            if other != reading:
+                remedy = "move one of them away, or let dataset.path name the folder of one"
+                raise DataError(f"{path} and {file} would be read as one {split} split, its rows twice; {remedy}")
+
+
 def _missing_shards(files: Sequence[Path]) -> list[str]:
     shards: dict[tuple[Path, str, int], set[int]] = {}
     for file in files:
-        if match := re.fullmatch(r"(.*)-(\d{5})-of-(\d{5})(.*)", file.stem):
+        if match := SHARD.fullmatch(file.stem):
             name, number, count = match[1] + match[4], int(match[2]), int(match[3])
             shards.setdefault((file.parent, name, count), set()).add(number)
     return [
@@ -136,42 +216,78 @@ def _missing_shards(files: Sequence[Path]) -> list[str]:
     ]
 
 
-def _read(paths: Sequence[Path]) -> "pa.Table":
-    """The rows of all files. Checksums of pages are verified in files that have them (few writers add them)."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tables = []
-    for path in paths:
-        try:
-            tables.append(pq.read_table(path, partitioning=None, page_checksum_verification=True))
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{path} is no sound parquet file ({error}); delete it and fetch it again") from error
-    return _concatenate(tables)
-
-
-def _concatenate(tables: Sequence["pa.Table"]) -> "pa.Table":
+@contextmanager
+def _sound(path: Path) -> Iterator[None]:
+    """Raise `DataError` for what PyArrow finds wrong with a file."""
     import pyarrow as pa
 
     try:
-        return pa.concat_tables(tables, promote_options="default").combine_chunks()
+        yield
+    except MemoryError:  # an ArrowException, too
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path} is no sound parquet file ({error}); delete it and fetch it again") from error
+
+
+def _open(path: Path, source: Any, **options: Any) -> Any:
+    """A parquet file. Checksums of its pages are verified, if it has them (few writers add them)."""
+    import pyarrow.parquet as pq
+
+    with _sound(path):
+        return pq.ParquetFile(source, page_checksum_verification=True, **options)
+
+
+def _chosen(key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema") -> str:
+    """The column `name`, or the only one of the `candidates` if that is None."""
+    fitting = candidates if name is None else [column for column in schema.names if column == name]
+    if len(fitting) != 1:
+        fault = f"the columns are {', '.join(schema.names)} in {path}"
+        seen = " and ".join(fitting) or "none of them"
+        raise DataError(f"dataset.{key}={name}: {fault}, and {seen} may be meant; set it to one of them")
+    return fitting[0]
+
+
+def _bytes_needed(metadata: Any, columns: Sequence[str]) -> int:
+    """Memory that the columns of a file need, by its footer."""
+    need = BYTES_OF_ROW * metadata.num_rows
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for index in range(group.num_columns):
+            chunk = group.column(index)
+            if chunk.path_in_schema in columns:
+                need += chunk.total_uncompressed_size
+    return need
+
+
+def _without_categories(table: "pa.Table") -> "pa.Table":
+    """Replace numbers of categories by what they stand for."""
+    for index, column in enumerate(table.columns):
+        if _is(column.type, "dictionary"):
+            table = table.set_column(index, table.column_names[index], column.cast(column.type.value_type))
+    return table
+
+
+def _concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
+    import pyarrow as pa
+
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise DataError(f"dataset.path: the parquet files do not agree in their columns ({error})") from error
+        remedy = "write the files of all splits with one type a column, or move one away"
+        raise DataError(f"{latest}: a column differs from that of the files before it ({error}); {remedy}") from error
 
 
-def _encoded_images(table: "pa.Table", name: str | None) -> list[bytes]:
-    """The encoded images of all rows, from a column of bytes or of structs with a field `bytes`."""
+def _encoded_images(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
+    """The encoded images of all rows, from the first column, of bytes or of structs with a field `bytes`."""
     from pyarrow import compute
 
-    name = name or next((field.name for field in table.schema if _holds_bytes(field.type)), None)
-    if name is None:
-        raise DataError(f"dataset.image_column: no column of images among {', '.join(table.column_names)}")
-    column = _column(table, name, "image_column")
-    if _holds_bytes(column.type):
-        column = compute.struct_field(column, "bytes") if _is(column.type, "struct") else column
-        if not column.null_count:
-            return column.to_pylist()
-    raise DataError(f"dataset.image_column={name}: must hold the encoded images themselves in every row")
+    column = table.column(0)
+    if _is(column.type, "struct"):
+        column = compute.struct_field(column, "bytes")
+    if column.null_count:
+        fault = f"must hold the encoded images themselves in every row; {column.null_count} are missing in {path}"
+        raise DataError(f"dataset.image_column={table.column_names[0]}: {fault}")
+    return list(column)
 
 
 def _holds_bytes(kind: "pa.DataType") -> bool:
@@ -188,16 +304,19 @@ def _is(kind: "pa.DataType", *names: str) -> bool:
     return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
-def _class_labels(table: "pa.Table", name: str | None) -> tuple[NDArray[np.int64], int]:
+def _class_labels(table: "pa.Table", name: str) -> tuple[NDArray[np.int64], int]:
     """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted order."""
-    name = name or next((n for n in LABEL_NAMES if n in table.column_names), None)
-    if name is None:
-        raise DataError(f"dataset.label_column: none of {', '.join(LABEL_NAMES)} among {table.column_names}")
     values = _values(table, name, "label_column")
     if not np.issubdtype(values.dtype, np.integer):
         known, labels = np.unique(values, return_inverse=True)
         return labels.astype(np.int64), len(known)
-    if values.min() < 0 or values.max() >= MAX_CLASSES:
+    least = int(values.min())
+    if least < 0:
+        count = np.count_nonzero(values == least)
+        fault = f"{count} of {len(values)} labels are {least}, as in a test split that hides them"
+        remedy = "move its files away: the validation split, or a dataset.test_fraction of the rows, takes its place"
+        raise DataError(f"dataset.label_column={name}: {fault}; {remedy}")
+    if values.max() >= MAX_CLASSES:
         found = f"must lie in 0..{MAX_CLASSES - 1}, found {values.min()}..{values.max()}"
         remedy = "number the classes from 0, or store the labels as strings"
         raise DataError(f"dataset.label_column={name}: labels are numbers of classes and {found}; {remedy}")
@@ -225,18 +344,15 @@ def _owners(table: "pa.Table", name: str, train: NDArray[np.int64], test: NDArra
 
 
 def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
-    """The values of a column of integers, booleans or strings. Raises `DataError` for other types."""
-    column = _column(table, name, key)
-    if not _is(column.type, "integer", "string", "large_string", "boolean"):
-        raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
-    return column.to_numpy()
+    """The values of a column of integers, booleans or strings.
 
-
-def _column(table: "pa.Table", name: str, key: str) -> "pa.ChunkedArray":
-    """The column `name`, categories resolved. Raises `DataError` if it is absent or has missing values."""
+    Raises `DataError` for other types, and where a value is missing.
+    """
     if name not in table.column_names:
-        raise DataError(f"dataset.{key}={name}: the columns are {', '.join(table.column_names)}")
+        raise DataError(f"dataset.{key}={name}: no file has this column")
     column = table.column(name)
     if column.null_count:
         raise DataError(f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing")
-    return column.cast(column.type.value_type) if _is(column.type, "dictionary") else column
+    if not _is(column.type, "integer", "string", "large_string", "boolean"):
+        raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
+    return column.to_numpy()

@@ -1,7 +1,10 @@
 """MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, fetched by it if absent; verified."""
 
+import hashlib
+import math
 import os
 import pickle
+import struct
 from abc import abstractmethod
 from functools import partial
 from pathlib import Path
@@ -14,7 +17,7 @@ from torch import Tensor
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import ImageSet, LoadedData, Samples
-from fedsim.data.cache import digest, file_digest, require_sha256, sha256_of_files, sha256_problem, stat_of
+from fedsim.data.cache import SourceFiles, digest, require_sha256, sha256_problem, stat_of
 from fedsim.data.fetch import require_files, source_problem
 
 MD5 = {
@@ -58,7 +61,14 @@ class _TorchvisionSet(ImageSet):
         for name in set(names) - set(self.missing()):
             stat_of(folder / name)
         fetch = partial(_fetch, self.source, self.data_dir, **kwargs)
-        require_files(folder, self.data_dir, self.missing, fetch, 1_000_000 * MEGABYTES[self.source])
+        room = 1_000_000 * MEGABYTES[self.source]
+        require_files(folder, self.data_dir, self.missing, fetch, room, self._in_parquet())
+
+    def _in_parquet(self) -> str:
+        """Say how a folder with parquet files that is called as the data set is read, if there is one."""
+        name = self.source.lower()
+        found = any(any((place / name).glob("*.parquet")) for place in (Path(), self.data_dir))
+        return f"; dataset=parquet dataset.path={name} reads the parquet files in {name}/" if found else ""
 
 
 def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:
@@ -99,34 +109,36 @@ class MNISTLike(_TorchvisionSet):
     def load(self) -> LoadedData:
         folder, names = self._files()
         self._require_downloaded(**({} if self.split is None else {"split": self.split}))
-        sha256, _ = sha256_of_files(folder, [folder / name for name in names])
-        require_sha256(self.sha256, sha256, str(folder))
-        md5 = MD5.get(self.source, (None,) * 4)
-        files = {name: _read_idx(folder / name, one) for name, one in zip(names, md5, strict=True)}
+        sources = SourceFiles(folder)
+        contents = [sources.read(folder / name) for name in names]
+        require_sha256(self.sha256, sources.sha256, str(folder))
+        files: dict[str, Tensor] = {}
+        for name, content, md5 in zip(names, contents, MD5.get(self.source, (None,) * 4), strict=True):
+            _require_md5(folder / name, content, md5)
+            files[name] = _parse_idx(folder / name, content)
         tensors = dict(zip(("train_x", "train_y", "test_x", "test_y"), files.values(), strict=True))
         for split in ("train", "test"):
             x, y = tensors[f"{split}_x"], tensors[f"{split}_y"]
             tensors[f"{split}_x"] = (x.transpose(1, 2).contiguous() if self.source == "EMNIST" else x)[:, None]
             tensors[f"{split}_y"] = y.long() - (1 if self.split == "letters" else 0)
         fingerprint = f"{self.source} {self.split} {digest(files)}"
-        return LoadedData.of(tensors, self.form()[1], self.mean, self.std, fingerprint, sha256=sha256)
+        return LoadedData.of(tensors, self.form()[1], self.mean, self.std, fingerprint, sha256=sources.sha256)
 
 
-def _read_idx(path: Path, md5: str | None) -> Tensor:
-    """The images [n, 28, 28] or labels [n] in a file, uint8. Raises `DataError` if it is damaged."""
-    from torchvision.datasets import mnist
+def _parse_idx(path: Path, content: bytes) -> Tensor:
+    """Return the images [n, 28, 28] or labels [n], uint8, in a file's content.
 
-    _require_md5(path, md5)
+    Raises `DataError` if it is damaged.
+    """
     shape = (28, 28) if "images" in path.name else ()
-    try:
-        tensor = mnist.read_sn3_pascalvincent_tensor(str(path))
-        sound = tensor.dtype == torch.uint8 and tensor.shape[1:] == shape
-    except Exception:  # of many kinds, for truncated files or an HTML page in place of the data
-        sound = False
-    if not sound:
+    header_bytes = 4 * (len(shape) + 2)
+    values = np.frombuffer(content, np.uint8)[header_bytes:]
+    count, rest = divmod(len(values), math.prod(shape))
+    header = struct.pack(f">{len(shape) + 2}I", 0x801 + len(shape), count, *shape)
+    if rest or content[:header_bytes] != header:
         expected = f"IDX, unsigned bytes, {'x'.join(map(str, ('n', *shape)))}"
         raise DataError(f"{path} is damaged: expected {expected}; delete it and fetch it again")
-    return tensor
+    return torch.tensor(values).view(-1, *shape)
 
 
 @parameters
@@ -162,14 +174,15 @@ class CIFAR(_TorchvisionSet):
     def _samples(self, files: list[tuple[str, str]]) -> Samples:
         folder, batches = self._files()[0], []
         for name, md5 in files:
-            _require_md5(folder / name, md5)
-            batches.append(pickle.loads((folder / name).read_bytes(), encoding="latin1"))
+            content = SourceFiles(folder).read(folder / name)
+            _require_md5(folder / name, content, md5)
+            batches.append(pickle.loads(content, encoding="latin1"))
         key = "labels" if self.source == "CIFAR10" else "fine_labels"
         x = torch.as_tensor(np.concatenate([batch["data"] for batch in batches])).view(-1, 3, 32, 32)
         return Samples(x, torch.as_tensor([label for batch in batches for label in batch[key]]))
 
 
-def _require_md5(path: Path, md5: str | None) -> None:
-    """Raise `DataError` if a file cannot be read or has another checksum (None: any)."""
-    if md5 not in (None, file_digest(path, "md5")):
+def _require_md5(path: Path, content: bytes, md5: str | None) -> None:
+    """Raise `DataError` if the content of a file has another checksum (None: any)."""
+    if md5 not in (None, hashlib.md5(content).hexdigest()):
         raise DataError(f"{path} is damaged: expected md5 {md5}; delete it and fetch it again")

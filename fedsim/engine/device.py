@@ -7,7 +7,6 @@ process, which every backend that computes with torch sets here: outside of pass
 import copy
 import functools
 import logging
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -16,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from fedsim.core.disk import memory_of_machine
 from fedsim.core.errors import Problem, rule
 
 Compile = Literal["auto"] | bool
@@ -130,12 +130,12 @@ def device_memory(device: torch.device) -> int:
     """Bytes of the whole memory, and not of what is free, so that a run on the same machine is always cut alike."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory_of_machine()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch could not allocate memory; for a CPU it has no class of error."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Whether there was no memory left; torch has no class of error for that on a CPU."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def rows_that_fit(model: nn.Module, device: torch.device, activations: int = 0) -> int:

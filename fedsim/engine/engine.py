@@ -15,7 +15,7 @@ from fedsim.core.flat import flat_rows, to_device
 from fedsim.core.rng import Streams
 from fedsim.core.types import ByClient, Cohort, Correction, Evaluation, Ids, Params, Stack, sizes_of
 from fedsim.engine.backend import Backend, TrainingResult, Workload
-from fedsim.engine.model import has_dropout, trained_names
+from fedsim.engine.model import has_batch_norm, has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 
 
@@ -77,6 +77,18 @@ class Engine:
         """The backend, and why it was chosen, for the summary."""
         reason = self.backend.reason
         return self.backend.description + (f" (auto: {reason})" if reason else "")
+
+    @property
+    def warning(self) -> str | None:
+        """One line about clients that train batch norm on a batch of one sample, or None."""
+        sizes = self._sizes[self._sizes > 0]
+        num_alone = np.count_nonzero((sizes - 1) % self.work.batch_size == 0)
+        if not num_alone or not has_batch_norm(self.workload.model):
+            return None
+        fault = f"{num_alone} of {len(sizes)} clients have a batch of one sample, in which batch norm sees no variance"
+        return (
+            f"local.batch_size={self.work.batch_size}: {fault}; another size, or a model without batch norm, avoids it"
+        )
 
     def train(
         self,

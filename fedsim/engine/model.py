@@ -38,6 +38,10 @@ def traveling(model: nn.Module) -> Params:
     return {name: named[name] for name in (*trained_names(model), *buffer_names(model))}
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    return any(isinstance(layer, _BatchNorm) for layer in model.modules())
+
+
 def initial(model: nn.Module) -> Params:
     """A copy of what clients and server send each other, as the model holds it now."""
     return {name: tensor.detach().clone() for name, tensor in traveling(model).items()}

@@ -1,5 +1,6 @@
 """Frozen networks of torchvision and timm as feature extractors, cut off before their classifier."""
 
+import io
 import json
 import re
 import sys
@@ -14,13 +15,14 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from annotated_types import Interval
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, Problem, check, rule
 from fedsim.core.parameters import CountOrZero, parameters
-from fedsim.data.cache import file_digest
+from fedsim.data.cache import SourceFiles
 from fedsim.data.fetch import require_files
 from fedsim.models.shapes import MAX_INPUT_SIZE, Chain, Shape, require_images
 
@@ -63,6 +65,7 @@ class Head(Chain):
 
     def __post_init__(self) -> None:
         nn.Module.__init__(self)
+        self.sources = SourceFiles(Path())
         require_images(self.input_shape, f"model={self.choice}", 1, (1, 3))
 
 
@@ -88,7 +91,7 @@ class LibraryHead(Head):
         if self.weights == "random":
             source = f"random {self.backbone_seed} torch {torch.__version__.split('+')[0]}"
         else:
-            source = _url(self.backbone).rsplit("/", 1)[-1] if self.weights == "imagenet" else self._sha256_of_file()
+            source = _url(self.backbone).rsplit("/", 1)[-1] if self.weights == "imagenet" else self._checksum()
         if self.cut:
             return json.dumps([self.backbone, self.cut, source, self.input_size, version("torchvision").split("+")[0]])
         return json.dumps(["timm", self.backbone, source, self.input_size, str(_timm().__version__)])
@@ -102,25 +105,29 @@ class LibraryHead(Head):
         left_out = cut_off(network, self.cut) if self.cut else np.atleast_1d(classifier).tolist()
         if self.weights != "random":
             is_file = self.weights != "imagenet"
-            path = Path(self.weights).expanduser() if is_file else _imagenet_file(self.backbone, data_dir)
+            path = user_path(self.weights) if is_file else _imagenet_file(self.backbone, data_dir, self.sources)
+            content = self.sources.read(path)
             try:
-                network.load_state_dict(_read(path, network._version, left_out))
+                network.load_state_dict(_parse(content, path.suffix, network._version, left_out))
             except Exception as error:  # torch raises many kinds of errors for damaged or unsuitable files
                 reason = f"does not hold the weights of {self.backbone} ({' '.join(str(error).split())[:200]})"
                 raise DataError(f"model.weights={self.weights}: {path} {reason}") from error
         normalisation = config.get("mean", IMAGENET[0]), config.get("std", IMAGENET[1])
         return TruncatedNetwork(network, self.input_size, normalisation)
 
-    def _sha256_of_file(self) -> str:
-        path = Path(self.weights).expanduser()
-        if not path.is_file():
+    def _checksum(self) -> str:
+        """Return that of the file of weights. Raises `DataError` if it is absent, or is not the `sha256`."""
+        path = user_path(self.weights)
+        if not path.exists():
             remedy = "give imagenet, random, or a .pth or .safetensors file"
             raise DataError(f"model.weights={self.weights}: no such file; {remedy}")
-        found = file_digest(path)
-        if self.sha256 not in (None, found):
+        self.sources = SourceFiles(Path())
+        self.sources.read(path)
+        checksum = self.sources.sums[path]
+        if self.sha256 not in (None, checksum):
             reason = "it is damaged or another file: fetch it again, or correct the checksum"
-            raise DataError(f"model.sha256={self.sha256}: {self.weights} has {found}; {reason}")
-        return found
+            raise DataError(f"model.sha256={self.sha256}: {self.weights} has {checksum}; {reason}")
+        return checksum
 
 
 def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
@@ -197,13 +204,13 @@ def cut_off(network: nn.Module, cut: str) -> list[str]:
     return [f"{path}.{child}" if path else child for child in left_out]
 
 
-def _read(path: Path, version: int, without: Sequence[str]) -> Mapping[str, Tensor]:
-    """A state dict, in which nothing is read of the layers `without`: the file may have been trained on other classes.
-    One that names no version of its network is taken for one of `version`."""
-    if path.suffix == ".safetensors":
-        state: Any = load_file(path)
+def _parse(content: bytes, suffix: str, version: int, without: Sequence[str]) -> Mapping[str, Tensor]:
+    """The state dict in a file's content, in which nothing is read of the layers `without`: it may have been trained on
+    other classes. One that names no version of its network is taken for one of `version`."""
+    if suffix == ".safetensors":
+        state: Any = load(content)
     else:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         state = next((loaded[key] for key in WRAPPERS if isinstance(loaded.get(key), Mapping)), loaded)
     prefixes = tuple(f"{layer}." for layer in without)
     found = OrderedDict((key, value) for key, value in state.items() if not key.startswith(prefixes))
@@ -215,7 +222,7 @@ def _url(name: str) -> str:
     return str(_torchvision().get_model_weights(name).DEFAULT.url)
 
 
-def _imagenet_file(name: str, data_dir: Path) -> Path:
+def _imagenet_file(name: str, data_dir: Path, sources: SourceFiles) -> Path:
     """The path of torchvision's file, fetched if absent; its name ends in the first digits of its checksum."""
     url = _url(name)
     path = data_dir / "weights" / url.rsplit("/", 1)[-1]
@@ -226,7 +233,8 @@ def _imagenet_file(name: str, data_dir: Path) -> Path:
         torch.hub.download_url_to_file(url, str(path), hash_prefix=digits, progress=sys.stderr.isatty())
 
     require_files(path.parent, data_dir, lambda: [] if path.is_file() else [path.name], fetch)
-    if not file_digest(path).startswith(digits):
+    sources.read(path)
+    if not sources.sums[path].startswith(digits):
         told = f"is damaged: its SHA-256 does not begin with {digits}"
         raise DataError(f"model.weights=imagenet: {path} {told}; delete it and fetch it again")
     return path

@@ -27,7 +27,7 @@ from typing import IO, Any, cast
 from rich.console import Console
 
 from fedsim.core.configs import flat
-from fedsim.core.disk import unwritable, write_files
+from fedsim.core.disk import unwritable, user_path, write_files
 from fedsim.core.errors import printable_lines
 from fedsim.papers import tables as papers
 from fedsim.papers.judge import correct, examine_all, verdicts_by_id
@@ -63,15 +63,17 @@ def arguments(parser: ArgumentParser) -> None:
         nargs="+",
         help="a folder with runs below it, the name of a preset that has been run, or an archive; several: one report",
     )
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs"), help="where presets' folders are (outputs)")
+    parser.add_argument(
+        "--output-dir", type=user_path, default=Path("outputs"), help="where presets' folders are (outputs)"
+    )
     where = "only runs with one of these values of a key or choices of a group, such as 'cell=cifar_*'; may be repeated"
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUES", help=where)
-    parser.add_argument("--to", type=Path, help="where to write (report in the first folder)")
+    parser.add_argument("--to", type=user_path, help="where to write (report in the first folder)")
     parser.add_argument("--all", action="store_true", help="print all tables")
     parser.add_argument("--rules", action=PrintRules, nargs=0, help="print the rules of verdicts on papers, and exit")
     parser.add_argument("--no-figures", action="store_true", help="tables only")
-    parser.add_argument("--against", type=Path, help="an earlier summary.json to compare with")
-    parser.add_argument("--archive", type=Path, help="a .parquet file to write the runs to, to publish them")
+    parser.add_argument("--against", type=user_path, help="an earlier summary.json to compare with")
+    parser.add_argument("--archive", type=user_path, help="a .parquet file to write the runs to, to publish them")
 
 
 def run(options: Namespace) -> int:

@@ -20,11 +20,12 @@ from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DataError, Problem, check
 from fedsim.core.rng import Purpose, Streams, UniformDraws
-from fedsim.core.types import Params, Population
+from fedsim.core.types import Params, Population, sizes_of
 from fedsim.data.base import Dataset, LoadedData, SampleSource
 from fedsim.data.features import TrainsOnFeatures, extract
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
+from fedsim.engine.device import is_out_of_memory
 from fedsim.engine.device import prepare as prepare_device
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial, trained_names
@@ -95,7 +96,13 @@ def is_prepared(plan: Plan) -> bool:
 def _load(plan: Plan, device: torch.device) -> PreparedData:
     prepare_device(device, None)  # for frozen features, which later runs read from the cache
     dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
-    data: object = dataset.load()  # a class of the user's may return anything
+    try:
+        data: object = dataset.load()  # a class of the user's may return anything
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        remedy = "close other programs, lower dataset.size, or use a smaller data set"
+        raise DataError(f"dataset: the data do not fit into memory ({error or 'no more'}); {remedy}") from error
     if not isinstance(data, LoadedData):
         expected = f"{LoadedData.__module__}.{LoadedData.__name__}"
         raise DataError(f"{type(dataset).__name__}.load must return a {expected}, not {type(data).__name__}")
@@ -163,6 +170,10 @@ def build(plan: Plan) -> Experiment:
     labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
     partition = instantiate(config["partition"], Partition, "partition")
     division = divide(labelled, partition, settings.num_clients, streams, plan.server, plan.local.holdout_fraction)
+    share, largest = plan.local.holdout_fraction, division.sizes.max(initial=0)
+    if share and not sizes_of(division.holdout).any():
+        fault = f"holds out no sample of any client, of whom the largest has {largest}"
+        raise DataError(f"local.holdout_fraction={share}: {fault}; raise it, or set num_clients lower")
     simulation = _simulation(plan, data, division, model.to(data.y.device), streams)
     return Experiment(simulation, division, model, data.source)
 

@@ -160,7 +160,7 @@ class _Run:
         of_states = self.parts.local_algorithm.warning(self.parts.population.num_clients, size)
         aggregator = self.parts.aggregator
         by_size = weighting_warning(selector, aggregator)
-        warnings = selector.warning, aggregator.warning, by_size, of_states
+        warnings = selector.warning, aggregator.warning, by_size, of_states, self.parts.engine.warning
         adaptive, self.start_up_rounds = selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._begin()
         self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None

@@ -28,7 +28,7 @@ from fedsim.core.errors import ConfigError, Problem, at_least, check, command, r
 from fedsim.core.record import mean_of_last
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.files import read_metrics
-from fedsim.running.outcome import Outcome, outcome_on_file
+from fedsim.running.outcome import Outcome, changed_since, outcome_on_file
 from fedsim.running.process import EXIT_CODES, STOP
 from fedsim.tracking.tables import CONSOLE, tell_line
 
@@ -176,10 +176,11 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     """Run `plans`, one for each seed, to the first that fails. Raises what stops a search: what refuses a run, or the
     user."""
     first, rounds = plans[0], Rounds(trial)
-    if not first.settings.overwrite:
+    earlier = outcome_on_file(first)
+    if not (first.settings.overwrite or changed_since(first, earlier.summary)):
         for record in read_metrics(first.folder):
             rounds.see(record["round"], record["test_accuracy"])
-        if rounds.pruned and not outcome_on_file(first).final:
+        if rounds.pruned and not earlier.final:
             return Result("pruned", None, rounds.seen)
         rounds.pruned = False
     accuracies = []

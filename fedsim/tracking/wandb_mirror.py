@@ -20,7 +20,7 @@ from fedsim.results.files import CONFIG, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, begin_run, mirrors_in, one_line, scalars, start_message
 
-ACCURACIES = ("smoothed_accuracy", "final_accuracy", "best_accuracy")
+ACCURACIES = ("smoothed_accuracy", "last_accuracy", "best_accuracy")
 SUMMARY_KEYS = ("status", *ACCURACIES, "mean_participation_ratio", "revision", "totals", *LASTS)
 
 

@@ -146,13 +146,13 @@ def test_results_are_those_of_the_rounds() -> None:
     ]
     found = totals_of(rounds, 0.1)
     expected = {
-        **{"rounds": 4, "initial_accuracy": 0.1, "final_accuracy": 0.5, "best_accuracy": 0.7, "coverage": 0.95},
+        **{"rounds": 4, "initial_accuracy": 0.1, "last_accuracy": 0.5, "best_accuracy": 0.7, "coverage": 0.95},
         **{"smoothed_accuracy": pytest.approx(1.4 / 3), "mean_participation_ratio": 0.5, "wall_seconds": 11.0},
     }
     assert {name: found[name] for name in expected} == expected
     assert (found["totals"]["bytes_up"], found["totals"]["seconds_train"]) == (1 + 1 + 1 + 9, 4)
     nothing = totals_of([], 0.1)
-    assert (nothing["rounds"], nothing["final_accuracy"], nothing["coverage"]) == (0, None, 0.0)
+    assert (nothing["rounds"], nothing["last_accuracy"], nothing["coverage"]) == (0, None, 0.0)
 
 
 @pytest.mark.usefixtures("empty_folder")

@@ -17,7 +17,7 @@ from fedsim.commands.dispatch import MistakeError
 from fedsim.config.build import unknown
 from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
-from fedsim.config.user_code import changed_modules
+from fedsim.config.user_code import changed_since
 from fedsim.core.configs import flat, has_key, merged, placed
 from fedsim.core.errors import ConfigError, DataError, printable
 from fedsim.core.record import Record
@@ -55,7 +55,7 @@ def run(words: Sequence[str]) -> int:
                 return CODES[again.status]
             found = differences(one, again)
             equal += not found
-            if modules := changed_modules(one.summary.get("code"), again.summary.get("code")):
+            if modules := changed_since(one.summary, plan.config):
                 print(f"    the code of {modules} has changed since", flush=True)
             for line in found or [f"equal, {len(one.records)} rounds"]:
                 print(f"    {printable(line)}", flush=True)

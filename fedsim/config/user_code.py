@@ -50,9 +50,11 @@ def user_code(config: Mapping[str, Any]) -> str | None:
     return ", ".join(hashes) or None
 
 
-def changed_modules(before: object, now: str | None) -> str:
-    """The modules in which the `user_code` of two runs differs; empty where one of them is not known."""
-    if not (isinstance(before, str) and now):
+def changed_since(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
+    """The modules of the user's that have changed since a run of `config` with this summary; empty if none has, or if
+    that is not known."""
+    before = summary.get("code")
+    if not isinstance(before, str) or not (now := user_code(config)):
         return ""
     differing = {*before.split(", ")} ^ {*now.split(", ")}
     return ", ".join(sorted({entry.partition(" ")[0] for entry in differing}))
@@ -70,9 +72,10 @@ def _statements(module: str) -> list[Statement]:
     find_in_working_folder()
     with suppress(Exception, SystemExit):  # the packages around it are imported, which may raise anything
         spec = find_spec(module)
-        if spec is not None and spec is not _parsed.get(module, (None,))[0]:  # as after a reload
+        if spec is not None and (module not in _parsed or _parsed[module][0] is not spec):  # as after a reload
             _parsed[module] = spec, _parse(spec)
-    return _parsed.get(module, (None, []))[1]
+        return [] if spec is None else _parsed[module][1]
+    return []
 
 
 def _parse(spec: ModuleSpec) -> list[Statement]:

@@ -102,10 +102,9 @@ class Narration:
             tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
             if cost and len(self._ended_before) < len(self._labels):
                 tell_line(cost)
-        ended = [plan for plan in self.plans if plan.folder in self._ended_before]
-        unknown = [p for p in ended if user_code(p.config) and "code" not in outcome_on_file(p).summary]
-        if unknown:
-            told = f"{len(unknown)} of the results that are there do not say by which code of yours they were made"
+        own = [p for p in self.plans if p.folder in self._ended_before and user_code(p.config)]
+        if unknown := sum("code" not in outcome_on_file(plan).summary for plan in own):
+            told = f"{unknown} of the results that are there do not say by which code of yours they were made"
             tell_line(f"{told}; they are taken as those of the present one (overwrite=true runs them again)")
         if self._overwriting.notice:
             tell_line(self._overwriting.notice)

@@ -173,11 +173,9 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     settings = dict.fromkeys(key for label in labels for key in label if is_setting(key) and "." in key)
     for label, own in zip(labels, values, strict=True):
         label.update({key: str(own[key]) for key in settings if key in own})
-    versions: dict[str, set[str | None]] = {}
-    for run in runs:
-        versions.setdefault(str(run.own_classes), set()).add(run.code)
+    versions = Counter(classes for classes, _ in {(str(run.own_classes), run.code) for run in runs})
     for label, run in zip(labels, runs, strict=True):
-        if len(versions[str(run.own_classes)]) > 1:  # in other settings, too, over which methods are compared
+        if versions[str(run.own_classes)] > 1:  # in other settings, too, over which methods are compared
             label["code"] = str(run.code)
     return [{key: printable(text) for key, text in label.items()} for label in labels]
 

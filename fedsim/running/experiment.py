@@ -66,9 +66,8 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
         if found.status == "changed":
             now = files.code_digits({"code": user_code(plan.config)})
             aside = files.set_aside(plan.folder, files.code_digits(found.summary), now)
-            told = f"fedsim: {plan.folder}: {found.summary['error']}; that result is kept in {aside.name}"
+            tell(f"fedsim: {plan.folder}: {found.summary['error']}; that result is kept in {aside.name}\n")
             found = outcome_on_file(plan)
-            tell(f"{told}, and the one of the present code is back\n" if found.final else f"{told}\n")
         if found.final and (complete or not plan.settings.overwrite):  # another process has been faster
             return replace(found, skipped=True)
         place = worked_in(plan)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.config.plan import Plan
-from fedsim.config.user_code import changed_modules, is_users, user_code
+from fedsim.config.user_code import changed_since, is_users
 from fedsim.core.errors import DataError, FedsimError
 from fedsim.core.record import LASTS, TOTALS, Record, mean_of_last
 from fedsim.results import files
@@ -57,14 +57,9 @@ def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
             lost = f"{METRICS} has {whole} of {rounds} rounds" + f" in {len(lines)} lines" * (whole != len(lines))
         elif not files.is_whole_model(folder / MODEL):
             lost = f"{MODEL} is missing or cut short"
-        elif not plan.settings.overwrite and (modules := changed_since(plan, summary)):
+        elif not plan.settings.overwrite and (modules := changed_since(summary, plan.config)):
             return Outcome("changed", {**summary, "error": f"the code of {modules} has changed since it was run"})
     return Outcome(summary["status"], summary) if lost is None else Outcome("failed", {**summary, "error": lost})
-
-
-def changed_since(plan: Plan, summary: Mapping[str, Any]) -> str:
-    """The modules of the user's that have changed since a run of `plan` ended with `summary`; empty if none has."""
-    return changed_modules(code, user_code(plan.config)) if (code := summary.get("code")) else ""
 
 
 def worked_in(plan: Plan) -> Path:

@@ -22,13 +22,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import changed_since
 from fedsim.config.words import key_of, typed_in, values_of
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, command, rule
 from fedsim.core.record import mean_of_last
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.files import read_metrics
-from fedsim.running.outcome import Outcome, changed_since, outcome_on_file
+from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import EXIT_CODES, STOP
 from fedsim.tracking.tables import CONSOLE, tell_line
 
@@ -177,7 +178,7 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     user."""
     first, rounds = plans[0], Rounds(trial)
     earlier = outcome_on_file(first)
-    if not (first.settings.overwrite or changed_since(first, earlier.summary)):
+    if not (first.settings.overwrite or changed_since(earlier.summary, first.config)):
         for record in read_metrics(first.folder):
             rounds.see(record["round"], record["test_accuracy"])
         if rounds.pruned and not earlier.final:

@@ -181,7 +181,8 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(monkeypatc
         assert execute(given).status == "failed"
     summary = read_summary(given.folder) or {}
     values = [summary[name] for name in ("status", "rounds", "seed", "error")]
-    assert values == ["failed", 1, 3, "KeyError: 'mine'"]
+    line = broken.__code__.co_firstlineno + 2
+    assert values == ["failed", 1, 3, f"KeyError: 'mine' (round 2, test_experiment.py, line {line}, in broken)"]
     assert [execute(one).skipped for one in (given, given, plan("seed=3", "overwrite=true"))] == [False, True, False]
     assert told == [3] * 3
 

@@ -20,7 +20,7 @@ sweep = fedsim.run_sweep([*WORDS, *sys.argv[1:]], lanes=9)
 for result in sweep:
     print(result)
 
-final = sweep.summaries.groupby("selector")["summary.smoothed_accuracy"]
+final = sweep.summaries.groupby("selector")["final_accuracy"]
 print((100 * final.agg(["mean", "std"])).round(2))
 
 curves = sweep.rounds.groupby(["round", "selector"])["test_accuracy"].mean().unstack("selector")

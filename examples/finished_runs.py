@@ -15,14 +15,13 @@ import matplotlib.pyplot as plt
 import fedsim
 
 runs = fedsim.load_runs(sys.argv[1] if len(sys.argv) > 1 else "outputs/default")
-done = runs[runs["summary.status"] == "done"]
+done = runs[runs["status"] == "done"]
 print(done.groupby(["dataset", "partition", "selector"])["run"].nunique().rename("runs").to_string())
 
 # every row has the ids that its round selected: how often was each client chosen, as a share of its run's rounds?
-chosen = done[["selector", "run", "selected", "summary.rounds"]].explode("selected").dropna()
-shares = chosen.groupby(["selector", "run", "selected"])["summary.rounds"].agg(
-    lambda rounds: len(rounds) / rounds.iloc[0]
-)
+chosen = done[["selector", "run", "selected"]].explode("selected").dropna()
+times = chosen.groupby(["selector", "run", "selected"]).size()
+shares = times.div(done.groupby("run")["round"].max(), level="run")
 print("\nmost chosen client, share of rounds")
 print(shares.groupby(["selector", "run"]).max().groupby("selector").mean().round(3).to_string())
 

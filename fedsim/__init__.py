@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
-    from fedsim.api.results import RunFailedError, RunResult, SweepResult, load_ablations, load_runs
+    from fedsim.api.results import RunFailedError, RunResult, SweepResult, load_ablations, load_runs, load_summaries
     from fedsim.core.record import Record
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ __all__ = [
     "compose",
     "load_ablations",
     "load_runs",
+    "load_summaries",
     "run_experiment",
     "run_sweep",
 ]

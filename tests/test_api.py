@@ -3,6 +3,7 @@
 import doctest
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf.basecontainer import BaseContainer
 
 import fedsim
-from fedsim import Record, StopRun, compose, load_runs, run_experiment, run_sweep
+from fedsim import Record, StopRun, compose, load_runs, load_summaries, run_experiment, run_sweep
 from fedsim.api import experiments
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError
@@ -25,6 +26,7 @@ from fedsim.results.files import MODEL, HeldError, owned, read_metrics, read_sum
 from fedsim.results.runs import read_runs, write_archive
 from fedsim.selectors.random import Random
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SMALL = ["num_clients=6", "cohort_size=2", "local.epochs=1", "tracker=files_only"]
 WORDS = [*SMALL, "num_rounds=4"]
 
@@ -48,7 +50,10 @@ def test_a_run_is_that_of_the_command_line_to_the_last_bit() -> None:
     assert (result.folder / MODEL).read_bytes() == (folder / MODEL).read_bytes()
     assert without_seconds(result.records) == without_seconds(read_metrics(folder))
     assert (result.status, result.kept) == ("done", True)
-    assert result.final_accuracy == (read_summary(folder) or {})["smoothed_accuracy"]
+    summary = read_summary(folder) or {}
+    assert result.final_accuracy == summary["smoothed_accuracy"]
+    assert summary["last_accuracy"] == result.records[-1]["test_accuracy"]
+    assert "final_accuracy" not in summary  # it would be something else than the attribute
     assert result.params is not None
     assert sum(value.numel() for value in result.params.values()) > 1000
     again = run_experiment([*words, "output_dir=here"])
@@ -115,6 +120,8 @@ def test_failures_are_exceptions() -> None:
 
     with pytest.raises(fedsim.RunFailedError, match="my own mistake") as failed:
         run_experiment(WORDS, selector=partial(Fails, mode="uniform"))
+    line = Fails.select.__code__.co_firstlineno + 1
+    assert failed.value.result.error == f"KeyError: 'my own mistake' (round 1, test_api.py, line {line}, in select)"
     assert isinstance(failed.value.__cause__, KeyError)
     assert failed.value.result.status == "failed"
     (plan,) = compose(WORDS)
@@ -168,9 +175,10 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     rounds, runs = sweep.rounds, sweep.summaries
     assert len(rounds) == 12
     told = [[name, seed, ("done", "interrupted")[seed]] for name in ("random", "full") for seed in (0, 1)]
-    assert runs[["selector", "seed", "summary.status"]].to_numpy().tolist() == told
+    assert runs[["selector", "seed", "status"]].to_numpy().tolist() == told
+    assert runs["final_accuracy"].tolist() == [result.final_accuracy for result in sweep]
     assert rounds.groupby("selector")["uploaded"].first().to_dict() == {"random": 2, "full": 6}
-    assert rounds["summary.totals.bytes_up"].iloc[0] == rounds["bytes_up"].iloc[:4].sum()
+    assert runs["summary.totals.bytes_up"].iloc[0] == rounds["bytes_up"].iloc[:4].sum()
     assert [len(result) for result in (sweep, sweep[1:])] == [4, 3]
 
 
@@ -194,8 +202,9 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
     sweep = run_sweep([*WORDS, "selector=random,full", "optimizer.lr=0.1,0.2"])
     runs = load_runs("outputs/default")
     assert runs.index.tolist() == list(range(16))
-    columns = {"run", "seed", "selector", "optimizer.lr", "round", "test_accuracy", "summary.smoothed_accuracy"}
+    columns = {"run", "status", "seed", "selector", "optimizer.lr", "round", "test_accuracy"}
     assert columns <= set(runs)
+    assert not [name for name in runs if name.startswith("summary.")]  # .std() of which would be wrong
     assert "num_clients" not in runs  # in which they do not differ
     assert runs["run"].nunique() == 4
     assert sorted(runs["optimizer.lr"].unique()) == [0.1, 0.2]
@@ -205,6 +214,27 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
     archived = load_runs(tmp_path / "runs.parquet")
     assert archived["test_accuracy"].tolist() == runs["test_accuracy"].tolist()
     assert list(archived["optimizer.lr"]) == list(runs["optimizer.lr"])
+    final = sorted(result.final_accuracy or 0.0 for result in sweep)
+    for source in ("outputs/default", tmp_path / "runs.parquet"):
+        frame = load_summaries(source)
+        assert sorted(frame["final_accuracy"]) == final
+        assert frame["final_accuracy"].std() == pytest.approx(statistics.stdev(final))
+        assert set(frame["summary.totals.bytes_up"]) == set(sweep.summaries["summary.totals.bytes_up"])
+
+
+def test_the_last_accuracy_of_earlier_versions_is_not_taken_for_the_final_one() -> None:
+    """They called it final_accuracy in summary.json, and in archives of runs."""
+    archive = RESULTS / "fedabc_init_small" / "runs.parquet"
+    frame, rounds = load_summaries(archive), load_runs(archive)
+    assert {"final_accuracy", "summary.last_accuracy"} <= set(frame)
+    assert "summary.final_accuracy" not in frame
+    by_run = rounds.dropna(subset="test_accuracy").groupby("run", sort=False)["test_accuracy"]
+    assert frame["summary.last_accuracy"].tolist() == by_run.last().tolist()
+    assert frame["final_accuracy"].tolist() == pytest.approx(by_run.apply(lambda one: one.tail(11).mean()).tolist())
+    run_experiment(WORDS)
+    (path,) = Path().glob("outputs/*/*/summary.json")
+    path.write_text(path.read_text().replace("last_accuracy", "final_accuracy"))
+    assert (read_summary(path.parent) or {})["last_accuracy"] == read_metrics(path.parent)[-1]["test_accuracy"]
 
 
 def test_what_holds_no_runs_is_refused_and_without_pandas_the_error_names_the_remedy(

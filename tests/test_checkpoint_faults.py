@@ -207,7 +207,7 @@ def test_a_run_goes_on_with_other_code_of_a_users_class_only_if_told_to_and_its_
     write("round", "\n\nclass Other(Oort):\n    pass\n")
     killed(*OF_MINE)
     write("round + 0")
-    told = r"code='own_selectors\.Mine \w+': is 'own_selectors\.Mine \w+' in .*\n.*other_code=true"
+    told = r"code='own_selectors \w+': is 'own_selectors \w+' in .*\n.*other_code=true"
     with pytest.raises(ConfigError, match=told):
         run([*WORDS, *OF_MINE])
     capsys.readouterr()
@@ -217,7 +217,7 @@ def test_a_run_goes_on_with_other_code_of_a_users_class_only_if_told_to_and_its_
     assert run([*WORDS, *OF_MINE]) == 0  # it was saved with this code now
     assert rounds == [7, 8]
     earlier = (read_summary(folder_in("outputs")) or {}).get("earlier_code", [])
-    assert [(e["until_round"], e["code"].split()[0]) for e in earlier] == [(4, "own_selectors.Mine")]
+    assert [(e["until_round"], e["code"].split()[0]) for e in earlier] == [(4, "own_selectors")]
 
 
 def test_a_selector_whose_state_cannot_be_saved_is_named_before_round_1(

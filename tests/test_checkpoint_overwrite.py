@@ -53,7 +53,7 @@ def test_an_overwrite_that_dies_while_it_takes_its_place_is_complete_afterwards(
     rounds.clear()
     assert run([*WORDS, *words]) == 0
     assert not rounds
-    assert result(folder)[1]["final_accuracy"] == old["final_accuracy"]
+    assert result(folder)[1]["last_accuracy"] == old["last_accuracy"]
     assert {p.name for p in folder.parent.iterdir()} == {folder.name, ".locks"}
 
 
@@ -179,7 +179,8 @@ def test_what_is_raised_after_the_last_round_is_a_failure_that_keeps_the_rounds(
         patch.setattr("fedsim.running.experiment.of_clients", raises)
         assert run([*WORDS, EVERY]) == 1
     summary = read_summary(folder_in("outputs")) or {}
-    assert (summary["status"], summary["rounds"], summary["error"]) == ("failed", 8, "ValueError: mine")
+    assert (summary["status"], summary["rounds"]) == ("failed", 8)
+    assert summary["error"].startswith("ValueError: mine (test_checkpoint_overwrite.py, line ")  # and no round
     assert "ValueError: mine" in (folder_in("outputs") / "error.txt").read_text()
     rounds.clear()
     assert run([*WORDS, EVERY]) == 0

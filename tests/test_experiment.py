@@ -147,13 +147,13 @@ def test_results_are_those_of_the_rounds() -> None:
     ]
     found = totals_of(rounds, 0.1)
     expected = {
-        **{"rounds": 4, "initial_accuracy": 0.1, "final_accuracy": 0.5, "best_accuracy": 0.7, "coverage": 0.95},
+        **{"rounds": 4, "initial_accuracy": 0.1, "last_accuracy": 0.5, "best_accuracy": 0.7, "coverage": 0.95},
         **{"smoothed_accuracy": pytest.approx(1.4 / 3), "mean_participation_ratio": 0.5, "wall_seconds": 11.0},
     }
     assert {name: found[name] for name in expected} == expected
     assert (found["totals"]["bytes_up"], found["totals"]["seconds_train"]) == (1 + 1 + 1 + 9, 4)
     nothing = totals_of([], 0.1)
-    assert (nothing["rounds"], nothing["final_accuracy"], nothing["coverage"]) == (0, None, 0.0)
+    assert (nothing["rounds"], nothing["last_accuracy"], nothing["coverage"]) == (0, None, 0.0)
 
 
 @pytest.mark.usefixtures("empty_folder")
@@ -182,7 +182,8 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(monkeypatc
         assert execute(given).status == "failed"
     summary = read_summary(given.folder) or {}
     values = [summary[name] for name in ("status", "rounds", "seed", "error")]
-    assert values == ["failed", 1, 3, "KeyError: 'mine'"]
+    line = broken.__code__.co_firstlineno + 2
+    assert values == ["failed", 1, 3, f"KeyError: 'mine' (round 2, test_experiment.py, line {line}, in broken)"]
     assert [execute(one).skipped for one in (given, given, plan("seed=3", "overwrite=true"))] == [False, True, False]
     assert told == [3] * 3
 

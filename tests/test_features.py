@@ -347,3 +347,11 @@ def test_efficientnet_lite_gives_its_head_what_its_own_last_layer_gets(tmp_path:
     assert not any(parameter.requires_grad for parameter in found.network.parameters())
     larger: Any = build("efficientnet_head", (3, 32, 32))
     assert own.backbone_key() != larger.backbone_key()
+
+
+def test_features_are_computed_anew_for_other_code_of_the_users_classes(tmp_path: Path) -> None:
+    """Whose data set may say the same fingerprint after an edit; without such classes the key is as it was."""
+    data, model = images(), head()
+    known = [extract(data, model, tmp_path, tmp_path / "cache", CPU, code).fingerprint for code in (None, "a", "b")]
+    assert len({*known}) == 3
+    assert known[0] == hashlib.sha256(f"{data.fingerprint} {model.backbone_key()}".encode()).hexdigest()

@@ -25,7 +25,7 @@ def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path
     assert [r["round"] for r in records] == [1, 2, 3]
     assert all(set(r) >= {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTALS} for r in records)
     assert summary["status"] == "done"
-    assert summary["final_accuracy"] == records[-1]["test_accuracy"]
+    assert summary["last_accuracy"] == records[-1]["test_accuracy"]
     assert summary["wall_seconds"] == records[-1]["wall_seconds"] > 0
     assert summary["totals"]["bytes_up"] == sum(r["bytes_up"] for r in records)
     assert summary["config_hash"].startswith(folder.name[-8:])
@@ -76,7 +76,7 @@ def test_selectors_are_paired_at_a_seed_and_seeds_where_partition_and_model_are_
     fedsim("-m", "seed=0,1", "partition_seed=7", "init_seed=7", "name=seeds")
     for name, count in (("selectors", 3), ("seeds", 2)):
         summaries = [read_summary(f) or {} for f in folders(tmp_path) if f.parent.name == name]
-        assert len({s["config_hash"] for s in summaries}) == len({s["final_accuracy"] for s in summaries}) == count
+        assert len({s["config_hash"] for s in summaries}) == len({s["last_accuracy"] for s in summaries}) == count
         assert len({(s["partition_hash"], s["initial_accuracy"]) for s in summaries}) == 1
 
 

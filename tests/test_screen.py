@@ -254,7 +254,7 @@ WORST = {
 
 def test_tables_fit_80_columns_break_no_word_and_say_what_they_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
     summary = {
-        **{"smoothed_accuracy": 0.5, "final_accuracy": 0.25, "mean_participation_ratio": 1.0, "wall_seconds": 512.0},
+        **{"smoothed_accuracy": 0.5, "last_accuracy": 0.25, "mean_participation_ratio": 1.0, "wall_seconds": 512.0},
         "totals": {"bytes_down": 2_567_000_000, "bytes_up": 2_567_000},
     }
     labels = [WORST, {name: f"{value}5" for name, value in WORST.items()}]

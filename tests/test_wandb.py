@@ -40,7 +40,7 @@ def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> N
     assert set(run.tags) == {"mine", "digits", "iid", "mlp"}
     assert items(run.config.update)["selector"] == {"_target_": "x.Y"}
     last = {k: v for r in records if r.HasField("summary") for k, v in items(r.summary.update).items()}
-    assert (last["smoothed_accuracy"], last["final_accuracy"], last["wall_seconds"]) == (0.375, 0.75, 4.0)
+    assert (last["smoothed_accuracy"], last["last_accuracy"], last["wall_seconds"]) == (0.375, 0.75, 4.0)
     metrics = [r.metric for r in records if r.HasField("metric")]
     assert any(m.glob_name == "*" and (m.step_metric == "round" or m.step_metric_index) for m in metrics)
     assert any(r.HasField("exit") and r.exit.exit_code == 0 for r in records)
@@ -87,7 +87,7 @@ def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
     start, first, second, finish = replay(tmp_path / "run", {})
     assert (start["start"]["job_type"], start["start"]["project"], start["start"]["entity"]) == ("full", "mine", "lab")
     assert [m["log"]["round"] for m in (first, second)] == [1, 2]
-    assert finish["finish"]["final_accuracy"] == 0.75
+    assert finish["finish"]["last_accuracy"] == 0.75
 
 
 @pytest.mark.slow

@@ -59,7 +59,7 @@ def test_a_run_is_there_with_all_rounds_and_its_summary_also_where_it_is_sent_ag
     ((name, run),) = server.runs.items()
     assert (tmp_path / "run" / WANDB_ID).read_text().strip() == name
     assert steps(server) == {name: WHOLE}
-    assert run.summary["final_accuracy"] == 0.75
+    assert run.summary["last_accuracy"] == 0.75
     assert run.exit_code == 0
     told = run.described
     assert (told["displayName"], told["groupName"], told["jobType"]) == ("run", "trial", "random")

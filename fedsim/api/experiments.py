@@ -108,7 +108,7 @@ def run_sweep(
     data are missing, does not stop the others; its status says so. `on_round` is called with the experiment, too.
 
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
-        sweep.summaries[["selector", "seed", "summary.smoothed_accuracy"]]
+        sweep.summaries[["selector", "seed", "final_accuracy"]]
     """
     if not (experiments or parts):
         raise ConfigError([Problem("experiments", [], "has no experiment", "run_experiment() runs the default one")])

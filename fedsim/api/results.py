@@ -66,7 +66,8 @@ class RunResult:
 
     @property
     def final_accuracy(self) -> float | None:
-        """The mean test accuracy of the last 11 rounds, as reports and tables have it; None if none was measured."""
+        """The mean test accuracy of the last 11 rounds, in [0, 1], as in reports, tables and `load_summaries`; None if
+        none was measured. That of the last round is `summary["last_accuracy"]`."""
         return self.summary.get("smoothed_accuracy")
 
     @cached_property
@@ -115,9 +116,8 @@ class SweepResult(tuple[RunResult, ...]):
 
     @property
     def summaries(self) -> "DataFrame":
-        """A row for each run: its choices and its summary; columns as in `load_runs`."""
-        rows = [{**leading, **trailing} for _, leading, trailing in _told([result.run for result in self])]
-        return _pandas().DataFrame(rows)
+        """A row for each run; columns as in `load_summaries`."""
+        return summaries_frame([result.run for result in self])
 
 
 class PandasMissingError(FedsimError, ImportError):
@@ -125,24 +125,36 @@ class PandasMissingError(FedsimError, ImportError):
 
 
 def load_runs(source: "str | PathLike[str]") -> "DataFrame":
-    """All runs that have ended below a folder, or that are in an archive of the report (`--archive runs.parquet`).
+    """The rounds of all runs that have ended below a folder, or that are in an archive of the report
+    (`--archive runs.parquet`).
 
     A row is a round of a run, in order. Columns:
 
-    - `run`: the name of the run's folder; `seed`; one for each config group (`selector`, `dataset`, ...): the choice;
-    - the config values in which the runs differ, by key (`optimizer.lr`);
-    - what metrics.jsonl has of a round (`round`, `test_accuracy`, `bytes_up`, `selected`, ...);
-    - the numbers and words of summary.json (`summary.status`, `summary.smoothed_accuracy`,
-      `summary.totals.bytes_up`, ...), the same in all rows of a run.
+    - `run`: the name of the run's folder; `status`; `seed`; one for each config group (`selector`, ...): the choice;
+    - the config values in which the runs differ, by key (`optimizer.lr`), and `code`, digits that stand for the code of
+      your own classes;
+    - what metrics.jsonl has of a round (`round`, `test_accuracy`, `bytes_up`, `selected`, ...).
 
-    Runs that ended before their first round have no row. Raises `FedsimError` if `source` is neither a folder with
-    finished runs nor an archive, `PandasMissingError` without pandas.
+    What there is once a run is in `load_summaries`: means and deviations over rows of rounds would be wrong. Runs that
+    ended before their first round have no row. Raises `FedsimError` if `source` is neither a folder with finished runs
+    nor an archive, `PandasMissingError` without pandas.
 
         runs = fedsim.load_runs("outputs/default")
         runs.groupby(["selector", "round"])["test_accuracy"].mean().unstack("selector").plot()
     """
     _pandas()
     return rounds_frame(_runs_of(Path(source)))
+
+
+def load_summaries(source: "str | PathLike[str]") -> "DataFrame":
+    """The runs that `load_runs` takes, a row each: its columns but for those of rounds, `final_accuracy` (the mean of
+    the last 11 rounds), and the numbers and words of summary.json (`summary.last_accuracy`, `summary.totals.bytes_up`).
+
+        runs = fedsim.load_summaries("outputs/default")
+        runs.groupby("selector")["final_accuracy"].agg(["mean", "std"])
+    """
+    _pandas()
+    return summaries_frame(_runs_of(Path(source)))
 
 
 def load_ablations(source: "str | PathLike[str]") -> "DataFrame":
@@ -169,26 +181,37 @@ def _runs_of(path: Path) -> list[Run]:
 
 
 def rounds_frame(runs: Sequence[Run]) -> "DataFrame":
+    """A row for each round of `runs`."""
     pd = _pandas()
-    rows = ([{**leading, **record, **trailing} for record in run.records] for run, leading, trailing in _told(runs))
+    rows = ([{**about, **record} for record in run.records] for run, about in _about(runs))
     frames = [pd.DataFrame(of_run) for of_run in rows if of_run]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def _told(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any], dict[str, Any]]]:
-    """Each run with the columns in front of its records and behind them."""
+def summaries_frame(runs: Sequence[Run]) -> "DataFrame":
+    """A row for each of `runs`."""
+    rows = []
+    for run, about in _about(runs):
+        outcome = flat({key: value for key, value in run.summary.items() if key not in ("choices", "seed", "status")})
+        summary = {f"summary.{key}": value for key, value in outcome if not isinstance(value, list)}
+        rows.append({**about, "final_accuracy": run.summary.get("smoothed_accuracy"), **summary})
+    return _pandas().DataFrame(rows)
+
+
+def _about(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Each run with the columns that tell it from others."""
     groups = sorted({group for run in runs for group in run.choices})
     ignored = (*IRRELEVANT, "seed")  # cannot change a result, or has a column of its own
-    configs = [flat({key: value for key, value in run.config.items() if key not in ignored}) for run in runs]
-    values = [{key: value for key, value in config if not key.endswith("_target_")} for config in configs]
+    values = []
+    for run in runs:
+        config = flat({key: value for key, value in run.config.items() if key not in ignored})
+        values.append({key: value for key, value in [*config, ("code", run.code)] if not key.endswith("_target_")})
     keys = dict.fromkeys(key for one in values for key in one)
     texts = {key: {json.dumps(one.get(key), default=str) for one in values} for key in keys}
     for run, own in zip(runs, values, strict=True):
-        choices = {group: run.choices.get(group) for group in groups}
-        given = {key: own.get(key) for key, found in texts.items() if len(found) > 1}
-        outcome = flat({key: value for key, value in run.summary.items() if key not in ("choices", "seed")})
-        summary = {f"summary.{key}": value for key, value in outcome if not isinstance(value, list)}
-        yield run, {"run": run.folder.name, "seed": run.seed, **choices, **given}, summary
+        about = {"run": run.folder.name, "status": run.status, "seed": run.seed}
+        about |= {group: run.choices.get(group) for group in groups}
+        yield run, about | {key: own.get(key) for key, found in texts.items() if len(found) > 1}
 
 
 def _pandas() -> Any:

@@ -27,7 +27,8 @@ from fedsim.tracking.tables import show_bytes, show_seconds
 class JobStatus:
     """How far a job is: `state`, the `round` that it would go on from, and a `note` for people.
 
-    `done` and `diverged` are not run again; `running` has another process, which is waited for; `partial` goes on from
+    `done` and `diverged` are not run again; `changed` is, as the user's code has changed since, and the result that is
+    there is kept under another name; `running` has another process, which is waited for; `partial` goes on from
     its checkpoint; `again` (by overwrite=true), `failed`, `interrupted` and `preempted` begin anew; so does `new`.
     """
 

@@ -17,6 +17,7 @@ from fedsim.commands.dispatch import MistakeError
 from fedsim.config.build import unknown
 from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import changed_since
 from fedsim.core.configs import flat, has_key, merged, placed
 from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, printable
@@ -55,6 +56,8 @@ def run(words: Sequence[str]) -> int:
                 return CODES[again.status]
             found = differences(one, again)
             equal += not found
+            if modules := changed_since(one.summary, plan.config):
+                print(f"    the code of {modules} has changed since", flush=True)
             for line in found or [f"equal, {len(one.records)} rounds"]:
                 print(f"    {printable(line)}", flush=True)
     print(f"{equal} of {len(chosen)} equal; {len(runs)} runs in {options.folder}")
@@ -166,7 +169,7 @@ def _same(was: Any, now: Any, single: bool) -> bool:
 
 def _circumstances(run: Run) -> dict[str, Any]:
     """What the rounds of a run depend on besides its config, by name."""
-    told = {"engine": "engine", "division of the data": "partition_hash"}
+    told = {"engine": "engine", "division of the data": "partition_hash", "code": "code"}
     found = {name: run.summary.get(key) for name, key in told.items()}
     found |= {"data": (run.summary.get("data") or {}).get("fingerprint"), "revision": run.commit}
     return {**dict(flat(run.summary.get("environment") or {})), **found}

@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from fedsim.config.typecheck import PASSED, REMEDY, conform, describe, find_in_working_folder, is_long, not_imported
+from fedsim.config.user_code import user_code
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, nearest
 
@@ -97,6 +98,7 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         find_in_working_folder()
     try:
         found: Any = _imported(target)
+        user_code({"_target_": target})  # which knows it from here on as it was imported
         made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
     except (Exception, SystemExit) as error:  # an import of a user's module may fail in any way
         reason = f"; importing it failed: {type(error).__name__}: {error}"

@@ -30,13 +30,19 @@ class TrainsOnFeatures(Protocol):
 
 
 def extract(
-    data: LoadedData, model: TrainsOnFeatures, data_dir: Path, cache_dir: Path, device: torch.device
+    data: LoadedData,
+    model: TrainsOnFeatures,
+    data_dir: Path,
+    cache_dir: Path,
+    device: torch.device,
+    code: str | None = None,
 ) -> LoadedData:
-    """`data` with float32 features [n, D] in place of images, computed on `device` or read from the cache. Raises
-    `DataError` if the images are not uint8."""
+    """`data` with float32 features [n, D] in place of images, computed on `device` or read from the cache. `code`: that
+    of the user's classes, on which they depend, too. Raises `DataError` if the images are not uint8."""
     if data.train.x.dtype != torch.uint8:
         raise DataError(f"a frozen backbone needs images of type uint8; the data set has {data.train.x.dtype}")
-    fingerprint = hashlib.sha256(f"{data.fingerprint} {model.backbone_key()}".encode()).hexdigest()
+    decisive = " ".join(filter(None, (data.fingerprint, model.backbone_key(), code)))
+    fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
         backbone = model.load_backbone(data_dir).eval().to(device)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import user_code
 from fedsim.core.errors import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
@@ -101,6 +102,10 @@ class Narration:
             tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
             if cost and len(self._ended_before) < len(self._labels):
                 tell_line(cost)
+        own = [p for p in self.plans if p.folder in self._ended_before and user_code(p.config)]
+        if unknown := sum("code" not in outcome_on_file(plan).summary for plan in own):
+            told = f"{unknown} of the results that are there do not say by which code of yours they were made"
+            tell_line(f"{told}; they are taken as those of the present one (overwrite=true runs them again)")
         if self._overwriting.notice:
             tell_line(self._overwriting.notice)
 

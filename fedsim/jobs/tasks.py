@@ -98,6 +98,8 @@ class _Sweep:
         self.waiting = Lanes(max_lanes=launcher.jobs_per_task).groups(plans)
         self.running: dict[Any, list[Plan]] = {}
         self.rounds = {plan.folder: 0 for plan in plans}
+        ended = [plan for plan in plans if plan.settings.overwrite or outcome_on_file(plan).status == "changed"]
+        self.unseen = {plan.folder for plan in ended}  # their records are those of an earlier run
         self._asked_at = -math.inf
 
     def run(self) -> None:
@@ -127,7 +129,7 @@ class _Sweep:
 
     def _look(self) -> None:
         """Count the rounds that are in the records of the jobs that run."""
-        for plan in (plan for group in self.running.values() for plan in group if not plan.settings.overwrite):
+        for plan in (plan for group in self.running.values() for plan in group if plan.folder not in self.unseen):
             record = latest_record(plan.folder)
             for number in range(self.rounds[plan.folder] + 1, record.get("round", 0) + 1):
                 self.rounds[plan.folder] = number

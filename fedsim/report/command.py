@@ -105,7 +105,7 @@ def chosen(runs: Sequence[Run], word: str) -> list[Run]:
     """The runs of which `word`, KEY=VALUES, holds: values with a comma between them, in which * stands for any text.
     Raises `ReportError` if there are none."""
     key, _, values = word.partition("=")
-    told = [str(run.choices.get(key) or dict(flat(run.config)).get(key)) for run in runs]
+    told = [str(run.choices.get(key) or {**dict(flat(run.config)), "code": run.code}.get(key)) for run in runs]
     found = [run for run, text in zip(runs, told, strict=True) if any(fnmatchcase(text, v) for v in values.split(","))]
     if not found:
         known = listed(sorted({*told} - {"None"}))

@@ -72,7 +72,22 @@ def headline(panels: Sequence[Panel], most: int | None = MOST, over: Comparison 
     left = len(found) - len(shown)
     more = [f"and {left} more settings (all of them: fedsim report --all)"] if left else []
     first = f"{names} on {where}{settings}: {seeds}, rounds: {facts['rounds']}, runs: {facts['runs']}"
-    return [first, *([over_settings(over)] if over else []), *shown, *more, *imperfect_chosen(panels)]
+    return [first, *([over_settings(over)] if over else []), *shown, *more, *codes(panels), *imperfect_chosen(panels)]
+
+
+def codes(panels: Sequence[Panel]) -> list[str]:
+    """A sentence on runs by several versions of the user's code, if there are any."""
+    versions: dict[str, list[str]] = {}
+    for group in [group for panel in panels for group in panel.lines.values() if "code" in group.labels]:
+        versions.setdefault(group.labels["code"], []).append(
+            f"{group.name}, seeds {listed(r.seed for r in group.runs)}"
+        )
+    told = "; ".join(f"{code} ({listed(lines)})" for code, lines in versions.items())
+    return (
+        [f"several versions of your code are compared, not averaged: {told}; --where code=... takes one"]
+        if told
+        else []
+    )
 
 
 def over_settings(over: Comparison) -> str:

@@ -54,6 +54,7 @@ def _compared(group: Group) -> dict[str, Any]:
     values = choices | {key: value for key, value in flat(relevant(run.config)) if key not in told}
     ran = {"engine": [one.choices.get("engine") for one in group.runs]}
     ran["device"] = [one.config.get("device") for one in group.runs]
+    values |= {"code": run.code} if run.code else {}
     return values | {key: " and ".join(dict.fromkeys(map(str, ran[key]))) for key in ran if key in values}
 
 

@@ -2,6 +2,7 @@
 record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint)."""
 
 import errno
+import hashlib
 import json
 import math
 import os
@@ -150,6 +151,27 @@ def replace_folder(folder: Path) -> None:
             new.parent.rmdir()
 
 
+def code_digits(summary: Mapping[str, Any]) -> str | None:
+    """Six digits that stand for the user's code of a run, or the codes if it has gone on with another; None if there is
+    none, or none recorded."""
+    codes = [*(summary.get("earlier_code") or ()), summary.get("code")]
+    return hashlib.sha256(json.dumps(codes).encode()).hexdigest()[:6] if any(codes) else None
+
+
+def set_aside(folder: Path, code: str | None, wanted: str | None) -> Path:
+    """Move a result of other code next to the run's folder, whose lock is held, and put one of the `wanted` code in its
+    place if it was moved there before. Both are told by their `code_digits`. Returns where it is."""
+    aside, other = (folder.with_name(f"{folder.name}-code-{digits}") for digits in (code, wanted))
+    with _write_errors_explained(folder):
+        while aside.exists():
+            aside = aside.with_name(f"{aside.name}+")
+        folder.rename(aside)
+        if other.exists():
+            other.rename(folder)
+        sync_folder(folder.parent)
+    return aside
+
+
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, and say so beside it; however its process ends, it is released. Raises
@@ -258,7 +280,16 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return None
-    return summary if isinstance(summary, dict) and isinstance(summary.get("status"), str) else None
+    sound = isinstance(summary, dict) and isinstance(summary.get("status"), str)
+    return with_new_names(summary) if sound else None
+
+
+def with_new_names(summary: dict[str, Any]) -> dict[str, Any]:
+    """A summary in which the accuracy of the last round has its present name: earlier versions called it
+    `final_accuracy`, which is the mean of the last rounds everywhere else."""
+    if "final_accuracy" in summary:
+        summary["last_accuracy"] = summary.pop("final_accuracy")
+    return summary
 
 
 FINAL = ("done", "diverged")

@@ -119,8 +119,8 @@ def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compared_config(run: Run) -> dict[str, Any]:
-    """What is `relevant` of a run, with engine=native where engine=auto took it."""
-    config = relevant(run.config)
+    """What is `relevant` of a run, with engine=native where engine=auto took it, and the user's code in it."""
+    config = relevant(run.config) | ({"code": run.code} if run.code else {})
     engine = config.get("engine")
     is_auto = isinstance(engine, Mapping) and engine.get("_target_") == "choose_backend"
     took_native = str(run.summary.get("engine", "")).startswith("native")
@@ -176,6 +176,10 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
     settings = dict.fromkeys(key for label in labels for key in label if is_setting(key) and "." in key)
     for label, own in zip(labels, values, strict=True):
         label.update({key: str(own[key]) for key in settings if key in own})
+    versions = Counter(classes for classes, _ in {(str(run.own_classes), run.code) for run in runs})
+    for label, run in zip(labels, runs, strict=True):
+        if versions[str(run.own_classes)] > 1:  # in other settings, too, over which methods are compared
+            label["code"] = str(run.code)
     return [{key: printable(text) for key, text in label.items()} for label in labels]
 
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 import yaml
 from numpy.typing import NDArray
 
-from fedsim.core.configs import LOADER
+from fedsim.core.configs import IRRELEVANT, LOADER, by_meaning, flat
 from fedsim.core.disk import unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
 from fedsim.results.files import (
@@ -34,9 +34,11 @@ from fedsim.results.files import (
     REPLACEMENTS,
     SUMMARY,
     OutputError,
+    code_digits,
     json_ready,
     read_metrics,
     read_summary,
+    with_new_names,
 )
 
 Floats = NDArray[np.float64]
@@ -149,6 +151,17 @@ class Run:
     @cached_property
     def commit(self) -> str | None:
         return (self.summary.get("revision") or {}).get("commit")
+
+    @cached_property
+    def own_classes(self) -> list[str]:
+        """The user's classes in its config, by their paths."""
+        values = flat(by_meaning({k: v for k, v in self.config.items() if k not in IRRELEVANT}))
+        return [str(value) for key, value in values if key.endswith("_target_") and "." in str(value)]
+
+    @cached_property
+    def code(self) -> str | None:
+        """Digits that stand for the user's code in it, or `unknown`, as of earlier runs; None if there is none."""
+        return code_digits(self.summary) or ("unknown" if self.own_classes else None)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -307,7 +320,7 @@ def read_archive(path: Path) -> list[Run]:
             told = {key: json.loads(table[key][first].as_py()) for key in TOLD if key in table.column_names}
             rounds = 0 if records["round"][first].as_py() is None else length
             told["rows"] = records.slice(first, rounds)
-            runs.append(Run(Path(told["folder"]), told["config"], told["summary"], told))
+            runs.append(Run(Path(told["folder"]), told["config"], with_new_names(told["summary"]), told))
             first += length
         return runs
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:

@@ -18,6 +18,7 @@ from fedsim.clients.server import ServerData
 from fedsim.clients.system import SimulatedClock, System
 from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import user_code
 from fedsim.core.errors import DataError, Problem, check
 from fedsim.core.rng import Purpose, Streams, UniformDraws
 from fedsim.core.types import Params, Population, sizes_of
@@ -111,7 +112,8 @@ def _load(plan: Plan, device: torch.device) -> PreparedData:
     if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):  # what a function returns: see there
         model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
         if isinstance(model, TrainsOnFeatures):
-            data = extract(data, model, plan.data_dir, plan.cache_dir, device)
+            code = user_code({key: plan.config[key] for key in ("dataset", "model")})
+            data = extract(data, model, plan.data_dir, plan.cache_dir, device, code)
     test = LabelledSamples(_aligned(data.normalise(data.test.tensor).to(device)), data.test.y.to(device))
     x, y = data.train.x, data.train.y.to(device)
     x = x if isinstance(x, SampleSource) else _aligned(data.normalise(x).to(device))

@@ -22,6 +22,7 @@ from torch import Tensor
 
 import fedsim
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import user_code
 from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
@@ -30,7 +31,6 @@ from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_read
 from fedsim.running.assembly import Experiment
 from fedsim.running.outcome import HASH_BYTES, CheckpointError, header_of
 from fedsim.running.process import CODES
-from fedsim.running.provenance import user_code
 
 FORMAT = 2
 """Of checkpoint files; to be counted up whenever older ones can no longer be read."""
@@ -216,7 +216,7 @@ def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:
         "engine": parts.engine.backend.description.partition(",")[0],
         "dataset": experiment.data_source.get("fingerprint"),
         "partition": experiment.division.hash,
-        "code": user_code(config),
+        "code": user_code(plan.config),
         "config": json_ready(config),
     }
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fedsim.clients.context import OF_SERVER
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import user_code
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import KEY, Record
 from fedsim.core.server_data import server_data
@@ -45,7 +46,7 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
     earlier = outcome_on_file(plan)
     if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
-    if earlier.summary.get("status") in FINAL and not earlier.final:
+    if earlier.summary.get("status") in FINAL and earlier.status == "failed":
         sys.stderr.write(f"fedsim: {plan.folder}: {earlier.summary['error']}; it is run again\n")
     if not files.is_free(plan.folder):  # known before it is built, which may take long
         raise files.HeldError(plan.folder)
@@ -56,7 +57,7 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
         raise
     except (Exception, SystemExit) as error:
         STOP.raise_if_asked()  # an interrupted import may raise anything
-        return ended_by(error, plan, worked_in(plan), before_rounds=True)
+        return ended_by(error, plan, worked_in(plan))
     if interleaved is not None:
         interleaved.join(experiment.simulation, experiment.model)
     with files.owned(plan.folder):
@@ -64,6 +65,11 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
         if complete:
             replace_folder(plan.folder)
         found = outcome_on_file(plan)
+        if found.status == "changed":
+            now = files.code_digits({"code": user_code(plan.config)})
+            aside = files.set_aside(plan.folder, files.code_digits(found.summary), now)
+            tell(f"fedsim: {plan.folder}: {found.summary['error']}; that result is kept in {aside.name}\n")
+            found = outcome_on_file(plan)
         if found.final and (complete or not plan.settings.overwrite):  # another process has been faster
             return replace(found, skipped=True)
         place = worked_in(plan)
@@ -82,7 +88,7 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
         except FedsimError:
             raise
         except (Exception, SystemExit) as error:
-            return ended_by(error, plan, place, before_rounds=True)
+            return ended_by(error, plan, place)
         ending = run.to_its_end()
         summary = run.kept(run.summary(ending))
     try:
@@ -205,7 +211,7 @@ class _Run:
                 self.of_clients = of_clients(self.simulation)
             return ending
         except (Exception, SystemExit, KeyboardInterrupt) as reason:
-            return ended_by(reason, self.plan, self.folder.path)
+            return ended_by(reason, self.plan, self.folder.path, self.simulation.round + 1)
 
     def _run_rounds(self) -> Outcome:
         simulation, num_rounds = self.simulation, self.plan.settings.num_rounds
@@ -251,6 +257,7 @@ class _Run:
             "incidents": self.incidents.counts,
             "partition_hash": self.experiment.division.hash,
             "config_hash": plan.config_hash,
+            **({"code": code} if (code := checkpoints.identity["code"]) else {}),
             **({"earlier_code": begun.earlier_code} if begun.earlier_code else {}),
             "revision": self.revision,
             "environment": {**environment(checkpoints.device, compiled), **ranks},

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import changed_since, is_users
 from fedsim.core.errors import DataError, FedsimError
 from fedsim.core.record import LASTS, TOTALS, Record, mean_of_last
 from fedsim.results import files
@@ -24,8 +25,9 @@ from fedsim.tracking.base import SweepPosition
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; before its first round also `data`,
-    `config`, `held` (by another process). `skipped`: an earlier run did so; `cause`: the exception that has ended it
-    in this process, of a command's jobs only one that has kept it from its first round."""
+    `config`, `held` (by another process). `changed`: it has an end, which other code of the user's has reached.
+    `skipped`: an earlier run did so; `cause`: the exception that has ended it in this process, of a command's jobs only
+    one that has kept it from its first round."""
 
     status: str
     summary: Mapping[str, Any]
@@ -40,7 +42,8 @@ class Outcome:
 
 def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
     """What its folder (or `place`) says of a run; `failed` where there is no summary, or one of an end whose files are
-    not whole, which are then named in `error`."""
+    not whole, which are then named in `error`; `changed` where other code of the user's has made it, and it is not to
+    be replaced."""
     folder = place or plan.folder
     summary = read_summary(folder)
     if summary is None:
@@ -54,6 +57,8 @@ def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
             lost = f"{METRICS} has {whole} of {rounds} rounds" + f" in {len(lines)} lines" * (whole != len(lines))
         elif not files.is_whole_model(folder / MODEL):
             lost = f"{MODEL} is missing or cut short"
+        elif not plan.settings.overwrite and (modules := changed_since(summary, plan.config)):
+            return Outcome("changed", {**summary, "error": f"the code of {modules} has changed since it was run"})
     return Outcome(summary["status"], summary) if lost is None else Outcome("failed", {**summary, "error": lost})
 
 
@@ -63,9 +68,9 @@ def worked_in(plan: Plan) -> Path:
     return files.replacement_of(plan.folder) if beside else plan.folder
 
 
-def ended_by(reason: BaseException, plan: Plan, place: Path, before_rounds: bool = False) -> Outcome:
-    """The end of a run in the folder `place` that has raised `reason`. The traceback of what is no `FedsimError` is
-    kept there, or on a full disk shown."""
+def ended_by(reason: BaseException, plan: Plan, place: Path, round: int = 0) -> Outcome:
+    """The end of a run in the folder `place` that has raised `reason` in a `round`, or before round 1. The traceback of
+    what is no `FedsimError` is kept there, or on a full disk shown."""
     if isinstance(reason, KeyboardInterrupt):
         return Outcome("interrupted", {"error": "Ctrl-C"}, cause=reason)
     if isinstance(reason, OutputError):
@@ -73,13 +78,25 @@ def ended_by(reason: BaseException, plan: Plan, place: Path, before_rounds: bool
     if isinstance(reason, FedsimError):
         return Outcome("failed", {"error": str(reason)}, cause=reason)
     text, words = "".join(traceback.format_exception(reason)), f"{type(reason).__name__}: {reason}"
+    when = [f"round {round}"] if 0 < round <= plan.settings.num_rounds else []
+    words = f"{words} ({', '.join([*when, *_line_of(reason)])})"
     try:
         RunFolder(place).write_error(plan.config, text)
     except OutputError as full:
         tell(f"{text}fedsim: {full}\n")
-    if before_rounds:  # there are no trackers to tell it
+    if not round:  # there are no trackers to tell it
         tell(f"fedsim: {plan.folder} failed before any round was run: {words}\n")
     return Outcome("failed", {"error": words}, cause=reason)
+
+
+def _line_of(reason: BaseException) -> list[str]:
+    """The line of the user's code, or of other code where there is none of it, that has raised `reason`."""
+    lines = list(traceback.walk_tb(reason.__traceback__))
+    modules = [str(frame.f_globals.get("__name__", "builtins")) for frame, _ in lines]
+    own = [line for line, module in zip(lines, modules, strict=True) if module == "__main__" or is_users(module)]
+    for frame, number in (own or lines)[-1:]:
+        return [f"{Path(frame.f_code.co_filename).name}, line {number}, in {frame.f_code.co_name}"]
+    return []
 
 
 def tell(text: str) -> None:
@@ -100,7 +117,7 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "rounds": len(records),
         "initial_accuracy": initial_accuracy,
         "smoothed_accuracy": mean_of_last([r.test_accuracy for r in records]),
-        "final_accuracy": evaluated[-1] if evaluated else None,
+        "last_accuracy": evaluated[-1] if evaluated else None,
         "best_accuracy": max(evaluated, default=None),
         "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
         **{name: getattr(last, name) if last else 0.0 for name in LASTS},

@@ -1,15 +1,11 @@
-"""What a result depends on besides its config: versions and machine, the commit of fedsim, the user's own code."""
+"""What a result depends on besides its config: versions and machine, and the commit of fedsim."""
 
 import functools
-import hashlib
-import inspect
-import json
 import os
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +14,6 @@ import numpy as np
 import torch
 
 import fedsim
-from fedsim.config.typecheck import in_installed_folder
 from fedsim.engine.device import switches
 from fedsim.engine.native.library import library_description
 
@@ -119,19 +114,3 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace").strip()
-
-
-def user_code(config: Mapping[str, Any]) -> str | None:
-    """The classes and functions that a config names, without fedsim's and installed ones, each with a hash of its
-    source; None if there are none. What a class inherits from counts, too; what it calls does not."""
-    hashes = {}
-    for target in re.findall(r'"_target_": "([^"]+)"', json.dumps(config, default=str)):
-        module, _, name = target.rpartition(".")
-        found: Any = getattr(sys.modules.get(module), name, None)
-        for part in inspect.getmro(found) if isinstance(found, type) else [found]:
-            with suppress(OSError, TypeError):  # built in, or made without a file
-                path = Path(inspect.getfile(part))
-                if PACKAGE.resolve() not in path.resolve().parents and not in_installed_folder(path):
-                    digest = hashlib.sha256(inspect.getsource(part).encode()).hexdigest()[:12]
-                    hashes[f"{part.__module__}.{part.__qualname__}"] = digest
-    return ", ".join(f"{name} {digest}" for name, digest in sorted(hashes.items())) or None

@@ -22,6 +22,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.config.plan import Plan
+from fedsim.config.user_code import changed_since
 from fedsim.config.words import key_of, typed_in, values_of
 from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, command, rule
@@ -176,10 +177,11 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     """Run `plans`, one for each seed, to the first that fails. Raises what stops a search: what refuses a run, or the
     user."""
     first, rounds = plans[0], Rounds(trial)
-    if not first.settings.overwrite:
+    earlier = outcome_on_file(first)
+    if not (first.settings.overwrite or changed_since(earlier.summary, first.config)):
         for record in read_metrics(first.folder):
             rounds.see(record["round"], record["test_accuracy"])
-        if rounds.pruned and not outcome_on_file(first).final:
+        if rounds.pruned and not earlier.final:
             return Result("pruned", None, rounds.seen)
         rounds.pruned = False
     accuracies = []

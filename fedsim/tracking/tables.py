@@ -108,7 +108,7 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
     accuracies = [f"{SPOKEN.get(n, n.replace('_', ' '))} {show_share(clients[n])}" for n in names]
     rows = {
         "final accuracy": f"[bold]{share('smoothed_accuracy')}[/]  mean of the last {window} rounds\n"
-        f"last round {share('final_accuracy')}, best {share('best_accuracy')}, "
+        f"last round {share('last_accuracy')}, best {share('best_accuracy')}, "
         f"before round 1 {share('initial_accuracy')}",
         "by client": ", ".join(accuracies),
         "participation": f"{share('mean_participation_ratio')} of clients a round, {share('coverage')} covered",
@@ -150,7 +150,7 @@ Row = Mapping[str, Any]
 """A job: labels (keys and values of the command line except the seed), seed, status and summary."""
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "final %": lambda summary: show_share(summary.get("smoothed_accuracy"), ""),
-    "last %": lambda summary: show_share(summary["final_accuracy"], ""),
+    "last %": lambda summary: show_share(summary["last_accuracy"], ""),
     "part. %": lambda summary: show_share(summary["mean_participation_ratio"], ""),
     "time": lambda summary: show_seconds(summary["wall_seconds"]),
     "down": lambda summary: show_bytes(summary["totals"]["bytes_down"]),
@@ -217,7 +217,7 @@ def _mean_cells(group: Sequence[Row]) -> Mapping[str, str]:
     return {
         "done": str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}",
         "final %": _mean_and_spread([summary.get("smoothed_accuracy") for summary in done]),
-        "last %": _mean_and_spread([summary.get("final_accuracy") for summary in done]),
+        "last %": _mean_and_spread([summary.get("last_accuracy") for summary in done]),
         "diverged": f"{diverged}/{len(group)}" if diverged else "",
     }
 

@@ -30,7 +30,7 @@ from fedsim.tracking.wandb_tracker import (
     start_message,
 )
 
-ACCURACIES = ("smoothed_accuracy", "final_accuracy", "best_accuracy")
+ACCURACIES = ("smoothed_accuracy", "last_accuracy", "best_accuracy")
 SUMMARY_KEYS = ("status", *ACCURACIES, "mean_participation_ratio", "revision", "totals", *LASTS)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedsim.commands.catalogue import SWEEPS, Catalogue, Choice, Group
 from fedsim.commands.dispatch import MistakeError, entries, entry, wrap
-from fedsim.config.choice_files import other_names
+from fedsim.config.choice_files import other_names, spelt
 from fedsim.config.declared import ranges
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import command, nearest
 
 SYMBOLS = (
@@ -47,7 +48,7 @@ def run(options: Namespace) -> int:
         page = "\n\n".join(details(choice, group) for group, choice in named)
     else:
         group = catalogue.group(find_group(options.group, catalogue.names))
-        chosen = [find_choice(name, group) for name in options.choice]
+        chosen = [find_choice(catalogue.files.meant(group.name, name), group) for name in options.choice]
         found = {choice.name: as_json(choice) for choice in chosen or group.choices.values()}
         page = "\n\n".join(details(choice, group) for choice in chosen) or group_text(group)
     print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if options.json else page)
@@ -60,6 +61,7 @@ def find_group(word: str, names: Iterable[str]) -> str:
     for name in sorted(names, key=lambda name: name.count("/"), reverse=True):
         for one in (name, name.rpartition("/")[2]):
             spoken |= dict.fromkeys((one, f"{one}s", f"{one}es", f"{one.removesuffix('y')}ies"), name)
+    word = word.lower()
     if word not in spoken:
         close = nearest(word, spoken)
         hint = f"did you mean {spoken[close]}?" if close else "`fedsim list` has them all"
@@ -76,8 +78,8 @@ def find_everywhere(words: Sequence[str], catalogue: Catalogue) -> list[tuple[Gr
     except MistakeError:
         every = [(group, c) for group in map(catalogue.group, catalogue.names) for c in group.choices.values()]
     found = [
-        [(group, one) for group, one in every if one.name == word]
-        or [(group, one) for group, one in every if word in other_names(one.fields)]
+        [(group, one) for group, one in every if spelt(one.name) == spelt(word)]
+        or [(group, one) for group, one in every if spelt(word) in other_names(one.fields)]
         for word in words
     ]
     return [one for several in found for one in several] if all(found) else []
@@ -152,6 +154,11 @@ def details(choice: Choice, group: Group) -> str:
 def _line(choice: Choice, group: Group) -> str:
     """A command with it, to copy; without what has no default, such as a path."""
     needed = [f"{choice.fields['needs']}=100"] if "needs" in choice.fields else []
+    own = choice.file.path
+    for _ in choice.file.name, *choice.file.group.split("/"):
+        own = own.parent
+    if own != conf_dir():
+        needed += ["--config-dir", str(own)]
     return command("fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed)
 
 

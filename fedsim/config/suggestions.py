@@ -9,8 +9,8 @@ from hydra.core.override_parser.types import Override
 
 from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.sources import on_search_path
-from fedsim.config.words import loader, options, without_choice
+from fedsim.config.sources import loader, on_search_path
+from fedsim.config.words import options, without_choice
 from fedsim.core.configs import SHORTHANDS, all_keys, has_key
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import Problem, nearest, rule
@@ -51,6 +51,8 @@ def mistaken_choice(override: Override) -> Problem | None:
     is_name = isinstance(choice, str) and re.fullmatch(r"[\w.-]{1,60}", choice)  # no folder or pattern, nor too long
     meant = (_named_otherwise(group, choice) or _elsewhere(group, choice)) if is_name else None
     remedy = meant or unknown(str(choice), options(group)).remedy
+    if group == "dataset" and remedy.startswith("known"):
+        remedy = f"images in folders: dataset=image_folder; a set of Hugging Face: dataset=parquet; {remedy}"
     return Problem(group, choice, f"is not a choice of conf/{group}/", remedy)
 
 

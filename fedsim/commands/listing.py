@@ -154,11 +154,9 @@ def details(choice: Choice, group: Group) -> str:
 def _line(choice: Choice, group: Group) -> str:
     """A command with it, to copy; without what has no default, such as a path."""
     needed = [f"{choice.fields['needs']}=100"] if "needs" in choice.fields else []
-    own = choice.file.path
-    for _ in choice.file.name, *choice.file.group.split("/"):
-        own = own.parent
-    if own != conf_dir():
-        needed += ["--config-dir", str(own)]
+    folder = choice.file.path.parents[group.name.count("/") + 1]
+    if folder != conf_dir():
+        needed += ["--config-dir", str(folder)]
     return command("fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed)
 
 

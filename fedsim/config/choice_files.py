@@ -20,6 +20,8 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 256 * 1024, 5_000, 50
 """Of one YAML file, aliases written out; Hydra takes 0.1 ms for each value, and several times."""
+MAX_NAME = 200
+"""Characters of a choice."""
 PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
 """The comment at the head of a file that says where in a config its keys are."""
 FIELD = re.compile(r"#\s{2,}([a-z]+(?: [a-z]+)?):\s+(\S.*)")
@@ -35,10 +37,11 @@ class Loader(LOADER):  # type: ignore[misc]
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
         for key, _ in node.value:
-            line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode) and lines.setdefault(key.value, line) != line:
-                text = f"is there twice: in lines {lines[key.value]} and {line}"
-                raise ConfigError([Problem(key.value, ..., text, "leave one of them out")])
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                text = f"is there twice, in lines {lines[name]} and {line}"
+                raise ConfigError([Problem(name, ..., text, "leave one of them out")])
+            lines[name] = line
         content: dict[Any, Any] = super().construct_mapping(node, deep)
         return content
 
@@ -305,6 +308,6 @@ class ChoiceFiles:
         return found
 
     def _path(self, group: str, name: str) -> Path | None:
-        if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")):
-            return None  # a stranger's, which leads out of the folders
+        if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")) or len(name) > MAX_NAME:
+            return None  # a stranger's, which leads out of the folders or is longer than a file's name
         return next((p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file()), None)

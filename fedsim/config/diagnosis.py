@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedsim.config.build import unknown
+from fedsim.config.build import Gathered, unknown
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, no_package
 from fedsim.config.hydra_node import Spent, check_node, check_words
 from fedsim.config.sources import on_search_path
@@ -25,7 +25,6 @@ from fedsim.config.words import (
     as_hydra_reads,
     first_line,
     key_of,
-    options,
     parse,
     parse_one,
     typed_in,
@@ -104,10 +103,12 @@ def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictCo
 def _causes(error: Exception, parsed: Sequence[Override]) -> list[Problem]:
     """The problems of the files and words that an error of Hydra is about, at least one."""
     files = on_search_path()
-    chosen = [o for o in parsed if options(o.key_or_group) and files.has(o.key_or_group, str(o.value()))]
-    in_files = [p for o in chosen for p in _mistaken_defaults(files.read(o.key_or_group, str(o.value())), files)]
-    if in_files:
-        return in_files
+    in_files = Gathered()
+    for group, choice in [(o.key_or_group, str(o.value())) for o in parsed]:
+        if files.has(group, choice):
+            in_files.add(*_mistaken_defaults(files.read(group, choice), files))
+    if in_files.problems:
+        return in_files.problems
     text = str(error)
     word = next((o for o in parsed if re.search(rf"(?<![\w./]){re.escape(o.key_or_group)}(?![\w/])", text)), None)
     if word is None:

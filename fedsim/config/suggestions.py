@@ -57,12 +57,11 @@ def mistaken_choice(override: Override) -> Problem | None:
 
 
 def _named_otherwise(group: str, choice: str) -> str:
-    """The choices of the group that the literature calls `choice`; with what tells them apart where they are several,
-    and "" where there is none."""
-    found = on_search_path().called(group, choice)
-    if len(found) < 2:
-        return "".join(f"did you mean {name}?" for name in found)
-    return "\n      ".join(["did you mean one of these?", *(f"{name}: {idea}" for name, idea in found.items())])
+    """The several choices of the group that the literature calls `choice`, with what tells them apart; "" where there
+    are none."""
+    names = on_search_path().called(group, choice)
+    rows = [f"{name}: {idea}" for name, idea in names.items()]
+    return "\n      ".join(["did you mean one of these?", *rows]) if rows else ""
 
 
 def _elsewhere(group: str, choice: str) -> str | None:

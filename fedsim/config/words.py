@@ -33,7 +33,7 @@ def read(argv: Sequence[str]) -> Namespace:
     parser = get_args_parser()
     parser.prog = "fedsim"
     args, unread = parser.parse_known_intermixed_args(argv)  # flags may stand behind overrides
-    check(*(_no_option(word, argv) for word in unread))
+    check(*map(_no_option, unread))
     if args.help:
         parser.error("it is --help in full")
     if sum(map(bool, (args.run, args.multirun, args.shell_completion, args.cfg, args.info))) > 1:
@@ -45,12 +45,11 @@ def read(argv: Sequence[str]) -> Namespace:
     return args
 
 
-def _no_option(word: str, argv: Sequence[str]) -> Problem:
-    """The problem of `--num_rounds=5`, or of `--num_rounds` before 5."""
-    name, _, value = word.partition("=")
-    value = value or "".join(argv[argv.index(word) + 1 :][:1])
-    remedy = shlex.quote(f"{name.lstrip('-').replace('-', '_')}={value}")
-    return Problem(name, ..., "is not an option", f"values of the config are set without dashes: {remedy}")
+def _no_option(word: str) -> Problem:
+    """The problem of `--num-rounds=5`, or of `--num-rounds` before 5."""
+    key, _, value = word.lstrip("-").partition("=")
+    remedy = f"values of the config are set without dashes: {key.replace('-', '_')}={value or '...'}"
+    return Problem(word, ..., "is not an option", remedy)
 
 
 def read_words(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
@@ -165,12 +164,11 @@ def parse_one(word: str) -> Override:
 
 
 def single_values(words: Sequence[str]) -> dict[str, Any]:
-    """The value that each word gives to a key. Raises `ConfigError` for words that do not give one."""
+    """Return the value that each word gives to a key. Raises `ConfigError` for words that do not give one."""
     parsed = parse(words)
-    text, remedy = "must give one value to a key of the run", "key=value, with a text that has a comma quoted twice"
-    for override in parsed:
-        plain = not (override.is_sweep_override() or override.is_add() or override.is_delete())
-        check(rule(plain and not override.is_force_add(), override.input_line or "", ..., text, remedy))
+    text, remedy = "must give one value to a key of the run", "write key=value, and quote a text that has a comma"
+    for word, override in zip(words, parsed, strict=True):
+        check(rule(word[0] not in "+~" and not override.is_sweep_override(), word, ..., text, remedy))
     return {override.key_or_group: override.value() for override in parsed}
 
 

@@ -1,6 +1,7 @@
 """`fedsim list`: what can be chosen, with idea, source, cost and what a method asks of clients."""
 
 import json
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
@@ -156,7 +157,7 @@ def _line(choice: Choice, group: Group) -> str:
     needed = [f"{choice.fields['needs']}=100"] if "needs" in choice.fields else []
     folder = choice.file.path.parents[group.name.count("/") + 1]
     if folder != conf_dir():
-        needed += ["--config-dir", str(folder)]
+        needed += ["--config-dir", os.path.relpath(folder)]
     return command("fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed)
 
 

@@ -230,15 +230,6 @@ def test_other_names_in_sweeps_and_in_python() -> None:
     assert problems("-m", "selector=GPFL,gpfl")[0].rule == "has gpfl twice"
 
 
-def test_the_config_that_hydra_prints_is_that_of_the_choice_meant(capsys: pytest.CaptureFixture[str]) -> None:
-    pages = []
-    for name in ("GPFL", "gpfl"):
-        run(["--cfg", "job", f"selector={name}"])
-        pages.append(capsys.readouterr().out)
-    assert pages[0] == pages[1]
-    assert "fedsim.selectors.gpfl.GPFL" in pages[0]
-
-
 def test_a_name_of_several_choices_is_explained() -> None:
     assert "clustered2: One client from each" in problems("selector=Clustered")[0].remedy
 
@@ -507,6 +498,15 @@ def test_the_config_of_a_job_that_would_be_refused_is_refused(capsys: pytest.Cap
             run(words)
         assert {p.key for p in caught.value.problems} == keys
     assert not capsys.readouterr().out
+
+
+def test_the_config_that_hydra_prints_is_that_of_the_choice_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for name in ("GPFL", "gpfl"):
+        run(["--cfg", "job", f"selector={name}"])
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert "fedsim.selectors.gpfl.GPFL" in pages[0]
 
 
 def test_absent_data_are_exit_code_3_and_leave_nothing(

@@ -182,8 +182,8 @@ def _unreadable(word: str) -> Problem:
     if bare != word:
         text = "has a blank or the end of a line at its beginning or end"
         return Problem(key[:200], value[:200], text, f"leave that out: {shlex.quote(bare)}")
-    if not re.fullmatch(r"[+~]*[\w./@:$-]+", key, re.ASCII):
-        return Problem(key[:200], value[:200], "is not a key: it has other characters than letters, digits, _ and .")
+    if not re.fullmatch(r"[+~]*[\w$-]+([./@:][\w$-]+)*", key, re.ASCII):
+        return Problem(key[:200], value[:200], "is not a key: names of letters, digits and _, with dots between them")
     character = re.search(r"[^\w/\\+.$%*@?|: \t-]", value, re.ASCII)
     text = f"has {character[0]!r} outside of quotes" if character else "is no value"
     remedy = f"quote it for fedsim, and once more for the shell: {quoted(key, value)}"
@@ -276,7 +276,5 @@ def typed_in(override: Override) -> str:
 
 def first_line(error: BaseException) -> str:
     """What a library's error says, in one line."""
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

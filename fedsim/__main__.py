@@ -3,8 +3,13 @@
 import os
 import sys
 
-if __name__ == "__main__" and not sys.flags.safe_path and sys.path[:1] == [os.getcwd()]:  # noqa: PTH109
-    del sys.path[0]  # where -m puts the working folder: its files would be imported in place of installed modules
+if __name__ == "__main__" and not sys.flags.safe_path:
+    try:
+        here = os.getcwd()  # noqa: PTH109
+    except OSError:  # it was deleted
+        here = ""
+    if sys.path[:1] == [here]:
+        del sys.path[0]  # where -m puts the working folder: its files would be imported in place of installed modules
 
 from fedsim.run import main
 

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from omegaconf import OmegaConf
 
-from fedsim.config.choice_files import ChoiceFiles
+from fedsim.config.choice_files import ChoiceFiles, Loader, parsed
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.diagnosis import compose_one
-from fedsim.config.words import options
+from fedsim.config.words import options, parse
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 
@@ -25,7 +26,7 @@ OWN = {
     "selector/endless.yaml": "defaults:\n  - endless_too\n",
     "selector/endless_too.yaml": "defaults:\n  - endless\nslow: 1\n",
     "selector/broken.yaml": "a: [\n",
-    "selector/dated.yaml": "day: 2001-99-99\n",
+    "selector/dated.yaml": "day: !!timestamp 2001-99-99\n",
     "model/odd.yaml": "# @package other\nwide: 1\n",
 }
 
@@ -36,6 +37,41 @@ def own(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     return tmp_path
+
+
+PLAIN = (
+    *(
+        "010",
+        "1:30",
+        "1:30:00",
+        "0x1F",
+        "0b1",
+        "0o17",
+        "00",
+        "1__0",
+        "1_000",
+        "+3",
+        "-0",
+        "0",
+        "on",
+        "Off",
+        "yes",
+        "NO",
+    ),
+    *("true", "FALSE", "null", "1e3", "1e-3", "12e03", "1.", "-.5", "0.1_2", ".e3", "inf", "nan", "2024-01-01", "a b"),
+)
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_a_plain_value_of_a_file_is_that_of_the_command_line(text: str) -> None:
+    in_file = yaml.load(f"a: {text}", Loader)["a"]
+    assert repr(in_file) == repr(parse([f"a={text}"])[0].value())
+
+
+@pytest.mark.parametrize("path", sorted(conf_dir().rglob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_files_are_read_as_omegaconf_reads_them(path: Path) -> None:
+    """So that no run of theirs has another hash."""
+    assert repr(OmegaConf.create(parsed(path, path.read_text()))) == repr(OmegaConf.load(path))
 
 
 def leaves(node: Any, prefix: str = "") -> set[str]:

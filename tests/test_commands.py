@@ -82,6 +82,22 @@ def test_one_choice_is_shown_with_its_values_and_docstring(ask: Ask) -> None:
     assert "one cell" not in page  # which is of the experiment that it builds on
 
 
+def test_a_choice_is_found_by_its_other_names(ask: Ask) -> None:
+    for words in (["GPFL"], ["Selectors", "GPFL"]):
+        assert ask("list", *words) == ask("list", "selector", "gpfl")
+    assert ask("list", "dataset", "fmnist") == ask("list", "F-MNIST") == ask("list", "dataset", "fashion_mnist")
+
+
+def test_the_command_for_a_choice_of_ones_own_names_its_folder(ask: Ask, tmp_path: Path) -> None:
+    (tmp_path / "mine/selector/exploration").mkdir(parents=True)
+    for name in ("mine/selector/own.yaml", "mine/selector/exploration/own.yaml"):
+        (tmp_path / name).write_text("_target_: fedsim.selectors.random.Random\n")
+    page = ask("list", "selector", "own", "--config-dir", "mine")
+    assert page.split("To choose it")[1].split() == ["fedsim", "selector=own", "--config-dir", "mine"]
+    page = ask("list", "selector/exploration", "own", "--config-dir", "mine")
+    assert page.split("To choose it")[1].split()[-2:] == ["--config-dir", "mine"]
+
+
 def test_a_choice_is_explained_without_its_group(ask: Ask) -> None:
     page = ask("list", "fedabc")
     assert page == ask("list", "selector", "fedabc")
@@ -138,6 +154,11 @@ def python(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
 
 
+def shell_line(folder: Path, line: str, **env: str) -> "subprocess.CompletedProcess[bytes]":
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run(["sh", "-c", line], cwd=folder, env=environment, capture_output=True, check=False)
+
+
 def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nearest_one(tmp_path: Path) -> None:
     for words in ([], ["seed=1"], ["-m", "seed=1"], ["--cfg", "job"], ["--hydra-help"], ["selector=list"], ["lst"]):
         assert answer(words) is None
@@ -145,6 +166,45 @@ def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nea
     assert (done.returncode, done.stdout) == (2, "")
     assert "lst: is neither a command nor key=value" in done.stderr
     assert done.stderr.endswith("  did you mean `fedsim list selectors`?\n")
+
+
+def test_run_is_no_command(tmp_path: Path) -> None:
+    done = python(tmp_path, "-m", "fedsim", "run", "seed=1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("  did you mean `fedsim seed=1`?\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux")
+@pytest.mark.parametrize("words", ["--help", "list selectors", "--cfg job"])
+def test_output_that_cannot_be_written(words: str, tmp_path: Path) -> None:
+    command = f"{sys.executable} -P -m fedsim {words}"
+    for redirection, code, told in (
+        ("> /dev/full", 1, "cannot write to the standard output (No space left on device)\n"),
+        (">&-", 0, ""),
+        ("> /dev/full 2> /dev/full", 1, ""),
+    ):
+        done = shell_line(tmp_path, f"{command} {redirection}")
+        assert (done.returncode, done.stdout) == (code, b"")
+        assert b"Traceback" not in done.stderr
+        assert done.stderr.endswith(told.encode())
+    done = shell_line(tmp_path, command, PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
+def test_a_deleted_working_folder(tmp_path: Path) -> None:
+    for words, code in (("--help", 0), ("show", 1), ("seed=1", 1)):
+        (tmp_path / "gone").mkdir()
+        done = shell_line(tmp_path, f"cd gone && rmdir ../gone && {sys.executable} -m fedsim {words}")
+        assert done.returncode == code
+        assert b"Traceback" not in done.stderr
+        assert done.stderr.endswith(b"the working folder was deleted; change to one that exists\n" if code else b"")
+
+
+def test_a_rank_that_is_no_number(tmp_path: Path) -> None:
+    ranks = {"RANK": "²", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
+    done = shell_line(tmp_path, f"{sys.executable} -m fedsim --version", **ranks)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_what_takes_time_is_imported_late(tmp_path: Path) -> None:

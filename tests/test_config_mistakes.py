@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import fedsim as api
-from fedsim.config.compose import check_jobs, compose_jobs, search_path
-from fedsim.config.words import expand, parse, without_sweeps, words_of
+from fedsim.config.compose import check_jobs, compose_jobs, outlined, search_path
+from fedsim.config.words import expand, parse, quoted, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.types import Population
@@ -75,15 +75,15 @@ optimizer.momentun=3 -> optimizer.momentun: is not a known key // did you mean o
 +local.step=3 -> local.step: is not a known key // did you mean local.steps?
 selector=random selector.exploration.rhoo=1 -> selector.exploration: is not a known key // known here: mode
 +a={b:{b:1}} -> a: is not a known key
--m seed=range(10000000) -> sweep=10001: must have at most 10000 jobs // split it into several commands
+-m seed=range(1e9) -> seed: must make at most 10000 jobs // split the sweep into several commands
+-m seed=range(3000) optimizer.lr=1,2,3,4 -> seed, optimizer.lr: must make at most 10000 jobs
 -m a=range(0) -> a='range(0)': has no values // range(start,stop,step) ends before stop
 -m a=range(0,5,0) -> a='range(0,5,0)': must have a step other than 0
 -m a=0,1,0 -> a='0,1,0': has 0 twice
 -m selector=glob(xyz*) -> selector='glob(xyz*)': has no values // known here: adapow_d
 seed=0,1 -> seed='0,1': is a sweep over several values, and needs -m
 selector=randon -> selector='randon': is not a choice of conf/selector/ // did you mean random?
-dataset=fmnist -> // did you mean fashion_mnist?
-selector=Pow-D -> // did you mean power_of_choice?
+dataset=tiny_imagenet -> // images in folders: dataset=image_folder; a set of Hugging Face: dataset=parquet
 partition=dirichlet -> dirichlet_class: Each class is spread over the clients by a Dirichlet draw
 K=5 -> K: is not a known key // did you mean cohort_size?
 selector.Q=4 -> // did you mean selector.queue_length (selector=pncs)?
@@ -100,7 +100,7 @@ selector=random selector.exploration.rho=1 -> // it is a key of selector=gpfl|gp
 selector=md selector.exploration.value=1 -> // it is a key of selector=gpfl_alpha0
 selector=gpfl_alpha0 selector.exploration.rho=1 -> // it is a key of selector/exploration=decreasing|linear|
 selector=gpfl selector.threshold.start=1 -> // it is a key of selector=fedabc
-selector=gpfl selector.sketch.size=3 -> |topk_100; or did you mean selector.metric?
+selector=gpfl selector.sketch.size=3 -> |topk_100
 optimizer=adam +optimizer.momentum=0 -> optimizer.momentum: is not a known key // it is a key of optimizer=sgd
 system.devices.path=x -> // it is a key of system=trace
 hydra.launcher.max_lanes=1 -> // it is a key of hydra/launcher=lanes
@@ -109,6 +109,28 @@ lr=0.1 -> // did you mean optimizer.lr?
 schedule=cosine -> // did you mean optimizer/schedule?
 rho=1 -> // did you mean selector.exploration.rho (selector=gpfl|gpfl_cosine)?
 selector=gpfl exploration.rho=1 -> // did you mean selector.exploration.rho?
+selector=gpfl selector.alpha=1 selector.rho=1 -> selector.alpha: and selector.rho exclude each other // leave
+output_dir=/x/lr=0.1 -> output_dir='/x/lr=0.1': has '=' outside of quotes // quote it for fedsim, and once more
+output_dir=/x/lr=0.1 -> for the shell: 'output_dir="/x/lr=0.1"'
+output_dir=/x/a,b -> has a comma, which separates values // quote a text that has one: 'output_dir="/x/a,b"'
+name=a,b -> // quote a text that has one: 'name="a,b"'
+output_dir=/x/[a] -> output_dir='/x/[a]': has '[' outside of quotes
+output_dir=/x/数据 -> output_dir='/x/数据': has '数' outside of quotes // quote it for fedsim, and once more
+model.hidden=[64 -> // a list is [a,b], a mapping {a:1}; a text is quoted: 'model.hidden="[64"'
++seed=5 -> seed='5': is a key already, and + adds one // leave out the +: seed=5
++optimizer.lr=5 -> // leave out the +: optimizer.lr=5
++selector=gpfl -> selector='gpfl': is a key already, and + adds one // leave out the +: selector=gpfl
+++selector=gpfl -> // leave out the +: selector=gpfl
+~seed=5 -> seed='5': Could not delete from config. The value of 'seed' is 0 and not 5.
+name=2024 -> name=2024: must be a string // quote a text: 'name="2024"'
+name=1e3 -> // quote a text: 'name="1e3"'
+name=true -> // quote a text: 'name="true"'
+output_dir=2024 -> output_dir=2024: must be a path // quote a text: 'output_dir="2024"'
+seed=010 -> seed='010': must be an integer // write 10
+seed=1:30 -> seed='1:30': must be an integer // write 90
+seed='5' -> seed='5': must be an integer // write 5
+num_rounds=1e3 -> num_rounds=1000.0: must be an integer // write 1000
+overwrite=yes -> overwrite='yes': must be true or false // write true
 alpha=1 -> dataset.alpha (dataset=synthetic) or local_algorithm.alpha (local_algorithm=feddyn) or partition.alpha (
 """
 
@@ -122,9 +144,94 @@ def test_a_mistake_is_told_with_key_value_rule_and_remedy(row: str) -> None:
 
 @pytest.mark.parametrize("value", ["{b:" * 900 + "1" + "}" * 900, "[" * 1900 + "]" * 1900])
 def test_a_value_that_is_nested_too_deeply(value: str) -> None:
-    assert "nested too deeply" in str(problems(f"+a={value}")[0])
+    assert str(problems(f"+a={value}")[0]).startswith("+a: is nested too deeply")
+    assert str(problems(f"seed={'[' * 40}1{']' * 40}")[0]) == "seed: is nested too deeply"
     assert "1 to 255 bytes" in problems(f"name={'x' * 300}")[0].remedy
     assert "dotted path of a subclass" in problems(f"selector._target_=fedsim.{'x' * 300}.Y")[0].rule
+
+
+@pytest.mark.parametrize(
+    ("word", "remedy"),
+    [
+        ("seed=3\r", "leave that out: seed=3"),
+        ("output_dir=/x/a b\r\n", "leave that out: 'output_dir=/x/a b'"),
+        ("seed = 3", "leave that out: seed=3"),
+        ("name=it's", "quote it for fedsim, and once more for the shell: 'name=\"it'\"'\"'s\"'"),
+        ("name=a b,c", "quote a text that has one: 'name=\"a b,c\"'"),
+    ],
+)
+def test_a_word_that_cannot_be_read_is_shown_as_it_is_to_be_typed(word: str, remedy: str) -> None:
+    (problem,) = problems(word)
+    assert problem.remedy == remedy
+    typed = shlex.split(remedy.partition(": ")[2])
+    assert not any(word in str(problem) for word in ("LexerNoViable", "mismatched input", "EOF"))
+    assert len(parse(typed)) == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["/x/lr=0.1", "a,b", "数据", "it's", 'a"b', "a\\", '\\"', 'a\\\\"', "[a", "${a", "", "x\ny"]
+)
+def test_a_quoted_text_is_read_as_it_is(text: str) -> None:
+    (word,) = shlex.split(quoted("name", text))
+    assert parse([word])[0].value() == text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            ["--num_rounds=5"],
+            "--num_rounds=5: is not an option\n    values of the config are set without dashes: num_rounds=5",
+        ),
+        (["seed=1", "--num-rounds=5"], "without dashes: num_rounds=5"),
+        (["--seed", "5"], "--seed: is not an option\n    values of the config are set without dashes: seed=..."),
+    ],
+)
+def test_a_value_that_is_typed_as_an_option(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run(words)
+    assert told in str(caught.value)
+
+
+# --- other names of choices -------------------------------------------------------------------------------------------
+
+NAMES = (
+    ("selector=GPFL", "selector=gpfl"),
+    ("selector=Pow-D", "selector=power_of_choice"),
+    ("dataset=fmnist", "dataset=fashion_mnist"),
+    ("partition=dir_01", "partition=dirichlet_01"),
+    ("aggregator=FedAvg", "aggregator=by_size"),
+    ("aggregator=mean", "aggregator=uniform"),
+    ("availability=none", "availability=always"),
+    ("optimizer/schedule=Cosine", "optimizer/schedule=cosine"),
+    ("selector=GPFL selector.alpha=0.5", "selector=gpfl selector.alpha=0.5"),
+    (
+        "preset=GPFL_Table2_FMNIST cell=GPFL_2spc seed=0 selector=Random",
+        "preset=gpfl_table2_fmnist cell=gpfl_2spc seed=0 selector=random",
+    ),
+)
+
+
+def composed(line: str, multirun: bool = False) -> list[tuple[dict[str, str], Path]]:
+    jobs = compose_jobs(line.split(), multirun=multirun)
+    return [(plan.choices, plan.folder) for plan in outlined(jobs)]
+
+
+@pytest.mark.parametrize(("typed", "name"), NAMES)
+def test_a_run_is_the_same_by_any_name_of_its_choices(typed: str, name: str) -> None:
+    assert composed(typed) == composed(name)
+
+
+def test_other_names_in_sweeps_and_in_python() -> None:
+    swept = composed("selector=GPFL,random,Pow-D seed=0,1", multirun=True)
+    assert swept == composed("selector=gpfl,random,power_of_choice seed=0,1", multirun=True)
+    (plan,) = api.compose(["selector=GPFL"])
+    assert plan.folder == api.compose(["selector=gpfl"])[0].folder
+    assert problems("-m", "selector=GPFL,gpfl")[0].rule == "has gpfl twice"
+
+
+def test_a_name_of_several_choices_is_explained() -> None:
+    assert "clustered2: One client from each" in problems("selector=Clustered")[0].remedy
 
 
 def test_the_search_that_a_remedy_names_can_be_typed_in_a_shell() -> None:
@@ -307,6 +414,60 @@ def test_a_file_without_a_sound_part(here: Path, text: str, told: str) -> None:
     assert told in told_of_own(here / "mine/selector/own.yaml", text)
 
 
+GLOBAL = "# @package _global_\n"
+FILES = {
+    "seed: 010": "seed='010': must be an integer\n    write 10",
+    "seed: 1:30": "seed='1:30': must be an integer\n    write 90",
+    "seed: 0x1F": "seed='0x1F': must be an integer\n    write 31",
+    "overwrite: yes": "overwrite='yes': must be true or false\n    write true",
+    "name: 2024": 'name=2024: must be a string\n    quote a text in its file: "2024"',
+    "hydra: {mode: MULTIRUN, sweeper: {params: {seed: 010}}}": "seed='010': must be an integer",
+    "num_rounds: 5\nseed: 1\nnum_rounds: 6": "own.yaml: num_rounds: is there twice, in lines 2 and 4\n    leave one of",
+    "local: {steps: 5, steps: 6}": "own.yaml: steps: is there twice, in lines 2 and 2",
+    "local:\n\tsteps: 5": "own.yaml: is not YAML in line 3: found character '\\t'",
+    "defaults: [/selector: gpfl]": "own.yaml: `- /selector: gpfl`: does not replace the choice made\n    "
+    "write `- override /selector: gpfl`",
+    "defaults: [selector: gpfl]": "    write `- override /selector: gpfl`",
+    "defaults: [override selector: gpfl]": "    write `- override /selector: gpfl`",
+    "selector: gpfl": "selector='gpfl': must be a mapping\n    choose it in the file's defaults list: `- override /sel",
+    "defaults: [override /selector: gpffl]": "own.yaml: `- override /selector: gpffl`: is not a choice of conf/selec"
+    "tor/\n    did you mean gpfl?",
+    "defaults: [override /selectr: gpfl]": "own.yaml: `- override /selectr: gpfl`: is about no group that there is\n"
+    "    did you mean selector?",
+}
+
+
+@pytest.mark.parametrize(("text", "told"), FILES.items())
+def test_a_preset_with_a_mistake(here: Path, text: str, told: str) -> None:
+    (here / "mine/preset").mkdir()
+    (here / "mine/preset/own.yaml").write_text(GLOBAL + text + "\n")
+    with search_path("mine"):
+        assert told in "\n".join(map(str, problems("preset=own")))
+
+
+@pytest.mark.parametrize("text", ["num_rounds: 5\n", "defaults:\n  - override /selector: gpfl\n"])
+def test_a_preset_without_its_package(here: Path, text: str) -> None:
+    (here / "mine/preset").mkdir()
+    (here / "mine/preset/own.yaml").write_text(text)
+    with search_path("mine"):
+        told = "\n".join(map(str, problems("preset=own")))
+    assert (
+        "own.yaml: has its keys below `preset`, where none is known\n    make `# @package _global_` its first" in told
+    )
+
+
+def test_a_file_is_read_as_the_command_line(here: Path) -> None:
+    (here / "mine/preset").mkdir()
+    lines = ["defaults:", "  - override /selector: GPFL", "  - override /dataset: fmnist", "name: on", "seed: 1_000"]
+    (here / "mine/preset/own.yaml").write_text(GLOBAL + "\n".join(lines) + "\n")
+    with search_path("mine"):
+        (own,) = outlined(compose_jobs(["preset=own"], multirun=False))
+        words = ["selector=gpfl", "dataset=fashion_mnist", "name=on", "seed=1_000"]
+        (typed,) = outlined(compose_jobs(words, multirun=False))
+    assert own.folder == typed.folder
+    assert {**typed.choices, "preset": "own"} == own.choices
+
+
 def test_a_file_that_a_shipped_one_would_hide_is_refused(here: Path) -> None:
     mine, shipped = here / "mine/selector/random.yaml", conf_dir() / "selector/random.yaml"
     (here / "mine/selector/my_random.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: size\n")
@@ -337,6 +498,15 @@ def test_the_config_of_a_job_that_would_be_refused_is_refused(capsys: pytest.Cap
             run(words)
         assert {p.key for p in caught.value.problems} == keys
     assert not capsys.readouterr().out
+
+
+def test_the_config_that_hydra_prints_is_that_of_the_choice_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for name in ("GPFL", "gpfl"):
+        run(["--cfg", "job", f"selector={name}"])
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1]
+    assert "fedsim.selectors.gpfl.GPFL" in pages[0]
 
 
 def test_absent_data_are_exit_code_3_and_leave_nothing(

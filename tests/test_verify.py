@@ -49,7 +49,16 @@ def test_equal_runs_and_the_first_round_that_differs(
 
 def test_mistakes(fedsim: Run, tmp_path: Path) -> None:
     fedsim()
-    for words in ("nowhere", "outputs datset.path=x", "outputs seed.x=1", "outputs local.epochs=x", "outputs --runs 0"):
+    for words in (
+        "nowhere",
+        "outputs datset.path=x",
+        "outputs seed.x=1",
+        "outputs local.epochs=x",
+        "outputs --runs 0",
+        "outputs name=[a",
+        "outputs seed=0,1",
+        "outputs ~seed=0",
+    ):
         with pytest.raises(FedsimError) as caught:
             run(words.split())
         assert caught.value.exit_code == 2

@@ -125,7 +125,7 @@ class Catalogue:
     def __init__(self, own: Path | None = None) -> None:
         if own is not None and not own.is_dir():
             raise ConfigError([Problem("--config-dir", str(own), "must be an existing folder")])
-        self._files = ChoiceFiles([conf_dir(), *([own.resolve()] if own else [])])
+        self.files = ChoiceFiles([conf_dir(), *([own.resolve()] if own else [])])
         self._abouts = comments((conf_dir() / "config.yaml").read_text(encoding="utf-8"), GROUP)
 
     @cached_property
@@ -133,15 +133,15 @@ class Catalogue:
         """Names of the groups: those of the primary config in its order, each with the groups inside of it, then
         others."""
         place = {group: number for number, group in enumerate(self._abouts)}
-        return sorted(self._files.groups, key=lambda name: (place.get(name.partition("/")[0], len(place)), name))
+        return sorted(self.files.groups, key=lambda name: (place.get(name.partition("/")[0], len(place)), name))
 
     def group(self, name: str) -> Group:
         """The group `name`, with all its choices. Raises `ConfigError` where a file cannot be read."""
-        choices = {choice: Choice.of(self._files.read(name, choice)) for choice in self._files.names(name)}
+        choices = {choice: Choice.of(self.files.read(name, choice)) for choice in self.files.names(name)}
         return Group(name, self.about(name), choices)
 
     def about(self, name: str) -> str:
         """What is chosen in the group `name`; empty if no defaults list that names it says so."""
         parent, _, leaf = name.rpartition("/")
-        texts = [self._files.read(parent, above).text for above in self._files.names(parent) if parent]
+        texts = [self.files.read(parent, above).text for above in self.files.names(parent) if parent]
         return self._abouts.get(name) or next((t for text in texts if (t := comments(text, GROUP).get(leaf))), "")

@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib import import_module
+from io import TextIOWrapper
 from typing import Any, cast
 
 import fedsim
@@ -112,6 +113,8 @@ def help_page() -> str:
 
 def main() -> None:
     argv = sys.argv[1:]
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # characters that it does not take
     if world().rank and asks(argv):  # of several processes of torchrun, the first answers
         sys.exit(0)
     code = answer(argv)
@@ -145,8 +148,12 @@ def _answer(first: str, *rest: str) -> int:
         code = module.run(words)
     else:
         print(help_page() if {"help", "--help", "-h"} & {first, *rest} else f"fedsim {fedsim.__version__}")
-    sys.stdout.flush()  # here, where a closed pipe is no error
+    print(end="", flush=True)  # here, where output that cannot be written is told
     return code
+
+
+RUN = ("run", "train", "start")
+"""Words for what has no command."""
 
 
 def run_experiment(argv: Sequence[str]) -> Any:
@@ -158,9 +165,10 @@ def run_experiment(argv: Sequence[str]) -> Any:
         code: Any = exit_code(partial(run, argv) if place.size == 1 else partial(_run_over_ranks, place, argv))
     except SystemExit as end:  # of argparse, or of Hydra
         code = end.code
-    near = nearest(argv[0], COMMANDS) if argv and "=" not in argv[0] and not argv[0].startswith("-") else None
-    if code == MistakeError.exit_code and near and not place.rank:
-        print(f"  did you mean `{shlex.join(['fedsim', near, *argv[1:]])}`?", file=sys.stderr)
+    first = argv[0] if argv and "=" not in argv[0] and not argv[0].startswith("-") else ""
+    near = "" if first in RUN else nearest(first, COMMANDS)
+    if code == MistakeError.exit_code and first and near is not None and not place.rank:
+        print(f"  did you mean `{shlex.join(filter(None, ['fedsim', near, *argv[1:]]))}`?", file=sys.stderr)
     return code
 
 

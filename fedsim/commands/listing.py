@@ -1,6 +1,7 @@
 """`fedsim list`: what can be chosen, with idea, source, cost, what a method asks of clients and needs at the server."""
 
 import json
+import os
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Sequence
@@ -9,8 +10,9 @@ from typing import Any
 
 from fedsim.commands.catalogue import SWEEPS, Catalogue, Choice, Group
 from fedsim.commands.dispatch import MistakeError, entries, entry, wrap
-from fedsim.config.choice_files import other_names
+from fedsim.config.choice_files import other_names, spelt
 from fedsim.config.declared import ranges
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import command, nearest
 
 SYMBOLS = (
@@ -47,7 +49,7 @@ def run(options: Namespace) -> int:
         page = "\n\n".join(details(choice, group) for group, choice in named)
     else:
         group = catalogue.group(find_group(options.group, catalogue.names))
-        chosen = [find_choice(name, group) for name in options.choice]
+        chosen = [find_choice(catalogue.files.meant(group.name, name), group) for name in options.choice]
         found = {choice.name: as_json(choice) for choice in chosen or group.choices.values()}
         page = "\n\n".join(details(choice, group) for choice in chosen) or group_text(group)
     print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if options.json else page)
@@ -60,6 +62,7 @@ def find_group(word: str, names: Iterable[str]) -> str:
     for name in sorted(names, key=lambda name: name.count("/"), reverse=True):
         for one in (name, name.rpartition("/")[2]):
             spoken |= dict.fromkeys((one, f"{one}s", f"{one}es", f"{one.removesuffix('y')}ies"), name)
+    word = word.lower()
     if word not in spoken:
         close = nearest(word, spoken)
         hint = f"did you mean {spoken[close]}?" if close else "`fedsim list` has them all"
@@ -76,8 +79,8 @@ def find_everywhere(words: Sequence[str], catalogue: Catalogue) -> list[tuple[Gr
     except MistakeError:
         every = [(group, c) for group in map(catalogue.group, catalogue.names) for c in group.choices.values()]
     found = [
-        [(group, one) for group, one in every if one.name == word]
-        or [(group, one) for group, one in every if word in other_names(one.fields)]
+        [(group, one) for group, one in every if spelt(one.name) == spelt(word)]
+        or [(group, one) for group, one in every if spelt(word) in other_names(one.fields)]
         for word in words
     ]
     return [one for several in found for one in several] if all(found) else []
@@ -161,6 +164,9 @@ def details(choice: Choice, group: Group) -> str:
 def _line(choice: Choice, group: Group) -> str:
     """A command with it, to copy; without what has no default, such as a path."""
     needed = [f"{choice.fields['needs']}=100"] if "needs" in choice.fields else []
+    folder = choice.file.path.parents[group.name.count("/") + 1]
+    if folder != conf_dir():
+        needed += ["--config-dir", os.path.relpath(folder)]
     return command("fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed)
 
 

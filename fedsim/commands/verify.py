@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import yaml
 
 from fedsim.commands.dispatch import MistakeError
 from fedsim.config.build import unknown
 from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
+from fedsim.config.words import single_values
 from fedsim.core.configs import flat, has_key, merged, placed
 from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, printable
@@ -125,11 +125,11 @@ def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
         config["device"] = "cpu"
     config |= {"output_dir": place, "overwrite": False, "tracker": {}}
     config["checkpoint"] = {"every": None, "other_code": False}
-    for key, _, value in (word.partition("=") for word in words):
+    for key, value in single_values(words).items():
         if not has_key(config, key):
             raise ConfigError([unknown(key, dict(flat(config)))])
         above, _, last = key.rpartition(".")
-        config = merged(config, placed({last: yaml.safe_load(value)}, above))
+        config = merged(config, placed({last: value}, above))
     return make_plan(config, run.choices)
 
 

@@ -7,10 +7,10 @@ outside conf/ may come from a stranger: it is refused where it is too long, or w
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -20,10 +20,42 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 256 * 1024, 5_000, 50
 """Of one YAML file, aliases written out; Hydra takes 0.1 ms for each value, and several times."""
+MAX_NAME = 200
+"""Characters of a choice."""
 PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
 """The comment at the head of a file that says where in a config its keys are."""
 FIELD = re.compile(r"#\s{2,}([a-z]+(?: [a-z]+)?):\s+(\S.*)")
 CONTINUED = re.compile(r"#\s{4,}(\S.*)")
+
+
+class Loader(LOADER):  # type: ignore[misc]
+    """Reads a plain value as the command line does: `010`, `1:30`, `0x1F`, `on` and dates are texts. YAML 1.1 makes
+    other numbers, truth values and dates of them."""
+
+    yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            name, line = str(key.value), key.start_mark.line + 1
+            if name in lines:
+                text = f"is there twice, in lines {lines[name]} and {line}"
+                raise ConfigError([Problem(name, ..., text, "leave one of them out")])
+            lines[name] = line
+        content: dict[Any, Any] = super().construct_mapping(node, deep)
+        return content
+
+
+DIGITS = r"(?:0|[1-9](?:_?\d)*)"
+POINT = rf"{DIGITS}\.|{DIGITS}?\.\d(?:_?\d)*"
+for tag, pattern in {
+    "null": "~|null|",
+    "bool": "true|false",
+    "int": rf"[+-]?{DIGITS}",
+    "float": rf"[+-]?(?:{POINT}|(?:{DIGITS}|{POINT})e[+-]?\d(?:_?\d)*|\.?inf)|\.?nan",
+    "merge": "<<",
+}.items():
+    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"(?i:{pattern})\Z", re.ASCII), None)
 
 
 def read_text(path: Path) -> str:
@@ -56,7 +88,10 @@ def _checked(path: Path, _modified: int, _size: int) -> str:
 
 
 def _no_yaml(path: Path, error: Exception) -> ConfigError:
-    return ConfigError([Problem(str(path), ..., f"is not YAML: {' '.join(str(error).split())[:300]}")])
+    mark = getattr(error, "problem_mark", None)
+    place = f" in line {mark.line + 1}" if mark else ""
+    text = getattr(error, "problem", None) or " ".join(str(error).split())[:300]
+    return ConfigError([Problem(str(path), ..., f"is not YAML{place}: {text}")])
 
 
 def _size_of(node: yaml.Node | None, depth: int, known: dict[int, int]) -> int:
@@ -73,11 +108,13 @@ def _size_of(node: yaml.Node | None, depth: int, known: dict[int, int]) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(path: Path, text: str) -> dict[Any, Any]:
+def parsed(path: Path, text: str) -> dict[Any, Any]:
     """The keys of a file. Raises `ConfigError` where it is no mapping."""
     try:
-        content = yaml.load(text, LOADER) or {}
-    except (yaml.YAMLError, ValueError) as error:  # a date that there is not, say
+        content = yaml.load(text, Loader) or {}
+    except ConfigError as error:
+        raise ConfigError(replace(p, key=f"{path}: {p.key}") for p in error.problems) from error
+    except (yaml.YAMLError, ValueError) as error:  # a `!!timestamp` that there is not, for example
         raise _no_yaml(path, error) from error
     check(rule(isinstance(content, dict), str(path), ..., "must be a mapping of keys to values"))
     return content
@@ -107,9 +144,14 @@ def first_sentence(text: str) -> str:
     return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0]
 
 
+def spelt(name: str) -> str:
+    """A name without what it may be typed with: capitals, and - for _."""
+    return name.lower().replace("-", "_")
+
+
 def other_names(fields: Mapping[str, str]) -> list[str]:
     """What the literature calls a choice, by the line `also:` at the head of its file."""
-    return fields.get("also", "").replace(",", " ").split()
+    return spelt(fields.get("also", "")).replace(",", " ").split()
 
 
 def package_of(text: str, group: str) -> str:
@@ -119,20 +161,25 @@ def package_of(text: str, group: str) -> str:
     return own if found is None else re.sub(r"_global_\.?", "", found[1].replace("_group_", own))
 
 
-def choices_made(entries: Any, group: str) -> Iterator[tuple[str, str]]:
+def choices_made(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:
     """The choices that a defaults list makes: group and name, or `group` and `_self_`."""
-    for entry in entries if isinstance(entries, list) else []:
+    for entry in entries:
         if isinstance(entry, str) and "@" not in entry:
             sub, _, name = _absolute(entry, group).rpartition("/")
             yield sub, name
         elif isinstance(entry, dict) and len(entry) == 1:
             ((key, name),) = entry.items()
             if isinstance(name, str) and "@" not in str(key):
-                yield _absolute(str(key).split(" ")[-1], group), name
+                yield _group_at(key, group), name
+
+
+def _group_at(key: Any, group: str) -> str:
+    """The group of an entry of a defaults list, such as `override /selector`, in a file of `group`."""
+    return _absolute(str(key).split(" ")[-1], group)
 
 
 def _absolute(path: str, group: str) -> str:
-    return path[1:] if path.startswith("/") else f"{group}/{path}"
+    return (path if path.startswith("/") else f"{group}/{path}").lstrip("/")
 
 
 @dataclass(frozen=True)
@@ -146,8 +193,15 @@ class ChoiceFile:
     text: str
     package: str
     values: Mapping[str, Any]
+    entries: Sequence[Any]
     subgroups: Mapping[str, str]
     bases: "Sequence[ChoiceFile]" = ()
+
+
+def no_package(file: ChoiceFile) -> Problem:
+    """The problem of a file without the line that has its keys set at the top of the config."""
+    text = f"has its keys below `{file.group}`, where none is known"
+    return Problem(str(file.path), ..., text, "make `# @package _global_` its first line")
 
 
 class ChoiceFiles:
@@ -187,12 +241,24 @@ class ChoiceFiles:
     def called(self, group: str, word: str) -> dict[str, str]:
         """The choices of a group that the literature calls `word`, each with the first sentence of its file."""
         heads = {name: head_of(read_text(path)) for name in self.names(group) if (path := self._path(group, name))}
-        spoken = word.lower().replace("-", "_")
-        return {
-            name: first_sentence(text)
-            for name, (text, fields) in heads.items()
-            if spoken in [other.replace("-", "_") for other in other_names(fields)]
-        }
+        return {n: first_sentence(text) for n, (text, fields) in heads.items() if spelt(word) in other_names(fields)}
+
+    def meant(self, group: str, word: str) -> str:
+        """The choice of a group that `word` names, in capitals or not, or that alone is also called so; else `word`."""
+        if self.has(group, word):
+            return word
+        alike = [name for name in self.names(group) if spelt(name) == spelt(word)] or [*self.called(group, word)]
+        return alike[0] if len(alike) == 1 else word
+
+    def defaults(self, content: Mapping[Any, Any], group: str) -> list[Any]:
+        """The defaults list of a file of `group`, with the choices that its entries mean."""
+        entries = content.get("defaults")
+        meant: list[Any] = []
+        for entry in entries if isinstance(entries, list) else []:
+            pairs = entry.items() if isinstance(entry, dict) else ()
+            names = {key: self.meant(_group_at(key, group), name) for key, name in pairs if isinstance(name, str)}
+            meant.append(entry | names if names else entry)
+        return meant
 
     def read(self, group: str, name: str, above: Sequence[str] = ()) -> ChoiceFile:
         """The choice `name` of a group. Raises `ConfigError` where its file or one that it builds on cannot be read.
@@ -202,9 +268,10 @@ class ChoiceFiles:
         path = self._path(group, name)
         assert path is not None, f"conf/{group}/ has no {name}"
         text = read_text(path)
-        content = _parsed(path, text)
+        content = parsed(path, text)
         own = {str(key): value for key, value in content.items() if key != "defaults"}
-        entries = [*choices_made(content.get("defaults"), group)]
+        listed = self.defaults(content, group)
+        entries = [*choices_made(listed, group)]
         values: dict[str, Any] = {}
         inherited: dict[str, str] = {}
         subgroups: dict[str, str] = {}
@@ -218,7 +285,7 @@ class ChoiceFiles:
                 bases.append(base := self.read(group, choice, [*above, name]))
                 values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
         made, package = {**inherited, **subgroups}, package_of(text, group)
-        self._read[group, name] = ChoiceFile(group, name, path, text, package, values, made, bases)
+        self._read[group, name] = ChoiceFile(group, name, path, text, package, values, listed, made, bases)
         return self._read[group, name]
 
     def made(self, group: str, name: str) -> dict[str, str]:
@@ -241,6 +308,6 @@ class ChoiceFiles:
         return found
 
     def _path(self, group: str, name: str) -> Path | None:
-        if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")):
-            return None  # a stranger's, which leads out of the folders
+        if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")) or len(name) > MAX_NAME:
+            return None  # a stranger's, which leads out of the folders or is longer than a file's name
         return next((p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file()), None)

@@ -22,8 +22,8 @@ from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, 
 from fedsim.config.mistakes import explained, find
 from fedsim.config.overlay import Composed, Jobs
 from fedsim.config.plan import Plan, outline
-from fedsim.config.sources import CheckedFolder, hidden_files, on_search_path
-from fedsim.config.words import expand, key_of, loader, long_form, parse, plugins, without_sweeps, words_of
+from fedsim.config.sources import CheckedFolder, hidden_files, loader, on_search_path
+from fedsim.config.words import expand, key_of, long_form, parse, plugins, without_sweeps, words_of
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -179,8 +179,7 @@ def _of_all(jobs: Sequence[Composed], make: Callable[..., T], *more: Sequence[An
         try:
             made.append(make(job, *others))
         except ConfigError as error:
-            keys = [key for key in job.typed if key.replace(".", "/") not in job.files.groups]
-            found.add(*explained(error.problems, job.config, keys, job.files))
+            found.add(*explained(error.problems, job))
     check(*found.problems)
     return made
 

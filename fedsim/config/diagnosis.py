@@ -4,7 +4,9 @@ To be called inside `fedsim.config.compose.search_path`.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,21 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedsim.config.build import Gathered, unknown
+from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, no_package
 from fedsim.config.hydra_node import Spent, check_node, check_words
+from fedsim.config.sources import on_search_path
 from fedsim.config.suggestions import mistaken_choice
-from fedsim.config.words import BAD_INPUT, as_hydra_reads, first_line, key_of, parse, typed_in, words_of
+from fedsim.config.words import (
+    BAD_INPUT,
+    as_hydra_reads,
+    first_line,
+    key_of,
+    parse,
+    parse_one,
+    typed_in,
+    words_of,
+)
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 OWN_KEYS = ("scale", "small", "debug")
@@ -81,17 +95,47 @@ def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictCo
     except ConfigError:  # of a file that Hydra reads
         raise
     except BAD_INPUT as error:
-        raise ConfigError([_without_group(error, parsed) or Problem("config", ..., first_line(error))]) from error
+        raise ConfigError(_causes(error, parsed)) from error
     check_node(config)
     return config
 
 
-def _without_group(error: Exception, parsed: Sequence[Override]) -> Problem | None:
-    """The problem of a choice in a group that none of the other choices has; None if it is another error."""
-    found = re.match(r"Could not override '([^'@]+)'\. No match in the defaults list", str(error))
-    word = next((o for o in parsed if found and o.key_or_group == found[1]), None)
+def _causes(error: Exception, parsed: Sequence[Override]) -> list[Problem]:
+    """The problems of the files and words that an error of Hydra is about, at least one."""
+    files = on_search_path()
+    in_files = Gathered()
+    for group, choice in [(o.key_or_group, str(o.value())) for o in parsed]:
+        if files.has(group, choice):
+            in_files.add(*_mistaken_defaults(files.read(group, choice), files))
+    if in_files.problems:
+        return in_files.problems
+    text = str(error)
+    word = next((o for o in parsed if re.search(rf"(?<![\w./]){re.escape(o.key_or_group)}(?![\w/])", text)), None)
     if word is None:
-        return None
-    parent = word.key_or_group.rpartition("/")[0]
-    text = f"has no effect: the choice of {parent} has no such group"
-    return Problem(word.key_or_group, typed_in(word), text, f"choose a {parent} that has one")
+        return [Problem("config", ..., first_line(error))]
+    key, typed = word.key_or_group, word.input_line or ""
+    parent = key.rpartition("/")[0]
+    if parent and "No match in the defaults list" in text:
+        rule, remedy = f"has no effect: the choice of {parent} has no such group", f"choose a {parent} that has one"
+    elif typed.startswith("+"):
+        rule, remedy = "is a key already, and + adds one", f"leave out the +: {shlex.quote(typed.lstrip('+'))}"
+    else:
+        rule, remedy = first_line(error), ""
+    return [Problem(key, typed_in(word) or ..., rule, remedy)]
+
+
+def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem]:
+    """The problems of the entries of a file's defaults list that choose in groups of the config's top."""
+    for entry in file.entries:
+        for key, choice in entry.items() if isinstance(entry, dict) else ():
+            group = str(key).split(" ")[-1].lstrip("/")
+            place = f"{file.path}: `- {key}: {choice}`"
+            if group not in files.groups:
+                if str(key).startswith("override /"):
+                    yield replace(unknown(group, files.groups), key=place, rule="is about no group that there is")
+            elif "/" not in group and key != f"override /{group}":
+                yield Problem(place, ..., "does not replace the choice made", f"write `- override /{group}: {choice}`")
+            elif mistake := mistaken_choice(parse_one(f"{group}={choice}")):
+                yield replace(mistake, key=place, value=...)
+            elif file.package == file.group:
+                yield no_package(file)

@@ -5,21 +5,25 @@ that the choices make has such a key. A word about a group of which no existing 
 so do types and rules of values, which are told once all words can be composed (`fedsim.config.plan`).
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.build import Gathered
-from fedsim.config.choice_files import ChoiceFiles
+from fedsim.config.choice_files import no_package
 from fedsim.config.diagnosis import choices_of, compose_one, groups_above, words_of_scale
 from fedsim.config.hydra_node import check_words
+from fedsim.config.overlay import Composed
 from fedsim.config.sources import on_search_path
 from fedsim.config.suggestions import OPTIONAL, UNKNOWN_KEY, mistaken_choice, unknown_key
-from fedsim.config.words import MAX_JOBS, key_of, options, parse, parse_one, typed_in, values_of, words_of
+from fedsim.config.words import MAX_JOBS, key_of, options, parse, parse_one, quoted, typed_in, values_of, words_of
 from fedsim.core.configs import has_key
 from fedsim.core.errors import Problem
 
@@ -51,8 +55,7 @@ def find(words: Sequence[str], config_name: str, *, multirun: bool) -> list[Prob
     sweeps = multirun or str(config.hydra.mode).endswith("MULTIRUN")
     if unclear.isdisjoint(OPTIONAL):
         swept = [override for override in read if override.is_sweep_override() and not sweeps]
-        rule, remedy = "is a sweep over several values, and needs -m", "put -m behind fedsim"
-        found.add(*(Problem(o.key_or_group, typed_in(o), rule, remedy) for o in swept))
+        found.add(*map(_swept, swept))
         implied = _implied(config, read, sweeps, found)
     typed = [o.key_or_group for o in read if key_of(o) not in choices and not (o.is_add() or o.is_force_add())]
     made = {word.partition("=")[0]: [word] for word in implied if options(word.partition("=")[0])}
@@ -69,6 +72,15 @@ def find(words: Sequence[str], config_name: str, *, multirun: bool) -> list[Prob
                 source = f"; preset={choices_of(config).get('preset')} sweeps over it" if key in brought else ""
                 found.add(replace(problem, remedy=problem.remedy + source))
     return found.problems
+
+
+def _swept(override: Override) -> Problem:
+    """The problem of several values without -m, or of a comma in a path."""
+    key, value = override.key_or_group, typed_in(override)
+    if "/" in value or re.search(r"(name|dir|path|root|file)$", key):
+        remedy = f"quote a text that has one: {quoted(key, value)}"
+        return Problem(key, value, "has a comma, which separates values", remedy)
+    return Problem(key, value, "is a sweep over several values, and needs -m", "put -m behind fedsim")
 
 
 def _readable(word: str) -> Override:
@@ -110,16 +122,38 @@ def _is_open(key: str, unclear: Collection[str]) -> bool:
     return not groups.isdisjoint(unclear) or ("." in key and not set(unclear).isdisjoint(OPTIONAL))
 
 
-def explained(
-    problems: Sequence[Problem], config: Mapping[str, Any], typed: Collection[str], files: ChoiceFiles
-) -> list[Problem]:
-    """`problems` of a composed config, with those of unknown keys explained: where such a key is, if it was `typed`, or
-    how to leave out what a file sets."""
+def explained(problems: Sequence[Problem], job: Composed) -> list[Problem]:
+    """`problems` of a composed config: with how to write a value of the wrong type, and for an unknown key where such a
+    key is, if it was typed, or how to leave out what a file sets."""
+    typed = [key for key in job.typed if key.replace(".", "/") not in job.files.groups]
 
-    def explain(key: str) -> Problem:
+    def explain(problem: Problem) -> Problem:
+        key = problem.key
+        if problem.rule != UNKNOWN_KEY:
+            return problem if problem.remedy else replace(problem, remedy=_spelling(problem, job))
+        if key in job.choices and key in job.files.groups:
+            return no_package(job.files.read(key, job.choices[key]))
         word = next((one for one in typed if f"{key}.".startswith(f"{one}.") or one.startswith(f"{key}.")), None)
-        problem = unknown_key(config, max(key, word or "", key=len), files)
+        unknown = unknown_key(job.config, max(key, word or "", key=len), job.files)
         own = "" if word else f"; a file sets it, and '~{key}' leaves it out"
-        return replace(problem, remedy=problem.remedy + own)
+        return replace(unknown, remedy=unknown.remedy + own)
 
-    return [explain(problem.key) if problem.rule == UNKNOWN_KEY else problem for problem in problems]
+    return list(map(explain, problems))
+
+
+def _spelling(problem: Problem, job: Composed) -> str:
+    """How to write a value of the wrong type as one of the right type; empty where that is not clear."""
+    key, value, rule = problem.key, problem.value, problem.rule
+    if isinstance(value, str) and key in job.files.groups:
+        return f"choose it in the file's defaults list: `- override /{key}: {value}`"
+    if re.search("a string|a path", rule) and isinstance(value, bool | int | float):
+        texts = [word.partition("=")[2] for word in job.overrides if word.startswith(f"{key}=")]
+        return f"quote a text: {quoted(key, texts[-1])}" if texts else f'quote a text in its file: "{value}"'
+    if isinstance(value, str | float):
+        with suppress(yaml.YAMLError, ValueError):
+            meaning: Any = int(value) if str(value).isdecimal() else yaml.safe_load(str(value))
+            if isinstance(meaning, bool):
+                return f"write {str(meaning).lower()}" if "true or false" in rule else ""
+            if isinstance(meaning, int | float) and ("a number" in rule or ("an integer" in rule and not meaning % 1)):
+                return f"write {meaning:.15g}"
+    return ""

@@ -1,16 +1,16 @@
 """The folders of configs, whose files may come from a stranger, as Hydra reads them for fedsim."""
 
 import filecmp
-import io
 from pathlib import Path
+from typing import Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from fedsim.config.choice_files import ChoiceFiles, read_text
-from fedsim.config.words import loader
-from fedsim.core.errors import ConfigError, Problem, check, rule
+from fedsim.config.choice_files import ChoiceFiles, parsed, read_text
+from fedsim.core.errors import Problem, check, rule
 
 
 class CheckedFolder(ConfigSource):
@@ -26,11 +26,10 @@ class CheckedFolder(ConfigSource):
             raise ConfigLoadError(f"Config not found : {path}")
         text = read_text(path)
         header = ConfigSource._get_header_dict(text[:512])
-        try:
-            config = OmegaConf.load(io.StringIO(text))
-        except OSError as error:  # a set, or another node that is neither mapping, list nor text
-            raise ConfigError([Problem(str(path), ..., f"must be a mapping of keys to values ({error})")]) from error
-        return ConfigResult(self.provider, f"checked://{self.path}", config, header)
+        content = parsed(path, text)
+        if "defaults" in content:
+            content = content | {"defaults": on_search_path().defaults(content, config_path.rpartition("/")[0])}
+        return ConfigResult(self.provider, f"checked://{self.path}", OmegaConf.create(content), header)
 
     def available(self) -> bool:
         return Path(self.path).is_dir()
@@ -57,6 +56,11 @@ class CheckedFolder(ConfigSource):
         inside = ".." not in Path(config_path).parts and not Path(config_path).is_absolute()
         check(rule(inside, "defaults", config_path, "must not lead out of its folder of configs"))
         return Path(self.path) / config_path
+
+
+def loader() -> Any:
+    """What Hydra composes from now, if it is ready to."""
+    return getattr(GlobalHydra.instance().hydra, "config_loader", None)
 
 
 def on_search_path() -> ChoiceFiles:

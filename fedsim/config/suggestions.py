@@ -9,8 +9,8 @@ from hydra.core.override_parser.types import Override
 
 from fedsim.config.build import unknown
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.sources import on_search_path
-from fedsim.config.words import loader, options, without_choice
+from fedsim.config.sources import loader, on_search_path
+from fedsim.config.words import options, without_choice
 from fedsim.core.configs import SHORTHANDS, all_keys, has_key
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import Problem, nearest, rule
@@ -51,16 +51,17 @@ def mistaken_choice(override: Override) -> Problem | None:
     is_name = isinstance(choice, str) and re.fullmatch(r"[\w.-]{1,60}", choice)  # no folder or pattern, nor too long
     meant = (_named_otherwise(group, choice) or _elsewhere(group, choice)) if is_name else None
     remedy = meant or unknown(str(choice), options(group)).remedy
+    if group == "dataset" and remedy.startswith("known"):
+        remedy = f"images in folders: dataset=image_folder; a set of Hugging Face: dataset=parquet; {remedy}"
     return Problem(group, choice, f"is not a choice of conf/{group}/", remedy)
 
 
 def _named_otherwise(group: str, choice: str) -> str:
-    """The choices of the group that the literature calls `choice`; with what tells them apart where they are several,
-    and "" where there is none."""
-    found = on_search_path().called(group, choice)
-    if len(found) < 2:
-        return "".join(f"did you mean {name}?" for name in found)
-    return "\n      ".join(["did you mean one of these?", *(f"{name}: {idea}" for name, idea in found.items())])
+    """The several choices of the group that the literature calls `choice`, with what tells them apart; "" where there
+    are none."""
+    names = on_search_path().called(group, choice)
+    rows = [f"{name}: {idea}" for name, idea in names.items()]
+    return "\n      ".join(["did you mean one of these?", *rows]) if rows else ""
 
 
 def _elsewhere(group: str, choice: str) -> str | None:

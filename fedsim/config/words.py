@@ -2,17 +2,17 @@
 
 import math
 import os
+import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice, product
+from itertools import accumulate, chain, islice, product
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
@@ -23,6 +23,7 @@ from yaml import YAMLError
 
 from fedsim.config.build import Gathered
 from fedsim.config.choice_files import ChoiceFiles
+from fedsim.config.sources import loader, on_search_path
 from fedsim.core.configs import SEEDS, SHORTHANDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
@@ -31,7 +32,8 @@ def read(argv: Sequence[str]) -> Namespace:
     """The command line, one attribute an argument. Exits with code 2 and the usage where it cannot be read."""
     parser = get_args_parser()
     parser.prog = "fedsim"
-    args = parser.parse_intermixed_args(argv)  # flags may stand behind overrides
+    args, unread = parser.parse_known_intermixed_args(argv)  # flags may stand behind overrides
+    check(*map(_no_option, unread))
     if args.help:
         parser.error("it is --help in full")
     if sum(map(bool, (args.run, args.multirun, args.shell_completion, args.cfg, args.info))) > 1:
@@ -41,6 +43,13 @@ def read(argv: Sequence[str]) -> Namespace:
     if args.config_path is not None:
         args.config_path = str(Path(args.config_path).resolve())  # Hydra would look beside its caller's file
     return args
+
+
+def _no_option(word: str) -> Problem:
+    """The problem of `--num-rounds=5`, or of `--num-rounds` before 5."""
+    key, _, value = word.lstrip("-").partition("=")
+    remedy = f"values of the config are set without dashes: {key.replace('-', '_')}={value or '...'}"
+    return Problem(word, ..., "is not an option", remedy)
 
 
 def read_words(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
@@ -90,13 +99,17 @@ def plugins() -> Plugins:
 def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     """`words` without shorthands: `selector=gpfl selector.alpha=0,1` is `selector/exploration=fixed
     selector.exploration.value=0,1`. Others than selectors that have the group may have such a key of their own."""
+    words = list(map(meant, words))
     given = dict(word.partition("=")[::2] for word in words)
     if SHORTHANDS.keys().isdisjoint(given):
-        return list(words)
+        return words
     presets = [name for name in given.get("preset", "").split(",") if name in files.names("preset")]
     names = given.get("selector", ",".join(files.made("preset", name).get("selector", "") for name in presets))
     chosen = [name for name in names.split(",") if name in files.names("selector")]
     groups = {group for name in chosen for group in files.made("selector", name)}
+    if SHORTHANDS.keys() <= given.keys() and "selector/exploration" in groups:
+        text = "and selector.rho exclude each other: a constant weight of exploration, and one that changes"
+        raise ConfigError([Problem("selector.alpha", ..., text, "leave one of them out")])
     found: list[str] = []
     for word in words:
         key, _, value = word.partition("=")
@@ -107,10 +120,22 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     return found
 
 
+def meant(word: str) -> str:
+    """`word` with the choices that it means: `selector=GPFL` is `selector=gpfl`."""
+    key, _, value = word.partition("=")
+    group = key.lstrip("+")
+    if not re.fullmatch(r"[\w., -]+", value) or not options(group):
+        return word
+    files = on_search_path()
+    return f"{key}={','.join(files.meant(group, name.strip()) for name in value.split(','))}"
+
+
 MAX_JOBS = 10_000
 """Of one command."""
 MAX_WORD = 4_000
 """Characters of one override; the time that Hydra's parser takes grows with their square."""
+MAX_NESTING = 20
+"""Brackets in brackets of one override."""
 BAD_INPUT = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, TypeError, KeyError)
 """What Hydra raises for bad input."""
 
@@ -128,19 +153,49 @@ def parse_one(word: str) -> Override:
     if len(word) > MAX_WORD:
         text = f"must have at most {MAX_WORD} characters"
         raise ConfigError([Problem(f"{word[:60]}...", ..., text, "put it into a file of --config-dir")])
+    depth = max(accumulate((c in "[{(") - (c in ")}]") for c in word), default=0)
+    check(rule(depth <= MAX_NESTING, word.partition("=")[0], ..., "is nested too deeply"))
     try:
-        override = OverridesParser.create(loader()).parse_overrides([word])[0]
+        override = OverridesParser.create(loader()).parse_overrides([meant(word)])[0]
     except BAD_INPUT as error:
-        reason = f"is not key=value: {first_line(error)}" if "=" in word else "is neither a command nor key=value"
-        remedy = "`fedsim --help` has the commands, and the groups in which to choose"
-        raise ConfigError([Problem(word[:200], ..., reason, remedy)]) from error
+        raise ConfigError([_unreadable(word)]) from error
     check(rule(bool(override.key_or_group), word[:200], ..., "is not key=value"))
     return override
 
 
-def loader() -> Any:
-    """What Hydra composes from now, if it is ready to."""
-    return getattr(GlobalHydra.instance().hydra, "config_loader", None)
+def single_values(words: Sequence[str]) -> dict[str, Any]:
+    """Return the value that each word gives to a key. Raises `ConfigError` for words that do not give one."""
+    parsed = parse(words)
+    text, remedy = "must give one value to a key of the run", "write key=value, and quote a text that has a comma"
+    for word, override in zip(words, parsed, strict=True):
+        check(rule(word[0] not in "+~" and not override.is_sweep_override(), word, ..., text, remedy))
+    return {override.key_or_group: override.value() for override in parsed}
+
+
+def _unreadable(word: str) -> Problem:
+    """The problem of a word that Hydra's parser rejects, with the quotes that make it one."""
+    key, equals, value = word.partition("=")
+    if not equals:
+        remedy = "`fedsim --help` has the commands, and the groups in which to choose"
+        return Problem(word[:200], ..., "is neither a command nor key=value", remedy)
+    bare = f"{key.strip()}={value.strip()}"
+    if bare != word:
+        text = "has a blank or the end of a line at its beginning or end"
+        return Problem(key[:200], value[:200], text, f"leave that out: {shlex.quote(bare)}")
+    if not re.fullmatch(r"[+~]*[\w$-]+([./@:][\w$-]+)*", key, re.ASCII):
+        return Problem(key[:200], value[:200], "is not a key: names of letters, digits and _, with dots between them")
+    character = re.search(r"[^\w/\\+.$%*@?|: \t-]", value, re.ASCII)
+    text = f"has {character[0]!r} outside of quotes" if character else "is no value"
+    remedy = f"quote it for fedsim, and once more for the shell: {quoted(key, value)}"
+    if value[0] in "[{":
+        remedy = f"a list is [a,b], a mapping {{a:1}}; a text is quoted: {quoted(key, value)}"
+    return Problem(key, value[:200], text, remedy)
+
+
+def quoted(key: str, value: str) -> str:
+    """The word that sets a key to a text, whatever is in it, as a shell takes it."""
+    escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (found[2] and '\\"'), value)
+    return shlex.quote(f'{key}="{escaped}"')
 
 
 def options(group: str) -> list[str]:
@@ -182,9 +237,9 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
         o.get_key_element().lstrip("~" if options(o.key_or_group) else ""): list(islice(values_of(o), MAX_JOBS + 1))
         for o in overrides
     }
-    count = math.prod(map(len, axes.values()))
-    remedy = "split it into several commands"
-    check(rule(count <= MAX_JOBS, "sweep", count, f"must have at most {MAX_JOBS} jobs", remedy))
+    swept = ", ".join(key for key, values in axes.items() if len(values) > 1)
+    few = math.prod(map(len, axes.values())) <= MAX_JOBS
+    check(rule(few, swept, ..., f"must make at most {MAX_JOBS} jobs", "split the sweep into several commands"))
     return [list(words) for words in product(*axes.values())]
 
 
@@ -221,7 +276,5 @@ def typed_in(override: Override) -> str:
 
 def first_line(error: BaseException) -> str:
     """What a library's error says, in one line."""
-    if isinstance(error, RecursionError):
-        return "is nested too deeply"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

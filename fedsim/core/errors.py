@@ -128,7 +128,7 @@ def ceil(value: float) -> int:
     return math.ceil(value - TOLERANCE)
 
 
-LIKE = 0.5  # the least share of characters in common, by difflib
+LIKE = 0.6  # the least share of characters in common, by difflib
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

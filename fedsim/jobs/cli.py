@@ -7,7 +7,9 @@ have ended wait for PyTorch.
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 
 import hydra
 from omegaconf import DictConfig
@@ -93,5 +95,6 @@ def hand_to_hydra(words: Sequence[str]) -> None:
         """After whose module Hydra names the job."""
 
     sys.argv = [sys.argv[0], *words]
-    with safeguards():
+    with safeguards(), redirect_stdout(StringIO()) as page:  # Hydra prints a traceback where it cannot print
         hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    print(page.getvalue(), end="", flush=True)

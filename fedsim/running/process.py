@@ -129,7 +129,7 @@ def world() -> World:
     """As torchrun has set it in the environment; a process of its own where that is not complete."""
     there = {"LOCAL_RANK": "0", **os.environ}
     numbers = [there.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    placed = all(map(str.isdigit, numbers)) and there.get("MASTER_ADDR") and there.get("MASTER_PORT")
+    placed = all(map(str.isdecimal, numbers)) and there.get("MASTER_ADDR") and there.get("MASTER_PORT")
     return World(*map(int, numbers)) if placed and int(numbers[1]) > 1 else World()
 
 
@@ -150,8 +150,34 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
     except (KeyboardInterrupt, Preempted) as end:
         return CODES["interrupted" if isinstance(end, KeyboardInterrupt) else "preempted"]
     except BrokenPipeError:  # of a reader that has seen enough, such as `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence()
         return CLOSED_PIPE
+    except OSError as error:
+        cause = outside_cause(error)
+        if not cause:
+            raise
+        tell(FedsimError(cause), program)
+        return FedsimError.exit_code
+
+
+def silence() -> None:
+    """Send the standard output nowhere from here on, also what Python still writes as it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def outside_cause(error: OSError) -> str:
+    """Return why an error is none of fedsim's own: a standard output that cannot be written, which is silent from here
+    on, or a working folder that was deleted. Empty if neither is so."""
+    try:
+        print(end="", flush=True)
+    except OSError:
+        silence()
+        return f"cannot write to the standard output ({error.strerror})"
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:
+        return "the working folder was deleted; change to one that exists"
+    return ""
 
 
 def tell(error: FedsimError, program: str = "fedsim") -> None:
@@ -161,5 +187,6 @@ def tell(error: FedsimError, program: str = "fedsim") -> None:
         count = len(error.problems)
         lines = [f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run"]
         lines += [f"  {problem}" for problem in error.problems]
-    for line in lines:
-        print(printable_lines(line), file=sys.stderr)
+    with suppress(OSError):  # it may be full, too
+        for line in lines:
+            print(printable_lines(line), file=sys.stderr)

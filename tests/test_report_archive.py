@@ -29,8 +29,8 @@ def published_runs(folder: Path) -> None:
         selected = [sorted(rng.choice(100, 5, replace=False).tolist()) for _ in range(rounds)]
         accuracies = [float(value) for value in np.round(rng.uniform(0, 1, rounds), 4)]
         told = {"choices": dict(plan.choices), "engine": "native", "start_up_rounds": 0}
-        told |= {"revision": {"commit": "abc", "dirty": False}}
-        made = write_run(folder / str(number), accuracies, selected, status=status, summary=told)
+        told |= {"revision": {"commit": "abc", "dirty": False}, "seed": plan.settings.seed}
+        made = write_run(folder / str(number), accuracies, selected, status=status, summary=told, num_clients=100)
         (made / "config.yaml").write_text(yaml.safe_dump({**plan.config, "num_clients": 100}))
 
 

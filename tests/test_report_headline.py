@@ -66,7 +66,7 @@ def test_the_screen_has_what_one_came_for_and_more_when_asked(
     first = "random, gpfl on digits · iid · mlp: 3 seeds (0 to 2), rounds: 2, runs: 6 (6 done)"
     assert short.splitlines()[0] == first
     assert "best is gpfl, 0.4600; its lead over random: +0.0500" in short
-    assert all(text in short for text in ("Results", "10.0 s", "10 B", f"report in {tmp_path / 'report'}"))
+    assert all(text in short for text in ("Results", "10.0 s", "40 B", f"report in {tmp_path / 'report'}"))
     assert not any(title in short for title in ("Overview", "Paired", "Time by phase"))
     page = (tmp_path / "report" / "report.html").read_text()
     opened, _, folded = page.partition("<details>")

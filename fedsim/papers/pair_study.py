@@ -18,8 +18,9 @@ from fedsim.papers.examine import Evidence, below_zero, holds_for_most
 from fedsim.papers.judge import Judged, corrected
 from fedsim.papers.published import Claim
 from fedsim.papers.tables import claims
-from fedsim.results.files import TRACE, read_metrics
+from fedsim.results.files import TRACE
 from fedsim.results.groups import sort_key
+from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Floats, Run
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
 from fedsim.results.table import Cell, Table, number

@@ -13,10 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedsim.core.record import LASTS
-from fedsim.results.files import CONFIG, read_metrics, read_summary
+from fedsim.results.reading import read_config, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_tracker import LATER, MAX_SECONDS, begin_run, mirrors_in, one_line, scalars, start_message
 
@@ -81,7 +79,7 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
 
 def replay(folder: Path) -> Iterator[dict[str, Any]]:
     """The messages that the tracker of a finished run would have sent, from the files in its folder."""
-    config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_config(folder)
     summary = read_summary(folder) or {"status": "unfinished"}
     rounds = config.get("num_rounds", 0)
     info = RunInfo(config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds)

@@ -188,7 +188,7 @@ class Run:
                 raise DamagedError(f"{name} are not those of {self.num_clients} clients")
             return values
         except Exception as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
-            _tell_left_out(path, error)
+            tell_left_out(path, error)
             return None
 
 
@@ -210,13 +210,14 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
                 run.check()
                 runs.append(run)
             except DamagedError as error:
-                _tell_left_out(place, f"{error}; run it again with overwrite=true", left_out)
+                tell_left_out(place, f"{error}; run it again with overwrite=true", left_out)
     if not runs:
         raise ReportError(f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})")
     return runs
 
 
-def _tell_left_out(path: Path, reason: object, left_out: list[str] | None = None) -> None:
+def tell_left_out(path: Path, reason: object, left_out: list[str] | None = None) -> None:
+    """Name what is left out and why, in a line on stderr or of the list `left_out`."""
     text = printable(f"left out {path}: {reason}")
     if left_out is None:
         sys.stderr.write(f"fedsim: {text}\n")
@@ -303,7 +304,7 @@ def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
             run.check()
             runs.append(run)
         except DamagedError as error:
-            _tell_left_out(path, f"run {number}: {error}", left_out)
+            tell_left_out(path, f"run {number}: {error}", left_out)
         first += length
     return runs
 
@@ -354,6 +355,6 @@ def _kinds(column: pa.ChunkedArray) -> Kinds:
     kind, absent = column.type, NONE if column.null_count else Kinds()
     if column.null_count == len(column):
         return NONE
-    if pa.types.is_list(kind) and pa.types.is_integer(kind.value_type):
+    if pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type)):
         return absent | LIST
     return absent | (INT if pa.types.is_integer(kind) else NUMBER if pa.types.is_floating(kind) else TEXT)

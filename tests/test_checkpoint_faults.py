@@ -130,13 +130,7 @@ def test_a_finished_run_whose_files_are_not_whole_is_run_again(
     texts += [([first, others[1], others[0], *others[2:]], " has round 3 where round 2 belongs")]
     texts += [([first, first, *others[1:]], " has round 1 where round 2 belongs")]
     texts += [([first, *others, others[-1]], " has round 8 where round 9 belongs")]
-    texts += [
-        ([first, others[0].replace(b'"bytes_up": ', b'"bytes_up": 1'), *others[1:]], "summary.json has totals.byt")
-    ]
     lost += [(folder / METRICS, b"".join(rows), told) for rows, told in texts]
-    summary = (folder / SUMMARY).read_text()
-    best = json.dumps({**json.loads(summary), "best_accuracy": 49.65}).encode()
-    lost += [(folder / SUMMARY, best, "summary.json has best_accuracy=49.65, and its rounds 0")]
     for path, left, told in (*lost, (folder / METRICS, None, " holds 0 of 8 rounds")):
         path.unlink() if left is None else path.write_bytes(left)
         rounds.clear()
@@ -146,6 +140,14 @@ def test_a_finished_run_whose_files_are_not_whole_is_run_again(
         assert told in printed
         assert "; it is run again" in printed
         assert result(folder) == whole
+    told = json.loads((folder / SUMMARY).read_text())
+    (folder / SUMMARY).write_text(json.dumps({**told, "best_accuracy": 49.65}))
+    assert run([*WORDS]) == 0
+    assert "summary.json has best_accuracy=49.65, and its rounds 0." in capsys.readouterr().err
+    records = (folder / METRICS).read_text()
+    (folder / METRICS).write_text(records.replace('"bytes_up": ', '"bytes_up": 1', 1))
+    assert run([*WORDS]) == 0
+    assert "summary.json has totals.bytes_up=" in capsys.readouterr().err
     rounds.clear()
     assert run([*WORDS]) == 0
     assert not rounds

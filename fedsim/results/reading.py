@@ -53,10 +53,11 @@ def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
         raise DamagedError(f"{path.name} cannot be read ({error.strerror or error})") from error
 
 
-def parse_json(text: str | bytes, name: str) -> Any:
-    """The plain values in a JSON text. Raises `DamagedError`, which calls it `name`."""
+def parse_json(text: str | bytes, name: str, *, is_large: bool = False) -> Any:
+    """The plain values in a JSON text; any, of one that `is_large`. Raises `DamagedError`, which calls it `name`."""
     try:
-        return plain(json.loads(text), name)
+        value = json.loads(text)
+        return value if is_large else plain(value, name)
     except (ValueError, RecursionError) as error:
         raise DamagedError(f"{name} is no JSON ({error})") from error
 

@@ -180,7 +180,7 @@ class Run:
             elif not path.exists():
                 return None
             elif file == IMPERFECT:
-                found = parse_json(content_of(path), file)[name]
+                found = parse_json(content_of(path), file, is_large=True)[name]
             else:
                 found = np.load(io.BytesIO(content_of(path, MOST_BYTES_OF_ROUNDS)), allow_pickle=False)[name]
             values = None if found is None else np.asarray(found, dtype)
@@ -285,7 +285,7 @@ def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
     not an archive of runs."""
     try:
         with open_regular(path) as file:
-            table, records = _read_table(pq.ParquetFile(file, read_dictionary=list(TOLD)))
+            table, records = _read_table(pq.ParquetFile(file, read_dictionary=TOLD[:4]))
         numbers = table["run"].to_numpy()
         if len(numbers) and (numbers[0] != 0 or not np.isin(np.diff(numbers), (0, 1)).all()):
             raise ValueError("its rows are not those of one run after another")
@@ -312,7 +312,7 @@ def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
 def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
     """The rows of an archive, and the names of the columns that are records. Raises `DamagedError` if it is none."""
     meta = parse_json((file.schema_arrow.metadata or {}).get(META, b"null"), "its description")
-    if not has_kinds(meta, {"format": INT, "records": LIST}) or meta.get("format") != FORMAT:
+    if not has_kinds(meta, {"format": INT, "records": LIST}) or meta.get("format") != FORMAT or "records" not in meta:
         raise DamagedError("not an archive of runs (fedsim report <folder> --archive writes one)")
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
     values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
@@ -324,7 +324,9 @@ def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
 
 def _archived(table: pa.Table, records: Sequence[str], first: int, length: int) -> Run:
     """The run in so many rows of an archive from the `first` on. Raises `DamagedError`."""
-    told = {key: parse_json(table[key][first].as_py() or "null", key) for key in TOLD if key in table.column_names}
+    told = {}
+    for key in [key for key in TOLD if key in table.column_names]:
+        told[key] = parse_json(table[key][first].as_py() or "null", key, is_large=key in TOLD[3:])
     if not isinstance(told["folder"], str):
         raise DamagedError("its folder is not a text")
     told["rows"] = table.select(records).slice(first, 0 if table["round"][first].as_py() is None else length)

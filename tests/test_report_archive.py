@@ -172,7 +172,9 @@ def test_archives_that_are_none_or_would_fill_the_memory(tmp_path: Path, monkeyp
 
 
 def test_kept_archives_are_sound() -> None:
-    for path in sorted((Path(__file__).parents[1] / "docs" / "results").glob("*_small/*.parquet")):
+    for path in sorted((Path(__file__).parents[1] / "docs" / "results").glob("*/runs.parquet")):
+        if path.parent.name == "selection_benchmark":
+            continue  # which takes long
         left_out: list[str] = []
         assert read_archive(path, left_out)
         assert left_out == []

@@ -153,8 +153,8 @@ def total_cost(run: Run, names: Sequence[str]) -> float | None:
 def start_up_cost(run: Run, names: Sequence[str]) -> float | None:
     """What the start-up rounds cost in the sum of recorded quantities: 0 if the run has none; None if it did not record
     how many they are, or ended within them."""
-    spent, start = _spent(run, names), run.start_up_rounds
-    return None if start is None or len(spent) <= start else float(spent[:start].sum())
+    start, later = run.start_up_rounds, cost_a_round(run, names)
+    return None if later is None else float(_spent(run, names)[:start].sum())
 
 
 def cost_a_round(run: Run, names: Sequence[str]) -> float | None:

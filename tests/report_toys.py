@@ -1,7 +1,7 @@
 """Folders of runs with made-up records, for reports."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,11 @@ import numpy as np
 import yaml
 
 from fedsim.commands.dispatch import answer
+from fedsim.core.record import LASTS, TOTALS, mean_of_last
 from fedsim.partitions.division import Division
 from fedsim.report.headline import drawn_lines
 from fedsim.results.groups import Group, Panel, group_runs, make_panels
+from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Run, read_runs
 
 PHASES = ("select", "ask", "train", "aggregate", "evaluate")
@@ -39,21 +41,48 @@ def write_run(
     own = config.pop("choices", {})
     choices = {"selector": "random", "dataset": "digits", "partition": "iid", "model": "mlp"} | own
     config = {"seed": 0, "num_clients": 4, "num_rounds": len(accuracies), "lr": 0.1, "name": "x"} | config
+    num = config["num_clients"]
     path = folder / f"{'-'.join(choices.values())}-{config['seed']}-{config['lr']}"
     path.mkdir(parents=True)
     (path / "config.yaml").write_text(yaml.safe_dump({"selector": {"_target_": choices["selector"]}, **config}))
     seen: set[int] = set()
-    lines = []
+    records = []
     for round, (accuracy, ids) in enumerate(zip(accuracies, selected, strict=True), 1):
         seen |= set(ids)
-        record = {"round": round, "test_accuracy": accuracy, "selected": list(ids), "coverage": len(seen) / 4}
-        record |= {"participation_ratio": len(ids) / 4, "bytes_down": 10 * len(ids), "bytes_up": 10 * len(ids)}
+        record = {"round": round, "test_accuracy": accuracy, "selected": list(ids), "coverage": len(seen) / num}
+        record |= {"participation_ratio": len(ids) / num, "bytes_down": 10 * len(ids), "bytes_up": 10 * len(ids)}
         record |= {"train_samples": 5 * len(ids), "forward_samples": 0, **{f"seconds_{phase}": 1.0 for phase in PHASES}}
-        lines.append(json.dumps(record | {name: values[round - 1] for name, values in (columns or {}).items()}))
-    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    told = {"status": status, "choices": choices, "totals": {"bytes_down": 10.0, "bytes_up": 10.0}}
-    (path / "summary.json").write_text(json.dumps({**told, "environment": {"torch": "1"}, **(summary or {})}))
+        records.append(record | {name: values[round - 1] for name, values in (columns or {}).items()})
+    write_records(path, records)
+    told = {"status": status, "choices": choices, "seed": config["seed"], "environment": {"torch": "1"}}
+    (path / "summary.json").write_text(json.dumps({**told, **summary_of(records), **(summary or {})}))
     return path
+
+
+def change_run(folder: Path, change: Callable[[list[dict[str, Any]]], object]) -> None:
+    """Let `change` have the records of a run; its summary agrees with them again."""
+    records, summary = read_metrics(folder), json.loads((folder / "summary.json").read_text())
+    change(records)
+    write_records(folder, records)
+    (folder / "summary.json").write_text(json.dumps(summary | summary_of(records)))
+
+
+def write_records(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def summary_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the summary of a run has of its records."""
+    accuracies = [record["test_accuracy"] for record in records if record["test_accuracy"] is not None]
+    last = records[-1] if records else {}
+    return {
+        "rounds": len(records),
+        "smoothed_accuracy": mean_of_last([record["test_accuracy"] for record in records]),
+        "final_accuracy": accuracies[-1] if accuracies else None,
+        "best_accuracy": max(accuracies, default=None),
+        **{name: last[name] for name in LASTS if name in last},
+        "totals": {name: sum(record[name] for record in records) for name in TOTALS if name in last},
+    }
 
 
 def write_partition(folder: Path, histograms: Sequence[Sequence[int]]) -> None:

@@ -1,6 +1,7 @@
 """Checkpoints that are damaged, of another run or cannot be written: a run never goes on from what is unsound."""
 
 import importlib
+import json
 import linecache
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import METRICS, NEWEST, PREVIOUS, TRACE, read_summary
+from fedsim.results.files import METRICS, NEWEST, PREVIOUS, SUMMARY, TRACE, read_summary
 from fedsim.running.checkpoint import Checkpoint, Checkpoints, pack, unpack
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
@@ -120,18 +121,33 @@ def test_a_finished_run_whose_files_are_not_whole_is_run_again(
     whole = result(folder)
     model = folder / "model.safetensors"
     first, *others = (folder / METRICS).read_bytes().splitlines(keepends=True)
-    lost = [(model, left, "is missing or cut short") for left in (None, model.read_bytes()[:-9])]
-    zeros, noise, eight = b"{" + bytes(len(first) - 3) + b"}\n", b"nonsense\n", "has 7 of 8 rounds in 8 lines"
-    texts = [(others, "has 7 of 8 rounds"), ([first, *others, noise], "has 8 of 8 rounds in 9 lines")]
-    texts += [(rows, eight) for rows in ([zeros, *others], [noise, *others], [first, *others[:-1], others[-1][:-9]])]
+    lost = [(model, left, "model.safetensors is missing or cut short") for left in (None, model.read_bytes()[:-9])]
+    zeros, noise = b"{" + bytes(len(first) - 3) + b"}\n", b"nonsense\n"
+    is_noise = ", line {} is not a record".format
+    texts = [([first, *others[:-1]], " holds 7 of 8 rounds"), ([first, *others, noise], is_noise(9))]
+    texts += [([zeros, *others], is_noise(1)), ([noise, *others], is_noise(1))]
+    texts += [([first, *others[:-1], others[-1][:-9]], is_noise(8))]
+    texts += [([first, others[1], others[0], *others[2:]], " has round 3 where round 2 belongs")]
+    texts += [([first, first, *others[1:]], " has round 1 where round 2 belongs")]
+    texts += [([first, *others, others[-1]], " has round 8 where round 9 belongs")]
     lost += [(folder / METRICS, b"".join(rows), told) for rows, told in texts]
-    for path, left, told in (*lost, (folder / METRICS, None, "has 0 of 8 rounds")):
+    for path, left, told in (*lost, (folder / METRICS, None, " holds 0 of 8 rounds")):
         path.unlink() if left is None else path.write_bytes(left)
         rounds.clear()
         assert run([*WORDS]) == 0
         assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
-        assert f"{path.name} {told}; it is run again" in capsys.readouterr().err
+        printed = capsys.readouterr().err
+        assert told in printed
+        assert "; it is run again" in printed
         assert result(folder) == whole
+    told = json.loads((folder / SUMMARY).read_text())
+    (folder / SUMMARY).write_text(json.dumps({**told, "best_accuracy": 49.65}))
+    assert run([*WORDS]) == 0
+    assert "summary.json has best_accuracy=49.65, and its rounds 0." in capsys.readouterr().err
+    records = (folder / METRICS).read_text()
+    (folder / METRICS).write_text(records.replace('"bytes_up": ', '"bytes_up": 1', 1))
+    assert run([*WORDS]) == 0
+    assert "summary.json has totals.bytes_up=" in capsys.readouterr().err
     rounds.clear()
     assert run([*WORDS]) == 0
     assert not rounds

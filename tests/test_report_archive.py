@@ -13,7 +13,7 @@ import yaml
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.jobs.cli import run as fedsim_run
 from fedsim.results import measures
-from fedsim.results.runs import PLACES, TOLD, read_archive, read_runs, write_archive
+from fedsim.results.runs import META, PLACES, TOLD, ReportError, read_archive, read_runs, write_archive
 from tests.report_toys import make_report, write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
 
@@ -29,8 +29,8 @@ def published_runs(folder: Path) -> None:
         selected = [sorted(rng.choice(100, 5, replace=False).tolist()) for _ in range(rounds)]
         accuracies = [float(value) for value in np.round(rng.uniform(0, 1, rounds), 4)]
         told = {"choices": dict(plan.choices), "engine": "native", "start_up_rounds": 0}
-        told |= {"revision": {"commit": "abc", "dirty": False}}
-        made = write_run(folder / str(number), accuracies, selected, status=status, summary=told)
+        told |= {"revision": {"commit": "abc", "dirty": False}, "seed": plan.settings.seed}
+        made = write_run(folder / str(number), accuracies, selected, status=status, summary=told, num_clients=100)
         (made / "config.yaml").write_text(yaml.safe_dump({**plan.config, "num_clients": 100}))
 
 
@@ -114,3 +114,67 @@ def test_another_file_and_a_place_that_cannot_be_written_are_told(
     below = tmp_path / "damaged.parquet" / "a.parquet"
     assert make_report([str(tmp_path / "runs"), "--no-figures", "--archive", str(below)]) == 1
     assert "--archive: cannot write" in capsys.readouterr().err
+
+
+def test_damaged_runs_in_an_archive_are_left_out_with_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for seed in range(3):
+        write_run(tmp_path / "runs", [0.1, 0.2], [[0], [1]], seed=seed)
+    runs = read_runs(tmp_path / "runs")
+    write_archive(runs, tmp_path / "runs", tmp_path / "a.parquet")
+    sound = pq.read_table(tmp_path / "a.parquet")
+    summary = json.loads(sound["summary"][2].as_py())
+    damages = {
+        "config": [("[" * 100_000, "config is no JSON"), ('{"seed": 0}', "config.yaml is not that of a run")],
+        "summary": [
+            ("5", "summary.json is not"),
+            (json.dumps(summary | {"choices": {"a": []}}), "summary.json is not"),
+        ],
+        "folder": [("5", "its folder is not a text")],
+        "round": [(7, "metrics.jsonl has round 7 where round 1 belongs")],
+        "test_accuracy": [(49.65, "test_accuracy that is out of range"), (0.15, "summary.json has smoothed_accuracy")],
+        "selected": [([9], "metrics.jsonl names clients that the run does not have")],
+    }
+    damages["summary"] += [(json.dumps(summary | {"best_accuracy": 49.65}), "summary.json has best_accuracy=49.65")]
+    for name, cases in damages.items():
+        for value, reason in cases:
+            values = sound[name].to_pylist()
+            values[2] = value  # the first row of the second run
+            column = pa.array(values, sound[name].type)
+            table = sound.set_column(sound.column_names.index(name), name, column)
+            pq.write_table(table, tmp_path / "b.parquet")
+            assert [run.seed for run in read_archive(tmp_path / "b.parquet")] == [0, 2], name
+            (line,) = capsys.readouterr().err.splitlines()
+            assert f"left out {tmp_path / 'b.parquet'}: run 1: " in line
+            assert reason in line
+    texts = sound.set_column(sound.column_names.index("bytes_up"), "bytes_up", pa.array(["10"] * 6))
+    pq.write_table(texts, tmp_path / "b.parquet")
+    assert read_archive(tmp_path / "b.parquet") == []
+
+
+def test_archives_that_are_none_or_would_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_run(tmp_path / "runs", [0.1, 0.2], [[0], [1]])
+    write_archive(read_runs(tmp_path / "runs"), tmp_path / "runs", tmp_path / "a.parquet")
+    sound = pq.read_table(tmp_path / "a.parquet")
+    for numbers in ([0, 2**31 - 1], [1, 1], [0, -1], [1, 0]):
+        table = sound.set_column(0, "run", pa.array(numbers, pa.int32()))
+        pq.write_table(table, tmp_path / "b.parquet")
+        with pytest.raises(ReportError, match="not those of one run after another"):
+            read_archive(tmp_path / "b.parquet")
+    for meta in (b"[" * 100_000, b"[]", b'{"format": 1}', b'{"format": 1, "records": [{}]}'):
+        pq.write_table(sound.replace_schema_metadata({META: meta}), tmp_path / "b.parquet")
+        with pytest.raises(ReportError, match=r"b\.parquet: "):
+            read_archive(tmp_path / "b.parquet")
+    monkeypatch.setattr("fedsim.results.runs.MOST_VALUES", 10)
+    with pytest.raises(ReportError, match=r"holds .* values, more than an archive that is read"):
+        read_archive(tmp_path / "a.parquet")
+
+
+def test_kept_archives_are_sound() -> None:
+    for path in sorted((Path(__file__).parents[1] / "docs" / "results").glob("*/runs.parquet")):
+        if path.parent.name == "selection_benchmark":
+            continue  # which takes long
+        left_out: list[str] = []
+        assert read_archive(path, left_out)
+        assert left_out == []

@@ -34,7 +34,7 @@ from fedsim.report.page import make_looks
 from fedsim.results.curves import accuracy_curve, smooth, spent_until
 from fedsim.results.groups import Panel
 from fedsim.results.runs import read_runs
-from tests.report_toys import PHASES, panels_of, write_partition, write_run
+from tests.report_toys import PHASES, change_run, panels_of, write_partition, write_run
 from tests.test_report_measures import with_clients
 
 
@@ -247,7 +247,8 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
 
 def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_path: Path) -> None:
     missing = ("train_samples", "forward_samples", *(f"seconds_{phase}" for phase in PHASES))
-    write_run(tmp_path, [0.1, 0.2], [[0], [1]], columns={name: [None, None] for name in missing})
+    run = write_run(tmp_path, [0.1, 0.2], [[0], [1]])
+    change_run(run, lambda records: [record.pop(name) for record in records for name in missing])
     panels = panels_of(tmp_path)
     names = [plot.name for plot in all_plots(panels)]
     expected = ["accuracy_rounds", "accuracy_bytes", "coverage", "participation", "selections", "selections_rounds"]

@@ -25,8 +25,8 @@ def test_the_best_is_compared_with_the_next_and_with_random_selection_by_hand(tm
     (told,) = best(make_panels(groups_of(tmp_path)))
     # over afl .01, -.01, .03: mean .01, t = .01 / (.02 / sqrt 3) = .866, p = .478; the interval reaches 4.303 * .01155
     # over random .11, .10, .12: t = 19.05, p = .0027, which Holm's method doubles as the table has two rows
-    over_afl = "over afl: +0.0100 [-0.0397, +0.0597], not beyond chance (p = 0.478, 3 pairs)"
-    over_random = "over random: +0.1100 [+0.0852, +0.1348], beyond chance (p = 0.005, 3 pairs)"
+    over_afl = "over afl: +0.0100 [-0.0397, +0.0597] (p = 0.478, 3 pairs), not beyond chance (p = 0.478 by Holm)"
+    over_random = "over random: +0.1100 [+0.0852, +0.1348] (p = 0.003, 3 pairs), beyond chance (p = 0.005 by Holm)"
     assert told == f"best is gpfl, 0.6200; its lead {over_afl}; {over_random}"
 
 
@@ -41,11 +41,12 @@ def test_the_leads_over_the_next_are_corrected_over_settings(tmp_path: Path) -> 
     """p = .035 in one setting is .070 in two; random selection is best here, so that no other difference is told."""
     finals = {"random": (0.62, 0.64, 0.63), "gpfl": (0.60, 0.60, 0.60)}
     write_lines(tmp_path, finals)
-    assert "+0.0300 [+0.0052, +0.0548], beyond chance (p = 0.035, 3 pairs)" in best(make_panels(groups_of(tmp_path)))[0]
+    own = "+0.0300 [+0.0052, +0.0548] (p = 0.035, 3 pairs)"
+    assert f"{own}, beyond chance (p = 0.035 by Holm)" in best(make_panels(groups_of(tmp_path)))[0]
     write_lines(tmp_path, finals, shards=10)
     found = best(make_panels(groups_of(tmp_path)))
     assert [one.partition(":")[0] for one in found] == ["shards=2", "shards=10"]
-    assert all("not beyond chance (p = 0.070, 3 pairs)" in one and one.count("over") == 1 for one in found)
+    assert all(f"{own}, not beyond chance (p = 0.070 by Holm)" in one and one.count("over") == 1 for one in found)
 
 
 def test_many_settings_are_told_by_their_number(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ def test_the_screen_has_what_one_came_for_and_more_when_asked(
     first = "random, gpfl on digits · iid · mlp: 3 seeds (0 to 2), rounds: 2, runs: 6 (6 done)"
     assert short.splitlines()[0] == first
     assert "best is gpfl, 0.4600; its lead over random: +0.0500" in short
-    assert all(text in short for text in ("Results", "10.0 s", "10 B", f"report in {tmp_path / 'report'}"))
+    assert all(text in short for text in ("Results", "10.0 s", "40 B", f"report in {tmp_path / 'report'}"))
     assert not any(title in short for title in ("Overview", "Paired", "Time by phase"))
     page = (tmp_path / "report" / "report.html").read_text()
     opened, _, folded = page.partition("<details>")

@@ -82,7 +82,7 @@ def test_start_up_rounds_are_not_scaled(tmp_path: Path) -> None:
     assert find_measure("choosing_seconds_200")(two) == 2 * (14 + 198 * 2)
 
 
-def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -> None:
+def test_costs_are_those_of_the_runs_with_their_start_up_apart(tmp_path: Path) -> None:
     """A run of 4 rounds of which the first two, the start-up, cost 90 and 50 bytes, and the later two 10 each."""
     columns = {"bytes_down": [86, 46, 6, 6], "bytes_up": [4] * 4}
     columns |= {"train_samples": [600] * 4, "forward_samples": [7] * 4}
@@ -95,9 +95,10 @@ def test_costs_are_those_of_the_runs_with_one_time_parts_apart(tmp_path: Path) -
 
     own = {"simulated": "-", "simulated a round": "-"}  # no clock
     own |= {"run": "random", "rounds": "4", "time": "20.0 s", "down": "144 B", "up": "16 B", "samples": "2,428"}
-    parts = {"one-time bytes": "120 B", "one-time time": "0 ms", "bytes a round": "10 B", "time a round": "5.0 s"}
+    parts = {"start-up bytes": "140 B", "start-up time": "10.0 s", "bytes a round": "10 B", "time a round": "5.0 s"}
     assert row(2) == {**own, "start-up rounds": "2", **parts}
-    assert row(0) == {**own, "start-up rounds": "0", **parts, "one-time bytes": "0 B", "bytes a round": "40 B"}
+    nothing = {"start-up bytes": "0 B", "start-up time": "0 ms", "bytes a round": "40 B"}
+    assert row(0) == {**own, "start-up rounds": "0", **parts, **nothing}
     assert row(4) == {**own, "start-up rounds": "4", **dict.fromkeys(parts, "-")}  # ended within its start-up
     assert row(None) == {**own, "start-up rounds": "-", **dict.fromkeys(parts, "-")}
     (times,) = tables.by_group("times", groups_of(tmp_path / "2")).rows

@@ -1,17 +1,18 @@
 """`fedsim verify`: runs again, and the first round that is not equal, with what differs around it."""
 
-import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedsim.commands.verify import run, spread
-from fedsim.core.errors import FedsimError
-from fedsim.results.files import read_metrics, read_summary
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.results.files import read_summary
 from fedsim.results.runs import read_runs, write_archive
 from fedsim.running import provenance as module
+from tests.report_toys import change_run
 from tests.run_toys import Run, folders
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -27,16 +28,18 @@ def test_equal_runs_and_the_first_round_that_differs(
     before = sorted(tmp_path.rglob("*"))
     assert run(["outputs", "--runs", "1"]) == 0
     assert "equal, 3 rounds\n1 of 1 equal; 2 runs in outputs" in capsys.readouterr().out
-    records = read_metrics(random)
-    records[1] |= {"train_samples": -1, "seconds_train": 1e9}  # seconds do not count
-    records[2] |= {"selected": [0]}
-    (random / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+    def falsify(records: list[dict[str, Any]]) -> None:
+        records[1] |= {"train_samples": 1, "seconds_train": 1e9}  # seconds do not count
+        records[2] |= {"selected": [0]}
+
+    change_run(random, falsify)
     write_archive(read_runs(tmp_path / "outputs"), tmp_path / "outputs", tmp_path / "runs.parquet")
     monkeypatch.setattr(module, "processor", lambda: "Z80")
     for source in ("outputs", "runs.parquet"):
-        assert run([source, "--all", "tracker={}"]) == 1
+        assert run([source, "--all"]) == 1
         printed = capsys.readouterr().out
-        assert "differs from round 2 on: train_samples -1, now " in printed
+        assert "differs from round 2 on: train_samples 1, now " in printed
         assert ("round 3" in printed, ", now Z80" in printed) == (False, True)
         assert printed.count("equal, 3 rounds") == 1
     (random / "config.yaml").write_text((random / "config.yaml").read_text().replace("device: auto", "device: cuda"))
@@ -62,6 +65,37 @@ def test_mistakes(fedsim: Run, tmp_path: Path) -> None:
         with pytest.raises(FedsimError) as caught:
             run(words.split())
         assert caught.value.exit_code == 2
+
+
+def test_a_run_is_not_compared_with_itself(fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A falsified accuracy is found; words that would lead to the falsified run itself are refused by their names."""
+    fedsim()
+    (folder,) = folders(tmp_path)
+    change_run(folder, lambda records: records[1].update(test_accuracy=0.999))
+    assert run(["outputs"]) == 1
+    assert "differs from round 2 on: test_accuracy 0.999, now " in capsys.readouterr().out
+    words = [f"output_dir={tmp_path / 'outputs'}", "name=default", "overwrite=true", "checkpoint.every=1", "tracker={}"]
+    for word in words:
+        with pytest.raises(ConfigError, match=f"{word.partition('=')[0]}.*cannot be changed"):
+            run(["outputs", word])
+
+
+def test_words_that_are_no_yaml_are_refused_by_their_keys(fedsim: Run) -> None:
+    fedsim()
+    for text in ("[1", "{a: 1", "'", "[" * 100_000, "{a: &x [*x]}", "!!python/object:os.system x", "2020-01-01"):
+        with pytest.raises(ConfigError, match=r"dataset\.path"):
+            run(["outputs", f"dataset.path={text}"])
+
+
+def test_damaged_runs_are_counted(fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fedsim("-m", "seed=0,1")
+    first, _ = folders(tmp_path)
+    lines = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (first / "metrics.jsonl").write_text("".join([lines[1], lines[0], *lines[2:]]))
+    assert run(["outputs"]) == 1
+    told = capsys.readouterr().out
+    assert f"left out {first.relative_to(tmp_path)}: metrics.jsonl has round 2 where round 1 belongs" in told
+    assert "1 of 1 equal; 1 runs in outputs; 1 are damaged and left out" in told
 
 
 def test_the_environment_names_what_sums_depend_on(

@@ -18,9 +18,10 @@ from fedsim.config.plan import Plan
 from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.errors import FedsimError
 from fedsim.results.ablations import find_ablations
-from fedsim.results.files import MODEL, read_metrics
+from fedsim.results.files import MODEL
 from fedsim.results.groups import group_runs
-from fedsim.results.runs import Run, read_archive, read_runs
+from fedsim.results.reading import read_metrics
+from fedsim.results.runs import Run, read_source
 from fedsim.tracking.tables import show_share
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def load_ablations(source: "str | PathLike[str]") -> "DataFrame":
 def _runs_of(path: Path) -> list[Run]:
     if not path.exists():
         raise FedsimError(f"{path}: neither a folder with runs nor an archive of them (.parquet)")
-    return read_archive(path) if path.is_file() else read_runs(path)
+    return read_source(path)
 
 
 def rounds_frame(runs: Sequence[Run]) -> "DataFrame":

@@ -19,7 +19,7 @@ from fedsim.config.words import read_words
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
 from fedsim.results.files import is_free
-from fedsim.running.outcome import header_of, outcome_on_file
+from fedsim.running.outcome import checkpoint_content, header_of, outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
 
 
@@ -54,7 +54,7 @@ def status_of(plan: Plan) -> JobStatus:
 def _round_of(path: Path, plan: Plan) -> int:
     """The round of a checkpoint that the job would go on from, 0 if there is no such checkpoint."""
     try:
-        content = dict(header_of(path.read_bytes())["content"]["dict"])  # a mapping as a checkpoint encodes it
+        content = dict(header_of(checkpoint_content(path))["content"]["dict"])  # a mapping as a checkpoint encodes it
         goes_on = bool(content["overwrite"]) or not plan.settings.overwrite
         return int(dict(content["state"]["dict"])["round"]) if goes_on else 0
     except Exception:  # damage shows itself in many ways; the run itself tells of it

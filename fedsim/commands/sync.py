@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import yaml
-
 from fedsim.commands.dispatch import MistakeError, wrap
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, FedsimError, check
-from fedsim.results.files import CONFIG, REPLACEMENTS, SUMMARY, is_free, owned, read_summary
+from fedsim.results.files import REPLACEMENTS, is_free, owned
+from fedsim.results.reading import CONFIG, SUMMARY, DamagedError, read_config, read_summary
 from fedsim.running.process import STOP
 from fedsim.tracking.wandb_tracker import NO_KEY, kill_with_children, mirrors_in, name_problems, start_process
 
@@ -80,10 +79,10 @@ def ended(folders: Iterable[Path]) -> list[Path]:
 def _mirror_failed(folder: Path) -> bool:
     """Whether W&B's tracker is among the trackers that could not do all of their work."""
     try:
-        config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         degraded = (read_summary(folder) or {}).get("trackers") or {}
-        return any(name in degraded and node.get("mode") != "disabled" for name, node in mirrors_in(config).items())
-    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError):  # files that are not as a run leaves them
+        mirrors = mirrors_in(read_config(folder))
+        return any(name in degraded and node.get("mode") != "disabled" for name, node in mirrors.items())
+    except (DamagedError, AttributeError, TypeError):  # files that are not as a run leaves them
         return False
 
 

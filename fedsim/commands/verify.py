@@ -1,7 +1,7 @@
 """`fedsim verify`: runs some of the runs of a folder or archive again, and compares them round by round."""
 
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from itertools import zip_longest
 from os import environ
@@ -18,13 +18,13 @@ from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
 from fedsim.config.words import single_values
-from fedsim.core.configs import flat, has_key, merged, placed
+from fedsim.core.configs import IRRELEVANT, flat, has_key, merged, placed
 from fedsim.core.disk import user_path
-from fedsim.core.errors import ConfigError, DataError, printable
+from fedsim.core.errors import ConfigError, DataError, check, printable, rule
 from fedsim.core.record import Record
 from fedsim.report.command import find_source
-from fedsim.results.files import FINAL
-from fedsim.results.runs import ReportError, Run, read_archive, read_runs
+from fedsim.results.reading import FINAL
+from fedsim.results.runs import ReportError, Run, read_source
 from fedsim.running.experiment import execute
 from fedsim.running.process import CODES, STOP
 
@@ -32,6 +32,8 @@ COMPARED = [f.name for f in fields(Record) if not f.name.startswith("seconds_") 
 """All that is recorded of a round but measured seconds."""
 PLACES = {"data_dir": "FEDSIM_DATA", "cache_dir": "FEDSIM_CACHE"}
 """Folders of the machine, which archives leave out, and the variables that name them."""
+OWN = {*IRRELEVANT} - {*PLACES}
+"""Keys that `fedsim verify` sets itself."""
 WHERE_DATA_ARE = "say behind the folder's name where its data are: data_dir=..., dataset.path=..., dataset.root=..."
 
 
@@ -40,10 +42,14 @@ def run(words: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(words)
     if options.runs < 1:
         raise MistakeError(f"--runs {options.runs}: must be at least 1")
-    runs = _comparable(_read(options.folder, options.output_dir), options.words)
+    changed = changes(options.words)
+    left_out: list[str] = []
+    runs = _comparable(_read(options.folder, options.output_dir, left_out), changed)
+    for text in left_out:
+        print(text)
     chosen = runs if options.all else spread(runs, options.runs)
     with TemporaryDirectory(prefix="fedsim-verify-") as place, STOP.working():
-        plans = [plan_of(one, options.words, f"{place}/{number}") for number, one in enumerate(chosen)]
+        plans = [plan_of(one, changed, f"{place}/{number}") for number, one in enumerate(chosen)]
         equal = 0
         for number, (one, plan) in enumerate(zip(chosen, plans, strict=True), 1):
             print(f"{number}/{len(chosen)} {printable(str(one.folder))}", flush=True)
@@ -60,8 +66,9 @@ def run(words: Sequence[str]) -> int:
                 print(f"    the code of {modules} has changed since", flush=True)
             for line in found or [f"equal, {len(one.records)} rounds"]:
                 print(f"    {printable(line)}", flush=True)
-    print(f"{equal} of {len(chosen)} equal; {len(runs)} runs in {options.folder}")
-    return int(equal < len(chosen))
+    damaged = f"; {len(left_out)} are damaged and left out" if left_out else ""
+    print(f"{equal} of {len(chosen)} equal; {len(runs)} runs in {options.folder}{damaged}")
+    return int(equal < len(chosen) or bool(left_out))
 
 
 def _parser() -> ArgumentParser:
@@ -69,7 +76,7 @@ def _parser() -> ArgumentParser:
         prog="fedsim verify",
         description="Runs finished runs again, in a temporary folder and without trackers, and says whether every "
         "round is equal in all but measured seconds; if not, the first that is not, and what differs in the "
-        "environment. The quickest run of each selector comes first. Exit code 1: a difference.",
+        "environment. The quickest run of each selector comes first. Exit code 1: a difference, or a damaged run.",
         allow_abbrev=False,
     )
     parser.add_argument("folder", help="a folder with runs below it, the name of a preset, or an archive")
@@ -82,23 +89,32 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _read(name: str, output_dir: Path) -> list[Run]:
-    """The runs below a folder or in an archive that have an end. Raises `MistakeError` if there are none."""
+def changes(words: Sequence[str]) -> dict[str, Any]:
+    """Return the values that overrides give to keys. Raises `ConfigError` for keys that verify sets itself: they say
+    where or how often results are written, and a run would be compared with itself."""
+    changed = single_values(words)
+    text, remedy = "cannot be changed: verify runs in a folder of its own", "leave it out"
+    check(*(rule(key.partition(".")[0] not in OWN, key, value, text, remedy) for key, value in changed.items()))
+    return changed
+
+
+def _read(name: str, output_dir: Path, left_out: list[str]) -> list[Run]:
+    """The sound runs below a folder or in an archive that have an end; the others are added to `left_out`. Raises
+    `MistakeError` if there are none."""
     try:
-        source = find_source(name, output_dir)
-        found = read_archive(source) if source.is_file() else read_runs(source)
+        found = read_source(find_source(name, output_dir), left_out)
     except ReportError as error:
-        raise MistakeError(str(error)) from error
+        raise MistakeError("\n".join([str(error), *left_out])) from error
     if ended := [run for run in found if run.status in FINAL]:
         return ended
-    raise MistakeError(f"{name}: none of its {len(found)} runs is done")
+    raise MistakeError("\n".join([f"{name}: none of its {len(found)} sound runs is done", *left_out]))
 
 
-def _comparable(runs: list[Run], words: Sequence[str]) -> list[Run]:
-    """Without those of a GPU where there is none, unless the `words` name a device. Raises `MistakeError` if none is
+def _comparable(runs: list[Run], changed: Mapping[str, Any]) -> list[Run]:
+    """Without those of a GPU where there is none, unless the device is `changed`. Raises `MistakeError` if none is
     left."""
     own = [run for run in runs if not str(run.config.get("device")).startswith("cuda")]
-    if len(own) == len(runs) or any(word.startswith("device=") for word in words) or torch.cuda.is_available():
+    if len(own) == len(runs) or "device" in changed or torch.cuda.is_available():
         return runs
     told = f"{len(runs) - len(own)} of {len(runs)} runs need a GPU; device=cpu compares them with a CPU's"
     if not own:
@@ -115,8 +131,8 @@ def spread(runs: Sequence[Run], number: int) -> list[Run]:
     return [run for turn in zip_longest(*by_selector.values()) for run in turn if run is not None][:number]
 
 
-def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
-    """`run` as it is to be run again below the folder `place`, with the values that `words` change.
+def plan_of(run: Run, changed: Mapping[str, Any], place: str) -> Plan:
+    """`run` as it is to be run again below the folder `place`, with the values that are `changed`.
 
     Raises `ConfigError`.
     """
@@ -125,7 +141,7 @@ def plan_of(run: Run, words: Sequence[str], place: str) -> Plan:
         config["device"] = "cpu"
     config |= {"output_dir": place, "overwrite": False, "tracker": {}}
     config["checkpoint"] = {"every": None, "other_code": False}
-    for key, value in single_values(words).items():
+    for key, value in changed.items():
         if not has_key(config, key):
             raise ConfigError([unknown(key, dict(flat(config)))])
         above, _, last = key.rpartition(".")

@@ -3,8 +3,11 @@
 import errno
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from string import Template
 from typing import BinaryIO, cast
@@ -80,10 +83,34 @@ def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Probl
     return None
 
 
-def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | None = None) -> None:
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read it. Raises OSError at once where it is a pipe, a device or a folder."""
+    file = open(path, "rb", opener=_no_wait)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return file
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """Read a regular file of at most so many bytes. Raises OSError."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than the {most:,} that are read", str(path))
+        return file.read(size)
+
+
+def _no_wait(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def write_atomically(
+    path: Path, content: bytes | bytearray, keep_as: Path | None = None, *, alone: bool = True
+) -> None:
     """Write a file completely or not at all, and not through a link. `keep_as`: where the file goes that was there
-    before. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.tmp")
+    before. `alone`: whether no other process writes this file at the same time. Raises OSError."""
+    temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{os.urandom(8).hex()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:
@@ -98,14 +125,24 @@ def write_atomically(path: Path, content: bytes | bytearray, keep_as: Path | Non
         temporary.unlink(missing_ok=True)
 
 
+STALE_SECONDS = 3600.0
+"""Age of a temporary file that no process is writing any more."""
+
+
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their names in `folder`, which is made, each completely or not at all. Raises OSError, also where
-    the folder is a link."""
-    if folder.is_symlink():
-        raise OSError(errno.ELOOP, f"{folder} is a link")
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write files by their names below `folder`, which is made, each completely or not at all. Other processes may
+    write the same files. Raises OSError, also where a folder on the way is a link."""
     for name, content in files.items():
-        write_atomically(folder / name, content)
+        path = folder / name
+        for place in (folder, path.parent):
+            if place.is_symlink():
+                raise OSError(errno.ELOOP, f"{place} is a link")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for left in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.tmp"):  # by a process that was killed
+            with suppress(FileNotFoundError):
+                if time.time() - left.stat().st_mtime > STALE_SECONDS:
+                    left.unlink()
+        write_atomically(path, content, alone=False)
 
 
 def remove_folder(path: Path) -> None:

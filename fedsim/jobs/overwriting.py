@@ -14,7 +14,8 @@ from pathlib import Path
 
 from fedsim.config.plan import Plan
 from fedsim.core.disk import write_atomically
-from fedsim.results.files import REPLACEMENTS, SUMMARY
+from fedsim.results.files import REPLACEMENTS
+from fedsim.results.reading import SUMMARY, DamagedError, content_of
 from fedsim.running.outcome import outcome_on_file
 
 
@@ -32,8 +33,8 @@ class Overwriting:
         name = hashlib.sha256("\n".join(sorted(map(str, self._plans))).encode()).hexdigest()[:12]
         self._note = min(self._plans, default=Path()).parent / REPLACEMENTS / f"overwrite-{name}"
         if since is None and len(self._plans) > 1:
-            with suppress(OSError, ValueError):
-                self.since = float(self._note.read_text(encoding="utf-8"))
+            with suppress(DamagedError, ValueError):
+                self.since = float(content_of(self._note))
                 self.replaced = frozenset(folder for folder, plan in self._plans.items() if self.has_ended(plan))
 
     def has_ended(self, plan: Plan) -> bool:
@@ -67,7 +68,7 @@ class Overwriting:
         with suppress(OSError):  # without a note, the same command starts anew with all jobs
             if len(self._plans) > 1:
                 self._note.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(self._note, repr(self.since).encode())
+                write_atomically(self._note, repr(self.since).encode(), alone=False)
         try:
             yield
         finally:

@@ -5,7 +5,6 @@ must be on a file system that all machines see.
 """
 
 import importlib
-import json
 import math
 import os
 import re
@@ -17,10 +16,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fedsim.config.plan import Plan
+from fedsim.core.disk import open_regular
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.parameters import Count, parameters
 from fedsim.jobs.sweep import Attempts, Lanes, to_come
-from fedsim.results.files import METRICS
+from fedsim.results.reading import METRICS, OF_RECORD, DamagedError, has_kinds, parse_json
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import tell_line
@@ -131,7 +131,9 @@ class _Sweep:
         """Count the rounds that are in the records of the jobs that run."""
         for plan in (plan for group in self.running.values() for plan in group if plan.folder not in self.unseen):
             record = latest_record(plan.folder)
-            for number in range(self.rounds[plan.folder] + 1, record.get("round", 0) + 1):
+            for number in range(
+                self.rounds[plan.folder] + 1, min(record.get("round", 0), plan.settings.num_rounds) + 1
+            ):
                 self.rounds[plan.folder] = number
                 rounds_left = plan.settings.num_rounds - number
                 self.attempts.progress.round_ended(plan.folder, rounds_left, record["test_accuracy"])
@@ -182,8 +184,9 @@ def imported(library: str, choice: str, extra: str) -> Any:
 
 def latest_record(folder: Path) -> dict[str, Any]:
     """The record of the latest round of a run in another process; empty before the first."""
-    with suppress(OSError, ValueError, IndexError), (folder / METRICS).open("rb") as file:
+    with suppress(OSError, DamagedError, IndexError), open_regular(folder / METRICS) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))
-        record: dict[str, Any] = json.loads(file.read().split(b"\n")[-2])  # the last line is not written to its end
-        return record
+        line = file.read(TAIL).split(b"\n")[-2]  # the last one is not written to its end
+        record: dict[str, Any] = parse_json(line, METRICS)
+        return record if has_kinds(record, OF_RECORD) and {"round", "test_accuracy"} <= record.keys() else {}
     return {}

@@ -9,6 +9,7 @@ Claims about the table are judged as `RULE` says. They were written after that o
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from scipy.special import expit
@@ -18,9 +19,10 @@ from fedsim.papers.examine import Evidence, below_zero, holds_for_most
 from fedsim.papers.judge import Judged, corrected
 from fedsim.papers.published import Claim
 from fedsim.papers.tables import claims
-from fedsim.results.files import TRACE, read_metrics
+from fedsim.results.files import TRACE
 from fedsim.results.groups import sort_key
-from fedsim.results.runs import Floats, Run
+from fedsim.results.reading import DamagedError, read_metrics
+from fedsim.results.runs import Floats, Run, tell_left_out
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
 from fedsim.results.table import Cell, Table, number
 
@@ -49,19 +51,37 @@ class Condition:
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
-    """The names of the features that all runs have, and all conditions of all runs whose values are finite."""
-    lines = [(run, line) for run in runs for line in read_metrics(run.folder, TRACE)]
-    found = [(run, line) for run, line in lines if line.get("pairs") and "features" in line]
-    common = set.intersection(*(set(line["features"]) for _, line in found)) if found else set()
-    names = [name for name in (found[0][1]["features"] if found else ()) if name in common]
+    """The names of the features that all runs have, and all conditions of all runs whose values are finite. A damaged
+    trace is left out with a line."""
+    traces = [(run, lines) for run in runs if (lines := _trace_of(run))]
+    common = set.intersection(*(set(line["features"]) for _, lines in traces for line in lines)) if traces else set()
+    names = [name for name in (traces[0][1][0]["features"] if traces else ()) if name in common]
     conditions = []
-    for run, line in found:
-        features = np.array([line["features"][name] for name in names], dtype=np.float64).T
-        losses = np.array(line["loss"], dtype=np.float64)
+    for run, lines in traces:
         setting = str(dict(flat(run.config)).get(SETTING_KEY, "-"))
-        if np.isfinite(features).all() and np.isfinite(losses).all():
-            conditions.append(Condition(run.seed, setting, line["round"], features, losses))
+        for line in lines:
+            features = np.array([line["features"][name] for name in names], dtype=np.float64).T
+            losses = np.array(line["loss"], dtype=np.float64)
+            if np.isfinite(features).all() and np.isfinite(losses).all():
+                conditions.append(Condition(run.seed, setting, line["round"], features, losses))
     return names, conditions
+
+
+def _trace_of(run: Run) -> list[dict[str, Any]]:
+    """The lines of a run's trace that have pairs, each with as many values of each feature as losses."""
+    try:
+        lines = [line for line in read_metrics(run.folder, TRACE) if line.get("pairs") and "features" in line]
+        for line in lines:
+            values = [line["loss"], *line["features"].values()]
+            if not isinstance(line["round"], int) or np.array(values, np.float64).shape != (
+                len(values),
+                len(values[0]),
+            ):
+                raise ValueError("a line has not as many values of each feature as losses")
+        return lines
+    except (DamagedError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        tell_left_out(run.folder / TRACE, error)
+        return []
 
 
 def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:

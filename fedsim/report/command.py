@@ -41,7 +41,7 @@ from fedsim.results.ablations import Ablation, find_ablations
 from fedsim.results.files import OutputError
 from fedsim.results.groups import Group, Panel, distinct, group_runs, make_panels
 from fedsim.results.ranking import Comparison, compare
-from fedsim.results.runs import ReportError, Run, read_archive, read_runs, write_archive
+from fedsim.results.runs import ReportError, Run, read_source, write_archive
 from fedsim.results.table import Table, table_files
 from fedsim.tracking.tables import Output
 
@@ -80,7 +80,7 @@ def run(options: Namespace) -> int:
     """Make the report. Raises `ReportError` where there is nothing to report, `OutputError` where it cannot be
     written."""
     source, *others = [find_source(name, options.output_dir) for name in options.folder]
-    runs = [run for path in (source, *others) for run in (read_archive(path) if path.is_file() else read_runs(path))]
+    runs = [run for path in (source, *others) for run in read_source(path)]
     for word in options.where:
         runs = chosen(runs, word)
     if options.archive is not None:

@@ -311,7 +311,7 @@ def imperfect_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot |
     figure, axes = row_axes(shown, 0.2, 0.8)
     for panel, ax in zip(shown, axes, strict=True):
         for row, name in enumerate(panel.lines):
-            (_, _, choices, clients, _), look = found[panel.title, name], looks[name]
+            choices, clients, look = *found[panel.title, name][2:4], looks[name]
             reach = [[abs(end - choices.mean)] for end in choices.interval]
             ax.plot([clients] * 2, [row - 0.5, row + 0.5], color="black", linestyle="--", linewidth=0.8)
             ax.plot(choices.values, [row] * choices.num, ".", color=look["color"], alpha=0.5, markersize=3)

@@ -121,12 +121,12 @@ def best(panels: Sequence[Panel]) -> list[str]:
 def imperfect_chosen(panels: Sequence[Panel]) -> list[str]:
     """A sentence on which lines choose imperfect clients more often than their share, if any have such clients."""
     told: dict[str, list[str]] = {}
-    for setting, line, choices, clients, p_value in sorted(
+    for setting, line, choices, clients, _, p_value in sorted(
         preferences(panels), key=lambda one: np.nan_to_num(one[-1], nan=2)
     ):
         verdict = "too few seeds to tell" if np.isnan(p_value) else f"{'not ' * (p_value >= ALPHA)}beyond chance"
         shares = f"{choices.mean:.2f} of the choices, {clients:.2f} of the clients"
-        told.setdefault(verdict, []).append(f"{setting} {line}".strip() + f" ({shares}, p {_equal(p_value)})")
+        told.setdefault(verdict, []).append(f"{setting} {line}".strip() + f" ({shares}, p {_equal(p_value)} by Holm)")
     parts = [f"{verdict}: {listed(lines)}" for verdict, lines in told.items()]
     return [f"imperfect clients are chosen more often than their share, {'; '.join(parts)}"] if parts else []
 
@@ -152,11 +152,12 @@ def _by_accuracy(panel: Panel) -> list[tuple[float, str, Group]]:
 
 
 def _verdict(lead: Difference | None, p_value: float) -> str:
-    """A difference with its interval, and whether it is beyond chance by its corrected p-value."""
+    """A difference, its own interval and p-value, and whether it is beyond chance by the corrected p-value."""
     if lead is None or lead.num < MIN_SEEDS:
         return f"too few seeds in common to tell ({MIN_SEEDS} are needed)"
     beyond = "beyond chance" if p_value < ALPHA and lead.mean > 0 else "not beyond chance"
-    return f"{' '.join(show_interval(lead))}, {beyond} (p {_equal(p_value)}, {lead.num} pairs)"
+    alone = f"{' '.join(show_interval(lead))} (p {_equal(lead.p_value)}, {lead.num} pairs)"
+    return f"{alone}, {beyond} (p {_equal(p_value)} by Holm)"
 
 
 def _equal(p_value: float) -> str:

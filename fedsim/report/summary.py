@@ -10,6 +10,18 @@ from fedsim.papers.protocol import FREE, comparable_config
 from fedsim.papers.published import Claim, Number
 from fedsim.results.groups import Group, show_labels
 from fedsim.results.measures import measured
+from fedsim.results.reading import (
+    LIST,
+    MAPPING,
+    NONE,
+    NUMBER,
+    TEXT,
+    DamagedError,
+    content_of,
+    has_kinds,
+    is_mapping_of,
+    parse_json,
+)
 from fedsim.results.runs import ReportError
 from fedsim.results.table import Table, number
 
@@ -136,8 +148,24 @@ def _name(group: Mapping[str, Any]) -> str:
 
 def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:
     """The summary.json of a report. Raises `ReportError`, which names the `option`, if the file is not one."""
+    name = f"{option} {path}".strip()
     try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-        return {"groups": earlier["groups"], "verdicts": earlier["verdicts"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ReportError(f"{option} {path}".strip() + f": not the summary.json of a report ({error})") from error
+        earlier = parse_json(content_of(path), path.name)
+    except DamagedError as error:
+        raise ReportError(f"{name}: not the summary.json of a report ({error})") from error
+    is_sound = has_kinds(earlier, {"groups": LIST, "verdicts": MAPPING}) and earlier.keys() >= {"groups", "verdicts"}
+    if not (is_sound and is_mapping_of(earlier["verdicts"], TEXT) and all(map(_is_group, earlier["groups"]))):
+        raise ReportError(f"{name}: not the summary.json of a report (groups and verdicts are not as it writes them)")
+    return {"groups": earlier["groups"], "verdicts": earlier["verdicts"]}
+
+
+def _is_group(group: Any) -> bool:
+    """Whether it is one of the groups that `make_summary` makes, as far as `compare_summaries` reads them."""
+    return (
+        has_kinds(group, {"config": TEXT, "seeds": MAPPING, "made_by": MAPPING})
+        and is_mapping_of(group.get("labels"), TEXT)
+        and is_mapping_of(group.get("choices"), TEXT)
+        and all(is_mapping_of(values, NUMBER | NONE) for values in group.get("seeds", {}).values())
+        and all("final_accuracy" in values for values in group["seeds"].values())
+        and all(isinstance(origin, dict) for origin in group.get("made_by", {}).values())
+    )

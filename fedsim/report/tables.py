@@ -76,10 +76,6 @@ def _seeds(group: Group) -> str:
     return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
 
 
-def _show_signed_seconds(value: float) -> str:
-    return ("-" if value < 0 else "") + show_seconds(abs(value))
-
-
 BY_GROUP: Mapping[str, Mapping[str, Column]] = {
     "results": {
         "seeds": _seeds,
@@ -132,8 +128,8 @@ BY_GROUP: Mapping[str, Mapping[str, Column]] = {
         "down": (partial(measures.total_cost, names=["bytes_down"]), show_bytes),
         "up": (partial(measures.total_cost, names=["bytes_up"]), show_bytes),
         "samples": (partial(measures.total_cost, names=SAMPLES), ",.0f"),
-        "one-time bytes": (partial(measures.one_time_cost, names=BYTES), show_bytes),
-        "one-time time": (partial(measures.one_time_cost, names=PHASE_SECONDS), _show_signed_seconds),
+        "start-up bytes": (partial(measures.start_up_cost, names=BYTES), show_bytes),
+        "start-up time": (partial(measures.start_up_cost, names=PHASE_SECONDS), show_seconds),
         "bytes a round": (partial(measures.cost_a_round, names=BYTES), show_bytes),
         "time a round": (partial(measures.cost_a_round, names=PHASE_SECONDS), show_seconds),
         "simulated a round": (partial(measures.cost_a_round, names=SIMULATED), show_seconds),
@@ -236,10 +232,10 @@ def _p_cells(difference: Difference, corrected: float) -> list[str]:
 def imperfect(panels: Sequence[Panel]) -> Table:
     """How often each line chose imperfect clients."""
     rows = []
-    for setting, line, choices, clients, p_value in preferences(panels):
+    for setting, line, choices, clients, p_value, corrected in preferences(panels):
         shares = number(clients, ".3f"), show_estimate(choices), number(choices.mean / clients, ".2f")
-        rows.append([setting, line, number(choices.num), *shares, show_p(p_value)])
-    header = ["", "run", "seeds", "of the clients", "of the choices", "times as often", "p (Holm)"]
+        rows.append([setting, line, number(choices.num), *shares, *map(show_p, (p_value, corrected))])
+    header = ["", "run", "seeds", "of the clients", "of the choices", "times as often", "p", "p (Holm)"]
     return _table("imperfect", header, rows)
 
 
@@ -284,16 +280,18 @@ MOST_ADVISED = 3
 def _over_settings(found: Comparison) -> Table:
     rows = []
     for method, ranks in found.ranks.items():
-        cells = ["reference", *[""] * 6]
+        cells = ["reference", *[""] * 7]
         if verdict := found.verdicts.get(method):
             own = verdict.difference
-            lead = ["-", "", ""] if own is None else [number(own.num), *show_interval(own)]
+            lead = ["-", "", "", ""]
+            if own is not None:
+                lead = [number(own.num), *show_interval(own), show_p(own.p_value)]
             p_values = show_p(verdict.p_value), show_p(verdict.p_equal)
             cells = [str(verdict), *lead, *p_values, _show_ratio(found.possible(method))]
         told = [method, found.classes[method], *(number(rank, ".2f") for rank in ranks), *cells]
         rows.append([*told, show_median_reached(found.spent(method, BYTES), "{:.2f}".format)])
     header = ["method", "asks for", "rank", "in its class", "verdict", "seeds", "to random", "95 % interval"]
-    header += ["p (Holm)", "p equal", "of possible gain", "bytes"]
+    header += ["p", "p (Holm)", "p equal (Holm)", "of possible gain", "bytes"]
     p_value, difference = rank_tests(found.means)
     few = f"; {len(found.panels)} settings are too few to rely on it" if len(found.panels) < FEW else ""
     told_p = f"p {show_p(p_value) or 'not defined'}{few}"

@@ -15,18 +15,33 @@ from typing import Any
 
 import yaml
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
 
-from fedsim.core.disk import opened, remove_folder, sync_folder, unwritable, write_atomically
+from fedsim.core.disk import (
+    open_regular,
+    opened,
+    read_regular,
+    remove_folder,
+    sync_folder,
+    unwritable,
+    write_atomically,
+)
 from fedsim.core.errors import FedsimError
+from fedsim.results.reading import CONFIG as CONFIG
+from fedsim.results.reading import FINAL as FINAL
+from fedsim.results.reading import METRICS as METRICS
+from fedsim.results.reading import SUMMARY as SUMMARY
+from fedsim.results.reading import read_metrics as read_metrics
+from fedsim.results.reading import read_summary as read_summary
 
-CONFIG, METRICS, SUMMARY, ERROR = "config.yaml", "metrics.jsonl", "summary.json", "error.txt"
+ERROR = "error.txt"
 TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"
 IMPERFECT = "imperfect.json"
 MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
 WANDB_ID = "wandb.id"
 REPLACEMENTS = ".replacements"
 """Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
+MOST_OF_HOLDER = 10_000
+"""Bytes of the file that says who holds a lock."""
 LOOK_SECONDS = 0.5
 """For how long a lock is tried: those that look whether it is free hold it for a moment."""
 
@@ -41,7 +56,7 @@ class HeldError(FedsimError):
     def __init__(self, folder: Path) -> None:
         self.holder = ""
         with suppress(OSError, ValueError):
-            self.holder = _beside(folder, "holder.txt").read_text(encoding="utf-8")
+            self.holder = read_regular(_beside(folder, "holder.txt"), MOST_OF_HOLDER).decode()
         super().__init__(f"{folder}: another process is running this now ({self.holder or 'unknown which'})")
 
 
@@ -234,13 +249,22 @@ def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
     folder.write_bytes(name, safetensors.torch.save(on_cpu))
 
 
-def is_whole_model(path: Path) -> bool:
-    """Whether a file of safetensors is there and as long as its header says."""
-    try:
-        with safe_open(path, framework="numpy"):
-            return True
-    except (OSError, SafetensorError):
-        return False
+MOST_OF_HEADER = 100_000_000
+"""Bytes of the JSON that a file of safetensors begins with, by its format."""
+
+
+def is_whole_model(path: Path, before: int = 0) -> bool:
+    """Whether a file of safetensors is as long as its header says, which comes after so many other bytes. Raises
+    OSError where it cannot be read."""
+    with open_regular(path) as file:
+        file.seek(before)
+        length = int.from_bytes(file.read(8), "little")
+        try:
+            header = json.loads(file.read(length)) if length <= MOST_OF_HEADER else {}
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            return bool(os.fstat(file.fileno()).st_size == before + 8 + length + max(ends))
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return False
 
 
 def json_ready(value: Any) -> Any:
@@ -256,41 +280,3 @@ def json_ready(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return value
-
-
-def read_metrics(folder: Path, name: str = METRICS, end: int | None = None) -> list[dict[str, Any]]:
-    """The records in a file of JSON lines, or in its first `end` bytes, without an incomplete last line; none if it
-    does not exist."""
-    path = folder / name
-    records: list[dict[str, Any]] = []
-    for line in path.read_bytes()[:end].decode(errors="replace").splitlines() if path.is_file() else ():
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        if not isinstance(record, dict):
-            break
-        records.append(record)
-    return records
-
-
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a run; None if it has not ended or cannot be read."""
-    try:
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    sound = isinstance(summary, dict) and isinstance(summary.get("status"), str)
-    return with_new_names(summary) if sound else None
-
-
-def with_new_names(summary: dict[str, Any]) -> dict[str, Any]:
-    """A summary in which the accuracy of the last round has its present name: earlier versions called it
-    `final_accuracy`, which is the mean of the last rounds everywhere else."""
-    if "final_accuracy" in summary:
-        summary["last_accuracy"] = summary.pop("final_accuracy")
-    return summary
-
-
-FINAL = ("done", "diverged")
-"""Statuses of runs that have an end; runs of others go on with the same command."""

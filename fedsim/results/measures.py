@@ -150,13 +150,11 @@ def total_cost(run: Run, names: Sequence[str]) -> float | None:
     return float(spent.sum()) if len(spent) else None
 
 
-def one_time_cost(run: Run, names: Sequence[str]) -> float | None:
-    """What the start-up rounds cost beyond as many of the later rounds, in the sum of recorded quantities.
-
-    0 if the run has no start-up rounds; None if it ended within them, or did not record how many they are.
-    """
+def start_up_cost(run: Run, names: Sequence[str]) -> float | None:
+    """What the start-up rounds cost in the sum of recorded quantities: 0 if the run has none; None if it did not record
+    how many they are, or ended within them."""
     start, later = run.start_up_rounds, cost_a_round(run, names)
-    return None if start is None or later is None else float(_spent(run, names)[:start].sum()) - start * later
+    return None if later is None else float(_spent(run, names)[:start].sum())
 
 
 def cost_a_round(run: Run, names: Sequence[str]) -> float | None:
@@ -259,13 +257,14 @@ def find_measure(text: str) -> Measure:
 
 class Preference(NamedTuple):
     """The share of its `choices` that a line gave to imperfect clients, and their share of the `clients`. `p_value`: of
-    choosing them no more often than that, one-sided, by Holm's correction over all lines; nan below `MIN_SEEDS`."""
+    choosing them no more often than that, one-sided; `corrected`: by Holm over all lines; nan below `MIN_SEEDS`."""
 
     setting: str
     line: str
     choices: Estimate
     clients: float
     p_value: float
+    corrected: float = np.nan
 
 
 def preferences(panels: Iterable[Panel]) -> list[Preference]:
@@ -278,7 +277,7 @@ def preferences(panels: Iterable[Panel]) -> list[Preference]:
             p_value = choices.p_above(numbers[0]) if choices.num >= MIN_SEEDS else np.nan
             found.append(Preference(setting, line, choices, numbers[0], p_value))
     corrected_p = holm([one.p_value for one in found])
-    return [one._replace(p_value=after) for one, after in zip(found, corrected_p, strict=True)]
+    return [one._replace(corrected=after) for one, after in zip(found, corrected_p, strict=True)]
 
 
 def measured(group: Group, measures: Iterable[str | Measure]) -> list[list[float | None]]:

@@ -12,41 +12,44 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import yaml
 from numpy.typing import NDArray
 
-from fedsim.core.configs import IRRELEVANT, LOADER, by_meaning, flat
-from fedsim.core.disk import unwritable, write_atomically
+from fedsim.core.configs import IRRELEVANT, by_meaning, flat
+from fedsim.core.disk import open_regular, unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
-from fedsim.results.files import (
-    CLIENTS,
+from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION, REPLACEMENTS, OutputError, code_digits, json_ready
+from fedsim.results.reading import (
     CONFIG,
-    IMPERFECT,
-    METRICS,
-    PARTITION,
-    REPLACEMENTS,
+    FINAL,
+    INT,
+    LIST,
+    MOST_BYTES_OF_ROUNDS,
+    NONE,
+    NUMBER,
+    OF_RECORD,
     SUMMARY,
-    OutputError,
-    code_digits,
-    json_ready,
+    TEXT,
+    DamagedError,
+    Kinds,
+    Rounds,
+    check_config,
+    check_kinds,
+    check_rounds,
+    check_summary,
+    content_of,
+    has_kinds,
+    parse_json,
+    read_config,
     read_metrics,
-    read_summary,
-    with_new_names,
 )
-
-Floats = NDArray[np.float64]
-NUMERIC = {int, float, bool, type(None)}
-NUMBERS = ("seed", "num_clients", "num_rounds")
-"""Keys of every run's config."""
-RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up"}
-"""Keys of every record."""
+from fedsim.results.reading import Floats as Floats
 
 
 class ReportError(FedsimError):
@@ -74,37 +77,6 @@ class Seeds(NamedTuple):
     def __str__(self) -> str:
         """`3 partition_seed=7`."""
         return " ".join([str(self.seed), *(f"{name}={value}" for name, value in self.own.items())])
-
-
-@dataclass(frozen=True)
-class Rounds:
-    """What is kept of the records of T rounds.
-
-    `columns`: numbers by name, [T] each, nan where one was not measured, and of lists (`late`) how long they are;
-    `chosen`: rounds, from 0, and the clients selected in them, [2, M]. `are_whole`: whether no record lacks anything.
-    """
-
-    num: int
-    columns: Mapping[str, Floats]
-    chosen: NDArray[np.int32]
-    are_whole: bool = True
-
-    @classmethod
-    def of(cls, records: Sequence[Mapping[str, Any]]) -> "Rounds":
-        names = dict.fromkeys(chain.from_iterable(records))
-        whole = all(record.keys() >= RECORDED for record in records)
-        return cls.of_columns({name: [record.get(name) for record in records] for name in names}, whole)
-
-    @classmethod
-    def of_columns(cls, found: Mapping[str, Sequence[Any]], are_whole: bool = True) -> "Rounds":
-        columns: dict[str, Floats] = {} if found else defaultdict(lambda: np.empty(0))
-        for name, values in found.items():
-            kinds = {*map(type, values)}
-            if kinds <= NUMERIC or kinds == {list}:
-                columns[name] = np.array([*map(len, values)] if kinds == {list} else values, np.float64)
-        num, selected = len(next(iter(found.values()), ())), found["selected"] if found and are_whole else ()
-        rounds, clients = np.repeat(np.arange(len(selected)), [*map(len, selected)]), [*chain.from_iterable(selected)]
-        return cls(num, columns, np.array([rounds, clients], np.int32), are_whole)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +142,16 @@ class Run:
 
     @cached_property
     def rounds(self) -> Rounds:
-        return Rounds.of_columns(self.archived["rows"].to_pydict()) if self.archived else Rounds.of(self.records)
+        if self.archived:
+            return rounds_in(self.archived["rows"])
+        return Rounds.of(read_metrics(self.folder, whole=self.status in FINAL))
+
+    def check(self) -> None:
+        """Raise `DamagedError` unless config, summary and rounds are those of one run."""
+        summary = check_summary(self.summary)
+        if "choices" not in summary:
+            raise DamagedError(f"{SUMMARY} is not that of a run")
+        check_rounds(self.rounds, check_config(self.config), summary)
 
     @property
     def columns(self) -> Mapping[str, Floats]:
@@ -189,7 +170,7 @@ class Run:
     @cached_property
     def histograms(self) -> NDArray[np.int64] | None:
         """Training samples of each client by class, [N, C]; None if the partition was not saved."""
-        return self._saved("histograms", PARTITION, "histograms", np.int64)
+        return self._saved("histograms", PARTITION, "histograms", np.int64, 2)
 
     @cached_property
     def client_accuracies(self) -> Floats | None:
@@ -201,59 +182,59 @@ class Run:
         """Ids of the imperfect clients; None if all are honest."""
         return self._saved("imperfect", IMPERFECT, "clients", np.int64)
 
-    def _saved(self, told: str, file: str, name: str, dtype: type[Any]) -> Any:
+    def _saved(self, told: str, file: str, name: str, dtype: type[Any], dimensions: int = 1) -> Any:
         """What an archive tells, or what a file of arrays or JSON has as `name`; None if it is not there (as in earlier
         archives) or damaged."""
         path = self.folder / file
         try:
             if self.archived:
                 found = self.archived.get(told)
+            elif not path.exists():
+                return None
             elif file == IMPERFECT:
-                found = json.loads(path.read_bytes())[name] if path.is_file() else None
+                found = parse_json(content_of(path), file, is_large=True)[name]
             else:
-                found = np.load(path, allow_pickle=False)[name] if path.is_file() else None
-            return None if found is None else np.asarray(found, dtype)
+                found = np.load(io.BytesIO(content_of(path, MOST_BYTES_OF_ROUNDS)), allow_pickle=False)[name]
+            values = None if found is None else np.asarray(found, dtype)
+            if values is not None and (values.ndim != dimensions or len(values) > self.num_clients):
+                raise DamagedError(f"{name} are not those of {self.num_clients} clients")
+            return values
         except Exception as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
-            _tell_left_out(path, error)
+            tell_left_out(path, error)
             return None
 
 
-def read_runs(folder: Path) -> list[Run]:
-    """All runs below `folder` that have ended, sorted by path; those whose files cannot be used are told on stderr.
+def read_source(path: Path, left_out: list[str] | None = None) -> list[Run]:
+    """The sound runs in an archive, or below a folder. `left_out`: where the others are named, instead of on stderr.
+    Raises `ReportError` if there are none."""
+    return (read_archive if path.is_file() else read_runs)(path, left_out)
+
+
+def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
+    """All runs below `folder` that have ended, sorted by path, without damaged ones (`left_out` as in `read_source`).
     Raises `ReportError` if there are none."""
     runs = []
     for path in sorted(folder.rglob(SUMMARY)):
-        if REPLACEMENTS not in path.parts and (path.parent / CONFIG).is_file():  # else a summary of something else
+        place = path.parent
+        if REPLACEMENTS not in path.parts and (place / CONFIG).exists():  # else a summary of something else
             try:
-                runs.append(_read(path.parent))
-            except ReportError as error:
-                _tell_left_out(path.parent, error)
+                run = Run(place, read_config(place), parse_json(content_of(path), SUMMARY))
+                run.check()
+                runs.append(run)
+            except DamagedError as error:
+                tell_left_out(place, f"{error}; run it again with overwrite=true", left_out)
     if not runs:
         raise ReportError(f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})")
     return runs
 
 
-def _tell_left_out(path: Path, error: Exception) -> None:
-    sys.stderr.write(printable(f"fedsim report: left out {path}: {error}") + "\n")
-
-
-def _read(folder: Path) -> Run:
-    summary = read_summary(folder)
-    if summary is None or not isinstance(summary.get("choices"), Mapping):
-        raise ReportError(f"{SUMMARY} is not that of a run")
-    try:
-        config = yaml.load((folder / CONFIG).read_text(encoding="utf-8"), LOADER)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ReportError(f"{CONFIG} cannot be read ({' '.join(str(error).split())[:100]})") from error
-    if not isinstance(config, Mapping) or not all(isinstance(config.get(key), int) for key in NUMBERS):
-        raise ReportError(f"{CONFIG} is not that of a run")
-    run = Run(folder, config, summary)
-    if run.status == "done" and run.rounds.num < run.num_rounds:
-        found = f"{run.rounds.num} of {run.num_rounds} rounds"
-        raise ReportError(f"{METRICS} holds {found}; run it again with overwrite=true")
-    if not run.rounds.are_whole:
-        raise ReportError(f"{METRICS} holds lines that are not records of rounds")
-    return run
+def tell_left_out(path: Path, reason: object, left_out: list[str] | None = None) -> None:
+    """Name what is left out and why, in a line on stderr or of the list `left_out`."""
+    text = printable(f"left out {path}: {reason}")
+    if left_out is None:
+        sys.stderr.write(f"fedsim: {text}\n")
+    else:
+        left_out.append(text)
 
 
 META = b"fedsim.runs"
@@ -280,7 +261,7 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, file.getvalue())
+        write_atomically(path, file.getvalue(), alone=False)
     except OSError as error:
         raise OutputError(unwritable("--archive", path, error)) from error
 
@@ -307,21 +288,87 @@ def _kind(name: str) -> pa.DataType | None:
     return KINDS.get(name, pa.string() if name.startswith("choice.") else None)
 
 
-def read_archive(path: Path) -> list[Run]:
-    """The runs in the file `path`. Raises `ReportError` if it is not an archive of runs."""
+MOST_VALUES, MOST_BYTES_OF_ARCHIVE = 2**29, 2**33
+"""Numbers and texts in an archive, and bytes that they take when it is unpacked, by what its end says."""
+
+
+def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
+    """The runs in the file `path`, without damaged ones (`left_out` as in `read_source`). Raises `ReportError` if it is
+    not an archive of runs."""
     try:
-        table = pq.read_table(path)
-        meta = json.loads((table.schema.metadata or {}).get(META, b"null"))
-        if not isinstance(meta, Mapping) or meta.get("format") != FORMAT:
-            raise ReportError(f"{path}: not an archive of runs (fedsim report <folder> --archive writes one)")
-        runs: list[Run] = []
-        records, first = table.select(meta["records"]), 0
-        for length in np.bincount(table["run"].to_numpy()).tolist():
-            told = {key: json.loads(table[key][first].as_py()) for key in TOLD if key in table.column_names}
-            rounds = 0 if records["round"][first].as_py() is None else length
-            told["rows"] = records.slice(first, rounds)
-            runs.append(Run(Path(told["folder"]), told["config"], with_new_names(told["summary"]), told))
-            first += length
-        return runs
+        with open_regular(path) as file:
+            table, records = _read_table(pq.ParquetFile(file, read_dictionary=TOLD[:4]))
+        numbers = table["run"].to_numpy()
+        if len(numbers) and (numbers[0] != 0 or not np.isin(np.diff(numbers), (0, 1)).all()):
+            raise ValueError("its rows are not those of one run after another")
+        lengths = np.bincount(numbers).tolist()
+    except DamagedError as error:
+        raise ReportError(f"{path}: {error}") from error
+    except MemoryError as error:
+        raise ReportError(f"{path}: takes more memory than there is") from error
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{path}: cannot be read as an archive of runs ({error})") from error
+    runs: list[Run] = []
+    first = 0
+    for number, length in enumerate(lengths):
+        try:
+            run = _archived(table, records, first, length)
+            run.check()
+            runs.append(run)
+        except DamagedError as error:
+            tell_left_out(path, f"run {number}: {error}", left_out)
+        first += length
+    return runs
+
+
+def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
+    """The rows of an archive, and the names of the columns that are records. Raises `DamagedError` if it is none."""
+    meta = parse_json((file.schema_arrow.metadata or {}).get(META, b"null"), "its description")
+    if not has_kinds(meta, {"format": INT, "records": LIST}) or meta.get("format") != FORMAT or "records" not in meta:
+        raise DamagedError("not an archive of runs (fedsim report <folder> --archive writes one)")
+    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+    values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
+    if values > MOST_VALUES or sum(group.total_byte_size for group in groups) > MOST_BYTES_OF_ARCHIVE:
+        raise DamagedError(f"holds {values:,} values, more than an archive that is read; write several")
+    told = [name for name in TOLD if name in file.schema_arrow.names]
+    return file.read(["run", *meta["records"], *told]), meta["records"]
+
+
+def _archived(table: pa.Table, records: Sequence[str], first: int, length: int) -> Run:
+    """The run in so many rows of an archive from the `first` on. Raises `DamagedError`."""
+    told = {}
+    for key in [key for key in TOLD if key in table.column_names]:
+        told[key] = parse_json(table[key][first].as_py() or "null", key, is_large=key in TOLD[3:])
+    if not isinstance(told["folder"], str):
+        raise DamagedError("its folder is not a text")
+    told["rows"] = table.select(records).slice(first, 0 if table["round"][first].as_py() is None else length)
+    return Run(Path(told["folder"]), told["config"], told["summary"], told)
+
+
+def rounds_in(rows: pa.Table) -> Rounds:
+    """The records in rows of an archive. Raises `DamagedError`."""
+    names = [name for name in rows.column_names if _is_there(rows, name)]
+    check_kinds({name: _kinds(rows[name]) for name in names})
+    columns: dict[str, Floats] = {}
+    for name in names:
+        column = pc.list_value_length(rows[name]) if pa.types.is_list(rows[name].type) else rows[name]
+        columns[name] = column.to_numpy().astype(np.float64)
+    selected = rows["selected"].combine_chunks() if names else pa.array([], pa.list_(pa.int32()))
+    chosen = np.array([pc.list_parent_indices(selected), pc.list_flatten(selected)], np.int32)
+    return Rounds(len(rows), columns or defaultdict(lambda: np.empty(0)), chosen)
+
+
+def _is_there(rows: pa.Table, name: str) -> bool:
+    """Whether a run of an archive has this field of records: of those that are never None, others may have it alone."""
+    column = rows[name]
+    return name in OF_RECORD and column.null_count < len(column) + (type(None) in OF_RECORD[name] and len(column) > 0)
+
+
+def _kinds(column: pa.ChunkedArray) -> Kinds:
+    """The types of JSON values that a column of records would have in metrics.jsonl."""
+    kind, absent = column.type, NONE if column.null_count else Kinds()
+    if column.null_count == len(column):
+        return NONE
+    if pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type)):
+        return absent | LIST
+    return absent | (INT if pa.types.is_integer(kind) else NUMBER if pa.types.is_floating(kind) else TEXT)

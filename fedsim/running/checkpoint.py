@@ -27,9 +27,10 @@ from fedsim.core.configs import IRRELEVANT, flat
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.record import Record
-from fedsim.results.files import METRICS, NEWEST, PREVIOUS, RunFolder, json_ready, read_metrics, read_summary
+from fedsim.results.files import NEWEST, PREVIOUS, RunFolder, json_ready
+from fedsim.results.reading import METRICS, Rounds, check_rounds, read_metrics, read_summary
 from fedsim.running.assembly import Experiment
-from fedsim.running.outcome import HASH_BYTES, CheckpointError, header_of
+from fedsim.running.outcome import HASH_BYTES, CheckpointError, checkpoint_content, header_of
 from fedsim.running.process import CODES
 
 FORMAT = 2
@@ -66,6 +67,7 @@ class Checkpoints:
 
     def __init__(self, folder: RunFolder, plan: Plan, experiment: Experiment) -> None:
         self.folder, self.settings, self.simulation = folder, plan.checkpoint, experiment.simulation
+        self.config = plan.config
         parts = self.simulation.components
         own = {name: getattr(parts, name) for name in STATEFUL}
         self.dataclasses = dataclasses_known_to(*own.values())
@@ -112,14 +114,14 @@ class Checkpoints:
             except (OSError, MemoryError, RuntimeError) as error:  # of the machine; the file may be sound
                 raise CheckpointError(f"the run cannot go on: {path}: {error!r}; {START_ANEW}") from error
             except Exception as error:  # damage shows itself in many ways
-                what = str(error) if isinstance(error, CheckpointError) else repr(error)
+                what = str(error) if isinstance(error, FedsimError) else repr(error)
                 aside = path.with_suffix(f".damaged{path.suffix}").name
                 self.folder.rename(path.name, aside)
                 sys.stderr.write(f"fedsim: {path}: {what}; set aside as {aside}\n")
         return None
 
     def _read(self, path: Path) -> tuple[Checkpoint, list[Record]]:
-        header, tensors = unpack(path.read_bytes())
+        header, tensors = unpack(checkpoint_content(path))
         saved = header["identity"]
         found = differences(path, saved, self.identity)
         if problems := [p for p in found if not (self.settings.other_code and p.key == "code")]:
@@ -132,7 +134,8 @@ class Checkpoints:
             checkpoint.earlier_code.append({"code": saved["code"], "until_round": until})
             sys.stderr.write(f"fedsim: {path}: going on with other code of yours than up to round {until}\n")
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
-        if [r["round"] for r in records] != list(range(1, until + 1)):
+        check_rounds(Rounds.of(records), self.config, {"status": "preempted"})
+        if len(records) != until:
             raise CheckpointError(f"{METRICS} lacks rounds that it counts on")
         return checkpoint, [Record(**record) for record in records]
 

@@ -23,7 +23,8 @@ from fedsim.core.record import KEY, Record
 from fedsim.core.server_data import server_data
 from fedsim.core.types import Population
 from fedsim.results import files
-from fedsim.results.files import FINAL, OutputError, RunFolder, replace_folder
+from fedsim.results.files import OutputError, RunFolder, replace_folder
+from fedsim.results.reading import FINAL, read_summary
 from fedsim.rounds.aggregators import weighting_warning
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
@@ -279,7 +280,7 @@ class _Run:
             self.folder.write_summary(summary)
         except OutputError as error:
             tell(f"fedsim: {error}\n")
-            there = files.read_summary(self.folder.path) == files.json_ready(summary)  # if not yet on the disk
+            there = read_summary(self.folder.path) == files.json_ready(summary)  # if not yet on the disk
             if not there:
                 reason = "; ".join(filter(None, (summary["error"], str(error))))
                 summary = {**summary, "status": "failed" if final else summary["status"], "error": reason}

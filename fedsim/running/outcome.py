@@ -4,6 +4,7 @@ Needs no PyTorch."""
 import hashlib
 import json
 import sys
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -15,10 +16,21 @@ import numpy as np
 
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since, is_users
+from fedsim.core.disk import read_regular
 from fedsim.core.errors import DataError, FedsimError
 from fedsim.core.record import LASTS, TOTALS, Record, mean_of_last
 from fedsim.results import files
-from fedsim.results.files import FINAL, METRICS, MODEL, OutputError, RunFolder, read_summary
+from fedsim.results.files import MODEL, OutputError, RunFolder
+from fedsim.results.reading import (
+    FINAL,
+    METRICS,
+    SUMMARY,
+    DamagedError,
+    Rounds,
+    check_rounds,
+    read_metrics,
+    read_summary,
+)
 from fedsim.tracking.base import SweepPosition
 
 
@@ -48,18 +60,45 @@ def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
     summary = read_summary(folder)
     if summary is None:
         return Outcome("failed", {})
-    lost = None
     if summary["status"] in FINAL:
-        metrics, rounds = folder / METRICS, summary.get("rounds")
-        lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
-        whole = sum(line.startswith(b"{") and line.endswith(b"}\n") and b"\0" not in line for line in lines)
-        if not rounds == whole == len(lines):
-            lost = f"{METRICS} has {whole} of {rounds} rounds" + f" in {len(lines)} lines" * (whole != len(lines))
-        elif not files.is_whole_model(folder / MODEL):
-            lost = f"{MODEL} is missing or cut short"
-        elif not plan.settings.overwrite and (modules := changed_since(summary, plan.config)):
+        if fault := _fault_of(folder, plan.config, summary):
+            return Outcome("failed", {**summary, "error": fault})
+        if not plan.settings.overwrite and (modules := changed_since(summary, plan.config)):
             return Outcome("changed", {**summary, "error": f"the code of {modules} has changed since it was run"})
-    return Outcome(summary["status"], summary) if lost is None else Outcome("failed", {**summary, "error": lost})
+    return Outcome(summary["status"], summary)
+
+
+def _fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Why the files in the folder of a run with an end are not what it left; empty if they are. Files that have not
+    changed since they were found sound are not read again."""
+    seen = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
+    if _SOUND.get(folder) == seen:
+        return ""
+    try:
+        check_rounds(Rounds.of(read_metrics(folder, whole=True)), config, summary)
+        if None in seen or not files.is_whole_model(folder / MODEL):
+            return f"{MODEL} is missing or cut short"
+    except OSError as error:
+        return f"{MODEL} cannot be read ({error.strerror})"
+    except DamagedError as error:
+        return str(error)
+    if time.time() - max(changed for _, _, changed in filter(None, seen)) / 1e9 > SETTLED_SECONDS:
+        _SOUND[folder] = seen
+    return ""
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    """What changes with a file: inode, size, and the time of its last change in nanoseconds; None if it is missing."""
+    with suppress(OSError):
+        stat = path.stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return None
+
+
+_SOUND: dict[Path, list[tuple[int, int, int] | None]] = {}
+"""Signatures of files that were found sound, by their folder."""
+SETTLED_SECONDS = 2.0
+"""Age of a file from which on another change shows in its time."""
 
 
 def worked_in(plan: Plan) -> Path:
@@ -146,6 +185,13 @@ HASH_BYTES = 32
 
 class CheckpointError(DataError):
     """A checkpoint is damaged, or cannot be read."""
+
+
+def checkpoint_content(path: Path) -> bytes:
+    """The bytes of a checkpoint file. Raises OSError, and `CheckpointError` if it is not as long as it says."""
+    if not files.is_whole_model(path, HASH_BYTES):
+        raise CheckpointError("is damaged: it is not as long as its header says")
+    return read_regular(path, path.stat().st_size)
 
 
 def header_of(checkpoint: bytes) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Race:
         found = {setting: {name: asdict(m) for name, m in methods.items()} for setting, methods in self.methods.items()}
         content = json.dumps({"level": self.level, "looks": [*self.looks], "settings": found}, indent=1)
         with suppress(OSError):  # nothing reads it to go on
-            write_atomically(path, content.encode())
+            write_atomically(path, content.encode(), alone=False)
 
     def tell(self) -> None:
         """A line for each method of each setting, and what was saved."""

@@ -7,7 +7,9 @@ A trial has one run for each seed, in ordinary run folders; one that is pruned e
 What a folder already holds is not run again, so the same search goes on where it was.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -28,7 +30,8 @@ from fedsim.core.configs import SEEDS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, command, rule
 from fedsim.core.record import mean_of_last
 from fedsim.jobs.sweep import Attempts
-from fedsim.results.files import read_metrics
+from fedsim.results import reading
+from fedsim.results.reading import DamagedError, read_metrics
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import EXIT_CODES, STOP
 from fedsim.tracking.tables import CONSOLE, tell_line
@@ -179,8 +182,10 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     first, rounds = plans[0], Rounds(trial)
     earlier = outcome_on_file(first)
     if not (first.settings.overwrite or changed_since(earlier.summary, first.config)):
-        for record in read_metrics(first.folder):
-            rounds.see(record["round"], record["test_accuracy"])
+        with suppress(DamagedError):  # of which the run itself tells
+            accuracies = reading.Rounds.of(read_metrics(first.folder)).columns["test_accuracy"].tolist()
+            for round, accuracy in enumerate(accuracies, 1):
+                rounds.see(round, None if math.isnan(accuracy) else accuracy)
         if rounds.pruned and not earlier.final:
             return Result("pruned", None, rounds.seen)
         rounds.pruned = False

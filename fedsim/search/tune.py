@@ -149,7 +149,7 @@ class Tuning:
     def _write(self, path: Path) -> None:
         found = {name: [asdict(point) for point in tuned.points] for name, tuned in self.tuned.items()}
         with suppress(OSError):  # nothing reads it to go on
-            write_atomically(path, json.dumps(found, indent=1).encode())
+            write_atomically(path, json.dumps(found, indent=1).encode(), alone=False)
 
     def tell(self) -> None:
         """A line for each selector."""

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.core.parameters import Problems, parameters
-from fedsim.results.files import read_metrics
+from fedsim.results.reading import read_metrics
 from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, highest, rule, without_infinity
 
 

@@ -13,11 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedsim.core.errors import check
 from fedsim.core.record import LASTS
-from fedsim.results.files import CONFIG, read_metrics, read_summary
+from fedsim.results.reading import read_config, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_tracker import (
     LATER,
@@ -92,7 +90,7 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
 def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """The messages that the tracker of a finished run would have sent, from the files in its folder. `changed`: values
     that its node is given. Raises `ConfigError` for names that W&B does not take."""
-    config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    config = read_config(folder)
     summary = read_summary(folder) or {"status": "unfinished"}
     rounds = config.get("num_rounds", 0)
     info = RunInfo(config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from fedsim.results.statistics import Difference, Estimate
+from fedsim.results.table import show_p
 
 
 def short(found: Estimate) -> str:
@@ -14,6 +15,11 @@ def short(found: Estimate) -> str:
 def signed(found: Difference) -> str:
     low, high = found.interval
     return f"{found.mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def tested(found: Difference, corrected: float) -> str:
+    """A difference with its own interval and p-value, and the p-value that is corrected over its table."""
+    return f"{signed(found)}, p {show_p(found.p_value)}, Holm {show_p(corrected)}"
 
 
 def three(value: float) -> str:

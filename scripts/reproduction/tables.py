@@ -12,8 +12,7 @@ from fedsim.results.groups import CONTROL, REFERENCE, Group, Panel, group_runs, 
 from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run, Seeds
 from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired_values, pooled
-from fedsim.results.table import show_p
-from scripts.reproduction.cells import markdown, short, signed
+from scripts.reproduction.cells import markdown, short, signed, tested
 from scripts.reproduction.shipped import RESULTS, Shipped
 
 Values = Mapping[Seeds, float]
@@ -52,7 +51,7 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
 
     def cell(panel: Panel, line: str) -> str:
         one = found.get((panel.title, line))
-        return "" if one is None else f"{signed(one)}, p {show_p(corrected[panel.title, line])}"
+        return "" if one is None else tested(one, corrected[panel.title, line])
 
     return _pivot(panels, cell, f"minus {against}", without_empty_rows=True)
 
@@ -68,7 +67,7 @@ def settings(shipped: Shipped, *folders: str) -> str:
     rows = []
     for (labels, cells, mean), p in zip(found, corrected, strict=True):
         each = [f"{signed(one)} ({one.num})" for one in cells]
-        rows.append([*labels, *each, f"{signed(mean)} ({mean.num}), p {show_p(p)}", _decision(mean)])
+        rows.append([*labels, *each, f"{tested(mean, p)} ({mean.num})", _decision(mean)])
     header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
     return markdown(header, rows)
 
@@ -80,7 +79,7 @@ def settings_means(shipped: Shipped, *folders: str) -> str:
     rows = [[*labels] for labels, *_ in columns[0]]
     for found, p_values in zip(columns, corrected, strict=True):
         for row, (*_, mean), p in zip(rows, found, p_values, strict=True):
-            row += [f"{signed(mean)}, p {show_p(p)}", _decision(mean).replace("equivalent within 0.02", "level")]
+            row += [tested(mean, p), _decision(mean).replace("equivalent within 0.02", "level")]
     header = ["local training", "network", "", "minus random", "GPFL and random", "minus round robin"]
     return markdown([*header, "GPFL and round robin"], rows)
 
@@ -111,7 +110,7 @@ def by_size(shipped: Shipped, *folders: str) -> str:
     corrected = [holm([both[column].p_value for both in found]) for column in (0, 1)]
     for i, (row, both) in enumerate(zip(rows, found, strict=True)):
         for one, p in zip(both, corrected, strict=True):
-            row += [f"{signed(one)} ({one.num}), p {show_p(p[i])}", _decision(one)]
+            row += [f"{tested(one, p[i])} ({one.num})", _decision(one)]
     header = ["local training", "network", "", "minus random", "GPFL and random", "minus round_robin"]
     return markdown([*header, "GPFL and round_robin"], rows)
 
@@ -129,7 +128,7 @@ def rivals_by_size(shipped: Shipped, *folders: str) -> str:
             found.append(pairs)
     corrected = iter(holm([one.p_value for pairs in found for one in pairs]))
     for row, pairs in zip(rows, found, strict=True):
-        row += [f"{signed(one)} ({one.num}), p {show_p(next(corrected))}" for one in pairs]
+        row += [f"{tested(one, next(corrected))} ({one.num})" for one in pairs]
     header = ["local training", "network", "FedCor minus random", "power-of-choice minus random"]
     return markdown([*header, *(f"{reading} minus FedCor" for reading in READINGS)], rows)
 

@@ -151,7 +151,7 @@ def _confidence(one: Judged) -> str:
         return "none"
     p = one.evidence.holm_against if one.verdict == "not reproduced" else one.evidence.holm_for
     words = "high" if p < 0.01 else "moderate"
-    return f"{words} (p {show_p(p)})"
+    return f"{words} (p {show_p(p)} by Holm)"
 
 
 MAKERS: Mapping[str, Callable[..., str]] = {maker.__name__: maker for maker in (headlines, totals, logs)}

@@ -17,10 +17,6 @@ from fedsim.selectors.base import Sampling, Selector
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-CELLS = 1000
-"""Cells into which the losses of a round are divided. They round epsilon up, by less than 0.1 %."""
-
-
 def why_no_epsilon(selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None) -> str | None:
     """Return what keeps a run with clipped and noisy updates from having an epsilon, or None."""
     name = type(selector).__name__
@@ -48,7 +44,7 @@ class Accountant:
 
     def __init__(self, sampling: Sampling, noise_multiplier: float, usual_rate: float) -> None:
         self._multiplier = noise_multiplier / 2 if sampling is Sampling.FIXED_SIZE else noise_multiplier
-        self._width = _largest_loss(usual_rate, self._multiplier) / CELLS
+        self._width = _cell_width(usual_rate, self._multiplier)
         self._rates: list[float] = []
         self._sum: PrivacyLossDistribution | None = None
 
@@ -71,10 +67,12 @@ def _loss_of_round(rate: float, multiplier: float, width: float) -> "PrivacyLoss
     return from_gaussian_mechanism(multiplier, sampling_prob=rate, value_discretization_interval=width)
 
 
-def _largest_loss(rate: float, multiplier: float) -> float:
-    """Return the logarithm of 1 - q + q exp(l), where l is the loss of the mechanism without sampling at ten standard
-    deviations."""
+def _cell_width(rate: float, multiplier: float) -> float:
+    """Return the width of the cells into which losses are divided. They round epsilon up, by less than 1 %.
+
+    It is a 2000th of the loss at ten standard deviations, log(1 - q + q exp(l)), and a fifth of a usual loss, q / z.
+    """
     loss = 10 / multiplier + 0.5 / multiplier**2
-    if loss > 500:  # exp(loss) would overflow
-        return loss + math.log(rate)
-    return math.log1p(rate * math.expm1(loss))
+    overflows = loss > 500
+    sampled = loss + math.log(rate) if overflows else math.log1p(rate * math.expm1(loss))
+    return min(sampled / 2000, rate / multiplier / 5)

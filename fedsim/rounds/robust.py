@@ -142,7 +142,7 @@ class DPFedAvg(Unweighted):
     """
 
     clip: Positive
-    noise_multiplier: Positive
+    noise_multiplier: Annotated[float, Ge(0.01)]
     delta: Positive
     denominator: Count | None
 

@@ -59,7 +59,7 @@ every_row = pytest.mark.parametrize("row", ROWS, ids=str)
 
 
 def epsilon_of(sampling: Sampling, num: int, k: int, z: float, rounds: int, delta: float) -> float:
-    return Accountant(sampling, z, k / num).epsilon([k / num] * rounds, delta)
+    return Accountant(sampling, z).epsilon([k / num] * rounds, delta)
 
 
 def by_dp_accounting(num: int, k: int, z: float, rounds: int, delta: float, interval: float = 1e-3) -> float:
@@ -160,11 +160,11 @@ def test_rounding_of_losses_adds_less_than_a_hundredth(k: int, num: int, z: floa
 
 def test_rounds_are_composed_one_by_one_whatever_was_composed_before() -> None:
     rates = [0.25, 0.5, 0.25, 1.0]
-    accountant = Accountant(Sampling.FIXED_SIZE, 1.5, 0.25)
+    accountant = Accountant(Sampling.FIXED_SIZE, 1.5)
     in_turn = [accountant.epsilon(rates[:count], 1e-3) for count in range(5)]
     assert in_turn[0] == 0 < in_turn[1] < in_turn[2] < in_turn[3] < in_turn[4]
     assert accountant.epsilon(rates[:2], 1e-3) == in_turn[2]  # a run that has gone back to a checkpoint
-    assert Accountant(Sampling.FIXED_SIZE, 1.5, 0.25).epsilon(rates, 1e-3) == in_turn[4]
+    assert Accountant(Sampling.FIXED_SIZE, 1.5).epsilon(rates, 1e-3) == in_turn[4]
 
 
 # --- who has an epsilon -----------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_a_private_round_of_nobody_adds_the_noise_and_counts() -> None:
     assert min(moves) > 0
     epsilons = [record.epsilon for record in records]
     assert epsilons == sorted(set(epsilons))  # every round costs
-    alone = Accountant(Sampling.POISSON, 1.5, 1 / 6)
+    alone = Accountant(Sampling.POISSON, 1.5)
     assert epsilons[-1] == alone.epsilon([1 / 6] * 20, 1e-3)
     empty = next(record for record in records if not record.selected)
     assert (empty.train_loss, empty.participation_ratio, empty.bytes_up, empty.trained) == (None, 0, 0, 0)
@@ -418,7 +418,7 @@ def test_rounds_in_which_no_update_arrives_or_is_finite_count_and_those_without_
     assert [len(record.late or ()) for record in list(late)] == [6] * 3
     absent = run_of(everybody, dp(), availability=Nobody(1, 3))
     found = [record.epsilon for record in absent]
-    expected = [Accountant(Sampling.FIXED_SIZE, 1.5, 1.0).epsilon([1.0] * count, 1e-3) for count in range(4)]
+    expected = [Accountant(Sampling.FIXED_SIZE, 1.5).epsilon([1.0] * count, 1e-3) for count in range(4)]
     assert [record.epsilon for record in records] == expected[1:]
     assert late.components.aggregator.epsilon_spent == expected[3]
     assert found == [expected[0], expected[1], expected[1]]
@@ -478,7 +478,7 @@ def test_runs_that_are_not_private_have_no_epsilon(fedsim: Run, tmp_path: Path) 
 REFUSED = {
     "aggregator=dp_fedavg aggregator.delta=0.05": "aggregator.delta=0.05: must be below 1 / num_clients = 0.05",
     "aggregator=dp_fedavg selector=md": "aggregator.denominator=None: must be given for MultinomialRandom, which",
-    "aggregator=dp_fedavg aggregator.noise_multiplier=0.001": "must be finite in float32 and >= 0.01",
+    "aggregator=dp_fedavg aggregator.noise_multiplier=0.001": "noise_multiplier=0.001: must be >= 0.01",
     "aggregator=dp_fedavg local_algorithm=scaffold": "must not be private with Scaffold",
 }
 

@@ -5,7 +5,6 @@ all rounds is composed of those of each (Koskela et al., "Computing Tight Differ
 2020).
 """
 
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from fedsim.selectors.base import Sampling, Selector
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
 
 def why_no_epsilon(selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None) -> str | None:
     """Return what keeps a run with clipped and noisy updates from having an epsilon, or None."""
@@ -42,9 +42,8 @@ class Accountant:
     Amplification by Subsampling", 2018, theorem 11; over several rounds, see docs/privacy.md).
     """
 
-    def __init__(self, sampling: Sampling, noise_multiplier: float, usual_rate: float) -> None:
+    def __init__(self, sampling: Sampling | None, noise_multiplier: float) -> None:
         self._multiplier = noise_multiplier / 2 if sampling is Sampling.FIXED_SIZE else noise_multiplier
-        self._width = _cell_width(usual_rate, self._multiplier)
         self._rates: list[float] = []
         self._sum: PrivacyLossDistribution | None = None
 
@@ -54,7 +53,7 @@ class Accountant:
         if self._rates != rates[: len(self._rates)]:
             self._rates, self._sum = [], None
         for rate in rates[len(self._rates) :]:
-            loss = _loss_of_round(rate, self._multiplier, self._width)
+            loss = _loss_of_round(rate, self._multiplier, _cell_width(rates[0], self._multiplier))
             self._sum = loss if self._sum is None else self._sum.compose(loss)
             self._rates.append(rate)
         return 0.0 if self._sum is None else float(self._sum.get_epsilon_for_delta(delta))
@@ -68,11 +67,6 @@ def _loss_of_round(rate: float, multiplier: float, width: float) -> "PrivacyLoss
 
 
 def _cell_width(rate: float, multiplier: float) -> float:
-    """Return the width of the cells into which losses are divided. They round epsilon up, by less than 1 %.
-
-    It is a 2000th of the loss at ten standard deviations, log(1 - q + q exp(l)), and a fifth of a usual loss, q / z.
-    """
-    loss = 10 / multiplier + 0.5 / multiplier**2
-    overflows = loss > 500
-    sampled = loss + math.log(rate) if overflows else math.log1p(rate * math.expm1(loss))
-    return min(sampled / 2000, rate / multiplier / 5)
+    """Return the width of the cells into which losses are divided, which round epsilon up by less than 1 %: a 2000th of
+    the loss at ten standard deviations, or a fifth of a usual one, rate / multiplier."""
+    return min((10 + 0.5 / multiplier) / 2000, rate / 5) / multiplier

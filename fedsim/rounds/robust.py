@@ -167,15 +167,14 @@ class DPFedAvg(Unweighted):
     def begin(self, selector: Selector, params: Params) -> None:
         text = f"adds noise to running statistics, as {min(self.buffers, default='')}: variances may fall below 0"
         check(rule(not self.buffers, "aggregator", type(self).__name__, text, "take a model without batch norm"))
-        population, sampling = selector.population, selector.sampling
-        takes_all = sampling is Sampling.ALL
-        self._expected = population.num_clients if takes_all else population.cohort_size
-        self._usual_rate, self._sampling = self._expected / population.num_clients, sampling
 
     def account(self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None) -> None:
-        self._accountant, self._doubt = None, why_no_epsilon(selector, algorithm, clock)
-        if self._sampling is not None and self._doubt is None:
-            self._accountant = Accountant(self._sampling, self.noise_multiplier, self._usual_rate)
+        population, self._sampling = selector.population, selector.sampling
+        takes_all = self._sampling is Sampling.ALL
+        self._expected = population.num_clients if takes_all else population.cohort_size
+        self._usual_rate = self._expected / population.num_clients
+        self._accountant = Accountant(self._sampling, self.noise_multiplier)
+        self._doubt = why_no_epsilon(selector, algorithm, clock)
 
     @property
     def warning(self) -> str:
@@ -202,4 +201,4 @@ class DPFedAvg(Unweighted):
 
     @property
     def epsilon_spent(self) -> float | None:
-        return None if self._accountant is None else self._accountant.epsilon(self.rates, self.delta)
+        return self._accountant.epsilon(self.rates, self.delta) if self._doubt is None else None

@@ -36,6 +36,7 @@ CASES = [
     *((selector, "mlp", "batched", "uniform") for selector in DIFFERENT),
     *(pytest.param(selector, "mlp", "batched", "uniform", marks=pytest.mark.slow) for selector in OTHERS),
     *(("random", "mlp", "batched", one) for one in ("by_size", "fedavgm", "fedadam", "mifa", "dp_fedavg")),
+    ("poisson", "mlp", "batched", "dp_fedavg"),
     *(("gpfl", "convolutions", backend, "uniform") for backend in goldens.BACKENDS[1:]),
     ("gpfl", "norms", "sequential", "fedadam"),
 ]

@@ -50,6 +50,7 @@ SWEEPS = {
     "short runs and long ones": ["num_rounds=3,150", "local.epochs=1", "seed=0,1"],
     "labels and updates that differ": ["clients=honest,label_noise,random_update", "selector=random,pncs", "seed=0,1"],
     "aggregators": ["aggregator=median,krum,geometric_median,norm_clipping,dp_fedavg,mifa", "cohort_size=5"],
+    "cohorts of nobody": ["selector=poisson", "aggregator=uniform,dp_fedavg", "cohort_size=1", "seed=0,1"],
     "two groups": ["optimizer.lr=0.05,0.1", "seed=0,1"],
 }
 

@@ -1,6 +1,5 @@
-"""Robust and private aggregators, and MIFA, against independent computations."""
+"""Robust aggregators, and MIFA, against independent computations."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,18 +10,11 @@ import scipy.optimize
 import scipy.stats
 import torch
 
-from fedsim.config.compose import search_path
-from fedsim.core.errors import ConfigError
-from fedsim.core.exact import normal
-from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort
-from fedsim.results.files import read_metrics, read_summary
 from fedsim.rounds.aggregators import MIFA, Aggregator, FedAdam, FedAvg, FedAvgM
-from fedsim.rounds.robust import ORDERS, DPFedAvg, GeometricMedian, Krum, NormClipping, TrimmedMean
-from fedsim.running.assembly import build
-from fedsim.selectors.power_of_choice import PowerOfChoice
+from fedsim.rounds.robust import DPFedAvg, GeometricMedian, Krum, NormClipping, TrimmedMean
 from fedsim.selectors.random import Random
-from tests.run_toys import Run, folders, plan_of, refused
+from tests.run_toys import Run, refused
 from tests.toys import toy_cohort, toy_population
 
 START = {"w": torch.tensor([1.0, -2.0, 0.5])}
@@ -122,94 +114,6 @@ def test_mifa_by_hand_over_three_rounds_with_absences(weighting: Any) -> None:
         assert after["v"].item() == pytest.approx(own)  # of this round alone
 
 
-def private(num: int = 20, cohort_size: int = 5, **values: Any) -> DPFedAvg:
-    pytest.importorskip("opacus")
-    values = {"clip": 2.0, "noise_multiplier": 1.5, "delta": 1e-3, "denominator": None} | values
-    server = DPFedAvg(NONE, **values)
-    server.begin(Random(toy_population([1] * num, cohort_size), mode="uniform"), START)
-    return server
-
-
-def in_round(server: DPFedAvg, round: int, selected: int = 5, available: int = 20, seed: int = 0) -> DPFedAvg:
-    context = SimpleNamespace(round=round, streams=Streams(seed), available=np.arange(available))
-    server.begin_round(context, np.arange(selected))  # type: ignore[arg-type]
-    return server
-
-
-def test_private_steps_are_clipped_sums_over_a_fixed_denominator() -> None:
-    cohort = toy_cohort([0, 1], [1, 9], [[3.0, 4.0, 0.0], [0.0, 1.0, 0.0]])  # two of five have arrived
-    for denominator, divisor in ((None, 5), (10, 10)):
-        server = in_round(private(noise_multiplier=1e-9, denominator=denominator), 1)
-        expected = np.array([1.2, 1.6 + 1, 0.0]) / divisor
-        assert step(server, cohort, np.array([7.0, 7.0])) == pytest.approx(expected, abs=1e-6)
-
-
-def test_private_noise_has_the_stated_deviation_and_is_the_same_for_a_seed_and_a_round() -> None:
-    start = {"w": torch.zeros(200, 100), "v": torch.zeros(7)}
-    cohort = replace(toy_cohort([0], [1], [[0.0]]), delta={n: torch.zeros(1, *t.shape) for n, t in start.items()})
-
-    def noise(round: int, seed: int = 0) -> torch.Tensor:
-        return in_round(private(), round, seed=seed).aggregate(start, cohort, None)["w"]
-
-    assert noise(3).std().item() == pytest.approx(1.5 * 2 / 5, rel=0.03)
-    assert torch.equal(noise(3), noise(3))
-    assert not any(torch.equal(noise(3), other) for other in (noise(4), noise(3, seed=1)))
-
-
-def test_normal_numbers_are_normal() -> None:
-    assert [len(normal(np.random.default_rng(0), count)) for count in (0, 1, 2)] == [0, 1, 2]
-    numbers = normal(np.random.default_rng(1), 200_000)
-    assert scipy.stats.kstest(numbers, "norm").pvalue > 0.01
-
-
-def test_epsilon_is_the_librarys_over_rounds_with_several_rates() -> None:
-    server = private()
-    from opacus.accountants import RDPAccountant
-
-    assert server.epsilon_spent == 0
-    accountant, cohort = RDPAccountant(), updates(2)
-    for t, available in enumerate([20, 20, 10, 20, 5], 1):
-        in_round(server, t, available=available).aggregate(START, cohort, None)
-        accountant.step(noise_multiplier=1.5, sample_rate=5 / available)
-        assert server.epsilon_spent == pytest.approx(accountant.get_epsilon(1e-3, alphas=ORDERS), rel=1e-9)
-    assert server.state_dict() == {"rounds_by_rate": {0.25: 3, 0.5: 1, 1.0: 1}}
-
-
-def test_epsilon_by_hand_where_all_take_part() -> None:
-    """Rounds of a Gaussian mechanism: T a / (2 z^2) at each order a; to epsilon by Balle et al., 2020, theorem 21."""
-    server, a = private(num=5), np.array(ORDERS)
-    for t in range(1, 11):
-        in_round(server, t, available=5).aggregate(START, updates(5), None)
-    expected = 10 * a / (2 * 1.5**2) + np.log((a - 1) / a) - (np.log(1e-3) + np.log(a)) / (a - 1)
-    assert server.epsilon_spent == pytest.approx(expected.min(), rel=1e-9)
-
-
-def test_selections_that_are_not_uniform_are_told_by_what_they_ask() -> None:
-    server, population = private(), toy_population([1] * 20, 5)
-    assert server.warning is None
-    asks = PowerOfChoice(population, num_candidates=10, estimate="full", schedule="constant")
-    told = {asks: "PowerOfChoice asks clients for losses", Random(population, mode="size"): "Random draws otherwise"}
-    for selector, words in told.items():
-        server.begin(selector, START)
-        assert (server.warning or "").partition("; ")[2] == f"{words}: it does not hold for its choices"
-
-
-def test_epsilon_is_in_records_summary_and_on_the_screen(
-    fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("opacus")
-    words = ["aggregator=dp_fedavg", "tracker=default", "tracker.wandb.mode=disabled"]
-    assert fedsim(*words, "selector=power_of_choice", "tracker.console.progress=false") == 0
-    (folder,) = folders(tmp_path)
-    spent = [record["epsilon"] for record in read_metrics(folder)]
-    assert 0 < spent[0] < spent[1] < spent[2] == (read_summary(folder) or {})["epsilon"]
-    screen = capsys.readouterr().out
-    assert screen.count("PowerOfChoice asks clients for losses") == 1
-    assert f"epsilon {spent[-1]:.4g} of each client" in screen
-    assert fedsim("name=other") == 0
-    assert not any("epsilon" in record for record in read_metrics(folders(tmp_path)[-1]))
-
-
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 REFUSED = {
@@ -219,24 +123,9 @@ REFUSED = {
     "aggregator=multi_krum aggregator.m=6": "aggregator.m=6: must be at most 5, the updates of a round (cohort_size)",
     "aggregator=trimmed_mean cohort_size=4": "aggregator.share=0.2: must be at least 1 / 4, or it trims none",
     "aggregator=trimmed_mean aggregator.weighting=by_size": "aggregator.weighting: is not a known key",
-    "aggregator=dp_fedavg aggregator.delta=0.05": "aggregator.delta=0.05: must be below 1 / num_clients = 0.05",
-    "aggregator=dp_fedavg selector=full": "aggregator.denominator=None: must be given for Full, which decides how many",
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_does_not_go_together_is_refused_before_the_run(fedsim: Run, tmp_path: Path, words: str) -> None:
-    if "dp_fedavg" in words:
-        pytest.importorskip("opacus")
     assert REFUSED[words] in refused(fedsim, tmp_path, *words.split())
-
-
-def test_private_runs_need_their_package_and_a_model_without_running_statistics(
-    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("opacus")
-    norms = ["model=logistic", "model._target_=tests.goldens.Norms"]
-    with search_path(), pytest.raises(ConfigError, match=r"DPFedAvg'.* running statistics, as 1\.running_mean: var"):
-        build(plan_of("aggregator=dp_fedavg", *norms))
-    monkeypatch.setattr("fedsim.rounds.robust.find_spec", lambda name: None)
-    assert "pip install 'fedsim-selection[privacy]'" in refused(fedsim, tmp_path, "aggregator=dp_fedavg")

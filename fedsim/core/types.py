@@ -191,6 +191,13 @@ def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, i
     return *kept_rows(cohort, weights, keep), int((~keep).sum())
 
 
+def nobody(start: Params, trained: Sequence[str]) -> Cohort:
+    """Return the cohort of a round in which no update arrives."""
+    none = np.empty(0, np.int64)
+    delta = {name: value.new_empty(0, *value.shape) for name, value in start.items()}
+    return Cohort(none, none, start, delta, loss=None, rms_loss=None, steps=none, trained=trained)
+
+
 @dataclass(frozen=True)
 class Work:
     """What each of n clients receives, computes and sends in one exchange with the server, all int64 [n]."""

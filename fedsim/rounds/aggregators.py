@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.context import RoundContext
+from fedsim.clients.local_algorithms import LocalAlgorithm
+from fedsim.clients.system import SimulatedClock
 from fedsim.core.flat import added, to_device, weighted_sums
 from fedsim.core.parameters import Positive, Problems, Stateful, parameters
 from fedsim.core.types import Cohort, Floats, Ids, Params, Stack
@@ -44,7 +46,8 @@ class Aggregator(Stateful, ABC):
     is_average: ClassVar[bool] = False
     """Whether the next model is the weighted mean of the local models."""
     is_private: ClassVar[bool] = False
-    """Whether it hides each client's update, of which nothing may then reach the server otherwise."""
+    """Whether it hides each client's update, of which nothing may then reach the server otherwise. It aggregates in
+    every round in which clients can be reached, be it a cohort of nobody."""
 
     def unfit_for(self, selector: Selector, updates: int) -> Problems:
         """Rules over other groups, checked before the run. `updates`: how many a round has if all selected answer."""
@@ -52,6 +55,9 @@ class Aggregator(Stateful, ABC):
 
     def begin(self, selector: Selector, params: Params) -> None:
         """Called once, before the first round, with the initial model."""
+
+    def account(self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None) -> None:
+        """Called after `begin` with what a private aggregator's epsilon depends on besides itself."""
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
         """Called before each `aggregate`. `selected`: who was asked to train, whether the update arrived or not."""
@@ -67,7 +73,7 @@ class Aggregator(Stateful, ABC):
 
     @property
     def epsilon_spent(self) -> float | None:
-        """Of the differential privacy of the rounds so far; None where the aggregator gives none."""
+        """The epsilon of differential privacy of the rounds so far; None where none holds."""
         return None
 
     def weights(self, cohort: Cohort) -> NDArray[np.float64]:

@@ -18,9 +18,21 @@ from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
+from fedsim.core.errors import DivergedError
 from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection, Weights, drop_nonfinite, kept_rows
+from fedsim.core.types import (
+    Cohort,
+    Evaluation,
+    Ids,
+    Params,
+    Population,
+    Selection,
+    Weights,
+    drop_nonfinite,
+    kept_rows,
+    nobody,
+)
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
@@ -90,6 +102,7 @@ class Simulation:
         self.components = components
         self.params = params
         components.aggregator.begin(components.selector, params)
+        components.aggregator.account(components.selector, components.local_algorithm, components.simulated)
         self.round = 0
         self.wall_seconds = 0.0
         self.simulated_time = 0.0
@@ -114,7 +127,7 @@ class Simulation:
         context = self._context(t)
         ledger, clock, simulated = context.ledger, context.clock, context.simulated
         clients = Clients(parts.engine, context, self.params, None if self.started else parts.first_model)
-        params, num_dropped = self.params, 0
+        params, cohort, weights, num_dropped = self.params, None, None, 0
 
         clock.enter("select")
         selection = self._select(t, clients, context.available)
@@ -123,11 +136,13 @@ class Simulation:
         arrived = Arrivals(None, None, selection.ids, seconds=0.0)
         if len(selection.ids):
             arrived = self._arrivals(clients.collect(selection.ids), selection.weights, context, begun)
-        if arrived.cohort is not None:
+        if arrived.cohort is not None or (parts.aggregator.is_private and len(context.available)):
             clock.enter("aggregate")
             parts.aggregator.begin_round(context, selection.ids)
-            cohort, weights, num_dropped = drop_nonfinite(arrived.cohort, arrived.weights)
-            params = self._aggregate(context, cohort, weights)
+            cohort, weights, num_dropped = self._finite(arrived)
+            arrivals = nobody(self.params, parts.engine.trained) if cohort is None else cohort
+            params = self._aggregate(context, arrivals, weights)
+        if cohort is not None:
             server = Server(parts.engine, parts.server_data, context, params)
             declared = replace(  # training losses reach only a selector that has them sent
                 cohort,
@@ -139,7 +154,7 @@ class Simulation:
             check_unmodified(selector, t, server.modified)
 
         self.started |= bool(len(context.available))
-        self.params, self.round, self.observed = params, t, arrived.cohort is not None
+        self.params, self.round, self.observed = params, t, cohort is not None
         self.covered[selection.ids] = True
         clock.enter("evaluate")
         measured = self._evaluate(t)
@@ -208,6 +223,17 @@ class Simulation:
             cohort, weights = kept_rows(cohort, weights, in_time)
         return Arrivals(cohort, weights, late, seconds)
 
+    def _finite(self, arrived: Arrivals) -> tuple[Cohort | None, Weights, int]:
+        """As `drop_nonfinite`. A private run goes on where no update is left (None): an end would tell of a client."""
+        if arrived.cohort is None:
+            return None, None, 0
+        try:
+            return drop_nonfinite(arrived.cohort, arrived.weights)
+        except DivergedError:
+            if not self.components.aggregator.is_private:
+                raise
+            return None, None, len(arrived.cohort.ids)
+
     def _combine(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Cohort:
         """What the local algorithm makes of the updates for the aggregator."""
         engine, aggregator = self.components.engine, self.components.aggregator
@@ -233,7 +259,8 @@ class Simulation:
     def _aggregate(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Params:
         """The aggregator is given a copy of the present model, which it may work on in place."""
         t, aggregator, updates = context.round, self.components.aggregator, Lent(cohort.delta)
-        cohort = self._combine(context, cohort, weights)
+        if len(cohort.ids):
+            cohort = self._combine(context, cohort, weights)
         check_combined(self.components.local_algorithm, t, cohort, updates.modified)
         updates.add(cohort.delta)
         mine = {name: torch.empty_like(value) for name, value in self.params.items()}

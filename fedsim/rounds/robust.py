@@ -1,10 +1,8 @@
 """Aggregators that bound what one client's update can do to the model, be it hostile or private. Distances are of the
 trained tensors; running statistics (`buffers`) are trimmed, clipped or taken of the same clients likewise."""
 
-from functools import cache
 from importlib.util import find_spec
 from typing import Annotated, ClassVar
-from warnings import catch_warnings, simplefilter
 
 import numpy as np
 import torch
@@ -13,6 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.context import RoundContext
+from fedsim.clients.local_algorithms import LocalAlgorithm
+from fedsim.clients.system import SimulatedClock
 from fedsim.core.errors import check, floor, rule
 from fedsim.core.exact import mean_row, normal, row_sums, weighted_sum
 from fedsim.core.flat import added, flat_rows, split_flat, to_device, weighted_sums
@@ -20,7 +20,8 @@ from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, param
 from fedsim.core.rng import Purpose
 from fedsim.core.types import Cohort, Floats, Ids, Params
 from fedsim.rounds.aggregators import Aggregator, Weighting
-from fedsim.selectors.base import Selector
+from fedsim.rounds.privacy import Accountant, why_no_epsilon
+from fedsim.selectors.base import Sampling, Selector
 
 
 @parameters
@@ -128,79 +129,76 @@ def _clipped(updates: Params, weights: Floats, norm: float, like: Params) -> Par
     return weighted_sums(updates, weights * factors, like)
 
 
-ORDERS = [*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1024]  # of Rényi divergences
-
-
-@cache
-def _divergences(rate: float, noise_multiplier: float) -> Floats:
-    from opacus.accountants.analysis.rdp import compute_rdp
-
-    return np.asarray(compute_rdp(q=rate, noise_multiplier=noise_multiplier, steps=1, orders=ORDERS))
-
-
 @parameters
 class DPFedAvg(Unweighted):
     """DP-FedAvg: w + (sum_k min(1, clip / |d_k|) d_k + N(0, (noise_multiplier clip)^2)) / denominator, private client
     by client (McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018, Algorithm 1 with flat
-    clipping and a fixed denominator; None: K). All clients weigh the same; a selector's weights are ignored.
+    clipping and a fixed denominator; None: the number of clients that is selected on average). All clients weigh the
+    same; a selector's weights are ignored. A round in which no update arrives adds the noise and counts like any other.
 
-    Epsilon, at `delta`, is Opacus's, by the Rényi divergences of the sampled Gaussian mechanism (Mironov et al.,
-    2019), for a client more or less. The rate of a round is that of the selected among the available; as is usual,
-    cohorts of K count as if each client came by chance at that rate. Rounds without updates change and cost nothing.
+    Epsilon, at `delta`, is that of how the selector draws (`Selector.sampling`); docs/privacy.md says what it promises.
+    The rate of a round of K clients is K divided by the number of available ones. Rounds in which no client is
+    available change and cost nothing.
     """
 
     clip: Positive
-    noise_multiplier: Positive
+    noise_multiplier: Annotated[float, Ge(0.01)]
     delta: Positive
     denominator: Count | None
 
     is_private = True
-    state = ("rounds_by_rate",)
+    state = ("rates",)
 
     def __post_init__(self) -> None:
-        self.rounds_by_rate: dict[float, int] = {}
+        self.rates: list[float] = []  # of the rounds so far
 
     def problems(self) -> Problems:
-        remedy = "pip install 'fedsim-selection[privacy]' (in a checkout, uv sync brings it)"
-        yield rule(find_spec("opacus") is not None, "", ..., "needs the package opacus, which counts epsilon", remedy)
+        there, remedy = find_spec("dp_accounting"), "pip install 'fedsim-selection[privacy]' (in a checkout, uv sync)"
+        yield rule(there is not None, "", ..., "needs the package dp-accounting, which computes epsilon", remedy)
 
     def unfit_for(self, selector: Selector, updates: int) -> Problems:
         num, name = selector.population.num_clients, type(selector).__name__
         text = f"must be below 1 / num_clients = {1 / num:.4g}, or a client's data could be given away whole"
         yield rule(self.delta < 1 / num, "delta", self.delta, text)
         text, remedy = f"must be given for {name}, which decides how many take part", f"set it to {num} for all, say"
-        yield rule(not (selector.adaptive and self.denominator is None), "denominator", None, text, remedy)
+        known = not selector.adaptive or selector.sampling is not None
+        yield rule(known or self.denominator is not None, "denominator", None, text, remedy)
 
     def begin(self, selector: Selector, params: Params) -> None:
         text = f"adds noise to running statistics, as {min(self.buffers, default='')}: variances may fall below 0"
         check(rule(not self.buffers, "aggregator", type(self).__name__, text, "take a model without batch norm"))
-        self._selector, self._divisor = selector, self.denominator or selector.population.cohort_size
+
+    def account(self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None) -> None:
+        population, self._sampling = selector.population, selector.sampling
+        takes_all = self._sampling is Sampling.ALL
+        self._expected = population.num_clients if takes_all else population.cohort_size
+        self._usual_rate = self._expected / population.num_clients
+        self._accountant = Accountant(self._sampling, self.noise_multiplier)
+        self._doubt = why_no_epsilon(selector, algorithm, clock)
 
     @property
-    def warning(self) -> str | None:
-        name, needs = type(self._selector).__name__, self._selector.needs
-        told = f"{name} asks clients for {', '.join(sorted(needs))}" if needs else f"{name} draws otherwise"
-        told = f"epsilon assumes clients drawn uniformly at random; {told}: it does not hold for its choices"
-        return None if self._selector.uniform else told
+    def warning(self) -> str:
+        if self._doubt is not None:
+            return f"no epsilon is recorded: {self._doubt} (docs/privacy.md)"
+        exchanged = self._sampling is Sampling.FIXED_SIZE
+        neighbours = "exchanging one client for another" if exchanged else "adding or removing one client"
+        return f"epsilon is that of {neighbours}, for whoever sees the models alone (docs/privacy.md)"
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
-        self._rate = len(selected) / len(context.available)
+        is_fixed = self._sampling is Sampling.FIXED_SIZE
+        self._rate = len(selected) / len(context.available) if is_fixed else self._usual_rate
         self._rng = context.streams.generator(Purpose.PRIVACY, context.round)
 
     def aggregate(self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
-        self.rounds_by_rate[self._rate] = self.rounds_by_rate.get(self._rate, 0) + 1
-        mean = _clipped(cohort.delta, np.full(len(cohort.ids), 1 / self._divisor), self.clip, params)
+        self.rates.append(self._rate)
+        divisor = self.denominator or self._expected
+        if num := len(cohort.ids):
+            params = added(params, _clipped(cohort.delta, np.full(num, 1 / divisor), self.clip, params))
         values = list(params.values())
-        noise = normal(self._rng, sum(t.numel() for t in values)) * (self.noise_multiplier * self.clip / self._divisor)
+        noise = normal(self._rng, sum(t.numel() for t in values)) * (self.noise_multiplier * self.clip / divisor)
         flat = to_device(torch.from_numpy(noise).to(values[0].dtype), values[0].device)
-        return added(added(params, mean), split_flat(flat, params))
+        return added(params, split_flat(flat, params))
 
     @property
-    def epsilon_spent(self) -> float:
-        from opacus.accountants.analysis.rdp import get_privacy_spent
-
-        spent = [count * _divergences(rate, self.noise_multiplier) for rate, count in self.rounds_by_rate.items()]
-        with catch_warnings():
-            simplefilter("ignore")  # that the best order is the first or the last: epsilon holds, if not tightly
-            found = get_privacy_spent(orders=ORDERS, rdp=sum(spent), delta=self.delta)[0] if spent else 0.0
-        return max(float(found), 0.0)
+    def epsilon_spent(self) -> float | None:
+        return self._accountant.epsilon(self.rates, self.delta) if self._doubt is None else None

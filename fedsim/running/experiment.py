@@ -120,7 +120,7 @@ TEXTS = {
     "dropped_updates": "updates that hold a nan or infinity are left out of the average",
     "nonfinite_reports": "clients report losses that are nan or infinity",
     "rounds_with_too_few_clients": "fewer clients than cohort_size are available; those there take part",
-    "rounds_without_clients": "no client takes part; the model stays as it is",
+    "rounds_without_clients": "no client takes part; the model stays as it is, or a private aggregator adds its noise",
     "empty_clients": "clients hold no training samples and never take part",
 }
 

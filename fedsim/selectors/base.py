@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,24 @@ from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Populatio
 
 __all__ = ["Clients", "Cohort", "Count", "CountOrZero", "Evaluation", "FedsimError", "Floats", "Ids", "NonNegative"]
 __all__ += ["Params", "Population", "Positions", "Positive", "Problem", "Problems", "Resources", "Selection"]
-__all__ += ["Selector", "Server", "Share", "Signal", "ascending", "at_least", "at_most", "between", "ceil"]
+__all__ += ["Sampling", "Selector", "Server", "Share", "Signal", "ascending", "at_least", "at_most", "between", "ceil"]
 __all__ += ["check", "drop_nonfinite", "exp", "floor", "highest", "log", "parameters", "positive", "rule"]
 __all__ += ["softmax", "weighted_without_replacement", "without_infinity"]
 
 MAX_BYTES = 16 * 2**30  # of tables [N, N] that a selector holds at once
+
+
+class Sampling(StrEnum):
+    """How a selector draws its cohorts, on which the epsilon of a private run rests (docs/privacy.md)."""
+
+    ALL = "all"
+    """All available clients take part."""
+    POISSON = "poisson"
+    """Each available client takes part with probability K / N, independently of the others."""
+    FIXED_SIZE = "fixed_size"
+    """min(K, available) clients take part, and every set of so many available clients is as likely as any other."""
+
+
 REMEDY = "lower num_clients, or take a selector whose cost is linear in it (docs/scale.md)"
 
 
@@ -41,8 +55,6 @@ class Selector(Stateful, ABC):
     """All signals that `select` and `observe` may request; an instance may narrow it by its hyper-parameters."""
     adaptive = False
     """True if the method decides how many clients take part; if False, exactly min(K, available) must be selected."""
-    uniform = False
-    """Whether every set of so many clients there is as likely as any other, whatever has happened."""
     draws_by_size = False
     """Whether clients of more data are likelier, so that equal weights already count sizes once."""
     exact = True
@@ -52,6 +64,18 @@ class Selector(Stateful, ABC):
     """Initial rounds whose cost differs from that of later ones, which alone are extrapolated to more rounds."""
     pair_bytes = 0
     """Of the tables [N, N] that the method holds at their peak, for each pair of clients: 16 GiB in all are refused."""
+
+    def __init_subclass__(cls) -> None:
+        """A class that selects in its own way draws as none of `Sampling` unless it says so itself."""
+        super().__init_subclass__()
+        if {"select", "cohort_size"} & vars(cls).keys() and "sampling" not in vars(cls):
+            cls.sampling = None  # type: ignore[method-assign, assignment]
+
+    @property
+    def sampling(self) -> Sampling | None:
+        """How cohorts are drawn in every round, whatever the clients hold and whatever has happened; None: otherwise.
+        An attribute of the class will do: `sampling = Sampling.FIXED_SIZE`."""
+        return None
 
     def problems(self) -> Problems:
         yield pairs_problem(self.population, self.pair_bytes)

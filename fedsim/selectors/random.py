@@ -2,7 +2,15 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.selectors.base import Clients, Selection, Selector, ascending, parameters, weighted_without_replacement
+from fedsim.selectors.base import (
+    Clients,
+    Sampling,
+    Selection,
+    Selector,
+    ascending,
+    parameters,
+    weighted_without_replacement,
+)
 
 
 @parameters
@@ -15,8 +23,11 @@ class Random(Selector):
     mode: Literal["uniform", "size"]
 
     def __post_init__(self) -> None:
-        self.uniform = self.mode == "uniform"
         self.draws_by_size = self.mode == "size"
+
+    @property
+    def sampling(self) -> Sampling | None:
+        return Sampling.FIXED_SIZE if self.mode == "uniform" else None
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)
@@ -29,8 +40,27 @@ class Random(Selector):
 class OtherRandom(Random):
     """`Random` by draws that are independent of its own at the same seed: what differs between the two is chance."""
 
+    sampling = Random.sampling
+
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         return super().select(round, clients, rng.spawn(1)[0])
+
+
+class Poisson(Selector):
+    """Each client takes part with probability K / N, independently of the others: Poisson sampling, by which K clients
+    take part on average, and in some rounds nobody does.
+
+    McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018, Algorithm 1. All N clients are
+    drawn for, and those that are unavailable are left out, so that nobody's chance depends on who else is there.
+    """
+
+    adaptive = True
+    sampling = Sampling.POISSON
+
+    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+        num_clients = self.population.num_clients
+        drawn = rng.random(num_clients) < self.population.cohort_size / num_clients
+        return Selection(clients.available[drawn[clients.available]])
 
 
 class MultinomialRandom(Selector):

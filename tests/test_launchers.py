@@ -145,7 +145,7 @@ def test_a_task_that_is_asked_to_end_saves_its_job_and_its_process_begins_no_oth
 
 
 def test_the_latest_round_is_found_in_records_that_grow(tmp_path: Path) -> None:
-    lines = [json.dumps({"round": r, "selected": [0] * 5000}) + "\n" for r in range(1, 40)]
+    lines = [json.dumps({"round": r, "test_accuracy": 0.5, "selected": [0] * 5000}) + "\n" for r in range(1, 40)]
     assert latest_record(tmp_path) == {}
     for text, latest in (("".join(lines[:3])[:-4], 2), ("".join(lines), 39)):
         (tmp_path / "metrics.jsonl").write_text(text)

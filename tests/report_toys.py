@@ -78,7 +78,7 @@ def summary_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "rounds": len(records),
         "smoothed_accuracy": mean_of_last([record["test_accuracy"] for record in records]),
-        "final_accuracy": accuracies[-1] if accuracies else None,
+        "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         **{name: last[name] for name in LASTS if name in last},
         "totals": {name: sum(record[name] for record in records) for name in TOTALS if name in last},

@@ -82,7 +82,9 @@ def test_a_job_of_another_process_is_running_and_one_that_failed_says_why(
 def test_mistakes_are_told_as_a_run_tells_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert answer(["show", "selector=gfpl", "seed=-1"]) == 2
     assert "selector='gfpl': is not a choice" in capsys.readouterr().err
-    for words in (["--cfg", "job"], ["--experimental-rerun", "x"], ["--jsn"]):
+    assert answer(["show", "--jsn"]) == 2
+    assert "--jsn: is not an option" in capsys.readouterr().err
+    for words in (["--cfg", "job"], ["--experimental-rerun", "x"]):
         with pytest.raises(SystemExit) as end:
             answer(["show", *words])
         assert end.value.code == 2, words

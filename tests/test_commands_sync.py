@@ -55,7 +55,7 @@ def finished(name: str, offline: bool = True, tracker: Any = WANDB, **summary: A
     (folder / "wandb").mkdir(parents=True)
     if offline:
         (folder / "wandb" / "offline-run-1").mkdir()
-    config = {"name": "default", "seed": 0, "num_rounds": 1, "tracker": tracker}
+    config = {"name": "default", "seed": 0, "num_rounds": 1, "num_clients": 2, "tracker": tracker}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     (folder / "summary.json").write_text(json.dumps({"status": "done", "trackers": {}, **summary}))
     return folder

@@ -109,7 +109,7 @@ lr=0.1 -> // did you mean optimizer.lr?
 schedule=cosine -> // did you mean optimizer/schedule?
 rho=1 -> // did you mean selector.exploration.rho (selector=gpfl|gpfl_cosine)?
 selector=gpfl exploration.rho=1 -> // did you mean selector.exploration.rho?
-selector=gpfl selector.alpha=1 selector.rho=1 -> selector.alpha: and selector.rho exclude each other // leave
+selector=gpfl selector.alpha=1 selector.rho=1 -> selector.alpha: and selector.rho exclude each other
 output_dir=/x/lr=0.1 -> output_dir='/x/lr=0.1': has '=' outside of quotes // quote it for fedsim, and once more
 output_dir=/x/lr=0.1 -> for the shell: 'output_dir="/x/lr=0.1"'
 output_dir=/x/a,b -> has a comma, which separates values // quote a text that has one: 'output_dir="/x/a,b"'
@@ -125,7 +125,7 @@ model.hidden=[64 -> // a list is [a,b], a mapping {a:1}; a text is quoted: 'mode
 name=2024 -> name=2024: must be a string // quote a text: 'name="2024"'
 name=1e3 -> // quote a text: 'name="1e3"'
 name=true -> // quote a text: 'name="true"'
-output_dir=2024 -> output_dir=2024: must be a path // quote a text: 'output_dir="2024"'
+output_dir=2024 -> // quote a text: 'output_dir="2024"'
 seed=010 -> seed='010': must be an integer // write 10
 seed=1:30 -> seed='1:30': must be an integer // write 90
 seed='5' -> seed='5': must be an integer // write 5

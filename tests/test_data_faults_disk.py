@@ -19,7 +19,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.jobs.sweep import require_room
-from fedsim.results.files import MODEL, SUMMARY
+from fedsim.results.files import METRICS, MODEL, SUMMARY
 from fedsim.running.assembly import build
 
 
@@ -45,9 +45,9 @@ def test_too_little_room_is_told_but_of_what_is_finished(tmp_path: Path, monkeyp
     finished = plan(tmp_path)
     finished.folder.mkdir(parents=True)
     safetensors.torch.save_file({"weight": torch.zeros(1)}, finished.folder / MODEL)
-    for status in ("done", "diverged"):
-        (finished.folder / SUMMARY).write_text(json.dumps({"status": status, "rounds": 0}))
-        require_room([finished])
+    (finished.folder / METRICS).touch()
+    (finished.folder / SUMMARY).write_text(json.dumps({"status": "diverged", "rounds": 0, "seed": 0}))
+    require_room([finished])
     for status in ("failed", "preempted", "interrupted"):  # it goes on
         (finished.folder / SUMMARY).write_text(json.dumps({"status": status}))
         with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):

@@ -41,7 +41,7 @@ DECISIVE = [
     *(("local.epochs", 9), ("local.batch_size", 9), ("local.evaluate_on", "x")),
     *(("server.validation_fraction", 0.2), ("server.public_samples", 9), ("dataset.mean", [0.1]), ("partition.x", 9)),
     *(("availability.x", 1), ("model.dropout", 0.2), ("optimizer.lr", 0.3), ("optimizer.schedule.x", 1)),
-    *(("selector.mode", "size"), ("aggregator.weighting", "by_size"), ("engine.precision", "bf16")),
+    *(("selector.mode", "size"), ("aggregator.weighting", "uniform"), ("engine.precision", "bf16")),
 ]
 
 

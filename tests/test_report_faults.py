@@ -90,7 +90,7 @@ def test_damaged_runs_are_left_out_with_a_line_each(tmp_path: Path, capsys: pyte
 
 
 def test_a_summary_that_contradicts_its_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = [("smoothed_accuracy", 49.65), ("best_accuracy", None), ("final_accuracy", 0.6), ("seed", 7), ("rounds", 2)]
+    told = [("smoothed_accuracy", 49.65), ("best_accuracy", None), ("last_accuracy", 0.6), ("seed", 7), ("rounds", 2)]
     told += [("coverage", 1.0), ("totals", {"bytes_down": 10, "bytes_up": 30, "train_samples": 15})]
     for name, value in told:
         write_run(tmp_path / name, [0.5] * 3, [[0]] * 3, summary={name: value})

@@ -159,16 +159,19 @@ def test_shipped_folders_hold_whole_runs_of_commits_and_what_pages_name(
 
 def test_of_many_runs_less_is_shipped_of_each_round(tmp_path: Path) -> None:
     """The thin archive keeps the final accuracies, and `fedsim verify` compares what it has."""
-    record = {"round": 0, "selected": [1], "coverage": 0.5, "test_accuracy": 0.5, "bytes_up": 8, "seconds_train": 2.0}
-    rows = [record | {"round": r, "client_accuracy_worst_tenth": r / 100, "test_loss": 1.0} for r in range(13)]
+    record = {"selected": [1], "coverage": 0.5, "participation_ratio": 0.5, "test_accuracy": 0.5}
+    record |= {"bytes_down": 0, "bytes_up": 8, "seconds_train": 2.0, "test_loss": 1.0}
+    rows = [{"round": r, **record, "client_accuracy_worst_tenth": r / 100} for r in range(1, 14)]
     config = {"seed": 0, "num_clients": 2, "num_rounds": 13}
-    whole = Run(tmp_path / "run", config, {"status": "done", "choices": {}}, {"rows": pa.Table.from_pylist(rows)})
+    summary = {"status": "done", "choices": {}, "seed": 0, "rounds": 13, "totals": {"bytes_down": 0, "bytes_up": 104}}
+    summary |= {"last_accuracy": 0.5, "best_accuracy": 0.5, "coverage": 0.5}
+    whole = Run(tmp_path / "run", config, summary, {"rows": pa.Table.from_pylist(rows)})
     write_archive([ship_results.thin(whole)], tmp_path, tmp_path / "thin.parquet")
     [thin] = read_archive(tmp_path / "thin.parquet")
     assert [one["client_accuracy_worst_tenth"] for one in thin.records] == [
         None,
         None,
-        *(r / 100 for r in range(2, 13)),
+        *(r / 100 for r in range(3, 14)),
     ]
     assert thin.records[2] == {k: v for k, v in rows[2].items() if k not in ("seconds_train", "test_loss")}
     assert measures.client_accuracy(thin, "worst_tenth") == measures.client_accuracy(whole, "worst_tenth")

@@ -95,6 +95,9 @@ def hand_to_hydra(words: Sequence[str]) -> None:
         """After whose module Hydra names the job."""
 
     sys.argv = [sys.argv[0], *words]
-    with safeguards(), redirect_stdout(StringIO()) as page:  # Hydra prints a traceback where it cannot print
-        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
-    print(page.getvalue(), end="", flush=True)
+    page = StringIO()
+    try:
+        with safeguards(), redirect_stdout(page):  # Hydra prints a traceback where it cannot print
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+    finally:  # it exits after its own help
+        print(page.getvalue(), end="", flush=True)

@@ -168,7 +168,7 @@ def check_summary(summary: Any) -> dict[str, Any]:
     everywhere else.
     """
     if isinstance(summary, dict) and "final_accuracy" in summary:
-        summary["last_accuracy"] = summary.pop("final_accuracy")
+        summary.setdefault("last_accuracy", summary.pop("final_accuracy"))
     is_sound = (
         has_kinds(summary, OF_SUMMARY)
         and "status" in summary

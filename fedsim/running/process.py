@@ -2,6 +2,7 @@
 the standard library alone: it is in place before the first import that takes time."""
 
 import ctypes
+import io
 import os
 import signal
 import sys
@@ -162,7 +163,8 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
 
 def silence() -> None:
     """Send the standard output nowhere from here on, also what Python still writes as it exits."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    with suppress(io.UnsupportedOperation):  # where it was replaced by an object that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def outside_cause(error: OSError) -> str:

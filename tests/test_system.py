@@ -150,7 +150,7 @@ def test_a_bad_table_is_refused_with_line_and_column(tmp_path: Path, text: str, 
 
 
 def test_without_a_clock_configs_and_hashes_are_those_from_before_it() -> None:
-    (job,) = compose_jobs(["device=cpu"], multirun=False)
+    (job,) = compose_jobs(["device=cpu", "aggregator=uniform"], multirun=False)
     made = make_plan(job.config, job.choices)
     assert "system" not in job.config
     assert made.config_hash == "1ebe676b2ce516df869242134d5a5bbbb21c2cf078d5ac45d58f50f3ae5edfc6"

@@ -79,7 +79,7 @@ def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
 
 def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
     node = {"_target_": TARGET, "project": "mine", "entity": "lab", "tags": ["x"]}
-    config = {"name": "trial", "seed": 3, "num_rounds": 2, "tracker": {"wandb": node}}
+    config = {"name": "trial", "seed": 3, "num_rounds": 2, "num_clients": 2, "tracker": {"wandb": node}}
     folder = RunFolder.create(tmp_path / "run", config)
     for t in (1, 2):
         folder.append(record(t))

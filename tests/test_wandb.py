@@ -95,7 +95,7 @@ def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypat
     (tmp_path / "t").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    folder = RunFolder.create(tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2})
+    folder = RunFolder.create(tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2, "num_clients": 2})
     folder.append(record(1))
     command = [*COMMAND, str(folder.path), "{}"]
     for _ in range(2):

@@ -25,7 +25,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 def begin(folder: Path) -> RunFolder:
     node = {"_target_": TARGET, "mode": "auto", "project": "fedsim"}
-    return RunFolder.create(folder, {"name": "trial", "seed": 0, "num_rounds": 3, "tracker": {"wandb": node}})
+    config = {"name": "trial", "seed": 0, "num_rounds": 3, "num_clients": 2, "tracker": {"wandb": node}}
+    return RunFolder.create(folder, config)
 
 
 def send(folder: RunFolder, rounds: Sequence[int], status: str) -> str:

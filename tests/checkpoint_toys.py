@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from fedsim.core.encoding import dataclasses_known_to, decode
-from fedsim.results.files import MODEL, read_metrics, read_summary
+from fedsim.results.files import MODEL
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.running.checkpoint import pack, unpack
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from typing import Any
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.jobs.task_worker import Task
-from fedsim.results.files import MODEL, read_metrics, read_summary
+from fedsim.results.files import MODEL
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.running.outcome import Outcome
 from tests import slurm_stand_in
 

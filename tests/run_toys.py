@@ -12,7 +12,7 @@ import pytest
 from fedsim.config.compose import compose_jobs, make_plan
 from fedsim.config.plan import Plan
 from fedsim.core.errors import FedsimError
-from fedsim.results.files import read_metrics
+from fedsim.results.reading import read_metrics
 
 ROOT = Path(__file__).parents[1]
 HANG = 1800

@@ -22,7 +22,8 @@ from fedsim import Record, StopRun, compose, load_runs, load_summaries, run_expe
 from fedsim.api import experiments
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError
-from fedsim.results.files import MODEL, HeldError, owned, read_metrics, read_summary
+from fedsim.results.files import MODEL, HeldError, owned
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.results.runs import read_runs, write_archive
 from fedsim.selectors.random import Random
 

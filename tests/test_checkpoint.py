@@ -16,7 +16,8 @@ from fedsim.core.encoding import EncodingError, dataclasses_known_to, decode, en
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
-from fedsim.results.files import RunFolder, read_metrics
+from fedsim.results.files import RunFolder
+from fedsim.results.reading import read_metrics
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.running.checkpoint import Checkpoints, pack, unpack

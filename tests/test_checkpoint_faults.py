@@ -14,7 +14,8 @@ import pytest
 
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import METRICS, NEWEST, PREVIOUS, SUMMARY, read_summary
+from fedsim.results.files import NEWEST, PREVIOUS
+from fedsim.results.reading import METRICS, SUMMARY, read_summary
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedsim.jobs.cli import run
-from fedsim.results.files import read_summary
+from fedsim.results.reading import read_summary
 from fedsim.running.assembly import build
 from tests.checkpoint_toys import EVERY, WORDS, Killed, folder_in, result
 

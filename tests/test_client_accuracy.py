@@ -15,7 +15,8 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.record import AGGREGATES
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
-from fedsim.results.files import CLIENTS, read_metrics, read_summary
+from fedsim.results.files import CLIENTS
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.client_accuracy import (
     aggregates,
     by_labels,

@@ -12,7 +12,8 @@ import pytest
 from fedsim.commands.dispatch import answer
 from fedsim.commands.show import run as show
 from fedsim.jobs.cli import run as run_jobs
-from fedsim.results.files import owned, read_summary
+from fedsim.results.files import owned
+from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.tracking.tables import show_bytes
 

@@ -19,7 +19,8 @@ from fedsim.config.plan import Plan
 from fedsim.core.disk import room_problem
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.jobs.sweep import require_room
-from fedsim.results.files import METRICS, MODEL, SUMMARY
+from fedsim.results.files import MODEL
+from fedsim.results.reading import METRICS, SUMMARY
 from fedsim.running.assembly import build
 
 

@@ -8,7 +8,7 @@ from fedsim.config import compose
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.jobs.cli import run
-from fedsim.results.files import read_summary
+from fedsim.results.reading import read_summary
 from tests.test_presets import PRESETS
 
 

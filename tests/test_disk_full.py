@@ -15,7 +15,8 @@ import pytest
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.jobs.cli import run, run_jobs
-from fedsim.results.files import METRICS, NEWEST, TRACE, RunFolder, read_metrics, read_summary
+from fedsim.results.files import NEWEST, TRACE, RunFolder
+from fedsim.results.reading import METRICS, read_metrics, read_summary
 from tests import checkpoint_toys
 from tests.report_toys import make_report, two_methods
 

@@ -24,7 +24,7 @@ from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import EVALUATION_BATCH
 from fedsim.jobs.cli import run
 from fedsim.jobs.prepare import compose_words
-from fedsim.results.files import read_summary
+from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.running.process import World, world

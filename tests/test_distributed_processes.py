@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsim.results.files import read_summary
+from fedsim.results.reading import read_summary
 from tests.ranks import result
 from tests.wandb_toys import wait_for
 

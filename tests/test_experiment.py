@@ -13,7 +13,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import DataError
 from fedsim.core.record import OF_CLOCK, Record
 from fedsim.data.digits import Digits
-from fedsim.results.files import read_summary
+from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly
 from fedsim.running.assembly import Experiment, build

@@ -21,7 +21,7 @@ from fedsim.core.types import ByClient
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.report.figures import all_plots
-from fedsim.results.files import read_metrics
+from fedsim.results.reading import read_metrics
 from fedsim.results.runs import read_runs, write_archive
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build

@@ -16,7 +16,8 @@ from fedsim.core.types import Ids, Params, Population
 from fedsim.engine.engine import Engine
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division, divide
-from fedsim.results.files import MODEL, SUMMARY, read_metrics, read_summary
+from fedsim.results.files import MODEL
+from fedsim.results.reading import SUMMARY, read_metrics, read_summary
 from fedsim.rounds.availability import Always
 from fedsim.rounds.loop import Simulation
 from fedsim.running.experiment import TEXTS, Incidents

@@ -19,7 +19,7 @@ from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork, Schedule
 from fedsim.models.mlp import MLP
-from fedsim.results.files import read_metrics, read_summary
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.running import interleaving
 from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
 from tests.engines import batched, schedule_of

@@ -19,7 +19,8 @@ from fedsim.jobs.cli import run
 from fedsim.jobs.launchers import RayJobs
 from fedsim.jobs.sweep import Attempts
 from fedsim.jobs.tasks import TaskLauncher, in_words, latest_record
-from fedsim.results.files import ERROR, read_summary
+from fedsim.results.files import ERROR
+from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running.outcome import Outcome
 from fedsim.running.process import Preempted, StopRequests

@@ -24,7 +24,7 @@ from fedsim.papers.pair_study import (
     split_by_seed,
     standardised,
 )
-from fedsim.results.files import read_metrics
+from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Run
 from fedsim.selectors.pair_study import pair_features
 from fedsim.selectors.similarity import similarities

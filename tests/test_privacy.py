@@ -24,7 +24,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.core.exact import normal
 from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort, Population, Selection
-from fedsim.results.files import read_metrics, read_summary
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.aggregators import FedAvg
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.loop import Simulation

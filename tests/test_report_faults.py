@@ -97,7 +97,9 @@ def test_a_summary_that_contradicts_its_rounds(tmp_path: Path, capsys: pytest.Ca
     assert make_report([str(tmp_path), "--no-figures"]) == 3
     lines = capsys.readouterr().err.splitlines()
     for name, _ in told:
-        assert any(f"/{name}/" in line and f"summary.json has {name.replace('final', 'last')}" in line for line in lines), name
+        assert any(
+            f"/{name}/" in line and f"summary.json has {name.replace('final', 'last')}" in line for line in lines
+        ), name
     write_run(tmp_path / "interrupted", [0.5], [[0]], status="interrupted", summary={"rounds": 9})  # of no end
     assert only_run(tmp_path).status == "interrupted"
 

@@ -23,8 +23,8 @@ from fedsim.report.page import (
 from fedsim.report.tables import all_tables, by_group
 from fedsim.results import runs
 from fedsim.results.curves import accuracy_curve
-from fedsim.results.files import read_metrics
 from fedsim.results.groups import group_runs, make_panels
+from fedsim.results.reading import read_metrics
 from fedsim.results.runs import read_runs
 from tests.report_toys import groups_of, panels_of, two_methods, write_run
 

@@ -10,7 +10,7 @@ import yaml
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.core.record import TOTALS
 from fedsim.partitions.division import Division
-from fedsim.results.files import read_metrics, read_summary
+from fedsim.results.reading import read_metrics, read_summary
 from tests.run_toys import ROOT, Run, folders, without_seconds
 
 

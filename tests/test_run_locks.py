@@ -17,7 +17,8 @@ from fedsim.commands.dispatch import answer
 from fedsim.core.errors import FedsimError
 from fedsim.data.cache import load_or_build
 from fedsim.jobs.cli import run
-from fedsim.results.files import ERROR, LOCKS, METRICS, REPLACEMENTS, HeldError, OutputError, RunFolder, is_free, owned
+from fedsim.results.files import ERROR, LOCKS, REPLACEMENTS, HeldError, OutputError, RunFolder, is_free, owned
+from fedsim.results.reading import METRICS
 from tests.checkpoint_toys import WORDS, folder_in
 from tests.run_toys import ROOT
 

@@ -14,7 +14,8 @@ import pytest
 
 from fedsim.core.record import Record
 from fedsim.jobs.cli import run
-from fedsim.results.files import NEWEST, read_metrics, read_summary
+from fedsim.results.files import NEWEST
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import process as signals
 from fedsim.running.process import StopRequests

@@ -17,7 +17,7 @@ from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
 from fedsim.jobs.launchers import SlurmJobs, launcher_of
 from fedsim.jobs.task_worker import SubmittedTask
-from fedsim.results.files import read_metrics, read_summary
+from fedsim.results.reading import read_metrics, read_summary
 from tests import slurm_stand_in
 from tests.launcher_toys import HANG, LAB, WORDS, Sweep, folders, pid_of_job, plans_of, result, statuses
 

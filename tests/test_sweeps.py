@@ -20,7 +20,8 @@ from fedsim.config.plan import outline
 from fedsim.core.record import Record
 from fedsim.jobs import sweep
 from fedsim.jobs.cli import run
-from fedsim.results.files import MODEL, owned, read_metrics, read_summary
+from fedsim.results.files import MODEL, owned
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running import process as signals
 from fedsim.running.process import StopRequests

@@ -13,7 +13,7 @@ from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Purpose, Streams
-from fedsim.results.files import read_metrics, read_summary
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
 from fedsim.running.experiment import execute

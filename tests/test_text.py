@@ -20,7 +20,7 @@ from fedsim.engine.schedule import LocalWork
 from fedsim.engine.stacked import joint_gradients
 from fedsim.jobs.cli import run
 from fedsim.models.text import TextGRU, TextMLP
-from fedsim.results.files import read_metrics
+from fedsim.results.reading import read_metrics
 from tests.dataset_toys import build
 from tests.engines import auto, batched, graph, native, reference
 from tests.test_engine import OPTIMIZERS, SIZES, assert_equal

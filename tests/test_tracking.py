@@ -13,7 +13,8 @@ import torch
 from rich.console import Console
 
 from fedsim.core.record import PHASES
-from fedsim.results.files import OutputError, RunFolder, json_ready, read_metrics, read_summary
+from fedsim.results.files import OutputError, RunFolder, json_ready
+from fedsim.results.reading import read_metrics, read_summary
 from fedsim.tracking.base import RunInfo, Tracker, Trackers
 from fedsim.tracking.console import ConsoleTracker
 from fedsim.tracking.tables import accuracy_curve, closing_table, show_bytes, show_seconds, sweep_table

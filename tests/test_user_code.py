@@ -14,7 +14,7 @@ from fedsim.commands import show, verify
 from fedsim.config.user_code import changed_since, user_code
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
-from fedsim.results.files import read_summary
+from fedsim.results.reading import read_summary
 from fedsim.results.runs import read_runs, write_archive
 from tests.checkpoint_toys import Killed
 from tests.launcher_toys import plans_of, sent

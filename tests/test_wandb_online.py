@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.commands.dispatch import answer
-from fedsim.results.files import METRICS, WANDB_ID, RunFolder, read_metrics
+from fedsim.results.files import WANDB_ID, RunFolder
+from fedsim.results.reading import METRICS, read_metrics
 from fedsim.tracking.wandb_tracker import TARGET
 from tests.test_tracking import info, record, summary
 from tests.wandb_stand_in import StandIn, serving

@@ -26,12 +26,7 @@ from fedsim.core.disk import (
     write_atomically,
 )
 from fedsim.core.errors import FedsimError
-from fedsim.results.reading import CONFIG as CONFIG
-from fedsim.results.reading import FINAL as FINAL
-from fedsim.results.reading import METRICS as METRICS
-from fedsim.results.reading import SUMMARY as SUMMARY
-from fedsim.results.reading import read_metrics as read_metrics
-from fedsim.results.reading import read_summary as read_summary
+from fedsim.results.reading import CONFIG, METRICS, SUMMARY
 
 ERROR = "error.txt"
 TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"

@@ -53,7 +53,7 @@ def measure(workload: Workload, rounds: int, every: str) -> dict[str, float]:
 def run_and_report(words: Sequence[str]) -> None:
     """Run the command in this process and print what its saves took."""
     from fedsim.jobs.cli import run
-    from fedsim.results.files import read_metrics
+    from fedsim.results.reading import read_metrics
     from fedsim.running.checkpoint import Checkpoints
     from fedsim.running.process import tune
 

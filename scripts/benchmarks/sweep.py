@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from fedsim.results.files import read_metrics
+from fedsim.results.reading import read_metrics
 from scripts.benchmarks.start_up import TORCH, seconds
 
 BOUND_NEW, BOUND_ENDED = 0.080, 0.0135

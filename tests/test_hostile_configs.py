@@ -1,6 +1,6 @@
-"""Configs from a stranger: they run nothing, import nothing, write nowhere else, and are refused within seconds.
+"""Configs from a stranger: they run nothing, import nothing, and write nowhere else.
 
-Each would leave a marker file, or take minutes, without its check. Negative controls come last: with a check switched
+Each would leave a marker file without its check. Negative controls come last: with a check switched
 off, what it prevents does happen.
 """
 
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from fedsim.config import build, compose
-from fedsim.config import words as overrides
 from fedsim.config.build import resolve
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.config.hydra_node import SecretError, environment_variable
@@ -177,40 +176,22 @@ def test_hydra_plugins_of_the_working_folder_are_left_alone(tmp_path: Path) -> N
     assert (tmp_path / "marker").exists()
 
 
-# --- size -----------------------------------------------------------------------------------------------------------
+# --- files that are no configs ----------------------------------------------------------------------------------------
 
-FORTY = range(40)
-BOMBS = {
-    "aliases": "a: &a0 [x, x]\n" + "".join(f"b{i}: &a{i + 1} [*a{i}, *a{i}]\n" for i in FORTY),
+UNSOUND = {
     "an alias of itself": "a: &a [*a, *a]\n",
-    "a long list": f"a: [{', '.join('1' for _ in range(100_000))}]\n",
-    "a long text": f"a: {'x' * 300_000}\n",
     "nesting": "a: " + "[" * 3000 + "]" * 3000 + "\n",
     "nested mappings": "a: " + "{a: " * 3000 + "1" + "}" * 3000 + "\n",
-    "interpolated text": "a0: xxxxxxxx\n" + "".join(f"a{i + 1}: ${{.a{i}}}${{.a{i}}}\n" for i in FORTY),
-    "interpolated lists": "a0: [x]\n" + "".join(f"a{i + 1}: ['${{model.a{i}}}', '${{model.a{i}}}']\n" for i in FORTY),
-    "selected": "a0: xx\n" + "".join(f'a{i + 1}: "${{oc.select:model.a{i}}}${{model.a{i}}}"\n' for i in FORTY),
-    "computed names": "a0: xx\nn: a\n" + "".join(f"a{i + 1}: ${{.${{.n}}{i}}}${{.${{.n}}{i}}}\n" for i in FORTY),
-    "a long chain": "a0: x\n" + "".join(f"a{i + 1}: ${{.a{i}}}\n" for i in range(2000)),
-    "many large texts": f"a0: {'x' * 50_000}\n" + "".join(f"a{i + 1}: ${{.a0}}\n" for i in FORTY),
-    "made nodes": "a: ${oc.create:{b:1}}\n",
     "tags": "a: !!python/object/apply:os.system [touch marker]\n",
     "no mapping": "just a text\n",
     "out of the folder": "defaults: [../../../../../../../etc/hosts]\n",
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_bombs_are_refused_before_hydra_works_on_them(refused: Refused, tmp_path: Path, bomb: str) -> None:
-    folder = write(tmp_path, "model/bad.yaml", BOMBS[bomb])
+@pytest.mark.parametrize("name", UNSOUND)
+def test_a_file_that_is_no_config_is_refused_in_a_few_lines(refused: Refused, tmp_path: Path, name: str) -> None:
+    folder = write(tmp_path, "model/bad.yaml", UNSOUND[name])
     assert len(refused("--config-dir", folder, "model=bad")) < 2000
-
-
-def test_long_words_are_refused_before_they_are_parsed(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text in ("[" * 3000 + "]" * 3000, "[" + "1," * 100_000 + "1]", "x" * 4_100):
-        assert len(refused(f"model.hidden={text}")) < 2000
-    monkeypatch.setattr(overrides, "MAX_WORD", 10**9)  # the negative control
-    assert len(overrides.parse([f"name={'x' * 4_100}"])) == 1
 
 
 # --- secrets --------------------------------------------------------------------------------------------------------
@@ -231,7 +212,7 @@ def test_a_config_names_no_secret_of_the_environment(
     assert environment_variable("FEDSIM_NONE", None) is None
     with pytest.raises(SecretError):
         environment_variable("AWS_SECRET_ACCESS_KEY", "a default")
-    monkeypatch.setattr(compose, "restricted_resolvers", nullcontext)  # the negative control
+    monkeypatch.setattr(compose, "guarded_environment", nullcontext)  # the negative control
     assert composed("name=${oc.env:AWS_SECRET_ACCESS_KEY}")["name"] == "planted-secret"
 
 

@@ -1,8 +1,7 @@
 """The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
 
 They are read one by one, without Hydra, which takes time, and nothing in them is run. What a defaults list puts at a
-place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out. A file
-outside conf/ may come from a stranger: it is refused where it is too long, or where YAML's aliases make it too large.
+place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out.
 """
 
 import re
@@ -15,11 +14,8 @@ from typing import Any, ClassVar
 import yaml
 
 from fedsim.core.configs import LOADER, all_keys, merged, placed
-from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
-MAX_BYTES, MAX_VALUES, MAX_DEPTH = 256 * 1024, 5_000, 50
-"""Of one YAML file, aliases written out; Hydra takes 0.1 ms for each value, and several times."""
 MAX_NAME = 200
 """Characters of a choice."""
 PACKAGE = re.compile(r"(?:\s*#\s*@.*\n|\s*\n)*\s*#\s*@package[ \t]+(\S+)")
@@ -59,32 +55,11 @@ for tag, pattern in {
 
 
 def read_text(path: Path) -> str:
-    """The text of a YAML file. Raises `ConfigError` where it cannot be read, or is too large for a config."""
+    """The text of a YAML file. Raises `ConfigError` where it cannot be read."""
     try:
-        state = path.stat()
-        return _checked(path, state.st_mtime_ns, state.st_size)
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError([Problem(str(path), ..., f"cannot be read ({error})")]) from error
-
-
-@lru_cache(maxsize=1024)  # a sweep composes the same files once a job, and a mistake may be looked up in all files
-def _checked(path: Path, _modified: int, _size: int) -> str:
-    if conf_dir() in path.parents:
-        return path.read_text(encoding="utf-8")
-    with path.open("rb") as file:
-        content = file.read(MAX_BYTES + 1)
-    remedy = "a config holds the values of an experiment, not data"
-    check(rule(len(content) <= MAX_BYTES, str(path), ..., f"must have at most {MAX_BYTES // 1024} KiB", remedy))
-    text = content.decode()
-    try:
-        size = _size_of(yaml.compose(text, yaml.SafeLoader), 1, {})
-    except yaml.YAMLError as error:
-        raise _no_yaml(path, error) from error
-    except RecursionError as error:
-        raise ConfigError([Problem(str(path), ..., "is nested too deeply", remedy)]) from error
-    limit = f"must have at most {MAX_VALUES} values, aliases written out"
-    check(rule(size <= MAX_VALUES, str(path), ..., limit, remedy))
-    return text
 
 
 def _no_yaml(path: Path, error: Exception) -> ConfigError:
@@ -94,19 +69,6 @@ def _no_yaml(path: Path, error: Exception) -> ConfigError:
     return ConfigError([Problem(str(path), ..., f"is not YAML{place}: {text}")])
 
 
-def _size_of(node: yaml.Node | None, depth: int, known: dict[int, int]) -> int:
-    """Number of values, with each alias counted as what it stands for, but nothing made of them. Raises
-    `RecursionError` where they are nested too deeply."""
-    if depth > MAX_DEPTH:
-        raise RecursionError
-    if id(node) not in known:
-        known[id(node)] = MAX_VALUES + 1  # a node that holds itself is endless
-        below = node.value if isinstance(node, yaml.SequenceNode) else []
-        below = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else below
-        known[id(node)] = 1 + sum(_size_of(one, depth + 1, known) for one in below)
-    return known[id(node)]
-
-
 @lru_cache(maxsize=1024)
 def parsed(path: Path, text: str) -> dict[Any, Any]:
     """The keys of a file. Raises `ConfigError` where it is no mapping."""
@@ -114,7 +76,7 @@ def parsed(path: Path, text: str) -> dict[Any, Any]:
         content = yaml.load(text, Loader) or {}
     except ConfigError as error:
         raise ConfigError(replace(p, key=f"{path}: {p.key}") for p in error.problems) from error
-    except (yaml.YAMLError, ValueError) as error:  # a `!!timestamp` that there is not, for example
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a `!!timestamp` that there is not, for example
         raise _no_yaml(path, error) from error
     check(rule(isinstance(content, dict), str(path), ..., "must be a mapping of keys to values"))
     return content

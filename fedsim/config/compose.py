@@ -5,7 +5,7 @@ of the values of all jobs (`fedsim.config.plan`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedsim.config.build import Gathered
 from fedsim.config.diagnosis import choices_of, compose_one, plain, run_name, words_of_scale
-from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, restricted_resolvers
+from fedsim.config.hydra_node import check_search_path, check_words, elsewhere, guarded_environment
 from fedsim.config.mistakes import explained, find
 from fedsim.config.overlay import Composed, Jobs
 from fedsim.config.plan import Plan, outline
@@ -57,7 +57,7 @@ def safeguards(config_dir: str | None = None) -> Iterator[None]:
     before = ConfigDir.active, ConfigDir.folder
     ConfigDir.active, ConfigDir.folder = True, config_dir
     try:
-        with restricted_resolvers():
+        with nullcontext() if before[0] else guarded_environment():
             yield
     finally:
         ConfigDir.active, ConfigDir.folder = before
@@ -92,6 +92,8 @@ def _base(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator
         yield parsed, compose_one([o.input_line or "" for o in kept], config_name)
     except ConfigError as error:
         raise ConfigError(find(words, config_name, multirun=multirun) or error.problems) from error
+    except RecursionError as error:
+        raise ConfigError([Problem("config", ..., "is nested too deeply")]) from error
 
 
 def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:

@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.config.build import Gathered, unknown
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, no_package
-from fedsim.config.hydra_node import Spent, check_node, check_words
+from fedsim.config.hydra_node import check_node, check_words
 from fedsim.config.sources import on_search_path
 from fedsim.config.suggestions import mistaken_choice
 from fedsim.config.words import (
@@ -86,7 +86,6 @@ def groups_above(key: str) -> list[str]:
 
 def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictConfig:
     """The config that `overrides` make, with Hydra's own node. Raises `ConfigError` with the first problem."""
-    Spent.evaluations = Spent.size = 0
     parsed = parse(overrides)
     check_words(parsed)
     check(*map(mistaken_choice, parsed))

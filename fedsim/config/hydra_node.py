@@ -3,8 +3,7 @@
 Hydra instantiates callbacks, sets environment variables, imports packages and opens log files as its own node, `hydra`,
 says. A config may come from a stranger, so that only how jobs are swept over and launched may be set there.
 
-A config is recorded with its interpolations resolved, so that they name no secret of the environment; and values that
-name others that name others can grow without bound (`a: ${b}${b}`, `b: ${c}${c}`, ...).
+A config is recorded with its interpolations resolved, so that they must name no secret of the environment.
 """
 
 import os
@@ -21,17 +20,11 @@ from hydra.conf import HydraConf
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.base import Container
-from omegaconf.basecontainer import BaseContainer
+from omegaconf.resolvers import oc
 
 from fedsim.core.configs import flat
 from fedsim.core.disk import VARIABLES, conf_dir, may_name
 from fedsim.core.errors import ConfigError, Problem, check
-
-RESOLVERS = ("oc.env", "oc.select", "oc.decode", "now", "hydra", "python_version")
-"""Resolvers that a config may call; the others make nodes out of text."""
-MAX_EVALUATIONS, MAX_SIZE = 2_000, 100_000
-"""Interpolations that are resolved in one composed config, and the characters and values that they stand for."""
 
 
 class SecretError(ValueError):
@@ -50,48 +43,14 @@ def environment_variable(name: str, *default: Any) -> Any:
     return None if default[0] is None else str(default[0])
 
 
-class Spent:
-    """What the interpolations of the config that was composed last have come to."""
-
-    evaluations = size = 0
-
-    @classmethod
-    def add(cls, value: Any) -> None:
-        """Raise `ConfigError` where `value` is one too many, or too large."""
-        cls.evaluations += 1
-        cls.size += _size_of(value)
-        if cls.evaluations > MAX_EVALUATIONS or cls.size > MAX_SIZE:
-            text = f"must become at most {MAX_SIZE} characters or values when it is resolved"
-            raise ConfigError([Problem("${...}", ..., text, "write the values out")])
-
-
-def _size_of(value: Any) -> int:
-    """Characters and values, interpolations in it unresolved."""
-    if isinstance(value, BaseContainer):
-        return _size_of(OmegaConf.to_container(value, resolve=False))
-    if isinstance(value, dict | list):
-        return 1 + sum(map(_size_of, value.values() if isinstance(value, dict) else value))
-    return len(str(value))
-
-
 @contextmanager
-def restricted_resolvers() -> Iterator[None]:
-    """OmegaConf with `RESOLVERS` alone, `environment_variable` for its `oc.env`, and a bound on what `${...}` is."""
-    resolvers, evaluate = BaseContainer._resolvers, Container.resolve_parse_tree
-
-    def bounded(self: Container, *args: Any, **kwargs: Any) -> Any:
-        Spent.add("")
-        value = evaluate(self, *args, **kwargs)
-        Spent.add(value)
-        return value
-
-    BaseContainer._resolvers = {name: call for name, call in resolvers.items() if name in RESOLVERS}
+def guarded_environment() -> Iterator[None]:
+    """OmegaConf with `environment_variable` for its own `oc.env`, which is put back at the end."""
     OmegaConf.register_new_resolver("oc.env", environment_variable, replace=True)
-    Container.resolve_parse_tree = bounded  # type: ignore[method-assign]
     try:
         yield
     finally:
-        BaseContainer._resolvers, Container.resolve_parse_tree = resolvers, evaluate  # type: ignore[method-assign]
+        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
 
 
 OPEN = ("mode", "sweeper.params", "sweeper.max_batch_size", "launcher", "verbose")

@@ -6,6 +6,7 @@ Each case was reported to other tools. It is read once, or rejected with the pat
 import os
 import pickle
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -209,13 +209,13 @@ def print_references(console: Console, table: pd.DataFrame, finals: pd.Series) -
 def print_schedules(console: Console, constant: pd.Series, cosine: pd.Series) -> None:
     paired = pd.DataFrame({"constant": constant, "cosine": cosine}).dropna()
     change = (paired["cosine"] - paired["constant"]).xs("random", level="method")
-    mean, low, high, _ = interval(change.groupby("setting").mean().to_numpy())
+    mean, low, high, _ = interval(change.groupby("seed").mean().to_numpy())
     console.print(
         f"\nRandom selection's accuracy changes by {mean:+.2f} [{low:+.2f}, {high:+.2f}] under a cosine schedule"
     )
     for schedule in paired:
-        console.print(f"Gains in these settings and seeds, {schedule} learning rate; settings as a sample")
-        found = over_settings(gains(paired[schedule])).sort_values("gain", ascending=False)
+        console.print(f"Gains in these settings and seeds, {schedule} learning rate; intervals over seeds")
+        found = over_seeds(gains(paired[schedule])).sort_values("gain", ascending=False)
         print_rows(console, found, list(found.index))
 
 

@@ -1,6 +1,7 @@
 """Figures of methods over several settings: critical differences, gains, gains beside costs, profiles."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -83,11 +84,13 @@ def gains_plot(found: Comparison) -> Plot:
 def costs_plot(found: Comparison) -> Plot:
     """Draw gains over random selection in points, and what runs cost as multiples of its, with a row for each line.
 
-    The colour says what a method asks clients for and needs at the server. Filled: the front of accuracy against cost.
+    Colour and marker say what a method asks clients for and needs at the server. Filled: the front of accuracy against
+    cost.
     """
     names, classes = found.by_gain, [*dict.fromkeys([*found.classes.values(), *found.ceiling])]
-    colours = dict(zip(classes, itertools.cycle(COLOURS), strict=False))
-    looks = [{"color": colours[found.classes.get(name, name)]} for name in names]
+    marks: list[dict[str, Any]] = [{"marker": marker, "color": colour} for marker in "os^" for colour in COLOURS]
+    look_of = dict(zip(classes, itertools.cycle(marks), strict=False))
+    looks = [look_of[found.classes.get(name, name)] for name in names]
     shares = {kind: {name: found.share(name, spent) for name in names} for kind, spent in SPENT.items()}
     shares = {kind: own for kind, own in shares.items() if np.isfinite([*own.values()]).all()}
     figure = Figure(figsize=(PAGE, 0.14 * len(names) + 0.9))
@@ -96,10 +99,10 @@ def costs_plot(found: Comparison) -> Plot:
     for row, name in enumerate(names):
         if gain := estimate([*pooled_values(found.gains(name)).values()]):
             reach = 100 * gain.half_width if gain.num > 1 else None
-            ax.errorbar(100 * gain.mean, row, xerr=reach, fmt="o", elinewidth=0.8, **looks[row])
+            ax.errorbar(100 * gain.mean, row, xerr=reach, linestyle="none", elinewidth=0.8, **looks[row])
         for its, own, front in zip(others, shares.values(), fronts, strict=True):
             style = "full" if name in front else "none"
-            its.plot(own[name], row, "o", markersize=4, fillstyle=style, **looks[row])
+            its.plot(own[name], row, linestyle="none", markersize=4, fillstyle=style, **looks[row])
     ax.set_xscale("symlog", linthresh=2, linscale=0.8)
     ax.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
     for its, label in zip((ax, *others), ("gain in points", *shares), strict=True):
@@ -112,7 +115,7 @@ def costs_plot(found: Comparison) -> Plot:
         its.tick_params(axis="y", length=0)
         its.set_xlabel(label)
         its.grid(axis="y")
-    handles = [Line2D([], [], color=colour, marker="o", linestyle="", label=name) for name, colour in colours.items()]
+    handles = [Line2D([], [], linestyle="", label=name, **look) for name, look in look_of.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return Plot("settings_costs", CAPTIONS["settings_costs"], figure)
 

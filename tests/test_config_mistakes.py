@@ -62,7 +62,7 @@ device=tpu -> device='tpu': must be one of auto, cpu, cuda or cuda:<number>
 optimizer._target_=os.system -> optimizer._target_='os.system': must be the dotted path of a subclass
 optimizer.schedule._target_=subprocess.Popen -> optimizer.schedule._target_='subprocess.Popen'
 tracker.console._target_=builtins.open tracker=default -> tracker.console._target_='builtins.open'
-partition_seed=${oc.create:[]} -> partition_seed: Unsupported interpolation type oc.create
+partition_seed=${oc.create:[]} -> partition_seed=[]: must be an integer or null
 name=${oc.env:NO_SUCH_VARIABLE} -> NO_SUCH_VARIABLE
 scale=small -> scale='small': has no effect here // it is for presets with a `small`
 scale=smal -> scale='smal': must be one of full, small, debug
@@ -424,7 +424,7 @@ FILES = {
     "hydra: {mode: MULTIRUN, sweeper: {params: {seed: 010}}}": "seed='010': must be an integer",
     "num_rounds: 5\nseed: 1\nnum_rounds: 6": "own.yaml: num_rounds: is there twice, in lines 2 and 4\n    leave one of",
     "local: {steps: 5, steps: 6}": "own.yaml: steps: is there twice, in lines 2 and 2",
-    "local:\n\tsteps: 5": "own.yaml: is not YAML in line 3: found character '\\t'",
+    "local:\n\tsteps: 5": "own.yaml: is not YAML in line 3: found character that cannot start any token",
     "defaults: [/selector: gpfl]": "own.yaml: `- /selector: gpfl`: does not replace the choice made\n    "
     "write `- override /selector: gpfl`",
     "defaults: [selector: gpfl]": "    write `- override /selector: gpfl`",

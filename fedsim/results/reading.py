@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from types import UnionType
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
 import yaml
@@ -23,9 +24,6 @@ from fedsim.core.configs import LOADER, flat
 from fedsim.core.disk import read_regular
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import FINAL_WINDOW, LASTS, TOTALS, Record, mean_of_last
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Floats = NDArray[np.float64]
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
@@ -244,72 +242,38 @@ class Rounds:
 
     @classmethod
     def of(cls, records: Sequence[Mapping[str, Any]]) -> "Rounds":
-        """Those of records as metrics.jsonl has them. Raises `DamagedError` where a value is not of the type that its
-        field has."""
-        import pyarrow as pa  # here and below: it takes 0.1 s to import
-
-        columns: dict[str, pa.Array] = {}
-        for name in dict.fromkeys(chain.from_iterable(records)):
-            try:
-                if name in OF_RECORD:
-                    columns[name] = pa.array([record.get(name) for record in records])
-            except (pa.ArrowException, OverflowError) as error:
-                raise _no_record(name) from error
-        return cls.in_table(pa.table(columns))
-
-    @classmethod
-    def in_table(cls, rows: "pa.Table") -> "Rounds":
-        """Those in the rows of a table with a column for each field. Raises `DamagedError` as above."""
-        import pyarrow as pa
-        from pyarrow import compute
-
-        names = [name for name in rows.column_names if _is_there(rows, name)]
-        check_kinds({name: _kinds_in(rows[name]) for name in names})
+        """Raises `DamagedError` where a value is not of the type that its field has."""
+        names = dict.fromkeys(chain.from_iterable(records))
+        check_kinds(dict.fromkeys(names, Kinds()))
+        if not all(len(record) == len(names) for record in records):
+            records = [dict.fromkeys(names) | dict(record) for record in records]
+        rows = map(itemgetter(*names), records) if records else ()
+        values: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
+        kinds = {name: Kinds(map(type, column)) for name, column in values.items()}
+        for name, kind in kinds.items():
+            if kind <= LIST | NONE and not INT.issuperset(map(type, chain.from_iterable(filter(None, values[name])))):
+                kinds[name] |= TEXT
+        check_kinds(kinds)
         columns: dict[str, Floats] = {}
-        for name in names:
-            column = rows[name]
-            if pa.types.is_list(column.type):
-                column = compute.list_value_length(column)
-            columns[name] = column.to_numpy().astype(np.float64)
-        if not names:
-            return cls(0, defaultdict(lambda: np.empty(0)), np.empty((2, 0), np.int32))
-        selected = rows["selected"].combine_chunks()
         try:
-            clients = compute.list_flatten(selected).cast(pa.int32())
-        except pa.ArrowInvalid as error:
-            raise _no_record("selected") from error
-        return cls(len(rows), columns, np.array([compute.list_parent_indices(selected), clients], np.int32))
-
-
-def _is_there(rows: "pa.Table", name: str) -> bool:
-    """Whether a run of an archive has this field of records: of those that are never None, others may have it alone."""
-    column = rows[name]
-    return name in OF_RECORD and column.null_count < len(column) + (type(None) in OF_RECORD[name] and len(column) > 0)
-
-
-def _kinds_in(column: "pa.ChunkedArray") -> Kinds:
-    """The types of JSON values that a column of records has in metrics.jsonl."""
-    from pyarrow import compute, types
-
-    kind, absent = column.type, NONE if column.null_count else Kinds()
-    if column.null_count == len(column):
-        return NONE
-    if types.is_list(kind) and not compute.list_flatten(column).null_count:
-        kind, absent = kind.value_type, absent | LIST
-        return absent if types.is_integer(kind) or types.is_null(kind) else TEXT
-    return absent | (INT if types.is_integer(kind) else NUMBER if types.is_floating(kind) else TEXT)
+            for name in [name for name in names if name in OF_RECORD]:
+                column = values[name]
+                if list in OF_RECORD[name]:
+                    column = [None if ids is None else len(ids) for ids in column]
+                columns[name] = np.array(column, np.float64)
+            selected = values.get("selected", ())
+            chosen = np.repeat(np.arange(len(selected)), [*map(len, selected)]), [*chain.from_iterable(selected)]
+            return cls(len(records), columns or defaultdict(lambda: np.empty(0)), np.array(chosen, np.int32))
+        except OverflowError as error:
+            raise DamagedError(f"{METRICS} holds numbers that no run writes") from error
 
 
 def check_kinds(kinds: Mapping[str, Kinds]) -> None:
     """Raise `DamagedError` unless the columns of records have the types of their fields."""
     lacking = RECORDED - kinds.keys() if kinds else set()
     for name in (*sorted(lacking), *kinds):
-        if name in lacking or not kinds[name] <= OF_RECORD[name]:
-            raise _no_record(name)
-
-
-def _no_record(name: str) -> DamagedError:
-    return DamagedError(f"{METRICS} holds lines that are not records of rounds ({name})")
+        if name in lacking or not kinds[name] <= OF_RECORD.get(name, kinds[name]):
+            raise DamagedError(f"{METRICS} holds lines that are not records of rounds ({name})")
 
 
 def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ also has, as JSON, its `TOLD`; a run that ended before its first round is that r
 import io
 import json
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -29,10 +31,16 @@ from fedsim.results.reading import (
     INT,
     LIST,
     MOST_BYTES_OF_ROUNDS,
+    NONE,
+    NUMBER,
+    OF_RECORD,
     SUMMARY,
+    TEXT,
     DamagedError,
+    Kinds,
     Rounds,
     check_config,
+    check_kinds,
     check_rounds,
     check_summary,
     content_of,
@@ -135,7 +143,7 @@ class Run:
     @cached_property
     def rounds(self) -> Rounds:
         if self.archived:
-            return Rounds.in_table(self.archived["rows"])
+            return rounds_in(self.archived["rows"])
         return Rounds.of(read_metrics(self.folder, whole=self.status in FINAL))
 
     def check(self) -> None:
@@ -335,3 +343,32 @@ def _archived(table: pa.Table, records: Sequence[str], first: int, length: int) 
         raise DamagedError("its folder is not a text")
     told["rows"] = table.select(records).slice(first, 0 if table["round"][first].as_py() is None else length)
     return Run(Path(told["folder"]), told["config"], told["summary"], told)
+
+
+def rounds_in(rows: pa.Table) -> Rounds:
+    """The records in rows of an archive. Raises `DamagedError`."""
+    names = [name for name in rows.column_names if _is_there(rows, name)]
+    check_kinds({name: _kinds(rows[name]) for name in names})
+    columns: dict[str, Floats] = {}
+    for name in names:
+        column = pc.list_value_length(rows[name]) if pa.types.is_list(rows[name].type) else rows[name]
+        columns[name] = column.to_numpy().astype(np.float64)
+    selected = rows["selected"].combine_chunks() if names else pa.array([], pa.list_(pa.int32()))
+    chosen = np.array([pc.list_parent_indices(selected), pc.list_flatten(selected)], np.int32)
+    return Rounds(len(rows), columns or defaultdict(lambda: np.empty(0)), chosen)
+
+
+def _is_there(rows: pa.Table, name: str) -> bool:
+    """Whether a run of an archive has this field of records: of those that are never None, others may have it alone."""
+    column = rows[name]
+    return name in OF_RECORD and column.null_count < len(column) + (type(None) in OF_RECORD[name] and len(column) > 0)
+
+
+def _kinds(column: pa.ChunkedArray) -> Kinds:
+    """The types of JSON values that a column of records would have in metrics.jsonl."""
+    kind, absent = column.type, NONE if column.null_count else Kinds()
+    if column.null_count == len(column):
+        return NONE
+    if pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type)):
+        return absent | LIST
+    return absent | (INT if pa.types.is_integer(kind) else NUMBER if pa.types.is_floating(kind) else TEXT)

@@ -14,8 +14,9 @@ import pytest
 
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import NEWEST, PREVIOUS
+from fedsim.results.files import NEWEST, PREVIOUS, TRACE
 from fedsim.results.reading import METRICS, SUMMARY, read_summary
+from fedsim.running.checkpoint import Checkpoint, Checkpoints, pack, unpack
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
 
@@ -63,6 +64,54 @@ def test_without_a_sound_checkpoint_they_are_set_aside_and_the_run_starts_anew(
     for name in ("checkpoint.damaged.safetensors", "checkpoint.previous.damaged.safetensors"):
         assert (folder / name).exists()
         assert f"set aside as {name}\n" in told
+
+
+FORGED: dict[str, list[Any]] = {
+    "initial_accuracy": [1.5, True, None],
+    "started": [-1.0, "now"],
+    "lengths": [{METRICS: -1}, {METRICS: 1.5}, {METRICS: 10**10}, {TRACE: 1}],
+    "overwrite": ["x"],
+    "earlier_code": ["abc"],
+    "state.round": [-1, 3.0, 10**9],
+    "state.started": [1],
+    "state.wall_seconds": [float("nan"), None],
+    "state.covered": [np.zeros(6), np.zeros(5, dtype=bool), [True] * 6],
+    "state.params": [{}, None],
+    "state.selector": [[]],
+    "state.aggregator": [None, {"more": 1}],
+}
+
+
+def test_each_field_of_a_forged_checkpoint_is_checked(killed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a SHA-256 that is right."""
+    killed(EVERY)
+    path, seen = folder_in("outputs") / NEWEST, list[Any]()
+    (path.parent / PREVIOUS).unlink()
+    read = Checkpoints._read
+    monkeypatch.setattr(Checkpoints, "_read", lambda self, path: seen.append((self, read(self, path))) or seen[-1][1])
+    whole = path.read_bytes()
+    assert run([*WORDS, EVERY]) == 0
+    owner, (sound, _) = seen[0]
+    params = {name: value.clone() for name, value in sound.state["params"].items()}
+    next(iter(params.values())).view(-1)[0] = float("nan")
+    reshaped = {name: value.reshape(-1) for name, value in sound.state["params"].items()}
+    for wrong in (params, reshaped):
+        assert owner.fault(Checkpoint(**{**vars(sound), "state": {**sound.state, "params": wrong}})) == "state.params"
+    assert owner.fault(Checkpoint(**{**vars(sound), "initial_accuracy": 1.0})) is None
+    oort = sound.state["selector"]
+    wrong_states = [{}, {**oort, "more": 1}, {**oort, "duration_sum": "x"}]
+    wrong_states += [{**oort, name: value[1:]} for name, value in oort.items() if np.shape(value) == (6,)]
+    assert len(wrong_states) > 3
+    for name, values in (*FORGED.items(), ("state.selector", wrong_states)):
+        for value in values:
+            content = {**vars(sound), "state": dict(sound.state)}
+            (content["state"] if "." in name else content)[name.removeprefix("state.")] = value
+            assert owner.fault(Checkpoint(**content)) == name, value
+    assert unpack(pack(owner.identity, vars(sound), owner.dataclasses))[0] == unpack(whole)[0]
+    content = {**vars(sound), "started": -1.0}
+    path.write_bytes(pack(owner.identity, content, owner.dataclasses))
+    assert owner.load(overwrite=False) is None
+    assert path.with_suffix(".damaged.safetensors").exists()
 
 
 def test_a_finished_run_whose_files_are_not_whole_is_run_again(

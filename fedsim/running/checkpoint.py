@@ -1,11 +1,12 @@
 """Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
 
 The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON; nothing in it is ever
-executed. Its rounds must be those of the records; other values are taken as they are.
+executed. As a SHA-256 can be forged, the types, shapes and ranges of what is read are checked, too.
 """
 
 import hashlib
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -70,7 +71,8 @@ class Checkpoints:
         parts = self.simulation.components
         own = {name: getattr(parts, name) for name in STATEFUL}
         self.dataclasses = dataclasses_known_to(*own.values())
-        encode({name: part.state_dict() for name, part in own.items()}, {}, dataclasses=self.dataclasses)
+        self.first = {name: part.state_dict() for name, part in own.items()}
+        encode(self.first, {}, dataclasses=self.dataclasses)
         self.device = parts.server_data.test.x.device
         self.identity = identity_of(plan, experiment)
         self.saved_at, self.cost = 0.0, 0.0
@@ -125,6 +127,8 @@ class Checkpoints:
         if problems := [p for p in found if not (self.settings.other_code and p.key == "code")]:
             raise ConfigError(problems)
         checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, self.dataclasses))
+        if wrong := self.fault(checkpoint):
+            raise CheckpointError(f"is damaged: its {wrong} is of a wrong type or out of range")
         until = checkpoint.state["round"]
         if found:
             checkpoint.earlier_code.append({"code": saved["code"], "until_round": until})
@@ -140,6 +144,66 @@ class Checkpoints:
         for name in (NEWEST, PREVIOUS):
             with suppress(OSError):
                 (self.folder.path / name).unlink(missing_ok=True)
+
+    def fault(self, checkpoint: Checkpoint) -> str | None:
+        """The first of its fields that the run cannot go on from, or None."""
+        state, parts, own = checkpoint.state, self.simulation.components, self.simulation.params
+        population, covered, params = parts.population, state.get("covered"), state.get("params")
+        num = population.num_clients
+        holds = {
+            "initial_accuracy": _within(checkpoint.initial_accuracy, 1),
+            "started": _within(checkpoint.started),
+            "lengths": all(
+                isinstance(n, int) and _within(n, self._size(name)) for name, n in checkpoint.lengths.items()
+            ),
+            "overwrite": isinstance(checkpoint.overwrite, bool),
+            "earlier_code": isinstance(checkpoint.earlier_code, list),
+            "state.round": isinstance(state.get("round"), int) and _within(state["round"], population.num_rounds),
+            "state.started": isinstance(state.get("started"), bool),
+            "state.wall_seconds": _within(state.get("wall_seconds")),
+            "state.simulated_time": parts.simulated is None or _within(state.get("simulated_time")),
+            "state.covered": isinstance(covered, np.ndarray) and (covered.dtype, covered.shape) == (np.bool_, (num,)),
+            "state.params": isinstance(params, dict)
+            and params.keys() == own.keys()
+            and all(_alike(params[name], value) for name, value in own.items()),
+            **{f"state.{name}": fits(state.get(name), first, num) for name, first in self.first.items()},
+        }
+        return next((name for name, sound in holds.items() if not sound), None)
+
+    def _size(self, name: str) -> int:
+        path = self.folder.path / name
+        return path.stat().st_size if path.is_file() else 0
+
+
+def fits(state: Any, first: Mapping[str, Any], num_clients: int) -> bool:
+    """Whether a part's state can be what became of `first`, that before round 1: the same names, a number for a number,
+    an array for an array, with a row for each client where that has them. None may become anything."""
+    return (
+        isinstance(state, dict)
+        and state.keys() == first.keys()
+        and all(_fits(state[name], own, num_clients) for name, own in first.items())
+    )
+
+
+def _fits(value: Any, first: Any, num_clients: int) -> bool:
+    if first is None or value is None:
+        return first is None
+    if isinstance(first, np.ndarray):
+        rows = first.shape[:1] == (num_clients,)
+        return isinstance(value, np.ndarray) and (not rows or value.shape[:1] == (num_clients,))
+    numbers = int | float | np.number
+    return isinstance(value, numbers if isinstance(first, numbers) else type(first))
+
+
+def _alike(value: Any, own: Tensor) -> bool:
+    alike = isinstance(value, Tensor) and (value.shape, value.dtype) == (own.shape, own.dtype)
+    return alike and bool(value.isfinite().all())
+
+
+def _within(value: Any, high: float = math.inf) -> bool:
+    """Whether it is a finite number from 0 to `high`."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and 0 <= value <= high
 
 
 def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:

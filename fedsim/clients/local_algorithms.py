@@ -28,7 +28,7 @@ LARGE_BYTES = 2**30  # of clients' states: more is told before the run
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """What the server knows of a cohort's training.
+    """The server's view of a cohort's training.
 
     `lr` is the learning rate, `optimizer` the clients' optimiser, and `num_clients` the number N of all clients. Three
     values are computed on demand. `scales()` [K] are N p_k, the weights of these clients in the objective sum_k p_k F_k
@@ -60,7 +60,7 @@ class LocalAlgorithm(Stateful, ABC):
     needs_mean = False
     """Whether the aggregator must be a mean (`Aggregator.is_mean`)."""
     needs_average = False
-    """Whether the aggregator must step to the mean of the local models itself (`Aggregator.is_average`)."""
+    """True if the aggregator must step to the mean of the local models itself (`Aggregator.is_average`)."""
     needs_same_start = False
     """Whether all clients must begin at the server's model, which they do not with `init_seed=per_client`."""
 

@@ -149,7 +149,7 @@ def data(plans: Sequence[Plan]) -> Iterator[Finding]:
 
 
 def _unfit(plan: Plan) -> Problem | None:
-    """What is missing of the data set of a job, or wrong with its files."""
+    """Return what is missing of the data set of a job, or wrong with its files."""
     node = plan.config["dataset"]
     try:
         instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).inspect()

@@ -142,7 +142,7 @@ def explained(problems: Sequence[Problem], job: Composed) -> list[Problem]:
 
 
 def _spelling(problem: Problem, job: Composed) -> str:
-    """How to write a value of the wrong type as one of the right type; empty where that is not clear."""
+    """Return how to write a value of the wrong type as one of the right type; empty where that is not clear."""
     key, value, rule = problem.key, problem.value, problem.rule
     if isinstance(value, str) and key in job.files.groups:
         return f"choose it in the file's defaults list: `- override /{key}: {value}`"

@@ -59,7 +59,7 @@ class CheckedFolder(ConfigSource):
 
 
 def loader() -> Any:
-    """What Hydra composes from now, if it is ready to."""
+    """Return what Hydra composes from now, if it is ready to."""
     return getattr(GlobalHydra.instance().hydra, "config_loader", None)
 
 

@@ -61,7 +61,7 @@ def changed_since(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def is_users(module: str) -> bool:
-    """Whether a module is the user's, or of an installed package that is made for fedsim."""
+    """Return whether a module is the user's, or of an installed package that is made for fedsim."""
     return module.partition(".")[0] != "fedsim" and not_imported(module) is None
 
 

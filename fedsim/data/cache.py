@@ -101,9 +101,12 @@ class SourceFiles:
 def load_or_decode(
     prefix: Path, root: Path, files: Sequence[Path], facts: object, decode: Callable[[SourceFiles], dict[str, Tensor]]
 ) -> tuple[dict[str, Tensor], str]:
-    """What `decode` makes of the files below `root`, stored in a file whose name begins with `prefix`; and the checksum
-    of those that it read. They are decoded again if the path, size or modification time of a file changes. Links
-    are followed: what is told by the place of a link itself (its name, a class, a split) must be among the `facts`."""
+    """Return what `decode` makes of the files below `root`, and the checksum of the files that it read.
+
+    Both are stored in a file whose name begins with `prefix`, and made again if the path, size or modification time of
+    a file changes. Links are followed: what the place of a link itself says (its name, a class, a split) must be among
+    the `facts`.
+    """
     stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := stat_of(file))]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 

@@ -134,7 +134,7 @@ def device_memory(device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory left; torch has no class of error for that on a CPU."""
+    """Return whether there was no memory left; torch has no class of error for that on a CPU."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
 
 

@@ -160,7 +160,7 @@ def read_summary_file(path: Path, option: str = "") -> dict[str, Any]:
 
 
 def _is_group(group: Any) -> bool:
-    """Whether it is one of the groups that `make_summary` makes, as far as `compare_summaries` reads them."""
+    """Return whether it is a group of `make_summary`, as far as `compare_summaries` reads it."""
     return (
         has_kinds(group, {"config": TEXT, "seeds": MAPPING, "made_by": MAPPING})
         and is_mapping_of(group.get("labels"), TEXT)

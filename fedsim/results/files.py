@@ -249,8 +249,8 @@ MOST_OF_HEADER = 100_000_000
 
 
 def is_whole_model(path: Path, before: int = 0) -> bool:
-    """Whether a file of safetensors is as long as its header says, which comes after so many other bytes. Raises
-    OSError where it cannot be read."""
+    """Return whether a file of safetensors is as long as its header says. The header comes `before` bytes after the
+    beginning of the file. Raises OSError where it cannot be read."""
     with open_regular(path) as file:
         file.seek(before)
         length = int.from_bytes(file.read(8), "little")

@@ -119,7 +119,7 @@ def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compared_config(run: Run) -> dict[str, Any]:
-    """What is `relevant` of a run, with engine=native where engine=auto took it, and the user's code in it."""
+    """Return what is `relevant` of a run, with engine=native where engine=auto took it, and the user's code."""
     config = relevant(run.config) | ({"code": run.code} if run.code else {})
     engine = config.get("engine")
     is_auto = isinstance(engine, Mapping) and engine.get("_target_") == "choose_backend"

@@ -151,8 +151,10 @@ def total_cost(run: Run, names: Sequence[str]) -> float | None:
 
 
 def start_up_cost(run: Run, names: Sequence[str]) -> float | None:
-    """What the start-up rounds cost in the sum of recorded quantities: 0 if the run has none; None if it did not record
-    how many they are, or ended within them."""
+    """Return what the start-up rounds cost in the sum of recorded quantities: 0 if the run has none.
+
+    None if the run did not record how many they are, or ended within them.
+    """
     start, later = run.start_up_rounds, cost_a_round(run, names)
     return None if later is None else float(_spent(run, names)[:start].sum())
 

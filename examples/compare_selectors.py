@@ -1,9 +1,11 @@
-"""A sweep from Python: three selectors at three seeds, side by side, a table of means, and the curves in a figure.
+"""A sweep from Python: three selectors at three seeds, side by side, a table of means, and the
+curves in a figure.
 
-    uv run python examples/compare_selectors.py
-    uv run python examples/compare_selectors.py num_rounds=100 optimizer.lr=0.05    # any words of the command line
+    uv run python examples/compare_selectors.py uv run python examples/compare_selectors.py
+    num_rounds=100 optimizer.lr=0.05    # any words of the command line
 
-The same words on the command line would make the same runs in the same folders: what is finished is not run again.
+The same words on the command line would make the same runs in the same folders: what is finished is
+not run again.
 """
 
 import sys
@@ -14,7 +16,12 @@ import fedsim
 
 matplotlib.use("Agg")
 
-WORDS = ["selector=random,power_of_choice,oort", "seed=0,1,2", "num_rounds=30", "tracker=files_only"]
+WORDS = [
+    "selector=random,power_of_choice,oort",
+    "seed=0,1,2",
+    "num_rounds=30",
+    "tracker=files_only",
+]
 
 sweep = fedsim.run_sweep([*WORDS, *sys.argv[1:]], lanes=9)
 for result in sweep:

@@ -1,7 +1,7 @@
 """Finished runs in pandas: accuracy against bytes, and how evenly selectors choose.
 
-uv run python examples/finished_runs.py outputs/default
-uv run python examples/finished_runs.py runs.parquet          # what `fedsim report --archive` writes
+uv run python examples/finished_runs.py outputs/default uv run python examples/finished_runs.py
+runs.parquet          # what `fedsim report --archive` writes
 """
 
 import sys
@@ -16,9 +16,12 @@ import fedsim
 
 runs = fedsim.load_runs(sys.argv[1] if len(sys.argv) > 1 else "outputs/default")
 done = runs[runs["status"] == "done"]
-print(done.groupby(["dataset", "partition", "selector"])["run"].nunique().rename("runs").to_string())
+print(
+    done.groupby(["dataset", "partition", "selector"])["run"].nunique().rename("runs").to_string()
+)
 
-# every row has the ids that its round selected: how often was each client chosen, as a share of its run's rounds?
+# every row has the ids that its round selected: how often was each client chosen, as a share of its
+# run's rounds?
 chosen = done[["selector", "run", "selected"]].explode("selected").dropna()
 times = chosen.groupby(["selector", "run", "selected"]).size()
 shares = times.div(done.groupby("run")["round"].max(), level="run")
@@ -27,7 +30,9 @@ print(shares.groupby(["selector", "run"]).max().groupby("selector").mean().round
 
 figure, axes = plt.subplots()
 for selector, rows in done.groupby("selector"):
-    rows = rows.assign(megabytes=(rows["bytes_down"] + rows["bytes_up"]).groupby(rows["run"]).cumsum() / 1e6)
+    rows = rows.assign(
+        megabytes=(rows["bytes_down"] + rows["bytes_up"]).groupby(rows["run"]).cumsum() / 1e6
+    )
     mean = rows.groupby("round")[["megabytes", "test_accuracy"]].mean()
     axes.plot(mean["megabytes"], mean["test_accuracy"], label=selector)
 axes.set(xlabel="MB sent, both ways", ylabel="test accuracy, mean over runs")

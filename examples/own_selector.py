@@ -1,9 +1,11 @@
-"""A selector of your own, as in the cells of a notebook: a class, a run with it, and another look at every round.
+"""A selector of your own, as in the cells of a notebook: a class, a run with it, and another look
+at every round.
 
     uv run python examples/own_selector.py [words of the command line]
 
-The class is defined in this script, where no other process could import it: its run is not kept. Moved to a module
-(`from my_lab import MostData`), the same call keeps it in outputs/, and goes on with it after an interrupt.
+The class is defined in this script, where no other process could import it: its run is not kept.
+Moved to a module (`from my_lab import MostData`), the same call keeps it in outputs/, and goes on
+with it after an interrupt.
 """
 
 import sys
@@ -12,13 +14,22 @@ from functools import partial
 import numpy as np
 
 import fedsim
-from fedsim.selectors.base import Clients, Population, Selection, Selector, ascending, between, check
+from fedsim.selectors.base import (
+    Clients,
+    Population,
+    Selection,
+    Selector,
+    ascending,
+    between,
+    check,
+)
 
 # %% A selector: the K clients with the most data, but for a share that is drawn at random
 
 
 class MostData(Selector):
-    """Takes the clients with the most training samples; `random_share` of the K are drawn from the others."""
+    """Takes the clients with the most training samples; `random_share` of the K are drawn from the
+    others."""
 
     def __init__(self, population: Population, *, random_share: float) -> None:
         super().__init__(population)
@@ -27,7 +38,9 @@ class MostData(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)
-        by_size = clients.available[np.argsort(-self.population.sizes[clients.available], kind="stable")]
+        by_size = clients.available[
+            np.argsort(-self.population.sizes[clients.available], kind="stable")
+        ]
         num_random = int(self.random_share * count)
         others = rng.choice(by_size[count - num_random :], num_random, replace=False)
         return Selection(ascending(np.concatenate([by_size[: count - num_random], others])))

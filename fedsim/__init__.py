@@ -1,4 +1,5 @@
-"""fedsim compares client selection methods of federated learning: accuracy, and its cost in bytes, samples and seconds.
+"""fedsim compares client selection methods of federated learning: accuracy, and its cost in bytes,
+samples and seconds.
 
 From Python, an experiment is composed of the words of the command line and run in this process:
 
@@ -15,7 +16,14 @@ if TYPE_CHECKING:
     from typing import Any
 
     from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
-    from fedsim.api.results import RunFailedError, RunResult, SweepResult, load_ablations, load_runs, load_summaries
+    from fedsim.api.results import (
+        RunFailedError,
+        RunResult,
+        SweepResult,
+        load_ablations,
+        load_runs,
+        load_summaries,
+    )
     from fedsim.core.record import Record
 
 __version__ = "0.1.0"

@@ -9,7 +9,11 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     except OSError:  # it was deleted
         here = ""
     if sys.path[:1] == [here]:
-        del sys.path[0]  # where -m puts the working folder: its files would be imported in place of installed modules
+        del sys.path[
+            0
+            # where -m puts the working folder: its files would be imported in place of installed
+            # modules
+        ]
 
 from fedsim.run import main
 

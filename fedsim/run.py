@@ -1,4 +1,5 @@
-"""The entry point: `fedsim`, or `python -m fedsim.run`. Imports nothing that takes time before signals are handled."""
+"""The entry point: `fedsim`, or `python -m fedsim.run`. Imports nothing that takes time before
+signals are handled."""
 
 import os
 import sys
@@ -9,7 +10,11 @@ if __name__ == "__main__" and not sys.flags.safe_path:
     except OSError:  # it was deleted
         here = ""
     if sys.path[:1] == [here]:
-        del sys.path[0]  # where -m puts the working folder: its files would be imported in place of installed modules
+        del sys.path[
+            0
+            # where -m puts the working folder: its files would be imported in place of installed
+            # modules
+        ]
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +32,9 @@ RUNNING_FLAGS = {
 def main() -> None:
     """Run the command line and exit with its code, however early it is asked to end."""
     open_missing_streams()
-    os.environ["PYTHONSAFEPATH"] = "1"  # no child (`python -c`) imports from the working folder before all other places
+    os.environ["PYTHONSAFEPATH"] = (
+        "1"  # no child (`python -c`) imports from the working folder before all other places
+    )
     STOP.install()
     if not world().rank:
         announce(sys.argv[1:])
@@ -42,7 +49,8 @@ def main() -> None:
 def announce(argv: Sequence[str]) -> None:
     """Say on stderr that a command that runs jobs is on its way: imports and checks take seconds.
 
-    Other commands (`--help`, `--cfg job`, a first word that is no override) answer questions, perhaps to a program.
+    Other commands (`--help`, `--cfg job`, a first word that is no override) answer questions,
+    perhaps to a program.
     """
     flags = {word.partition("=")[0] for word in argv if word.startswith("-")}
     runs = not argv or argv[0].startswith(("-", "+", "~")) or "=" in argv[0]

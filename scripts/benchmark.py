@@ -4,19 +4,16 @@
     uv run python scripts/benchmark.py <command> --help
     uv run python scripts/benchmark.py run --quick      # a first look at the speed race
 
-install       make the environments of the speed race's other frameworks
-run           the speed race: rounds a second of fedsim, other frameworks and loops by hand
-gpu           all figures of a GPU
-growth        time and memory of a round by clients per round, clients, width and steps
-clients       what a run costs beside local training, for each selector, as the number of clients grows
-selection     what each selector computes in a round, with the updates of a CNN
-ranks         what a second process gains
-checkpoints   what checkpoints cost
-start-up      what one waits for before the first answer
-sweep         what a sweep costs beside its rounds
-reports       what a report of 3,000 runs takes, and how large its page is
-gains         what changes the selection benchmark's answer: horizon, budget, which settings it speaks for
-server-only   the accuracy that the server's labelled samples give by themselves
+install       make the environments of the speed race's other frameworks run           the speed
+race: rounds a second of fedsim, other frameworks and loops by hand gpu           all figures of a
+GPU growth        time and memory of a round by clients per round, clients, width and steps clients
+what a run costs beside local training, for each selector, as the number of clients grows selection
+what each selector computes in a round, with the updates of a CNN ranks         what a second
+process gains checkpoints   what checkpoints cost start-up      what one waits for before the first
+answer sweep         what a sweep costs beside its rounds reports       what a report of 3,000 runs
+takes, and how large its page is gains         what changes the selection benchmark's answer:
+horizon, budget, which settings it speaks for server-only   the accuracy that the server's labelled
+samples give by themselves
 """
 
 import runpy

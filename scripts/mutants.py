@@ -1,13 +1,15 @@
 """Mutants of the code: small mistakes made on purpose, each of which some test must notice.
 
-    uv run python scripts/mutants.py                  # all of docs/mutants.yaml: half an hour of a core
-    uv run python scripts/mutants.py ledger gpfl      # those of files whose path has one of these words
-    uv run python scripts/mutants.py --random 1 100 clients   # a hundred more, drawn with seed 1
+    uv run python scripts/mutants.py                  # all of docs/mutants.yaml: half an hour of a
+    core uv run python scripts/mutants.py ledger gpfl      # those of files whose path has one of
+    these words uv run python scripts/mutants.py --random 1 100 clients   # a hundred more, drawn
+    with seed 1
 
-The list names a file, a text that occurs in it once, what replaces it, and the tests that are run, in a copy of the
-checkout. A mutant is killed by the first test that fails; one that no test can kill says why in `equivalent`. The tests
-must pass without the mutant: otherwise nothing is known of it. Random ones (scripts/random_mutants.py) that survive
-have a reason in docs/mutants_survivors.yaml.
+The list names a file, a text that occurs in it once, what replaces it, and the tests that are run,
+in a copy of the checkout. A mutant is killed by the first test that fails; one that no test can
+kill says why in `equivalent`. The tests must pass without the mutant: otherwise nothing is known of
+it. Random ones (scripts/random_mutants.py) that survive have a reason in
+docs/mutants_survivors.yaml.
 """
 
 import argparse
@@ -49,7 +51,8 @@ LIMIT = 900
 
 @dataclass(frozen=True)
 class Mutant:
-    """In `file`, `old` (which occurs once) becomes `new`; `tests` (words for pytest) are to notice."""
+    """In `file`, `old` (which occurs once) becomes `new`; `tests` (words for pytest) are to
+    notice."""
 
     file: str
     old: str
@@ -61,7 +64,11 @@ class Mutant:
 def mutants() -> list[Mutant]:
     """The list. Tests are given once a file."""
     groups = yaml.safe_load(LIST.read_text(encoding="utf-8"))
-    return [Mutant(**{"file": g["file"], "tests": g["tests"], **m}) for g in groups for m in g["mutants"]]
+    return [
+        Mutant(**{"file": g["file"], "tests": g["tests"], **m})
+        for g in groups
+        for m in g["mutants"]
+    ]
 
 
 @contextmanager
@@ -70,7 +77,11 @@ def copy_of_checkout() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="fedsim-mutants-") as folder:
         for name in ("conf", "docs", "fedsim", "scripts", "tests"):
             left_out = ["results"] if name == "docs" else []
-            shutil.copytree(ROOT / name, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__", *left_out))
+            shutil.copytree(
+                ROOT / name,
+                Path(folder) / name,
+                ignore=shutil.ignore_patterns("__pycache__", *left_out),
+            )
         for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md"):
             shutil.copy(ROOT / name, folder)
         yield Path(folder)
@@ -87,7 +98,9 @@ def complaint(mutant: Mutant, checkout: Path) -> str:
     times = path.read_text(encoding="utf-8").count(mutant.old)
     if times != 1:
         return f"{mutant.file}: {mutant.old!r} occurs {times} times"
-    return f"{mutant.file}: {mutant.old!r} is replaced by itself" if mutant.new == mutant.old else ""
+    return (
+        f"{mutant.file}: {mutant.old!r} is replaced by itself" if mutant.new == mutant.old else ""
+    )
 
 
 def fate(mutant: Mutant, checkout: Path) -> str:
@@ -115,12 +128,16 @@ class Checked:
         if mutant.tests not in self.known:
             self.known[mutant.tests] = failing_test(shlex.split(mutant.tests), self.checkout)
         before = self.known[mutant.tests]
-        return fate(mutant, self.checkout) if before == SURVIVED else f"nothing known: without it, {before} fails"
+        return (
+            fate(mutant, self.checkout)
+            if before == SURVIVED
+            else f"nothing known: without it, {before} fails"
+        )
 
 
 def failing_test(words: list[str], checkout: Path) -> str:
-    """The first failure of those tests, in a child that has the large libraries from its parent, and fedsim from the
-    checkout."""
+    """The first failure of those tests, in a child that has the large libraries from its parent,
+    and fedsim from the checkout."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe(duplex=False)
     child = context.Process(target=_run_tests, args=(words, checkout, theirs))
@@ -144,7 +161,9 @@ def _run_tests(words: list[str], checkout: Path, answer: Connection) -> None:
     sys.path.insert(0, str(checkout))
     sys.dont_write_bytecode = True
     first = _FirstFailure()
-    code = pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first])
+    code = pytest.main(
+        ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--tb=no", *words], plugins=[first]
+    )
     answer.send(first.name or (SURVIVED if code == 0 else f"pytest ended with {code}"))
 
 
@@ -165,7 +184,9 @@ class _FirstFailure:
 def line(mutant: Mutant, killer: str) -> str:
     """What is printed of a mutant."""
     change = (
-        f"`{_one_line(mutant.old)}` to `{_one_line(mutant.new)}`" if mutant.new else f"no `{_one_line(mutant.old)}`"
+        f"`{_one_line(mutant.old)}` to `{_one_line(mutant.new)}`"
+        if mutant.new
+        else f"no `{_one_line(mutant.old)}`"
     )
     return f"{mutant.file}: {change} | {mutant.equivalent or killer}"
 
@@ -175,9 +196,12 @@ def _one_line(text: str) -> str:
 
 
 def run_random(seed: int, count: int, words: list[str]) -> int:
-    """Draw mutants from the modules that `words` name; the tests are those that the list names for these modules."""
+    """Draw mutants from the modules that `words` name; the tests are those that the list names for
+    these modules."""
     ours = [m for m in mutants() if not words or any(word in m.file for word in words)]
-    tests = {w.partition("::")[0] for m in ours for w in shlex.split(m.tests) if w.startswith("tests/")}
+    tests = {
+        w.partition("::")[0] for m in ours for w in shlex.split(m.tests) if w.startswith("tests/")
+    }
     fates = random_mutants.run(random_mutants.draw(seed, count, words), sorted(tests))
     known = yaml.safe_load(SURVIVORS.read_text(encoding="utf-8"))
     survivors = [mutant for mutant, fate in fates.items() if fate in random_mutants.BAD]
@@ -189,7 +213,9 @@ def run_random(seed: int, count: int, words: list[str]) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run mistakes made on purpose.")
     parser.add_argument("words", nargs="*", help="parts of paths; none: all files")
-    parser.add_argument("--random", nargs=2, type=int, metavar=("SEED", "COUNT"), help="drawn by chance instead")
+    parser.add_argument(
+        "--random", nargs=2, type=int, metavar=("SEED", "COUNT"), help="drawn by chance instead"
+    )
     options = parser.parse_args()
     if options.random:
         return run_random(*options.random, options.words)

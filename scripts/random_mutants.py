@@ -1,8 +1,10 @@
-"""One-token mutants drawn at random from fedsim/, run in children of one process that has collected the tests.
+"""One-token mutants drawn at random from fedsim/, run in children of one process that has collected
+the tests.
 
-A mutant replaces the code of one function in a forked child; the tests that execute its line run there, the fastest of
-each file first. Which tests execute which line is recorded once for each file of tests (`.cache/mutants`, remade when
-that file changes). Statements outside of functions are no candidates, nor are annotations, messages and assertions.
+A mutant replaces the code of one function in a forked child; the tests that execute its line run
+there, the fastest of each file first. Which tests execute which line is recorded once for each file
+of tests (`.cache/mutants`, remade when that file changes). Statements outside of functions are no
+candidates, nor are annotations, messages and assertions.
 """
 
 import ast
@@ -34,7 +36,12 @@ BAD = SURVIVED, NOT_EXECUTED = "survived", "no test executes it"
 """What tests do not notice; they do notice a loop without an end."""
 
 SWAPPED: dict[type, list[type]] = {
-    **{ast.Lt: [ast.LtE, ast.Gt], ast.LtE: [ast.Lt, ast.GtE], ast.Gt: [ast.GtE, ast.Lt], ast.GtE: [ast.Gt, ast.LtE]},
+    **{
+        ast.Lt: [ast.LtE, ast.Gt],
+        ast.LtE: [ast.Lt, ast.GtE],
+        ast.Gt: [ast.GtE, ast.Lt],
+        ast.GtE: [ast.Gt, ast.LtE],
+    },
     **{ast.Eq: [ast.NotEq], ast.NotEq: [ast.Eq], ast.Is: [ast.IsNot], ast.IsNot: [ast.Is]},
     **{ast.In: [ast.NotIn], ast.NotIn: [ast.In], ast.And: [ast.Or], ast.Or: [ast.And]},
     **{ast.Add: [ast.Sub], ast.Sub: [ast.Add], ast.Mult: [ast.Div], ast.Div: [ast.Mult]},
@@ -48,7 +55,8 @@ NO_CANDIDATES = {"strict", "copy", "dtype", "non_blocking"}
 
 @dataclass(frozen=True)
 class Random:
-    """A mutant of the function that begins at `function` (name, line); `lines` are those of the changed expression."""
+    """A mutant of the function that begins at `function` (name, line); `lines` are those of the
+    changed expression."""
 
     file: str
     function: tuple[str, int]
@@ -67,15 +75,25 @@ def changes(node: ast.AST) -> Iterator[Callable[[Any], None]]:
     """What may become of a node, as functions that change it in place."""
     if isinstance(node, ast.Compare):
         for i, op in enumerate(node.ops):
-            yield from (lambda n, i=i, new=new: n.ops.__setitem__(i, new()) for new in SWAPPED.get(type(op), []))
+            yield from (
+                lambda n, i=i, new=new: n.ops.__setitem__(i, new())
+                for new in SWAPPED.get(type(op), [])
+            )
     elif isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign):
-        yield from (lambda n, new=new: setattr(n, "op", new()) for new in SWAPPED.get(type(node.op), []))
+        yield from (
+            lambda n, new=new: setattr(n, "op", new()) for new in SWAPPED.get(type(node.op), [])
+        )
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield lambda n: setattr(n, "value", not n.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        yield lambda n: setattr(n, "value", n.value + 1 if isinstance(n.value, int) else 2 * n.value or 1.0)
+        yield lambda n: setattr(
+            n, "value", n.value + 1 if isinstance(n.value, int) else 2 * n.value or 1.0
+        )
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield lambda n: (setattr(n, "op", ast.Not()), setattr(n, "operand", ast.UnaryOp(ast.Not(), n.operand)))[0]
+        yield lambda n: (
+            setattr(n, "op", ast.Not()),
+            setattr(n, "operand", ast.UnaryOp(ast.Not(), n.operand)),
+        )[0]
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         yield lambda n: setattr(n, "op", ast.UAdd())
     elif isinstance(node, ast.Name) and node.id in OPPOSITE:
@@ -87,10 +105,14 @@ def changes(node: ast.AST) -> Iterator[Callable[[Any], None]]:
 def inside(node: ast.AST, statement: int = 0) -> Iterator[tuple[ast.AST, int]]:
     """The nodes of a function that count, each with the line of its statement."""
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "args", "returns", "decorator_list") and not isinstance(node, ast.Call):
+        if name in ("annotation", "args", "returns", "decorator_list") and not isinstance(
+            node, ast.Call
+        ):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr | ast.Raise | ast.Assert):
+            if not isinstance(child, ast.AST) or isinstance(
+                child, ast.JoinedStr | ast.Raise | ast.Assert
+            ):
                 continue
             if isinstance(child, ast.keyword) and child.arg in NO_CANDIDATES:
                 continue
@@ -147,7 +169,9 @@ def files(words: Sequence[str]) -> list[Path]:
     """The modules of fedsim/ whose path has one of `words`, or all."""
     named = [(f, f.relative_to(ROOT).as_posix()) for f in sorted((ROOT / "fedsim").rglob("*.py"))]
     return [
-        f for f, name in named if not any(w in name for w in WITHOUT) and (not words or any(w in name for w in words))
+        f
+        for f, name in named
+        if not any(w in name for w in WITHOUT) and (not words or any(w in name for w in words))
     ]
 
 
@@ -174,15 +198,23 @@ class Loop:
         for mutant in self.mutants:
             importlib.import_module(mutant.file.removesuffix(".py").replace("/", "."))
         gc.unfreeze()
-        own = {f for f in gc.get_objects() if isinstance(f, FunctionType) and "/fedsim/" in f.__code__.co_filename}
-        self.by_start = {(f.__code__.co_filename, f.__code__.co_name, f.__code__.co_firstlineno): f for f in own}
+        own = {
+            f
+            for f in gc.get_objects()
+            if isinstance(f, FunctionType) and "/fedsim/" in f.__code__.co_filename
+        }
+        self.by_start = {
+            (f.__code__.co_filename, f.__code__.co_name, f.__code__.co_firstlineno): f for f in own
+        }
         gc.freeze()
         self.items = {item.nodeid: item for item in session.items}
         files = sorted({item.path for item in session.items})
         self.seconds: dict[str, float] = {}
         self.tests: dict[tuple[str, int], list[str]] = {}
         for path in files:
-            for test, (seconds, lines) in recorded(path, [i for i in session.items if i.path == path]).items():
+            for test, (seconds, lines) in recorded(
+                path, [i for i in session.items if i.path == path]
+            ).items():
                 if test in self.items:
                     self.seconds[test] = seconds
                     for file, numbers in lines.items():
@@ -197,7 +229,9 @@ class Loop:
     def fate(self, mutant: Random) -> str:
         """The test that fails, or `survived`, `no end` or `no test executes it`."""
         function = self.by_start.get((str(ROOT / mutant.file), *mutant.function))
-        tests = next((found for line in mutant.lines if (found := self.tests.get((mutant.file, line)))), [])
+        tests = next(
+            (found for line in mutant.lines if (found := self.tests.get((mutant.file, line)))), []
+        )
         if function is None or not tests:
             return NOT_EXECUTED
         chosen = self.chosen(tests)
@@ -226,7 +260,8 @@ class Loop:
 
 
 def in_a_child(work: Callable[[], str], limit: float) -> str:
-    """What `work` returns in a forked process without output, or `no end` after `limit` seconds of its time."""
+    """What `work` returns in a forked process without output, or `no end` after `limit` seconds of
+    its time."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if not pid:
@@ -243,10 +278,14 @@ def in_a_child(work: Callable[[], str], limit: float) -> str:
     with os.fdopen(ours, "rb") as pipe:
         answer = pipe.read().decode()
     _, status = os.waitpid(pid, 0)
-    return answer or ("no end" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF else "died")
+    return answer or (
+        "no end" if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF else "died"
+    )
 
 
-def first_failure(items: Sequence[pytest.Item], passed: Callable[[pytest.Item, float], None] | None = None) -> str:
+def first_failure(
+    items: Sequence[pytest.Item], passed: Callable[[pytest.Item, float], None] | None = None
+) -> str:
     """The first of `items` that fails (without `passed`), or `survived`."""
     failures: list[str] = []
 
@@ -266,15 +305,20 @@ def first_failure(items: Sequence[pytest.Item], passed: Callable[[pytest.Item, f
     return SURVIVED
 
 
-def recorded(path: Path, items: Sequence[pytest.Item]) -> dict[str, tuple[float, dict[str, list[int]]]]:
-    """For each test of a file that passes: its seconds, and the lines of fedsim that it executes."""
+def recorded(
+    path: Path, items: Sequence[pytest.Item]
+) -> dict[str, tuple[float, dict[str, list[int]]]]:
+    """For each test of a file that passes: its seconds, and the lines of fedsim that it
+    executes."""
     key = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     place = CACHE / f"{path.stem}-{key}.json"
     if not place.exists():
         print(f"recording {path.name}", flush=True)
         CACHE.mkdir(parents=True, exist_ok=True)
         in_a_child(lambda: record(items, place), 900)
-    found: dict[str, tuple[float, dict[str, list[int]]]] = json.loads(place.read_text()) if place.exists() else {}
+    found: dict[str, tuple[float, dict[str, list[int]]]] = (
+        json.loads(place.read_text()) if place.exists() else {}
+    )
     return found
 
 
@@ -304,7 +348,10 @@ def record(items: Sequence[pytest.Item], place: Path) -> str:
         return line
 
     def passed(item: pytest.Item, seconds: float) -> None:
-        found[item.nodeid] = (seconds, {file: sorted(lines) for file, lines in seen.items() if lines})
+        found[item.nodeid] = (
+            seconds,
+            {file: sorted(lines) for file, lines in seen.items() if lines},
+        )
 
     class Clear:
         @pytest.hookimpl(tryfirst=True)

@@ -1,11 +1,13 @@
-"""The tables of docs/selectors.md, made of the heads of conf/selector/*.yaml, which `fedsim list selectors` shows too.
+"""The tables of docs/selectors.md, made of the heads of conf/selector/*.yaml, which `fedsim list
+selectors` shows too.
 
     uv run python scripts/selector_tables.py          # says whether the page is as they are
     uv run python scripts/selector_tables.py --write  # writes it
 
-A comment before each table of the page names its methods, `<!-- selectors: random, md -->`. A choice that builds on one
-of them stands in its row where it asks, needs and costs the same, and otherwise in a row of its own below it. Other
-names of the first of a row (`also:`) stand after its name.
+A comment before each table of the page names its methods, `<!-- selectors: random, md -->`. A
+choice that builds on one of them stands in its row where it asks, needs and costs the same, and
+otherwise in a row of its own below it. Other names of the first of a row (`also:`) stand after its
+name.
 """
 
 import re
@@ -30,7 +32,11 @@ def with_tables(page: str) -> str:
 
 def table(names: list[str], group: Group) -> str:
     """The table of the methods `names`, as Markdown."""
-    lines = [HEADER, ["---"] * len(HEADER), *(row for name in names for row in rows(group.choices[name], group))]
+    lines = [
+        HEADER,
+        ["---"] * len(HEADER),
+        *(row for name in names for row in rows(group.choices[name], group)),
+    ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 

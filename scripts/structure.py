@@ -3,8 +3,8 @@
     uv run python scripts/structure.py            # as a table
     uv run python scripts/structure.py ../other   # of another checkout
 
-A room is a module or a package directly inside fedsim/; an arrow is an import of one room by another (under
-`if TYPE_CHECKING`, too); a cycle is a set of rooms that import each other.
+A room is a module or a package directly inside fedsim/; an arrow is an import of one room by
+another (under `if TYPE_CHECKING`, too); a cycle is a set of rooms that import each other.
 """
 
 import ast
@@ -56,14 +56,24 @@ def modules(root: Path) -> list[Module]:
 
 def arrows(code: list[Module]) -> set[tuple[str, str]]:
     rooms = {module.room for module in code}
-    pairs = {(m.room, name.split(".")[1]) for m in code for name in m.imports if name.startswith("fedsim.")}
+    pairs = {
+        (m.room, name.split(".")[1])
+        for m in code
+        for name in m.imports
+        if name.startswith("fedsim.")
+    }
     return {(one, other) for one, other in pairs if one != other and other in rooms}
 
 
 def file_arrows(code: list[Module]) -> set[tuple[str, str]]:
     """Which module imports which, inside functions, too, by their dotted names."""
     names = {".".join(("fedsim", *module.path.with_suffix("").parts)): module for module in code}
-    return {(name, other) for name, module in names.items() for other in module.imports if other in names}
+    return {
+        (name, other)
+        for name, module in names.items()
+        for other in module.imports
+        if other in names
+    }
 
 
 def cycles(edges: set[tuple[str, str]]) -> list[set[str]]:
@@ -90,12 +100,17 @@ def signature(function: Function) -> tuple[str, ...]:
 
 
 def parameters(function: Function) -> set[str]:
-    return {a.arg for a in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]}
+    return {
+        a.arg for a in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
+    }
 
 
 def repeated_signatures(code: list[Module], least: int = 4) -> int:
-    """How often the first `least` parameters of a function have been those of another one before."""
-    heads = Counter(signature(f)[:least] for m in code for f in m.functions if len(signature(f)) >= least)
+    """How often the first `least` parameters of a function have been those of another one
+    before."""
+    heads = Counter(
+        signature(f)[:least] for m in code for f in m.functions if len(signature(f)) >= least
+    )
     return sum(count - 1 for count in heads.values())
 
 
@@ -110,7 +125,9 @@ def counts(root: Path) -> dict[str, object]:
     return {
         "rooms": len({m.room for m in code}),
         "modules": len(code),
-        "largest number of modules in one folder": max(Counter(m.path.parent for m in code).values()),
+        "largest number of modules in one folder": max(
+            Counter(m.path.parent for m in code).values()
+        ),
         "arrows between rooms": len(edges),
         "cycles of rooms": " ".join("+".join(sorted(one)) for one in cycles(edges)) or "none",
         "cycles of modules": len(cycles(file_arrows(code))),
@@ -122,9 +139,13 @@ def counts(root: Path) -> dict[str, object]:
         "functions with a parameter of selected ids": f"{len(with_ids)} in {len({m.path for m, _ in with_ids})} files",
         "functions with a parameter lr": f"{len(with_lr)} in {len({m.path for m, _ in with_lr})} files",
         "signatures of four parameters or more, written again": repeated_signatures(code),
-        "imports from hydra._internal": sum(n.startswith("hydra._internal") for m in code for n in set(_from(m))),
+        "imports from hydra._internal": sum(
+            n.startswith("hydra._internal") for m in code for n in set(_from(m))
+        ),
         "YAML files in conf/": len(list((root / "conf").rglob("*.yaml"))),
-        "of them in conf/selector/ and below": len(list((root / "conf" / "selector").rglob("*.yaml"))),
+        "of them in conf/selector/ and below": len(
+            list((root / "conf" / "selector").rglob("*.yaml"))
+        ),
     }
 
 

@@ -1,5 +1,6 @@
-"""Short runs of whole experiments, for comparisons of devices; and the workloads of docs/performance.md on made-up
-samples, on which counts of what the host does in a round on a GPU do not depend."""
+"""Short runs of whole experiments, for comparisons of devices; and the workloads of
+docs/performance.md on made-up samples, on which counts of what the host does in a round on a GPU do
+not depend."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,14 @@ from tests.goldens import fitted
 from tests.pretended_cuda import Counts, PretendedCard, held
 
 COMMON = (
-    *("num_rounds=3", "num_clients=6", "cohort_size=3", "local.epochs=1", "local.batch_size=32", "optimizer.lr=0.05"),
+    *(
+        "num_rounds=3",
+        "num_clients=6",
+        "cohort_size=3",
+        "local.epochs=1",
+        "local.batch_size=32",
+        "optimizer.lr=0.05",
+    ),
     *("server.validation_fraction=0.05", "server.public_samples=20", "tracker=files_only"),
 )
 BATCHED = ("engine=batched", "engine.compile=false")
@@ -59,7 +67,8 @@ def simulation(words: Sequence[str], device: str) -> Simulation:
 
 @contextmanager
 def order_of_torch() -> Iterator[None]:
-    """Sums and products on a CPU are torch's own, as they are on a GPU, not those in a fixed order."""
+    """Sums and products on a CPU are torch's own, as they are on a GPU, not those in a fixed
+    order."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (exact, inner_products):
             patch.setattr(module, "has_order", lambda values: False)
@@ -70,7 +79,9 @@ def run(words: Sequence[str], device: str) -> Run:
     with order_of_torch():
         made = simulation(words, device)
         records = list(made)
-    return Run(records, {name: held(value).clone().cpu() for name, value in made.params.items()}, made)
+    return Run(
+        records, {name: held(value).clone().cpu() for name, value in made.params.items()}, made
+    )
 
 
 def run_on_card(words: Sequence[str], card: PretendedCard | None = None) -> Run:
@@ -78,7 +89,12 @@ def run_on_card(words: Sequence[str], card: PretendedCard | None = None) -> Run:
         return run(words, "cuda")
 
 
-_ALL = ("num_rounds=1000000", "server.validation_fraction=0", "server.public_samples=0", "selector=random")
+_ALL = (
+    "num_rounds=1000000",
+    "server.validation_fraction=0",
+    "server.public_samples=0",
+    "selector=random",
+)
 W1 = (
     *_ALL, "dataset=fashion_mnist", "model=mlp", "partition=shards_2", "optimizer.lr=0.005",
     "optimizer.weight_decay=1e-4", "num_clients=100", "cohort_size=10", "local.steps=30", "local.batch_size=64",
@@ -95,9 +111,13 @@ RESNET20 = (
 SHAPES = {"fashion_mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
 
 
-def made_up(words: Sequence[str], num_train: int = 2000, num_test: int = 1500, device: str = "cuda") -> Simulation:
+def made_up(
+    words: Sequence[str], num_train: int = 2000, num_test: int = 1500, device: str = "cuda"
+) -> Simulation:
     """A simulation of the workload, by default on the pretended card that is entered."""
-    shape = SHAPES[next(word.removeprefix("dataset=") for word in words if word.startswith("dataset="))]
+    shape = SHAPES[
+        next(word.removeprefix("dataset=") for word in words if word.startswith("dataset="))
+    ]
 
     def load(plan: Plan, device: torch.device) -> PreparedData:
         generator = torch.Generator().manual_seed(0)

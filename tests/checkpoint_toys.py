@@ -1,4 +1,5 @@
-"""Runs that are killed and go on: their command, what is compared of them, and damage to a checkpoint."""
+"""Runs that are killed and go on: their command, what is compared of them, and damage to a
+checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,14 @@ def through_a_file(state: dict[str, Any], *owners: object) -> dict[str, Any]:
 
 # --- runs ----------------------------------------------------------------------------------------------------------
 
-WORDS = ("num_rounds=8", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort")
+WORDS = (
+    "num_rounds=8",
+    "local.epochs=1",
+    "tracker=files_only",
+    "num_clients=6",
+    "cohort_size=2",
+    "selector=oort",
+)
 
 
 class Killed(BaseException):
@@ -40,7 +48,11 @@ def result(folder: Path) -> tuple[Any, ...]:
     records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
     summary = read_summary(folder) or {}
     totals = {k: v for k, v in summary.get("totals", {}).items() if "seconds" not in k}
-    kept = {k: v for k, v in summary.items() if k not in ("started", "wall_seconds", "totals", "revision")}
+    kept = {
+        k: v
+        for k, v in summary.items()
+        if k not in ("started", "wall_seconds", "totals", "revision")
+    }
     return records, kept, totals, (folder / MODEL).read_bytes(), {p.name for p in folder.iterdir()}
 
 

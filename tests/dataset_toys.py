@@ -1,4 +1,5 @@
-"""Small data sets on disk, and data sets built from the YAML files as the command line builds them."""
+"""Small data sets on disk, and data sets built from the YAML files as the command line builds
+them."""
 
 import io
 import json
@@ -19,7 +20,9 @@ FOLDER = Path(__file__).parents[1] / "conf" / "dataset"
 
 def build(choice: str, data_dir: Path, cache_dir: Path | None = None, **values: Any) -> Dataset:
     node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
-    return instantiate({**node, **values}, Dataset, "dataset", data_dir, cache_dir or data_dir / "cache")
+    return instantiate(
+        {**node, **values}, Dataset, "dataset", data_dir, cache_dir or data_dir / "cache"
+    )
 
 
 def check_sound(data: LoadedData) -> None:
@@ -41,8 +44,11 @@ def encoded(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def table(n: int, *, grey: bool = False, seed: int = 0, side: int = 6, **columns: Any) -> tuple[pa.Table, np.ndarray]:
-    """A table as the Hub has them, with labels 0, 1, 2, 0, ..., and the pixels in it [n, side, side(, 3)]."""
+def table(
+    n: int, *, grey: bool = False, seed: int = 0, side: int = 6, **columns: Any
+) -> tuple[pa.Table, np.ndarray]:
+    """A table as the Hub has them, with labels 0, 1, 2, 0, ..., and the pixels in it [n, side,
+    side(, 3)]."""
     shape = (n, side, side) if grey else (n, side, side, 3)
     pixels = np.random.default_rng(seed).integers(256, size=shape).astype(np.uint8)
     images = pa.array([{"bytes": encoded(p), "path": None} for p in pixels])
@@ -51,5 +57,9 @@ def table(n: int, *, grey: bool = False, seed: int = 0, side: int = 6, **columns
 
 def write_leaf(folder: Path, split: str, users: dict[str, Any], number: int = 0) -> None:
     (folder / split).mkdir(parents=True, exist_ok=True)
-    content = {"users": list(users), "num_samples": [len(u["y"]) for u in users.values()], "user_data": users}
+    content = {
+        "users": list(users),
+        "num_samples": [len(u["y"]) for u in users.values()],
+        "user_data": users,
+    }
     (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))

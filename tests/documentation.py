@@ -21,13 +21,27 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-PROGRAMS = ("uv", "uvx", "pip", "fedsim", "python", "make", "git", "export", "source", "pytest", "srun", "torchrun")
+PROGRAMS = (
+    "uv",
+    "uvx",
+    "pip",
+    "fedsim",
+    "python",
+    "make",
+    "git",
+    "export",
+    "source",
+    "pytest",
+    "srun",
+    "torchrun",
+)
 FENCE = re.compile(r"^```(\w*)(?:\s+title=\"([^\"]+)\")?\s*$")
 LEFT_OUT = "..."
 
 
 class Block(NamedTuple):
-    """A block of code: the number of its first line, its language ("" if it is indented), and the file that it is."""
+    """A block of code: the number of its first line, its language ("" if it is indented), and the
+    file that it is."""
 
     line: int
     language: str
@@ -40,7 +54,8 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """The words of a command, the line where its block begins, and for a block ``console`` the lines that it prints."""
+    """The words of a command, the line where its block begins, and for a block ``console`` the
+    lines that it prints."""
 
     line: int
     words: tuple[str, ...]
@@ -80,7 +95,10 @@ def commands(block: Block) -> list[Command]:
         elif text and not text.startswith("#") and (all_lines or text.split()[0] in PROGRAMS):
             for name, value in variables.items():
                 text = text.replace(f"${name}", value)
-            found += [Command(block.line, words) for words in _parts(text.replace("<folder>", "path/to/folder"))]
+            found += [
+                Command(block.line, words)
+                for words in _parts(text.replace("<folder>", "path/to/folder"))
+            ]
     return found
 
 
@@ -98,11 +116,14 @@ def _console(block: Block) -> Iterator[Command]:
 
 
 def program(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A command without what stands before its program: variables, `srun`, `uv run`, `torchrun`, with their options."""
+    """A command without what stands before its program: variables, `srun`, `uv run`, `torchrun`,
+    with their options."""
     names = [word.removeprefix(".venv/bin/") for word in words]
     if "torchrun" in names:
         return ("python", *names[names.index("-m") :])
-    start = next((i for i, name in enumerate(names) if name in ("fedsim", "python", "pytest", "make")), 0)
+    start = next(
+        (i for i, name in enumerate(names) if name in ("fedsim", "python", "pytest", "make")), 0
+    )
     return tuple(names[start:])
 
 
@@ -117,14 +138,16 @@ SHAPES = (
 
 
 def shape(text: str) -> str:
-    """A text without its numbers, hashes, units of measured values, and the widths of its columns."""
+    """A text without its numbers, hashes, units of measured values, and the widths of its
+    columns."""
     for pattern, replacement in SHAPES:
         text = pattern.sub(replacement, text)
     return text.strip()
 
 
 def missing_line(shown: tuple[str, ...], printed: str) -> str | None:
-    """The first line of `shown` whose shape `printed` does not have, in this order; None if it has all."""
+    """The first line of `shown` whose shape `printed` does not have, in this order; None if it has
+    all."""
     rest = shape(printed)
     for line in shown:
         if line.strip() == LEFT_OUT or not shape(line):

@@ -21,7 +21,8 @@ from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 
 
 def engines_on(backend: Callable[..., Backend], **defaults: Any) -> Callable[..., Engine]:
-    """What builds an engine on a backend, from a model, its data, and how it is trained for so many `rounds`."""
+    """What builds an engine on a backend, from a model, its data, and how it is trained for so many
+    `rounds`."""
 
     def build(
         model: nn.Module,
@@ -49,4 +50,6 @@ auto = engines_on(choose_backend, precision="float32", compile="auto")
 def schedule_of(engine: Engine, ids: Ids, round: int, lr: float = 0.1) -> Schedule:
     """What the engine's backend is given for these clients."""
     dropout = has_dropout(engine.workload.model)
-    return make_schedule(engine.data.train, engine.work, engine._streams, round, ids, lr, dropout=dropout)
+    return make_schedule(
+        engine.data.train, engine.work, engine._streams, round, ids, lr, dropout=dropout
+    )

@@ -1,7 +1,7 @@
 """Rounds of selectors with `engine=native`, to the last bit, for tests/test_exact.py.
 
-uv run python -m tests.exact_rounds                   # record all anew, after a change that is to change results
-uv run python -m tests.exact_rounds FILE NAME...      # those named, into FILE
+uv run python -m tests.exact_rounds                   # record all anew, after a change that is to
+change results uv run python -m tests.exact_rounds FILE NAME...      # those named, into FILE
 """
 
 import hashlib
@@ -21,16 +21,37 @@ from tests.goldens import SELECTORS, fitted
 FILE = Path(__file__).with_name("exact_rounds.json")
 CHOICES = Path(__file__).parents[1] / "conf" / "selector"
 SETTING = [
-    *("num_rounds=20", "num_clients=12", "cohort_size=4", "device=cpu", "engine=native", "partition=dirichlet_client"),
-    *("optimizer.momentum=0.5", "local.epochs=1", "local.batch_size=24", "server.public_samples=50"),
+    *(
+        "num_rounds=20",
+        "num_clients=12",
+        "cohort_size=4",
+        "device=cpu",
+        "engine=native",
+        "partition=dirichlet_client",
+    ),
+    *(
+        "optimizer.momentum=0.5",
+        "local.epochs=1",
+        "local.batch_size=24",
+        "server.public_samples=50",
+    ),
     *("server.validation_fraction=0.1", "tracker.wandb.mode=disabled", "aggregator=uniform"),
 ]
 MLP = ["model=mlp", "model.hidden=[21,13]", "model.dropout=0.2"]
 CONVOLUTIONS = ["model=logistic", "model._target_=tests.goldens.Convolutions"]
 MORE = {
     "fedadam": ["selector=random", "aggregator=fedadam", "aggregator.weighting=uniform"],
-    "fedavgm": ["selector=random", "aggregator=fedavgm", "aggregator.weighting=uniform", *CONVOLUTIONS],
-    "gpfl full_gradient": ["selector=gpfl", "selector.local_direction=full_gradient", "selector.per_tensor=true"],
+    "fedavgm": [
+        "selector=random",
+        "aggregator=fedavgm",
+        "aggregator.weighting=uniform",
+        *CONVOLUTIONS,
+    ],
+    "gpfl full_gradient": [
+        "selector=gpfl",
+        "selector.local_direction=full_gradient",
+        "selector.per_tensor=true",
+    ],
     "clustered2 l1": ["selector=clustered2", "selector.distance=l1"],
     "pncs p3 semi": ["selector=pncs", "selector.p=3", "selector.similarity=semi"],
     "pncs p1.3": ["selector=pncs", "selector.p=1.3"],
@@ -45,13 +66,17 @@ FASHION_MNIST = {
     "fashion_mnist cnn": ["selector=power_of_choice", "model=cnn", *REAL],
 }
 """What needs the data, below `FEDSIM_DATA`."""
-KINDS = [name for name in SELECTORS if "\n_target_:" in (CHOICES / f"{name}.yaml").read_text(encoding="utf-8")]
+KINDS = [
+    name
+    for name in SELECTORS
+    if "\n_target_:" in (CHOICES / f"{name}.yaml").read_text(encoding="utf-8")
+]
 """One choice of each kind of selector: the others differ from one of these by values."""
 
 
 def rounds(name: str) -> dict[str, str]:
-    """Hashes of all rounds' selections, accuracies, losses and models, the first one's before it; nothing of a selector
-    that is not marked exact."""
+    """Hashes of all rounds' selections, accuracies, losses and models, the first one's before it;
+    nothing of a selector that is not marked exact."""
     words = (MORE | FASHION_MNIST).get(name, [f"selector={name}"])
     clock = ["system=tiers"] if name in NEED_A_CLOCK else []
     model = [] if name in FASHION_MNIST else CONVOLUTIONS if set(CONVOLUTIONS) & set(words) else MLP
@@ -68,7 +93,10 @@ def rounds(name: str) -> dict[str, str]:
             models.append(digest(simulation.params))
     names = ("selected", "test_accuracy", "test_loss", "train_loss")
     found = {name: [record[name] for record in records] for name in names} | {"model": models}
-    return {name: hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16] for name, values in found.items()}
+    return {
+        name: hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+        for name, values in found.items()
+    }
 
 
 def digest(params: Params) -> str:
@@ -79,4 +107,6 @@ def digest(params: Params) -> str:
 
 if __name__ == "__main__":
     file, *names = sys.argv[1:] or [FILE, *SELECTORS, *MORE, *FASHION_MNIST]
-    Path(file).write_text(json.dumps({name: rounds(name) for name in names}, indent=1) + "\n", encoding="utf-8")
+    Path(file).write_text(
+        json.dumps({name: rounds(name) for name in names}, indent=1) + "\n", encoding="utf-8"
+    )

@@ -21,7 +21,8 @@ from tests.checkpoint_toys import Killed
 
 @pytest.fixture(autouse=True)
 def classes_of_ones_own() -> Iterator[None]:
-    """A module `my_lab` that a test writes and imports is gone for the next one, which has another."""
+    """A module `my_lab` that a test writes and imports is gone for the next one, which has
+    another."""
     yield
     sys.modules.pop("my_lab", None)
 
@@ -34,11 +35,15 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run_toys.Run:
-    """Run a command line and `QUICK` in an empty folder; its code, or the error that `main` would print."""
+    """Run a command line and `QUICK` in an empty folder; its code, or the error that `main` would
+    print."""
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> int:
-        argv = [*words, *(w for w in run_toys.QUICK if w.split("=")[0] not in {x.split("=")[0] for x in words})]
+        argv = [
+            *words,
+            *(w for w in run_toys.QUICK if w.split("=")[0] not in {x.split("=")[0] for x in words}),
+        ]
         monkeypatch.setattr(sys, "argv", ["fedsim", *argv])
         return run(argv)
 
@@ -50,7 +55,14 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
     """Signals of a process of its own, whose handler is called by hand, in an empty folder."""
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
-    for module in ("running.experiment", "jobs.sweep", "jobs.tasks", "jobs.task_worker", "jobs.cli", "running.process"):
+    for module in (
+        "running.experiment",
+        "jobs.sweep",
+        "jobs.tasks",
+        "jobs.task_worker",
+        "jobs.cli",
+        "running.process",
+    ):
         monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
     return fresh
 

@@ -1,11 +1,12 @@
 """Results to the last bit, recorded before a change of structure and compared after it.
 
-    uv run python -m tests.goldens record      # before
-    uv run python -m tests.goldens compare     # after; a third of it is in tests/test_goldens.py, all with -m slow
+    uv run python -m tests.goldens record      # before uv run python -m tests.goldens compare     #
+    after; a third of it is in tests/test_goldens.py, all with -m slow
 
-A case is a selector, a setting (model, optimiser, partition of the digits) and a backend: 12 rounds, hashed into ids,
-ledger and parameters. Sums of floating-point numbers depend on the processor and on the versions of torch and numpy, so
-records carry both, and are compared only where they were made.
+A case is a selector, a setting (model, optimiser, partition of the digits) and a backend: 12
+rounds, hashed into ids, ledger and parameters. Sums of floating-point numbers depend on the
+processor and on the versions of torch and numpy, so records carry both, and are compared only where
+they were made.
 """
 
 import copy
@@ -34,14 +35,25 @@ FILE = Path(__file__).parent / "goldens.json"
 SELECTORS = sorted(p.stem for p in (Path(__file__).parents[1] / "conf" / "selector").glob("*.yaml"))
 BACKENDS = ("batched", "sequential", "native")
 COMMON = [
-    *("num_clients=8", "cohort_size=3", "num_rounds=12", "eval_every=4", "device=cpu", "local.epochs=1"),
+    *(
+        "num_clients=8",
+        "cohort_size=3",
+        "num_rounds=12",
+        "eval_every=4",
+        "device=cpu",
+        "local.epochs=1",
+    ),
     *("local.batch_size=32", "server.public_samples=40", "server.validation_fraction=0.1"),
     *("tracker.wandb.mode=disabled", "aggregator=uniform"),
 ]
 RAGGED = ["partition=dirichlet_client", "model.dropout=0.3", "optimizer.momentum=0.9"]
 SETTINGS = {
     "mlp": ["model=mlp", "model.hidden=[16,8]", *RAGGED],
-    "convolutions": ["model=logistic", "model._target_=tests.goldens.Convolutions", "optimizer.weight_decay=0.01"],
+    "convolutions": [
+        "model=logistic",
+        "model._target_=tests.goldens.Convolutions",
+        "optimizer.weight_decay=0.01",
+    ],
     "norms": [
         *("model=logistic", "model._target_=tests.goldens.Norms", "optimizer=adam"),
         *("aggregator=fedadam", "aggregator.weighting=uniform"),
@@ -55,7 +67,13 @@ class Convolutions(nn.Sequential):
     """A chain that all backends train."""
 
     def __init__(self, shape: Sequence[int], num_classes: int) -> None:
-        layers = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, num_classes)
+        layers = (
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, num_classes),
+        )
         super().__init__(*layers)
 
 
@@ -69,7 +87,10 @@ class Norms(nn.Sequential):
 
 def environment() -> dict[str, str]:
     """What the last bits depend on."""
-    processor = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    processor = next(
+        (line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
     return {
         "processor": processor.partition(":")[2].strip() or platform.processor(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
@@ -83,12 +104,18 @@ def environment() -> dict[str, str]:
 def compositions(setting: str) -> dict[str, Composed]:
     """One job for each selector; the backend is put in later."""
     names = SELECTORS if setting != "norms" else FEW
-    by_clock = {"none": [n for n in names if n not in NEED_A_CLOCK], "tiers": [n for n in names if n in NEED_A_CLOCK]}
+    by_clock = {
+        "none": [n for n in names if n not in NEED_A_CLOCK],
+        "tiers": [n for n in names if n in NEED_A_CLOCK],
+    }
     found = {}
     with search_path():
         for clock, some in by_clock.items():
             words = [f"selector={','.join(some)}", f"system={clock}", *COMMON, *SETTINGS[setting]]
-            found |= {job.choices["selector"]: job for job in (compose_jobs(words, multirun=True) if some else [])}
+            found |= {
+                job.choices["selector"]: job
+                for job in (compose_jobs(words, multirun=True) if some else [])
+            }
     return {name: found[name] for name in names}
 
 
@@ -100,7 +127,8 @@ def engine_nodes() -> dict[str, Any]:
 
 
 def fitted(config: dict[str, Any]) -> dict[str, Any]:
-    """Selectors' values that a population of eight and these models would refuse, or that take long."""
+    """Selectors' values that a population of eight and these models would refuse, or that take
+    long."""
     node = config["selector"]
     for key, value in {"num_candidates": 5, "count": 4}.items():
         if node.get(key) is not None:
@@ -118,13 +146,19 @@ def outcome(config: dict[str, Any], choices: dict[str, str]) -> dict[str, str]:
     experiment = build(make_plan(config, choices))
     simulation = experiment.simulation
     records = [record.as_dict() for record in simulation]
-    costs = [{k: v for k, v in r.items() if not re.search("seconds|loss|^selected$", k)} for r in records]
+    costs = [
+        {k: v for k, v in r.items() if not re.search("seconds|loss|^selected$", k)} for r in records
+    ]
     model = b"".join(value.contiguous().numpy().tobytes() for value in simulation.params.values())
     return {
         "ids": digest(json.dumps([r["selected"] for r in records]).encode()),
         "ledger": digest(json.dumps(costs, sort_keys=True).encode()),
         "parameters": digest(model),
-        "train_loss": repr(float(np.nanmean([r["train_loss"] for r in records if r["train_loss"] is not None] or [0]))),
+        "train_loss": repr(
+            float(
+                np.nanmean([r["train_loss"] for r in records if r["train_loss"] is not None] or [0])
+            )
+        ),
     }
 
 
@@ -133,7 +167,8 @@ def digest(content: bytes) -> str:
 
 
 def outcomes(setting: str, backend: str, share: int = 1) -> Iterator[tuple[str, dict[str, str]]]:
-    """Cases of a setting and a backend by name: all, or those of every `share`-th selector, of each backend others."""
+    """Cases of a setting and a backend by name: all, or those of every `share`-th selector, of each
+    backend others."""
     torch.set_num_threads(1)
     first = (list(SETTINGS).index(setting) + BACKENDS.index(backend)) % share
     for selector, job in list(compositions(setting).items())[first::share]:
@@ -144,26 +179,41 @@ def outcomes(setting: str, backend: str, share: int = 1) -> Iterator[tuple[str, 
             try:
                 yield f"{selector}/{setting}/{backend}", outcome(config, job.choices)
             except Exception as error:  # which is an outcome, too
-                yield f"{selector}/{setting}/{backend}", {"error": f"{type(error).__name__}: {error}"}
+                yield (
+                    f"{selector}/{setting}/{backend}",
+                    {"error": f"{type(error).__name__}: {error}"},
+                )
 
 
 def differences(recorded: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """In words. Losses may differ by rounding, all else not at all; cases that were not recorded are no difference."""
+    """In words. Losses may differ by rounding, all else not at all; cases that were not recorded
+    are no difference."""
     lines = [f"{name}: not there any more" for name in recorded.keys() - found.keys()]
     for name in recorded.keys() & found.keys():
         before, now = recorded[name], found[name]
-        lines += [f"{name}: {key} differs" for key in now if key != "train_loss" and before.get(key) != now[key]]
-        if "train_loss" in now and abs(float(before.get("train_loss", "nan")) - float(now["train_loss"])) > 1e-12:
+        lines += [
+            f"{name}: {key} differs"
+            for key in now
+            if key != "train_loss" and before.get(key) != now[key]
+        ]
+        if (
+            "train_loss" in now
+            and abs(float(before.get("train_loss", "nan")) - float(now["train_loss"])) > 1e-12
+        ):
             lines.append(f"{name}: train_loss {before.get('train_loss')} -> {now['train_loss']}")
     return sorted(lines)
 
 
 def main() -> None:
-    found = {name: case for setting in SETTINGS for b in BACKENDS for name, case in outcomes(setting, b)}
+    found = {
+        name: case for setting in SETTINGS for b in BACKENDS for name, case in outcomes(setting, b)
+    }
     if sys.argv[1:] == ["record"]:
         text = json.dumps({"environment": environment(), "cases": found}, indent=1)
         FILE.write_text(text + "\n", encoding="utf-8")
-        sys.stdout.write(f"{len(found)} cases recorded, {sum('error' in c for c in found.values())} of them errors\n")
+        sys.stdout.write(
+            f"{len(found)} cases recorded, {sum('error' in c for c in found.values())} of them errors\n"
+        )
         return
     lines = differences(json.loads(FILE.read_text(encoding="utf-8"))["cases"], found)
     sys.stdout.write(("\n".join(lines) or f"{len(found)} cases, all equal") + "\n")

@@ -1,4 +1,5 @@
-"""Sweeps whose jobs run in other processes: their command, what they leave, and whether processes are left."""
+"""Sweeps whose jobs run in other processes: their command, what they leave, and whether processes
+are left."""
 
 import os
 import pickle
@@ -63,17 +64,30 @@ def folders(place: Path) -> list[Path]:
 
 def result(folder: Path) -> Any:
     records = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder)]
-    return folder.name, records, (read_summary(folder) or {})["status"], (folder / MODEL).read_bytes()
+    return (
+        folder.name,
+        records,
+        (read_summary(folder) or {})["status"],
+        (folder / MODEL).read_bytes(),
+    )
 
 
 def statuses(place: Path) -> dict[str, int]:
     """How many jobs ended how, by their folders; "None": no summary."""
-    return dict(Counter(str((read_summary(folder) or {}).get("status")) for folder in folders(place / "outputs")))
+    return dict(
+        Counter(
+            str((read_summary(folder) or {}).get("status")) for folder in folders(place / "outputs")
+        )
+    )
 
 
 def going(place: Path) -> list[Path]:
     """Runs in their rounds."""
-    return [f for f in folders(place / "outputs") if 3 < len(read_metrics(f)) < 20 and not read_summary(f)]
+    return [
+        f
+        for f in folders(place / "outputs")
+        if 3 < len(read_metrics(f)) < 20 and not read_summary(f)
+    ]
 
 
 def pid_of_job(folder: Path) -> int:
@@ -103,7 +117,8 @@ def none_left(session: int) -> bool:
 
 
 class Sweep:
-    """A command in a session of its own whose jobs, of a selector of `LAB`, run in other processes."""
+    """A command in a session of its own whose jobs, of a selector of `LAB`, run in other
+    processes."""
 
     def __init__(self, place: Path, launcher: str, *words: str) -> None:
         (place / "my_lab.py").write_text(LAB)
@@ -111,7 +126,10 @@ class Sweep:
         self.place = place
         lab = ("num_rounds=60", "checkpoint.every=2", "selector._target_=my_lab.Slow")
         self.command = [sys.executable, "-m", "fedsim.run", "-m", *WORDS, *lab, words[0]]
-        self.launcher = [f"hydra/launcher={launcher}", *(f"hydra.launcher.{word}" for word in words[1:])]
+        self.launcher = [
+            f"hydra/launcher={launcher}",
+            *(f"hydra.launcher.{word}" for word in words[1:]),
+        ]
         self.environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         if launcher == "submitit_slurm":
             slurm_stand_in.install(place / "slurm")
@@ -141,7 +159,15 @@ class Sweep:
         for more in (self.launcher, ["output_dir=whole"]):
             command = [*self.command, *more]
             done = subprocess.run(
-                command, cwd=place, env=self.environment, capture_output=True, text=True, check=False, timeout=HANG
+                command,
+                cwd=place,
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=HANG,
             )
             assert done.returncode == 0, done.stdout + done.stderr
-        assert [result(f) for f in folders(place / "outputs")] == [result(f) for f in folders(place / "whole")]
+        assert [result(f) for f in folders(place / "outputs")] == [
+            result(f) for f in folders(place / "whole")
+        ]

@@ -24,7 +24,9 @@ def balanced(per_class: int, num_classes: int = 10) -> Labelled:
     return Labelled(labels, num_classes, owners)
 
 
-def split(choice: str, data: Labelled, num_clients: int, seed: int = 0, **values: Any) -> list[np.ndarray]:
+def split(
+    choice: str, data: Labelled, num_clients: int, seed: int = 0, **values: Any
+) -> list[np.ndarray]:
     return build(choice, **values).split(data, num_clients, np.random.default_rng(seed))
 
 

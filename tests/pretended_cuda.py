@@ -1,14 +1,17 @@
-"""A pretended CUDA device, for tests without a GPU: tensors that say `cuda:0`, hold a CPU tensor and compute on it.
+"""A pretended CUDA device, for tests without a GPU: tensors that say `cuda:0`, hold a CPU tensor
+and compute on it.
 
     with PretendedCard() as card:
         ...                                  # code with device=cuda; its results are the CPU's, to the last bit
     print(card.counts.table("launches"))     # what the host would have done, by line of fedsim
 
-What CUDA refuses is refused: operations on tensors of two devices, `.numpy()`, generators of the CPU. What makes the
-host wait is counted (`Counts`), and refused while a graph is captured or replayed.
+What CUDA refuses is refused: operations on tensors of two devices, `.numpy()`, generators of the
+CPU. What makes the host wait is counted (`Counts`), and refused while a graph is captured or
+replayed.
 
-It has neither the numerics of cuBLAS and cuDNN nor autocast to bfloat16, and no concurrency: work of all streams is
-done in the order of the calls. Generators of the device draw from torch's global one.
+It has neither the numerics of cuBLAS and cuDNN nor autocast to bfloat16, and no concurrency: work
+of all streams is done in the order of the calls. Generators of the device draw from torch's global
+one.
 """
 
 import sys
@@ -32,18 +35,27 @@ from tests.pretended_runtime import Runtime, patched_runtime
 PACKAGE = f"{Path(fedsim.__file__).parent}/"
 
 Line = tuple[str, str]
-"""Where (`engine/engine.py:75`, of the innermost frame in fedsim), and what (an operation's name)."""
+"""Where (`engine/engine.py:75`, of the innermost frame in fedsim), and what (an operation's
+name)."""
 
-SEVERAL_KERNELS = {"convolution_backward": 2, "max_pool2d_with_indices_backward": 2, "topk": 2, "sort": 2, "argsort": 2}
-"""Operations that CUDA runs as more than one kernel: lower bounds, without what cuDNN adds to change layouts."""
+SEVERAL_KERNELS = {
+    "convolution_backward": 2,
+    "max_pool2d_with_indices_backward": 2,
+    "topk": 2,
+    "sort": 2,
+    "argsort": 2,
+}
+"""Operations that CUDA runs as more than one kernel: lower bounds, without what cuDNN adds to
+change layouts."""
 
 
 @dataclass
 class Counts:
-    """`launches`: kernels, copies within the device, and graphs, each of which the host starts by one call. `waits`:
-    what makes the host wait until the device has caught up. `copied`: copies between host and device, which are waits
-    too unless they are of pinned memory and not blocking. `captured` and `replayed`: kernels recorded into graphs, and
-    run by graphs' replays, which cost the host one launch each."""
+    """`launches`: kernels, copies within the device, and graphs, each of which the host starts by
+    one call. `waits`: what makes the host wait until the device has caught up. `copied`: copies
+    between host and device, which are waits too unless they are of pinned memory and not blocking.
+    `captured` and `replayed`: kernels recorded into graphs, and run by graphs' replays, which cost
+    the host one launch each."""
 
     launches: Counter[Line] = field(default_factory=Counter)
     waits: Counter[Line] = field(default_factory=Counter)
@@ -61,25 +73,32 @@ class Counts:
     def table(self, name: str, most: int = 60) -> str:
         """One counter, largest numbers first."""
         counter: Counter[Line] = getattr(self, name)
-        return "\n".join(f"{n:7d}  {where:44s} {what}" for (where, what), n in counter.most_common(most))
+        return "\n".join(
+            f"{n:7d}  {where:44s} {what}" for (where, what), n in counter.most_common(most)
+        )
 
 
 def calling_line() -> str:
     """The innermost line of fedsim that is being executed, `?` if there is none."""
     places = ((f.f_code.co_filename, number) for f, number in traceback.walk_stack(sys._getframe()))
-    return next((f"{file.removeprefix(PACKAGE)}:{n}" for file, n in places if file.startswith(PACKAGE)), "?")
+    return next(
+        (f"{file.removeprefix(PACKAGE)}:{n}" for file, n in places if file.startswith(PACKAGE)), "?"
+    )
 
 
 class Functions(TorchFunctionMode):
-    """To C++, the tensors are on `meta`, which autograd needs no driver for. Notes whether a function is asked for a
-    tensor on `meta`; makes tensors of lists where C++ would leave them uninitialised."""
+    """To C++, the tensors are on `meta`, which autograd needs no driver for. Notes whether a
+    function is asked for a tensor on `meta`; makes tensors of lists where C++ would leave them
+    uninitialised."""
 
     asks_for_meta = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is Tensor.new_tensor and args[0].is_cuda:
-            return torch.tensor(args[1], device=args[0].device, **{"dtype": args[0].dtype, **kwargs})
+            return torch.tensor(
+                args[1], device=args[0].device, **{"dtype": args[0].dtype, **kwargs}
+            )
         if func in (Tensor.__getitem__, Tensor.__setitem__) and args[0].is_cuda:
             args = (args[0], _without_lists(args[1], args[0].device), *args[2:])
         before, asked = self.asks_for_meta, kwargs.get("device")
@@ -97,11 +116,17 @@ def _without_lists(index: Any, device: torch.device) -> Any:
 
 
 def in_transform() -> bool:
-    """Whether a transform of torch.func is running, within which a tensor's own device reads `meta`."""
-    return any("_functorch" in frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe()))
+    """Whether a transform of torch.func is running, within which a tensor's own device reads
+    `meta`."""
+    return any(
+        "_functorch" in frame.f_code.co_filename
+        for frame, _ in traceback.walk_stack(sys._getframe())
+    )
 
 
-_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA) | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA) | torch._C.DispatchKeySet(
+    torch._C.DispatchKey.AutocastCUDA
+)
 _NO_KERNEL = {
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "_reshape_alias",
     "detach", "lift_fresh", "alias", "set_", "squeeze_", "unsqueeze_", "resize_", "record_stream", "split_with_sizes",
@@ -145,7 +170,9 @@ class CardTensor(Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) not in memo:
-            new = CardTensor(self.held.detach().clone(), self._index).requires_grad_(self.requires_grad)
+            new = CardTensor(self.held.detach().clone(), self._index).requires_grad_(
+                self.requires_grad
+            )
             if isinstance(self, torch.nn.Parameter):
                 new._is_param = True  # what torch.nn.Parameter sets on tensors of other classes
             memo[id(self)] = new
@@ -168,10 +195,11 @@ def held(tensor: Tensor) -> Tensor:
 
 
 class PretendedCard(TorchDispatchMode):
-    """While it is entered, `cuda` and `cuda:<n>` are pretended devices (`devices` of them) with `memory` bytes each.
+    """While it is entered, `cuda` and `cuda:<n>` are pretended devices (`devices` of them) with
+    `memory` bytes each.
 
-    `refuses`: called with an operation's name and arguments before it is computed; may raise, such as
-    `torch.OutOfMemoryError`.
+    `refuses`: called with an operation's name and arguments before it is computed; may raise, such
+    as `torch.OutOfMemoryError`.
     """
 
     _entered: ClassVar["PretendedCard | None"] = None
@@ -194,7 +222,9 @@ class PretendedCard(TorchDispatchMode):
     @classmethod
     def present(cls) -> "PretendedCard":
         if cls._entered is None:
-            raise RuntimeError("a tensor of a pretended CUDA device is used outside of PretendedCard")
+            raise RuntimeError(
+                "a tensor of a pretended CUDA device is used outside of PretendedCard"
+            )
         return cls._entered
 
     def __enter__(self) -> "PretendedCard":
@@ -212,12 +242,14 @@ class PretendedCard(TorchDispatchMode):
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """What is computed inside is captured into a graph: its kernels are no launches, and waits raise."""
+        """What is computed inside is captured into a graph: its kernels are no launches, and waits
+        raise."""
         yield from self._inside_graph("captured")
 
     @contextmanager
     def replay(self) -> Iterator[None]:
-        """What is computed inside is one replay of a graph: one launch, its kernels counted apart; waits raise."""
+        """What is computed inside is one replay of a graph: one launch, its kernels counted apart;
+        waits raise."""
         self.counts.launches[calling_line(), "graph replay"] += 1
         yield from self._inside_graph("replayed")
 
@@ -249,7 +281,9 @@ class PretendedCard(TorchDispatchMode):
             self.refuses(name, args)
         if kwargs.get("pin_memory") or name in ("is_pinned", "_pin_memory", "pin_memory"):
             return self._pinned(func, name, args, kwargs)
-        if name in _COPIES and isinstance(args[0], Tensor):  # and not a number, as in torch.func's rules
+        if name in _COPIES and isinstance(
+            args[0], Tensor
+        ):  # and not a number, as in torch.func's rules
             return self._copy(func, name, args, kwargs)
         flat, spec = pytree.tree_flatten((args, kwargs))
         ours = [value for value in flat if isinstance(value, CardTensor)]
@@ -272,31 +306,58 @@ class PretendedCard(TorchDispatchMode):
         return return_and_correct_aliasing(func, args, kwargs, wrapped)
 
     def _count(self, func: Any, name: str, flat: list[Any]) -> None:
-        if name in WAITS or (name.startswith("index") and _has_mask(flat)) or _repeats_by_tensor(func):
+        if (
+            name in WAITS
+            or (name.startswith("index") and _has_mask(flat))
+            or _repeats_by_tensor(func)
+        ):
             self.wait(name)
-        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        is_view = any(
+            r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+        )
         if not (is_view or name in _NO_KERNEL or name in _TO_HOST):
             self._launch(name)
 
     def _refuse_strangers(self, name: str, flat: list[Any], index: int) -> None:
         for value in flat:
             if isinstance(value, torch.Generator) and value.device.type != "cuda":
-                raise RuntimeError(f"{name}: Expected a 'cuda' device type for generator but found '{value.device}'")
+                raise RuntimeError(
+                    f"{name}: Expected a 'cuda' device type for generator but found '{value.device}'"
+                )
             if isinstance(value, CardTensor) and value._index != index and value.dim():
-                raise RuntimeError(f"{name}: Expected all tensors to be on one device: {value.device}, cuda:{index}")
-        strangers = [value for value in flat if isinstance(value, Tensor) and not isinstance(value, CardTensor)]
+                raise RuntimeError(
+                    f"{name}: Expected all tensors to be on one device: {value.device}, cuda:{index}"
+                )
+        strangers = [
+            value
+            for value in flat
+            if isinstance(value, Tensor) and not isinstance(value, CardTensor)
+        ]
         for stranger in strangers:
-            if name.startswith("index") and stranger.dtype in (torch.int64, torch.bool) and name != "index_select":
-                self.counts.copied[calling_line(), "index from the host"] += 1  # torch copies it, and waits
+            if (
+                name.startswith("index")
+                and stranger.dtype in (torch.int64, torch.bool)
+                and name != "index_select"
+            ):
+                self.counts.copied[calling_line(), "index from the host"] += (
+                    1  # torch copies it, and waits
+                )
                 self.wait("index from the host")
             elif stranger.dim():
                 device = f"cuda:{index} and {stranger.device}"
-                raise RuntimeError(f"{name}: Expected all tensors to be on the same device, but found {device}")
+                raise RuntimeError(
+                    f"{name}: Expected all tensors to be on the same device, but found {device}"
+                )
 
     def _device_asked_for(self, kwargs: dict[str, Any]) -> torch.device | None:
-        """The card where the operation's own code asks for the device of a tensor on it, which to C++ is `meta`."""
+        """The card where the operation's own code asks for the device of a tensor on it, which to
+        C++ is `meta`."""
         device = None if kwargs.get("device") is None else torch.device(kwargs["device"])
-        if device is None or device.type != "meta" or (self._functions.asks_for_meta and not in_transform()):
+        if (
+            device is None
+            or device.type != "meta"
+            or (self._functions.asks_for_meta and not in_transform())
+        ):
             return device
         return torch.device("cuda", 0)
 
@@ -316,7 +377,11 @@ class PretendedCard(TorchDispatchMode):
             return args[0]
         if target_device.type == "meta":
             return out.to("meta")
-        return CardTensor(out, self.runtime.index_of(target_device)) if target_device.type == "cuda" else out
+        return (
+            CardTensor(out, self.runtime.index_of(target_device))
+            if target_device.type == "cuda"
+            else out
+        )
 
     def _moved(self, before: torch.device, after: torch.device, *, quietly: bool) -> None:
         if before.type != "cuda" and after.type != "cuda":
@@ -345,8 +410,13 @@ def _plain(value: Any) -> Any:
 
 
 def _has_mask(flat: list[Any]) -> bool:
-    return any(isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8) for value in flat[1:])
+    return any(
+        isinstance(value, Tensor) and value.dtype in (torch.bool, torch.uint8) for value in flat[1:]
+    )
 
 
 def _repeats_by_tensor(func: Any) -> bool:
-    return func in (torch.ops.aten.repeat_interleave.Tensor, torch.ops.aten.repeat_interleave.self_Tensor)
+    return func in (
+        torch.ops.aten.repeat_interleave.Tensor,
+        torch.ops.aten.repeat_interleave.self_Tensor,
+    )

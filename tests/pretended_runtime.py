@@ -1,4 +1,5 @@
-"""What torch.cuda says on a machine with a pretended device: its properties, events, streams and pinned memory."""
+"""What torch.cuda says on a machine with a pretended device: its properties, events, streams and
+pinned memory."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -14,9 +15,9 @@ from fedsim.engine.graph import recorder
 
 
 class Runtime:
-    """The state of pretended devices. `wait` is told what makes the host wait. `issued` counts the device's work as it
-    is asked for, `completed` that which the host knows to be done because it has waited since. `capturing` is not empty
-    while a graph is captured or replayed."""
+    """The state of pretended devices. `wait` is told what makes the host wait. `issued` counts the
+    device's work as it is asked for, `completed` that which the host knows to be done because it
+    has waited since. `capturing` is not empty while a graph is captured or replayed."""
 
     def __init__(self, wait: Callable[[str], None], memory: int, devices: int) -> None:
         self.wait, self.memory, self.devices = wait, memory, devices
@@ -35,7 +36,9 @@ class Runtime:
         self.current = self.index_of(device)
 
     def pin(self, tensor: Tensor) -> Tensor:
-        self._pinned.append(tensor.untyped_storage())  # kept, so that no other memory gets this address
+        self._pinned.append(
+            tensor.untyped_storage()
+        )  # kept, so that no other memory gets this address
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -45,14 +48,17 @@ class Runtime:
         return any(storage.data_ptr() == address for storage in self._pinned)
 
     def stream(self, device: Any = None) -> Any:
-        return SimpleNamespace(device=torch.device("cuda", self.index_of(device)), wait_stream=lambda other: None)
+        return SimpleNamespace(
+            device=torch.device("cuda", self.index_of(device)), wait_stream=lambda other: None
+        )
 
     def event(self, enable_timing: bool = False) -> "_Event":
         return _Event(self)
 
 
 class _Event:
-    """An event with a time; it has happened for the host once that has waited for the device since."""
+    """An event with a time; it has happened for the host once that has waited for the device
+    since."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime, self.place, self.seconds = runtime, 0, 0.0
@@ -76,7 +82,8 @@ class _Event:
 
 @contextmanager
 def patched_runtime(runtime: Runtime) -> Iterator[None]:
-    """torch.cuda speaks of `runtime`; autograd stays on its caller's thread; modules move by new parameters."""
+    """torch.cuda speaks of `runtime`; autograd stays on its caller's thread; modules move by new
+    parameters."""
     torch._C._ensureCUDADeviceGuardSet()  # so that autograd asks nothing of a driver
     default = runtime.stream()
     properties = SimpleNamespace(total_memory=runtime.memory, name="pretended", major=9, minor=0)
@@ -114,10 +121,14 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0"))  # whatever torch is there
+        stack.enter_context(
+            mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0")
+        )  # whatever torch is there
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
-        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor makes them on the CPU and then copies them
+        torch._C._set_only_lift_cpu_tensors(
+            True
+        )  # torch.tensor makes them on the CPU and then copies them
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
         yield

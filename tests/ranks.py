@@ -68,7 +68,10 @@ def result(place: Path) -> list[Any]:
 def _result_of(folder: Path) -> Any:
     records, summary, totals, _, names = checkpoint_toys.result(folder)
     kept = {k: v for k, v in summary.items() if k not in ("environment", "engine")}
-    files = {name: (folder / name).read_bytes() for name in names & {MODEL, "clients.npz", "partition.npz"}}
+    files = {
+        name: (folder / name).read_bytes()
+        for name in names & {MODEL, "clients.npz", "partition.npz"}
+    }
     return folder.name, records, kept, totals, files, names
 
 

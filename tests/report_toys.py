@@ -34,28 +34,59 @@ def write_run(
     summary: Mapping[str, Any] | None = None,
     **config: Any,
 ) -> Path:
-    """A run's folder with made-up records: every upload costs 10 bytes, every phase a second a round.
+    """A run's folder with made-up records: every upload costs 10 bytes, every phase a second a
+    round.
 
     `columns`: other values of the records, round by round; `summary`: other values of the summary.
     """
     own = config.pop("choices", {})
     choices = {"selector": "random", "dataset": "digits", "partition": "iid", "model": "mlp"} | own
-    config = {"seed": 0, "num_clients": 4, "num_rounds": len(accuracies), "lr": 0.1, "name": "x"} | config
+    config = {
+        "seed": 0,
+        "num_clients": 4,
+        "num_rounds": len(accuracies),
+        "lr": 0.1,
+        "name": "x",
+    } | config
     num = config["num_clients"]
     path = folder / f"{'-'.join(choices.values())}-{config['seed']}-{config['lr']}"
     path.mkdir(parents=True)
-    (path / "config.yaml").write_text(yaml.safe_dump({"selector": {"_target_": choices["selector"]}, **config}))
+    (path / "config.yaml").write_text(
+        yaml.safe_dump({"selector": {"_target_": choices["selector"]}, **config})
+    )
     seen: set[int] = set()
     records = []
     for round, (accuracy, ids) in enumerate(zip(accuracies, selected, strict=True), 1):
         seen |= set(ids)
-        record = {"round": round, "test_accuracy": accuracy, "selected": list(ids), "coverage": len(seen) / num}
-        record |= {"participation_ratio": len(ids) / num, "bytes_down": 10 * len(ids), "bytes_up": 10 * len(ids)}
-        record |= {"train_samples": 5 * len(ids), "forward_samples": 0, **{f"seconds_{phase}": 1.0 for phase in PHASES}}
-        records.append(record | {name: values[round - 1] for name, values in (columns or {}).items()})
+        record = {
+            "round": round,
+            "test_accuracy": accuracy,
+            "selected": list(ids),
+            "coverage": len(seen) / num,
+        }
+        record |= {
+            "participation_ratio": len(ids) / num,
+            "bytes_down": 10 * len(ids),
+            "bytes_up": 10 * len(ids),
+        }
+        record |= {
+            "train_samples": 5 * len(ids),
+            "forward_samples": 0,
+            **{f"seconds_{phase}": 1.0 for phase in PHASES},
+        }
+        records.append(
+            record | {name: values[round - 1] for name, values in (columns or {}).items()}
+        )
     write_records(path, records)
-    told = {"status": status, "choices": choices, "seed": config["seed"], "environment": {"torch": "1"}}
-    (path / "summary.json").write_text(json.dumps({**told, **summary_of(records), **(summary or {})}))
+    told = {
+        "status": status,
+        "choices": choices,
+        "seed": config["seed"],
+        "environment": {"torch": "1"},
+    }
+    (path / "summary.json").write_text(
+        json.dumps({**told, **summary_of(records), **(summary or {})})
+    )
     return path
 
 
@@ -73,7 +104,9 @@ def write_records(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
 
 def summary_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """What the summary of a run has of its records."""
-    accuracies = [record["test_accuracy"] for record in records if record["test_accuracy"] is not None]
+    accuracies = [
+        record["test_accuracy"] for record in records if record["test_accuracy"] is not None
+    ]
     last = records[-1] if records else {}
     return {
         "rounds": len(records),
@@ -81,7 +114,9 @@ def summary_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         **{name: last[name] for name in LASTS if name in last},
-        "totals": {name: sum(record[name] for record in records) for name in TOTALS if name in last},
+        "totals": {
+            name: sum(record[name] for record in records) for name in TOTALS if name in last
+        },
     }
 
 

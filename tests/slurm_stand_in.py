@@ -1,8 +1,10 @@
-"""A stand-in for the commands of Slurm that submitit calls: sbatch, srun, sacct, scontrol requeue, and scancel.
+"""A stand-in for the commands of Slurm that submitit calls: sbatch, srun, sacct, scontrol requeue,
+and scancel.
 
-`install(folder)` writes them into `folder`, which is to be put in front of PATH. Tasks of an array are processes
-here, as many at a time as the array allows. One that is requeued runs again as soon as it has ended. What is known of
-them is in files in the same folder, named by their ids (<job>_<task>, or <job> where there is no array).
+`install(folder)` writes them into `folder`, which is to be put in front of PATH. Tasks of an array
+are processes here, as many at a time as the array allows. One that is requeued runs again as soon
+as it has ended. What is known of them is in files in the same folder, named by their ids
+(<job>_<task>, or <job> where there is no array).
 """
 
 import os
@@ -52,7 +54,9 @@ def sbatch(folder: Path, script: str) -> None:
     for task in tasks:
         (folder / f"{task}.state").write_text("PENDING")
     command = [sys.executable, __file__, "supervise", str(folder), str(at_a_time), *tasks]
-    subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     sys.stdout.write(f"Submitted batch job {job}\n")
 
 
@@ -70,7 +74,9 @@ def _run(folder: Path, task: str) -> None:
         environment |= {"SLURM_ARRAY_JOB_ID": job, "SLURM_ARRAY_TASK_ID": number}
     while state.read_text() != "CANCELLED by 0":
         state.write_text("RUNNING")
-        code = subprocess.run(["bash", folder / f"{job}.script"], env=environment, check=False).returncode
+        code = subprocess.run(
+            ["bash", folder / f"{job}.script"], env=environment, check=False
+        ).returncode
         if requeue.exists():
             requeue.unlink()
             state.write_text("REQUEUED")
@@ -86,7 +92,13 @@ def srun(folder: Path, *words: str) -> None:
     command = behind[next(i for i, word in enumerate(behind) if not word.startswith("-")) :]
     job, number = os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_ARRAY_TASK_ID", "")
     for descriptor, option in ((1, "--output"), (2, "--error")):
-        path = options[option].replace("%A", job).replace("%j", job).replace("%a", number).replace("%t", "0")
+        path = (
+            options[option]
+            .replace("%A", job)
+            .replace("%j", job)
+            .replace("%a", number)
+            .replace("%t", "0")
+        )
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
     (folder / (f"{job}_{number}.pid" if number else f"{job}.pid")).write_text(str(os.getpid()))
     os.execvp(command[0], command)

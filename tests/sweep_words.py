@@ -13,7 +13,8 @@ Words = list[str]
 
 
 def axes_of(found: Sequence[Override]) -> dict[str, Words]:
-    """A word for each value of each key; a later override replaces an earlier one of the same key."""
+    """A word for each value of each key; a later override replaces an earlier one of the same
+    key."""
     return {o.get_key_element(): [word for (word,) in overrides.expand([o])] for o in found}
 
 
@@ -23,12 +24,14 @@ def diagonal(axes: Sequence[Words]) -> list[Words]:
 
 
 def each_value_once(found: Sequence[Override]) -> list[Words]:
-    """In place of `fedsim.config.compose.expand`: some of the jobs of a sweep, in which each value of it occurs."""
+    """In place of `fedsim.config.compose.expand`: some of the jobs of a sweep, in which each value
+    of it occurs."""
     return diagonal(list(axes_of(found).values()))
 
 
 def jobs_of(words: Sequence[str]) -> list[Words]:
-    """All jobs that a command line with a sweep makes. Composes what they have in common, and none of them."""
+    """All jobs that a command line with a sweep makes. Composes what they have in common, and none
+    of them."""
     jobs: list[Words] = []
 
     def note(found: Sequence[Override]) -> list[Words]:

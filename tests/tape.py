@@ -1,6 +1,6 @@
-"""A recording of dispatched operations, for tests without a GPU: it keeps what a CUDA graph keeps, addresses of tensors
-and the values of Python's numbers. What a capture may not hold, because the host would wait for it, raises
-RuntimeError.
+"""A recording of dispatched operations, for tests without a GPU: it keeps what a CUDA graph keeps,
+addresses of tensors and the values of Python's numbers. What a capture may not hold, because the
+host would wait for it, raises RuntimeError.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,8 @@ from tests.pretended_cuda import WAITS, PretendedCard, held
 
 
 class Tape(TorchDispatchMode):
-    """While it is entered, operations are computed and kept; `replay` computes them again on the same tensors."""
+    """While it is entered, operations are computed and kept; `replay` computes them again on the
+    same tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,18 +27,25 @@ class Tape(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name.partition("::")[2]
-        masks = name == "index" and any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])
+        masks = name == "index" and any(
+            t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]
+        )
         if name in WAITS or masks:  # whose result has a size that depends on a mask's content
             raise RuntimeError(f"{name}: operation not permitted when stream is capturing")
         out = func(*args, **kwargs)
-        if any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns):
+        if any(
+            r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns
+        ):
             return out  # a view is an address, which is known when the recording ends
         given = {id(value) for value in _tensors((args, kwargs))}
-        self._calls.append((func, args, kwargs, [None if id(t) in given else t for t in _tensors(out)]))
+        self._calls.append(
+            (func, args, kwargs, [None if id(t) in given else t for t in _tensors(out)])
+        )
         return out
 
     def forget(self) -> None:
-        """Overwrite what was computed between the inputs and the outputs: replays may not rely on it."""
+        """Overwrite what was computed between the inputs and the outputs: replays may not rely on
+        it."""
         for _, _, _, outs in self._calls:
             for out in outs:
                 if out is not None and out.is_floating_point() and out.numel():

@@ -37,8 +37,11 @@ def test_fedadam_first_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize("weights", [[1.5, 1.5], [1.0, 3.0], [0.5, 0.5], [0.0, 0.0], [2.0, -1.0]])
-def test_buffers_are_averaged_where_a_selectors_weights_do_not_sum_to_one(weights: list[float]) -> None:
-    """Importance weights would take a variance of 1, of which all clients have seen .1, below zero."""
+def test_buffers_are_averaged_where_a_selectors_weights_do_not_sum_to_one(
+    weights: list[float],
+) -> None:
+    """Importance weights would take a variance of 1, of which all clients have seen .1, below
+    zero."""
     delta = {"w": torch.ones(2, 1), "v": torch.full((2, 1), -0.9)}
     start = {"w": torch.ones(1), "v": torch.ones(1)}
     cohort, buffers = replace(COHORT, start=start, delta=delta), frozenset({"v"})
@@ -50,15 +53,22 @@ def test_buffers_are_averaged_where_a_selectors_weights_do_not_sum_to_one(weight
 
 def test_buffers_are_weighted_in_proportion_to_a_selectors_weights() -> None:
     cohort = replace(COHORT, delta={"w": torch.tensor([[4.0, 0.0], [0.0, 8.0]])})
-    result = FedAvg(frozenset({"w"}), weighting="uniform").aggregate(PARAMS, cohort, np.array([0.5, 1.5]))
+    result = FedAvg(frozenset({"w"}), weighting="uniform").aggregate(
+        PARAMS, cohort, np.array([0.5, 1.5])
+    )
     assert result["w"].tolist() == [2.0, 7.0]
-    own = FedAvg(frozenset({"w"}), weighting="by_size").aggregate(PARAMS, cohort, np.array([0.0, 0.0]))
+    own = FedAvg(frozenset({"w"}), weighting="by_size").aggregate(
+        PARAMS, cohort, np.array([0.0, 0.0])
+    )
     assert own["w"].tolist() == [2.0, 7.0]  # 1 and 3 samples
     for server in (
         FedAvgM(frozenset({"w"}), weighting="uniform", lr=0.1, momentum=0.9),
         FedAdam(frozenset({"w"}), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=1.0),
     ):
-        assert server.aggregate(PARAMS, COHORT, None)["w"].tolist() == [4.0, 5.0]  # and never stepped on
+        assert server.aggregate(PARAMS, COHORT, None)["w"].tolist() == [
+            4.0,
+            5.0,
+        ]  # and never stepped on
         assert not any(server.state_dict().values())
 
 
@@ -67,7 +77,9 @@ def test_server_optimiser_continues_from_its_state_dict() -> None:
     one, other = (FedAdam(frozenset(), weighting="uniform", **values) for _ in range(2))
     after = one.aggregate(PARAMS, COHORT, None)
     other.load_state_dict(one.state_dict())
-    assert torch.equal(one.aggregate(after, COHORT, None)["w"], other.aggregate(after, COHORT, None)["w"])
+    assert torch.equal(
+        one.aggregate(after, COHORT, None)["w"], other.aggregate(after, COHORT, None)["w"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Aggregators against the strategies of Flower (flwr), which others wrote. Where conventions differ, a comment says so.
+"""Aggregators against the strategies of Flower (flwr), which others wrote. Where conventions
+differ, a comment says so.
 
 Flower aggregates models, fedsim updates: the models are the start plus the updates.
 """
@@ -72,9 +73,10 @@ def test_server_momentum_is_flowers(lr: float, momentum: float) -> None:
 
 
 def test_fedadam_is_flowers_with_the_papers_start_and_step() -> None:
-    """Reddi et al. 2021, Algorithm 2, starts with v = tau^2 and steps by lr m / (sqrt(v) + tau), as fedsim does. Flower
-    starts with v = 0, and multiplies the step by sqrt(1 - beta2^(t + 1)) / (1 - beta1^(t + 1)), Adam's correction with
-    one round more than there were; the paper has no correction. Both are undone here."""
+    """Reddi et al. 2021, Algorithm 2, starts with v = tau^2 and steps by lr m / (sqrt(v) + tau), as
+    fedsim does. Flower starts with v = 0, and multiplies the step by sqrt(1 - beta2^(t + 1)) / (1 -
+    beta1^(t + 1)), Adam's correction with one round more than there were; the paper has no
+    correction. Both are undone here."""
     lr, beta1, beta2, tau = 0.1, 0.9, 0.8, 0.05
     values = {"eta": lr, "beta_1": beta1, "beta_2": beta2, "tau": tau}
     strategy = strategies.FedAdam(**values, initial_parameters=parameters(START), **SAMPLING)
@@ -91,20 +93,26 @@ def test_fedadam_is_flowers_with_the_papers_start_and_step() -> None:
 def test_the_median_is_flowers(num: int) -> None:
     cohort = cohort_of(num, SIZES[:num])
     expected = flowers_model(strategies.FedMedian(**SAMPLING), cohort, START)
-    assert our_model(TrimmedMean(NONE, share=0.5), cohort, START) == pytest.approx(expected, abs=1e-6)
+    assert our_model(TrimmedMean(NONE, share=0.5), cohort, START) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize("share", [0.0, 0.12, 0.2, 0.34, 0.49])
 def test_the_trimmed_mean_is_flowers(share: float) -> None:
-    """Both cut floor(share K) at each end. Flower rounds 0.29 x 100 = 28.999... down to 28; fedsim takes 29 for it."""
+    """Both cut floor(share K) at each end. Flower rounds 0.29 x 100 = 28.999... down to 28; fedsim
+    takes 29 for it."""
     cohort = cohort_of(0)
     expected = flowers_model(strategies.FedTrimmedAvg(beta=share, **SAMPLING), cohort, START)
-    assert our_model(TrimmedMean(NONE, share=share), cohort, START) == pytest.approx(expected, abs=1e-6)
+    assert our_model(TrimmedMean(NONE, share=share), cohort, START) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(("f", "m"), [(0, 1), (1, 1), (3, 1), (1, 3), (2, 5), (3, 9)])
 def test_krum_and_multi_krum_are_flowers_with_clients_of_one_size(f: int, m: int) -> None:
-    """Flower weights the chosen of Multi-Krum by their samples. Blanchard et al. 2017, section 4, and fedsim do not."""
+    """Flower weights the chosen of Multi-Krum by their samples. Blanchard et al. 2017, section 4,
+    and fedsim do not."""
     keep = 0 if m == 1 else m  # Krum itself
     for seed in range(10):
         cohort = cohort_of(seed, [3] * 9)
@@ -115,7 +123,9 @@ def test_krum_and_multi_krum_are_flowers_with_clients_of_one_size(f: int, m: int
 
 def fixed_clipping(noise_multiplier: float, norm: float, num: int) -> Any:
     plain = strategies.FedAvg(**SAMPLING)
-    strategy = strategies.DifferentialPrivacyServerSideFixedClipping(plain, noise_multiplier, norm, num)
+    strategy = strategies.DifferentialPrivacyServerSideFixedClipping(
+        plain, noise_multiplier, norm, num
+    )
     strategy.current_round_params = [START]
     return strategy
 
@@ -125,8 +135,9 @@ def fixed_clipping(noise_multiplier: float, norm: float, num: int) -> Any:
 def test_clipped_updates_are_those_of_flowers_fixed_clipping(
     norm: float, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flower averages clipped updates by size. In private runs, fedsim has equal weights: the sensitivity of a weighted
-    sum is that of the heaviest client, and Flower's noise is made for K equal ones."""
+    """Flower averages clipped updates by size. In private runs, fedsim has equal weights: the
+    sensitivity of a weighted sum is that of the heaviest client, and Flower's noise is made for K
+    equal ones."""
     cohort = cohort_of(1, sizes)
     expected = flowers_model(fixed_clipping(0.0, norm, 9), cohort, START)
     ours = NormClipping(NONE, weighting="by_size", norm=norm)
@@ -146,4 +157,6 @@ def test_private_noise_has_the_deviation_of_flowers() -> None:
     cohort = toy_cohort([0], [1], [[0.0]])
     cohort.delta["w"] = torch.zeros(1, 20_000)
     noise = private.aggregate(start, cohort, None)["w"]
-    assert noise.std().item() == pytest.approx(differential_privacy.compute_stdv(1.5, 2.0, 9), rel=0.02)
+    assert noise.std().item() == pytest.approx(
+        differential_privacy.compute_stdv(1.5, 2.0, 9), rel=0.02
+    )

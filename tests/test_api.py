@@ -1,4 +1,5 @@
-"""Experiments from Python: the same as on the command line, with callbacks, own classes and DataFrames."""
+"""Experiments from Python: the same as on the command line, with callbacks, own classes and
+DataFrames."""
 
 import doctest
 import os
@@ -38,13 +39,17 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_seconds(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in record.items() if "seconds" not in key} for record in records]
+    return [
+        {key: value for key, value in record.items() if "seconds" not in key} for record in records
+    ]
 
 
 def test_a_run_is_that_of_the_command_line_to_the_last_bit() -> None:
     words = [*WORDS, "model.dropout=0.3", "selector=oort"]
     command = [sys.executable, "-m", "fedsim.run", *words, "output_dir=shell"]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])})
+    subprocess.run(
+        command, check=True, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    )
     result = run_experiment([*words, "output_dir=here"])
     (folder,) = Path("shell/default").glob("digits*")
     assert result.folder == Path("here/default", folder.name)
@@ -81,28 +86,46 @@ def test_a_callback_ends_a_run_by_its_answer_or_an_exception_and_the_same_call_g
     assert run_experiment(words, on_round=stop_and_fail).status == "interrupted"
     with pytest.raises(KeyError, match="mine"):
         run_experiment(words, on_round=stop_and_fail)
-    assert (read_summary(stopped.folder) or {})["error"] == "ended by on_round (KeyError: 'mine') after round 3"
+    assert (read_summary(stopped.folder) or {})[
+        "error"
+    ] == "ended by on_round (KeyError: 'mine') after round 3"
     gone_on = run_experiment(words, on_round=lambda record: seen.append(record.round))
     assert seen == [1, 2, 3, 4]
     assert gone_on.status == "done"
     assert without_seconds(gone_on.records) == without_seconds(whole.records)
-    assert all(torch.equal(gone_on.params[name], value) for name, value in (whole.params or {}).items())  # type: ignore[index]
+    assert all(
+        torch.equal(gone_on.params[name], value) for name, value in (whole.params or {}).items()
+    )  # type: ignore[index]
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "values": (lambda: run_experiment([*WORDS, "cohort_size=99", "optimizer.lr=-1"]), r"(?s)cohort_size=99.*optimizer"),
-    "several": (lambda: run_experiment([*WORDS, "seed=0,1"]), r"describes 2 experiments\n.*run_sweep"),
+    "values": (
+        lambda: run_experiment([*WORDS, "cohort_size=99", "optimizer.lr=-1"]),
+        r"(?s)cohort_size=99.*optimizer",
+    ),
+    "several": (
+        lambda: run_experiment([*WORDS, "seed=0,1"]),
+        r"describes 2 experiments\n.*run_sweep",
+    ),
     "a string": (lambda: run_experiment("selector=oort"), "must be a list of words"),
     "a string of a sweep": (lambda: run_sweep("seed=0,1"), "must be a list of words"),
     "none": (lambda: run_sweep([]), r"has no experiment\n.*run_experiment\(\)"),
-    "a part": (lambda: run_experiment(compose(WORDS)[0], selector=Random), "has no effect on a composed experiment"),
+    "a part": (
+        lambda: run_experiment(compose(WORDS)[0], selector=Random),
+        "has no effect on a composed experiment",
+    ),
     "both": (lambda: run_sweep([*compose(WORDS), *SMALL]), r"not both\n.*\*compose\(overrides\)"),  # type: ignore[list-item]
     "a plan": (lambda: compose(compose(WORDS)), r"list of words.*\n.*run_experiment runs a Plan"),  # type: ignore[arg-type]
     "useless": (
         lambda: compose(["local.epochs=2", "local.steps=3"]),
         r"local\.epochs=2: has no effect while local\.",
     ),
-    "data": (lambda: run_experiment([*WORDS, "dataset=parquet", "dataset.path=nowhere", "partition=iid"]), "data_dir"),
+    "data": (
+        lambda: run_experiment(
+            [*WORDS, "dataset=parquet", "dataset.path=nowhere", "partition=iid"]
+        ),
+        "data_dir",
+    ),
 }
 
 
@@ -122,7 +145,10 @@ def test_failures_are_exceptions() -> None:
     with pytest.raises(fedsim.RunFailedError, match="my own mistake") as failed:
         run_experiment(WORDS, selector=partial(Fails, mode="uniform"))
     line = Fails.select.__code__.co_firstlineno + 1
-    assert failed.value.result.error == f"KeyError: 'my own mistake' (round 1, test_api.py, line {line}, in select)"
+    assert (
+        failed.value.result.error
+        == f"KeyError: 'my own mistake' (round 1, test_api.py, line {line}, in select)"
+    )
     assert isinstance(failed.value.__cause__, KeyError)
     assert failed.value.result.status == "failed"
     (plan,) = compose(WORDS)
@@ -131,12 +157,21 @@ def test_failures_are_exceptions() -> None:
 
 
 def test_the_process_stays_as_it_was() -> None:
-    """No signal handlers, no environment, no Hydra of the program; and it works outside of the main thread."""
+    """No signal handlers, no environment, no Hydra of the program; and it works outside of the main
+    thread."""
 
     def state() -> object:
         """Without what torch and its OpenMP library set for themselves when they are first used."""
-        ours = {name: text for name, text in os.environ.items() if not name.startswith(("TORCHINDUCTOR_", "KMP_"))}
-        return [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)], torch.get_num_threads(), ours
+        ours = {
+            name: text
+            for name, text in os.environ.items()
+            if not name.startswith(("TORCHINDUCTOR_", "KMP_"))
+        }
+        return (
+            [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)],
+            torch.get_num_threads(),
+            ours,
+        )
 
     before, hydra = state(), GlobalHydra.instance().hydra
     GlobalHydra.instance().hydra = mine = object()  # type: ignore[assignment]
@@ -150,12 +185,19 @@ def test_the_process_stays_as_it_was() -> None:
         GlobalHydra.instance().hydra = hydra
     assert [result.status for result in results] == ["done"]
     assert state() == before
-    assert OmegaConf.create({"path": "${oc.env:PATH}"}).path == os.environ["PATH"]  # configs of fedsim may not name it
+    assert (
+        OmegaConf.create({"path": "${oc.env:PATH}"}).path == os.environ["PATH"]
+    )  # configs of fedsim may not name it
 
 
 def test_importing_fedsim_imports_no_torch_before_a_name_is_used() -> None:
     code = "import sys, fedsim; assert 'run_sweep' in dir(fedsim); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False).returncode == 0
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(__file__).parents[1], check=False
+        ).returncode
+        == 0
+    )
     with pytest.raises(AttributeError, match="no attribute 'run_everything'"):
         fedsim.run_everything  # noqa: B018
     assert all(getattr(fedsim, name) is not None for name in fedsim.__all__)
@@ -175,7 +217,11 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     assert sorted(seen) == sorted([(0, t) for t in (1, 2, 3, 4)] * 2 + [(1, t) for t in (1, 2)] * 2)
     rounds, runs = sweep.rounds, sweep.summaries
     assert len(rounds) == 12
-    told = [[name, seed, ("done", "interrupted")[seed]] for name in ("random", "full") for seed in (0, 1)]
+    told = [
+        [name, seed, ("done", "interrupted")[seed]]
+        for name in ("random", "full")
+        for seed in (0, 1)
+    ]
     assert runs[["selector", "seed", "status"]].to_numpy().tolist() == told
     assert runs["final_accuracy"].tolist() == [result.final_accuracy for result in sweep]
     assert rounds.groupby("selector")["uploaded"].first().to_dict() == {"random": 2, "full": 6}
@@ -190,12 +236,20 @@ def test_a_callback_that_fails_ends_all_runs_of_a_sweep() -> None:
 
     for lanes in (None, 3):
         with pytest.raises(RuntimeError, match="mine"):
-            run_sweep([*WORDS, "seed=1,2,0", f"output_dir=lanes_{lanes}"], lanes=lanes, on_round=fail)
+            run_sweep(
+                [*WORDS, "seed=1,2,0", f"output_dir=lanes_{lanes}"], lanes=lanes, on_round=fail
+            )
     ended = {
-        place: [str((read_summary(path) or {})["error"]) for path in sorted(Path(place).glob("*/digits*"))]
+        place: [
+            str((read_summary(path) or {})["error"])
+            for path in sorted(Path(place).glob("*/digits*"))
+        ]
         for place in ("lanes_None", "lanes_3")
     }
-    mine, beside = "ended by on_round (RuntimeError: mine) after round 1", "ended with another run after round 1"
+    mine, beside = (
+        "ended by on_round (RuntimeError: mine) after round 1",
+        "ended with another run after round 1",
+    )
     assert ended == {"lanes_None": [mine], "lanes_3": [beside, mine, beside]}
 
 
@@ -205,13 +259,17 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
     assert runs.index.tolist() == list(range(16))
     columns = {"run", "status", "seed", "selector", "optimizer.lr", "round", "test_accuracy"}
     assert columns <= set(runs)
-    assert not [name for name in runs if name.startswith("summary.")]  # .std() of which would be wrong
+    assert not [
+        name for name in runs if name.startswith("summary.")
+    ]  # .std() of which would be wrong
     assert "num_clients" not in runs  # in which they do not differ
     assert runs["run"].nunique() == 4
     assert sorted(runs["optimizer.lr"].unique()) == [0.1, 0.2]
     ours = sweep.rounds.sort_values(["run", "round"], ignore_index=True)
     assert ours["test_accuracy"].tolist() == runs["test_accuracy"].tolist()
-    write_archive(read_runs(Path("outputs/default")), Path("outputs/default"), tmp_path / "runs.parquet")
+    write_archive(
+        read_runs(Path("outputs/default")), Path("outputs/default"), tmp_path / "runs.parquet"
+    )
     archived = load_runs(tmp_path / "runs.parquet")
     assert archived["test_accuracy"].tolist() == runs["test_accuracy"].tolist()
     assert list(archived["optimizer.lr"]) == list(runs["optimizer.lr"])
@@ -220,7 +278,9 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
         frame = load_summaries(source)
         assert sorted(frame["final_accuracy"]) == final
         assert frame["final_accuracy"].std() == pytest.approx(statistics.stdev(final))
-        assert set(frame["summary.totals.bytes_up"]) == set(sweep.summaries["summary.totals.bytes_up"])
+        assert set(frame["summary.totals.bytes_up"]) == set(
+            sweep.summaries["summary.totals.bytes_up"]
+        )
 
 
 def test_the_last_accuracy_of_earlier_versions_is_not_taken_for_the_final_one() -> None:
@@ -231,11 +291,15 @@ def test_the_last_accuracy_of_earlier_versions_is_not_taken_for_the_final_one() 
     assert "summary.final_accuracy" not in frame
     by_run = rounds.dropna(subset="test_accuracy").groupby("run", sort=False)["test_accuracy"]
     assert frame["summary.last_accuracy"].tolist() == by_run.last().tolist()
-    assert frame["final_accuracy"].tolist() == pytest.approx(by_run.apply(lambda one: one.tail(11).mean()).tolist())
+    assert frame["final_accuracy"].tolist() == pytest.approx(
+        by_run.apply(lambda one: one.tail(11).mean()).tolist()
+    )
     run_experiment(WORDS)
     (path,) = Path().glob("outputs/*/*/summary.json")
     path.write_text(path.read_text().replace("last_accuracy", "final_accuracy"))
-    assert (read_summary(path.parent) or {})["last_accuracy"] == read_metrics(path.parent)[-1]["test_accuracy"]
+    assert (read_summary(path.parent) or {})["last_accuracy"] == read_metrics(path.parent)[-1][
+        "test_accuracy"
+    ]
 
 
 def test_what_holds_no_runs_is_refused_and_without_pandas_the_error_names_the_remedy(
@@ -254,7 +318,9 @@ def test_what_holds_no_runs_is_refused_and_without_pandas_the_error_names_the_re
             use()
 
 
-def test_nothing_is_printed_without_a_tracker_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_without_a_tracker_on_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run_experiment(WORDS)
     run_sweep([*WORDS, "seed=1,2"])
     run_sweep([*WORDS, "seed=3,4"], lanes=2)

@@ -32,7 +32,10 @@ class Kept(Random):
 def test_a_class_of_a_module_is_a_config_like_any_other() -> None:
     result = run_experiment(WORDS, selector=partial(Kept, mode="uniform"))
     assert result.kept
-    assert result.plan.config["selector"] == {"_target_": "tests.test_api_classes.Kept", "mode": "uniform"}
+    assert result.plan.config["selector"] == {
+        "_target_": "tests.test_api_classes.Kept",
+        "mode": "uniform",
+    }
     assert result.plan.choices["selector"] == "Kept"
     assert result.folder.parent == Path("outputs/default")
     by_path = compose([*WORDS, "selector._target_=tests.test_api_classes.Kept"])[0]
@@ -48,10 +51,26 @@ class Given(Random):
 
 def test_scalars_of_numpy_are_the_numbers_of_python_that_they_are() -> None:
     plain = [3, 0.5, True, "a", [2], {"a": 1}]
-    scalars = [np.int64(3), np.float32(0.5), np.bool_(True), np.str_("a"), [np.uint8(2)], {"a": np.int8(1)}]
-    (given,), (meant,) = (compose(WORDS, selector=partial(Given, value=values)) for values in (scalars, plain))
+    scalars = [
+        np.int64(3),
+        np.float32(0.5),
+        np.bool_(True),
+        np.str_("a"),
+        [np.uint8(2)],
+        {"a": np.int8(1)},
+    ]
+    (given,), (meant,) = (
+        compose(WORDS, selector=partial(Given, value=values)) for values in (scalars, plain)
+    )
     assert given.config["selector"] == meant.config["selector"]
-    assert [type(value) for value in given.config["selector"]["value"]] == [int, float, bool, str, list, dict]
+    assert [type(value) for value in given.config["selector"]["value"]] == [
+        int,
+        float,
+        bool,
+        str,
+        list,
+        dict,
+    ]
     assert (given.folder, given.config_hash) == (meant.folder, meant.config_hash)
     with pytest.raises(ConfigError, match=r"selector\.count=2\.0: must be an integer"):
         compose(WORDS, selector=partial(Given, value=1, count=np.float32(2)))
@@ -70,7 +89,10 @@ def local_selector(first: int) -> type[Random]:
 
 
 def test_classes_without_a_module_run_in_a_temporary_folder_each_as_itself() -> None:
-    plans = [compose(WORDS, selector=partial(local_selector(first), mode="uniform"))[0] for first in (0, 3)]
+    plans = [
+        compose(WORDS, selector=partial(local_selector(first), mode="uniform"))[0]
+        for first in (0, 3)
+    ]
     sweep = run_sweep(plans)
     assert [result.records[0]["selected"] for result in sweep] == [[0, 1], [3, 4]]
     assert not any(result.kept for result in sweep)
@@ -86,9 +108,17 @@ def test_classes_without_a_module_run_in_a_temporary_folder_each_as_itself() -> 
 def test_a_class_without_a_module_leaves_the_other_runs_of_a_sweep_in_their_folders() -> None:
     run_experiment([*WORDS, "seed=5"])
     plans = compose([*WORDS, "seed=5,6"])
-    sweep = run_sweep([*plans, *compose(WORDS, selector=partial(local_selector(0), mode="uniform"))])
-    assert [(result.kept, result.skipped) for result in sweep] == [(True, True), (True, False), (False, False)]
-    assert sorted(Path("outputs/default").glob("digits*")) == sorted(result.folder for result in sweep[:2])
+    sweep = run_sweep(
+        [*plans, *compose(WORDS, selector=partial(local_selector(0), mode="uniform"))]
+    )
+    assert [(result.kept, result.skipped) for result in sweep] == [
+        (True, True),
+        (True, False),
+        (False, False),
+    ]
+    assert sorted(Path("outputs/default").glob("digits*")) == sorted(
+        result.folder for result in sweep[:2]
+    )
     assert not any(result.kept or result.skipped for result in run_sweep(plans, keep=False))
 
 
@@ -119,16 +149,22 @@ FED_AVG_M = partial(FedAvgM, weighting="uniform", lr=1.0, momentum=0.9)
 
 def test_a_class_takes_the_place_of_what_words_and_presets_choose() -> None:
     words = ["aggregator=fedavgm", "aggregator.lr=0.001,0.5", "~aggregator.momentum"]
-    with pytest.raises(ConfigError, match=r"no effect: a class takes .*\n.*functools\.partial") as refused:
+    with pytest.raises(
+        ConfigError, match=r"no effect: a class takes .*\n.*functools\.partial"
+    ) as refused:
         compose([*WORDS, *words], aggregator=FED_AVG_M)
     keys = [problem.key for problem in refused.value.problems]
     assert keys == ["aggregator", "aggregator.lr", "aggregator.momentum"]
     words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "seed=0"]
     plans = compose(words, selector=partial(Kept, mode="uniform"), aggregator=FED_AVG_M)
-    assert [plan.config["aggregator"]["momentum"] for plan in plans] == [0.9]  # once, and not once a selector
+    assert [plan.config["aggregator"]["momentum"] for plan in plans] == [
+        0.9
+    ]  # once, and not once a selector
 
 
-def test_data_are_read_once_and_again_for_what_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_read_once_and_again_for_what_is_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     loads: list[object] = []
     load = Digits.load
     monkeypatch.setattr(Digits, "load", lambda self: loads.append(self) or load(self))
@@ -142,5 +178,7 @@ def test_classes_of_a_script_are_not_importable(monkeypatch: pytest.MonkeyPatch)
     assert parts.is_importable(Kept)
     assert not parts.is_importable(local_selector(0))
     monkeypatch.setattr(Kept, "__module__", "__main__")
-    monkeypatch.setattr(sys.modules["__main__"], "Kept", Kept, raising=False)  # found there, in this process
+    monkeypatch.setattr(
+        sys.modules["__main__"], "Kept", Kept, raising=False
+    )  # found there, in this process
     assert not parts.is_importable(Kept)

@@ -33,9 +33,17 @@ def test_intermittent_halves_take_turns_minus_a_fifth(t: int, half: range) -> No
 
 @pytest.mark.parametrize("share", [-0.1, 0.0, 1.0, 1.1, float("nan")])
 def test_shares_out_of_range_are_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=r"probability=.* must lie in \(0, 1\]") if share != 1 else nullcontext():
+    with (
+        pytest.raises(ConfigError, match=r"probability=.* must lie in \(0, 1\]")
+        if share != 1
+        else nullcontext()
+    ):
         Bernoulli(probability=share)
-    with pytest.raises(ConfigError, match=r"absent=.* must lie in \[0, 1\)") if share else nullcontext():
+    with (
+        pytest.raises(ConfigError, match=r"absent=.* must lie in \[0, 1\)")
+        if share
+        else nullcontext()
+    ):
         Intermittent(absent=share)
 
 

@@ -1,4 +1,5 @@
-"""The speed race's arithmetic, tables and command line; no peer is installed and nothing is timed."""
+"""The speed race's arithmetic, tables and command line; no peer is installed and nothing is
+timed."""
 
 import argparse
 import io
@@ -26,7 +27,8 @@ W1, W2 = WORKLOADS["W1"], WORKLOADS["W2"]
 
 
 def test_flops_against_hand_counts_and_workloads_are_those_of_the_networks() -> None:
-    # products of a sample: 784 * 64 + 64 * 30 + 30 * 10 = 52,396; to train thrice, but for the first input gradient
+    # products of a sample: 784 * 64 + 64 * 30 + 30 * 10 = 52,396; to train thrice, but for the
+    # first input gradient
     assert (W1.forward_flops, W1.training_flops) == (2 * 52_396, 3 * 104_792 - 100_352)
     # 10 clients, 3 epochs of 600, and one test pass
     assert W1.round_flops == 18_000 * 214_024 + 10_000 * 104_792
@@ -38,7 +40,9 @@ def test_flops_against_hand_counts_and_workloads_are_those_of_the_networks() -> 
         sizes = [(p.dim(), p.numel()) for p in new_network(workload).parameters()]
         assert workload.epochs == epochs
         assert sum(size for _, size in sizes) == parameters
-        assert sum(p.fan_in * p.fan_out for p in workload.layers) == sum(size for dim, size in sizes if dim > 1)
+        assert sum(p.fan_in * p.fan_out for p in workload.layers) == sum(
+            size for dim, size in sizes if dim > 1
+        )
 
 
 def test_the_stopwatch_ends_at_whole_cycles(
@@ -55,7 +59,10 @@ def test_the_stopwatch_ends_at_whole_cycles(
     reported = json.loads(capsys.readouterr().out.removeprefix(stopwatch.RESULT))
     assert reported["rounds_per_second"] == pytest.approx(10 / 6)
     assert reported["accuracies"] == [[5, 0.5], [10, 0.5], [15, 0.5]]
-    assert (reported["versions"]["torch"], reported["engine"]) == (torch.__version__.split("+")[0], "x")
+    assert (reported["versions"]["torch"], reported["engine"]) == (
+        torch.__version__.split("+")[0],
+        "x",
+    )
 
 
 def _result(rate: float, **more: object) -> Result:
@@ -91,8 +98,14 @@ def test_table_of_rates_ratios_and_the_share_of_the_ceiling() -> None:
     assert columns["peer"][1] == "fedsim engine.precision=bf16"
     failed = ["pfl (ValueError: no)", "pfl, 2 processes", "flower: not installed: x install flower"]
     assert columns["peer"][3:] == failed
-    measured: list[Result] = [{"flops": {"float32": 1.0, "bf16": 5.0}}, {"flops": {"float32": 2.0, "bf16": 4.0}}]
-    assert tables.ceiling_of([*measured, {"error": "x"}]) == {"float32": 2.0, "bf16": 5.0}  # the best of the repeats
+    measured: list[Result] = [
+        {"flops": {"float32": 1.0, "bf16": 5.0}},
+        {"flops": {"float32": 2.0, "bf16": 4.0}},
+    ]
+    assert tables.ceiling_of([*measured, {"error": "x"}]) == {
+        "float32": 2.0,
+        "bf16": 5.0,
+    }  # the best of the repeats
 
 
 def test_command_line() -> None:
@@ -101,7 +114,12 @@ def test_command_line() -> None:
     assert (options.workload, options.repeats, options.seconds) == (["W1", "W2"], 3, 20.0)
     assert len(options.peers) == len(entries.PEERS)
     chosen = measuring.entries_of(["fedsim", "loop"], options.fedsim)
-    labels = ["fedsim", "fedsim engine=sequential", "fedsim engine=batched engine.precision=bf16", "PyTorch by hand"]
+    labels = [
+        "fedsim",
+        "fedsim engine=sequential",
+        "fedsim engine=batched engine.precision=bf16",
+        "PyTorch by hand",
+    ]
     assert [e.label for e in chosen] == labels
     assert [e.precision for e in chosen] == ["float32", "float32", "bf16", "float32"]
     quick = benchmark.parse(["run", "--quick", "--workload", "W2"])
@@ -122,7 +140,11 @@ def test_every_peer_has_a_script_and_its_environment_requirements(
         assert (entries.ROOT / "scripts" / "benchmarks" / "peers" / f"{peer.script}.py").is_file()
         assert peer.environment is None or entries.requirements_of(peer.environment)
     assert entries.requirements_of("pfl")[1] == f"torch=={torch.__version__.split('+')[0]}"
-    assert measuring.launcher(entries.PEERS["loop"]) == [sys.executable, "-m", "scripts.benchmarks.peers.run_loop"]
+    assert measuring.launcher(entries.PEERS["loop"]) == [
+        sys.executable,
+        "-m",
+        "scripts.benchmarks.peers.run_loop",
+    ]
     assert "torch.distributed.run" in measuring.launcher(entries.PEERS["pfl2"])
     monkeypatch.setattr(entries, "FOLDER", tmp_path)
     result = measuring.measure(Entry("pfl2"), W1, benchmark.parse(["run"]))
@@ -157,7 +179,13 @@ def test_the_workloads_compose() -> None:
 def test_the_loop_does_what_the_sequential_engine_does() -> None:
     """Two rounds on the digits with the same clients and batches."""
     lr, weight_decay = 0.1, 1e-3
-    words = ["engine=sequential", "engine.workers=1", "device=cpu", "num_rounds=2", "local.epochs=2"]
+    words = [
+        "engine=sequential",
+        "engine.workers=1",
+        "device=cpu",
+        "num_rounds=2",
+        "local.epochs=2",
+    ]
     words += [f"optimizer.lr={lr}", f"optimizer.weight_decay={weight_decay}"]
     simulation = run_fedsim.experiment_of(words).simulation
     engine, model = simulation.components.engine, simulation.components.engine.workload.model
@@ -166,7 +194,9 @@ def test_the_loop_does_what_the_sequential_engine_does() -> None:
         schedule = schedule_of(engine, np.asarray(record.selected), record.round)
         for positions, counts in zip(schedule.positions, schedule.counts, strict=True):
             cut = [torch.as_tensor(p[:n]) for p, n in zip(positions, counts, strict=True) if n]
-            states.append(run_loop.train_client(model, engine.data.x, engine.data.y, cut, lr, weight_decay))
+            states.append(
+                run_loop.train_client(model, engine.data.x, engine.data.y, cut, lr, weight_decay)
+            )
         model.load_state_dict(run_loop.average(states))
     assert simulation.round == 2
     for name, value in model.state_dict().items():

@@ -1,4 +1,5 @@
-"""Objects from config nodes: types, names, targets, what fedsim passes by position, and ranges in the annotations."""
+"""Objects from config nodes: types, names, targets, what fedsim passes by position, and ranges in
+the annotations."""
 
 import inspect
 import re
@@ -28,7 +29,10 @@ def told(call: Any, *args: Any) -> str:
 
 # --- values and annotations -------------------------------------------------------------------------------------------
 
-VALUES = [*(None, True, 0, 1, -3, 1.0, 1.5, float("nan"), "", "a", "1"), *([], [1, 2], [1, "a"], {"a": 1}, {1: "a"})]
+VALUES = [
+    *(None, True, 0, 1, -3, 1.0, 1.5, float("nan"), "", "a", "1"),
+    *([], [1, 2], [1, "a"], {"a": 1}, {1: "a"}),
+]
 
 # An annotation, in words, and what each of the values becomes for it; - where it does not fit.
 TABLE: list[tuple[Any, str, str]] = [
@@ -49,7 +53,11 @@ TABLE: list[tuple[Any, str, str]] = [
     (Literal["a"] | bool, "one of a or true or false", "-|True|-|-|-|-|-|-|-|'a'|-|-|-|-|-|-"),
     (list[float], "a list, each item a number", "-|-|-|-|-|-|-|-|-|-|-|[]|[1.0, 2.0]|-|-|-"),
     (tuple[int, ...], "a list, each item an integer", "-|-|-|-|-|-|-|-|-|-|-|()|(1, 2)|-|-|-"),
-    (tuple[int, str], "a list of 2 items: an integer, a string", "-|-|-|-|-|-|-|-|-|-|-|-|-|(1, 'a')|-|-"),
+    (
+        tuple[int, str],
+        "a list of 2 items: an integer, a string",
+        "-|-|-|-|-|-|-|-|-|-|-|-|-|(1, 'a')|-|-",
+    ),
     (dict[str, int], "a mapping", "-|-|-|-|-|-|-|-|-|-|-|-|-|-|{'a': 1}|-"),
 ]
 
@@ -77,9 +85,23 @@ class Animal:
 
 
 class Dog(Animal):
-    def __init__(self, owner: str, *, legs: int, weight: float, mood: Literal["good", "bad"], friend: Animal | None):
+    def __init__(
+        self,
+        owner: str,
+        *,
+        legs: int,
+        weight: float,
+        mood: Literal["good", "bad"],
+        friend: Animal | None,
+    ):
         check(at_least("legs", legs, 0), positive("weight", weight))
-        self.owner, self.legs, self.weight, self.mood, self.friend = owner, legs, weight, mood, friend
+        self.owner, self.legs, self.weight, self.mood, self.friend = (
+            owner,
+            legs,
+            weight,
+            mood,
+            friend,
+        )
 
 
 class Herd(Animal):
@@ -93,7 +115,13 @@ DOG = {"_target_": f"{__name__}.Dog", "legs": 4, "weight": 3, "mood": "good", "f
 def test_an_object_is_built_from_its_node_or_all_its_mistakes_are_told() -> None:
     dog = instantiate(DOG, Dog, "pet", "Ann")
     assert (dog.owner, dog.legs, dog.weight, type(dog.weight)) == ("Ann", 4, 3.0, float)
-    text = told(instantiate, {**DOG, "leg": 4, "legs": "four", "mood": "sad", "weigth": 1}, Animal, "pet", "Ann")
+    text = told(
+        instantiate,
+        {**DOG, "leg": 4, "legs": "four", "mood": "sad", "weigth": 1},
+        Animal,
+        "pet",
+        "Ann",
+    )
     assert "pet.leg: is not a known key\n    did you mean pet.legs?" in text
     assert "pet.weigth: is not a known key\n    did you mean pet.weight?" in text
     assert "pet.legs='four': must be an integer" in text
@@ -101,16 +129,29 @@ def test_an_object_is_built_from_its_node_or_all_its_mistakes_are_told() -> None
     without = {key: value for key, value in DOG.items() if key != "legs"}
     assert "pet.legs: is missing" in told(instantiate, without, Animal, "pet", "Ann")
     text = told(instantiate, {**DOG, "legs": -1, "weight": float("nan")}, Animal, "pet", "Ann")
-    assert text.splitlines() == ["pet.legs=-1: must be >= 0", "pet.weight=nan: must be finite and > 0"]
-    herd = {"_target_": f"{__name__}.Herd", "leader": {"_target_": f"{__name__}.Herd", "leader": {"_target_": "x.Y"}}}
+    assert text.splitlines() == [
+        "pet.legs=-1: must be >= 0",
+        "pet.weight=nan: must be finite and > 0",
+    ]
+    herd = {
+        "_target_": f"{__name__}.Herd",
+        "leader": {"_target_": f"{__name__}.Herd", "leader": {"_target_": "x.Y"}},
+    }
     assert "pet.leader.leader._target_='x.Y'" in told(instantiate, herd, Animal, "pet")
 
 
 @pytest.mark.parametrize("target", ["os.system", "builtins.eval", "", "nowhere", 3, None])
 def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
-    node = {"_target_": target, "command": f"touch {marker}", "args": f"touch {marker}", "file": str(marker)}
-    assert "must be the dotted path of a subclass of" in told(instantiate, node, Animal, "pet", "Ann")
+    node = {
+        "_target_": target,
+        "command": f"touch {marker}",
+        "args": f"touch {marker}",
+        "file": str(marker),
+    }
+    assert "must be the dotted path of a subclass of" in told(
+        instantiate, node, Animal, "pet", "Ann"
+    )
     assert not marker.exists()
 
 
@@ -122,7 +163,9 @@ def test_a_target_that_is_not_of_the_base_is_never_called(target: Any, tmp_path:
         ("my_absent_lab.Mine", "is its module on PYTHONPATH?"),
     ],
 )
-def test_a_class_that_is_not_in_its_module_is_not_looked_for_on_the_path(target: str, remedy: str) -> None:
+def test_a_class_that_is_not_in_its_module_is_not_looked_for_on_the_path(
+    target: str, remedy: str
+) -> None:
     assert told(resolve, {"_target_": target}, Selector, "selector").endswith(f"\n    {remedy}")
 
 
@@ -171,13 +214,17 @@ class Width(nn.Linear):
         (Sound, "selector", {"more": "x"}, "selector.more='x': must be an integer"),
     ],
 )
-def test_a_signature_is_compared_with_what_fedsim_passes(made: Any, key: str, values: Any, message: str) -> None:
+def test_a_signature_is_compared_with_what_fedsim_passes(
+    made: Any, key: str, values: Any, message: str
+) -> None:
     runtime = [None] * len(PASSED.get(key, ()))
     assert re.search(f"(?s){message}", told(construct, made, values, key, *runtime))
     construct(Sound, {"r": 2, "more": 4}, "selector", None)
     construct(Alone, {"q": 1.0}, "partition")
     construct(nn.Sequential, {}, "model", nn.Flatten(), nn.Flatten())
-    assert "model.width: is missing" in told(inspect_node, {"_target_": f"{__name__}.Width"}, nn.Module, "model")
+    assert "model.width: is missing" in told(
+        inspect_node, {"_target_": f"{__name__}.Width"}, nn.Module, "model"
+    )
 
 
 def test_what_fedsim_passes_is_what_the_shipped_classes_take_and_what_contributing_says() -> None:
@@ -185,13 +232,19 @@ def test_what_fedsim_passes_is_what_the_shipped_classes_take_and_what_contributi
         (job,) = compose_jobs(["clients=label_noise"], multirun=False)
     assert make_plan(job.config, job.choices)
     for group, names in PASSED.items():
-        parameters = inspect.signature(resolve(job.config[group], object, group)).parameters.values()
+        parameters = inspect.signature(
+            resolve(job.config[group], object, group)
+        ).parameters.values()
         assert tuple(p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD) == names
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| [\w ]+ \| `conf/(\w+)/` \| `([\w.]+)` \| (.+?) \|", text, re.MULTILINE)
     bases = {group: f"{base.__module__}.{base.__qualname__}" for group, base in BASES.items()}
-    assert {group: base.replace("torch.nn.Module", bases["model"]) for group, base, _ in rows} == bases
-    passed = {group: tuple(re.findall(r"\w+", names)) for group, _, names in rows if names != "none"}
+    assert {
+        group: base.replace("torch.nn.Module", bases["model"]) for group, base, _ in rows
+    } == bases
+    passed = {
+        group: tuple(re.findall(r"\w+", names)) for group, _, names in rows if names != "none"
+    }
     assert passed == {group: PASSED[group] for group in bases if group in PASSED}
 
 
@@ -239,27 +292,41 @@ def test_fields_are_keyword_only_and_attributes() -> None:
     assert part.state == [1.0, 2.0]
     assert type(part.scale) is float  # as the annotation says, from an integer of the YAML
     assert part.asked == 1  # problems are asked for once, though the base class checks, too
-    assert {p.kind for p in inspect.signature(Larger).parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {p.kind for p in inspect.signature(Larger).parameters.values()} == {
+        inspect.Parameter.KEYWORD_ONLY
+    }
     assert part != construct(Larger, FIELDS, "part")
     assert construct(ByHand, {"scale": 3}, "part", ((1,),)).state == [0.5, 3.0]
-    with pytest.raises(EncodingError, match="which a checkpoint cannot hold"):  # it would restore the fields alone
+    with pytest.raises(
+        EncodingError, match="which a checkpoint cannot hold"
+    ):  # it would restore the fields alone
         encode(part, {}, "state")
 
 
 @pytest.mark.parametrize(
     ("values", "lines"),
     [
-        ({"share": 2, "count": 11}, ["share=2.0: must lie in [0, 1]", "count=11: must be at most 10"]),
+        (
+            {"share": 2, "count": 11},
+            ["share=2.0: must lie in [0, 1]", "count=11: must be at most 10"],
+        ),
         ({"below": 1}, ["below=1.0: must lie in [0, 1)", "below=1.0: must differ from share"]),
         (
             {"below": 2, "scale": 1e39},
             ["below=2.0: must lie in [0, 1)", "scale=1e+39: must be finite in float32 and > 0"],
         ),
-        ({"share": "a", "count": 0.5}, ["share='a': must be a number", "count=0.5: must be an integer or null"]),
+        (
+            {"share": "a", "count": 0.5},
+            ["share='a': must be a number", "count=0.5: must be an integer or null"],
+        ),
     ],
 )
-def test_all_mistakes_are_told_at_once_those_of_the_base_class_first(values: dict[str, Any], lines: list[str]) -> None:
-    assert told(construct, Larger, {**FIELDS, **values}, "part").splitlines() == [f"part.{line}" for line in lines]
+def test_all_mistakes_are_told_at_once_those_of_the_base_class_first(
+    values: dict[str, Any], lines: list[str]
+) -> None:
+    assert told(construct, Larger, {**FIELDS, **values}, "part").splitlines() == [
+        f"part.{line}" for line in lines
+    ]
     assert told(construct, ByHand, {"scale": 0}, "part", 1) == "part.scale=0.0: must be > 0"
     with pytest.raises(ConfigError) as error:
         Part(share=-1.0, count=None, below=0.0)

@@ -1,4 +1,5 @@
-"""Resumed is uninterrupted, to the last bit; in the file of a checkpoint values are as they were, damage is noticed."""
+"""Resumed is uninterrupted, to the last bit; in the file of a checkpoint values are as they were,
+damage is noticed."""
 
 import collections
 import copy
@@ -31,25 +32,39 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 DIFFERENT = ("fedcor", "gpfl", "hics", "oort", "pair_study", "pncs_q2")
-"""Selectors whose states are made of different types; all others are in tests/test_selector_contract.py, too."""
+"""Selectors whose states are made of different types; all others are in
+tests/test_selector_contract.py, too."""
 OTHERS = [selector for selector in goldens.SELECTORS if selector not in DIFFERENT]
 CASES = [
     *((selector, "mlp", "batched", "uniform") for selector in DIFFERENT),
-    *(pytest.param(selector, "mlp", "batched", "uniform", marks=pytest.mark.slow) for selector in OTHERS),
-    *(("random", "mlp", "batched", one) for one in ("by_size", "fedavgm", "fedadam", "mifa", "dp_fedavg")),
+    *(
+        pytest.param(selector, "mlp", "batched", "uniform", marks=pytest.mark.slow)
+        for selector in OTHERS
+    ),
+    *(
+        ("random", "mlp", "batched", one)
+        for one in ("by_size", "fedavgm", "fedadam", "mifa", "dp_fedavg")
+    ),
     ("poisson", "mlp", "batched", "dp_fedavg"),
     *(("gpfl", "convolutions", backend, "uniform") for backend in goldens.BACKENDS[1:]),
     ("gpfl", "norms", "sequential", "fedadam"),
 ]
 
 
-def simulations_of(selector: str, setting: str, backend: str, aggregator: str, folder: Path) -> list[Simulation]:
+def simulations_of(
+    selector: str, setting: str, backend: str, aggregator: str, folder: Path
+) -> list[Simulation]:
     choices = [f"selector={selector}", f"engine={backend}", f"output_dir={folder}"]
     settings = [w for w in goldens.SETTINGS[setting] if "aggregator" not in w]
     settings += ["system=lognormal"] * (selector in NEED_A_CLOCK)
     with search_path():
-        (job,) = compose_jobs([*choices, *goldens.COMMON, *settings, f"aggregator={aggregator}"], multirun=False)
-    return [build(make_plan(goldens.fitted(copy.deepcopy(job.config)), job.choices)).simulation for _ in range(2)]
+        (job,) = compose_jobs(
+            [*choices, *goldens.COMMON, *settings, f"aggregator={aggregator}"], multirun=False
+        )
+    return [
+        build(make_plan(goldens.fitted(copy.deepcopy(job.config)), job.choices)).simulation
+        for _ in range(2)
+    ]
 
 
 def without_seconds(record: Record) -> dict[str, Any]:
@@ -65,8 +80,12 @@ def test_a_run_that_is_saved_and_built_anew_goes_on_as_if_nothing_had_happened(
         whole.step()
     parts = whole.components
     second.load_state_dict(through_a_file(whole.state_dict(), parts.selector, parts.aggregator))
-    rest, traces = zip(*((without_seconds(r), whole.components.selector.trace) for r in whole), strict=True)
-    again, traces_again = zip(*((without_seconds(r), second.components.selector.trace) for r in second), strict=True)
+    rest, traces = zip(
+        *((without_seconds(r), whole.components.selector.trace) for r in whole), strict=True
+    )
+    again, traces_again = zip(
+        *((without_seconds(r), second.components.selector.trace) for r in second), strict=True
+    )
     assert rest[0]["round"] == 6
     assert again == rest
     assert traces_again == traces
@@ -97,7 +116,8 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(
 
 
 def test_how_often_a_run_is_saved(killed: Any, rounds: list[int]) -> None:
-    """Never, where that is asked for; `auto`: when some seconds have passed and it is cheap. Its folder is the same."""
+    """Never, where that is asked for; `auto`: when some seconds have passed and it is cheap. Its
+    folder is the same."""
     killed("checkpoint.every=null")
     assert not list(Path("outputs").rglob("checkpoint*"))
     rounds.clear()
@@ -121,13 +141,19 @@ def test_a_sweep_that_dies_in_the_middle_goes_on_with_what_is_not_finished(
     words = ["-m", "seed=0,1,2", f"hydra/launcher={launcher}", EVERY]
     assert run([*WORDS, *words, "output_dir=whole"]) == 0
     killed(*words, seed=1)
-    finished = {p: p.stat().st_mtime_ns for p in Path("outputs").glob("*/*-s0-*/*")} if launcher == "basic" else {}
+    finished = (
+        {p: p.stat().st_mtime_ns for p in Path("outputs").glob("*/*-s0-*/*")}
+        if launcher == "basic"
+        else {}
+    )
     rounds.clear()
     assert run([*WORDS, *words]) == 0
     assert len(rounds) < 24
     whole = {p.parent.name: result(p.parent) for p in Path("whole").glob("*/*/summary.json")}
     assert len(whole) == 3
-    assert {p.parent.name: result(p.parent) for p in Path("outputs").glob("*/*/summary.json")} == whole
+    assert {
+        p.parent.name: result(p.parent) for p in Path("outputs").glob("*/*/summary.json")
+    } == whole
     assert all(path.stat().st_mtime_ns == time for path, time in finished.items())
 
 
@@ -145,9 +171,34 @@ class Pair:
 
 
 VALUES: list[Any] = [
-    *(None, True, 3, -(2**70), "text", 0.1, -0.0, float("inf"), [1, [2.5]], (1, "a"), {1, 2}, {(1, 2): {"a": None}}),
-    *(collections.deque([1, 2], 4), np.float32(0.1), np.int64(-1), np.bool_(True), np.arange(6.0).reshape(2, 3).T),
-    *(np.zeros(0), np.array(3), torch.ones(2, 3, dtype=torch.float64).T, torch.tensor(True), torch.zeros(0, 2)),
+    *(
+        None,
+        True,
+        3,
+        -(2**70),
+        "text",
+        0.1,
+        -0.0,
+        float("inf"),
+        [1, [2.5]],
+        (1, "a"),
+        {1, 2},
+        {(1, 2): {"a": None}},
+    ),
+    *(
+        collections.deque([1, 2], 4),
+        np.float32(0.1),
+        np.int64(-1),
+        np.bool_(True),
+        np.arange(6.0).reshape(2, 3).T,
+    ),
+    *(
+        np.zeros(0),
+        np.array(3),
+        torch.ones(2, 3, dtype=torch.float64).T,
+        torch.tensor(True),
+        torch.zeros(0, 2),
+    ),
     Pair(np.arange(3), Pair(1, ())),
 ]
 
@@ -156,9 +207,13 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, Pair):
         return isinstance(other, Pair) and same(one.one, other.one) and same(one.other, other.other)
     if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+        return (
+            one.dtype == other.dtype and one.stride() == other.stride() and torch.equal(one, other)
+        )
     if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and one.strides == other.strides and np.array_equal(one, other)
+        return (
+            one.dtype == other.dtype and one.strides == other.strides and np.array_equal(one, other)
+        )
     return type(one) is type(other) and bool(one == other) and repr(one) == repr(other)
 
 
@@ -169,7 +224,10 @@ def test_values_come_back_as_they_were(value: Any) -> None:
 
 
 REFUSED = [
-    *((value, "") for value in (np.random.default_rng(0), object(), np.array([None]), lambda: 0, int, 1j)),
+    *(
+        (value, "")
+        for value in (np.random.default_rng(0), object(), np.array([None]), lambda: 0, int, 1j)
+    ),
     (np.ma.masked_array([1, 2], [True, False]), "numpy.ma.MaskedArray"),
     (np.arange(2.0).astype(">f8"), "numpy.ndarray"),
     (torch.eye(2).to_sparse(), "torch.Tensor"),
@@ -177,14 +235,17 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("value", "told"), REFUSED)
-def test_a_value_that_would_not_come_back_as_it_was_is_refused_with_its_place(value: Any, told: str) -> None:
+def test_a_value_that_would_not_come_back_as_it_was_is_refused_with_its_place(
+    value: Any, told: str
+) -> None:
     with pytest.raises(EncodingError, match=re.escape(f"state['a'][1] is of type {told}")):
         encode({"a": [0, value]}, {})
 
 
 @dataclass
 class Needy:
-    """Its constructor changes what it takes, needs what is no field, and sets more than its fields."""
+    """Its constructor changes what it takes, needs what is no field, and sets more than its
+    fields."""
 
     terms: list[int]
     start: InitVar[int]
@@ -202,12 +263,17 @@ def test_the_attributes_of_a_dataclass_come_back_whatever_its_constructor_does()
     assert vars(found) == {"terms": [1, 0], "total": 7, "next": 2}
 
 
-def test_a_dataclass_that_the_selector_does_not_know_is_refused_with_its_place_and_not_built() -> None:
+def test_a_dataclass_that_the_selector_does_not_know_is_refused_with_its_place_and_not_built() -> (
+    None
+):
     @dataclass
     class Local:
         count: int
 
-    for value, known, told in ((Local(1), Owner(), ".*Local"), (Pair(1, 2), Random, ".*`from tests.test_checkpoint ")):
+    for value, known, told in (
+        (Local(1), Owner(), ".*Local"),
+        (Pair(1, 2), Random, ".*`from tests.test_checkpoint "),
+    ):
         with pytest.raises(EncodingError, match=rf"state\['a'\] is of the dataclass {told}"):
             encode({"a": value}, {}, dataclasses=dataclasses_known_to(known))
     header, tensors = unpack(pack({}, {"a": Pair(1, 2)}, dataclasses_known_to(Owner())))

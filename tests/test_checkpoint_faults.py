@@ -1,4 +1,5 @@
-"""Checkpoints that are damaged, of another run or cannot be written: a run never goes on from what is unsound."""
+"""Checkpoints that are damaged, of another run or cannot be written: a run never goes on from what
+is unsound."""
 
 import importlib
 import json
@@ -30,8 +31,12 @@ def torn(content: bytes) -> bytes:
 
 HARMS: dict[str, Callable[[Path], object]] = {
     "a flipped bit": lambda folder: damage(folder / NEWEST),
-    "lost records": lambda folder: (folder / METRICS).write_bytes(torn((folder / METRICS).read_bytes())),
-    "a kill between the renames of a save": lambda folder: (folder / NEWEST).rename(folder / f"{NEWEST}.tmp"),
+    "lost records": lambda folder: (folder / METRICS).write_bytes(
+        torn((folder / METRICS).read_bytes())
+    ),
+    "a kill between the renames of a save": lambda folder: (folder / NEWEST).rename(
+        folder / f"{NEWEST}.tmp"
+    ),
 }
 
 
@@ -45,7 +50,9 @@ def test_of_two_checkpoints_the_sound_one_is_gone_on_from(
     rounds.clear()
     assert run([*WORDS, EVERY]) == 0
     assert rounds == [3, 4, 5, 6, 7, 8]
-    assert ("set aside as checkpoint.damaged.safetensors" in capsys.readouterr().err) == (harm != list(HARMS)[2])
+    assert ("set aside as checkpoint.damaged.safetensors" in capsys.readouterr().err) == (
+        harm != list(HARMS)[2]
+    )
     (folder_in("outputs") / "checkpoint.damaged.safetensors").unlink(missing_ok=True)
     assert result(folder_in("outputs")) == result(folder_in("whole"))
 
@@ -82,13 +89,19 @@ FORGED: dict[str, list[Any]] = {
 }
 
 
-def test_each_field_of_a_forged_checkpoint_is_checked(killed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_field_of_a_forged_checkpoint_is_checked(
+    killed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a SHA-256 that is right."""
     killed(EVERY)
     path, seen = folder_in("outputs") / NEWEST, list[Any]()
     (path.parent / PREVIOUS).unlink()
     read = Checkpoints._read
-    monkeypatch.setattr(Checkpoints, "_read", lambda self, path: seen.append((self, read(self, path))) or seen[-1][1])
+    monkeypatch.setattr(
+        Checkpoints,
+        "_read",
+        lambda self, path: seen.append((self, read(self, path))) or seen[-1][1],
+    )
     whole = path.read_bytes()
     assert run([*WORDS, EVERY]) == 0
     owner, (sound, _) = seen[0]
@@ -96,11 +109,16 @@ def test_each_field_of_a_forged_checkpoint_is_checked(killed: Any, monkeypatch: 
     next(iter(params.values())).view(-1)[0] = float("nan")
     reshaped = {name: value.reshape(-1) for name, value in sound.state["params"].items()}
     for wrong in (params, reshaped):
-        assert owner.fault(Checkpoint(**{**vars(sound), "state": {**sound.state, "params": wrong}})) == "state.params"
+        assert (
+            owner.fault(Checkpoint(**{**vars(sound), "state": {**sound.state, "params": wrong}}))
+            == "state.params"
+        )
     assert owner.fault(Checkpoint(**{**vars(sound), "initial_accuracy": 1.0})) is None
     oort = sound.state["selector"]
     wrong_states = [{}, {**oort, "more": 1}, {**oort, "duration_sum": "x"}]
-    wrong_states += [{**oort, name: value[1:]} for name, value in oort.items() if np.shape(value) == (6,)]
+    wrong_states += [
+        {**oort, name: value[1:]} for name, value in oort.items() if np.shape(value) == (6,)
+    ]
     assert len(wrong_states) > 3
     for name, values in (*FORGED.items(), ("state.selector", wrong_states)):
         for value in values:
@@ -122,10 +140,16 @@ def test_a_finished_run_whose_files_are_not_whole_is_run_again(
     whole = result(folder)
     model = folder / "model.safetensors"
     first, *others = (folder / METRICS).read_bytes().splitlines(keepends=True)
-    lost = [(model, left, "model.safetensors is missing or cut short") for left in (None, model.read_bytes()[:-9])]
+    lost = [
+        (model, left, "model.safetensors is missing or cut short")
+        for left in (None, model.read_bytes()[:-9])
+    ]
     zeros, noise = b"{" + bytes(len(first) - 3) + b"}\n", b"nonsense\n"
     is_noise = ", line {} is not a record".format
-    texts = [([first, *others[:-1]], " holds 7 of 8 rounds"), ([first, *others, noise], is_noise(9))]
+    texts = [
+        ([first, *others[:-1]], " holds 7 of 8 rounds"),
+        ([first, *others, noise], is_noise(9)),
+    ]
     texts += [([zeros, *others], is_noise(1)), ([noise, *others], is_noise(1))]
     texts += [([first, *others[:-1], others[-1][:-9]], is_noise(8))]
     texts += [([first, others[1], others[0], *others[2:]], " has round 3 where round 2 belongs")]
@@ -169,7 +193,13 @@ def test_a_checkpoint_of_another_config_or_version_is_refused_by_its_keys(
     assert [p.key for p in caught.value.problems] == ["fedsim"]
 
 
-ROWS = ("dataset=parquet", "dataset.path=rows.parquet", "dataset.test_fraction=0.2", "partition=iid", EVERY)
+ROWS = (
+    "dataset=parquet",
+    "dataset.path=rows.parquet",
+    "dataset.test_fraction=0.2",
+    "partition=iid",
+    EVERY,
+)
 
 
 def test_a_run_does_not_go_on_with_other_data(killed: Any, rounds: list[int]) -> None:
@@ -178,7 +208,9 @@ def test_a_run_does_not_go_on_with_other_data(killed: Any, rounds: list[int]) ->
         pq.write_table(table(count, grey=True, seed=count)[0], f"{folder}/rows.parquet")
     killed(*ROWS, "data_dir=one")
     before = {path.name: path.read_bytes() for path in folder_in("outputs").iterdir()}
-    with pytest.raises(ConfigError, match=r"dataset='parquet \w+': is 'parquet \w+' in .*\n.*data_dir") as caught:
+    with pytest.raises(
+        ConfigError, match=r"dataset='parquet \w+': is 'parquet \w+' in .*\n.*data_dir"
+    ) as caught:
         run([*WORDS, *ROWS, "data_dir=other"])
     assert [p.key for p in caught.value.problems] == ["dataset", "partition"]
     assert {path.name: path.read_bytes() for path in folder_in("outputs").iterdir()} == before
@@ -240,7 +272,9 @@ def test_a_run_goes_on_with_other_code_of_a_users_class_only_if_told_to_and_its_
 def test_a_selector_whose_state_cannot_be_saved_is_named_before_round_1(
     rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.selectors.oort.Oort.state_dict", lambda self: {"rng": np.random.default_rng(0)})
+    monkeypatch.setattr(
+        "fedsim.selectors.oort.Oort.state_dict", lambda self: {"rng": np.random.default_rng(0)}
+    )
     with pytest.raises(FedsimError, match=r"\['selector'\]\['rng'\] is of type numpy.random"):
         run(list(WORDS))
     assert not rounds

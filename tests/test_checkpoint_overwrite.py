@@ -1,4 +1,5 @@
-"""What is finished is not lost: runs that are overwritten, and jobs that end before their first round."""
+"""What is finished is not lost: runs that are overwritten, and jobs that end before their first
+round."""
 
 import json
 import sys
@@ -123,7 +124,9 @@ def by_class() -> dict[str, Path]:
     """The folders of the runs, by the class of their selectors."""
     found = {}
     for path in Path("outputs").glob("*/*/config.yaml"):
-        found[yaml.safe_load(path.read_text())["selector"]["_target_"].rpartition(".")[2]] = path.parent
+        found[yaml.safe_load(path.read_text())["selector"]["_target_"].rpartition(".")[2]] = (
+            path.parent
+        )
     return found
 
 
@@ -154,16 +157,29 @@ def test_a_selector_that_cannot_load_its_state_ends_its_own_job_and_loses_nothin
     killed("selector=random", "selector._target_=my_lab.Loads", EVERY)
     folder = folder_in("outputs")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    words = ["-m", "selector._target_=my_lab.Loads,my_lab.Fine", f"hydra/launcher={launcher}", EVERY]
+    words = [
+        "-m",
+        "selector._target_=my_lab.Loads,my_lab.Fine",
+        f"hydra/launcher={launcher}",
+        EVERY,
+    ]
     assert run([*WORDS, "selector=random", *words]) == 1
     error = (folder / "error.txt").read_text()
     assert "ValueError: mine" in error
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "error.txt"} == before
+    assert {
+        path.name: path.read_bytes() for path in folder.iterdir() if path.name != "error.txt"
+    } == before
     assert (read_summary(by_class()["Fine"]) or {})["status"] == "done"
     Path("my_lab.py").write_text(AROUND.replace("load_state_dict = mine", "pass"))
     sys.modules.pop("my_lab")
     rounds.clear()
-    mended = [*WORDS, "selector=random", "selector._target_=my_lab.Loads", EVERY, "checkpoint.other_code=true"]
+    mended = [
+        *WORDS,
+        "selector=random",
+        "selector._target_=my_lab.Loads",
+        EVERY,
+        "checkpoint.other_code=true",
+    ]
     assert run(mended) == 0
     assert rounds == [5, 6, 7, 8]
     assert not (folder / "error.txt").exists()
@@ -180,7 +196,9 @@ def test_what_is_raised_after_the_last_round_is_a_failure_that_keeps_the_rounds(
         assert run([*WORDS, EVERY]) == 1
     summary = read_summary(folder_in("outputs")) or {}
     assert (summary["status"], summary["rounds"]) == ("failed", 8)
-    assert summary["error"].startswith("ValueError: mine (test_checkpoint_overwrite.py, line ")  # and no round
+    assert summary["error"].startswith(
+        "ValueError: mine (test_checkpoint_overwrite.py, line "
+    )  # and no round
     assert "ValueError: mine" in (folder_in("outputs") / "error.txt").read_text()
     rounds.clear()
     assert run([*WORDS, EVERY]) == 0

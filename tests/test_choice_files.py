@@ -58,7 +58,22 @@ PLAIN = (
         "yes",
         "NO",
     ),
-    *("true", "FALSE", "null", "1e3", "1e-3", "12e03", "1.", "-.5", "0.1_2", ".e3", "inf", "nan", "2024-01-01", "a b"),
+    *(
+        "true",
+        "FALSE",
+        "null",
+        "1e3",
+        "1e-3",
+        "12e03",
+        "1.",
+        "-.5",
+        "0.1_2",
+        ".e3",
+        "inf",
+        "nan",
+        "2024-01-01",
+        "a b",
+    ),
 )
 
 
@@ -80,14 +95,18 @@ def leaves(node: Any, prefix: str = "") -> set[str]:
     return set().union(*(leaves(value, f"{prefix}{key}.") for key, value in node.items()))
 
 
-@pytest.mark.parametrize("group", ["dataset", "model", "optimizer", "partition", "selector", "system", "tracker"])
+@pytest.mark.parametrize(
+    "group", ["dataset", "model", "optimizer", "partition", "selector", "system", "tracker"]
+)
 def test_what_a_choice_adds_is_what_hydra_composes(group: str) -> None:
     files = ChoiceFiles([conf_dir()])
     with search_path():
         names = options(group)
         for name in names if group != "selector" else [*names[::6], "gpfl_alpha0", "pncs_q2"]:
             composed: Any = OmegaConf.to_container(compose_one([f"{group}={name}"]))
-            assert leaves(files.config(group, name).get(group) or {}) == leaves(composed.get(group) or {}), name
+            assert leaves(files.config(group, name).get(group) or {}) == leaves(
+                composed.get(group) or {}
+            ), name
 
 
 def test_the_keys_of_subgroups_and_of_choices_built_upon_are_a_choices_own(own: Path) -> None:
@@ -96,9 +115,15 @@ def test_the_keys_of_subgroups_and_of_choices_built_upon_are_a_choices_own(own: 
     assert {key: node[key] for key in ("own", "inherited")} == {"own": 1, "inherited": 1}
     assert node["exploration"] == {"_target_": "my_lab.Steep", "slope": 1}
     assert node["threshold"]["schedule"] == "linear"
-    assert files.config("selector", "first")["selector"]["own"] == 0  # what follows _self_ replaces it
+    assert (
+        files.config("selector", "first")["selector"]["own"] == 0
+    )  # what follows _self_ replaces it
     both = files.config("selector", "two")["selector"]
-    assert (both["inherited"], both["metric"], set(both["exploration"])) == (1, "projection", {"_target_", "value"})
+    assert (both["inherited"], both["metric"], set(both["exploration"])) == (
+        1,
+        "projection",
+        {"_target_", "value"},
+    )
     sketched = files.config("selector", "sketched")
     assert sketched["selector"]["sketch"] == {"width": 1, "inner": {"depth": 1}}
     assert "beta1" in sketched["optimizer"]
@@ -115,9 +140,16 @@ def test_choices_that_take_a_whole_key(own: Path) -> None:
     assert taking("selector", "selector.exploration.rho") == ["gpfl", "gpfl_cosine"]
     assert taking("selector", "selector.exploration.slope") == ["mine"]
     assert taking("selector", "selector.inherited") == ["base", "first", "mine", "two"]
-    assert "adapow_d" in taking("selector", "selector.num_candidates")  # by the choice that it builds on
+    assert "adapow_d" in taking(
+        "selector", "selector.num_candidates"
+    )  # by the choice that it builds on
     assert taking("selector", "selector.exploration") == [
-        *("fedcbs", "oort", "oort_by_speed", "oort_code")  # a value; that of gpfl is a group of choices
+        *(
+            "fedcbs",
+            "oort",
+            "oort_by_speed",
+            "oort_code",
+        )  # a value; that of gpfl is a group of choices
     ]
     assert taking("selector", "selector.slow") == ["endless", "endless_too"]
     assert taking("tracker", "tracker.console.progress") == ["default"]
@@ -130,7 +162,9 @@ def test_a_file_that_cannot_be_read_is_named(own: Path, name: str) -> None:
     assert caught.value.problems[0].key == str(own / "selector" / f"{name}.yaml")
 
 
-def test_choices_of_ones_own_are_named_and_a_broken_one_beside_them_is_not_in_the_way(own: Path) -> None:
+def test_choices_of_ones_own_are_named_and_a_broken_one_beside_them_is_not_in_the_way(
+    own: Path,
+) -> None:
     for word, remedy in (
         ("selector.exploration.slope=1", "it is a key of selector=mine"),
         ("slope=1", "did you mean selector.exploration.slope (selector=mine)?"),

@@ -37,8 +37,11 @@ def measured(name: str) -> bool:
 
 @cache
 def runs_of(preset: str) -> list[dict[str, str]]:
-    """Values of every run of a preset: those that it sweeps over; of a preset with one run all of its config."""
-    jobs = [[word.partition("=") for word in job] for job in jobs_of([f"preset={preset}", "seed=0"])]
+    """Values of every run of a preset: those that it sweeps over; of a preset with one run all of
+    its config."""
+    jobs = [
+        [word.partition("=") for word in job] for job in jobs_of([f"preset={preset}", "seed=0"])
+    ]
     runs = [{key: str(yaml.safe_load(value)) for key, _, value in job} for job in jobs]
     if len(runs) > 1:
         return runs
@@ -67,8 +70,11 @@ def wanted(claim: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
 def test_all_that_is_published_is_about_runs_of_its_presets(path: Path) -> None:
-    """Every method and value that is compared is run by a preset, and a claim has one form that is known."""
-    assert not is_run(["gpfl_fig6b", "gpfl_fig6"], {"selector": "fedabc"})  # what no preset runs is found
+    """Every method and value that is compared is run by a preset, and a claim has one form that is
+    known."""
+    assert not is_run(
+        ["gpfl_fig6b", "gpfl_fig6"], {"selector": "fedabc"}
+    )  # what no preset runs is found
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert values.get("claims") or values.get("tables")
     for claim in values.get("claims", ()):
@@ -86,35 +92,57 @@ def test_all_that_is_published_is_about_runs_of_its_presets(path: Path) -> None:
         for choice, column in itertools.product(table["rows"], table["columns"]):
             assert measured(column["measure"])
             assert {**table, **column}["margin"] > 0, table["id"]
-            assert is_run(values["presets"], {**column["about"], table["row"]: choice}), (table["id"], choice)
+            assert is_run(values["presets"], {**column["about"], table["row"]: choice}), (
+                table["id"],
+                choice,
+            )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("publication", published.publications(), ids=lambda one: one.title)
 def test_what_is_published_is_about_one_setting_of_a_preset(publication: Publication) -> None:
-    """Some minutes of a core: where several settings of a preset fitted a number, any of them would be judged."""
+    """Some minutes of a core: where several settings of a preset fitted a number, any of them would
+    be judged."""
     for preset in publication.presets:
         settings = preset_settings(preset, "full")
         assert settings is not None
         for number in publication.numbers:
-            fitting = [choices for choices, config in settings if has_made(config, choices, number.about)]
+            fitting = [
+                choices for choices, config in settings if has_made(config, choices, number.about)
+            ]
             assert len(fitting) <= 1, (preset, number.id, fitting)
 
 
-def test_clients_with_models_of_their_own_through_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_with_models_of_their_own_through_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["-m", "selector=full", "init_seed=null,per_client", "num_rounds=2", "num_clients=3", "cohort_size=3"]
+    words = [
+        "-m",
+        "selector=full",
+        "init_seed=null,per_client",
+        "num_rounds=2",
+        "num_clients=3",
+        "cohort_size=3",
+    ]
     words += ["tracker=files_only", "partition.shards_per_client=4"]
     monkeypatch.setattr(sys, "argv", ["fedsim", *words])
     assert fedsim_run(words) == 0
     runs = {str(run.config["init_seed"]): run for run in read_runs(tmp_path / "outputs")}
     common, own = (runs[name].records[0] for name in ("None", "per_client"))
     assert own["test_accuracy"] != common["test_accuracy"]
-    assert runs["None"].summary["initial_accuracy"] == runs["per_client"].summary["initial_accuracy"]
+    assert (
+        runs["None"].summary["initial_accuracy"] == runs["per_client"].summary["initial_accuracy"]
+    )
     assert all(own[key] == common[key] for key in ("trained", "uploaded", "bytes_up"))
-    assert {str(group.labels["init_seed"]) for group in group_runs(runs.values())} == {"-", "per_client"}
+    assert {str(group.labels["init_seed"]) for group in group_runs(runs.values())} == {
+        "-",
+        "per_client",
+    }
     node = yaml.safe_load((Path(__file__).parents[1] / "conf/model/logistic.yaml").read_text())
     models = [build_model(node, (1, 8, 8), 10, Streams(0), client) for client in (None, 0, 1, 0)]
     server, first, second, again = (next(iter(model.parameters())) for model in models)
-    assert not any(one.equal(other) for one, other in ((server, first), (server, second), (first, second)))
+    assert not any(
+        one.equal(other) for one, other in ((server, first), (server, second), (first, second))
+    )
     assert again.equal(first)

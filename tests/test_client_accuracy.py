@@ -59,36 +59,53 @@ def folder_of(tmp_path: Path, name: str) -> Path:
 def a_division(histograms: Any, train: Any = ((0,), (1,)), holdout: Any = ()) -> Division:
     none, counts = np.empty(0, np.int64), np.asarray(histograms)
     return Division(
-        [np.asarray(t, np.int64) for t in train], [np.asarray(h, np.int64) for h in holdout], none, none, counts
+        [np.asarray(t, np.int64) for t in train],
+        [np.asarray(h, np.int64) for h in holdout],
+        none,
+        none,
+        counts,
     )
 
 
 def test_by_labels_weights_the_accuracy_of_each_class_by_the_clients_labels() -> None:
-    """Classes 0, 1, 2 of the test set are right in 1/2, 1 and 1/4 of the cases; class 3 has no test sample."""
+    """Classes 0, 1, 2 of the test set are right in 1/2, 1 and 1/4 of the cases; class 3 has no test
+    sample."""
     labels = np.array([0, 0, 1, 2, 2, 2, 2])
     hits = np.array([1, 0, 1, 0, 0, 1, 0], bool)
-    of_clients = by_labels(np.array([[4, 0, 0, 0], [1, 3, 0, 0], [0, 2, 2, 4], [0, 0, 0, 5], [0, 0, 0, 0]]), labels)
+    of_clients = by_labels(
+        np.array([[4, 0, 0, 0], [1, 3, 0, 0], [0, 2, 2, 4], [0, 0, 0, 5], [0, 0, 0, 0]]), labels
+    )
     expected = [1 / 2, (1 / 2 + 3) / 4, (2 + 2 / 4) / 4, np.nan, np.nan]
     np.testing.assert_allclose(of_clients.measure(ToyEngine([1]), toy_params(), hits), expected)
     assert of_clients.samples.tolist() == [4, 4, 4, 0, 0]
 
 
 def test_on_the_test_samples_of_a_clients_owner() -> None:
-    """Clients 0, 1, 2 are writers 7, 3 and 5; writer 5 has no test sample, writer 9 is no client."""
+    """Clients 0, 1, 2 are writers 7, 3 and 5; writer 5 has no test sample, writer 9 is no
+    client."""
     owners, test_owners = np.array([7, 7, 3, 5]), np.array([3, 9, 7, 3, 7, -1])
     division = a_division(np.ones((3, 2), int), train=[[1, 0], [2], [3]])
     of_clients = client_accuracy("test", division, np.zeros(6, int), owners, test_owners)
     hits = np.array([1, 1, 1, 0, 1, 1], bool)
-    np.testing.assert_array_equal(of_clients.measure(ToyEngine([1]), toy_params(), hits), [1, 1 / 2, np.nan])
+    np.testing.assert_array_equal(
+        of_clients.measure(ToyEngine([1]), toy_params(), hits), [1, 1 / 2, np.nan]
+    )
     assert of_clients.samples.tolist() == [2, 2, 0]
     for some, its, train, text in (
         (None, None, [[0], [1]], "whose each test sample is"),
         (np.array([1, 2]), None, [[0], [1]], "whose each test sample is"),
         (np.array([1, 2, 2]), np.array([1]), [[0, 1], [2]], "one owner each"),
-        (np.array([1, 1, 2]), np.array([1]), [[0], [1]], "one owner each, and no two of them of the same"),
+        (
+            np.array([1, 1, 2]),
+            np.array([1]),
+            [[0], [1]],
+            "one owner each, and no two of them of the same",
+        ),
     ):
         with pytest.raises(ConfigError, match=text):
-            client_accuracy("test", a_division(np.ones((2, 2), int), train), np.zeros(1, int), some, its)
+            client_accuracy(
+                "test", a_division(np.ones((2, 2), int), train), np.zeros(1, int), some, its
+            )
 
 
 class Guesses(ToyEngine):
@@ -111,13 +128,20 @@ def test_on_own_samples() -> None:
 
 
 def test_aggregates_by_hand() -> None:
-    """Eleven clients, one of them without accuracy: a tenth of ten is one client; of eleven it would be two."""
+    """Eleven clients, one of them without accuracy: a tenth of ten is one client; of eleven it
+    would be two."""
     accuracies = np.array([0.9, 0.1, np.nan, *[0.5] * 8])
     selected = np.ones(11, bool)
     selected[[0, 2, 3]] = False
     found = aggregates(accuracies, selected)
     assert found == pytest.approx(
-        {"mean": 0.5, "std": np.sqrt(0.032), "worst_tenth": 0.1, "best_tenth": 0.9, "never_selected": 0.7}
+        {
+            "mean": 0.5,
+            "std": np.sqrt(0.032),
+            "worst_tenth": 0.1,
+            "best_tenth": 0.9,
+            "never_selected": 0.7,
+        }
     )
     assert tuple(found) == AGGREGATES
     eleven = aggregates(np.array([0.0, 0.2, *[1.0] * 9]), np.ones(11, bool))
@@ -133,7 +157,9 @@ def own_accuracies(folder: Path, kind: str, words: tuple[str, ...]) -> list[floa
     from safetensors.torch import load_file
 
     with search_path():
-        (job,) = compose_jobs([*QUICK, f"cache_dir={folder.parents[2] / 'cache'}", *words], multirun=False)
+        (job,) = compose_jobs(
+            [*QUICK, f"cache_dir={folder.parents[2] / 'cache'}", *words], multirun=False
+        )
     made_plan = make_plan(job.config, job.choices)
     made = build(made_plan)
     model, parts = made.model, made.simulation.components
@@ -149,14 +175,20 @@ def own_accuracies(folder: Path, kind: str, words: tuple[str, ...]) -> list[floa
     if kind == "test":
         found = prepare(made_plan)
         assert found.owners is not None
-        return [float(tested[found.test_owners == found.owners[own[0]]].mean()) for own in made.division.train]
+        return [
+            float(tested[found.test_owners == found.owners[own[0]]].mean())
+            for own in made.division.train
+        ]
     by_class = torch.stack([tested[test.y == c].mean() for c in range(10)])
     return [float(by_class[data.y[torch.as_tensor(own)]].mean()) for own in positions]
 
 
 @pytest.mark.parametrize(
     ("kind", "words", "num"),
-    [*((kind, ("local.holdout_fraction=0.3",), 20) for kind in ("labels", "holdout", "train")), ("test", WRITERS, 8)],
+    [
+        *((kind, ("local.holdout_fraction=0.3",), 20) for kind in ("labels", "holdout", "train")),
+        ("test", WRITERS, 8),
+    ],
     ids=["labels", "holdout", "train", "writers"],
 )
 def test_a_run_records_what_its_model_gets_right_on_each_client(
@@ -174,30 +206,52 @@ def test_a_run_records_what_its_model_gets_right_on_each_client(
     assert [sorted(k for k in r if k.startswith("client")) for r in records[::2]] == [[], []]
     expected = aggregates(arrays["accuracy"], selected)
     assert {name: records[-1][f"client_accuracy_{name}"] for name in AGGREGATES} == expected
-    told = {"clients": int((arrays["samples"] > 0).sum()), "clients_never_selected": int((~selected).sum())}
+    told = {
+        "clients": int((arrays["samples"] > 0).sum()),
+        "clients_never_selected": int((~selected).sum()),
+    }
     assert summary["client_accuracy"] == {**expected, **told}
     totals = summary["totals"]
-    assert (totals["forward_samples"], totals["server_forward_samples"]) == (0, 0)  # nothing is charged for it
+    assert (totals["forward_samples"], totals["server_forward_samples"]) == (
+        0,
+        0,
+    )  # nothing is charged for it
 
 
 @pytest.mark.parametrize(
-    ("engine", "selector", "kind"), [("batched", "power_of_choice", "labels"), ("native", "gpfl", "holdout")]
+    ("engine", "selector", "kind"),
+    [("batched", "power_of_choice", "labels"), ("native", "gpfl", "holdout")],
 )
-def test_measuring_changes_no_other_bit(engine: str, selector: str, kind: str, fedsim: Run, tmp_path: Path) -> None:
+def test_measuring_changes_no_other_bit(
+    engine: str, selector: str, kind: str, fedsim: Run, tmp_path: Path
+) -> None:
     words = (f"engine={engine}", f"selector={selector}", "local.holdout_fraction=0.3")
     assert fedsim(*words, "name=without") == 0
     assert fedsim(*words, "name=with", f"client_accuracy={kind}") == 0
     without, measured = (folder_of(tmp_path, name) for name in ("without", "with"))
-    kept = [{k: v for k, v in r.items() if not k.startswith("client_accuracy")} for r in without_seconds(measured)]
+    kept = [
+        {k: v for k, v in r.items() if not k.startswith("client_accuracy")}
+        for r in without_seconds(measured)
+    ]
     assert kept == without_seconds(without)
-    assert (measured / "model.safetensors").read_bytes() == (without / "model.safetensors").read_bytes()
+    assert (measured / "model.safetensors").read_bytes() == (
+        without / "model.safetensors"
+    ).read_bytes()
     assert read_metrics(measured)[1]["client_accuracy_mean"] > 0
     assert not (without / CLIENTS).exists()
     assert "client_accuracy" not in (read_summary(without) or {})
 
 
-def test_a_run_that_goes_on_records_the_same(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ("client_accuracy=labels", "num_rounds=6", "eval_every=1", "checkpoint.every=1", "selector=oort")
+def test_a_run_that_goes_on_records_the_same(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (
+        "client_accuracy=labels",
+        "num_rounds=6",
+        "eval_every=1",
+        "checkpoint.every=1",
+        "selector=oort",
+    )
     assert fedsim(*words, "name=whole") == 0
     original = Simulation.step
 
@@ -225,7 +279,9 @@ def test_folders_of_runs_without_it_keep_their_names() -> None:
         words: list[list[str]] = [[], *([f"client_accuracy={kind}"] for kind in KINDS)]
         plain, *others = (compose_jobs(some, multirun=False)[0].config for some in words)
     assert plain["client_accuracy"] is None
-    assert hash_config(plain) == hash_config({k: v for k, v in plain.items() if k != "client_accuracy"})
+    assert hash_config(plain) == hash_config(
+        {k: v for k, v in plain.items() if k != "client_accuracy"}
+    )
     assert len({hash_config(config) for config in (plain, *others)}) == 5
 
 

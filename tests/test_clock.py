@@ -1,6 +1,7 @@
 """Rounds of three clients on the simulated clock, worked out by hand.
 
-The toy model has 8 bytes; clients hold 1, 2 and 3 samples and train on them twice. Their devices are `clocks.THREE`:
+The toy model has 8 bytes; clients hold 1, 2 and 3 samples and train on them twice. Their devices
+are `clocks.THREE`:
 
     seconds of client          0                 1                2
     exchange                   1                 1                1
@@ -33,7 +34,10 @@ from tests.clocks import fixed_clock
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
 SIZES = [1, 2, 3]
-QUESTIONS = frozenset(Signal) - {Signal.TRAINING_LOSS, Signal.SQUARED_LOSS}  # these two come with updates
+QUESTIONS = frozenset(Signal) - {
+    Signal.TRAINING_LOSS,
+    Signal.SQUARED_LOSS,
+}  # these two come with updates
 ALL = np.arange(3)
 
 
@@ -81,11 +85,14 @@ def test_a_plain_round_lasts_as_long_as_its_slowest_client() -> None:
     assert record.late == []
     assert selector.observed[0].durations == pytest.approx([7, 19, 49])
     assert times(first(Asking([0, 1]))) == (0, 19, 19)
-    # losses: 1 + 1 + .5 + 1, 1 + 2 + 2 + 2, 1 + 4 + 6 + 4; then clients 0 and 1 train: 1 + 3 + 2, 1 + 12 + 4
+    # losses: 1 + 1 + .5 + 1, 1 + 2 + 2 + 2, 1 + 4 + 6 + 4; then clients 0 and 1 train: 1 + 3 + 2, 1
+    # + 12 + 4
     selector = Asking([0, 1], lambda clients: clients.losses(ALL))
     assert times(first(selector)) == (15, 17, 32)
     assert selector.observed[0].durations == pytest.approx([6, 17])
-    selector = Asking([0, 1], lambda clients: clients.updates(ALL))  # who has sent everything is not waited for
+    selector = Asking(
+        [0, 1], lambda clients: clients.updates(ALL)
+    )  # who has sent everything is not waited for
     assert times(first(selector)) == (49, 0, 49)
     assert selector.observed[0].durations == pytest.approx([0, 0])
 
@@ -104,13 +111,19 @@ def test_each_question_waits_for_the_answers_to_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("ask", "seconds"),
     [
-        (lambda c: list(c.gradients(ALL)), 1 + 4 + 3 * 3 * 2 + 8),  # of client 2, the slowest throughout
+        (
+            lambda c: list(c.gradients(ALL)),
+            1 + 4 + 3 * 3 * 2 + 8,
+        ),  # of client 2, the slowest throughout
         (lambda c: c.gradient_norms(ALL), 1 + 4 + 3 * 3 * 2 + 4),
         (lambda c: c.gradient_spreads(ALL), 1 + 4 + 3 * 3 * 2 + 4),
         (lambda c: c.update_norms(ALL), 1 + 4 + 36 + 4),
         (lambda c: c.updates(ALL), 1 + 4 + 36 + 8),
         (lambda c: list(c.gradients_after_training(ALL)), 1 + 4 + 36 + 3 * 3 * 2 + 8),
-        (lambda c: list(c.public_labels(ALL)), 1 + 4 + 36 + 3 * 2 + 3 * 3 * 4),  # 3 samples, 3 classes
+        (
+            lambda c: list(c.public_labels(ALL)),
+            1 + 4 + 36 + 3 * 2 + 3 * 3 * 4,
+        ),  # 3 samples, 3 classes
         (lambda c: c.momentum_buffers(ALL[2:]), 1 + 4 + 36 + 8),
         (lambda c: c.send_numbers(ALL, 5), 1 + 20),
         (lambda c: c.batch_losses(ALL), 1 + 4 + 6 + 4),
@@ -125,7 +138,8 @@ def test_every_question_takes_time(ask: Callable[[Clients], object], seconds: fl
 
 
 def test_training_that_nobody_reports_delays_the_next_answer() -> None:
-    """4 of the download and 36 of training go into the answer of client 2; client 0 is never asked for one."""
+    """4 of the download and 36 of training go into the answer of client 2; client 0 is never asked
+    for one."""
 
     def ask(clients: Clients) -> None:
         clients.train(ALL[[0, 2]])
@@ -142,18 +156,33 @@ def test_training_that_nobody_reports_delays_the_next_answer() -> None:
         ([0, 1], {"deadline": 19.0}, 19, []),
         ([1, 2], {"deadline": 10.0}, 10, [1, 2]),
         ([0, 1, 2], {"over_selection": 1.5, "wanted": 2}, 19, [2]),  # the first count
-        ([0, 1, 2], {"over_selection": 1.5, "wanted": 2, "deadline": 20.0}, 19, [2]),  # just as many arrive
+        (
+            [0, 1, 2],
+            {"over_selection": 1.5, "wanted": 2, "deadline": 20.0},
+            19,
+            [2],
+        ),  # just as many arrive
         ([0, 1, 2], {"over_selection": 1.5, "wanted": 2, "deadline": 10.0}, 10, [1, 2]),
         ([0, 1, 2], {"wanted": 2}, 49, []),  # without over-selection all are waited for
     ],
 )
-def test_who_arrives_in_time(chosen: list[int], rules: dict[str, Any], seconds: float, late: list[int]) -> None:
+def test_who_arrives_in_time(
+    chosen: list[int], rules: dict[str, Any], seconds: float, late: list[int]
+) -> None:
     selector = Asking(chosen)
     run = simulate(selector, **rules)
     record = run.step()
-    assert (times(record), record.late, record.uploaded) == ((0, seconds, seconds), late, len(chosen) - len(late))
+    assert (times(record), record.late, record.uploaded) == (
+        (0, seconds, seconds),
+        late,
+        len(chosen) - len(late),
+    )
     if late == chosen:  # the model stays and nothing is observed
-        assert (record.train_loss, run.params["w"].tolist(), selector.observed) == (None, [0, 0], [])
+        assert (record.train_loss, run.params["w"].tolist(), selector.observed) == (
+            None,
+            [0, 0],
+            [],
+        )
 
 
 def test_a_deadline_drops_the_late_who_are_charged() -> None:
@@ -174,7 +203,8 @@ def test_a_deadline_drops_the_late_who_are_charged() -> None:
 
 
 def test_who_is_first_of_clients_that_take_equally_long_is_drawn() -> None:
-    """By round and client: not the same clients always, and not others because of who else is selected."""
+    """By round and client: not the same clients always, and not others because of who else is
+    selected."""
     clock = fixed_clock(over_selection=1.5, wanted=2)
 
     def arrive(round: int, ids: Ids, wanted: int) -> list[int]:
@@ -186,7 +216,11 @@ def test_who_is_first_of_clients_that_take_equally_long_is_drawn() -> None:
     assert all(25 < sum(i in one for one in firsts) < 55 for i in ALL)
     for t in range(1, 61):
         (best,) = arrive(t, ALL, 1)
-        assert all(arrive(t, np.array(sorted({best, other})), 1) == [best] for other in (0, 1, 2) if other != best)
+        assert all(
+            arrive(t, np.array(sorted({best, other})), 1) == [best]
+            for other in (0, 1, 2)
+            if other != best
+        )
 
 
 def test_updates_that_the_server_had_before_it_asked_stay_uploaded() -> None:
@@ -196,7 +230,8 @@ def test_updates_that_the_server_had_before_it_asked_stay_uploaded() -> None:
 
 
 def test_time_adds_up_and_a_round_without_anybody_takes_its_own() -> None:
-    """Client 0 is there from 5 s on: the first round is idle, the second finds it, the third (at 67 s) finds all."""
+    """Client 0 is there from 5 s on: the first round is idle, the second finds it, the third (at 67
+    s) finds all."""
     presence = (100, [[[5, 100]], [[66, 100]], [[67, 99]]])
     run = simulate(Asking([0, 1]), presence=presence)
     records = [run.step() for _ in range(3)]
@@ -207,12 +242,15 @@ def test_time_adds_up_and_a_round_without_anybody_takes_its_own() -> None:
 
 
 def test_a_client_that_leaves_before_it_has_finished_is_lost_when_it_leaves() -> None:
-    """Client 1 needs 19 s and leaves after 12, when the server goes on; client 0 has arrived after 7."""
+    """Client 1 needs 19 s and leaves after 12, when the server goes on; client 0 has arrived after
+    7."""
     presence = (100, [[[0, 100]], [[0, 12]], [[0, 100]]])
     record = first(Asking([0, 1]), presence=presence)
     assert times(record) == (0, 12, 12)
     assert record.late == [1]
-    asked = first(Asking([1], lambda clients: clients.losses(ALL)), presence=presence)  # 15 s, when 1 has left
+    asked = first(
+        Asking([1], lambda clients: clients.losses(ALL)), presence=presence
+    )  # 15 s, when 1 has left
     assert times(asked) == (15, 0, 15)
     assert asked.late == [1]
 
@@ -238,7 +276,13 @@ def test_variation_is_a_factor_of_round_and_client_on_all_but_latency() -> None:
     one, two = run.step(), run.step()
     streams = fixed_clock()._streams
     factors = np.exp(
-        [[0.5 * streams.generator(Purpose.DEVICE_VARIATION, t, i).standard_normal() for i in (0, 1)] for t in (1, 2)]
+        [
+            [
+                0.5 * streams.generator(Purpose.DEVICE_VARIATION, t, i).standard_normal()
+                for i in (0, 1)
+            ]
+            for t in (1, 2)
+        ]
     )
     assert one.simulated_seconds == pytest.approx((1 + factors[0] * [6, 18]).max())
     assert two.simulated_seconds == pytest.approx((1 + factors[1] * [6, 18]).max())

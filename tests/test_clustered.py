@@ -41,10 +41,14 @@ def by_similarity(
 
 
 def test_bins_and_angles_by_hand() -> None:
-    poured = fill_bins(np.array([[0.7, 0, 0], [0.5, 0, 0]]), np.array([0, 0.5, 0.3]), np.array([1, 2]))
+    poured = fill_bins(
+        np.array([[0.7, 0, 0], [0.5, 0, 0]]), np.array([0, 0.5, 0.3]), np.array([1, 2])
+    )
     np.testing.assert_allclose(poured, [[0.7, 0.3, 0], [0.5, 0.2, 0.3]])  # goes on in the next gap
     table = angular_distances(inner_products([torch.tensor([[1.0, 0], [0, 2], [-3, 0], [0, 0]])]))
-    np.testing.assert_allclose(table[:3, :3], np.pi / 2 * np.array([[0, 1, 2], [1, 0, 1], [2, 1, 0]]), atol=1e-7)
+    np.testing.assert_allclose(
+        table[:3, :3], np.pi / 2 * np.array([[0, 1, 2], [1, 0, 1], [2, 1, 0]]), atol=1e-7
+    )
     assert not table[3].any()
     sizes = [5, 3, 1, 1]
     rows = by_size(sizes, 2).distributions(toy_clients(sizes, frozenset()))
@@ -52,7 +56,9 @@ def test_bins_and_angles_by_hand() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=14), st.integers(1, 8), st.integers(0, 1000))
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=14), st.integers(1, 8), st.integers(0, 1000)
+)
 def test_both_are_unbiased_by_construction(sizes: list[int], k: int, seed: int) -> None:
     clients = toy_clients(sizes, frozenset())
     similar = by_similarity(sizes, k)
@@ -68,7 +74,8 @@ def test_both_are_unbiased_by_construction(sizes: list[int], k: int, seed: int) 
 
 
 def test_ward_on_rows_takes_the_table_as_points() -> None:
-    """0, 1 and 3 on a line: the first two are 1 apart, their rows (0, 1, 3) and (1, 0, 2) sqrt(3)."""
+    """0, 1 and 3 on a line: the first two are 1 apart, their rows (0, 1, 3) and (1, 0, 2)
+    sqrt(3)."""
     table = np.array([[0.0, 1, 3], [1, 0, 2], [3, 2, 0]])
     assert ward_linkage(table)[0].tolist() == [0, 1, 1, 2]
     assert ward_linkage(table, "rows")[0] == pytest.approx([0, 1, np.sqrt(3), 2])
@@ -81,14 +88,31 @@ LINE = [[x, 0.0] for x in (0, 6, 10, 13, 20, 21)]
 @pytest.mark.parametrize(
     ("distance", "ward_on", "updates", "groups"),
     [
-        ("cosine", "distances", [[1, 0], [0, 1], [-1, 0.1], [1, 0.1], [0.1, 1], [-1, 0]], {(0, 3), (1, 4), (2, 5)}),
-        ("l2", "distances", LINE, {(2, 3, 4), (0, 1, 5)}),  # which three are alike depends on the reading
+        (
+            "cosine",
+            "distances",
+            [[1, 0], [0, 1], [-1, 0.1], [1, 0.1], [0.1, 1], [-1, 0]],
+            {(0, 3), (1, 4), (2, 5)},
+        ),
+        (
+            "l2",
+            "distances",
+            LINE,
+            {(2, 3, 4), (0, 1, 5)},
+        ),  # which three are alike depends on the reading
         ("l2", "rows", LINE, {(1, 2, 3), (0, 4, 5)}),
     ],
 )
-def test_like_updates_share_a_distribution(distance: str, ward_on: str, updates: Any, groups: set[Any]) -> None:
-    selector, clients = by_similarity([1] * 6, len(groups), distance, ward_on), toy_clients([1] * 6, frozenset())
-    np.testing.assert_allclose(selector.distributions(clients).sum(0), len(groups) / 6)  # before any update
+def test_like_updates_share_a_distribution(
+    distance: str, ward_on: str, updates: Any, groups: set[Any]
+) -> None:
+    selector, clients = (
+        by_similarity([1] * 6, len(groups), distance, ward_on),
+        toy_clients([1] * 6, frozenset()),
+    )
+    np.testing.assert_allclose(
+        selector.distributions(clients).sum(0), len(groups) / 6
+    )  # before any update
     selector.observe(1, toy_cohort(list(range(6)), [1] * 6, updates), SERVER)
     assert {tuple(np.flatnonzero(row)) for row in selector.distributions(clients)} == groups
 
@@ -99,18 +123,23 @@ def test_products_kept_row_by_row_equal_those_of_all(distance: Any) -> None:
     selector, random = by_similarity(sizes, 3, distance), np.random.default_rng(0)
     for t in range(6):
         ids = np.sort(random.choice(8, 3, replace=False))
-        selector.observe(t, toy_cohort(ids.tolist(), [1] * 3, random.standard_normal((3, 2)).tolist()), SERVER)
+        selector.observe(
+            t, toy_cohort(ids.tolist(), [1] * 3, random.standard_normal((3, 2)).tolist()), SERVER
+        )
     assert selector.updates is not None
     whole = by_similarity(sizes, 3, distance)
     whole.updates, whole.products = selector.updates, inner_products([selector.updates])
-    np.testing.assert_allclose(selector._distances(np.arange(8)), whole._distances(np.arange(8)), atol=1e-6)
+    np.testing.assert_allclose(
+        selector._distances(np.arange(8)), whole._distances(np.arange(8)), atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("distance", ["cosine", "l2"])
 def test_updates_whose_squares_overflow_float32_are_far_and_nothing_breaks(
     distance: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products of many long vectors are float32, in which the squares of clients 2, 3 and 4 are infinite."""
+    """Products of many long vectors are float32, in which the squares of clients 2, 3 and 4 are
+    infinite."""
     monkeypatch.setattr("fedsim.selectors.similarity.MAX_FLOAT64_PRODUCTS", 0)
     selector = by_similarity([1] * 6, 2, distance)
     points = [[1.0, 0], [2.0, 0], [1e20, 0], [1e20, 1e20], [-1e20, 0], [3.0, 0.1]]
@@ -155,8 +184,19 @@ def test_clusters_are_the_largest_within_a_mass_of_one() -> None:
 
 def hics(n: int = 6, k: int = 2, num_rounds: int = 100, **more: Any) -> HiCS:
     values: dict[str, Any] = {
-        **{"source": "bias", "temperature": 0.0025, "entropy_weight": 10.0, "gamma": 4.0, "num_clusters": None},
-        **{"ward_on": "distances", "kept_update": "latest", "fallback": "never", "fallback_variance": 0.1},
+        **{
+            "source": "bias",
+            "temperature": 0.0025,
+            "entropy_weight": 10.0,
+            "gamma": 4.0,
+            "num_clusters": None,
+        },
+        **{
+            "ward_on": "distances",
+            "kept_update": "latest",
+            "fallback": "never",
+            "fallback_variance": 0.1,
+        },
     }
     return HiCS(toy_population([1] * n, k, num_rounds), **(values | more))
 
@@ -168,7 +208,16 @@ def cohort(biases: list[list[float]]) -> Cohort:
     delta["out.bias"] = torch.tensor(biases)
     ones = np.ones(num)
     start = {name: d[0] * 0 for name, d in delta.items()}
-    return Cohort(np.arange(num), ones.astype(np.int64), start, delta, ones, ones, ones.astype(np.int64), list(delta))
+    return Cohort(
+        np.arange(num),
+        ones.astype(np.int64),
+        start,
+        delta,
+        ones,
+        ones,
+        ones.astype(np.int64),
+        list(delta),
+    )
 
 
 def test_entropies_by_hand_and_of_a_first_update_for_good_if_so_wished() -> None:
@@ -203,13 +252,24 @@ def test_entropies_and_distances_by_scipy_and_scikit_learn(source: str) -> None:
     selector = hics(n, source=source, temperature=0.01)
     selector.observe(
         1,
-        Cohort(np.arange(n), ones.astype(np.int64), start, delta, ones, ones, ones.astype(np.int64), list(delta)),
+        Cohort(
+            np.arange(n),
+            ones.astype(np.int64),
+            start,
+            delta,
+            ones,
+            ones,
+            ones.astype(np.int64),
+            list(delta),
+        ),
         SERVER,
     )
     slopes = delta["out.bias"].numpy() if source == "bias" else delta["out.weight"].numpy().mean(2)
     entropies = stats.entropy(scipy_softmax(slopes / 0.01, axis=1), axis=1)
     assert selector.entropy == pytest.approx(entropies)
-    layer = np.concatenate([delta["out.weight"].numpy().reshape(n, -1), delta["out.bias"].numpy()], axis=1)
+    layer = np.concatenate(
+        [delta["out.weight"].numpy().reshape(n, -1), delta["out.bias"].numpy()], axis=1
+    )
     angles = np.arccos(cosine_similarity(layer).clip(-1, 1))
     np.fill_diagonal(angles, 0)
     expected = angles + 10 * np.abs(entropies[:, None] - entropies[None])
@@ -221,7 +281,10 @@ def test_the_output_layer_and_both_sources() -> None:
     assert output_layer(both) == ["out.weight", "out.bias"]
     assert class_updates(both, output_layer(both), "bias").tolist() == [[1, -1]]
     assert class_updates(both, output_layer(both), "weight").tolist() == [[2, -2]]
-    with pytest.raises(FedsimError, match=r"selector\.source=bias: the model's output layer has no bias; use weight"):
+    with pytest.raises(
+        FedsimError,
+        match=r"selector\.source=bias: the model's output layer has no bias; use weight",
+    ):
         class_updates(both, ["out.weight"], "bias")
 
 
@@ -233,14 +296,19 @@ def test_balanced_clusters_come_first_by_gamma_which_falls_but_is_still_there_in
     selector = hics(6, 2, num_rounds=2, temperature=0.1, gamma=gamma)
     selector.observe(1, cohort([[1, -1]] * 5 + [[0, 0]]), SERVER)
     gap = np.log(2) - selector.entropy[0]
-    drawn = [5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s)) for s in range(2000)]
+    drawn = [
+        5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s))
+        for s in range(2000)
+    ]
     assert np.mean(drawn) == pytest.approx(1 / (1 + np.exp(-expected * gap)), abs=0.03)
 
 
 def test_clusters_may_be_more_or_fewer_than_k() -> None:
     for num_clusters, expected in ((None, 2), (1, 1), (3, 3)):
         selector = hics(6, 2, num_clusters=num_clusters)
-        selector.observe(1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER)
+        selector.observe(
+            1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER
+        )
         assert len(set(selector._clusters(np.arange(6)))) == expected
 
 
@@ -257,17 +325,30 @@ def test_ward_on_rows_builds_another_tree() -> None:
     assert clusters["distances"] != clusters["rows"]
     points = np.array([0, 6, 10, 13, 20, 21])
     table = np.abs(points[:, None] - points[None]).astype(float)
-    labels = AgglomerativeClustering(3, linkage="ward").fit_predict(table)  # which the published code uses
+    labels = AgglomerativeClustering(3, linkage="ward").fit_predict(
+        table
+    )  # which the published code uses
     assert clusters["rows"] == {tuple(np.flatnonzero(labels == c)) for c in range(3)}
 
 
 @pytest.mark.parametrize(
     ("fallback", "variance", "falls"),
-    [("never", 0.1, False), ("below", 0.1, False), ("above", 0.1, True), ("below", 0.2, True), ("above", 0.2, False)],
+    [
+        ("never", 0.1, False),
+        ("below", 0.1, False),
+        ("above", 0.1, True),
+        ("below", 0.2, True),
+        ("above", 0.2, False),
+    ],
 )
-def test_the_fallback_draws_one_client_from_each_half(fallback: str, variance: float, falls: bool) -> None:
-    """Entropies ln 2 and about 0, half of the clients each: variance .12. HiCS prefers the balanced half e^69 to 1."""
-    selector = hics(6, 2, gamma=100.0, temperature=0.1, fallback=fallback, fallback_variance=variance)
+def test_the_fallback_draws_one_client_from_each_half(
+    fallback: str, variance: float, falls: bool
+) -> None:
+    """Entropies ln 2 and about 0, half of the clients each: variance .12. HiCS prefers the balanced
+    half e^69 to 1."""
+    selector = hics(
+        6, 2, gamma=100.0, temperature=0.1, fallback=fallback, fallback_variance=variance
+    )
     selector.observe(1, cohort([[1, -1]] * 3 + [[0.001, 0.001]] * 3), SERVER)
     assert selector.entropy.var() == pytest.approx(0.12, abs=0.001)
     assert selector.adaptive == (fallback != "never")

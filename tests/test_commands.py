@@ -29,7 +29,9 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         assert (printed.err == "") == (code == 0)
         page = printed.err if code else printed.out
         for line in [] if "--json" in words or code else page.splitlines():
-            assert len(line) <= 80 or " " not in line.strip(), line  # a word may be longer than a line
+            assert len(line) <= 80 or " " not in line.strip(), (
+                line
+            )  # a word may be longer than a line
         return page
 
     return call
@@ -38,7 +40,9 @@ def ask(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 def test_help_says_on_one_screen_what_there_is(ask: Ask) -> None:
     for words in (["--help"], ["seed=3", "-h"], ["help"]):
         page = ask(*words)
-        assert f"fedsim {fedsim.__version__} compares client selection methods" in " ".join(page.split())
+        assert f"fedsim {fedsim.__version__} compares client selection methods" in " ".join(
+            page.split()
+        )
         assert all(f"  {name:<6}  {about}" in page for name, (_, about) in COMMANDS.items())
         assert all("/" in name or f"\n  {name} " in page for name in Catalogue().names)
         assert len(page.splitlines()) <= 50
@@ -46,13 +50,18 @@ def test_help_says_on_one_screen_what_there_is(ask: Ask) -> None:
 
 
 def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
-    assert "how the jobs of a sweep are run: one after another where nothing is chosen (5)" in " ".join(
-        ask("list").split()
+    assert (
+        "how the jobs of a sweep are run: one after another where nothing is chosen (5)"
+        in " ".join(ask("list").split())
     )
     assert json.loads(ask("list", "--json"))["preset"]["choices"][0] == "benchmark_tuning"
     for name in Catalogue().names:
         assert ask("list", name).startswith(f"{name}: ")
-    spoken = {"partitions": "partition", "sketches": "selector/sketch", "schedule": "optimizer/schedule"}
+    spoken = {
+        "partitions": "partition",
+        "sketches": "selector/sketch",
+        "schedule": "optimizer/schedule",
+    }
     for word, group in spoken.items():
         assert ask("list", word).startswith(f"{group}: ")
 
@@ -60,7 +69,9 @@ def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
 def test_selectors_are_listed_with_idea_source_questions_and_cost(ask: Ask) -> None:
     page = ask("list", "selectors")
     assert "  random           K clients uniformly at random: every paper's baseline.\n" in page
-    assert "Cho et al. 2022 · asks loss of d candidates · adds (d-K) B down, 4 d up" in " ".join(page.split())
+    assert "Cho et al. 2022 · asks loss of d candidates · adds (d-K) B down, 4 d up" in " ".join(
+        page.split()
+    )
     assert "\n      variants adapow_d, cpow_d" in page
     assert len(page.splitlines()) < 150
     assert all(choice in page for choice in Catalogue().group("selector").choices)
@@ -70,7 +81,9 @@ def test_one_choice_is_shown_with_its_values_and_docstring(ask: Ask) -> None:
     assert ask("show", "scaffold") == ask("list", "scaffold")
     page = ask("list", "selectors", "pncs_q2", "gpfl")
     assert "  selector.queue_length=2 " in page
-    assert "length of the queue of selected clients" in page  # the comment of the choice that it builds on
+    assert (
+        "length of the queue of selected clients" in page
+    )  # the comment of the choice that it builds on
     assert "Choices\n  selector/sketch=identity" in page
     assert "All clients report a gradient; the K clients with the lowest mean pairwise" in page
     found = json.loads(ask("list", "selectors", "--json"))["cpow_d"]
@@ -85,7 +98,11 @@ def test_one_choice_is_shown_with_its_values_and_docstring(ask: Ask) -> None:
 def test_a_choice_is_found_by_its_other_names(ask: Ask) -> None:
     for words in (["GPFL"], ["Selectors", "GPFL"]):
         assert ask("list", *words) == ask("list", "selector", "gpfl")
-    assert ask("list", "dataset", "fmnist") == ask("list", "F-MNIST") == ask("list", "dataset", "fashion_mnist")
+    assert (
+        ask("list", "dataset", "fmnist")
+        == ask("list", "F-MNIST")
+        == ask("list", "dataset", "fashion_mnist")
+    )
 
 
 def test_the_command_for_a_choice_of_ones_own_names_its_folder(ask: Ask, tmp_path: Path) -> None:
@@ -93,7 +110,12 @@ def test_the_command_for_a_choice_of_ones_own_names_its_folder(ask: Ask, tmp_pat
     for name in ("mine/selector/own.yaml", "mine/selector/exploration/own.yaml"):
         (tmp_path / name).write_text("_target_: fedsim.selectors.random.Random\n")
     page = ask("list", "selector", "own", "--config-dir", "mine")
-    assert page.split("To choose it")[1].split() == ["fedsim", "selector=own", "--config-dir", "mine"]
+    assert page.split("To choose it")[1].split() == [
+        "fedsim",
+        "selector=own",
+        "--config-dir",
+        "mine",
+    ]
     page = ask("list", "selector/exploration", "own", "--config-dir", "mine")
     assert page.split("To choose it")[1].split()[-2:] == ["--config-dir", "mine"]
 
@@ -120,7 +142,9 @@ def test_own_choices_and_classes_are_listed_and_not_imported(ask: Ask, tmp_path:
     folder = tmp_path / "mine" / "selector"
     folder.mkdir(parents=True)
     (folder / "median.yaml").write_text("_target_: my_lab.Median\nquantile: 0.5   # in [0, 1]\n")
-    (folder / "slow_gpfl.yaml").write_text("# GPFL, slowly.\ndefaults:\n  - gpfl\n  - _self_\nrho: 1\n")
+    (folder / "slow_gpfl.yaml").write_text(
+        "# GPFL, slowly.\ndefaults:\n  - gpfl\n  - _self_\nrho: 1\n"
+    )
     (tmp_path / "my_lab.py").write_text(
         'class Median:\n    """Selects the middle. More.\n\n    - An item\n      of two lines."""\n'
     )
@@ -136,14 +160,22 @@ def test_own_choices_and_classes_are_listed_and_not_imported(ask: Ask, tmp_path:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["list", "selecters"], "list: selecters is no group of the config; did you mean selector?"),
+        (
+            ["list", "selecters"],
+            "list: selecters is no group of the config; did you mean selector?",
+        ),
         (["list", "zzz"], "list: zzz is no group of the config; `fedsim list` has them all"),
-        (["list", "selector", "gfpl"], "list: gfpl is not a choice of selector; did you mean gpfl?"),
+        (
+            ["list", "selector", "gfpl"],
+            "list: gfpl is not a choice of selector; did you mean gpfl?",
+        ),
         (["list", "--config-dir", "nowhere"], "--config-dir='nowhere': must be an existing folder"),
         (["list", "selectors", "--config-dir", "mine"], "broken.yaml"),
     ],
 )
-def test_what_is_not_there_or_damaged_is_told(ask: Ask, words: list[str], message: str, tmp_path: Path) -> None:
+def test_what_is_not_there_or_damaged_is_told(
+    ask: Ask, words: list[str], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "mine" / "selector").mkdir(parents=True)
     (tmp_path / "mine" / "selector" / "broken.yaml").write_text("_target_: [1]\nx: [")
     assert message in ask(*words, code=2)
@@ -151,16 +183,30 @@ def test_what_is_not_there_or_damaged_is_told(ask: Ask, words: list[str], messag
 
 def python(tmp_path: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
 
 
 def shell_line(folder: Path, line: str, **env: str) -> "subprocess.CompletedProcess[bytes]":
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run(["sh", "-c", line], cwd=folder, env=environment, capture_output=True, check=False)
+    return subprocess.run(
+        ["sh", "-c", line], cwd=folder, env=environment, capture_output=True, check=False
+    )
 
 
-def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nearest_one(tmp_path: Path) -> None:
-    for words in ([], ["seed=1"], ["-m", "seed=1"], ["--cfg", "job"], ["--hydra-help"], ["selector=list"], ["lst"]):
+def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nearest_one(
+    tmp_path: Path,
+) -> None:
+    for words in (
+        [],
+        ["seed=1"],
+        ["-m", "seed=1"],
+        ["--cfg", "job"],
+        ["--hydra-help"],
+        ["selector=list"],
+        ["lst"],
+    ):
         assert answer(words) is None
     done = python(tmp_path, "-m", "fedsim", "lst", "selectors")
     assert (done.returncode, done.stdout) == (2, "")
@@ -195,10 +241,14 @@ def test_output_that_cannot_be_written(words: str, tmp_path: Path) -> None:
 def test_a_deleted_working_folder(tmp_path: Path) -> None:
     for words, code in (("--help", 0), ("show", 1), ("seed=1", 1)):
         (tmp_path / "gone").mkdir()
-        done = shell_line(tmp_path, f"cd gone && rmdir ../gone && {sys.executable} -m fedsim {words}")
+        done = shell_line(
+            tmp_path, f"cd gone && rmdir ../gone && {sys.executable} -m fedsim {words}"
+        )
         assert done.returncode == code
         assert b"Traceback" not in done.stderr
-        assert done.stderr.endswith(b"the working folder was deleted; change to one that exists\n" if code else b"")
+        assert done.stderr.endswith(
+            b"the working folder was deleted; change to one that exists\n" if code else b""
+        )
 
 
 def test_a_rank_that_is_no_number(tmp_path: Path) -> None:

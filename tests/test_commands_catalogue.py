@@ -23,22 +23,30 @@ ROOT = Path(__file__).parents[1]
 CATALOGUE = Catalogue()
 METHODS = CATALOGUE.group("selector").choices
 N, K, B, C, M, D = 10, 3, 8, 3, 3, 6
-"""Of the toy simulations: clients, selected, bytes of the model, classes, public samples, candidates (2 K)."""
+"""Of the toy simulations: clients, selected, bytes of the model, classes, public samples,
+candidates (2 K)."""
 NOT_BY_ROUND = {
     "md": "draws with replacement: fewer clients than K may take part",
     "ocs": "the number of uploads is random",
     "aocs": "and so is that of its exchanges",
-    **dict.fromkeys([name for name in SELECTORS if name.startswith("fedcor")], "virtual rounds differ from others"),
+    **dict.fromkeys(
+        [name for name in SELECTORS if name.startswith("fedcor")],
+        "virtual rounds differ from others",
+    ),
 }
 
 
 def test_groups_are_those_of_conf_and_each_says_what_is_chosen_in_it() -> None:
     with search_path():
-        assert {"selector", "selector/threshold", "optimizer/schedule", "preset", "cell"} < set(CATALOGUE.names)
+        assert {"selector", "selector/threshold", "optimizer/schedule", "preset", "cell"} < set(
+            CATALOGUE.names
+        )
         for name in CATALOGUE.names:
             group = CATALOGUE.group(name)
             assert group.about, name
-            assert sorted(group.choices) == sorted(set(options(name)) - {"basic"}), name  # which is Hydra's own
+            assert sorted(group.choices) == sorted(set(options(name)) - {"basic"}), (
+                name
+            )  # which is Hydra's own
             for choice in group.choices.values():
                 assert choice.text, (name, choice.name)
                 assert 5 < len(choice.idea) < 300, choice.name
@@ -56,12 +64,19 @@ WORDS = {
 
 @pytest.fixture
 def _nodes_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Selectors are built from the catalogue's values, which takes less time than Hydra's composition."""
+    """Selectors are built from the catalogue's values, which takes less time than Hydra's
+    composition."""
 
     def node(choice: str) -> dict[str, Any]:
         method = METHODS[choice]
-        groups = {name: CATALOGUE.group(name).choices[made].file for name, made in method.file.subgroups.items()}
-        return {**method.file.values, **{name.rpartition("/")[2]: dict(file.values) for name, file in groups.items()}}
+        groups = {
+            name: CATALOGUE.group(name).choices[made].file
+            for name, made in method.file.subgroups.items()
+        }
+        return {
+            **method.file.values,
+            **{name.rpartition("/")[2]: dict(file.values) for name, file in groups.items()},
+        }
 
     monkeypatch.setattr("tests.test_selector_contract.composed", node)
 
@@ -70,14 +85,25 @@ def _nodes_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", SELECTORS)
 def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) -> None:
     fields = METHODS[name].fields
-    assert {"source", "asks", "bytes", "samples"} <= fields.keys() <= {*INHERITED, "also", "tune", "server"}
+    assert (
+        {"source", "asks", "bytes", "samples"}
+        <= fields.keys()
+        <= {*INHERITED, "also", "tune", "server"}
+    )
     needs = build(name, toy_population([2] * N, K, 12)).needs
     for signal in needs & WORDS.keys():
         assert WORDS[signal] in fields["asks"]
     assert fields["asks"].startswith("nothing") == (not needs - {Signal.VALIDATION, Signal.TEST})
     told = ("; ".join(sorted(needs - OF_SERVER)) or "nothing", fields["asks"])
-    assert len({next(key for key, tells in CLASSES.items() if re.search(tells, text)) for text in told}) == 1
-    assert fields["server"] == server_data(needs)  # read in the source of the class, and declared by the object
+    assert (
+        len(
+            {next(key for key, tells in CLASSES.items() if re.search(tells, text)) for text in told}
+        )
+        == 1
+    )
+    assert fields["server"] == server_data(
+        needs
+    )  # read in the source of the class, and declared by the object
     assert (Signal.PUBLIC in needs) == (fields.get("needs") == "server.public_samples")
 
 
@@ -126,9 +152,14 @@ def test_what_a_users_selector_needs_at_the_server_is_read_in_its_source(
 ) -> None:
     (tmp_path / "lab_of_needs.py").write_text(LAB)
     monkeypatch.chdir(tmp_path)
-    nodes = {(name, kind): {"_target_": f"lab_of_needs.{name}", "kind": kind} for name, kind in DECLARED}
+    nodes = {
+        (name, kind): {"_target_": f"lab_of_needs.{name}", "kind": kind} for name, kind in DECLARED
+    }
     assert {key: server_data(declared_signals(node)) for key, node in nodes.items()} == DECLARED
-    assert all(server_data(declared_signals(node)) == "nothing" for node in (None, [1], {}, {"_target_": 3}))
+    assert all(
+        server_data(declared_signals(node)) == "nothing"
+        for node in (None, [1], {}, {"_target_": 3})
+    )
 
 
 @pytest.mark.parametrize("text", ["README.md", "docs/selectors.md"])
@@ -142,12 +173,20 @@ def test_tables_say_what_each_method_needs_at_the_server(text: str) -> None:
 
 def bytes_of(text: str, direction: str, d: int, selected: int = K) -> int:
     """The extra bytes of a later round in the words of a file: `(d-K) B down, 4 d up`."""
-    text = text.rpartition("then ")[2] if "then 0" in text else re.sub(r"; (in round 1|sketches).*", "", text)
+    text = (
+        text.rpartition("then ")[2]
+        if "then 0" in text
+        else re.sub(r"; (in round 1|sketches).*", "", text)
+    )
     total, symbols = 0, {"N": N, "K": selected, "B": B, "d": d}
-    for term in text.replace("down and up", "down, 0 up" if direction == "down" else "up").split(", "):
+    for term in text.replace("down and up", "down, 0 up" if direction == "down" else "up").split(
+        ", "
+    ):
         product, _, to = term.rpartition(" ")
         if to == direction:
-            total += eval(product.strip().replace(" ", "*"), {}, symbols)  # a term of conf/, as tested here
+            total += eval(
+                product.strip().replace(" ", "*"), {}, symbols
+            )  # a term of conf/, as tested here
     return total
 
 
@@ -186,7 +225,9 @@ def test_a_variants_values_are_those_that_hydra_composes(parent: str, choice: st
     found = CATALOGUE.group(group).choices[name]
     own_groups = {sub.rpartition("/")[2] for sub in found.file.subgroups}
     assert found.file.values == {k: v for k, v in node.items() if k not in own_groups}
-    assert [key for key, _, _ in found.values] == [f"{package}.{k}" for k in found.file.values if k != "_target_"]
+    assert [key for key, _, _ in found.values] == [
+        f"{package}.{k}" for k in found.file.values if k != "_target_"
+    ]
 
 
 def test_comments_are_read_with_their_continuations() -> None:
@@ -197,6 +238,9 @@ def test_comments_are_read_with_their_continuations() -> None:
         "                          # in two lines\nb: '#x'\nc: [1, 2]  # third\n"
     )
     prose, fields = head_of(text)
-    assert (prose, fields) == ("One thing. And more of it.", {"source": "A paper of 2020, its appendix"})
+    assert (prose, fields) == (
+        "One thing. And more of it.",
+        {"source": "A paper of 2020, its appendix"},
+    )
     assert comments(text, KEY) == {"a": "the first, in two lines", "c": "third"}
     assert comments(text, GROUP) == {"model": "not a group of its own", "sub": "what sub is"}

@@ -50,7 +50,16 @@ def test_where_all_is_well_it_says_so_uses_no_network_and_writes_nothing(
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     assert answer(["doctor"]) == 0
     page = capsys.readouterr().out
-    for topic in ("fedsim 0", "packages: all", "torchvision", "device", "C compiler", "data", "disk", "W&B"):
+    for topic in (
+        "fedsim 0",
+        "packages: all",
+        "torchvision",
+        "device",
+        "C compiler",
+        "data",
+        "disk",
+        "W&B",
+    ):
         assert f"  {topic}" in page, topic
     assert "fail" not in page
     assert page.endswith("The experiment can be run.\n")
@@ -59,7 +68,9 @@ def test_where_all_is_well_it_says_so_uses_no_network_and_writes_nothing(
     assert not list(Path().rglob("*"))
 
 
-def test_packages_out_of_range_or_missing_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_out_of_range_or_missing_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "hydra_core-1.2.0.dist-info").mkdir()
     (tmp_path / "hydra_core-1.2.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: hydra-core\nVersion: 1.2.0"
@@ -69,16 +80,23 @@ def test_packages_out_of_range_or_missing_fail(tmp_path: Path, monkeypatch: pyte
         ("fail", "packages: hydra-core: 1.2.0 is installed, fedsim needs <1.4,>=1.3.8")
     ]
     monkeypatch.setattr(doctor, "version_of", lambda name: None if name == "clarabel" else "99")
-    assert ("fail", "packages: clarabel: nothing is installed, fedsim needs >=0.9") in told(doctor.packages)
+    assert ("fail", "packages: clarabel: nothing is installed, fedsim needs >=0.9") in told(
+        doctor.packages
+    )
 
 
-def test_what_the_machine_lacks_is_told_with_what_happens_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_machine_lacks_is_told_with_what_happens_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(dtype: torch.dtype) -> None:
         raise NotCompiledError("there is no C compiler")
 
     monkeypatch.setattr(doctor, "library", refuse)
     ((level, text),) = told(doctor.compiler)
-    assert (level, "(there is no C compiler); engine=auto trains in PyTorch" in text) == ("warn", True)
+    assert (level, "(there is no C compiler); engine=auto trains in PyTorch" in text) == (
+        "warn",
+        True,
+    )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for driver, level in ((None, "ok"), ("550.54", "warn")):
         monkeypatch.setattr(doctor, "driver_version", lambda driver=driver: driver)
@@ -97,8 +115,13 @@ def test_folders_that_are_none_are_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     words = [f"data_dir={tmp_path / 'file'}"]
     assert [level for level, _ in told(lambda: doctor.data(plans_of(*words)))] == ["warn", "ok"]
-    assert [level for level, _ in told(lambda: doctor.data(plans_of(*words, "dataset=mnist")))] == ["warn", "fail"]
-    plans = plans_of(f"output_dir={tmp_path / 'file' / 'outputs'}", f"cache_dir={tmp_path / 'cache'}")
+    assert [level for level, _ in told(lambda: doctor.data(plans_of(*words, "dataset=mnist")))] == [
+        "warn",
+        "fail",
+    ]
+    plans = plans_of(
+        f"output_dir={tmp_path / 'file' / 'outputs'}", f"cache_dir={tmp_path / 'cache'}"
+    )
     assert [level for level, _ in told(lambda: doctor.folders(plans))] == ["fail", "ok"]
 
 
@@ -134,14 +157,23 @@ def test_what_show_refuses_the_doctor_refuses_with_the_same_words(
     found = [line for line in lines(capsys, *words.split(), code=1) if line.startswith("fail")]
     assert len(found) == len(caught.value.problems)
     for problem in caught.value.problems:
-        assert any(" ".join(str(problem).split()) in re.sub("disk: |data: ", "", line) for line in found)
+        assert any(
+            " ".join(str(problem).split()) in re.sub("disk: |data: ", "", line) for line in found
+        )
 
 
 def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_are_done(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("half/train/a").mkdir(parents=True)
-    words = ["-m", "dataset=image_folder", "dataset.path=nowhere,half", "model=cnn", "seed=0,1", "data_dir=data"]
+    words = [
+        "-m",
+        "dataset=image_folder",
+        "dataset.path=nowhere,half",
+        "model=cnn",
+        "seed=0,1",
+        "data_dir=data",
+    ]
     found = [line for line in lines(capsys, *words, code=1) if line.startswith("fail")]
     here = Path.cwd()
     assert found == [
@@ -153,7 +185,9 @@ def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_
     assert not [line for line in lines(capsys, *words, code=0) if line.startswith("fail")]
 
 
-def test_the_key_is_found_where_wandb_finds_it_and_never_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_found_where_wandb_finds_it_and_never_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     netrc = tmp_path / "netrc"
     finished("a"), finished("b")
     unsent = "W&B: 2 runs below outputs not sent"
@@ -185,12 +219,24 @@ def test_a_check_that_breaks_is_told_and_the_others_go_on(monkeypatch: pytest.Mo
     assert len(found) > 4
 
 
-def test_a_parquet_folder_without_known_columns_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_parquet_folder_without_known_columns_cannot_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     rows = table(4)[0].rename_columns(["img", "kind"])
     pq.write_table(rows, "train.parquet")
-    words = ["dataset=parquet", "dataset.path=.", "dataset.test_fraction=0.5", "model=logistic", "data_dir=data"]
+    words = [
+        "dataset=parquet",
+        "dataset.path=.",
+        "dataset.test_fraction=0.5",
+        "model=logistic",
+        "data_dir=data",
+    ]
     told = r"fail data: dataset\.label_column=None: the columns are img, kind in train\.parquet, and none of them may"
     assert any(re.match(told, line) for line in lines(capsys, *words, code=1))
-    assert not [line for line in lines(capsys, *words, "dataset.label_column=kind", code=0) if "fail" in line]
+    assert not [
+        line
+        for line in lines(capsys, *words, "dataset.label_column=kind", code=0)
+        if "fail" in line
+    ]
     Path("train.parquet").write_bytes(b"<html>")
     assert any("no sound parquet file" in line for line in lines(capsys, *words, code=1))

@@ -1,4 +1,5 @@
-"""`fedsim show`: the jobs of a command line, what is there of them, and estimates; nothing is run or written."""
+"""`fedsim show`: the jobs of a command line, what is there of them, and estimates; nothing is run
+or written."""
 
 import json
 import os
@@ -17,7 +18,14 @@ from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
 from fedsim.tracking.tables import show_bytes
 
-QUICK = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "engine=sequential")
+QUICK = (
+    "num_rounds=4",
+    "local.epochs=1",
+    "tracker=files_only",
+    "num_clients=6",
+    "cohort_size=2",
+    "engine=sequential",
+)
 Show = Callable[..., list[dict[str, Any]]]
 
 
@@ -47,18 +55,34 @@ def test_a_dry_run_shows_every_job(shown: Show) -> None:
     assert all(f"-{name}-" in job["folder"] for name, job in zip(names, found, strict=True))
 
 
-def test_what_is_done_and_what_is_half_done_is_seen(shown: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_and_what_is_half_done_is_seen(
+    shown: Show, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_jobs(["seed=0", *QUICK])
     step = Simulation.step
     with monkeypatch.context() as patch:
-        stop = signal.default_int_handler  # which a shell may have had its background processes ignore
-        patch.setattr(Simulation, "step", lambda self: step(self) if self.round < 3 else stop(signal.SIGINT, None))
+        stop = (
+            signal.default_int_handler
+        )  # which a shell may have had its background processes ignore
+        patch.setattr(
+            Simulation,
+            "step",
+            lambda self: step(self) if self.round < 3 else stop(signal.SIGINT, None),
+        )
         with pytest.raises(KeyboardInterrupt):
             run_jobs(["seed=1", *QUICK, "checkpoint.every=1"])
     found = shown("-m", "seed=0,1,2")
-    assert [(job["state"], job["round"]) for job in found] == [("done", 4), ("partial", 3), ("new", 0)]
+    assert [(job["state"], job["round"]) for job in found] == [
+        ("done", 4),
+        ("partial", 3),
+        ("new", 0),
+    ]
     again = shown("-m", "seed=0,1,2", "overwrite=true")
-    assert [(job["state"], job["round"]) for job in again] == [("again", 0), ("interrupted", 0), ("new", 0)]
+    assert [(job["state"], job["round"]) for job in again] == [
+        ("again", 0),
+        ("interrupted", 0),
+        ("new", 0),
+    ]
 
 
 def test_a_job_of_another_process_is_running_and_one_that_failed_says_why(
@@ -80,7 +104,9 @@ def test_a_job_of_another_process_is_running_and_one_that_failed_says_why(
     assert "ZeroDivisionError: division by zero" in page
 
 
-def test_mistakes_are_told_as_a_run_tells_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_mistakes_are_told_as_a_run_tells_them(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert answer(["show", "selector=gfpl", "seed=-1"]) == 2
     assert "selector='gfpl': is not a choice" in capsys.readouterr().err
     assert answer(["show", "--jsn"]) == 2
@@ -120,5 +146,9 @@ def test_many_jobs_are_cut_off_unless_all_are_asked_for(
     for page in pages:
         assert "in outputs/default\noptimizer.lr=0.1\ndone               4/4  digits" in page
         assert "12 to run of 16" in page
-        down, up = (3 * (read_summary(folder) or {})["totals"][way] for way in ("bytes_down", "bytes_up"))
-        assert f"cost about {show_bytes(down)} down, {show_bytes(up)} up, and" in " ".join(page.split())
+        down, up = (
+            3 * (read_summary(folder) or {})["totals"][way] for way in ("bytes_down", "bytes_up")
+        )
+        assert f"cost about {show_bytes(down)} down, {show_bytes(up)} up, and" in " ".join(
+            page.split()
+        )

@@ -61,7 +61,9 @@ def finished(name: str, offline: bool = True, tracker: Any = WANDB, **summary: A
     return folder
 
 
-def test_runs_wait_that_are_offline_or_whose_mirror_failed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_wait_that_are_offline_or_whose_mirror_failed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     offline, failed = finished("offline"), finished("failed", offline=False, trackers={"wandb": 1})
     finished("online", offline=False)
     held = finished("held")
@@ -81,17 +83,22 @@ def test_runs_do_not_wait_whose_other_trackers_failed() -> None:
     failed = {"mine": "ConnectionError: no server at nowhere"}
     disabled = {"wandb": {**WANDB["wandb"], "mode": "disabled"}}
     finished("online", offline=False, tracker={**WANDB, **OWN}, trackers=failed)
-    finished("disabled", offline=False, tracker={**disabled, **OWN}, trackers={**failed, "wandb": 1})
+    finished(
+        "disabled", offline=False, tracker={**disabled, **OWN}, trackers={**failed, "wandb": 1}
+    )
     finished("named_so", offline=False, tracker={"wandb": OWN["mine"]}, trackers={"wandb": 1})
     (finished("damaged", offline=False, trackers=failed) / "config.yaml").write_text("- {")
     assert f"{WandbTracker.__module__}.{WandbTracker.__qualname__}" == TARGET
     renamed = {"to_the_lab": WANDB["wandb"]}
-    other_name = finished("other_name", offline=False, tracker=renamed, trackers={**failed, "to_the_lab": 1})
+    other_name = finished(
+        "other_name", offline=False, tracker=renamed, trackers={**failed, "to_the_lab": 1}
+    )
     assert sync.waiting([Path("outputs")]) == [other_name]
 
 
 def test_a_run_is_locked_while_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the same command, which goes on with a run that was preempted, would send it at the same time."""
+    """Else the same command, which goes on with a run that was preempted, would send it at the same
+    time."""
     first, held = finished("a"), finished("b")
     monkeypatch.setattr(sync, "_send", lambda folder, _: "free" if is_free(folder) else "done")
     with owned(held):
@@ -128,7 +135,8 @@ def test_one_that_cannot_be_sent_is_named_with_its_reason_and_waits(
 def test_what_keeps_runs_back_is_told(
     mirror: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The mode of the environment is not taken; the settings keep b offline; c ends at once, d hangs."""
+    """The mode of the environment is not taken; the settings keep b offline; c ends at once, d
+    hangs."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_RUN_ID", "one")
     monkeypatch.setattr(sync, "HANG", 2.0)
@@ -173,7 +181,10 @@ def test_a_missing_key_is_found_out_by_the_first_run_and_a_missing_folder_at_onc
     Path("json.py").write_text("open('imported', 'w')")
     folders = [finished("a"), finished("b")]
     assert answer(["sync"]) == 2
-    assert "W&B has no API key; `wandb login`, or the variable WANDB_API_KEY" in capsys.readouterr().err
+    assert (
+        "W&B has no API key; `wandb login`, or the variable WANDB_API_KEY"
+        in capsys.readouterr().err
+    )
     assert [(folder / sync.UNSENT).exists() for folder in folders] == [True, False]
     assert sync.waiting([Path("outputs")]) == folders
     assert not Path("imported").exists()
@@ -184,7 +195,8 @@ def test_a_missing_key_is_found_out_by_the_first_run_and_a_missing_folder_at_onc
 def test_a_name_that_wandb_does_not_take_can_be_changed_when_the_run_is_sent(
     mirror: Fake, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that was recorded by a version that did not check names. First with the process that sends it itself."""
+    """A run that was recorded by a version that did not check names. First with the process that
+    sends it itself."""
     folder = finished("a", tracker={"wandb": {**WANDB["wandb"], "project": "a/b"}})
     assert answer(["sync"]) == 1
     page = " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,5 @@
-"""Mistakes of a command line: key, value, rule and remedy; those of a stage at once, and none makes another up."""
+"""Mistakes of a command line: key, value, rule and remedy; those of a stage at once, and none makes
+another up."""
 
 import shlex
 from collections.abc import Iterator
@@ -147,7 +148,9 @@ def test_a_value_that_is_nested_too_deeply(value: str) -> None:
     assert str(problems(f"+a={value}")[0]).startswith("+a: is nested too deeply")
     assert str(problems(f"seed={'[' * 40}1{']' * 40}")[0]) == "seed: is nested too deeply"
     assert "1 to 255 bytes" in problems(f"name={'x' * 300}")[0].remedy
-    assert "dotted path of a subclass" in problems(f"selector._target_=fedsim.{'x' * 300}.Y")[0].rule
+    assert (
+        "dotted path of a subclass" in problems(f"selector._target_=fedsim.{'x' * 300}.Y")[0].rule
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,8 @@ def test_a_word_that_cannot_be_read_is_shown_as_it_is_to_be_typed(word: str, rem
 
 
 @pytest.mark.parametrize(
-    "text", ["/x/lr=0.1", "a,b", "数据", "it's", 'a"b', "a\\", '\\"', 'a\\\\"', "[a", "${a", "", "x\ny"]
+    "text",
+    ["/x/lr=0.1", "a,b", "数据", "it's", 'a"b', "a\\", '\\"', 'a\\\\"', "[a", "${a", "", "x\ny"],
 )
 def test_a_quoted_text_is_read_as_it_is(text: str) -> None:
     (word,) = shlex.split(quoted("name", text))
@@ -184,7 +188,10 @@ def test_a_quoted_text_is_read_as_it_is(text: str) -> None:
             "--num_rounds=5: is not an option\n    values of the config are set without dashes: num_rounds=5",
         ),
         (["seed=1", "--num-rounds=5"], "without dashes: num_rounds=5"),
-        (["--seed", "5"], "--seed: is not an option\n    values of the config are set without dashes: seed=..."),
+        (
+            ["--seed", "5"],
+            "--seed: is not an option\n    values of the config are set without dashes: seed=...",
+        ),
     ],
 )
 def test_a_value_that_is_typed_as_an_option(words: list[str], told: str) -> None:
@@ -236,7 +243,11 @@ def test_a_name_of_several_choices_is_explained() -> None:
 
 def test_the_search_that_a_remedy_names_can_be_typed_in_a_shell() -> None:
     (problem,) = problems("-m", "optimizer.lr=interval(0.01,0.3)")
-    assert shlex.split(problem.remedy)[:3] == ["fedsim", "search", "optimizer.lr=interval(0.01,0.3)"]
+    assert shlex.split(problem.remedy)[:3] == [
+        "fedsim",
+        "search",
+        "optimizer.lr=interval(0.01,0.3)",
+    ]
     assert "'" in problem.remedy  # without quotes a shell takes the parentheses for its own
 
 
@@ -248,7 +259,10 @@ OF_WORDS = {
     "partition=../../etc": ("partition", "must not lead out of conf/"),
     "hydra.callbacks={}": ("hydra.callbacks", "must not be set"),
     "eval_every": ("eval_every", "is neither a command nor key=value"),
-    "optimizer/schedule=stepp": ("optimizer/schedule", "is not a choice of conf/optimizer/schedule/"),
+    "optimizer/schedule=stepp": (
+        "optimizer/schedule",
+        "is not a choice of conf/optimizer/schedule/",
+    ),
     "hydra.run.dir=x": ("hydra.run.dir", "must not be set"),
     "partition_seed=range(3,0)": ("partition_seed", "has no values"),
     "model=null": ("model", "is not a choice of conf/model/"),
@@ -299,21 +313,37 @@ GROUPS = (
 
 
 def test_a_mistake_may_hide_one_of_a_later_stage_and_makes_none_up() -> None:
-    assert told("selector=gpffl", "selector.metric=cosine", "seed=abc") == {OF_WORDS["selector=gpffl"]}
+    assert told("selector=gpffl", "selector.metric=cosine", "seed=abc") == {
+        OF_WORDS["selector=gpffl"]
+    }
     found = told("preset=gpfl_table2_fmist", "cohort_size=30", "model.nothing=0.5")
     assert found == {("preset", "is not a choice of conf/preset/")}
     found = told("seed=abc", "cohort_size=0", "optimizer.momentum=2")
     assert found == {OF_TYPES["seed=abc"], OF_RANGES["optimizer.momentum=2"]}
     words = ("num_clients=abc", "cohort_size=30", "selector=oort", "selector.clip=7")
-    assert told(*words) == {("num_clients", "must be an integer"), ("selector.clip", "must lie in [0, 1]")}
+    assert told(*words) == {
+        ("num_clients", "must be an integer"),
+        ("selector.clip", "must lie in [0, 1]"),
+    }
     for line in GROUPS:
-        keys = [word.partition("=")[0] for word in line.split() if "." in word and "nowhere" not in word]
+        keys = [
+            word.partition("=")[0] for word in line.split() if "." in word and "nowhere" not in word
+        ]
         assert {key for key, _ in told(*line.split())} == set(keys)
 
 
 def test_a_model_is_compared_with_a_data_set_of_known_form_alone() -> None:
     assert [p.key for p in problems("model=text_gru", "dataset=digits")] == ["model"]
-    assert len(check_jobs(compose_jobs(["model=cnn", "dataset=image_folder", "dataset.path=x"], multirun=False))) == 1
+    assert (
+        len(
+            check_jobs(
+                compose_jobs(
+                    ["model=cnn", "dataset=image_folder", "dataset.path=x"], multirun=False
+                )
+            )
+        )
+        == 1
+    )
 
 
 def test_each_value_of_a_sweep_is_judged() -> None:
@@ -330,11 +360,15 @@ def test_what_a_preset_sets_and_a_chosen_group_lacks_is_told_with_how_to_leave_i
         "model.dropout: is not a known key\n    it is a key of model=femnist_cnn|mlp|mlp_64|vgg16_head; "
         "a file sets it, and '~model.dropout' leaves it out"
     )
-    assert len(check_jobs(compose_jobs([*words, "model=cnn", "~model.dropout"], multirun=False))) == 1
+    assert (
+        len(check_jobs(compose_jobs([*words, "model=cnn", "~model.dropout"], multirun=False))) == 1
+    )
     assert told(*words, "optimizer=adam", "sede=1") == {("sede", "is not a known key")}
     (swept,) = problems("-m", "preset=gpfl_rho", "selector=random", "cell=gpfl_2spc", "seed=0")
     assert swept.key == "selector.exploration.rho"
-    assert swept.remedy == "it is a key of selector=gpfl|gpfl_cosine; preset=gpfl_rho sweeps over it"
+    assert (
+        swept.remedy == "it is a key of selector=gpfl|gpfl_cosine; preset=gpfl_rho sweeps over it"
+    )
 
 
 # --- sweeps -----------------------------------------------------------------------------------------------------------
@@ -342,18 +376,39 @@ def test_what_a_preset_sets_and_a_chosen_group_lacks_is_told_with_how_to_leave_i
 
 def test_a_sweep_is_every_combination_with_the_last_key_fastest() -> None:
     found = expand(parse(["a=1,x", "b=7", "c=range(2)", "~d", "+e=[1,2]"]))
-    assert found == [[a, "b=7", c, "~d=null", "+e=[1,2]"] for a in ("a=1", "a=x") for c in ("c=0", "c=1")]
-    assert expand(parse(["a=1,2", "b=3", "a=4"])) == [["a=4", "b=3"]]  # a later word takes the place of an earlier one
+    assert found == [
+        [a, "b=7", c, "~d=null", "+e=[1,2]"] for a in ("a=1", "a=x") for c in ("c=0", "c=1")
+    ]
+    assert expand(parse(["a=1,2", "b=3", "a=4"])) == [
+        ["a=4", "b=3"]
+    ]  # a later word takes the place of an earlier one
     assert expand(parse(["a='1,2',\"x y\""])) == [["a='1,2'"], ['a="x y"']]
-    words = words_of({"seed": "range(3)", "a.b": [1, 2], "selector/sketch": "topk", "c": None, "d": True, "e": 0.5})
-    assert words == ["seed=range(3)", "a.b=[1, 2]", "selector/sketch=topk", "c=null", "d=True", "e=0.5"]
+    words = words_of(
+        {
+            "seed": "range(3)",
+            "a.b": [1, 2],
+            "selector/sketch": "topk",
+            "c": None,
+            "d": True,
+            "e": 0.5,
+        }
+    )
+    assert words == [
+        "seed=range(3)",
+        "a.b=[1, 2]",
+        "selector/sketch=topk",
+        "c=null",
+        "d=True",
+        "e=0.5",
+    ]
     assert [o.value() for o in parse(words[1:])] == [[1, 2], "topk", None, True, 0.5]
     assert without_sweeps(words) == words[1:]
 
 
 def test_choices_of_none_and_of_all_that_fit() -> None:
     jobs = compose_jobs(
-        ["preset=gpfl_table2_fmnist", "selector=random", "seed=0", "cell=null,gpfl_1spc"], multirun=True
+        ["preset=gpfl_table2_fmnist", "selector=random", "seed=0", "cell=null,gpfl_1spc"],
+        multirun=True,
     )
     assert [job.choices.get("cell") for job in jobs] == [None, "gpfl_1spc"]
     assert [job.config["cohort_size"] for job in jobs] == [5, 10]
@@ -393,7 +448,9 @@ def told_of_own(path: Path, text: str, config_dir: str | None = "mine") -> str:
         ("mine/partition/own.yaml", "mine", "did you mean partition=own?"),
     ],
 )
-def test_the_file_of_a_choice_that_is_not_found(here: Path, file: str, config_dir: str | None, remedy: str) -> None:
+def test_the_file_of_a_choice_that_is_not_found(
+    here: Path, file: str, config_dir: str | None, remedy: str
+) -> None:
     found = told_of_own(here / file, f"_target_: {__name__}.Forgetful\n", config_dir)
     assert f"selector='own': is not a choice of conf/selector/\n    {remedy}" in found
 
@@ -407,7 +464,10 @@ def test_the_file_of_a_choice_that_is_not_found(here: Path, file: str, config_di
         ),
         ("count: 3\n", "needs the line `_target_: <module>.<Class>`"),
         ("count: [", "is not YAML"),
-        (f"_target_: {__name__}.Forgetful\n", "selector='Forgetful': must call super().__init__(population) in its"),
+        (
+            f"_target_: {__name__}.Forgetful\n",
+            "selector='Forgetful': must call super().__init__(population) in its",
+        ),
     ],
 )
 def test_a_file_without_a_sound_part(here: Path, text: str, told: str) -> None:
@@ -452,13 +512,20 @@ def test_a_preset_without_its_package(here: Path, text: str) -> None:
     with search_path("mine"):
         told = "\n".join(map(str, problems("preset=own")))
     assert (
-        "own.yaml: has its keys below `preset`, where none is known\n    make `# @package _global_` its first" in told
+        "own.yaml: has its keys below `preset`, where none is known\n    make `# @package _global_` its first"
+        in told
     )
 
 
 def test_a_file_is_read_as_the_command_line(here: Path) -> None:
     (here / "mine/preset").mkdir()
-    lines = ["defaults:", "  - override /selector: GPFL", "  - override /dataset: fmnist", "name: on", "seed: 1_000"]
+    lines = [
+        "defaults:",
+        "  - override /selector: GPFL",
+        "  - override /dataset: fmnist",
+        "name: on",
+        "seed: 1_000",
+    ]
     (here / "mine/preset/own.yaml").write_text(GLOBAL + "\n".join(lines) + "\n")
     with search_path("mine"):
         (own,) = outlined(compose_jobs(["preset=own"], multirun=False))
@@ -470,25 +537,35 @@ def test_a_file_is_read_as_the_command_line(here: Path) -> None:
 
 def test_a_file_that_a_shipped_one_would_hide_is_refused(here: Path) -> None:
     mine, shipped = here / "mine/selector/random.yaml", conf_dir() / "selector/random.yaml"
-    (here / "mine/selector/my_random.yaml").write_text("_target_: fedsim.selectors.random.Random\nmode: size\n")
+    (here / "mine/selector/my_random.yaml").write_text(
+        "_target_: fedsim.selectors.random.Random\nmode: size\n"
+    )
     mine.write_text(shipped.read_text())  # hides nothing that matters
     (plan,) = api.compose(["selector=my_random"], config_dir="mine")
     assert plan.config["selector"]["mode"] == "size"
     mine.write_text(shipped.read_text().replace("uniform", "size"))
-    with pytest.raises(ConfigError, match=r"selector/random\.yaml': is hidden by .*, which differs\n    rename it"):
+    with pytest.raises(
+        ConfigError, match=r"selector/random\.yaml': is hidden by .*, which differs\n    rename it"
+    ):
         run(["--config-dir", "mine", "--cfg", "job"])
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_a_mistake_of_any_job_stops_a_sweep_before_its_first_job(fedsim: Run, tmp_path: Path) -> None:
-    text = refused(fedsim, tmp_path, "-m", "cohort_size=2,21", "seed=0,1", "optimizer.lr=0", "+selector.foo=1")
+def test_a_mistake_of_any_job_stops_a_sweep_before_its_first_job(
+    fedsim: Run, tmp_path: Path
+) -> None:
+    text = refused(
+        fedsim, tmp_path, "-m", "cohort_size=2,21", "seed=0,1", "optimizer.lr=0", "+selector.foo=1"
+    )
     assert "selector.foo" in text
     assert "cohort_size=21" in refused(fedsim, tmp_path, "-m", "cohort_size=2,21", "seed=0,1")
 
 
-def test_the_config_of_a_job_that_would_be_refused_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_config_of_a_job_that_would_be_refused_is_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for words, keys in (
         (["num_rounds=-1", "--cfg", "job", "selector=gpffl", "seed=0,1"], {"selector", "seed"}),
         (["num_rounds=many", "--cfg", "job", "+typo=1"], {"num_rounds", "typo"}),
@@ -500,7 +577,9 @@ def test_the_config_of_a_job_that_would_be_refused_is_refused(capsys: pytest.Cap
     assert not capsys.readouterr().out
 
 
-def test_the_config_that_hydra_prints_is_that_of_the_choice_meant(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_config_that_hydra_prints_is_that_of_the_choice_meant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pages = []
     for name in ("GPFL", "gpfl"):
         run(["--cfg", "job", f"selector={name}"])

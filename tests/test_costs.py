@@ -1,4 +1,5 @@
-"""What each selector's round costs, against the cost table of the methods (K models down and up are the base)."""
+"""What each selector's round costs, against the cost table of the methods (K models down and up are
+the base)."""
 
 from typing import Any
 
@@ -20,7 +21,9 @@ BATCH = 4
 PUBLIC = 5
 
 
-def rounds(choice: str, d: int | None = D, sketch: str | None = None, **values: Any) -> list[Record]:
+def rounds(
+    choice: str, d: int | None = D, sketch: str | None = None, **values: Any
+) -> list[Record]:
     population = toy_population(SIZES, K, T)
     node = {**composed(choice, *([f"selector/sketch={sketch}"] if sketch else [])), **values}
     if "num_candidates" in node:
@@ -40,7 +43,9 @@ def costs(r: Record) -> Costs:
     return r.bytes_down, r.bytes_up, r.forward_samples, r.train_samples, r.server_forward_samples
 
 
-def base(r: Record, down: int = 0, up: int = 0, forward: int = 0, train: int = 0, server: int = 0) -> Costs:
+def base(
+    r: Record, down: int = 0, up: int = 0, forward: int = 0, train: int = 0, server: int = 0
+) -> Costs:
     """The selected download a model, pass their samples twice and upload; and so much more."""
     num = len(r.selected)
     return num * B + down, num * B + up, forward, int(2 * SIZES[r.selected].sum()) + train, server
@@ -73,9 +78,24 @@ def of_selected(r: Record) -> int:
     [
         *(
             (choice, {}, base, None)
-            for choice in ("random", "round_robin", "md", "full", "clustered1", "clustered2", "hics", "refl", "f3ast")
+            for choice in (
+                "random",
+                "round_robin",
+                "md",
+                "full",
+                "clustered1",
+                "clustered2",
+                "hics",
+                "refl",
+                "f3ast",
+            )
         ),
-        ("cpow_d", {"d": N}, lambda r: base(r, (N - K) * B, N * NUMBER, int(np.minimum(SIZES, BATCH).sum())), None),
+        (
+            "cpow_d",
+            {"d": N},
+            lambda r: base(r, (N - K) * B, N * NUMBER, int(np.minimum(SIZES, BATCH).sum())),
+            None,
+        ),
         ("rpow_d", {}, lambda r: base(r, up=K * NUMBER), None),
         *((choice, {}, lambda r: base(r, up=K * NUMBER), None) for choice in ("oort", "linucb")),
         ("power_of_choice", {"d": N}, asked, None),
@@ -88,22 +108,42 @@ def of_selected(r: Record) -> int:
         ("grad_norm", {}, lambda r: graded(r, 1), None),
         ("pncs", {}, lambda r: all_train(r, (N - K) * B), None),  # each update is sent once
         ("fl_dp3s", {}, base, lambda r: graded(r, 2)),
-        ("divfl_no_overhead", {}, lambda r: base(r, up=K * B, train=of_selected(r)), lambda r: graded(r, 2)),
+        (
+            "divfl_no_overhead",
+            {},
+            lambda r: base(r, up=K * B, train=of_selected(r)),
+            lambda r: graded(r, 2),
+        ),
         ("ocs", {}, lambda r: all_train(r, N * NUMBER), None),
         *(
             (choice, {}, lambda r: base(r, server=2**K), None)
             for choice in ("s_fedavg", "greedy_shapley", "ucb_shapley")
         ),
-        *((choice, {}, base, lambda r: base(r, up=N * 3 * NUMBER)) for choice in ("fedcbs", "entropy_greedy", "fedgs")),
-        ("lefl", {}, base, lambda r: (*all_train(r, N * PUBLIC * 3 * NUMBER)[:2], N * PUBLIC, 2 * ALL, 0)),
+        *(
+            (choice, {}, base, lambda r: base(r, up=N * 3 * NUMBER))
+            for choice in ("fedcbs", "entropy_greedy", "fedgs")
+        ),
+        (
+            "lefl",
+            {},
+            base,
+            lambda r: (*all_train(r, N * PUBLIC * 3 * NUMBER)[:2], N * PUBLIC, 2 * ALL, 0),
+        ),
         ("delta", {}, lambda r: base(r, up=len(r.selected) * NUMBER, train=of_selected(r)), None),
         ("pncs", {"sketch": "coord"}, lambda r: all_train(r, N * 2 * 4), None),
         ("pncs", {"sketch": "countsketch"}, lambda r: all_train(r, N * 2 * 4), None),
         ("pncs", {"sketch": "int8"}, lambda r: all_train(r, N * 2 * 1), None),
-        ("pncs", {"sketch": "topk"}, lambda r: all_train(r, N * B), None),  # no more than the whole vector
+        (
+            "pncs",
+            {"sketch": "topk"},
+            lambda r: all_train(r, N * B),
+            None,
+        ),  # no more than the whole vector
     ],
 )
-def test_a_round_costs_what_its_method_asks_for(choice: str, values: dict[str, Any], later: Any, first: Any) -> None:
+def test_a_round_costs_what_its_method_asks_for(
+    choice: str, values: dict[str, Any], later: Any, first: Any
+) -> None:
     records = rounds(choice, **values)
     assert costs(records[0]) == (first or later)(records[0])
     for r in records[1:]:
@@ -141,7 +181,9 @@ def test_aocs_exchanges_two_more_numbers_a_client_each_time() -> None:
 
 def test_fedcor_pays_while_it_warms_up_and_for_its_virtual_rounds() -> None:
     records = rounds("fedcor", warmup=1, interval=3)
-    assert [costs(r) for r in records[:3]] == [asked(r) for r in records[:3]]  # before rounds 0, 1, and after round 1
+    assert [costs(r) for r in records[:3]] == [
+        asked(r) for r in records[:3]
+    ]  # before rounds 0, 1, and after round 1
     assert costs(records[3]) == base(records[3])
     virtual = records[4]  # after round e = 3
     assert (virtual.bytes_down, virtual.forward_samples) == (2 * N * B, 2 * ALL)

@@ -1,6 +1,8 @@
-"""Whole experiments with device=cuda, on a pretended device (tests/pretended_cuda.py), against device=cpu.
+"""Whole experiments with device=cuda, on a pretended device (tests/pretended_cuda.py), against
+device=cpu.
 
-TEST_ON_GPU=1 uv run pytest -m 'slow or not slow' tests/test_cuda_path.py    # on a real GPU, equal up to rounding
+TEST_ON_GPU=1 uv run pytest -m 'slow or not slow' tests/test_cuda_path.py    # on a real GPU, equal
+up to rounding
 """
 
 import math
@@ -30,14 +32,39 @@ SKETCHES = sorted(path.stem for path in (CONF / "selector" / "sketch").glob("*.y
 SMALL = ("model.hidden=[16,8]",)
 SEQUENTIAL = ("engine=sequential", "engine.workers=1")
 RAGGED = ("partition=dirichlet_class", "partition.alpha=0.3", "local.epochs=2")
-IMAGES = ("num_rounds=1", "num_clients=3", "cohort_size=2", "local.epochs=null", "local.steps=2", "local.batch_size=8")
-LONG = ("resnet20, recorded", "resnet20, one by one", "resnet20, group norm", "a model for each client", "in chunks")
+IMAGES = (
+    "num_rounds=1",
+    "num_clients=3",
+    "cohort_size=2",
+    "local.epochs=null",
+    "local.steps=2",
+    "local.batch_size=8",
+)
+LONG = (
+    "resnet20, recorded",
+    "resnet20, one by one",
+    "resnet20, group norm",
+    "a model for each client",
+    "in chunks",
+)
 GRAPH = ("engine=graph",)
 ONE_SAMPLE = 1 / 300  # of the test set, by which accuracies may differ on a real GPU
 CASES: dict[str, Sequence[str]] = {
     "linear chain": (*SMALL, *BATCHED),
-    "ragged, dropout, momentum": (*SMALL, *BATCHED, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
-    "ragged, one by one": (*SMALL, *SEQUENTIAL, *RAGGED, "model.dropout=0.3", "optimizer.momentum=0.9"),
+    "ragged, dropout, momentum": (
+        *SMALL,
+        *BATCHED,
+        *RAGGED,
+        "model.dropout=0.3",
+        "optimizer.momentum=0.9",
+    ),
+    "ragged, one by one": (
+        *SMALL,
+        *SEQUENTIAL,
+        *RAGGED,
+        "model.dropout=0.3",
+        "optimizer.momentum=0.9",
+    ),
     "in chunks": (*SMALL, *BATCHED, *RAGGED, "engine.chunk_size=2"),
     "nesterov": (*SMALL, *BATCHED, "optimizer.momentum=0.9", "optimizer.nesterov=true"),
     "adam": (*SMALL, *BATCHED, "optimizer=adam"),
@@ -46,7 +73,13 @@ CASES: dict[str, Sequence[str]] = {
     "femnist_cnn, one by one": ("model=femnist_cnn", *SEQUENTIAL, *IMAGES),
     "resnet20": ("model=resnet20", *BATCHED, *IMAGES),
     "resnet20, one by one": ("model=resnet20", *SEQUENTIAL, *IMAGES),
-    "resnet20, group norm": ("model=resnet20", "model.norm=group", "model.shortcut=conv", *BATCHED, *IMAGES),
+    "resnet20, group norm": (
+        "model=resnet20",
+        "model.norm=group",
+        "model.shortcut=conv",
+        *BATCHED,
+        *IMAGES,
+    ),
     "norms of our own": ("model=logistic", "model._target_=tests.goldens.Norms", *BATCHED),
     "step by step on static buffers": (*SMALL, *GRAPH, *RAGGED, "model.dropout=0.3"),
     "femnist_cnn, recorded": ("model=femnist_cnn", *GRAPH, *IMAGES),
@@ -54,7 +87,13 @@ CASES: dict[str, Sequence[str]] = {
     "fedavgm": (*SMALL, *BATCHED, "aggregator=fedavgm"),
     "fedadam": (*SMALL, *BATCHED, "aggregator=fedadam"),
     "a model for each client": (*SMALL, *BATCHED, "init_seed=per_client"),
-    "holdout": (*SMALL, *BATCHED, "local.holdout_fraction=0.2", "local.evaluate_on=holdout", "selector=top_loss"),
+    "holdout": (
+        *SMALL,
+        *BATCHED,
+        "local.holdout_fraction=0.2",
+        "local.evaluate_on=holdout",
+        "selector=top_loss",
+    ),
 }
 
 
@@ -75,13 +114,21 @@ def assert_equal(card: Run, cpu: Run) -> None:
     if ON_GPU:
         for own, right in zip(found, wanted, strict=True):
             for name, value in right.items():
-                rounded = pytest.approx(value, rel=1e-3, abs=ONE_SAMPLE) if isinstance(value, float) else value
+                rounded = (
+                    pytest.approx(value, rel=1e-3, abs=ONE_SAMPLE)
+                    if isinstance(value, float)
+                    else value
+                )
                 assert own[name] == rounded, name
-        own, right = (torch.cat([run.params[name].flatten() for name in cpu.params]) for run in (card, cpu))
+        own, right = (
+            torch.cat([run.params[name].flatten() for name in cpu.params]) for run in (card, cpu)
+        )
         assert (own - right).norm() <= 1e-3 * right.norm()
         return
     assert found == wanted
-    assert [name for name in cpu.params if not torch.equal(card.params[name], cpu.params[name])] == []
+    assert [
+        name for name in cpu.params if not torch.equal(card.params[name], cpu.params[name])
+    ] == []
 
 
 def timeless(record: Any) -> dict[str, Any]:
@@ -103,13 +150,23 @@ def test_auto_takes_recorded_steps_on_a_gpu() -> None:
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
-        ("a tenth is forgotten", "whose first steps on this machine differ from those of the other engines"),
-        ("no kernel image is available\nmore", "which fails on this machine: no kernel image is available"),
+        (
+            "a tenth is forgotten",
+            "whose first steps on this machine differ from those of the other engines",
+        ),
+        (
+            "no kernel image is available\nmore",
+            "which fails on this machine: no kernel image is available",
+        ),
     ],
 )
 @pytest.mark.parametrize("more", [(), ("model.dropout=0.3", "optimizer=adam")])
 def test_auto_goes_on_without_recorded_steps_that_prove_wrong(
-    damage: str, told: str, more: Sequence[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    damage: str,
+    told: str,
+    more: Sequence[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     train = GraphBackend.train
 
@@ -129,13 +186,22 @@ def test_auto_goes_on_without_recorded_steps_that_prove_wrong(
 @pytest.mark.parametrize("selector", in_short(SELECTORS, IN_SHORT))
 def test_selectors_equal_the_cpu(selector: str) -> None:
     clock = ("system=tiers",) if selector in NEED_A_CLOCK else ()
-    words = (f"selector={selector}", *clock, *SMALL, *BATCHED, "optimizer.momentum=0.9", "num_rounds=2")
+    words = (
+        f"selector={selector}",
+        *clock,
+        *SMALL,
+        *BATCHED,
+        "optimizer.momentum=0.9",
+        "num_rounds=2",
+    )
     card = PretendedCard()
     assert_equal(run_on_card(words, card), run(words, "cpu"))
     assert not [what for _, what in card.counts.copied if what == "index from the host"]
 
 
-@pytest.mark.parametrize("sketch", in_short(SKETCHES, {"coord", "countsketch", "gauss", "int8", "topk"}))
+@pytest.mark.parametrize(
+    "sketch", in_short(SKETCHES, {"coord", "countsketch", "gauss", "int8", "topk"})
+)
 def test_sketches_equal_the_cpu(sketch: str) -> None:
     words = ("selector=pncs", f"selector/sketch={sketch}", *SMALL, *BATCHED, "num_rounds=2")
     assert_equal(run_on_card(words), run(words, "cpu"))

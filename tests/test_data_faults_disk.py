@@ -34,7 +34,9 @@ def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
 
 
-def test_too_little_room_is_told_but_of_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_room_is_told_but_of_what_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_free(monkeypatch, 5_000_000)
     short, long = plan(tmp_path / "new"), plan(tmp_path / "new", "num_rounds=100000")
     require_room([short])
@@ -47,7 +49,9 @@ def test_too_little_room_is_told_but_of_what_is_finished(tmp_path: Path, monkeyp
     finished.folder.mkdir(parents=True)
     safetensors.torch.save_file({"weight": torch.zeros(1)}, finished.folder / MODEL)
     (finished.folder / METRICS).touch()
-    (finished.folder / SUMMARY).write_text(json.dumps({"status": "diverged", "rounds": 0, "seed": 0}))
+    (finished.folder / SUMMARY).write_text(
+        json.dumps({"status": "diverged", "rounds": 0, "seed": 0})
+    )
     require_room([finished])
     for status in ("failed", "preempted", "interrupted"):  # it goes on
         (finished.folder / SUMMARY).write_text(json.dumps({"status": status}))
@@ -57,7 +61,9 @@ def test_too_little_room_is_told_but_of_what_is_finished(tmp_path: Path, monkeyp
         require_room([plan(tmp_path, "overwrite=true")])
 
 
-def test_a_folder_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_takes_no_file_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     problem = room_problem("output_dir", tmp_path / "file" / "below", 1)
     assert problem is not None
@@ -65,7 +71,9 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest
 
     read_only = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr("tempfile.TemporaryFile", read_only)
-    with pytest.raises(ConfigError, match=rf"cannot write in {tmp_path} \(Read-only file system\); need 2\.1 MB"):
+    with pytest.raises(
+        ConfigError, match=rf"cannot write in {tmp_path} \(Read-only file system\); need 2\.1 MB"
+    ):
         require_room([plan(tmp_path)])
 
 
@@ -73,8 +81,12 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path: Path, monkeypatch: pytest
 
 
 def refused_for_data_dir(tmp_path: Path, *words: str) -> str:
-    """The one problem of `data_dir` that is told before any job of a sweep starts, whose first job is sound."""
-    sound, other = plan(tmp_path / "outputs"), plan(tmp_path / "outputs", f"data_dir={tmp_path}/data", *words)
+    """The one problem of `data_dir` that is told before any job of a sweep starts, whose first job
+    is sound."""
+    sound, other = (
+        plan(tmp_path / "outputs"),
+        plan(tmp_path / "outputs", f"data_dir={tmp_path}/data", *words),
+    )
     with pytest.raises(ConfigError) as caught:
         require_room([sound, other, other])
     (problem,) = caught.value.problems
@@ -85,15 +97,24 @@ def refused_for_data_dir(tmp_path: Path, *words: str) -> str:
 
 
 FETCHED = [["dataset=mnist"], ["dataset=emnist"], ["dataset=cifar10"], ["dataset=femnist"]]
-READ = [*FETCHED, ["dataset=parquet", "dataset.path=mine"], ["dataset=image_folder", "dataset.path=mine"]]
+READ = [
+    *FETCHED,
+    ["dataset=parquet", "dataset.path=mine"],
+    ["dataset=image_folder", "dataset.path=mine"],
+]
 READ += [["dataset=femnist", "dataset.source=leaf"]]
 
 
-def test_data_to_be_fetched_needs_a_folder_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_to_be_fetched_needs_a_folder_with_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_free(monkeypatch, 20_000_000)
     for words in FETCHED:
         told = refused_for_data_dir(tmp_path, *words)
-        assert re.search(r"no room in .*: need \d{2,4}\.\d MB, free 20\.0 MB\n.*another folder with data_dir", told)
+        assert re.search(
+            r"no room in .*: need \d{2,4}\.\d MB, free 20\.0 MB\n.*another folder with data_dir",
+            told,
+        )
     assert not list(tmp_path.iterdir())
 
 
@@ -108,17 +129,23 @@ def test_data_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("os.scandir", unreadable)
     for words in READ:
-        assert re.search(r"cannot read .*/data.* \(Permission denied\)", refused_for_data_dir(tmp_path, *words))
+        assert re.search(
+            r"cannot read .*/data.* \(Permission denied\)", refused_for_data_dir(tmp_path, *words)
+        )
     monkeypatch.undo()
     (tmp_path / "data").rmdir()
     (tmp_path / "data").write_text("")
     assert "is no folder" in refused_for_data_dir(tmp_path, "dataset=mnist")
     for words in READ[-3:-1]:
-        with pytest.raises(DataError, match=r"path=mine: is missing .*point data_dir or FEDSIM_DATA .*/nowhere\)"):
+        with pytest.raises(
+            DataError, match=r"path=mine: is missing .*point data_dir or FEDSIM_DATA .*/nowhere\)"
+        ):
             build(plan(tmp_path, f"data_dir={tmp_path}/nowhere", *words))
 
 
-def test_data_that_is_there_or_not_in_data_dir_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_is_there_or_not_in_data_dir_needs_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fedsim.jobs.sweep._bytes_of", lambda plan: 0)
     with_free(monkeypatch, 0)
     raw = tmp_path / "data" / "MNIST" / "raw"
@@ -126,4 +153,6 @@ def test_data_that_is_there_or_not_in_data_dir_needs_no_room(tmp_path: Path, mon
     for name in ("train-images", "train-labels", "t10k-images", "t10k-labels"):
         (raw / f"{name}-idx{3 if 'images' in name else 1}-ubyte").write_text("")
     require_room([plan(tmp_path / "outputs", f"data_dir={tmp_path}/data", "dataset=mnist")])
-    require_room([plan(tmp_path / "outputs", f"data_dir={raw}/train-images-idx3-ubyte", "dataset=digits")])
+    require_room(
+        [plan(tmp_path / "outputs", f"data_dir={raw}/train-images-idx3-ubyte", "dataset=digits")]
+    )

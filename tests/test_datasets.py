@@ -1,4 +1,5 @@
-"""Digits, MNIST and its relatives, CIFAR: on files that the tests make; the real ones where they are at hand."""
+"""Digits, MNIST and its relatives, CIFAR: on files that the tests make; the real ones where they
+are at hand."""
 
 import hashlib
 import pickle
@@ -25,7 +26,12 @@ from tests.dataset_toys import build, check_sound
 
 def test_shapes_are_known_before_files_are_read(tmp_path: Path) -> None:
     grey = (1, 28, 28)
-    forms = {"digits": ((1, 8, 8), 10), "emnist": (grey, 47), "femnist": (grey, 62), "cifar100": ((3, 32, 32), 100)}
+    forms = {
+        "digits": ((1, 8, 8), 10),
+        "emnist": (grey, 47),
+        "femnist": (grey, 62),
+        "cifar100": ((3, 32, 32), 100),
+    }
     assert {name: build(name, tmp_path).form() for name in forms} == forms
 
 
@@ -43,28 +49,70 @@ def test_digits_need_nothing_and_a_fifth_of_each_is_the_test_set(tmp_path: Path)
     assert np.bincount(data.test.y).tolist() == np.round(0.2 * totals).astype(int).tolist()
     assert not list(tmp_path.iterdir())
     code = "import sys; from fedsim.data.digits import Digits; Digits('', '', mean=[0.], std=[1.]).load()"
-    subprocess.run([sys.executable, "-c", f"{code}; assert 'sklearn' not in sys.modules"], check=True)
+    subprocess.run(
+        [sys.executable, "-c", f"{code}; assert 'sklearn' not in sys.modules"], check=True
+    )
 
 
 @pytest.mark.parametrize(
     ("choice", "values", "problem"),
     [
-        ("emnist", {"split": "klingon"}, r"dataset\.split='klingon': must be one of byclass, .* for EMNIST"),
+        (
+            "emnist",
+            {"split": "klingon"},
+            r"dataset\.split='klingon': must be one of byclass, .* for EMNIST",
+        ),
         ("mnist", {"split": "letters"}, r"dataset\.split='letters': must be one of null for MNIST"),
-        ("digits", {"mean": [0.5, 0.5]}, r"dataset\.mean=\[0\.5, 0\.5\]: must have 1 values, one for each channel"),
+        (
+            "digits",
+            {"mean": [0.5, 0.5]},
+            r"dataset\.mean=\[0\.5, 0\.5\]: must have 1 values, one for each channel",
+        ),
         ("mnist", {"std": [0.0]}, r"dataset\.std=\[0\.0\]: must be finite and > 0"),
         ("cifar10", {"std": [1.0]}, r"dataset\.std=\[1\.0\]: must have 3 values"),
         ("femnist", {"mean": [float("nan")]}, r"dataset\.mean=\[nan\]: must be finite"),
-        ("parquet", {"path": "x", "mean": [0.5]}, r"dataset\.std=None: must be null exactly where mean is"),
-        ("image_folder", {"path": "x", "mean": [0.5], "std": [0.5]}, r"dataset\.mean=\[0\.5\]: must have 3 values"),
+        (
+            "parquet",
+            {"path": "x", "mean": [0.5]},
+            r"dataset\.std=None: must be null exactly where mean is",
+        ),
+        (
+            "image_folder",
+            {"path": "x", "mean": [0.5], "std": [0.5]},
+            r"dataset\.mean=\[0\.5\]: must have 3 values",
+        ),
         ("image_folder", {"path": ""}, r"dataset\.path='': must name a file or folder"),
-        ("parquet", {"path": "x", "test_fraction": 1.0}, r"dataset\.test_fraction=1\.0: must lie in \[0, 1\)"),
-        ("parquet", {"path": "x", "sha256": "abc"}, r"dataset\.sha256='abc': must be null or 64 hexadecimal digits"),
+        (
+            "parquet",
+            {"path": "x", "test_fraction": 1.0},
+            r"dataset\.test_fraction=1\.0: must lie in \[0, 1\)",
+        ),
+        (
+            "parquet",
+            {"path": "x", "sha256": "abc"},
+            r"dataset\.sha256='abc': must be null or 64 hexadecimal digits",
+        ),
         ("femnist", {"test_fraction": -0.1}, r"dataset\.test_fraction=-0\.1: must lie in \[0, 1\)"),
-        ("femnist_generated", {"classes_per_writer": 11}, r"classes_per_writer=11: must be at most 10"),
-        ("femnist_generated", {"size_deviation": 1e200}, r"size_deviation=1e\+200: must lie in \[0, 3\]"),
-        ("text_generated", {"num_speakers": 100_001}, r"num_speakers=100001: must lie in \[1, 100000\]"),
-        ("text_generated", {"samples_per_speaker": 5e5 + 1}, r"must be at most 500000"),  # 1e9 characters, texts of 20
+        (
+            "femnist_generated",
+            {"classes_per_writer": 11},
+            r"classes_per_writer=11: must be at most 10",
+        ),
+        (
+            "femnist_generated",
+            {"size_deviation": 1e200},
+            r"size_deviation=1e\+200: must lie in \[0, 3\]",
+        ),
+        (
+            "text_generated",
+            {"num_speakers": 100_001},
+            r"num_speakers=100001: must lie in \[1, 100000\]",
+        ),
+        (
+            "text_generated",
+            {"samples_per_speaker": 5e5 + 1},
+            r"must be at most 500000",
+        ),  # 1e9 characters, texts of 20
         ("text_generated", {"length": 0}, r"length=0: must lie in \[1, 10000\]"),
         ("text_generated", {"test_samples": 50_000_001}, "must be at most 50000000"),
     ],
@@ -80,16 +128,23 @@ def test_parameters_that_do_not_fit_are_refused(
 
 
 def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )
 
 
-def write_mnist(raw: Path, names: tuple[str, str] = ("train", "t10k"), first_label: int = 0) -> np.ndarray:
+def write_mnist(
+    raw: Path, names: tuple[str, str] = ("train", "t10k"), first_label: int = 0
+) -> np.ndarray:
     """20 training and 6 test images; returns the training images."""
     raw.mkdir(parents=True, exist_ok=True)
     images = np.random.default_rng(0).integers(256, size=(26, 28, 28))
     for name, part in zip(names, (images[:20], images[20:]), strict=True):
         (raw / f"{name}-images-idx3-ubyte").write_bytes(idx(part))
-        (raw / f"{name}-labels-idx1-ubyte").write_bytes(idx(np.arange(len(part)) % 10 + first_label))
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(
+            idx(np.arange(len(part)) % 10 + first_label)
+        )
     return images[:20]
 
 
@@ -124,12 +179,23 @@ def test_a_damaged_file_or_one_of_another_checksum_is_named(tmp_path: Path) -> N
     write_mnist(tmp_path / "MNIST" / "raw")
     file = tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte"
     sound = file.read_bytes()
-    for damaged in (sound[:-1], sound[:7], b"<html>not found</html>" * 9, b"", idx(np.zeros((20, 27, 28)))):
+    for damaged in (
+        sound[:-1],
+        sound[:7],
+        b"<html>not found</html>" * 9,
+        b"",
+        idx(np.zeros((20, 27, 28))),
+    ):
         file.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"train-images-idx3-ubyte is damaged: expected IDX, .* nx28x28; .*fetch"):
+        with pytest.raises(
+            DataError,
+            match=r"train-images-idx3-ubyte is damaged: expected IDX, .* nx28x28; .*fetch",
+        ):
             build("mnist", tmp_path).load()
     write_mnist(tmp_path / "FashionMNIST" / "raw")
-    with pytest.raises(DataError, match="is damaged: expected md5 f4a8712d7a061bf5bd6d2ca38dc4d50a; delete it"):
+    with pytest.raises(
+        DataError, match="is damaged: expected md5 f4a8712d7a061bf5bd6d2ca38dc4d50a; delete it"
+    ):
         build("fashion_mnist", tmp_path).load()
 
 
@@ -158,7 +224,9 @@ def test_without_network_the_files_that_are_missing_are_named_with_their_folder(
 
 
 @pytest.mark.parametrize("choice", ["mnist", "cifar10"])
-def test_a_server_that_never_answers_is_given_up(tmp_path: Path, choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_never_answers_is_given_up(
+    tmp_path: Path, choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(fetch, "STALL_SECONDS", 0.3)
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as server:  # accepts connections and sends nothing
@@ -171,7 +239,9 @@ def test_a_server_that_never_answers_is_given_up(tmp_path: Path, choice: str, mo
 
 
 @pytest.mark.usefixtures("any_mnist")
-def test_of_several_processes_one_fetches_and_the_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_several_processes_one_fetches_and_the_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fetched, together = [], threading.Barrier(4)
 
     def online(source: str, data_dir: Path) -> None:
@@ -203,7 +273,10 @@ def write_cifar(folder: Path, kind: Any, label_key: str, monkeypatch: pytest.Mon
         return hashlib.md5((folder / name).read_bytes()).hexdigest()
 
     for names, lists in (("train_list", kind.train_list), ("test_list", kind.test_list)):
-        listed = [[n, written(n, {"data": pixels + i, label_key: [3, 1, 0, i]})] for i, (n, _) in enumerate(lists)]
+        listed = [
+            [n, written(n, {"data": pixels + i, label_key: [3, 1, 0, i]})]
+            for i, (n, _) in enumerate(lists)
+        ]
         monkeypatch.setattr(kind, names, listed)
     meta = {kind.meta["key"]: ["a"] * 10}
     monkeypatch.setattr(kind, "meta", {**kind.meta, "md5": written(kind.meta["filename"], meta)})
@@ -211,7 +284,10 @@ def write_cifar(folder: Path, kind: Any, label_key: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("kind", "key", "classes"),
-    [(torchvision.datasets.CIFAR10, "labels", 10), (torchvision.datasets.CIFAR100, "fine_labels", 100)],
+    [
+        (torchvision.datasets.CIFAR10, "labels", 10),
+        (torchvision.datasets.CIFAR100, "fine_labels", 100),
+    ],
 )
 def test_cifar_is_read_as_torchvision_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, key: str, classes: int
@@ -226,12 +302,16 @@ def test_cifar_is_read_as_torchvision_reads_it(
         assert ours.y.tolist() == theirs.targets
 
 
-def test_a_pickle_of_another_checksum_is_never_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_of_another_checksum_is_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pickle, "loads", lambda *_, **__: pytest.fail("a pickle is opened"))
     (tmp_path / "cifar-10-batches-py").mkdir()
     for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
         (tmp_path / "cifar-10-batches-py" / name).write_bytes(pickle.dumps({}))
-    with pytest.raises(DataError, match="data_batch_1 is damaged: expected md5 c99cafc152244af753f735de768cd75f;"):
+    with pytest.raises(
+        DataError, match="data_batch_1 is damaged: expected md5 c99cafc152244af753f735de768cd75f;"
+    ):
         build("cifar10", tmp_path).load()
 
 
@@ -240,23 +320,42 @@ def test_a_pickle_of_another_checksum_is_never_opened(tmp_path: Path, monkeypatc
 
 def labelled(x: Any, y: Any, owners: Any = None, broken: str = "training") -> LoadedData:
     """Two classes; the `broken` split has these samples, labels and owners."""
-    sets = {"training": Samples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))} | {broken: Samples(x, y)}
-    return LoadedData(sets["training"], sets.get("test", sets["training"]), 2, None, None, "x", owners)
+    sets = {"training": Samples(torch.zeros(3, 2), torch.tensor([0, 1, 1]))} | {
+        broken: Samples(x, y)
+    }
+    return LoadedData(
+        sets["training"], sets.get("test", sets["training"]), 2, None, None, "x", owners
+    )
 
 
 @pytest.mark.parametrize(
     ("values", "told"),
     [
-        ({"y": torch.tensor([0, -1, 1])}, r"labels of the training samples must lie in 0\.\.1, found -1\.\.1"),
-        ({"y": torch.tensor([0, 2, 1]), "broken": "test"}, r"labels of the test samples must .* found 0\.\.2"),
+        (
+            {"y": torch.tensor([0, -1, 1])},
+            r"labels of the training samples must lie in 0\.\.1, found -1\.\.1",
+        ),
+        (
+            {"y": torch.tensor([0, 2, 1]), "broken": "test"},
+            r"labels of the test samples must .* found 0\.\.2",
+        ),
         ({"y": torch.zeros(3)}, "labels of the training samples must be int64, not torch.float32"),
-        ({"x": np.zeros((3, 2)), "broken": "test"}, "the test samples must be a torch tensor, not ndarray; torch.as_t"),
+        (
+            {"x": np.zeros((3, 2)), "broken": "test"},
+            "the test samples must be a torch tensor, not ndarray; torch.as_t",
+        ),
         (
             {"y": np.zeros(3, np.int64)},
             "the training labels must be a torch tensor, not ndarray; torch.as_tensor makes",
         ),
-        ({"x": torch.zeros(4, 2)}, "must have one label .*for each image.*found 4 images, 3 labels"),
-        ({"x": torch.zeros(0, 2), "y": torch.zeros(0, dtype=torch.int64)}, "at least one image; found 0 images"),
+        (
+            {"x": torch.zeros(4, 2)},
+            "must have one label .*for each image.*found 4 images, 3 labels",
+        ),
+        (
+            {"x": torch.zeros(0, 2), "y": torch.zeros(0, dtype=torch.int64)},
+            "at least one image; found 0 images",
+        ),
         ({"owners": np.zeros(2, np.int64)}, "found 3 images, 3 labels, 2 owners"),
     ],
 )
@@ -275,7 +374,11 @@ def test_unsound_data_sets_are_refused(values: dict[str, Any], told: str) -> Non
             {"num_owners": 9, "alpha": 0.5, "beta": 2.0, "seed": 3, "size_deviation": 0.5},
             "d5029e4e022da7a9",
         ),
-        ("femnist_generated", {"num_writers": 9, "style": 0.4, "noise": 0.1, "seed": 3}, "b85a17e7c0b37849"),
+        (
+            "femnist_generated",
+            {"num_writers": 9, "style": 0.4, "noise": 0.1, "seed": 3},
+            "b85a17e7c0b37849",
+        ),
         ("text_generated", {"num_speakers": 9, "style": 0.7, "seed": 3}, "90c51d20427cf444"),
     ],
 )
@@ -283,4 +386,8 @@ def test_generators_make_the_data_that_they_made(
     tmp_path: Path, choice: str, values: dict[str, Any], known: str
 ) -> None:
     """Otherwise their GENERATOR_VERSION is to be increased, and `known` is the new fingerprint."""
-    assert build(choice, tmp_path, test_samples=90, **values).load().fingerprint.startswith(f"{choice} {known}")
+    assert (
+        build(choice, tmp_path, test_samples=90, **values)
+        .load()
+        .fingerprint.startswith(f"{choice} {known}")
+    )

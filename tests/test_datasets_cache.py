@@ -16,26 +16,34 @@ def built(size: int = 100) -> dict[str, torch.Tensor]:
     return {"a": torch.arange(size), "empty": torch.zeros(0)}
 
 
-def test_a_damaged_cache_is_never_used_and_what_a_killed_process_left_is_gone(tmp_path: Path) -> None:
+def test_a_damaged_cache_is_never_used_and_what_a_killed_process_left_is_gone(
+    tmp_path: Path,
+) -> None:
     path, calls = tmp_path / "deep" / "x.safetensors", []
     path.parent.mkdir()
     (tmp_path / "deep" / "x.safetensors.tmp").write_bytes(b"half a file")
 
     def loaded_twice() -> int:
         for _ in range(2):
-            assert torch.equal(load_or_build(path, lambda: calls.append(1) or built())["a"], torch.arange(100))
+            assert torch.equal(
+                load_or_build(path, lambda: calls.append(1) or built())["a"], torch.arange(100)
+            )
         return len(calls)
 
     assert loaded_twice() == 1
     assert sorted(p.name for p in path.parent.iterdir()) == ["x.safetensors", "x.safetensors.lock"]
     sound = path.read_bytes()
-    flipped = [sound[:at] + bytes([sound[at] ^ 0x55]) + sound[at + 1 :] for at in (3, 60, len(sound) - 1)]
+    flipped = [
+        sound[:at] + bytes([sound[at] ^ 0x55]) + sound[at + 1 :] for at in (3, 60, len(sound) - 1)
+    ]
     for number, damaged in enumerate([*flipped, sound[:0], sound[:5], sound[:500]], start=2):
         path.write_bytes(damaged)
         assert loaded_twice() == number
 
 
-def test_a_folder_that_cannot_be_written_or_is_full_names_its_key_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_or_is_full_names_its_key_and_nothing_is_left(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"cache_dir: cannot write .*FEDSIM_CACHE"):
         load_or_build(tmp_path / "file" / "x.safetensors", built)

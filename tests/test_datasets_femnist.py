@@ -1,4 +1,5 @@
-"""FEMNIST from LEAF's files and from the Hub's; and made-up handwriting: seeded, of its form, learnable."""
+"""FEMNIST from LEAF's files and from the Hub's; and made-up handwriting: seeded, of its form,
+learnable."""
 
 import io
 import json
@@ -44,7 +45,11 @@ def test_leafs_samples_keep_their_writers_and_paper_stays_white(leaf: Path) -> N
     digits = build("femnist", leaf, source="leaf", classes="digits").load()
     check_sound(digits)
     assert digits.owners is not None
-    assert (digits.num_classes, digits.train.y.tolist(), digits.owners.tolist()) == (10, [2, 0, 9], [2, 0, 0])
+    assert (digits.num_classes, digits.train.y.tolist(), digits.owners.tolist()) == (
+        10,
+        [2, 0, 9],
+        [2, 0, 0],
+    )
     assert digits.test_owners is not None
     assert digits.test_owners.tolist() == [2]
     assert data.fingerprint != digits.fingerprint
@@ -63,12 +68,17 @@ def test_an_unsound_leaf_file_is_named(leaf: Path) -> None:
     for reason, content in contents.items():
         text = content if isinstance(content, str) else json.dumps({"user_data": content})
         (leaf / "femnist" / "train" / "all_data_1.json").write_text(text)
-        with pytest.raises(DataError, match=rf"all_data_1\.json is not a sound LEAF file \(.*{reason}"):
+        with pytest.raises(
+            DataError, match=rf"all_data_1\.json is not a sound LEAF file \(.*{reason}"
+        ):
             build("femnist", leaf, source="leaf").load()
 
 
 def test_absent_leaf_files_are_asked_for_by_folder(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"source=leaf: is missing LEAF's JSON files in .*femnist/train, .*FEDSIM_DATA"):
+    with pytest.raises(
+        DataError,
+        match=r"source=leaf: is missing LEAF's JSON files in .*femnist/train, .*FEDSIM_DATA",
+    ):
         build("femnist", tmp_path, source="leaf").load()
     assert build("femnist", tmp_path, source="hub").absent() == []  # which is fetched
     for split in ("train", "test"):
@@ -98,8 +108,13 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     return answers
 
 
-def test_femnist_of_the_hub_is_fetched_whole_or_not_at_all(tmp_path: Path, hub: dict[str, bytes]) -> None:
-    with pytest.raises(DataError, match=r"flwrlabs/femnist \(or dataset\.source=leaf\) in .*\(cut off\).*FEDSIM_DATA"):
+def test_femnist_of_the_hub_is_fetched_whole_or_not_at_all(
+    tmp_path: Path, hub: dict[str, bytes]
+) -> None:
+    with pytest.raises(
+        DataError,
+        match=r"flwrlabs/femnist \(or dataset\.source=leaf\) in .*\(cut off\).*FEDSIM_DATA",
+    ):
         build("femnist", tmp_path / "new", tmp_path / "cache").load()
     assert not (tmp_path / "new" / "femnist").exists()
     hub["https://second"] = hub["https://first"]
@@ -110,7 +125,10 @@ def test_femnist_of_the_hub_is_fetched_whole_or_not_at_all(tmp_path: Path, hub: 
     assert len(np.unique(data.owners)) == 4
     assert [p.name for p in (tmp_path / "new").glob("*") if p.name[0] != "."] == ["femnist"]
     hub.clear()
-    assert build("femnist", tmp_path / "new", tmp_path / "cache").load().fingerprint == data.fingerprint
+    assert (
+        build("femnist", tmp_path / "new", tmp_path / "cache").load().fingerprint
+        == data.fingerprint
+    )
 
 
 # --- made-up handwriting -------------------------------------------------------------------------------------------
@@ -140,14 +158,19 @@ def test_it_has_the_form_of_femnist_and_is_a_function_of_the_parameters(tmp_path
     one, again = (load(tmp_path / name) for name in ("a", "b"))
     assert one.fingerprint == again.fingerprint
     assert one.train.x.equal(again.train.x)
-    others = [load(tmp_path / "a", **more).fingerprint for more in ({"seed": 1}, {"style": 0.1}, {"noise": 0.1})]
+    others = [
+        load(tmp_path / "a", **more).fingerprint
+        for more in ({"seed": 1}, {"style": 0.1}, {"noise": 0.1})
+    ]
     assert len({one.fingerprint, *others}) == 4
 
 
 def nearest(data: LoadedData, among: NDArray[np.bool_]) -> float:
     """Accuracy on the test set of the nearest of some training images."""
     known, labels = data.train.x[among].flatten(1).float(), data.train.y[among]
-    distances = np.linalg.norm(data.test.x.flatten(1).float().numpy()[:, None] - known.numpy()[None], axis=2)
+    distances = np.linalg.norm(
+        data.test.x.flatten(1).float().numpy()[:, None] - known.numpy()[None], axis=2
+    )
     return float((labels[distances.argmin(1)] == data.test.y).float().mean())
 
 

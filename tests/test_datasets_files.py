@@ -1,5 +1,5 @@
-"""Parquet files in the Hub's layout, folders of images; checksums, and files that are damaged or hostile: nothing is
-trained on them, nothing hangs, nothing in them is run."""
+"""Parquet files in the Hub's layout, folders of images; checksums, and files that are damaged or
+hostile: nothing is trained on them, nothing hangs, nothing in them is run."""
 
 import hashlib
 import json
@@ -39,10 +39,14 @@ def test_splits_are_told_by_name_columns_by_type_and_pixels_are_exact(tmp_path: 
 def write_shards(folder: Path, split: str, rows: int, shards: tuple[int, ...], count: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for shard in shards:
-        pq.write_table(table(rows, seed=shard)[0], folder / f"{split}-{shard:05d}-of-{count:05d}.parquet")
+        pq.write_table(
+            table(rows, seed=shard)[0], folder / f"{split}-{shard:05d}-of-{count:05d}.parquet"
+        )
 
 
-def test_shards_are_read_in_order_and_a_test_split_goes_before_a_validation_split(tmp_path: Path) -> None:
+def test_shards_are_read_in_order_and_a_test_split_goes_before_a_validation_split(
+    tmp_path: Path,
+) -> None:
     write_shards(tmp_path / "set" / "data", "train", 6, (0, 1), 2)
     write_shards(tmp_path / "set" / "data", "validation", 4, (0,), 1)
     data = build("parquet", tmp_path, path="set").load()
@@ -55,14 +59,18 @@ def test_shards_are_read_in_order_and_a_test_split_goes_before_a_validation_spli
     assert (len(data.train), len(data.test)) == (6, 4)
 
 
-def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_files_and_shards_are_named_without_reading_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet, "_open", lambda *_: pytest.fail("files are read"))
     absent = build("parquet", tmp_path, path="set").absent()
     assert absent == [f"a parquet file at {Path('set').absolute()} or {tmp_path / 'set'}"]
     write_shards(tmp_path / "set", "train", 3, (0, 2), 4)
     absent = build("parquet", tmp_path, path="set").absent()
     assert absent == [f"shards 1, 3 of the 4 of 'train' in {tmp_path / 'set'}"]
-    with pytest.raises(DataError, match=r"path=set: is missing shards 1, 3 of the 4 of 'train' in .*; correct"):
+    with pytest.raises(
+        DataError, match=r"path=set: is missing shards 1, 3 of the 4 of 'train' in .*; correct"
+    ):
         build("parquet", tmp_path, path="set").load()
     monkeypatch.undo()
     write_shards(tmp_path / "set", "train", 3, (1, 3), 4)
@@ -72,7 +80,8 @@ def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, m
         for file in ("train", name):
             pq.write_table(table(4)[0], tmp_path / name / f"{file}.parquet")
         with pytest.raises(
-            DataError, match=rf"{name}\.parquet: its name, or its folder's, must have a word of one split"
+            DataError,
+            match=rf"{name}\.parquet: its name, or its folder's, must have a word of one split",
         ):
             build("parquet", tmp_path, path=name).load()
 
@@ -81,14 +90,18 @@ def test_absent_files_and_shards_are_named_without_reading_any(tmp_path: Path, m
 def lone(tmp_path: Path) -> Path:
     """20 grey images in one file, as bytes, with string labels in a dictionary and owners."""
     rows, pixels = table(20, grey=True, writer_id=[f"w{i % 4}" for i in range(20)])
-    rows = rows.drop_columns(["label", "img"]).append_column("class", pa.array(["cat", "ant"] * 10).dictionary_encode())
+    rows = rows.drop_columns(["label", "img"]).append_column(
+        "class", pa.array(["cat", "ant"] * 10).dictionary_encode()
+    )
     rows = rows.append_column("png", pa.array([encoded(p) for p in pixels]))
     pq.write_table(rows, tmp_path / "all.parquet")
     return tmp_path / "all.parquet"
 
 
 def test_owners_string_labels_bytes_and_a_share_for_testing(tmp_path: Path, lone: Path) -> None:
-    data = build("parquet", tmp_path, path=str(lone), test_fraction=0.25, client_column="writer_id").load()
+    data = build(
+        "parquet", tmp_path, path=str(lone), test_fraction=0.25, client_column="writer_id"
+    ).load()
     check_sound(data)
     assert (len(data.train), len(data.test), data.input_shape) == (15, 5, (1, 6, 6))
     position = {p.tobytes(): i for i, p in enumerate(table(20, grey=True)[1])}
@@ -101,15 +114,26 @@ def test_owners_string_labels_bytes_and_a_share_for_testing(tmp_path: Path, lone
     assert data.owners.tolist() == [i % 4 for i in train]
     assert data.test_owners is not None
     assert data.test_owners.tolist() == [i % 4 for i in test]
-    with pytest.raises(DataError, match=r"dataset\.test_fraction=0\.0: .* has no test split.* its 20 rows"):
+    with pytest.raises(
+        DataError, match=r"dataset\.test_fraction=0\.0: .* has no test split.* its 20 rows"
+    ):
         build("parquet", tmp_path, path=str(lone)).load()
-    with pytest.raises(ConfigError, match=r"dataset\.mean=\[0\.5, 0\.5, 0\.5\]: must have 1 values"):
-        build("parquet", tmp_path, path=str(lone), test_fraction=0.25, mean=[0.5] * 3, std=[0.5] * 3).load()
+    with pytest.raises(
+        ConfigError, match=r"dataset\.mean=\[0\.5, 0\.5, 0\.5\]: must have 1 values"
+    ):
+        build(
+            "parquet", tmp_path, path=str(lone), test_fraction=0.25, mean=[0.5] * 3, std=[0.5] * 3
+        ).load()
 
 
-def test_owners_of_test_rows_have_the_numbers_of_the_training_rows_if_there_are_any(tmp_path: Path) -> None:
+def test_owners_of_test_rows_have_the_numbers_of_the_training_rows_if_there_are_any(
+    tmp_path: Path,
+) -> None:
     pq.write_table(table(4, who=[7, 5, 7, 9])[0], tmp_path / "train.parquet")
-    cases: list[tuple[dict[str, Any], Any]] = [({"who": [9, 4, 5, 6, 10]}, [2, -1, 0, -1, -1]), ({}, None)]
+    cases: list[tuple[dict[str, Any], Any]] = [
+        ({"who": [9, 4, 5, 6, 10]}, [2, -1, 0, -1, -1]),
+        ({}, None),
+    ]
     for who, expected in cases:
         pq.write_table(table(5, **who)[0], tmp_path / "test.parquet")
         data = build("parquet", tmp_path, path=str(tmp_path), client_column="who").load()
@@ -125,7 +149,9 @@ def test_the_hubs_description_tells_the_number_of_classes(tmp_path: Path) -> Non
     assert build("parquet", tmp_path, path=str(tmp_path), test_fraction=0.5).load().num_classes == 5
 
 
-def test_decoded_once_and_again_when_content_or_split_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_once_and_again_when_content_or_split_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoded, original = [], parquet.decode
     monkeypatch.setattr(parquet, "decode", lambda *a, **k: decoded.append(1) or original(*a, **k))
     for folder in ("1-train", "2-test"):
@@ -151,19 +177,46 @@ def test_decoded_once_and_again_when_content_or_split_changes(tmp_path: Path, mo
 def test_mistakes_are_named(tmp_path: Path) -> None:
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     paths = pa.array([{"bytes": None, "path": "x.png"}] * 12, kind)
-    rows, _ = table(12, odd=[0.5] * 12, gaps=[1] + [None] * 11, minus=[-1] * 12, paths=paths, many=[0, *[10**6] * 11])
+    rows, _ = table(
+        12,
+        odd=[0.5] * 12,
+        gaps=[1] + [None] * 11,
+        minus=[-1] * 12,
+        paths=paths,
+        many=[0, *[10**6] * 11],
+    )
     path = tmp_path / "train.parquet"
     pq.write_table(rows, path)
     for key, value, told in (
         ("path", "nowhere", "is missing a parquet file at .*nowhere or .*nowhere"),
-        ("label_column", "lable", rf"the columns are img, label, .* in {path}, and none of them may be meant; set it"),
+        (
+            "label_column",
+            "lable",
+            rf"the columns are img, label, .* in {path}, and none of them may be meant; set it",
+        ),
         ("label_column", "odd", "must hold integers or strings, not double"),
         ("label_column", "gaps", "11 of its 12 values are missing"),
-        ("label_column", "minus", "12 of 12 labels are -1, as in a test split that hides them; move its files away"),
-        ("label_column", "many", r"labels are numbers of classes and must lie in 0\.\.999999, found 0\.\.1000000"),
+        (
+            "label_column",
+            "minus",
+            "12 of 12 labels are -1, as in a test split that hides them; move its files away",
+        ),
+        (
+            "label_column",
+            "many",
+            r"labels are numbers of classes and must lie in 0\.\.999999, found 0\.\.1000000",
+        ),
         ("client_column", "who", "no file has this column"),
-        ("image_column", "label", f"must hold the encoded images themselves in every row, not int64 as in {path}"),
-        ("image_column", "paths", f"must hold the encoded images themselves in every row; 12 are missing in {path}"),
+        (
+            "image_column",
+            "label",
+            f"must hold the encoded images themselves in every row, not int64 as in {path}",
+        ),
+        (
+            "image_column",
+            "paths",
+            f"must hold the encoded images themselves in every row; 12 are missing in {path}",
+        ),
     ):
         values = {"path": str(tmp_path), "test_fraction": 0.5, "image_column": "img", key: value}
         with pytest.raises(DataError, match=rf"dataset\.{key}={value}: {told}"):
@@ -177,9 +230,13 @@ def write_images(path: Path, *images: bytes) -> None:
 GREY, COLOUR = np.full((6, 6), 7, np.uint8), np.full((6, 6, 3), (1, 2, 3), np.uint8)
 
 
-def test_one_colour_image_makes_all_of_them_colour_images_and_one_size_all_of_that_size(tmp_path: Path) -> None:
+def test_one_colour_image_makes_all_of_them_colour_images_and_one_size_all_of_that_size(
+    tmp_path: Path,
+) -> None:
     for first in (GREY, COLOUR):
-        write_images(tmp_path / "train.parquet", *[encoded(first)] * 600, encoded(GREY), encoded(COLOUR))
+        write_images(
+            tmp_path / "train.parquet", *[encoded(first)] * 600, encoded(GREY), encoded(COLOUR)
+        )
         write_images(tmp_path / "test.parquet", encoded(GREY))
         data = build("parquet", tmp_path, path=str(tmp_path)).load()
         assert data.input_shape == (3, 6, 6)
@@ -198,7 +255,10 @@ def test_unsound_images_and_unsound_empty_or_unlike_tables_are_named(tmp_path: P
     for reason, contents in {
         "image 0 cannot be decoded": [b"not an image"],
         "image 1 cannot be decoded": [encoded(GREY), encoded(GREY)[:-30]],
-        "image 1 has 5x7 pixels and the first 6x6; set": [encoded(GREY), encoded(np.zeros((7, 5), np.uint8))],
+        "image 1 has 5x7 pixels and the first 6x6; set": [
+            encoded(GREY),
+            encoded(np.zeros((7, 5), np.uint8)),
+        ],
         "image 0 has more than 8 bits per pixel": [encoded(np.full((6, 6), 60000, np.uint16))],
     }.items():
         write_images(tmp_path / "train.parquet", *contents, encoded(GREY))
@@ -222,10 +282,16 @@ def test_unsound_images_and_unsound_empty_or_unlike_tables_are_named(tmp_path: P
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n%%EndProlog\nshowpage\n%%EOF\n"
 
 
-def test_an_eps_file_named_png_starts_no_other_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript is asked for"))
+def test_an_eps_file_named_png_starts_no_other_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        EpsImagePlugin, "Ghostscript", lambda *_, **__: pytest.fail("Ghostscript is asked for")
+    )
     write_images(tmp_path / "all.parquet", EPS, EPS)
-    with pytest.raises(DataError, match=r"image 0 cannot be decoded \(in none of the formats PNG, JPEG"):
+    with pytest.raises(
+        DataError, match=r"image 0 cannot be decoded \(in none of the formats PNG, JPEG"
+    ):
         load_lone(tmp_path / "all.parquet")
 
 
@@ -251,7 +317,9 @@ def flip(path: Path, position: int) -> None:
     path.write_bytes(content)
 
 
-def test_a_parquet_file_of_another_checksum_is_refused_and_several_have_that_of_sha256sum(tmp_path: Path) -> None:
+def test_a_parquet_file_of_another_checksum_is_refused_and_several_have_that_of_sha256sum(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "all.parquet"
     pq.write_table(table(40)[0], path)
     sound = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -265,16 +333,21 @@ def test_a_parquet_file_of_another_checksum_is_refused_and_several_have_that_of_
     pq.write_table(table(4, seed=1)[0], tmp_path / "set" / "a-test.parquet")
     data = build("parquet", tmp_path, path="set").load()
     command = "sha256sum a-test.parquet b/train.parquet | sha256sum"
-    printed = subprocess.run(command, shell=True, cwd=tmp_path / "set", capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        command, shell=True, cwd=tmp_path / "set", capture_output=True, text=True, check=True
+    )
     assert data.sha256 == printed.stdout.split()[0]
 
 
 def test_page_checksums_are_verified_where_a_file_has_them(tmp_path: Path) -> None:
-    """Labels are not compressed here: without the checksum of their page a flipped bit is another label."""
+    """Labels are not compressed here: without the checksum of their page a flipped bit is another
+    label."""
     path = tmp_path / "all.parquet"
     rows = table(40)[0].set_column(1, "label", pa.array([7] * 39 + [1], pa.int64()))
     for checked in (False, True):
-        pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=checked)
+        pq.write_table(
+            rows, path, compression="none", use_dictionary=False, write_page_checksum=checked
+        )
         flip(path, path.read_bytes().index(np.full(39, 7, "<i8").tobytes()))
         if not checked:
             data = load_lone(path)
@@ -296,10 +369,16 @@ def test_other_data_sets_compare_their_checksum_too(tmp_path: Path) -> None:
         found = build(choice, tmp_path, **values).load().sha256
         assert found is not None
         assert build(choice, tmp_path, **values, sha256=found).load().sha256 == found
-        with pytest.raises(DataError, match=rf"dataset\.sha256=0{{64}}: the files of .* have {found}"):
+        with pytest.raises(
+            DataError, match=rf"dataset\.sha256=0{{64}}: the files of .* have {found}"
+        ):
             build(choice, tmp_path, **values, sha256="0" * 64).load()
-    assert hash_config({"dataset": {"path": "x", "sha256": None}}) == hash_config({"dataset": {"path": "x"}})
-    assert hash_config({"dataset": {"path": "x", "sha256": "0"}}) != hash_config({"dataset": {"path": "x"}})
+    assert hash_config({"dataset": {"path": "x", "sha256": None}}) == hash_config(
+        {"dataset": {"path": "x"}}
+    )
+    assert hash_config({"dataset": {"path": "x", "sha256": "0"}}) != hash_config(
+        {"dataset": {"path": "x"}}
+    )
 
 
 # --- what is no file -----------------------------------------------------------------------------------------------
@@ -319,7 +398,9 @@ def test_pipes_and_dangling_links_are_named_and_not_read(tmp_path: Path, kind: s
             file.parent.mkdir(parents=True, exist_ok=True)
             os.mkfifo(file) if kind == "pipe" else file.symlink_to(tmp_path / "nowhere")
         either = name.replace("train", "t(rain|est)")
-        with pytest.raises(DataError, match=rf"{either} is no regular file, nor a link to one; remove it"):
+        with pytest.raises(
+            DataError, match=rf"{either} is no regular file, nor a link to one; remove it"
+        ):
             build(choice, tmp_path, **values).load()
 
 
@@ -334,14 +415,23 @@ def folders(tmp_path: Path) -> Path:
         for number, name in enumerate(("ant", "bee")):
             (root / split / name).mkdir(parents=True)
             for i in range(3):
-                Image.new("RGB", (10 + i, 12), (200 * number, 0, 0)).save(root / split / name / f"{i}.png")
+                Image.new("RGB", (10 + i, 12), (200 * number, 0, 0)).save(
+                    root / split / name / f"{i}.png"
+                )
     return root
 
 
-def test_images_are_scaled_and_classes_numbered_alphabetically(tmp_path: Path, folders: Path) -> None:
+def test_images_are_scaled_and_classes_numbered_alphabetically(
+    tmp_path: Path, folders: Path
+) -> None:
     data = build("image_folder", tmp_path, path="insects", size=8).load()
     check_sound(data)
-    assert (data.num_classes, data.input_shape, len(data.train), len(data.test)) == (2, (3, 8, 8), 6, 6)
+    assert (data.num_classes, data.input_shape, len(data.train), len(data.test)) == (
+        2,
+        (3, 8, 8),
+        6,
+        6,
+    )
     for y, red in ((0, 0), (1, 200)):
         assert data.train.x[data.train.y == y][:, 0].unique().tolist() == [red]
     grey = build("image_folder", tmp_path, path=str(folders), size=8, grey=True).load()
@@ -365,13 +455,17 @@ def test_a_folder_is_decoded_once_and_its_fingerprint_is_its_content(
     assert 0 in changed.train.x[changed.train.y == 1][:, 0]
 
 
-def test_links_to_the_same_images_with_other_labels_share_no_cache(tmp_path: Path, folders: Path) -> None:
+def test_links_to_the_same_images_with_other_labels_share_no_cache(
+    tmp_path: Path, folders: Path
+) -> None:
     for name in ("fine", "coarse"):
         for image in sorted((folders / "train").rglob("*.png")):
             for split in ("train", "test"):
                 label = image.parent.name if name == "fine" else "insect"
                 (tmp_path / name / split / label).mkdir(parents=True, exist_ok=True)
-                (tmp_path / name / split / label / f"{image.parent.name}{image.name}").symlink_to(image)
+                (tmp_path / name / split / label / f"{image.parent.name}{image.name}").symlink_to(
+                    image
+                )
     for name in ("fine", "coarse"):
         data = build("image_folder", tmp_path, path=name).load()
         alone = build("image_folder", tmp_path, tmp_path / f"cache of {name}", path=name).load()
@@ -380,12 +474,18 @@ def test_links_to_the_same_images_with_other_labels_share_no_cache(tmp_path: Pat
         assert (data.sha256, data.fingerprint) == (alone.sha256, alone.fingerprint)
 
 
-def test_folders_that_are_absent_or_differ_in_their_classes_are_named(tmp_path: Path, folders: Path) -> None:
-    with pytest.raises(DataError, match=r"dataset\.path=nowhere: is missing train/ in .*nowhere or .*nowhere"):
+def test_folders_that_are_absent_or_differ_in_their_classes_are_named(
+    tmp_path: Path, folders: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"dataset\.path=nowhere: is missing train/ in .*nowhere or .*nowhere"
+    ):
         build("image_folder", tmp_path, path="nowhere").load()
     assert build("image_folder", tmp_path, path="insects").absent() == []
     (folders / "test" / "cow").mkdir()
-    with pytest.raises(DataError, match=rf"dataset\.path: {folders}/test has no images of the classes cow"):
+    with pytest.raises(
+        DataError, match=rf"dataset\.path: {folders}/test has no images of the classes cow"
+    ):
         build("image_folder", tmp_path, path="insects").load()
     Image.new("L", (4, 4)).save(folders / "test" / "cow" / "0.png")
     with pytest.raises(DataError, match="train/ and test/ differ in their classes: cow"):

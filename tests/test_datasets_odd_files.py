@@ -1,4 +1,5 @@
-"""What folders of data hold besides the data: copies, other versions, hidden files, files that changed, bombs.
+"""What folders of data hold besides the data: copies, other versions, hidden files, files that
+changed, bombs.
 
 Each case was reported to other tools. It is read once, or rejected with the paths and a remedy.
 """
@@ -40,7 +41,9 @@ def write_rows(path: Path, rows: int = 4, seed: int = 0, **columns: Any) -> Path
 
 def load_set(folder: Path, **values: Any) -> LoadedData:
     cache_dir = (folder.parent if folder.is_file() else folder) / "cache"
-    return build("parquet", folder, cache_dir, path=str(folder), **{"test_fraction": 0.5, **values}).load()
+    return build(
+        "parquet", folder, cache_dir, path=str(folder), **{"test_fraction": 0.5, **values}
+    ).load()
 
 
 # --- rows that would be read twice ---------------------------------------------------------------
@@ -60,20 +63,26 @@ def load_set(folder: Path, **values: Any) -> LoadedData:
         (SHARD, "train-00000-of-00001 (1).parquet"),
     ],
 )
-def test_two_readings_of_one_split_are_rejected_with_both_paths(tmp_path: Path, first: str, other: str) -> None:
+def test_two_readings_of_one_split_are_rejected_with_both_paths(
+    tmp_path: Path, first: str, other: str
+) -> None:
     for number, name in enumerate((first, other)):
         write_rows(tmp_path / name, seed=number)
     if "00002" in other:
         write_rows(tmp_path / "train-00001-of-00002.parquet", seed=2)
     paths = {str(tmp_path / first), str(tmp_path / other)}
-    with pytest.raises(DataError, match="would be read as one train split, its rows twice") as caught:
+    with pytest.raises(
+        DataError, match="would be read as one train split, its rows twice"
+    ) as caught:
         load_set(tmp_path)
     assert all(path in str(caught.value) for path in paths)
     assert "dataset.path" in str(caught.value)
     assert len(load_set((tmp_path / first).parent if "/" in first else tmp_path / first).train) == 2
 
 
-@pytest.mark.parametrize("name", ["train/0000.parquet", "train-a.parquet", "train-00000-of-00002.parquet"])
+@pytest.mark.parametrize(
+    "name", ["train/0000.parquet", "train-a.parquet", "train-00000-of-00002.parquet"]
+)
 def test_shards_of_one_reading_are_read_together(tmp_path: Path, name: str) -> None:
     for number, part in enumerate(
         (name, name.replace("-a", "-b").replace("0000.", "0001.").replace("00000-", "00001-"))
@@ -83,7 +92,8 @@ def test_shards_of_one_reading_are_read_together(tmp_path: Path, name: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", [".ipynb_checkpoints/train-checkpoint.parquet", ".~train.parquet", "__MACOSX/._train.parquet"]
+    "name",
+    [".ipynb_checkpoints/train-checkpoint.parquet", ".~train.parquet", "__MACOSX/._train.parquet"],
 )
 def test_hidden_parquet_files_are_skipped(tmp_path: Path, name: str) -> None:
     write_rows(tmp_path / ".cache" / "set" / "train.parquet")
@@ -91,22 +101,31 @@ def test_hidden_parquet_files_are_skipped(tmp_path: Path, name: str) -> None:
     assert len(load_set(tmp_path / ".cache" / "set").train) == 2
 
 
-def test_a_leaf_writer_in_two_files_is_rejected_and_hidden_files_are_skipped(tmp_path: Path) -> None:
+def test_a_leaf_writer_in_two_files_is_rejected_and_hidden_files_are_skipped(
+    tmp_path: Path,
+) -> None:
     ann = {"ann": {"x": [[0.5] * 784], "y": [3]}}
     for split in ("train", "test"):
         write_leaf(tmp_path / "femnist", split, ann)
     (tmp_path / "femnist" / "train" / "._all_data_0.json").write_bytes(b"\0\5\x16\7")
     assert len(build("femnist", tmp_path, source="leaf").load().train) == 1
     write_leaf(tmp_path / "femnist", "train", ann, number=7)
-    with pytest.raises(DataError, match=r"all_data_0\.json and .*all_data_7\.json both have the writer ann; move one"):
+    with pytest.raises(
+        DataError,
+        match=r"all_data_0\.json and .*all_data_7\.json both have the writer ann; move one",
+    ):
         build("femnist", tmp_path, source="leaf").load()
 
 
 @pytest.mark.parametrize("labels", [[4.7], [True, 0.5], [None]])
 def test_leaf_labels_that_are_no_integers_are_rejected(tmp_path: Path, labels: list[Any]) -> None:
     for split in ("train", "test"):
-        write_leaf(tmp_path / "femnist", split, {"ann": {"x": [[0.5] * 784 for _ in labels], "y": labels}})
-    with pytest.raises(DataError, match=r"all_data_0\.json is not a sound LEAF file \((Value|Type)Error: "):
+        write_leaf(
+            tmp_path / "femnist", split, {"ann": {"x": [[0.5] * 784 for _ in labels], "y": labels}}
+        )
+    with pytest.raises(
+        DataError, match=r"all_data_0\.json is not a sound LEAF file \((Value|Type)Error: "
+    ):
         build("femnist", tmp_path, source="leaf").load()
 
 
@@ -122,7 +141,9 @@ def insects(tmp_path: Path) -> Path:
     return tmp_path / "insects"
 
 
-def test_hidden_folders_are_no_classes_and_hidden_files_no_images(tmp_path: Path, insects: Path) -> None:
+def test_hidden_folders_are_no_classes_and_hidden_files_no_images(
+    tmp_path: Path, insects: Path
+) -> None:
     before = build("image_folder", tmp_path, path="insects").load()
     for name in (".ipynb_checkpoints", "__MACOSX", "ant/.thumbnails"):
         (insects / "train" / name).mkdir()
@@ -144,7 +165,9 @@ def test_images_are_listed_as_torchvision_lists_them(tmp_path: Path, insects: Pa
     assert [(str(path), number) for path, number in listed] == theirs.samples
 
 
-def test_files_that_are_no_images_by_their_names_are_counted_and_named(tmp_path: Path, insects: Path) -> None:
+def test_files_that_are_no_images_by_their_names_are_counted_and_named(
+    tmp_path: Path, insects: Path
+) -> None:
     for name in ("1.jfif", "2.jfif", "3"):
         Image.new("RGB", (6, 6)).save(insects / "train" / "ant" / name, "JPEG")
     told = r"insects/train has files .*: 2 with \.jfif, 1 with no suffix, the first is .*/ant/1\.jfif; let names"
@@ -152,11 +175,15 @@ def test_files_that_are_no_images_by_their_names_are_counted_and_named(tmp_path:
         build("image_folder", tmp_path, path="insects").load()
 
 
-def test_names_that_are_not_utf_8_are_read_and_have_sha256sums_checksum(tmp_path: Path, insects: Path) -> None:
+def test_names_that_are_not_utf_8_are_read_and_have_sha256sums_checksum(
+    tmp_path: Path, insects: Path
+) -> None:
     odd = os.fsdecode(b"caf\xe9.png")
     Image.new("RGB", (6, 6)).save(insects / "train" / "ant" / odd)
     data = build("image_folder", tmp_path, path="insects").load()
-    command = "find . -name '*.png' -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
+    command = (
+        "find . -name '*.png' -printf '%P\\0' | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum"
+    )
     printed = subprocess.run(command, shell=True, cwd=insects, capture_output=True, check=True)
     assert (len(data.train), data.sha256) == (3, printed.stdout[:64].decode())
     folder = tmp_path / os.fsdecode(b"na\xefve")
@@ -188,7 +215,9 @@ def test_files_may_store_labels_in_different_types_and_differ_in_columns_that_ar
     tmp_path: Path, kinds: tuple[pa.DataType, pa.DataType], labels: list[Any]
 ) -> None:
     pq.write_table(labelled(kinds[0], labels, note=["x"] * 4), tmp_path / "train.parquet")
-    pq.write_table(labelled(kinds[1], labels, note=[1] * 4, extra=[None] * 4), tmp_path / "test.parquet")
+    pq.write_table(
+        labelled(kinds[1], labels, note=[1] * 4, extra=[None] * 4), tmp_path / "test.parquet"
+    )
     data = load_set(tmp_path)
     assert data.train.y.tolist() == data.test.y.tolist() == [2, 0, 1, 1]
     assert data.num_classes == 3
@@ -212,7 +241,9 @@ def test_of_several_columns_that_may_be_meant_none_is_taken(tmp_path: Path) -> N
     told = r"dataset\.image_column=None: the columns are mask, img, .*train\.parquet, and mask and img may be meant"
     with pytest.raises(DataError, match=told):
         load_set(tmp_path)
-    with pytest.raises(DataError, match=r"dataset\.label_column=None: .* label and target may be meant; set it"):
+    with pytest.raises(
+        DataError, match=r"dataset\.label_column=None: .* label and target may be meant; set it"
+    ):
         load_set(tmp_path, image_column="img")
     data = load_set(tmp_path, image_column="img", label_column="label")
     assert int(data.train.x.max()) > 0
@@ -221,9 +252,7 @@ def test_of_several_columns_that_may_be_meant_none_is_taken(tmp_path: Path) -> N
 def test_hidden_test_labels_are_not_made_a_class(tmp_path: Path) -> None:
     write_rows(tmp_path / "train.parquet")
     pq.write_table(labelled(pa.int64(), [-1] * 4), tmp_path / "test.parquet")
-    told = (
-        r"4 of 8 labels are -1, .* hides them; move its files away: the validation split, or a dataset\.test_fraction"
-    )
+    told = r"4 of 8 labels are -1, .* hides them; move its files away: the validation split, or a dataset\.test_fraction"
     with pytest.raises(DataError, match=told):
         load_set(tmp_path)
     (tmp_path / "test.parquet").unlink()
@@ -235,7 +264,9 @@ def test_hidden_test_labels_are_not_made_a_class(tmp_path: Path) -> None:
 
 def test_an_image_in_many_rows_is_in_memory_once(tmp_path: Path) -> None:
     """1.4 kB, which are 20 GB if each row holds its own copy."""
-    large = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([bytes(20_000_000)]))
+    large = pa.DictionaryArray.from_arrays(
+        pa.array([0] * 1000, pa.int32()), pa.array([bytes(20_000_000)])
+    )
     pq.write_table(
         pa.table({"image": large, "label": [0] * 1000}),
         tmp_path / "train.parquet",
@@ -251,19 +282,28 @@ def test_an_image_in_many_rows_is_in_memory_once(tmp_path: Path) -> None:
         "try: build('parquet', Path(sys.argv[1]), path=sys.argv[1], test_fraction=0.5).load()\n"
         "except DataError as error: print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
     assert "image 0 cannot be decoded" in done.stdout
 
 
-def test_what_does_not_fit_into_memory_is_found_in_the_footer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_into_memory_is_found_in_the_footer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = pa.table({"image": [bytes(3_000_000)] * 400, "label": [0] * 400})
     pq.write_table(rows, tmp_path / "train.parquet", compression="zstd", use_dictionary=False)
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("rows are read"))
-    with pytest.raises(DataError, match=r"train\.parquet: needs 1\.2 GB of memory, and may need 1\.1 GB; use smaller"):
+    with pytest.raises(
+        DataError,
+        match=r"train\.parquet: needs 1\.2 GB of memory, and may need 1\.1 GB; use smaller",
+    ):
         load_set(tmp_path)
     write_rows(tmp_path / "train.parquet")
     monkeypatch.setattr(cache, "memory_of_machine", lambda: 1000)
-    with pytest.raises(DataError, match=r"train\.parquet: needs 0\.0 GB of memory, and may need 0\.0 GB"):
+    with pytest.raises(
+        DataError, match=r"train\.parquet: needs 0\.0 GB of memory, and may need 0\.0 GB"
+    ):
         load_set(tmp_path)
 
 
@@ -275,20 +315,30 @@ def test_a_sparse_file_of_a_terabyte_and_images_that_decode_to_more_than_the_mem
     with pytest.raises(DataError, match=r"train\.parquet"):
         load_set(tmp_path)
     monkeypatch.setattr(cache, "memory_of_machine", lambda: 1_000_000)
-    with pytest.raises(DataError, match=r"toy: 1,000 images of 40x40 pixels: needs 0\.0 GB of memory"):
+    with pytest.raises(
+        DataError, match=r"toy: 1,000 images of 40x40 pixels: needs 0\.0 GB of memory"
+    ):
         decode(bytes, [encoded(np.zeros((6, 6), np.uint8))] * 1000, mode="L", size=40, name="toy")
 
 
-def test_running_out_of_memory_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def out_of_memory(*_: Any, **__: Any) -> None:
         raise pa.ArrowMemoryError("malloc of size 20000000000 failed")
 
     write_rows(tmp_path / "train.parquet")
-    words = ("dataset=parquet", f"dataset.path={tmp_path}", "dataset.test_fraction=0.5", f"cache_dir={tmp_path}/cache")
+    words = (
+        "dataset=parquet",
+        f"dataset.path={tmp_path}",
+        "dataset.test_fraction=0.5",
+        f"cache_dir={tmp_path}/cache",
+    )
     monkeypatch.setattr(pq.ParquetFile, "read", out_of_memory)
     with (
         pytest.raises(
-            DataError, match=r"dataset: the data do not fit into memory \(malloc of size 20000000000 failed\)"
+            DataError,
+            match=r"dataset: the data do not fit into memory \(malloc of size 20000000000 failed\)",
         ),
         search_path(),
     ):
@@ -298,7 +348,9 @@ def test_running_out_of_memory_is_told_as_such(tmp_path: Path, monkeypatch: pyte
 # --- files that change, and what is no file -----------------------------------------------------
 
 
-def swapped_after_read(monkeypatch: pytest.MonkeyPatch, name: str, content: bytes) -> Callable[[], int]:
+def swapped_after_read(
+    monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
+) -> Callable[[], int]:
     """Put other content into the file `name` as soon as it was read; returns how often it was."""
     reads, original = [], Path.read_bytes
 
@@ -362,7 +414,9 @@ def test_a_parquet_file_that_changes_after_its_checksum_was_taken_is_rejected(
     other = write_rows(tmp_path / "other" / "train.parquet", seed=1).read_bytes()
     (tmp_path / "other" / "train.parquet").unlink()
     swapped_after_read(monkeypatch, "train.parquet", other)
-    with pytest.raises(DataError, match=rf"{path} changed while it was read; run again when nothing writes to it"):
+    with pytest.raises(
+        DataError, match=rf"{path} changed while it was read; run again when nothing writes to it"
+    ):
         load_set(tmp_path)
 
 
@@ -385,7 +439,9 @@ def test_features_that_are_no_numbers_are_found_when_they_are_loaded(value: floa
 # --- the same data in another form -----------------------------------------------------------------
 
 
-def test_parquet_files_of_the_same_name_are_pointed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_files_of_the_same_name_are_pointed_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("no network")
 
@@ -394,5 +450,8 @@ def test_parquet_files_of_the_same_name_are_pointed_to(tmp_path: Path, monkeypat
         build("cifar10", tmp_path).load()
     assert "dataset=parquet" not in str(caught.value)
     write_rows(tmp_path / "cifar10" / "cifar10-train.parquet")
-    with pytest.raises(DataError, match=r"; dataset=parquet dataset\.path=cifar10 reads the parquet files in cifar10/"):
+    with pytest.raises(
+        DataError,
+        match=r"; dataset=parquet dataset\.path=cifar10 reads the parquet files in cifar10/",
+    ):
         build("cifar10", tmp_path).load()

@@ -1,4 +1,5 @@
-"""A disk that is full from some write on, for each write of a run: nothing is torn, and the same command goes on."""
+"""A disk that is full from some write on, for each write of a run: nothing is torn, and the same
+command goes on."""
 
 import builtins
 import errno
@@ -22,17 +23,25 @@ from tests.report_toys import make_report, two_methods
 
 EVERY = 2
 WORDS = [
-    *("num_rounds=6", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "model.hidden=[4]"),
+    *(
+        "num_rounds=6",
+        "local.epochs=1",
+        "tracker=files_only",
+        "num_clients=6",
+        "cohort_size=2",
+        "model.hidden=[4]",
+    ),
     *("selector=pair_study", "aggregator=fedadam", f"checkpoint.every={EVERY}", "eval_every=2"),
 ]
 NO_ROOM = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Disk:
-    """Counts what needs room below `folder`: files opened to be written, writes, forced writes, renames, new folders.
+    """Counts what needs room below `folder`: files opened to be written, writes, forced writes,
+    renames, new folders.
 
-    The operations of `refused` fail; a write that fails does half of its work. `saved` are the operations that put a
-    checkpoint in its place.
+    The operations of `refused` fail; a write that fails does half of its work. `saved` are the
+    operations that put a checkpoint in its place.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +58,9 @@ class Disk:
         if inside and not self.takes():
             raise NO_ROOM
 
-    def open(self, file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any) -> Any:
+    def open(
+        self, file: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any
+    ) -> Any:
         if isinstance(file, int) or not set(mode) & set("wax+") or "b" not in mode:
             return OPEN(file, mode, buffering, *more, **named)
         self.require(file)
@@ -108,7 +119,9 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
     for module in (builtins, io):
         monkeypatch.setattr(module, "open", found.open)
-    for patch, name in zip((replacing, renaming, making, forcing, opening), OPERATIONS, strict=True):
+    for patch, name in zip(
+        (replacing, renaming, making, forcing, opening), OPERATIONS, strict=True
+    ):
         monkeypatch.setattr(os, name, patch)
     return found
 
@@ -123,7 +136,9 @@ def attempt(jobs: list[Any]) -> tuple[int, str]:
 
 def result(folder: Path) -> Any:
     """What must not depend on where the disk was full."""
-    traces = [{k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder, TRACE)]
+    traces = [
+        {k: v for k, v in r.items() if "seconds" not in k} for r in read_metrics(folder, TRACE)
+    ]
     return traces, checkpoint_toys.result(folder)
 
 
@@ -134,19 +149,33 @@ def folder_in(place: Path) -> Path | None:
 
 def torn(folder: Path) -> bool:
     """Whether a file of records ends with a part of a line."""
-    lines = [line for path in folder.glob("*.jsonl") for line in path.read_bytes().splitlines(keepends=True)]
+    lines = [
+        line
+        for path in folder.glob("*.jsonl")
+        for line in path.read_bytes().splitlines(keepends=True)
+    ]
     return not all(line.endswith(b"}\n") and json.loads(line) for line in lines)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 @pytest.mark.parametrize(
     ("lasting", "step"),
-    [(True, 6), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)],
+    [
+        (True, 6),
+        pytest.param(True, 1, marks=pytest.mark.slow),
+        pytest.param(False, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_each_write_may_find_the_disk_full(
-    lasting: bool, step: int, tmp_path: Path, disk: Disk, rounds: list[int], capfd: pytest.CaptureFixture[str]
+    lasting: bool,
+    step: int,
+    tmp_path: Path,
+    disk: Disk,
+    rounds: list[int],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """`lasting`: there is no room from a write on; else it alone fails. `step`: every so many of the writes."""
+    """`lasting`: there is no room from a write on; else it alone fails. `step`: every so many of
+    the writes."""
     with search_path():
         jobs = compose_jobs(WORDS, multirun=False)
     outputs = tmp_path / "outputs"
@@ -165,7 +194,9 @@ def test_each_write_may_find_the_disk_full(
             assert result(whole) == expected, n
             continue
         told = error + capfd.readouterr().err
-        assert (code == 1 and "output_dir: cannot write " in told) or (code == 2 and "output_dir=" in told), n
+        assert (code == 1 and "output_dir: cannot write " in told) or (
+            code == 2 and "output_dir=" in told
+        ), n
         folder, finished, saved = folder_in(outputs), len(rounds), len(disk.saved)
         if folder is not None:
             assert not torn(folder), n
@@ -179,7 +210,9 @@ def test_each_write_may_find_the_disk_full(
         assert folder is None or result(folder) == expected, n
 
 
-@pytest.mark.parametrize("where", ["fedsim.running.experiment.build", "fedsim.selectors.random.Random.select"])
+@pytest.mark.parametrize(
+    "where", ["fedsim.running.experiment.build", "fedsim.selectors.random.Random.select"]
+)
 def test_the_traceback_of_a_run_is_on_the_screen_where_error_txt_does_not_fit(
     where: str, disk: Disk, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,7 +223,9 @@ def test_the_traceback_of_a_run_is_on_the_screen_where_error_txt_does_not_fit(
     monkeypatch.setattr(where, raising)
     assert run([*WORDS, "selector=random"]) == 1
     errors = capfd.readouterr().err
-    assert all(told in errors for told in ("Traceback", "KeyError: 'mine'", "output_dir: cannot write"))
+    assert all(
+        told in errors for told in ("Traceback", "KeyError: 'mine'", "output_dir: cannot write")
+    )
 
 
 def test_trackers_are_told_the_end_of_a_run_whose_summary_does_not_fit(
@@ -204,7 +239,9 @@ def test_trackers_are_told_the_end_of_a_run_whose_summary_does_not_fit(
 
     monkeypatch.setattr(RunFolder, "write_summary", filling)
     given: list[Mapping[str, Any]] = []
-    monkeypatch.setattr("fedsim.tracking.console.ConsoleTracker.finish", lambda self, summary: given.append(summary))
+    monkeypatch.setattr(
+        "fedsim.tracking.console.ConsoleTracker.finish", lambda self, summary: given.append(summary)
+    )
     assert run([*WORDS, "tracker=default", "~tracker.wandb"]) == 1
     (summary,) = given
     assert (summary["status"], summary["rounds"]) == ("failed", 6)
@@ -215,7 +252,10 @@ def test_a_report_that_does_not_fit_is_told_and_leaves_the_earlier_one_whole(
     tmp_path: Path, disk: Disk, capsys: pytest.CaptureFixture[str]
 ) -> None:
     two_methods(tmp_path / "runs")
-    words, place = [str(tmp_path / "runs"), "--to", str(tmp_path / "report"), "--no-figures"], tmp_path / "report"
+    words, place = (
+        [str(tmp_path / "runs"), "--to", str(tmp_path / "report"), "--no-figures"],
+        tmp_path / "report",
+    )
     disk.count = 0
     assert make_report(words) == 0
     number, names = disk.count, {p.name for p in place.iterdir()}
@@ -228,7 +268,9 @@ def test_a_report_that_does_not_fit_is_told_and_leaves_the_earlier_one_whole(
         json.loads((place / "summary.json").read_text())
 
 
-def test_of_a_line_that_does_not_fit_nothing_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_line_that_does_not_fit_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Half(io.FileIO):
         def write(self, content: Any) -> int:
             return super().write(content[: len(content) // 2])

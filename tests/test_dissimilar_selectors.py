@@ -22,7 +22,12 @@ from fedsim.selectors import divfl as divfl_module
 from fedsim.selectors import pncs as pncs_module
 from fedsim.selectors.divfl import DivFL, cluster_shares, lazy_greedy, plain_greedy
 from fedsim.selectors.pncs import NORM_ORDERS, PNCS
-from fedsim.selectors.similarity import PowerSimilarity, euclidean_distances, inner_products, similarities
+from fedsim.selectors.similarity import (
+    PowerSimilarity,
+    euclidean_distances,
+    inner_products,
+    similarities,
+)
 from fedsim.selectors.tools import least_similar_subset
 from tests.toys import ToyEngine, picked, selection_of, toy_clients, toy_population
 
@@ -40,13 +45,21 @@ READINGS = {
 }
 
 
-@pytest.mark.parametrize(("reading", "p"), [(r, p) for r, values in READINGS.items() for p in values])
+@pytest.mark.parametrize(
+    ("reading", "p"), [(r, p) for r, values in READINGS.items() for p in values]
+)
 def test_readings_by_hand(reading: PowerSimilarity, p: float) -> None:
-    assert similarities([torch.tensor([X, Y])], p, reading)[0, 1] == pytest.approx(READINGS[reading][p], abs=1e-6)
+    assert similarities([torch.tensor([X, Y])], p, reading)[0, 1] == pytest.approx(
+        READINGS[reading][p], abs=1e-6
+    )
 
 
-@pytest.mark.parametrize("reading", ["signed_power", "polar", "dot_over_norms", "even_power", "semi"])
-def test_every_reading_is_symmetric_ignores_scale_and_is_a_cosine_at_two(reading: PowerSimilarity) -> None:
+@pytest.mark.parametrize(
+    "reading", ["signed_power", "polar", "dot_over_norms", "even_power", "semi"]
+)
+def test_every_reading_is_symmetric_ignores_scale_and_is_a_cosine_at_two(
+    reading: PowerSimilarity,
+) -> None:
     x = torch.randn(6, 9, generator=torch.Generator().manual_seed(0)).double()
     cosine = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=2)
     np.testing.assert_allclose(similarities([x], 2.0, reading), cosine, atol=1e-12)
@@ -62,11 +75,15 @@ def test_the_semi_inner_product_is_averaged_and_zero_coordinates_count_as_nothin
     norm = lambda v: (np.abs(v) ** 4).sum() ** 0.25
     one = (np.sign(x) * np.abs(x) ** 3 * y).sum() / (norm(x) ** 3 * norm(y))
     other = (np.sign(y) * np.abs(y) ** 3 * x).sum() / (norm(y) ** 3 * norm(x))
-    assert similarities([torch.tensor([X, Y])], 4.0, "semi")[0, 1] == pytest.approx((one + other) / 2)
+    assert similarities([torch.tensor([X, Y])], 4.0, "semi")[0, 1] == pytest.approx(
+        (one + other) / 2
+    )
     with warnings.catch_warnings(action="error"):
         found = similarities([torch.tensor([[1.0, 0, 2], [1, 1, 0], [0, 0, 0]])], 0.5, "semi")
     first, second = (1 + np.sqrt(2)) ** 2, 4.0  # their norms
-    assert found[0, 1] == pytest.approx((1 / (first**-0.5 * second) + 1 / (second**-0.5 * first)) / 2)
+    assert found[0, 1] == pytest.approx(
+        (1 / (first**-0.5 * second) + 1 / (second**-0.5 * first)) / 2
+    )
     assert found.diagonal() == pytest.approx([1, 1, 0])
     assert not found[2].any()
 
@@ -81,7 +98,9 @@ def test_readings_by_scikit_learn_and_numpys_norms(p: float) -> None:
     assert similarities([torch.tensor(x)], p, "dot_over_norms") == pytest.approx(x @ x.T / lengths)
     sums = np.linalg.norm(x[:, None] + x[None], ord=p, axis=2)
     differences = np.linalg.norm(x[:, None] - x[None], ord=p, axis=2)
-    assert similarities([torch.tensor(x)], p, "polar") == pytest.approx((sums**2 - differences**2) / (4 * lengths))
+    assert similarities([torch.tensor(x)], p, "polar") == pytest.approx(
+        (sums**2 - differences**2) / (4 * lengths)
+    )
 
 
 def test_opposites_scales_zeros_and_tiny_numbers() -> None:
@@ -106,14 +125,19 @@ def pair_sum(similarity: NDArray[np.float64], chosen: NDArray[np.int64]) -> floa
 def test_the_best_pair_and_the_tied_triples_by_hand() -> None:
     s = table((1.0, 0), (0.0, 1), (-1.0, 0), (1.0, 1))
     assert sorted(least_similar_subset(s, 2, "exact", 0, np.random.default_rng(0))) == [0, 2]
-    triples = {tuple(sorted(least_similar_subset(s, 3, "exact", 0, np.random.default_rng(i)))) for i in range(30)}
+    triples = {
+        tuple(sorted(least_similar_subset(s, 3, "exact", 0, np.random.default_rng(i))))
+        for i in range(30)
+    }
     assert triples == {(0, 1, 2), (0, 2, 3)}
     assert pair_sum(s, np.array([0, 1, 2])) / 3 == pytest.approx(-1 / 3)
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 10**6), st.integers(3, 9), st.integers(2, 5))
-def test_exact_is_the_minimum_and_greedy_with_swaps_never_below_it(seed: int, size: int, count: int) -> None:
+def test_exact_is_the_minimum_and_greedy_with_swaps_never_below_it(
+    seed: int, size: int, count: int
+) -> None:
     s, count = symmetric(seed, size), min(count, size)
     rng = np.random.default_rng(seed)
     exact, greedy = (least_similar_subset(s, count, how, 2, rng) for how in ("exact", "greedy"))
@@ -128,7 +152,9 @@ def test_exact_is_the_minimum_and_greedy_with_swaps_never_below_it(seed: int, si
 def test_swaps_only_ever_help() -> None:
     for seed in range(30):
         s, rng = symmetric(seed, 20), np.random.default_rng(0)
-        without, with_swaps = (pair_sum(s, least_similar_subset(s, 5, "greedy", n, rng)) for n in (0, 5))
+        without, with_swaps = (
+            pair_sum(s, least_similar_subset(s, 5, "greedy", n, rng)) for n in (0, 5)
+        )
         assert with_swaps <= without + 1e-12
 
 
@@ -137,14 +163,19 @@ def test_one_client_is_the_least_alike_on_average_not_counting_its_likeness_to_i
         (table((1.0, 0.1), (1.0, 0.2), (-1.0, 0.1), (1.0, 0)), 2),
         (np.array([[5.0, 0, 1], [0, 0, 2], [1, 2, 0]]), 0),
     ):
-        assert least_similar_subset(s, 1, "auto", 0, np.random.default_rng(0)).tolist() == [expected]
+        assert least_similar_subset(s, 1, "auto", 0, np.random.default_rng(0)).tolist() == [
+            expected
+        ]
 
 
 def test_of_several_lowest_pairs_each_is_begun_with() -> None:
     similarity = np.ones((5, 5))
     for i, j in ((0, 3), (1, 4), (1, 2)):
         similarity[i, j] = similarity[j, i] = -1.0
-    drawn = (least_similar_subset(similarity.copy(), 2, "greedy", 0, np.random.default_rng(s)) for s in range(40))
+    drawn = (
+        least_similar_subset(similarity.copy(), 2, "greedy", 0, np.random.default_rng(s))
+        for s in range(40)
+    )
     assert {tuple(sorted(pair.tolist())) for pair in drawn} == {(0, 3), (1, 4), (1, 2)}
 
 
@@ -152,7 +183,12 @@ def pncs(n: int, k: int, **more: Any) -> PNCS:
     values: dict[str, Any] = {
         **{"p": 4.0, "grad": "full", "layers": None, "layer_agg": "mean", "queue_length": 4},
         **{"queue_unit": "clients", "search": "auto", "swap_passes": 2, "age_weight": 0.0},
-        **{"similarity": "signed_power", "sketch": Identity(), "queue_bound": "gt", "on_shortage": "release_oldest"},
+        **{
+            "similarity": "signed_power",
+            "sketch": Identity(),
+            "queue_bound": "gt",
+            "on_shortage": "release_oldest",
+        },
     }
     return PNCS(toy_population([2] * n, k), **(values | more))
 
@@ -170,7 +206,8 @@ class DrawnGradients(ToyEngine):
 
 
 def test_ten_rounds_equal_a_search_through_all_subsets_by_scikit_learns_cosine() -> None:
-    """Section V-C: the K clients outside the queue whose mean similarity over pairs is lowest; they join the queue."""
+    """Section V-C: the K clients outside the queue whose mean similarity over pairs is lowest; they
+    join the queue."""
     n, k, queue_length = 9, 3, 4
     selector, queue = pncs(n, k, queue_length=queue_length, p=3.0), []
     engine = DrawnGradients(n, 20)
@@ -182,7 +219,8 @@ def test_ten_rounds_equal_a_search_through_all_subsets_by_scikit_learns_cosine()
         best = min(itertools.combinations(free, k), key=lambda c: pair_sum(table, np.array(c)))
         chosen = picked(selector, t, t, engine=engine)
         assert chosen == list(best)
-        # clients of one round enter the queue in a random order, which decides who of them leaves it first
+        # clients of one round enter the queue in a random order, which decides who of them leaves
+        # it first
         queue += [i for batch in selector.queue for i in batch if i in chosen]
 
 
@@ -192,9 +230,15 @@ def history(k: int = 2, rounds: int = 12, **values: Any) -> list[set[int]]:
 
 
 def test_a_queue_bars_those_that_were_selected_last() -> None:
-    for values in ({}, {"queue_length": 2, "queue_unit": "rounds"}):  # four clients are two rounds of two
+    for values in (
+        {},
+        {"queue_length": 2, "queue_unit": "rounds"},
+    ):  # four clients are two rounds of two
         found = history(**values)
-        assert all(not (a & b) and not (a & c) for a, b, c in zip(found, found[1:], found[2:], strict=False))
+        assert all(
+            not (a & b) and not (a & c)
+            for a, b, c in zip(found, found[1:], found[2:], strict=False)
+        )
     assert len(set(map(frozenset, history(queue_length=0)))) == 1
     found = history(queue_length=3, queue_unit="rounds")
     assert all(len(set().union(*found[i : i + 4])) == 8 for i in range(9))
@@ -205,7 +249,9 @@ def test_a_queue_bars_those_that_were_selected_last() -> None:
 
 def test_if_too_few_are_left_the_longest_waiting_or_any_are_released_or_fewer_selected() -> None:
     rng, waiting = np.random.default_rng(0), [[0], [1], [2], [3]]
-    longest, any_of, fewer = (pncs(5, 2, on_shortage=how) for how in ("release_oldest", "random", "shrink"))
+    longest, any_of, fewer = (
+        pncs(5, 2, on_shortage=how) for how in ("release_oldest", "random", "shrink")
+    )
     longest.queue, any_of.queue, fewer.queue = waiting, waiting, waiting
     assert longest.eligible(np.arange(5), 2, rng).tolist() == [0, 4]
     assert longest.eligible(np.array([2, 3]), 2, rng).tolist() == [2, 3]
@@ -232,7 +278,8 @@ def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached() -> None:
-    """Selected in round t = 1, a client is eligible again when t' - 1 exceeds (gt), or is (ge), 3."""
+    """Selected in round t = 1, a client is eligible again when t' - 1 exceeds (gt), or is (ge),
+    3."""
     for (bound, barred), t in itertools.product((("gt", [1, 2, 3]), ("ge", [1, 2])), range(2, 7)):
         selector = pncs(10, 2, queue_length=3, queue_unit="rounds", queue_bound=bound)
         first, again = (set(picked(selector, round, 1)) for round in (1, t))
@@ -240,17 +287,21 @@ def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached() -> None
 
 
 def test_a_queue_of_clients_holds_as_many_whatever_the_number_of_rounds() -> None:
-    """Clients 0 .. 2K - 1, and then for ten rounds the second half of them, who alone can be reached."""
+    """Clients 0 .. 2K - 1, and then for ten rounds the second half of them, who alone can be
+    reached."""
     k = 2
     selector = pncs(6, k, queue_length=2 * k)
     for t in range(1, 13):
         who = np.arange(k) + (k if t > 1 else 0)
         assert picked(selector, t, t, available=who.tolist()) == who.tolist()
-    assert selector.eligible(np.arange(6), k, np.random.default_rng(0)).tolist() == list(range(2 * k, 6))
+    assert selector.eligible(np.arange(6), k, np.random.default_rng(0)).tolist() == list(
+        range(2 * k, 6)
+    )
 
 
 class TwoLayers(ToyEngine):
-    """Client i reports (1, 0) or (-1, 0) in a layer of two numbers and the number i in one of its own."""
+    """Client i reports (1, 0) or (-1, 0) in a layer of two numbers and the number i in one of its
+    own."""
 
     def __init__(self, n: int) -> None:
         super().__init__([2] * n)
@@ -265,7 +316,9 @@ class TwoLayers(ToyEngine):
 def layer_tables(layers: Any, how: str, ledger: Ledger | None = None) -> np.ndarray:
     selector = pncs(4, 2, layers=layers, layer_agg=how, p=2.0)
     params = {"a": torch.zeros(2), "b": torch.zeros(1)}
-    clients = toy_clients([2] * 4, selector.needs, engine=TwoLayers(4), ledger=ledger, params=params)
+    clients = toy_clients(
+        [2] * 4, selector.needs, engine=TwoLayers(4), ledger=ledger, params=params
+    )
     return selector._similarities(clients)
 
 
@@ -283,26 +336,57 @@ def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
 def test_a_batch_gradient_is_of_one_batch() -> None:
     for grad, samples in (("full", 2 * 6), ("batch", 2 * 4)):
         ledger, selector = Ledger(), pncs(2, 1, grad=grad)
-        selector.select(1, toy_clients([6, 6], selector.needs, ledger=ledger), np.random.default_rng(0))
+        selector.select(
+            1, toy_clients([6, 6], selector.needs, ledger=ledger), np.random.default_rng(0)
+        )
         assert ledger.train_samples == samples
 
 
 def test_weights_and_bias_of_a_layer_are_one_layer_without_the_layers_inside_it() -> None:
     clients = toy_clients([2] * 3, frozenset())
-    names = ["body.1.weight", "body.1.bias", "attention.in_proj_weight", "attention.out_proj.weight"]
+    names = [
+        "body.1.weight",
+        "body.1.bias",
+        "attention.in_proj_weight",
+        "attention.out_proj.weight",
+    ]
     clients.layer_names = lambda layers: names  # type: ignore[method-assign]
-    expected = [["body.1.weight", "body.1.bias"], ["attention.in_proj_weight"], ["attention.out_proj.weight"]]
+    expected = [
+        ["body.1.weight", "body.1.bias"],
+        ["attention.in_proj_weight"],
+        ["attention.out_proj.weight"],
+    ]
     assert pncs(3, 2, layers="each")._groups(clients) == expected
 
 
 def test_what_cannot_be_combined_or_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """C(100, 10) is 1.7 10^13; C(100, 5), 75 million, take 11 GiB."""
     for n, k, values, message in (
-        (5, 2, {"p": 3.0, "similarity": "even_power"}, r"p=3\.0: must be even for similarity=even_power"),
-        (5, 2, {"layers": ["a", "b"], "sketch": TopK(size=3)}, r"layer_agg='mean': must be concat where a sketch"),
-        (5, 2, {"layers": "each", "sketch": TopK(size=3)}, r"layer_agg='mean': must be concat where a sketch"),
+        (
+            5,
+            2,
+            {"p": 3.0, "similarity": "even_power"},
+            r"p=3\.0: must be even for similarity=even_power",
+        ),
+        (
+            5,
+            2,
+            {"layers": ["a", "b"], "sketch": TopK(size=3)},
+            r"layer_agg='mean': must be concat where a sketch",
+        ),
+        (
+            5,
+            2,
+            {"layers": "each", "sketch": TopK(size=3)},
+            r"layer_agg='mean': must be concat where a sketch",
+        ),
         (5, 2, {"layers": []}, "layers=.*: must be null or name at least one layer"),
-        (5, 2, {"similarity": "polar", "sketch": Int8()}, "similarity='polar': depends on the lengths of the vectors"),
+        (
+            5,
+            2,
+            {"similarity": "polar", "sketch": Int8()},
+            "similarity='polar': depends on the lengths of the vectors",
+        ),
         (100, 10, {"search": "exact"}, "search='exact': holds all subsets of cohort_size=10"),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -319,7 +403,10 @@ def test_what_cannot_be_combined_or_held_is_refused(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("similarity", ["polar", "dot_over_norms", "semi"])
 def test_norms_that_would_overflow_are_refused(similarity: Any) -> None:
     for p in (0.02, 1024.0):
-        with pytest.raises(ConfigError, match=rf"must lie in \[0\.1, 512\] for similarity={similarity}: norms overfl"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"must lie in \[0\.1, 512\] for similarity={similarity}: norms overfl",
+        ):
             pncs(5, 2, p=p, similarity=similarity)
         pncs(5, 2, p=p, similarity="signed_power")
     many = [torch.full((2, 1_000_000), 0.5).index_fill(0, torch.tensor([1]), 0.25)]
@@ -354,7 +441,11 @@ def test_points_on_a_line_by_hand() -> None:
     assert order[:2].tolist() == [2, 4]  # the points 5, 20, then 0 or 1
     assert order[2] in (0, 1)
     assert [g(LINE, order[: i + 1]) for i in range(3)] == [25, 10, 2]
-    assert {int(f(LINE, 3, np.random.default_rng(s))[2]) for f in (plain_greedy, lazy_greedy) for s in range(40)} == {
+    assert {
+        int(f(LINE, 3, np.random.default_rng(s))[2])
+        for f in (plain_greedy, lazy_greedy)
+        for s in range(40)
+    } == {
         0,
         1,
     }
@@ -368,9 +459,13 @@ def test_points_on_a_line_by_hand() -> None:
 def test_lazy_equals_plain_and_gains_shrink(seed: int, n: int, count: int, grid: bool) -> None:
     """On a small grid many points coincide, and many distances are equal."""
     random = np.random.default_rng(seed)
-    points = torch.tensor(random.integers(0, 3, (n, 2)) / 3 if grid else random.standard_normal((n, 3)))
+    points = torch.tensor(
+        random.integers(0, 3, (n, 2)) / 3 if grid else random.standard_normal((n, 3))
+    )
     distances, count = pairwise_distances(points), min(n, count)
-    plain, lazy = (f(distances, count, np.random.default_rng(0)) for f in (plain_greedy, lazy_greedy))
+    plain, lazy = (
+        f(distances, count, np.random.default_rng(0)) for f in (plain_greedy, lazy_greedy)
+    )
     assert plain.tolist() == lazy.tolist()
     falls = -np.diff([g(distances, plain[: i + 1]) for i in range(count)])
     assert (falls >= -1e-9).all()
@@ -378,12 +473,15 @@ def test_lazy_equals_plain_and_gains_shrink(seed: int, n: int, count: int, grid:
 
 
 def test_each_pick_is_the_best_addition_by_brute_force_and_the_set_near_the_best_of_all() -> None:
-    """G by scipy's distances. Facility location is submodular: of the fall of G from the first pick on, greedy leaves
-    at most the share 1/e of what the best set of as many clients in all achieves (Nemhauser et al. 1978)."""
+    """G by scipy's distances. Facility location is submodular: of the fall of G from the first pick
+    on, greedy leaves at most the share 1/e of what the best set of as many clients in all achieves
+    (Nemhauser et al. 1978)."""
     for seed in range(20):
         points = np.random.default_rng(seed).standard_normal((9, 4))
         distances = cdist(points, points)
-        order = lazy_greedy(pairwise_distances(torch.tensor(points)), 4, np.random.default_rng(0)).tolist()
+        order = lazy_greedy(
+            pairwise_distances(torch.tensor(points)), 4, np.random.default_rng(0)
+        ).tolist()
         for place, client in enumerate(order):
             kept = order[:place]
             costs = {i: distances[:, [*kept, i]].min(1).sum() for i in range(9) if i not in kept}
@@ -394,7 +492,8 @@ def test_each_pick_is_the_best_addition_by_brute_force_and_the_set_near_the_best
 
 
 def test_a_weight_is_the_share_of_those_nearest_to_its_client() -> None:
-    """The toy's gradient of client i is (i + 1, -i^2 / 7); whoever was picked first is not the lowest id."""
+    """The toy's gradient of client i is (i + 1, -i^2 / 7); whoever was picked first is not the
+    lowest id."""
     for n in range(4, 12):
         selection = selection_of(divfl(n, 2))
         vectors = np.array([[i + 1, -i * i / 7] for i in range(n)])
@@ -404,7 +503,8 @@ def test_a_weight_is_the_share_of_those_nearest_to_its_client() -> None:
 
 @pytest.mark.parametrize(("mode", "expected"), [("ideal", [3, 4, 4]), ("no_overhead", [3, 2, 2])])
 def test_who_sends_a_gradient_in_later_rounds(mode: str, expected: list[int]) -> None:
-    """Client 3 can be reached from round 2 on: without overhead it sends its own, and the selected send theirs."""
+    """Client 3 can be reached from round 2 on: without overhead it sends its own, and the selected
+    send theirs."""
     selector, sent = divfl(4, 2, mode=mode), []
     for t, available in ((1, [0, 1, 2]), (2, range(4)), (3, range(4))):
         ledger = Ledger()
@@ -421,6 +521,10 @@ def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.Mo
     seen: list[int | None] = []
     spy = lambda apart, count, rng, few: (seen.append(few), np.arange(count))[1]
     monkeypatch.setattr(divfl_module, "plain_greedy", spy)
-    for n, share in ((10, 0.5), (10, 0.1), (100, 0.29)):  # .29 * 100 is 28.999999999999996 in floating point
+    for n, share in (
+        (10, 0.5),
+        (10, 0.1),
+        (100, 0.29),
+    ):  # .29 * 100 is 28.999999999999996 in floating point
         picked(divfl(n, 3, greedy="stochastic", share=share))
     assert seen == [5, 3, 29]  # never fewer than K

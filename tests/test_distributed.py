@@ -1,4 +1,5 @@
-"""One run divided among ranks within one process: to the last bit the run of one process; and what goes wrong."""
+"""One run divided among ranks within one process: to the last bit the run of one process; and what
+goes wrong."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -35,7 +36,13 @@ from tests.ranks import RAGGED, WORDS, LocalLink, equal_over, ranks, result, run
 
 EVEN = ("partition=iid", "local.steps=3")
 """Clients that all have the same batches: in torch, other clients beside them change no bit."""
-WRITERS = ("dataset=femnist_generated", "dataset.num_writers=20", "partition=natural", "num_rounds=2", "local.steps=2")
+WRITERS = (
+    "dataset=femnist_generated",
+    "dataset.num_writers=20",
+    "partition=natural",
+    "num_rounds=2",
+    "local.steps=2",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +56,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 CASES = {
     "losses": (*RAGGED, "engine=native", "selector=power_of_choice", "client_accuracy=labels"),
-    "narrow_batches": (*RAGGED, "engine=native", "num_clients=60", "cohort_size=4", "local.batch_size=64"),
+    "narrow_batches": (
+        *RAGGED,
+        "engine=native",
+        "num_clients=60",
+        "cohort_size=4",
+        "local.batch_size=64",
+    ),
     "gradients": (*RAGGED, "engine=native", "selector=divfl"),
     "momentum": (*RAGGED, "engine=sequential", "optimizer.momentum=0.9", "selector=gpfl"),
     "stacked": (*EVEN, "engine=batched", "model.dropout=0.3", "selector=grad_norm"),
@@ -71,13 +84,23 @@ def test_a_run_over_ranks_is_that_of_one_process(name: str) -> None:
 def test_samples_made_on_demand_are_divided_as_one_process_passes_them(
     engine: str, selector: str, room: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`top_loss` asks all clients for their losses: most of all samples, which pass in their order."""
+    """`top_loss` asks all clients for their losses: most of all samples, which pass in their
+    order."""
     if room == "three_clients":
         monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)
-    words = ("dataset=synthetic", "dataset.num_owners=12", "dataset.samples_per_owner=200", "dataset.test_samples=1001")
-    kinds = equal_over(2, [*WORDS, *words, "cohort_size=2"], (*EVEN, f"engine={engine}", f"selector={selector}"))
+    words = (
+        "dataset=synthetic",
+        "dataset.num_owners=12",
+        "dataset.samples_per_owner=200",
+        "dataset.test_samples=1001",
+    )
+    kinds = equal_over(
+        2, [*WORDS, *words, "cohort_size=2"], (*EVEN, f"engine={engine}", f"selector={selector}")
+    )
     assert "train" in kinds
-    assert "forward" in kinds or room == "three_clients"  # which is less than a pass, as torch's are
+    assert (
+        "forward" in kinds or room == "three_clients"
+    )  # which is less than a pass, as torch's are
 
 
 ENGINES = {
@@ -98,8 +121,12 @@ def test_every_engine_over_ranks_is_that_of_one_process(name: str, count: int) -
 
 SELECTORS = sorted(path.stem for path in (conf_dir() / "selector").glob("*.yaml"))
 NEEDS = {
-    **dict.fromkeys(("fedcs", "fedcs_sequential", "tifl", "tifl_uniform", "oort_by_speed"), "system=lognormal"),
-    **dict.fromkeys(("greedy_shapley", "ucb_shapley", "s_fedavg"), "server.validation_fraction=0.1"),
+    **dict.fromkeys(
+        ("fedcs", "fedcs_sequential", "tifl", "tifl_uniform", "oort_by_speed"), "system=lognormal"
+    ),
+    **dict.fromkeys(
+        ("greedy_shapley", "ucb_shapley", "s_fedavg"), "server.validation_fraction=0.1"
+    ),
     **dict.fromkeys(("fedabc", "lefl"), "server.public_samples=40"),
     **{"gpfl": "optimizer.momentum=0.9", "pncs_two": "selector.layers=[layers.4,layers.7]"},
 }
@@ -122,7 +149,8 @@ def made(words: Sequence[str], clients: int) -> tuple[Plan, Engine, Params, Sche
 
 
 def test_ragged_clients_stacked_in_torch_are_equal_up_to_rounding() -> None:
-    """torch multiplies matrices of other sizes, or at other places in memory, in another order of additions."""
+    """torch multiplies matrices of other sizes, or at other places in memory, in another order of
+    additions."""
     _, engine, params, schedule = made([*WORDS, *RAGGED, "engine=batched"], 12)
     alone = engine.backend.train([params] * 12, schedule)
     for cut in (*shares(schedule.samples, 3).values(), slice(0, 1)):
@@ -133,8 +161,17 @@ def test_ragged_clients_stacked_in_torch_are_equal_up_to_rounding() -> None:
             torch.testing.assert_close(found.delta[name], whole[cut], rtol=0, atol=bound)
 
 
-def test_a_run_that_stopped_goes_on_over_another_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [*WORDS, *RAGGED, "engine=native", "selector=oort", "checkpoint.every=1", "num_rounds=6"]
+def test_a_run_that_stopped_goes_on_over_another_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    words = [
+        *WORDS,
+        *RAGGED,
+        "engine=native",
+        "selector=oort",
+        "checkpoint.every=1",
+        "num_rounds=6",
+    ]
     assert run([*words, "output_dir=alone"]) == 0
     step, last = Simulation.step, [0]
 
@@ -172,9 +209,18 @@ def test_corrections_travel_and_losses_and_momentum_come_back_with_the_updates()
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
-def test_a_single_client_of_a_stack_is_trained_twice_beside_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_client_of_a_stack_is_trained_twice_beside_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch's convolutions of one client add in another order than those of several."""
-    words = ("dataset=femnist_generated", "model=cnn", "engine=batched", "num_clients=3", "cohort_size=3", *EVEN)
+    words = (
+        "dataset=femnist_generated",
+        "model=cnn",
+        "engine=batched",
+        "num_clients=3",
+        "cohort_size=3",
+        *EVEN,
+    )
     _, engine, params, schedule = made([*words, "local.batch_size=8"], 3)
     whole = engine.backend.train([params] * 3, schedule).delta
     last = slice(2, 3)
@@ -200,7 +246,9 @@ def test_the_test_set_is_cut_where_passes_end(monkeypatch: pytest.MonkeyPatch) -
         assert torch.equal(engine.backend.forward(params, x), whole)
         assert link.kinds[-1] == "forward"
         cut: list[tuple[int, ...]] = []  # other cuts may or may not give other bits, by the machine
-        monkeypatch.setattr(divided, "shares", lambda work, *of: cut.append((len(work), *of)) or shares(work, *of))
+        monkeypatch.setattr(
+            divided, "shares", lambda work, *of: cut.append((len(work), *of)) or shares(work, *of)
+        )
         engine.backend.forward(params, x)
         assert cut == [(2, 3, EVALUATION_BATCH)]
 
@@ -218,7 +266,9 @@ CUTS = (
 def test_shares_are_consecutive_and_even_and_those_of_samples_end_at_multiples_of_a_pass() -> None:
     for work, count, ends in CUTS:
         pairs = enumerate(zip([0, *ends[:-1]], ends, strict=True))
-        assert shares(work, count) == {rank: slice(*pair) for rank, pair in pairs if pair[1] > pair[0]}
+        assert shares(work, count) == {
+            rank: slice(*pair) for rank, pair in pairs if pair[1] > pair[0]
+        }
     assert shares([1, 1, 1], 2, 1000) == {0: slice(0, 1000), 1: slice(1000, 3000)}
 
 
@@ -226,9 +276,15 @@ def test_shares_are_consecutive_and_even_and_those_of_samples_end_at_multiples_o
 
 
 def test_a_message_arrives_as_it_was_sent() -> None:
-    models = [{"w": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(True)}, {"w": torch.zeros(3, 2).double()}]
+    models = [
+        {"w": torch.arange(6.0).reshape(2, 3).T, "n": torch.tensor(True)},
+        {"w": torch.zeros(3, 2).double()},
+    ]
     part = Schedule(np.arange(6).reshape(1, 2, 3), np.array([[3, 0]]), None, 0.1)
-    sent = Message("train", {"models": models, "part": part, "empty": np.zeros((2, 0, 0), np.int64), "name": "x"})
+    sent = Message(
+        "train",
+        {"models": models, "part": part, "empty": np.zeros((2, 0, 0), np.int64), "name": "x"},
+    )
     head, flat = packed(sent)
     room = room_for(head, torch.device("cpu"))
     assert [(one.shape, one.dtype) for one in room] == [(one.shape, one.dtype) for one in flat]
@@ -247,15 +303,23 @@ def test_the_world_is_what_torchrun_says(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     assert world() == World()
-    steps = [{"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}, {"MASTER_PORT": "29500"}]
-    for values, expected in zip([*steps, {"WORLD_SIZE": "1"}], [World(), World(3, 8, 1), World()], strict=True):
+    steps = [
+        {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "a"},
+        {"MASTER_PORT": "29500"},
+    ]
+    for values, expected in zip(
+        [*steps, {"WORLD_SIZE": "1"}], [World(), World(3, 8, 1), World()], strict=True
+    ):
         for name, value in values.items():
             monkeypatch.setenv(name, value)
         assert world() == expected
 
 
 def test_commands_that_ask_are_told_apart_from_experiments() -> None:
-    assert all(asks(words) for words in (["list"], ["report", "x"], ["--help"], ["help"], ["seed=1", "--version"]))
+    assert all(
+        asks(words)
+        for words in (["list"], ["report", "x"], ["--help"], ["help"], ["seed=1", "--version"])
+    )
     assert not any(asks(words) for words in ([], ["seed=1"], ["-m", "seed=0,1"]))
 
 
@@ -284,21 +348,32 @@ def test_a_sweep_runs_its_jobs_one_after_another_over_all_ranks_and_says_so() ->
     assert len(paths) == 2
 
 
-def test_ranks_that_have_other_jobs_or_build_something_else_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_have_other_jobs_or_build_something_else_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     words = [*WORDS, "engine=native"]
     told = r"rank 1 has another list of jobs: .*; all ranks need"
     with ranks(2, [*words, "seed=1"]), pytest.raises(FedsimError, match=told):
         run(words)
     theirs = iter([{"engine": "batched"}])
-    monkeypatch.setattr("fedsim.running.ranks.built", lambda made: next(theirs, {"engine": "native"}))
-    with ranks(2, words), pytest.raises(FedsimError, match="rank 1 has another engine: 'batched', not 'native'"):
+    monkeypatch.setattr(
+        "fedsim.running.ranks.built", lambda made: next(theirs, {"engine": "native"})
+    )
+    with (
+        ranks(2, words),
+        pytest.raises(FedsimError, match="rank 1 has another engine: 'batched', not 'native'"),
+    ):
         run(words)
 
 
 @pytest.mark.parametrize("raising", [0, 1])
-def test_what_a_rank_raises_ends_the_job_alone_and_is_kept(raising: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_rank_raises_ends_the_job_alone_and_is_kept(
+    raising: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ["-m", *WORDS, "engine=native", "num_rounds=2", "seed=0,1"]
-    errors: list[BaseException] = [SystemExit("enough"), ZeroDivisionError("in a rank")][raising : raising + 1]
+    errors: list[BaseException] = [SystemExit("enough"), ZeroDivisionError("in a rank")][
+        raising : raising + 1
+    ]
     compute = Holdings.compute
 
     def failing(self: Holdings, kind: str, content: Any) -> Any:
@@ -311,11 +386,16 @@ def test_what_a_rank_raises_ends_the_job_alone_and_is_kept(raising: int, monkeyp
         assert run(words) == 1
         assert RANKS.others is not None
         assert RANKS.others.in_step
-    summaries = {s["seed"]: s for s in (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))}
+    summaries = {
+        s["seed"]: s
+        for s in (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))
+    }
     assert [summaries[seed]["status"] for seed in (0, 1)] == ["failed", "done"]
     assert ("rank 1 has raised" if raising else "SystemExit: enough") in summaries[0]["error"]
     (error,) = Path("outputs").glob("*/*/error.txt")
-    assert ("ZeroDivisionError: in a rank" if raising else "SystemExit: enough") in error.read_text()
+    assert (
+        "ZeroDivisionError: in a rank" if raising else "SystemExit: enough"
+    ) in error.read_text()
 
 
 def test_a_rank_that_dies_ends_the_command_and_is_named(
@@ -332,8 +412,12 @@ def test_a_rank_that_dies_ends_the_command_and_is_named(
     with monkeypatch.context() as patch, ranks(3, words):
         patch.setattr(LocalLink, "receive", dying)
         assert run(words) == 1
-        assert RANKS.end(75) == 1  # whatever torchrun, which has noticed, too, has asked this rank to do
+        assert (
+            RANKS.end(75) == 1
+        )  # whatever torchrun, which has noticed, too, has asked this rank to do
     (summary,) = (read_summary(p.parent) or {} for p in Path("outputs").glob("*/*/summary.json"))
-    assert summary["error"].startswith("rank 2 of 3 has ended or cannot be reached any more (connection closed); ")
+    assert summary["error"].startswith(
+        "rank 2 of 3 has ended or cannot be reached any more (connection closed); "
+    )
     assert "rank 2 of 3 has ended" in capsys.readouterr().err  # the second job is refused
     assert run(words) == 0

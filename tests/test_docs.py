@@ -1,4 +1,5 @@
-"""Every command on a page is composed or run, and prints what the page shows; the pages name all that there is."""
+"""Every command on a page is composed or run, and prints what the page shows; the pages name all
+that there is."""
 
 import importlib.util
 import math
@@ -23,13 +24,24 @@ from fedsim.running.process import tell
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
 from scripts.benchmark import MODULES
-from tests.documentation import DOCS, PAGES, ROOT, Block, Command, blocks, commands, missing_line, program, shape
+from tests.documentation import (
+    DOCS,
+    PAGES,
+    ROOT,
+    Block,
+    Command,
+    blocks,
+    commands,
+    missing_line,
+    program,
+    shape,
+)
 from tests.report_toys import make_report
 from tests.sweep_words import axes_of, diagonal
 
 SHORT = ("num_rounds=10", "tracker.wandb.mode=disabled")
-"""Added to commands that are run: ten rounds, which print a line each, in place of fifty. To experiments in Python: the
-first of these."""
+"""Added to commands that are run: ten rounds, which print a line each, in place of fifty. To
+experiments in Python: the first of these."""
 NOT_INSTALLED = re.compile(r"\S+: needs the package \w+; install fedsim with its extra '\w+'\n.*")
 """All that may be wrong with a command, which needs an extra that the tests do without."""
 OTHERS = ("uv", "uvx", "pip", "zensical", "export", "source", "git")
@@ -50,10 +62,14 @@ def test_a_page_does_what_it_says(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(CONSOLE, "width", WIDTH)
-    monkeypatch.setenv("SCRATCH", str(tmp_path))  # a shell would replace it, in the commands for clusters
+    monkeypatch.setenv(
+        "SCRATCH", str(tmp_path)
+    )  # a shell would replace it, in the commands for clusters
     if page == ROOT / "README.md":
         monkeypatch.setenv("UV", "uv")  # as under `uv run`, with which its commands begin
-    monkeypatch.setattr(experiments, "compose_jobs", lambda words, **more: compose_jobs([*words, SHORT[0]], **more))
+    monkeypatch.setattr(
+        experiments, "compose_jobs", lambda words, **more: compose_jobs([*words, SHORT[0]], **more)
+    )
     for block in blocks(page):
         if block.title is not None:
             path = tmp_path / block.title
@@ -82,11 +98,14 @@ def do(page: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None
     run(words)
     out, err = capsys.readouterr()
     line = missing_line(command.printed, out + err)
-    assert line is None, f"{where} does not print\n{line}\nits shape: {shape(line)}\nit printed\n{out}{err}"
+    assert line is None, (
+        f"{where} does not print\n{line}\nits shape: {shape(line)}\nit printed\n{out}{err}"
+    )
 
 
 def check(words: tuple[str, ...]) -> None:
-    """Compose a command, or look for what it names. Raises `ValueError` for what is not there, or nobody knows."""
+    """Compose a command, or look for what it names. Raises `ValueError` for what is not there, or
+    nobody knows."""
     first, rest = words[0], words[1:]
     if words[:3] == ("python", "-m", "fedsim.run"):
         compose(words[3:])
@@ -98,9 +117,16 @@ def check(words: tuple[str, ...]) -> None:
         script, *flags = [word for word in rest if word != "-P"]
         path = ROOT / script
         if script == "scripts/benchmark.py" and flags:
-            path = ROOT / "scripts" / "benchmarks" / f"{MODULES.get(flags[0], 'no').replace('.', '/')}.py"
+            path = (
+                ROOT
+                / "scripts"
+                / "benchmarks"
+                / f"{MODULES.get(flags[0], 'no').replace('.', '/')}.py"
+            )
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        require(bool(text) and all(f'"{flag}"' in text for flag in flags if flag.startswith("--")), rest)
+        require(
+            bool(text) and all(f'"{flag}"' in text for flag in flags if flag.startswith("--")), rest
+        )
     elif first == "pytest":
         require(all((ROOT / word).is_file() for word in rest if word.endswith(".py")), rest)
     elif first == "make":
@@ -126,12 +152,14 @@ def require(holds: bool, what: object) -> None:
 
 
 def compose(argv: tuple[str, ...]) -> None:
-    """Compose and check `MOST_JOBS` of the jobs of a command line in which each value of each key that it sets occurs;
-    what a preset sweeps over, and seeds, have their first value."""
+    """Compose and check `MOST_JOBS` of the jobs of a command line in which each value of each key
+    that it sets occurs; what a preset sweeps over, and seeds, have their first value."""
     args = command_line.read(argv)
 
     def few_jobs(found: Sequence[Override]) -> list[list[str]]:
-        jobs = diagonal([words if key in keys else words[:1] for key, words in axes_of(found).items()])
+        jobs = diagonal(
+            [words if key in keys else words[:1] for key, words in axes_of(found).items()]
+        )
         return jobs[:: math.ceil(len(jobs) / MOST_JOBS)]
 
     with pytest.MonkeyPatch.context() as patch, search_path(args.config_dir, args.config_path):
@@ -152,7 +180,8 @@ def read_report_words(argv: tuple[str, ...]) -> None:
 
 
 def run(words: tuple[str, ...]) -> None:
-    """Run a command of fedsim for a few rounds, or a report without figures; errors are told as on the terminal."""
+    """Run a command of fedsim for a few rounds, or a report without figures; errors are told as on
+    the terminal."""
     assert words[0] == "fedsim", "only commands of fedsim have their output shown"
     if words[1:2] == ("report",):
         assert make_report([*words[2:], "--no-figures"]) == 0
@@ -165,7 +194,14 @@ def run(words: tuple[str, ...]) -> None:
 
 def test_a_wrong_command_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     """The negative control of all above."""
-    wrong = ("fedsim selector=randon", "python scripts/no.py", "make no", "python -m fedsim.no", "rm x", "pytest no.py")
+    wrong = (
+        "fedsim selector=randon",
+        "python scripts/no.py",
+        "make no",
+        "python -m fedsim.no",
+        "rm x",
+        "pytest no.py",
+    )
     for line in (*wrong, "fedsim report default --no-such"):
         (command,) = commands(Block(1, "bash", None, (line,)))
         with pytest.raises(pytest.fail.Exception, match=re.escape(line)):
@@ -176,7 +212,11 @@ def test_every_page_is_in_the_navigation() -> None:
     def leaves(node: object) -> list[str]:
         if isinstance(node, str):
             return [node]
-        return [leaf for child in (node.values() if isinstance(node, dict) else node) for leaf in leaves(child)]
+        return [
+            leaf
+            for child in (node.values() if isinstance(node, dict) else node)
+            for leaf in leaves(child)
+        ]
 
     listed = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
     assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
@@ -194,12 +234,20 @@ def test_every_choice_of_a_group_is_documented(group: Path) -> None:
     stems = {p.stem for p in group.glob("*.yaml")}
     if group.name == "sketch":
         stems = {stem for stem in stems if not stem.endswith(("_10", "_100"))}
-    missing = [stem for stem in sorted(stems) if not re.search(rf"(?<![\w.]){re.escape(stem)}(?![\w])", text)]
+    missing = [
+        stem
+        for stem in sorted(stems)
+        if not re.search(rf"(?<![\w.]){re.escape(stem)}(?![\w])", text)
+    ]
     assert missing == []
 
 
 def test_selectors_that_the_table_of_the_readme_names_exist() -> None:
-    rows = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    rows = [
+        line
+        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    ]
     named = {word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[-2])}
     assert len(named) > 20
     assert named <= {p.stem for p in (ROOT / "conf/selector").glob("*.yaml")}
@@ -208,10 +256,16 @@ def test_selectors_that_the_table_of_the_readme_names_exist() -> None:
 def test_the_tables_of_selectors_are_the_heads_of_their_files() -> None:
     page = selector_tables.PAGE.read_text(encoding="utf-8")
     assert selector_tables.with_tables(page) == page  # scripts/selector_tables.py --write
-    assert selector_tables.with_tables(page.replace("12 K up", "13 K up")) == page  # a cell that was edited by hand
+    assert (
+        selector_tables.with_tables(page.replace("12 K up", "13 K up")) == page
+    )  # a cell that was edited by hand
     assert "| `random` (fedavg, uniform) |" in page
     named = [name for found in selector_tables.TABLE.findall(page) for name in found[1].split(", ")]
-    methods = [choice.name for choice in Catalogue().group("selector").choices.values() if choice.base is None]
+    methods = [
+        choice.name
+        for choice in Catalogue().group("selector").choices.values()
+        if choice.base is None
+    ]
     assert sorted(named) == methods
 
 
@@ -243,9 +297,13 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_within_the_repository_lead_somewhere_and_an_empty_line_ends_every_table(page: Path) -> None:
+def test_links_within_the_repository_lead_somewhere_and_an_empty_line_ends_every_table(
+    page: Path,
+) -> None:
     """The site takes a line directly below a table for a row of it, also a heading."""
-    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(
+        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
     assert not re.findall(r"^\| .*\n(?!\||\s*$).+", text, re.MULTILINE)
     for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
         path, _, anchor = "".join(target).partition("#")

@@ -1,4 +1,5 @@
-"""Every backend equals the reference, which is plain PyTorch, client by client: to 1e-10 in double precision."""
+"""Every backend equals the reference, which is plain PyTorch, client by client: to 1e-10 in double
+precision."""
 
 import copy
 from collections.abc import Callable
@@ -28,16 +29,27 @@ def mlp(*extra: nn.Module) -> nn.Module:
 
 
 def conv(*norms: nn.Module) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(1, 4, 3), *norms, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), *norms, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 3)
+    )
 
 
 def shared_dropout() -> nn.Module:
     dropout = nn.Dropout(0.5)
-    return nn.Sequential(nn.Flatten(), nn.Linear(16, 8), dropout, nn.ReLU(), nn.Linear(8, 8), dropout, nn.Linear(8, 3))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(16, 8),
+        dropout,
+        nn.ReLU(),
+        nn.Linear(8, 8),
+        dropout,
+        nn.Linear(8, 3),
+    )
 
 
 class WithUnused(nn.Module):
-    """Has a parameter that its forward pass never uses: its gradient is zero, whatever trains it."""
+    """Has a parameter that its forward pass never uses: its gradient is zero, whatever trains
+    it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,11 +78,25 @@ OPTIMIZERS: dict[str, LocalOptimizer] = {
     "decay": SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.1, **PLAIN),
     "momentum": SGD(lr=0.1, momentum=0.9, nesterov=False, weight_decay=0.1, **PLAIN),
     "nesterov": SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, **PLAIN),
-    "adam": Adam(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=False, **PLAIN),
-    "adamw": Adam(lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=True, **PLAIN),
+    "adam": Adam(
+        lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=False, **PLAIN
+    ),
+    "adamw": Adam(
+        lr=0.01, beta1=0.9, beta2=0.99, eps=1e-4, weight_decay=0.1, decoupled=True, **PLAIN
+    ),
 }
-SIZES = {"equal": [8, 8, 8], "ragged": [7, 1, 13, 4, 2], "one": [1], "some empty": [5, 0, 9], "all empty": [0, 0]}
-WORKS = {"epochs": LocalWork(2, None, 4), "steps": LocalWork(None, 5, 4), "big batch": LocalWork(3, None, 64)}
+SIZES = {
+    "equal": [8, 8, 8],
+    "ragged": [7, 1, 13, 4, 2],
+    "one": [1],
+    "some empty": [5, 0, 9],
+    "all empty": [0, 0],
+}
+WORKS = {
+    "epochs": LocalWork(2, None, 4),
+    "steps": LocalWork(None, 5, 4),
+    "big batch": LocalWork(3, None, 64),
+}
 
 
 def problem(sizes: list[int], dtype: torch.dtype = torch.float64) -> ClientData:
@@ -91,7 +117,12 @@ def model_of(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
 
 
 def engines(
-    model: nn.Module, data: ClientData, work: LocalWork, optimizer: LocalOptimizer, workers: int = 1, **switches: Any
+    model: nn.Module,
+    data: ClientData,
+    work: LocalWork,
+    optimizer: LocalOptimizer,
+    workers: int = 1,
+    **switches: Any,
 ) -> tuple[Engine, Engine]:
     common = (model, data, work, optimizer, Streams(3))
     return batched(*common, **switches), reference(*common, workers=workers)
@@ -143,7 +174,9 @@ def assert_alike(a: Cohort, b: Cohort, tolerance: float = 1e-10) -> None:
     np.testing.assert_allclose(a.rms_loss, b.rms_loss, rtol=tolerance, atol=tolerance)
     assert (a.momentum is None) == (b.momentum is None)
     for name in a.momentum or {}:
-        torch.testing.assert_close(a.momentum[name], b.momentum[name], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            a.momentum[name], b.momentum[name], rtol=tolerance, atol=tolerance
+        )
     assert a.steps.tolist() == b.steps.tolist()
     assert a.samples.tolist() == b.samples.tolist()
 
@@ -161,13 +194,23 @@ Case = tuple[str, str, str, str]
 CASES = [
     *((name, "ragged", "epochs", "sgd") for name in MODELS),
     *((name, sizes, work, "sgd") for name in ("mlp", NORM) for sizes in SIZES for work in WORKS),
-    *((name, "ragged", "epochs", optimizer) for name in ("mlp", "dropout", NORM) for optimizer in OPTIMIZERS),
+    *(
+        (name, "ragged", "epochs", optimizer)
+        for name in ("mlp", "dropout", NORM)
+        for optimizer in OPTIMIZERS
+    ),
 ]
 
 
 def task_of(case: Case, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
     name, sizes, work, optimizer = case
-    return model_of(name, dtype), problem(SIZES[sizes], dtype), WORKS[work], OPTIMIZERS[optimizer], Streams(3)
+    return (
+        model_of(name, dtype),
+        problem(SIZES[sizes], dtype),
+        WORKS[work],
+        OPTIMIZERS[optimizer],
+        Streams(3),
+    )
 
 
 @cache
@@ -178,7 +221,9 @@ def expected(case: Case) -> Cohort:
 
 
 @pytest.mark.parametrize(
-    ("backend", "case"), [(b, c) for b in BACKENDS for c in dict.fromkeys(CASES) if fits(b, c[0], c[3])], ids=str
+    ("backend", "case"),
+    [(b, c) for b in BACKENDS for c in dict.fromkeys(CASES) if fits(b, c[0], c[3])],
+    ids=str,
 )
 def test_a_backend_equals_the_reference(backend: str, case: Case) -> None:
     """Under `torch.no_grad` too, as a selector may call it."""
@@ -191,7 +236,9 @@ def test_a_backend_equals_the_reference(backend: str, case: Case) -> None:
     with torch.no_grad():
         again = engine.train(params, ids, 2, OPTIMIZERS[case[3]].lr)
     assert all(torch.equal(value, found.delta[name]) for name, value in again.delta.items())
-    assert torch.get_num_threads() == 1  # as the tests set it: threads of workers keep theirs to themselves
+    assert (
+        torch.get_num_threads() == 1
+    )  # as the tests set it: threads of workers keep theirs to themselves
 
 
 @pytest.mark.parametrize("name", ["dropout", "batch norm and dropout"])
@@ -206,15 +253,21 @@ def test_questions_are_answered_as_plain_torch_does(backend: str, name: str) -> 
         output = copy.deepcopy(model).eval()(data.x)
     each = nn.functional.cross_entropy(output, data.y, reduction="none").numpy()
     losses = engine.losses(params, data.evaluate)
-    assert losses[[0, 2]] == pytest.approx([each[data.evaluate[i]].mean() for i in (0, 2)], rel=1e-10)
+    assert losses[[0, 2]] == pytest.approx(
+        [each[data.evaluate[i]].mean() for i in (0, 2)], rel=1e-10
+    )
     assert np.isnan(losses[1])
-    few = engine.losses(params, data.evaluate[:1])  # gathered; of all, samples are passed in their order
+    few = engine.losses(
+        params, data.evaluate[:1]
+    )  # gathered; of all, samples are passed in their order
     assert few == pytest.approx(losses[:1], rel=1e-10)
     evaluation, hits = engine.evaluate_samples(params, data.x, data.y)
     assert evaluation.loss == pytest.approx(each.mean())
     assert torch.equal(hits, output.argmax(1) == data.y)
     assert evaluation.accuracy == float(hits.double().mean())
-    torch.testing.assert_close(engine.predict(params, data.x), output.log_softmax(1), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        engine.predict(params, data.x), output.log_softmax(1), rtol=1e-10, atol=1e-10
+    )
     plain = copy.deepcopy(model).eval()
     loss = nn.functional.cross_entropy(plain(data.x[data.train[2]]), data.y[data.train[2]])
     slopes = dict(zip(params, torch.autograd.grad(loss, list(plain.parameters())), strict=False))
@@ -222,10 +275,14 @@ def test_questions_are_answered_as_plain_torch_does(backend: str, name: str) -> 
         with torch.no_grad():
             _, empty, found = engine.client_gradients(params, data.train, names)
         assert not empty.any()
-        torch.testing.assert_close(found, torch.cat([slopes[n].flatten() for n in names]), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(
+            found, torch.cat([slopes[n].flatten() for n in names]), rtol=1e-10, atol=1e-12
+        )
 
 
-@pytest.mark.parametrize(("backend", "chunk_size"), [("batched", 1), ("batched", 2), ("graph", 1), ("graph", 3)])
+@pytest.mark.parametrize(
+    ("backend", "chunk_size"), [("batched", 1), ("batched", 2), ("graph", 1), ("graph", 3)]
+)
 @pytest.mark.parametrize("name", ["dropout", "batch norm and dropout"])
 def test_a_chunked_cohort_equals_the_whole(name: str, backend: str, chunk_size: int) -> None:
     task = task_of((name, "ragged", "epochs", "momentum"))
@@ -268,7 +325,10 @@ def test_running_out_of_memory_halves_the_chunk_says_so_and_loses_nothing(
     monkeypatch.setattr(engine.backend, "_train_chunk", refuse_large)
     assert_equal(engine, reference(*task), np.arange(5))
     assert engine.backend.chunk_size == 2
-    assert capfd.readouterr().err == "engine.chunk_size: out of memory with 5 clients at once; going on with 2\n"
+    assert (
+        capfd.readouterr().err
+        == "engine.chunk_size: out of memory with 5 clients at once; going on with 2\n"
+    )
     most = 0
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):  # not even one client
         engine.train(initial(task[0]), np.array([0]), 1, 0.1)
@@ -296,7 +356,9 @@ def test_one_clients_nan_stays_its_own(backend: str, name: str) -> None:
 @pytest.mark.parametrize(("label", "found"), [(-1, "-1..2"), (10**9, "0..1000000000")])
 def test_a_label_that_is_no_class_never_reaches_an_engine(label: int, found: str) -> None:
     data = problem([7])
-    with pytest.raises(DataError, match=rf"labels of the training samples must lie in 0\.\.2, found {found}"):
+    with pytest.raises(
+        DataError, match=rf"labels of the training samples must lie in 0\.\.2, found {found}"
+    ):
         replace(data, y=torch.tensor([0, 1, 2, label, 0, 1, 2]))
     with pytest.raises(DataError, match=r"must be int64, not torch\.int32"):
         replace(data, y=data.y.int())
@@ -315,7 +377,8 @@ class OneWeight(nn.Module):
 
 @pytest.mark.parametrize("build", [batched, reference, graph])
 def test_one_step_by_hand(build: Any) -> None:
-    """Loss -log sigmoid(w x) at w=0: gradient -x/2, so x = (2, 4) in two clients gives w = lr x / 2."""
+    """Loss -log sigmoid(w x) at w=0: gradient -x/2, so x = (2, 4) in two clients gives w = lr x /
+    2."""
     x = torch.tensor([[2.0], [4.0]], dtype=torch.float64)
     positions = [np.array([0]), np.array([1])]
     data = ClientData(x, torch.zeros(2, dtype=torch.long), positions, positions, 2)
@@ -327,18 +390,26 @@ def test_one_step_by_hand(build: Any) -> None:
 
 @pytest.mark.parametrize("build", [batched, taped])
 def test_parameters_that_are_frozen_or_not_used(build: Any) -> None:
-    """The former neither travel nor change, the latter change by weight decay alone, and their gradient is zero."""
+    """The former neither travel nor change, the latter change by weight decay alone, and their
+    gradient is zero."""
     data = problem(SIZES["ragged"])
     for optimizer in OPTIMIZERS.values():
         model: Any = WithUnused().double()
         model.a.weight.requires_grad_(False)
         assert "a.weight" not in initial(model)
-        one, other = (b(model, data, WORKS["epochs"], optimizer, Streams(3)) for b in (build, reference))
+        one, other = (
+            b(model, data, WORKS["epochs"], optimizer, Streams(3)) for b in (build, reference)
+        )
         assert_equal(one, other, np.arange(5))
         decays = optimizer.weight_decay > 0  # type: ignore[attr-defined]
-        assert bool(one.train(initial(model), np.arange(5), 1, 0.1).delta["unused.weight"].any()) == decays
+        assert (
+            bool(one.train(initial(model), np.arange(5), 1, 0.1).delta["unused.weight"].any())
+            == decays
+        )
     for engine in (one, other):
-        for gradient in engine.client_gradients(initial(model), data.train, ["b.bias", "unused.weight"]):
+        for gradient in engine.client_gradients(
+            initial(model), data.train, ["b.bias", "unused.weight"]
+        ):
             assert gradient[:3].any()
             assert gradient[3:].tolist() == [0.0] * 16
 
@@ -346,16 +417,27 @@ def test_parameters_that_are_frozen_or_not_used(build: Any) -> None:
 @pytest.mark.parametrize("name", ["mlp", "conv", "batch norm and dropout"])
 def test_bfloat16_is_close_and_keeps_parameters_in_single_precision(name: str) -> None:
     task = task_of((name, "ragged", "epochs", "sgd"), torch.float32)
-    exact, rough = batched(*task), [build(*task, precision="bf16") for build in (batched, reference)]
+    exact, rough = (
+        batched(*task),
+        [build(*task, precision="bf16") for build in (batched, reference)],
+    )
     params, data = initial(task[0]), task[1]
     wanted = exact.train(params, np.arange(5), 2, 0.1)
     for engine in rough:
         got = engine.train(params, np.arange(5), 2, 0.1)
         for n, delta in got.delta.items():
             assert delta.dtype is torch.float32
-            assert float((delta - wanted.delta[n]).norm()) < 0.1 * float(wanted.delta[n].norm()) + 1e-3
+            assert (
+                float((delta - wanted.delta[n]).norm()) < 0.1 * float(wanted.delta[n].norm()) + 1e-3
+            )
         assert any(not torch.equal(delta, wanted.delta[n]) for n, delta in got.delta.items())
-        assert abs(engine.evaluate(params, data.x, data.y).loss - exact.evaluate(params, data.x, data.y).loss) < 0.05
+        assert (
+            abs(
+                engine.evaluate(params, data.x, data.y).loss
+                - exact.evaluate(params, data.x, data.y).loss
+            )
+            < 0.05
+        )
 
 
 # --- what the losses of local training come to -----------------------------------------------------------------------
@@ -366,9 +448,12 @@ def counted(counts: np.ndarray, width: int) -> Schedule:
 
 
 def test_losses_by_hand() -> None:
-    """Of three clients in two steps of at most three samples; what stands behind the counts means nothing. Means over
-    steps of the means of batches: (9/3 + 5) / 2 and 3. Squares over all samples: 1, 4, 36, 25 and 16, 4."""
-    losses = np.array([[[1, 2, 6], [5, np.nan, np.inf]], [[4, 2, 100], [7, 7, 7]], [[1, 1, 1], [1, 1, 1]]], float)
+    """Of three clients in two steps of at most three samples; what stands behind the counts means
+    nothing. Means over steps of the means of batches: (9/3 + 5) / 2 and 3. Squares over all
+    samples: 1, 4, 36, 25 and 16, 4."""
+    losses = np.array(
+        [[[1, 2, 6], [5, np.nan, np.inf]], [[4, 2, 100], [7, 7, 7]], [[1, 1, 1], [1, 1, 1]]], float
+    )
     schedule = counted(np.array([[3, 1], [2, 0], [0, 0]]), 3)
     means = mean_losses(losses, schedule)
     assert means[0][:2].tolist() == pytest.approx([4.0, 3.0])

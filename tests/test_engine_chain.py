@@ -30,7 +30,9 @@ class Functional(nn.Module):
 class TwoLayers(nn.Module):
     """Attributes are called as functions of torch are, whatever they hold."""
 
-    def __init__(self, flatten: nn.Module | None = None, relu: nn.Module | None = None, width: int = 8) -> None:
+    def __init__(
+        self, flatten: nn.Module | None = None, relu: nn.Module | None = None, width: int = 8
+    ) -> None:
         super().__init__()
         self.flatten, self.relu = flatten or nn.Flatten(), relu or nn.ReLU()
         self.a, self.b = nn.Linear(16, width), nn.Linear(width, 3)
@@ -87,7 +89,9 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
     "functional": Functional,
     "named as it is": TwoLayers,
     "dropout": lambda: MLP((1, 4, 4), 3, hidden=[8, 5], dropout=0.5),
-    "dropout of everything": lambda: linear(nn.Linear(16, 8), nn.Dropout(1.0), nn.ReLU(), nn.Linear(8, 3)),
+    "dropout of everything": lambda: linear(
+        nn.Linear(16, 8), nn.Dropout(1.0), nn.ReLU(), nn.Linear(8, 3)
+    ),
     "dropout behind": lambda: linear(
         *(nn.Linear(16, 8), nn.ReLU(), nn.Dropout(0.3)),
         *(nn.Linear(8, 6), nn.Dropout(0.2), nn.ReLU(), nn.Linear(6, 3)),
@@ -95,7 +99,9 @@ CHAINS: dict[str, Callable[[], nn.Module]] = {
 }
 CONVOLUTIONS: dict[str, Callable[[], nn.Module]] = {
     "conv": lambda: model_of("conv"),
-    "pool behind relu": lambda: images(nn.Conv2d(1, 2, 3, padding=2), nn.ReLU(), nn.MaxPool2d(2), flat=18),
+    "pool behind relu": lambda: images(
+        nn.Conv2d(1, 2, 3, padding=2), nn.ReLU(), nn.MaxPool2d(2), flat=18
+    ),
     "conv without bias": lambda: images(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU(), flat=8),
 }
 OTHERS: dict[str, Callable[[], nn.Module]] = {
@@ -125,19 +131,31 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
     "oblong padding": lambda: images(nn.Conv2d(1, 2, 3, padding=(1, 0)), nn.ReLU(), flat=16),
     "wide padding": lambda: images(nn.Conv2d(1, 2, 1, padding=1), nn.ReLU(), flat=72),
     "padding by name": lambda: images(nn.Conv2d(1, 2, 3, padding="same"), nn.ReLU(), flat=32),
-    "reflections": lambda: images(nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), flat=32),
+    "reflections": lambda: images(
+        nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), nn.ReLU(), flat=32
+    ),
     "no relu": lambda: images(nn.Conv2d(1, 2, 3), flat=8),
     "dropout behind conv": lambda: images(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Dropout(0.5), flat=8),
     "three by three": lambda: images(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(3), flat=2),
-    "sliding pool": lambda: images(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, stride=1), flat=8),
-    "padded pool": lambda: images(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), flat=8),
-    "rounded up": lambda: images(nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), flat=8),
-    "two pools": lambda: images(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(2), flat=2),
+    "sliding pool": lambda: images(
+        nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, stride=1), flat=8
+    ),
+    "padded pool": lambda: images(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2, padding=1), flat=8
+    ),
+    "rounded up": lambda: images(
+        nn.Conv2d(1, 2, 2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True), flat=8
+    ),
+    "two pools": lambda: images(
+        nn.Conv2d(1, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.MaxPool2d(2), flat=2
+    ),
     "pool first": lambda: images(nn.MaxPool2d(2), nn.Conv2d(1, 2, 1), nn.ReLU(), flat=8),
     "average": lambda: images(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AvgPool2d(2), flat=2),
     "norm behind conv": lambda: model_of("batch norm 2d"),
     "not flat": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Linear(2, 3)),
-    "conv last": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.Flatten()),
+    "conv last": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Conv2d(2, 3, 2), nn.Flatten()
+    ),
 }
 
 
@@ -169,7 +187,10 @@ def test_chains_equal_the_reference(name: str, backend: str, optimizer: str) -> 
         return
     model = CHAINS[name]().double()
     for sizes in ("ragged", "some empty"):
-        one, other = (b(model, problem(SIZES[sizes]), *work_of(optimizer)) for b in (BACKENDS[backend], reference))
+        one, other = (
+            b(model, problem(SIZES[sizes]), *work_of(optimizer))
+            for b in (BACKENDS[backend], reference)
+        )
         assert_equal(one, other, np.arange(len(SIZES[sizes])))
 
 
@@ -178,7 +199,9 @@ def test_a_layer_along_the_last_axis_of_samples_is_not_written_out(engine: Any) 
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(20, 3)).double()
     work, data = work_of("sgd"), problem(SIZES["ragged"])
     assert Workload(model, data, OPTIMIZERS["sgd"]).chain is None
-    assert_equal(engine(model, data, *work, rounds=10**4), reference(model, data, *work), np.arange(5))
+    assert_equal(
+        engine(model, data, *work, rounds=10**4), reference(model, data, *work), np.arange(5)
+    )
 
 
 def test_a_layer_in_front_of_a_flattening_is_written_out_where_samples_are_vectors() -> None:
@@ -187,4 +210,7 @@ def test_a_layer_in_front_of_a_flattening_is_written_out_where_samples_are_vecto
     for axis in (1, 2):
         samples = replace(data, x=data.x.flatten(axis))
         assert Workload(model, samples, OPTIMIZERS["sgd"]).chain is not None
-        assert_equal(*(build(model, samples, *work_of("sgd")) for build in (batched, reference)), np.arange(5))
+        assert_equal(
+            *(build(model, samples, *work_of("sgd")) for build in (batched, reference)),
+            np.arange(5),
+        )

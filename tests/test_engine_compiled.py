@@ -27,20 +27,26 @@ def engine(model: nn.Module, num_rounds: int, compile: Any) -> Engine:
 
 
 def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
-    # 7, 1, 13, 4, 2 samples in batches of 4: the middling client makes 1 step an epoch, two epochs a round
+    # 7, 1, 13, 4, 2 samples in batches of 4: the middling client makes 1 step an epoch, two epochs
+    # a round
     assert engine(tanh(), 7, "auto").workload.total_steps == 14
     assert engine(tanh(), WORTH_STEPS // 2 - 1, "auto").description == "batched"
     assert engine(tanh(), WORTH_STEPS // 2, "auto").description == "batched, compiled"
-    assert engine(model_of("mlp"), WORTH_STEPS, "auto").description == "batched"  # a chain, which is written out
+    assert (
+        engine(model_of("mlp"), WORTH_STEPS, "auto").description == "batched"
+    )  # a chain, which is written out
     assert engine(tanh(), WORTH_STEPS, False).description == "batched"
-    assert engine(tanh(), 1, True).backend.max_joint_clients == 1  # several runs are not trained jointly
+    assert (
+        engine(tanh(), 1, True).backend.max_joint_clients == 1
+    )  # several runs are not trained jointly
     assert engine(tanh(), 1, False).backend.max_joint_clients > 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_equals_sequential(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As torch traces it; with code generated from the trace, which takes ten times as long, in the long form."""
+    """As torch traces it; with code generated from the trace, which takes ten times as long, in the
+    long form."""
     monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend=backend))
     fast = engine(tanh(), 1, True)
     _, plain = engines(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"])

@@ -1,4 +1,5 @@
-"""Recorded local steps: a replay is what the steps come to, what may not be recorded, and where recording fails.
+"""Recorded local steps: a replay is what the steps come to, what may not be recorded, and where
+recording fails.
 
 That replays on a tape equal the reference is in tests/test_engine.py.
 """
@@ -22,7 +23,13 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph import recorder
 from fedsim.engine.graph import steps as graph_steps
-from fedsim.engine.graph.backend import MOST_STEPS, MOST_TRAINERS, capacity, longest_recording, recordings
+from fedsim.engine.graph.backend import (
+    MOST_STEPS,
+    MOST_TRAINERS,
+    capacity,
+    longest_recording,
+    recordings,
+)
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder
 from fedsim.engine.graph.steps import OneByOne
 from fedsim.engine.model import initial
@@ -39,20 +46,33 @@ from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, 
 def chain(rate: float = 0.0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        hidden = [nn.Linear(16, 8), nn.Dropout(rate), nn.ReLU(), nn.Linear(8, 6, bias=False), nn.ReLU()]
+        hidden = [
+            nn.Linear(16, 8),
+            nn.Dropout(rate),
+            nn.ReLU(),
+            nn.Linear(8, 6, bias=False),
+            nn.ReLU(),
+        ]
         return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(6, 3)).double()
 
 
-def pair(model: nn.Module, data: ClientData, work: LocalWork, optimizer: str = "sgd") -> tuple[Any, Engine]:
+def pair(
+    model: nn.Module, data: ClientData, work: LocalWork, optimizer: str = "sgd"
+) -> tuple[Any, Engine]:
     """An engine that replays recorded steps, and the reference."""
-    one, other = (build(model, data, work, OPTIMIZERS[optimizer], Streams(3)) for build in (taped, reference))
+    one, other = (
+        build(model, data, work, OPTIMIZERS[optimizer], Streams(3)) for build in (taped, reference)
+    )
     return one, other
 
 
 def models_like(model: nn.Module, count: int) -> list[Params]:
     generator = torch.Generator().manual_seed(5)
     return [
-        {n: v + 0.1 * torch.rand(v.shape, generator=generator, dtype=v.dtype) for n, v in initial(model).items()}
+        {
+            n: v + 0.1 * torch.rand(v.shape, generator=generator, dtype=v.dtype)
+            for n, v in initial(model).items()
+        }
         for _ in range(count)
     ]
 
@@ -69,17 +89,22 @@ REPLAYS += [("conv", "adam"), ("batch norm and dropout", "nesterov")]
 
 @pytest.mark.parametrize(("name", "optimizer"), REPLAYS)
 def test_a_replay_is_to_the_last_bit_what_the_steps_come_to(name: str, optimizer: str) -> None:
-    """With other clients, batches, models, dropout keys and learning rate than when it was recorded."""
+    """With other clients, batches, models, dropout keys and learning rate than when it was
+    recorded."""
     model = (chain(0.5) if name == "chain" else model_of(name)).float()
     data, work = problem([7, 1, 13, 4, 2], torch.float32), LocalWork(None, 5, 4)
     one, other = pair(model, data, work, optimizer)
     eager = graph(model, data, work, OPTIMIZERS[optimizer], Streams(3))
-    first = one.backend.train([initial(model)] * 3, schedule_of(other, np.array([0, 1, 3]), 1, lr=0.1))
+    first = one.backend.train(
+        [initial(model)] * 3, schedule_of(other, np.array([0, 1, 3]), 1, lr=0.1)
+    )
     kept, recorded = copy.deepcopy(first), len(one.backend.recorder.tapes)
     second = schedule_of(other, np.array([2, 1, 4]), 2, lr=0.03)
     start = models_like(model, 3)
     assert same_bits(one.backend.train(start, second), eager.backend.train(start, second), second)
-    assert same_bits(first, kept, schedule_of(other, np.array([0, 1, 3]), 1))  # results are not overwritten
+    assert same_bits(
+        first, kept, schedule_of(other, np.array([0, 1, 3]), 1)
+    )  # results are not overwritten
     if name != "batch norm and dropout":  # whose other batches may be full
         assert len(one.backend.recorder.tapes) == recorded
 
@@ -89,12 +114,25 @@ def test_a_replay_is_to_the_last_bit_what_the_steps_come_to(name: str, optimizer
 
 def test_a_round_is_made_of_recordings_of_powers_of_two() -> None:
     assert recordings([False] * 30, 64) == [(16, False), (8, False), (4, False), (2, False)]
-    assert recordings([False] * 150, 64) == [(64, False), (64, False), (16, False), (4, False), (2, False)]
+    assert recordings([False] * 150, 64) == [
+        (64, False),
+        (64, False),
+        (16, False),
+        (4, False),
+        (2, False),
+    ]
     runs = recordings([True] * 3 + [False] + [True] * 4, 2)
     assert runs == [(2, True), (1, True), (1, False), (2, True), (2, True)]
     assert recordings([], 64) == []
     assert [longest_recording(n) for n in (0, 10, 1_000, 10**6)] == [MOST_STEPS, MOST_STEPS, 4, 1]
-    assert [capacity(n) for n in (0, 5, 10, 15, 17, 100)] == [0, 5, 10, 15, 18, 104]  # clients, or steps
+    assert [capacity(n) for n in (0, 5, 10, 15, 17, 100)] == [
+        0,
+        5,
+        10,
+        15,
+        18,
+        104,
+    ]  # clients, or steps
 
 
 def test_cohorts_of_many_sizes_keep_few_recordings_and_equal_the_reference() -> None:
@@ -115,7 +153,9 @@ def test_fewer_clients_replay_what_was_recorded_for_more() -> None:
     assert len(one.backend._trainers) == 1
 
 
-def test_batches_that_are_full_take_the_ordinary_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_are_full_take_the_ordinary_batch_norm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also where other clients have short batches."""
     forms: list[bool] = []
     step = OneByOne.step
@@ -125,7 +165,13 @@ def test_batches_that_are_full_take_the_ordinary_batch_norm(monkeypatch: pytest.
         step(self, full=full)
 
     monkeypatch.setattr(OneByOne, "step", watched)
-    engine = graph(model_of("batch norm 2d"), problem([8, 13, 3]), LocalWork(1, None, 4), OPTIMIZERS["sgd"], Streams(3))
+    engine = graph(
+        model_of("batch norm 2d"),
+        problem([8, 13, 3]),
+        LocalWork(1, None, 4),
+        OPTIMIZERS["sgd"],
+        Streams(3),
+    )
     engine.train(initial(engine.workload.model), np.arange(3), 1, 0.1)
     assert sorted(forms) == 2 * [False] + 5 * [True]
 
@@ -137,7 +183,9 @@ class Failing(Recorder):
         raise NotRecordedError("operation not permitted")
 
 
-def test_where_recording_fails_steps_are_taken_one_by_one_and_that_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_where_recording_fails_steps_are_taken_one_by_one_and_that_is_said(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     one, other = pair(chain(), problem(SIZES["ragged"]), WORKS["epochs"], "adam")
     one.backend.recorder = Failing("no reason")
     assert_equal(one, other, np.arange(5))
@@ -168,10 +216,19 @@ class OwnRule(SGD):
 
 
 def test_what_cannot_be_recorded_is_refused_at_the_start() -> None:
-    data, own = problem([4]), OwnRule(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=PLAIN)
-    untracked = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 3)).double()
+    data, own = (
+        problem([4]),
+        OwnRule(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0, schedule=PLAIN),
+    )
+    untracked = nn.Sequential(
+        nn.Flatten(), nn.BatchNorm1d(16, track_running_stats=False), nn.Linear(16, 3)
+    ).double()
     for model, optimizer, text in (
-        (NormOverTokens().double(), OPTIMIZERS["sgd"], r"NormOverTokens cannot take padded batches: .*\n.*sequential"),
+        (
+            NormOverTokens().double(),
+            OPTIMIZERS["sgd"],
+            r"NormOverTokens cannot take padded batches: .*\n.*sequential",
+        ),
         (chain(), own, r"cannot record the steps of OwnRule.*\n.*engine=batched"),
         (untracked, OPTIMIZERS["sgd"], "BatchNorm1d"),
     ):
@@ -208,7 +265,9 @@ class Case:
 
 
 def train(engine: Engine, round: int) -> Cohort:
-    return engine.train(initial(engine.workload.model), np.arange(len(engine.data.train)), round, 0.1 / round)
+    return engine.train(
+        initial(engine.workload.model), np.arange(len(engine.data.train)), round, 0.1 / round
+    )
 
 
 SMALL_RESNET = Case(
@@ -216,12 +275,20 @@ SMALL_RESNET = Case(
     *((1, 4, 4), [2, 5], LocalWork(1, None, 2), "adam"),
 )
 DROPOUT = Case(
-    lambda: MLP((1, 4, 4), 10, hidden=[8], dropout=0.5), (1, 4, 4), [3, 0, 9], LocalWork(2, None, 4), "nesterov"
+    lambda: MLP((1, 4, 4), 10, hidden=[8], dropout=0.5),
+    (1, 4, 4),
+    [3, 0, 9],
+    LocalWork(2, None, 4),
+    "nesterov",
 )
-SMALL_CNN = Case(lambda: CNN((1, 18, 18), 10), (1, 18, 18), [3, 2], LocalWork(1, None, 2), "momentum")
+SMALL_CNN = Case(
+    lambda: CNN((1, 18, 18), 10), (1, 18, 18), [3, 2], LocalWork(1, None, 2), "momentum"
+)
 
 
-@pytest.mark.parametrize("case", [DROPOUT, SMALL_CNN, SMALL_RESNET], ids=["dropout", "convolutions", "batch norm"])
+@pytest.mark.parametrize(
+    "case", [DROPOUT, SMALL_CNN, SMALL_RESNET], ids=["dropout", "convolutions", "batch norm"]
+)
 def test_replays_on_the_card_equal_those_on_the_cpu_to_the_last_bit(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -233,7 +300,9 @@ def test_replays_on_the_card_equal_those_on_the_cpu_to_the_last_bit(
         engine = case.engine("cuda")
         for round, want in enumerate(wanted, 1):
             got = train(engine, round)
-            assert all(torch.equal(held(got.delta[name]), value) for name, value in want.delta.items())
+            assert all(
+                torch.equal(held(got.delta[name]), value) for name, value in want.delta.items()
+            )
             np.testing.assert_array_equal(got.loss, want.loss)
 
 
@@ -255,7 +324,10 @@ def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
         totals = card.counts.totals()
     reason = "_local_scalar_dense: operation not permitted when stream is capturing"
     assert engine.description == f"graph, linear layers, step by step ({reason})"
-    assert capfd.readouterr().err == f"engine=graph: not recorded, which is slower and else the same: {reason}\n"
+    assert (
+        capfd.readouterr().err
+        == f"engine=graph: not recorded, which is slower and else the same: {reason}\n"
+    )
     assert totals["waits"] > 3
     assert totals["launches"] > 120
 
@@ -263,7 +335,8 @@ def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
 def test_recordings_that_replay_side_by_side_have_streams_and_workspaces_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before torch 2.15 a library's workspace is that of the stream, which has to lie in the pool of its graphs."""
+    """Before torch 2.15 a library's workspace is that of the stream, which has to lie in the pool
+    of its graphs."""
     events: list[Any] = []
 
     def watched(graph: Any, pool: Any = None, stream: Any = None) -> Any:
@@ -273,7 +346,9 @@ def test_recordings_that_replay_side_by_side_have_streams_and_workspaces_of_thei
     with PretendedCard():
         captured = torch.cuda.graph
         monkeypatch.setattr(recorder, "FIRST_WITH_OWN_WORKSPACES", "99.1")
-        monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: events.append("clear"), raising=False)
+        monkeypatch.setattr(
+            torch._C, "_cuda_clearCublasWorkspaces", lambda: events.append("clear"), raising=False
+        )
         monkeypatch.setattr(torch.cuda, "graph", watched)
         train(SMALL_RESNET.engine("cuda"), 1)
         monkeypatch.undo()

@@ -40,10 +40,17 @@ def dropout(p: float, key: int, layer: int = 0) -> KeyedDropout:
 
 
 def test_the_mixer_is_splitmix64() -> None:
-    """The first outputs of the reference generator from state 0: mix(g), mix(2g), ... for g = 0x9E3779B97F4A7C15."""
+    """The first outputs of the reference generator from state 0: mix(g), mix(2g), ... for g =
+    0x9E3779B97F4A7C15."""
     golden = 0x9E3779B97F4A7C15
     states = torch.tensor([(n * golden % 2**64 + 2**63) % 2**64 - 2**63 for n in range(1, 6)])
-    first = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F, 0xF88BB8A8724C81EC, 0x1B39896A51A8749B]
+    first = [
+        0xE220A8397B1DCDAF,
+        0x6E789E6AA1B965F4,
+        0x06C45D188009454F,
+        0xF88BB8A8724C81EC,
+        0x1B39896A51A8749B,
+    ]
     assert [int(z) % 2**64 for z in mix(states)] == first
 
 
@@ -56,7 +63,11 @@ def test_dropout_is_a_function_of_key_layer_and_element_with_the_right_share_and
     expected = layer(x) == 0
     assert torch.equal(dropout(0.5, 1)(x) == 0, expected)
     assert torch.equal(dropout(0.5, 1)(x[:7]) == 0, expected[:7])  # padding does not matter
-    for other in (dropout(0.5, 2), dropout(0.5, 1, layer=1), layer):  # another key, another layer, applied twice
+    for other in (
+        dropout(0.5, 2),
+        dropout(0.5, 1, layer=1),
+        layer,
+    ):  # another key, another layer, applied twice
         assert 0.45 < float(((other(x) == 0) == expected).double().mean()) < 0.55
     x = torch.arange(4.0)
     assert dropout(1.0, 1)(x).tolist() == [0, 0, 0, 0]
@@ -84,7 +95,9 @@ def test_masked_batch_norm_sees_only_valid_samples(shape: tuple[int, ...]) -> No
         ({"affine": False}, 0, 0),
     ],
 )
-def test_a_batch_of_one_value_is_a_batch_of_variance_zero(of: dict[str, Any], mean: Any, var: Any) -> None:
+def test_a_batch_of_one_value_is_a_batch_of_variance_zero(
+    of: dict[str, Any], mean: Any, var: Any
+) -> None:
     """For any BatchNorm; behind it comes a batch of two, as torch takes it."""
     source = nn.BatchNorm1d(2, track_running_stats=bool(mean), **of)
     layer: Any = for_sequential(source)
@@ -164,22 +177,35 @@ def mlp(layer: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    "model", [mlp(nn.BatchNorm1d(3, momentum=None)), mlp(nn.BatchNorm1d(3, track_running_stats=False)), Recurrent(0.0)]
+    "model",
+    [
+        mlp(nn.BatchNorm1d(3, momentum=None)),
+        mlp(nn.BatchNorm1d(3, track_running_stats=False)),
+        Recurrent(0.0),
+    ],
 )
-def test_layers_that_cannot_run_batched_are_named_with_the_engine_that_runs_them(model: nn.Module) -> None:
-    with pytest.raises(ConfigError, match=r"model (\w+): layer '(1|cell)' \((\w+)\) cannot run.*\n.*engine=sequential"):
+def test_layers_that_cannot_run_batched_are_named_with_the_engine_that_runs_them(
+    model: nn.Module,
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"model (\w+): layer '(1|cell)' \((\w+)\) cannot run.*\n.*engine=sequential",
+    ):
         build(batched, model)
     trained = build(reference, model).train(dict(model.state_dict()), np.array([0]), 1, 0.1)
     assert np.isfinite(trained.loss).all()
 
 
 def test_recurrent_layers_are_in_training_mode_where_a_gradient_is_taken() -> None:
-    """cuDNN refuses the backward pass of one in eval mode; what else is in the model stays in eval mode."""
+    """cuDNN refuses the backward pass of one in eval mode; what else is in the model stays in eval
+    mode."""
     model = nn.Sequential(Recurrent(0.0), nn.BatchNorm1d(3))
     engine = build(reference, model)
     seen: set[tuple[bool, bool, bool]] = set()
     cell, norm = engine.backend.model[0].cell, engine.backend.model[1]
-    cell.register_forward_hook(lambda layer, x, y: seen.add((torch.is_grad_enabled(), layer.training, norm.training)))
+    cell.register_forward_hook(
+        lambda layer, x, y: seen.add((torch.is_grad_enabled(), layer.training, norm.training))
+    )
     (gradient,) = engine.client_gradients(dict(model.state_dict()), [np.arange(6)])
     engine.losses(dict(model.state_dict()), [np.arange(6)])
     assert seen == {(True, True, False), (False, False, False)}
@@ -192,7 +218,9 @@ def test_recurrent_layers_are_in_training_mode_where_a_gradient_is_taken() -> No
 @pytest.mark.parametrize("kind", BOTH)
 def test_hidden_randomness_is_named_with_what_to_use_and_undone(kind: Any) -> None:
     for model in (mlp(nn.Dropout1d(0.5)), mlp(nn.AlphaDropout(0.5)), Recurrent(0.5)):
-        with pytest.raises(ConfigError, match=r"layer '(1|cell)' .* global generator\n.*nn.Dropout has masks keyed"):
+        with pytest.raises(
+            ConfigError, match=r"layer '(1|cell)' .* global generator\n.*nn.Dropout has masks keyed"
+        ):
             build(kind, model)
     model, before = Functional(), torch.get_rng_state()
     with pytest.raises(ConfigError, match="model Functional draws from torch's global generator"):
@@ -214,7 +242,9 @@ class Mixing(Named):
         (graph, Mixing(), "Mixing mixes the samples of a batch"),
     ],
 )
-def test_what_is_found_out_by_a_pass_is_told_with_the_engine_that_runs_it(kind: Any, model: Any, text: str) -> None:
+def test_what_is_found_out_by_a_pass_is_told_with_the_engine_that_runs_it(
+    kind: Any, model: Any, text: str
+) -> None:
     with pytest.raises(ConfigError, match=rf"model {text}.*\n.*engine=sequential"):
         build(kind, model)
     assert f"sequential (auto: model {text}" in build(auto, model).description
@@ -223,7 +253,9 @@ def test_what_is_found_out_by_a_pass_is_told_with_the_engine_that_runs_it(kind: 
 def test_a_model_is_left_as_it_was_and_what_does_not_travel_is_each_clients_own() -> None:
     """BatchNorm without a momentum weighs a batch by the number of those before it."""
     for kind, momentum in ((batched, 0.1), (reference, None)):
-        model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=momentum), nn.Dropout(0.5))
+        model = nn.Sequential(
+            nn.Linear(4, 3), nn.BatchNorm1d(3, momentum=momentum), nn.Dropout(0.5)
+        )
         before = {name: value.clone() for name, value in model.state_dict().items()}
         engine, params = build(kind, model), initial(model)
         first, second = (engine.train(params, np.array([0]), 1, 0.1) for _ in range(2))

@@ -1,6 +1,7 @@
 """Local training in C: what is special to it, and that it stands aside where it cannot run.
 
-That it equals plain PyTorch for chains of all kinds is in tests/test_engine.py and tests/test_engine_chain.py.
+That it equals plain PyTorch for chains of all kinds is in tests/test_engine.py and
+tests/test_engine_chain.py.
 """
 
 import re
@@ -38,7 +39,11 @@ SGDS = ["sgd", "decay", "momentum", "nesterov"]
 
 
 def pair(
-    model: nn.Module, data: ClientData, work: LocalWork = WORKS["epochs"], optimizer: str = "sgd", workers: int = 2
+    model: nn.Module,
+    data: ClientData,
+    work: LocalWork = WORKS["epochs"],
+    optimizer: str = "sgd",
+    workers: int = 2,
 ) -> tuple[Engine, Engine]:
     common = (model, data, work, OPTIMIZERS[optimizer], Streams(3))
     return native(*common, workers=workers), reference(*common)
@@ -61,34 +66,51 @@ def test_after_an_interruption_no_client_is_begun(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("optimizer", SGDS)
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 @pytest.mark.parametrize("hidden", [[70], [128, 7], [5, 64, 33]])
-def test_layers_wider_and_deeper_than_a_tile(hidden: list[int], dropout: float, optimizer: str) -> None:
-    """Products whose rows, columns and depths leave rests, and are deeper than one block of sums."""
+def test_layers_wider_and_deeper_than_a_tile(
+    hidden: list[int], dropout: float, optimizer: str
+) -> None:
+    """Products whose rows, columns and depths leave rests, and are deeper than one block of
+    sums."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 1, 1, 600, generator=generator, dtype=torch.float64)
-    data = ClientData(x, torch.randint(11, (40,), generator=generator), *[[np.arange(3, 40)]] * 2, 11)
+    data = ClientData(
+        x, torch.randint(11, (40,), generator=generator), *[[np.arange(3, 40)]] * 2, 11
+    )
     model: Any = MLP((1, 1, 600), 11, hidden=hidden, dropout=dropout).double()
     assert_equal(*pair(model, data, LocalWork(2, None, 17), optimizer), np.arange(1))
 
 
 def padded() -> nn.Module:
-    """Images that are not square, paddings, pooling before and behind ReLU, sizes that leave rests."""
+    """Images that are not square, paddings, pooling before and behind ReLU, sizes that leave
+    rests."""
     return nn.Sequential(
         *(nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(5, 20, 5, padding=2, bias=False), nn.ReLU()),
         *(nn.Conv2d(20, 7, 2, padding=1), nn.MaxPool2d(2), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(42, 12), nn.Dropout(0.4), nn.ReLU(), nn.Linear(12, 4, bias=False)),
+        *(
+            nn.Flatten(),
+            nn.Linear(42, 12),
+            nn.Dropout(0.4),
+            nn.ReLU(),
+            nn.Linear(12, 4, bias=False),
+        ),
     )
 
 
 IMAGES: dict[str, tuple[tuple[int, ...], int, Any]] = {
     "cnn": ((3, 32, 32), 10, lambda: CNN((3, 32, 32), 10)),
     "padded": ((1, 9, 11), 4, padded),
-    "one pixel": ((2, 5, 5), 3, lambda: nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(75, 3))),
+    "one pixel": (
+        (2, 5, 5),
+        3,
+        lambda: nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(75, 3)),
+    ),
 }
 
 
 def images(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, ClientData]:
-    """A model, and 23 samples of three clients, one of whom has none. Some are blank: all pixels of a pool tie."""
+    """A model, and 23 samples of three clients, one of whom has none. Some are blank: all pixels of
+    a pool tie."""
     shape, num_classes, model = IMAGES[name]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(23, *shape, generator=generator, dtype=torch.float64).to(dtype)
@@ -107,18 +129,26 @@ def test_convolutions_equal_those_of_the_plain_engine(name: str, optimizer: str)
     fast, plain = pair(model, data, LocalWork(2, None, 5), optimizer)
     assert_equal(fast, plain, np.arange(3))
     params = initial(model)
-    np.testing.assert_allclose(fast.losses(params, data.train), plain.losses(params, data.train), rtol=1e-10)
-    torch.testing.assert_close(fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(
+        fast.losses(params, data.train), plain.losses(params, data.train), rtol=1e-10
+    )
+    torch.testing.assert_close(
+        fast.predict(params, data.x), plain.predict(params, data.x), rtol=1e-10, atol=1e-10
+    )
     for a, b in zip(*(e.client_gradients(params, data.train) for e in (fast, plain)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", ["decay", "momentum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_client_is_the_same_to_the_last_bit_in_any_company(dtype: torch.dtype, optimizer: str) -> None:
+def test_a_client_is_the_same_to_the_last_bit_in_any_company(
+    dtype: torch.dtype, optimizer: str
+) -> None:
     model: Any = CHAINS["dropout"]().to(dtype)
     data = problem(SIZES["ragged"], dtype)
-    alone, several = (pair(model, data, WORKS["epochs"], optimizer, workers)[0] for workers in (1, 3))
+    alone, several = (
+        pair(model, data, WORKS["epochs"], optimizer, workers)[0] for workers in (1, 3)
+    )
     params = initial(model)
     cohorts = [[4, 0, 2], [3], [1, 2]]
     schedules = [schedule_of(several, np.array(ids), 2) for ids in cohorts]
@@ -139,20 +169,39 @@ def test_samples_that_do_not_lie_in_a_row_and_more_outputs_than_classes() -> Non
     for model, samples in ((model_of("mlp"), apart), (wide, data)):
         fast, plain = pair(model, samples)[0], pair(model, data)[1]
         assert_equal(fast, plain, np.arange(5))
-        found, wanted = fast.predict(initial(model), samples.x), plain.predict(initial(model), data.x)
+        found, wanted = (
+            fast.predict(initial(model), samples.x),
+            plain.predict(initial(model), data.x),
+        )
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
 WITH_NAN: dict[str, list[nn.Module]] = {
-    "linear": [nn.Flatten(), nn.Linear(36, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3)],
+    "linear": [
+        nn.Flatten(),
+        nn.Linear(36, 7),
+        nn.ReLU(),
+        nn.Linear(7, 5),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    ],
     "pooling": [nn.Conv2d(1, 3, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(27, 3)],
-    "pooling first": [nn.Conv2d(1, 3, 3, padding=1), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 3)],
+    "pooling first": [
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.MaxPool2d(2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(27, 3),
+    ],
 }
 
 
 @pytest.mark.parametrize("name", WITH_NAN)
-def test_a_weight_or_a_sample_that_is_nan_is_not_hidden_by_relu_pooling_or_padding(name: str) -> None:
-    """Losses, predictions and gradients have NaN where plain torch has it, updates in the same clients' tensors."""
+def test_a_weight_or_a_sample_that_is_nan_is_not_hidden_by_relu_pooling_or_padding(
+    name: str,
+) -> None:
+    """Losses, predictions and gradients have NaN where plain torch has it, updates in the same
+    clients' tensors."""
     model: Any = nn.Sequential(*WITH_NAN[name]).double()
     x = torch.randn(7, 1, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     clean = ClientData(x, torch.arange(7) % 3, *[[np.arange(4), np.arange(4, 7)]] * 2, 3)
@@ -172,7 +221,9 @@ def test_a_weight_or_a_sample_that_is_nan_is_not_hidden_by_relu_pooling_or_paddi
                 "predictions": engine.predict(params, data.x).numpy(),
                 "gradients": torch.stack(list(engine.client_gradients(params, data.train))).numpy(),
                 "training loss": (trained := engine.train(params, np.arange(2), 1, 0.1)).loss,
-                **{n: delta.flatten(1).isnan().any(1).numpy() for n, delta in trained.delta.items()},
+                **{
+                    n: delta.flatten(1).isnan().any(1).numpy() for n, delta in trained.delta.items()
+                },
             }
             for engine in pair(model, data, LocalWork(None, 1, 4))
         )
@@ -187,15 +238,29 @@ REFUSED: list[tuple[nn.Module, dict[str, Any], str]] = [
     (model_of("mlp"), {"optimizer": "adam"}, r"(?s)optimizer=sgd alone, not Adam.*engine=auto"),
     (model_of("mlp"), {"workers": 0}, "workers=0"),
     (nn.Sequential(nn.Flatten(), nn.Linear(15, 3)), {}, "1.weight is for 15 inputs, not for 16"),
-    (nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)), {}, "0.weight is for 2 inputs"),
-    (nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)), {}, "3.weight is for 9 inputs"),
-    (nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)), {}, "3.weight .* of 0 x 0 pixels"),
+    (
+        nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)),
+        {},
+        "0.weight is for 2 inputs",
+    ),
+    (
+        nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(9, 3)),
+        {},
+        "3.weight is for 9 inputs",
+    ),
+    (
+        nn.Sequential(nn.Conv2d(1, 4, 5), nn.ReLU(), nn.Flatten(), nn.Linear(4, 3)),
+        {},
+        "3.weight .* of 0 x 0 pixels",
+    ),
     (nn.Sequential(nn.Flatten(), nn.Linear(16, 2)), {}, "output for each of 3 classes, not 2"),
 ]
 
 
 @pytest.mark.parametrize(("model", "more", "rule"), REFUSED, ids=range(len(REFUSED)))
-def test_what_it_cannot_train_never_reaches_c(model: nn.Module, more: dict[str, Any], rule: str) -> None:
+def test_what_it_cannot_train_never_reaches_c(
+    model: nn.Module, more: dict[str, Any], rule: str
+) -> None:
     with pytest.raises(ConfigError, match=rule):
         pair(model.double(), problem([4]), **more)
 
@@ -215,12 +280,20 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def chosen(name: str = "mlp", optimizer: str = "sgd", compile: Any = True, rounds: int = 1) -> str:
     """Of runs in which the middling client makes two steps a round."""
-    task = (model_of(name), problem(SIZES["ragged"]), LocalWork(2, None, 4), OPTIMIZERS[optimizer], Streams(3))
+    task = (
+        model_of(name),
+        problem(SIZES["ragged"]),
+        LocalWork(2, None, 4),
+        OPTIMIZERS[optimizer],
+        Streams(3),
+    )
     return auto(*task, rounds=rounds, compile=compile).description
 
 
 def test_auto_takes_it_for_what_it_can_train_in_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert chosen().startswith("native (auto: no convolutions)" if torch.get_num_threads() == 1 else "native, ")
+    assert chosen().startswith(
+        "native (auto: no convolutions)" if torch.get_num_threads() == 1 else "native, "
+    )
     linear, convolutional = (WORTH_STEPS[kind] // 2 for kind in ("linear", "convolutional"))
     for kind, values in (
         ("native", {"compile": "auto", "rounds": linear}),
@@ -235,7 +308,9 @@ def test_auto_takes_it_for_what_it_can_train_in_long_runs(monkeypatch: pytest.Mo
         ("sequential", {"name": "batch norm 2d", "rounds": 10**6}),
     ):
         assert chosen(**values).startswith(kind), values  # type: ignore[arg-type]
-    monkeypatch.setattr(choose, "library", lambda _: pytest.fail("a short run asks for no compiler"))
+    monkeypatch.setattr(
+        choose, "library", lambda _: pytest.fail("a short run asks for no compiler")
+    )
     assert chosen(compile="auto").startswith("batched")
 
 

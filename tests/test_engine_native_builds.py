@@ -1,4 +1,5 @@
-"""The C code by itself: headers, invalid tasks, sanitizers, and instruction sets other than this processor's."""
+"""The C code by itself: headers, invalid tasks, sanitizers, and instruction sets other than this
+processor's."""
 
 import math
 import shutil
@@ -21,8 +22,16 @@ CASES = 12
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 SANITIZED = ("-O1", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 OTHERS = (
-    *(("gcc", "-O0", "-march=native"), ("gcc", "-O2", "-march=x86-64"), ("gcc", "-O3", "-march=x86-64-v3")),
-    *(("gcc", "-O2", "-march=x86-64-v4"), ("gcc", "-O2", "-march=sandybridge"), ("clang", "-O0", "-march=x86-64")),
+    *(
+        ("gcc", "-O0", "-march=native"),
+        ("gcc", "-O2", "-march=x86-64"),
+        ("gcc", "-O3", "-march=x86-64-v3"),
+    ),
+    *(
+        ("gcc", "-O2", "-march=x86-64-v4"),
+        ("gcc", "-O2", "-march=sandybridge"),
+        ("clang", "-O0", "-march=x86-64"),
+    ),
     *(("clang", "-O3", "-march=x86-64-v3"), ("clang", "-O2", "-march=x86-64-v4")),
 )
 """Compilers, optimisation and instruction sets: with fused multiply-adds and without."""
@@ -37,7 +46,8 @@ def compiler(name: str = "gcc") -> str:
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
-    """Returns the path of the driver built with the given flags. Skips where this compiler does not know them."""
+    """Returns the path of the driver built with the given flags. Skips where this compiler does not
+    know them."""
 
     @cache
     def built(*flags: str, real: str = "double", name: str = "gcc") -> str:
@@ -79,7 +89,9 @@ def test_the_number_of_threads_changes_no_bit(expected: Callable[[str], list[str
     assert {line.split(maxsplit=1)[1] for line in lines} == {"0 1"}  # status, all finite
 
 
-@pytest.mark.parametrize("flags", [("-O1", "-march=native"), pytest.param(SANITIZED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "flags", [("-O1", "-march=native"), pytest.param(SANITIZED, marks=pytest.mark.slow)]
+)
 def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[..., str]) -> None:
     """By train, gradient and outputs, the last of which does not read labels."""
     found = [line.split(": ") for line in output_of(build(*flags), "invalid")]
@@ -90,7 +102,9 @@ def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[...,
         2: ["num_layers", "inputs", "outputs", "kernel", "padding", "pool", "height"],
         0: ["unused label", "unused position"],
     }
-    expected = {name: " ".join([str(status)] * 3) for status, names in kinds.items() for name in names}
+    expected = {
+        name: " ".join([str(status)] * 3) for status, names in kinds.items() for name in names
+    }
     expected["label"] = "6 6 0"
     assert {name.rsplit(" ", 1)[0] for name, _ in found} == set(expected)
     for name, statuses in found:
@@ -103,7 +117,10 @@ def test_an_invalid_task_is_refused(flags: tuple[str, ...], build: Callable[...,
     product(OTHERS, ("float", "double")),
 )
 def test_compiler_and_processor_change_no_bit(
-    other: tuple[str, ...], real: str, expected: Callable[[str], list[str]], build: Callable[..., str]
+    other: tuple[str, ...],
+    real: str,
+    expected: Callable[[str], list[str]],
+    build: Callable[..., str],
 ) -> None:
     name, *flags = other
     assert output_of(build(*flags, real=real, name=name)) == expected(real)
@@ -114,8 +131,12 @@ def test_no_access_is_out_of_bounds_or_undefined_and_threads_do_not_race(
     expected: Callable[[str], list[str]], build: Callable[..., str]
 ) -> None:
     assert output_of(build(*SANITIZED)) == expected("double")
-    runner = ("setarch", "-R") if shutil.which("setarch") else ()  # its shadow memory needs fixed addresses
-    assert output_of(*runner, build("-O1", "-march=native", "-fsanitize=thread")) == expected("double")
+    runner = (
+        ("setarch", "-R") if shutil.which("setarch") else ()
+    )  # its shadow memory needs fixed addresses
+    assert output_of(*runner, build("-O1", "-march=native", "-fsanitize=thread")) == expected(
+        "double"
+    )
 
 
 ELEMENTARY = """
@@ -136,11 +157,26 @@ int main(void)
 @pytest.mark.parametrize("real", ["float", "double"])
 def test_exponential_and_logarithm_are_exact_to_one_unit(real: str, tmp_path: Path) -> None:
     program = str(tmp_path / "elementary")
-    command = [compiler(), "-O2", f"-DREAL={real}", "-I", str(SOURCES), "-x", "c", "-", "-o", program, "-lm"]
+    command = [
+        compiler(),
+        "-O2",
+        f"-DREAL={real}",
+        "-I",
+        str(SOURCES),
+        "-x",
+        "c",
+        "-",
+        "-o",
+        program,
+        "-lm",
+    ]
     subprocess.run(command, input=ELEMENTARY, check=True, text=True)
     *found, special = np.array([line.split() for line in output_of(program)], float)
     x, exponential, y, logarithm = np.transpose(found)
     kind = np.dtype("float32" if real == "float" else "float64").type
-    for ours, exact in ((exponential, [math.exp(v) for v in x]), (logarithm, [math.log(v) for v in y])):
+    for ours, exact in (
+        (exponential, [math.exp(v) for v in x]),
+        (logarithm, [math.log(v) for v in y]),
+    ):
         assert (abs(ours - exact) <= np.spacing(np.asarray(exact, kind))).all()
     np.testing.assert_array_equal(special, [math.nan, 0, math.nan, 0])

@@ -1,4 +1,5 @@
-"""Calls of the compiled library: what is out of range or has the wrong shape is an exception, never an access."""
+"""Calls of the compiled library: what is out of range or has the wrong shape is an exception, never
+an access."""
 
 import math
 from collections.abc import Callable
@@ -17,10 +18,20 @@ from fedsim.engine.native.calls import ChainCalls, Rule, Work, cross_entropies, 
 pytestmark = pytest.mark.usefixtures("compiled")
 NUM_SAMPLES, CLASSES, STEPS, WIDTH = 20, 3, 2, 5
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.3), nn.ReLU(), nn.Linear(20, 3)),
-    "one convolution": lambda: nn.Sequential(nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 3)),
+    "linear": lambda: nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 20), nn.Dropout(0.3), nn.ReLU(), nn.Linear(20, 3)
+    ),
+    "one convolution": lambda: nn.Sequential(
+        nn.Conv2d(1, 5, 3), nn.ReLU(), nn.Flatten(), nn.Linear(180, 3)
+    ),
     "convolutions": lambda: nn.Sequential(
-        *(nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(5, 18, 3), nn.ReLU()),
+        *(
+            nn.Conv2d(1, 5, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(5, 18, 3),
+            nn.ReLU(),
+        ),
         *(nn.Flatten(), nn.Linear(72, 7), nn.ReLU(), nn.Linear(7, 3)),
     ),
 }
@@ -29,7 +40,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 class Calls:
     """A model's calls, and arguments for them that are valid."""
 
-    def __init__(self, name: str = "linear", counts: tuple[int, ...] = (WIDTH, 3), width: int = WIDTH) -> None:
+    def __init__(
+        self, name: str = "linear", counts: tuple[int, ...] = (WIDTH, 3), width: int = WIDTH
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
         rng = np.random.default_rng(0)
         with torch.random.fork_rng():
@@ -42,7 +55,9 @@ class Calls:
         self.work = Work(
             x=torch.randn(NUM_SAMPLES, 1, 8, 8, generator=generator, dtype=torch.float64),
             y=torch.randint(CLASSES, (NUM_SAMPLES,), generator=generator),
-            positions=rng.permuted(np.tile(np.arange(NUM_SAMPLES), (len(counts), 1)), axis=1)[:, :width].copy(),
+            positions=rng.permuted(np.tile(np.arange(NUM_SAMPLES), (len(counts), 1)), axis=1)[
+                :, :width
+            ].copy(),
             counts=np.array(counts),
             losses=np.zeros((len(counts), width)),
             keys=rng.integers(2**62, size=len(counts)),
@@ -82,13 +97,17 @@ WRONG = [
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_values_out_of_range_are_refused_and_nothing_is_trained(name: str, value: int, model: str) -> None:
+def test_values_out_of_range_are_refused_and_nothing_is_trained(
+    name: str, value: int, model: str
+) -> None:
     calls = Calls(model)
     work = calls.work
     array: Any = {"y": work.y, "positions": work.positions, "counts": work.counts}[name]
     array[{"y": int(work.positions[1, 2]), "positions": (1, 2), "counts": 1}[name]] = value
     for call in WITH_LABELS if name == "y" else ALL:
-        with pytest.raises(ValueError, match=f"a {'label' if name == 'y' else name[:-1]} is out of range"):
+        with pytest.raises(
+            ValueError, match=f"a {'label' if name == 'y' else name[:-1]} is out of range"
+        ):
             call(calls, work)
     assert not work.losses.any()
 
@@ -99,11 +118,17 @@ def test_values_out_of_range_are_refused_and_nothing_is_trained(name: str, value
         ({"x": torch.zeros(20, 1, 8, 7).double()}, "samples are"),
         ({"x": torch.zeros(20, 1, 8, 8)}, "samples are torch.float32"),
         ({"x": torch.zeros(20, 1, 8, 16).double()[..., ::2]}, "x must be .* not contiguous"),
-        ({"y": torch.zeros(19, dtype=torch.int64)}, r"y must be .* \(20,\) on the CPU, not torch.int64 \(19,\)"),
+        (
+            {"y": torch.zeros(19, dtype=torch.int64)},
+            r"y must be .* \(20,\) on the CPU, not torch.int64 \(19,\)",
+        ),
         ({"positions": np.zeros((2, 5), np.int32)}, "positions must be contiguous, of .*int64"),
         ({"positions": np.zeros((2, 10), np.int64)[:, ::2]}, "positions must be .* not contiguous"),
         ({"positions": np.zeros(10, np.int64)}, r"positions must be \[steps, width\]"),
-        ({"positions": np.zeros((3, 5), np.int64)}, r"counts must be .* \(3,\) on the CPU, not int64 \(2,\)"),
+        (
+            {"positions": np.zeros((3, 5), np.int64)},
+            r"counts must be .* \(3,\) on the CPU, not int64 \(2,\)",
+        ),
         ({"losses": np.zeros((2, 5), np.float32)}, "losses must be contiguous, of float64"),
         ({"keys": np.zeros(1, np.int64)}, r"keys must be .* \(2,\) on the CPU, not int64 \(1,\)"),
     ],
@@ -151,7 +176,9 @@ def test_losses_of_logits() -> None:
     expected = nn.functional.cross_entropy(logits.double(), labels, reduction="none")
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
     odd = torch.tensor([[0.0, math.nan], [math.inf, 0], [0, -math.inf]])
-    np.testing.assert_array_equal(cross_entropies(odd, torch.tensor([0, 1, 0])), [math.nan, math.nan, 0])
+    np.testing.assert_array_equal(
+        cross_entropies(odd, torch.tensor([0, 1, 0])), [math.nan, math.nan, 0]
+    )
     with pytest.raises(ValueError, match="a label is out of range"):
         cross_entropies(logits, torch.arange(150) % 8)
 
@@ -159,7 +186,14 @@ def test_losses_of_logits() -> None:
 def test_hits_of_logits() -> None:
     """As torch's argmax has them: of equal logits the first counts, and nan is the highest."""
     logits = torch.tensor(
-        [[0.0, 2, 1], [3, 3, 1], [1, 3, 3], [0, math.nan, 9], [math.nan, 1, math.nan], [-math.inf] * 3]
+        [
+            [0.0, 2, 1],
+            [3, 3, 1],
+            [1, 3, 3],
+            [0, math.nan, 9],
+            [math.nan, 1, math.nan],
+            [-math.inf] * 3,
+        ]
     )
     for label in range(3):
         labels = torch.full((6,), label)

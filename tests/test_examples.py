@@ -20,7 +20,9 @@ def run(name: str, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def test_a_sweep_and_its_finished_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_and_its_finished_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("compare_selectors.py", monkeypatch, *TINY)
     told = capsys.readouterr().out
     assert told.count(": done, final accuracy") == 9
@@ -32,7 +34,9 @@ def test_a_sweep_and_its_finished_runs(monkeypatch: pytest.MonkeyPatch, capsys: 
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_selector_of_a_script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_selector_of_a_script(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     run("own_selector.py", monkeypatch, *TINY, "partition=iid")
     told = capsys.readouterr().out
     assert "round   3: [" in told

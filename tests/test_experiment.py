@@ -36,7 +36,9 @@ def plan(*words: str) -> Plan:
 
 
 def same(one: Any, other: Any) -> bool:
-    return len(one) == len(other) and all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
+    )
 
 
 HELD = ("local.holdout_fraction=0.25", "server.validation_fraction=0.1", "server.public_samples=30")
@@ -60,14 +62,20 @@ def test_clients_train_on_their_own_and_report_on_what_is_asked(evaluate_on: str
     assert same(data.train, division.train)
     assert same(data.evaluate, division.train if evaluate_on == "train" else division.holdout)
     assert not same(division.train, division.holdout)
-    shares = [len(h) / (len(h) + len(t)) for h, t in zip(division.holdout, division.train, strict=True)]
+    shares = [
+        len(h) / (len(h) + len(t)) for h, t in zip(division.holdout, division.train, strict=True)
+    ]
     assert shares == pytest.approx([0.25] * 6, abs=0.02)
     assert made.simulation.components.population.sizes.tolist() == [len(t) for t in division.train]
 
 
 def test_the_server_holds_what_the_division_gives_it() -> None:
     made = build(plan(*HELD, "selector=gpfl"))
-    held, division, data = made.simulation.components.server_data, made.division, made.simulation.components.engine.data
+    held, division, data = (
+        made.simulation.components.server_data,
+        made.division,
+        made.simulation.components.engine.data,
+    )
     assert held.validation is not None
     assert held.public is not None
     assert torch.equal(held.validation.x, data.x[division.validation])
@@ -86,7 +94,10 @@ def test_seeds_of_partition_and_model_are_their_own() -> None:
     base, partition, model, root = (
         build(plan(*HELD, *w)) for w in ([], ["partition_seed=9"], ["init_seed=9"], ["seed=9"])
     )
-    assert (partition.division.hash != base.division.hash, model.division.hash != base.division.hash) == (True, False)
+    assert (
+        partition.division.hash != base.division.hash,
+        model.division.hash != base.division.hash,
+    ) == (True, False)
     assert torch.equal(weights(partition), weights(base))
     assert not torch.equal(weights(model), weights(base))
     assert same(partition.division.train, root.division.train)
@@ -99,7 +110,9 @@ def test_seeds_of_partition_and_model_are_their_own() -> None:
 def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
     class Normed(torch.nn.Sequential):
         def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
-            super().__init__(torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, num_classes))
+            super().__init__(
+                torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, num_classes)
+            )
 
     given = plan()
     model = Normed((1, 8, 8), 10)
@@ -116,11 +129,24 @@ def test_samples_are_kept_for_runs_that_have_the_same_and_a_model_is_built_once(
     load = assembly._load
     built: list[Any] = []
     build_model = assembly.build_model
-    monkeypatch.setattr(assembly, "build_model", lambda *a: (built.append(a[0]), build_model(*a))[1])
+    monkeypatch.setattr(
+        assembly, "build_model", lambda *a: (built.append(a[0]), build_model(*a))[1]
+    )
     monkeypatch.setattr(assembly, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
     assembly._latest.clear()
-    first, model, mean, folder = [], ["model=logistic"], ["dataset.mean=[0.5]"], ["data_dir=elsewhere"]
-    for words in (first, ["seed=1", "selector=md"], model, [*model, *mean], [*model, *mean, *folder]):
+    first, model, mean, folder = (
+        [],
+        ["model=logistic"],
+        ["dataset.mean=[0.5]"],
+        ["data_dir=elsewhere"],
+    )
+    for words in (
+        first,
+        ["seed=1", "selector=md"],
+        model,
+        [*model, *mean],
+        [*model, *mean, *folder],
+    ):
         assembly.prepare(plan(*words))
     assert len(loaded) == 4
     assert [p.config["dataset"]["mean"] for p in loaded] == [[0.3053], [0.3053], [0.5], [0.5]]
@@ -147,8 +173,18 @@ def test_results_are_those_of_the_rounds() -> None:
     ]
     found = totals_of(rounds, 0.1)
     expected = {
-        **{"rounds": 4, "initial_accuracy": 0.1, "last_accuracy": 0.5, "best_accuracy": 0.7, "coverage": 0.95},
-        **{"smoothed_accuracy": pytest.approx(1.4 / 3), "mean_participation_ratio": 0.5, "wall_seconds": 11.0},
+        **{
+            "rounds": 4,
+            "initial_accuracy": 0.1,
+            "last_accuracy": 0.5,
+            "best_accuracy": 0.7,
+            "coverage": 0.95,
+        },
+        **{
+            "smoothed_accuracy": pytest.approx(1.4 / 3),
+            "mean_participation_ratio": 0.5,
+            "wall_seconds": 11.0,
+        },
     }
     assert {name: found[name] for name in expected} == expected
     assert (found["totals"]["bytes_up"], found["totals"]["seconds_train"]) == (1 + 1 + 1 + 9, 4)
@@ -167,7 +203,9 @@ def test_evaluations_come_as_often_as_asked_and_the_first_is_before_training() -
 
 
 @pytest.mark.usefixtures("empty_folder")
-def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     step = Simulation.step
 
     def broken(self: Simulation) -> Record:
@@ -183,8 +221,17 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(monkeypatc
     summary = read_summary(given.folder) or {}
     values = [summary[name] for name in ("status", "rounds", "seed", "error")]
     line = broken.__code__.co_firstlineno + 2
-    assert values == ["failed", 1, 3, f"KeyError: 'mine' (round 2, test_experiment.py, line {line}, in broken)"]
-    assert [execute(one).skipped for one in (given, given, plan("seed=3", "overwrite=true"))] == [False, True, False]
+    assert values == [
+        "failed",
+        1,
+        3,
+        f"KeyError: 'mine' (round 2, test_experiment.py, line {line}, in broken)",
+    ]
+    assert [execute(one).skipped for one in (given, given, plan("seed=3", "overwrite=true"))] == [
+        False,
+        True,
+        False,
+    ]
     assert told == [3] * 3
 
 
@@ -205,12 +252,25 @@ def test_a_holdout_of_no_sample_is_told_before_round_1() -> None:
     """300 clients of 4 or 5 samples."""
     told = r"local\.holdout_fraction=0\.1: holds out no sample of any client, of whom the largest has 5; raise it"
     with pytest.raises(DataError, match=told):
-        build(plan("num_clients=300", "partition=iid", "local.holdout_fraction=0.1", "local.evaluate_on=holdout"))
-    assert build(plan("num_clients=300", "partition=iid", "local.holdout_fraction=0.2")).division.holdout
+        build(
+            plan(
+                "num_clients=300",
+                "partition=iid",
+                "local.holdout_fraction=0.1",
+                "local.evaluate_on=holdout",
+            )
+        )
+    assert build(
+        plan("num_clients=300", "partition=iid", "local.holdout_fraction=0.2")
+    ).division.holdout
 
 
-@pytest.mark.parametrize(("size", "model", "count"), [(2, "resnet20", 2), (1, "resnet20", 6), (2, "mlp", None)])
-def test_batch_norm_with_a_batch_of_one_sample_is_told(size: int, model: str, count: int | None) -> None:
+@pytest.mark.parametrize(
+    ("size", "model", "count"), [(2, "resnet20", 2), (1, "resnet20", 6), (2, "mlp", None)]
+)
+def test_batch_norm_with_a_batch_of_one_sample_is_told(
+    size: int, model: str, count: int | None
+) -> None:
     words = ("partition=iid", f"local.batch_size={size}", f"model={model}")
     warning = build(plan(*words)).simulation.components.engine.warning
     if count is None:
@@ -220,7 +280,23 @@ def test_batch_norm_with_a_batch_of_one_sample_is_told(size: int, model: str, co
         assert str(warning).startswith(told)
 
 
-def test_the_warning_about_batch_norm_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("partition=iid", "local.epochs=null", "local.steps=1", "local.batch_size=2", "model=resnet20")
-    execute(plan(*words, "num_rounds=1", "tracker=default", "tracker.wandb.mode=disabled", f"output_dir={tmp_path}"))
+def test_the_warning_about_batch_norm_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = (
+        "partition=iid",
+        "local.epochs=null",
+        "local.steps=1",
+        "local.batch_size=2",
+        "model=resnet20",
+    )
+    execute(
+        plan(
+            *words,
+            "num_rounds=1",
+            "tracker=default",
+            "tracker.wandb.mode=disabled",
+            f"output_dir={tmp_path}",
+        )
+    )
     assert "in which batch norm sees no variance" in " ".join("".join(capsys.readouterr()).split())

@@ -1,5 +1,5 @@
-"""Frozen networks as feature extractors, and the heads trained on them. A stand-in has the calls of timm, whose own
-networks are tested where it is installed."""
+"""Frozen networks as feature extractors, and the heads trained on them. A stand-in has the calls of
+timm, whose own networks are tested where it is installed."""
 
 import hashlib
 import pickle
@@ -35,7 +35,9 @@ def images(channels: int = 3, side: int = 32) -> LoadedData:
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(256, (6, channels, side, side), generator=generator, dtype=torch.uint8)
     samples = Samples(x, torch.arange(6))
-    return LoadedData(samples, Samples(x[:2], torch.arange(2)), 6, (0.5,) * channels, (0.5,) * channels, "images")
+    return LoadedData(
+        samples, Samples(x[:2], torch.arange(2)), 6, (0.5,) * channels, (0.5,) * channels, "images"
+    )
 
 
 def head(**values: Any) -> Any:
@@ -68,7 +70,9 @@ def saved(folder: Path, state: Any, suffix: str = "pth") -> Path:
     return file
 
 
-def normalised(x: torch.Tensor, size: int, mean: Sequence[float], std: Sequence[float]) -> torch.Tensor:
+def normalised(
+    x: torch.Tensor, size: int, mean: Sequence[float], std: Sequence[float]
+) -> torch.Tensor:
     scaled = F.interpolate(x.float() / 255, (size, size), mode="bilinear", antialias=True)
     means, deviations = (torch.tensor(values).view(1, 3, 1, 1) for values in (mean, std))
     return (scaled - means) / deviations
@@ -79,7 +83,9 @@ def test_features_are_what_enters_the_last_linear_layer(tmp_path: Path) -> None:
     x, model, whole = images().train.x, head(backbone_seed=3), network(3).eval()
     last = whole.get_submodule(model.cut)
     found = F.linear(model.load_backbone(tmp_path).eval()(x), last.weight, last.bias)
-    torch.testing.assert_close(found, whole(normalised(x, 32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))))
+    torch.testing.assert_close(
+        found, whole(normalised(x, 32, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    )
     made, grey = backbone(tmp_path, input_size=64), images(1, 28).train.x
     assert made(grey).shape == (6, model.head.in_features)
     assert torch.equal(made(grey), made(grey.repeat(1, 3, 1, 1)))
@@ -90,10 +96,19 @@ def test_features_are_computed_once_for_a_backbone_and_kept(
 ) -> None:
     first = run(head(), tmp_path)
     assert "features of train images on cpu" in capsys.readouterr().err
-    assert (first.mean, first.std, first.input_shape, first.train.x.dtype) == (None, None, (1280,), torch.float32)
+    assert (first.mean, first.std, first.input_shape, first.train.x.dtype) == (
+        None,
+        None,
+        (1280,),
+        torch.float32,
+    )
     monkeypatch.setattr(features, "BATCH", 4)
     torch.testing.assert_close(run(head(), tmp_path / "in batches").train.x, first.train.x)
-    cases: list[dict[str, Any]] = [{"backbone_seed": 1}, {"input_size": 40}, {"backbone": "mnasnet0_75"}]
+    cases: list[dict[str, Any]] = [
+        {"backbone_seed": 1},
+        {"input_size": 40},
+        {"backbone": "mnasnet0_75"},
+    ]
     others = [run(head(**values), tmp_path) for values in cases]
     assert len({data.fingerprint for data in (first, *others)}) == 4
     assert not any(torch.equal(first.train.x, other.train.x) for other in others)
@@ -103,8 +118,12 @@ def test_features_are_computed_once_for_a_backbone_and_kept(
     assert torch.equal(first.train.x, again.train.x)
     assert torch.equal(first.test.x, again.test.x)
     scaled = Samples(images().train.x / 255, images().train.y)
-    with pytest.raises(DataError, match=r"needs images of type uint8; the data set has torch\.float32"):
-        extract(LoadedData(scaled, scaled, 6, None, None, "scaled"), head(), tmp_path, tmp_path, CPU)
+    with pytest.raises(
+        DataError, match=r"needs images of type uint8; the data set has torch\.float32"
+    ):
+        extract(
+            LoadedData(scaled, scaled, 6, None, None, "scaled"), head(), tmp_path, tmp_path, CPU
+        )
 
 
 def test_random_weights_depend_on_their_own_seed_alone(tmp_path: Path) -> None:
@@ -144,14 +163,20 @@ def test_imagenet_weights_are_fetched_once_and_checked_or_named_with_their_folde
     assert head(weights="imagenet").backbone_key() != head(backbone_seed=5).backbone_key()
     file = tmp_path / "weights" / f"{TINY}-{digits}.pth"
     file.write_text("<html>try again later</html>")
-    with pytest.raises(DataError, match=rf"{file} is damaged: its SHA-256 does not begin with {digits}"):
+    with pytest.raises(
+        DataError, match=rf"{file} is damaged: its SHA-256 does not begin with {digits}"
+    ):
         backbone(tmp_path, weights="imagenet")
     monkeypatch.setattr(torch.hub, "download_url_to_file", offline)
-    with pytest.raises(DataError, match=rf"no mnasnet0_5-.*\.pth in {tmp_path / 'new' / 'weights'}.*no network"):
+    with pytest.raises(
+        DataError, match=rf"no mnasnet0_5-.*\.pth in {tmp_path / 'new' / 'weights'}.*no network"
+    ):
         run(head(weights="imagenet"), tmp_path / "new")
 
 
-@pytest.mark.parametrize(("suffix", "wrapper"), [("pth", None), ("pth", "state_dict"), ("safetensors", None)])
+@pytest.mark.parametrize(
+    ("suffix", "wrapper"), [("pth", None), ("pth", "state_dict"), ("safetensors", None)]
+)
 def test_weights_from_a_file_that_was_trained_on_other_classes(
     tmp_path: Path, suffix: str, wrapper: str | None
 ) -> None:
@@ -177,7 +202,9 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path, library: str, name
     cases: list[tuple[str, Any]] = [("pth", html), ("safetensors", html), ("pth", truncated)]
     for suffix, content in [*cases, ("safetensors", weight), ("pth", [weight])]:
         file = tmp_path / f"w.{suffix}"
-        file.write_bytes(content) if isinstance(content, bytes) else saved(tmp_path, content, suffix)
+        file.write_bytes(content) if isinstance(content, bytes) else saved(
+            tmp_path, content, suffix
+        )
         with pytest.raises(DataError, match=rf"model\.weights={file}: .*does not hold .*{name}"):
             run(head(library=library, backbone=name, weights=str(file)), tmp_path)
 
@@ -192,7 +219,9 @@ class Hostile:
         return Path.touch, (self.marker,)
 
 
-def test_nothing_in_a_file_is_run_and_one_without_a_layer_or_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_nothing_in_a_file_is_run_and_one_without_a_layer_or_that_is_not_there_is_refused(
+    tmp_path: Path,
+) -> None:
     file, marker = tmp_path / "w.pth", tmp_path / "marker"
     file.write_bytes(pickle.dumps(Hostile(marker), protocol=2))
     with pytest.raises(DataError, match=rf"does not hold .*{TINY}"):
@@ -202,20 +231,30 @@ def test_nothing_in_a_file_is_run_and_one_without_a_layer_or_that_is_not_there_i
     assert marker.exists(), "the file would have done harm"
     state = network(5).state_dict()
     state.pop("layers.0.weight")
-    with pytest.raises(DataError, match=rf"does not hold the weights of {TINY} .*layers\.0\.weight"):
+    with pytest.raises(
+        DataError, match=rf"does not hold the weights of {TINY} .*layers\.0\.weight"
+    ):
         backbone(tmp_path, weights=str(saved(tmp_path, state)))
-    with pytest.raises(DataError, match=r"model\.weights=nowhere\.pth: no such file; give imagenet, random, or"):
+    with pytest.raises(
+        DataError, match=r"model\.weights=nowhere\.pth: no such file; give imagenet, random, or"
+    ):
         run(head(weights="nowhere.pth"), tmp_path)
 
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(("library", "name"), [(None, TINY), ("timm", "tiny")])
-def test_the_checksum_of_a_file_is_compared_before_it_is_read(library: str | None, name: str, tmp_path: Path) -> None:
-    file = saved(tmp_path, network(5).state_dict() if library is None else TinyNet(1000).state_dict())
+def test_the_checksum_of_a_file_is_compared_before_it_is_read(
+    library: str | None, name: str, tmp_path: Path
+) -> None:
+    file = saved(
+        tmp_path, network(5).state_dict() if library is None else TinyNet(1000).state_dict()
+    )
     values = {"library": library, "backbone": name, "weights": str(file)}
     run(head(**values, sha256=hashlib.sha256(file.read_bytes()).hexdigest()), tmp_path)
     file.write_bytes(file.read_bytes() + b"\0")
-    with pytest.raises(DataError, match=r"model\.sha256=.* has [0-9a-f]{64}; it is damaged or another file"):
+    with pytest.raises(
+        DataError, match=r"model\.sha256=.* has [0-9a-f]{64}; it is damaged or another file"
+    ):
         run(head(**values, sha256="0" * 64), tmp_path)
 
 
@@ -225,7 +264,9 @@ def test_mistakes_in_the_keys() -> None:
     for text, values in {
         "sha256='12': must be null or 64": {**ours, "sha256": "12"},
         "is for a file that model.weights names": {**ours, "sha256": "0" * 64},
-        "weights='imagenet': is for library=torchvision; files of timm are not fetched": {"weights": "imagenet"},
+        "weights='imagenet': is for library=torchvision; files of timm are not fetched": {
+            "weights": "imagenet"
+        },
         "model.library='keras': must be one of torchvision, timm or null": {"library": "keras"},
         "backbone='resnet19': must be a model of timm": {"backbone": "resnet19"},
     }.items():
@@ -237,7 +278,8 @@ def test_mistakes_in_the_keys() -> None:
 
 
 class TinyNet(nn.Module):
-    """A network as timm makes them: a stem, a mean, and a classifier `head.fc`, which `num_classes=0` leaves out."""
+    """A network as timm makes them: a stem, a mean, and a classifier `head.fc`, which
+    `num_classes=0` leaves out."""
 
     pretrained_cfg: dict[str, Any] = {"classifier": "head.fc", "input_size": (3, 48, 48)}  # noqa: RUF012
     pretrained_cfg |= {"mean": (0.1, 0.2, 0.3), "std": (0.5, 0.6, 0.7)}
@@ -259,16 +301,22 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not pretrained
         return TinyNet(num_classes)
 
-    module = SimpleNamespace(__version__="0", is_model=lambda name: name == "tiny", create_model=create_model)
+    module = SimpleNamespace(
+        __version__="0", is_model=lambda name: name == "tiny", create_model=create_model
+    )
     monkeypatch.setitem(sys.modules, "timm", module)  # type: ignore[arg-type]
 
 
-def test_a_package_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_is_asked_for_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def absent(name: str) -> str:
         raise PackageNotFoundError(name)
 
     monkeypatch.setitem(sys.modules, "timm", None)
-    with pytest.raises(ConfigError, match=r"model\.library='timm': needs the package timm; .*extra 'timm'"):
+    with pytest.raises(
+        ConfigError, match=r"model\.library='timm': needs the package timm; .*extra 'timm'"
+    ):
         timm_head()
     monkeypatch.setattr(heads, "version", absent)
     with pytest.raises(DataError, match="extra 'features'"):
@@ -282,12 +330,16 @@ def test_timms_features_enter_the_classifier_of_the_whole_network(tmp_path: Path
     model = timm_head(weights=str(file), input_size=40)
     assert model.head.in_features == 5
     whole.load_state_dict(torch.load(file, weights_only=True))
-    scaled = normalised(images().train.x, 40, whole.pretrained_cfg["mean"], whole.pretrained_cfg["std"])
+    scaled = normalised(
+        images().train.x, 40, whole.pretrained_cfg["mean"], whole.pretrained_cfg["std"]
+    )
     torch.testing.assert_close(run(model, tmp_path).train.x, whole.stem(scaled).mean((2, 3)))
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_timms_features_are_known_by_network_weights_and_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timms_features_are_known_by_network_weights_and_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = str(saved(tmp_path, TinyNet(10).state_dict()))
     cases: list[dict[str, Any]] = [{}, {"backbone_seed": 1}, {"input_size": 40}, {"weights": file}]
     made = [timm_head(**values) for values in cases]
@@ -295,12 +347,16 @@ def test_timms_features_are_known_by_network_weights_and_size(tmp_path: Path, mo
     saved(tmp_path, TinyNet(10).state_dict())
     assert len({*keys, made[3].backbone_key()}) == 5
     before = torch.random.get_rng_state()
-    first, again, other = (one.load_backbone(tmp_path).network.stem.weight for one in (made[0], made[0], made[1]))
+    first, again, other = (
+        one.load_backbone(tmp_path).network.stem.weight for one in (made[0], made[0], made[1])
+    )
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     monkeypatch.setattr(TinyNet, "forward", lambda self, x: self.stem(x[..., :8, :8]))
-    with pytest.raises(ConfigError, match=r"input_size=32: images of this size cannot pass tiny .*\n.*48 fits"):
+    with pytest.raises(
+        ConfigError, match=r"input_size=32: images of this size cannot pass tiny .*\n.*48 fits"
+    ):
         timm_head()
 
 
@@ -309,7 +365,9 @@ def test_timms_features_are_known_by_network_weights_and_size(tmp_path: Path, mo
 def test_networks_of_timm(name: str, tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     own = timm.create_model(name, pretrained=False, num_classes=7).eval()
-    model = timm_head(backbone=name, weights=str(saved(tmp_path, own.state_dict(), "safetensors")), input_size=64)
+    model = timm_head(
+        backbone=name, weights=str(saved(tmp_path, own.state_dict(), "safetensors")), input_size=64
+    )
     x = images().test.x
     classifier = own.get_submodule(own.pretrained_cfg["classifier"])
     assert model.head.in_features == classifier.in_features
@@ -330,8 +388,13 @@ def test_the_heads_layers_are_those_of_vgg16(layers: str, names: list[str]) -> N
     own = model.classifier
     assert (model.backbone, model.cut) == ("vgg16", f"classifier.{names[0]}")
     assert [name for name, layer in own.named_children() if isinstance(layer, nn.Linear)] == names
-    assert all(own.get_submodule(name).in_features == whole.get_submodule(name).in_features for name in names)
-    assert all(own.get_submodule(n).out_features == whole.get_submodule(n).out_features for n in names[:-1])
+    assert all(
+        own.get_submodule(name).in_features == whole.get_submodule(name).in_features
+        for name in names
+    )
+    assert all(
+        own.get_submodule(n).out_features == whole.get_submodule(n).out_features for n in names[:-1]
+    )
 
 
 @torch.no_grad()
@@ -350,8 +413,15 @@ def test_efficientnet_lite_gives_its_head_what_its_own_last_layer_gets(tmp_path:
 
 
 def test_features_are_computed_anew_for_other_code_of_the_users_classes(tmp_path: Path) -> None:
-    """Whose data set may say the same fingerprint after an edit; without such classes the key is as it was."""
+    """Whose data set may say the same fingerprint after an edit; without such classes the key is as
+    it was."""
     data, model = images(), head()
-    known = [extract(data, model, tmp_path, tmp_path / "cache", CPU, code).fingerprint for code in (None, "a", "b")]
+    known = [
+        extract(data, model, tmp_path, tmp_path / "cache", CPU, code).fingerprint
+        for code in (None, "a", "b")
+    ]
     assert len({*known}) == 3
-    assert known[0] == hashlib.sha256(f"{data.fingerprint} {model.backbone_key()}".encode()).hexdigest()
+    assert (
+        known[0]
+        == hashlib.sha256(f"{data.fingerprint} {model.backbone_key()}".encode()).hexdigest()
+    )

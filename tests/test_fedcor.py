@@ -1,4 +1,5 @@
-"""FedCor and its Gaussian process, against dense matrices, autograd, and the schedule of its code."""
+"""FedCor and its Gaussian process, against dense matrices, autograd, and the schedule of its
+code."""
 
 from collections.abc import Sequence
 from math import ceil
@@ -39,7 +40,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def dense_falls(sigma: Any, shares: Any, discounts: Any, count: int) -> tuple[list[int], list[np.ndarray]]:
+def dense_falls(
+    sigma: Any, shares: Any, discounts: Any, count: int
+) -> tuple[list[int], list[np.ndarray]]:
     """The selection rule written out on the whole covariance, lowest position first among ties."""
     c, chosen, gains = sigma.copy(), [], []
     for _ in range(count):
@@ -59,7 +62,9 @@ FACTOR = np.linalg.cholesky(SIGMA - 1e-6 * np.eye(4)).T
 
 def pick(discounts: Any = (1, 1, 1, 1), seed: int = 0, **more: Any) -> list[int]:
     random = np.random.default_rng(seed)
-    return greedy_selection(LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.array(discounts), 2, random, **more).tolist()
+    return greedy_selection(
+        LowRank(FACTOR, 1e-3), np.full(4, 0.25), np.array(discounts), 2, random, **more
+    ).tolist()
 
 
 def test_the_rule_by_hand_never_takes_a_correlated_pair() -> None:
@@ -90,14 +95,17 @@ def test_low_rank_selection_equals_the_dense_one(q: int, n: int, count: int, see
     sigma = factor.T @ factor + 0.3**2 * np.eye(n)
     expected, _ = dense_falls(sigma, shares, discounts, min(count, n))
     for covariance in (LowRank(factor, 0.3), sigma):
-        assert greedy_selection(covariance, shares, discounts, min(count, n), rng()).tolist() == sorted(expected)
+        assert greedy_selection(
+            covariance, shares, discounts, min(count, n), rng()
+        ).tolist() == sorted(expected)
 
 
 NOISE = 0.3
 
 
 def sklearn_kernel(kernel: Kernel, amplitude: float = 1.0, length: float = 2.0) -> SklearnKernel:
-    """The covariance of clients at the columns of an embedding; `linear_normalised` takes columns of length 1."""
+    """The covariance of clients at the columns of an embedding; `linear_normalised` takes columns
+    of length 1."""
     if kernel == "linear":
         signal = DotProduct(sigma_0=0.0, sigma_0_bounds="fixed")
     elif kernel == "linear_normalised":
@@ -109,12 +117,17 @@ def sklearn_kernel(kernel: Kernel, amplitude: float = 1.0, length: float = 2.0) 
 
 @pytest.mark.parametrize("kernel", ["linear", "linear_normalised", "se"])
 def test_each_pick_has_the_largest_fall_by_scikit_learns_posterior(kernel: Kernel) -> None:
-    """Section 4.2: if client k's loss falls by a_k standard deviations, what the posterior mean says of all losses."""
+    """Section 4.2: if client k's loss falls by a_k standard deviations, what the posterior mean
+    says of all losses."""
     random = np.random.default_rng(0)
     n, count = 12, 4
     embedding, shares = random.standard_normal((3, n)), random.dirichlet(np.ones(n))
     discounts = 0.95 ** random.integers(0, 4, n)
-    points = embedding.T / np.linalg.norm(embedding, axis=0)[:, None] if kernel == "linear_normalised" else embedding.T
+    points = (
+        embedding.T / np.linalg.norm(embedding, axis=0)[:, None]
+        if kernel == "linear_normalised"
+        else embedding.T
+    )
     prior = sklearn_kernel(kernel)
     chosen: list[int] = []
     for _ in range(count):
@@ -125,7 +138,10 @@ def test_each_pick_has_the_largest_fall_by_scikit_learns_posterior(kernel: Kerne
             process.fit(points[chosen], np.zeros(len(chosen)))
             covariance = process.predict(points, return_cov=True)[1]
         left = [k for k in range(n) if k not in chosen]
-        falls = {k: discounts[k] / covariance[k, k] ** 0.5 * shares[left] @ covariance[left, k] for k in left}
+        falls = {
+            k: discounts[k] / covariance[k, k] ** 0.5 * shares[left] @ covariance[left, k]
+            for k in left
+        }
         chosen.append(max(falls, key=falls.__getitem__))
     process = make_process(kernel, "mml", NOISE, 2.0, 0.01)
     covariance = process.covariance({"embedding": embedding, "amplitude": np.ones(())})
@@ -133,7 +149,9 @@ def test_each_pick_has_the_largest_fall_by_scikit_learns_posterior(kernel: Kerne
 
 
 @pytest.mark.parametrize("kernel", ["linear", "linear_normalised", "se"])
-def test_the_fit_raises_scipys_likelihood_by_a_gradient_that_is_scikit_learns(kernel: Kernel) -> None:
+def test_the_fit_raises_scipys_likelihood_by_a_gradient_that_is_scikit_learns(
+    kernel: Kernel,
+) -> None:
     parameters, residuals, weights = problem()
     x, amplitude = parameters["embedding"], float(parameters["amplitude"])
     process = make_process(kernel, "mml", NOISE, 2.0, 0.01)
@@ -149,15 +167,22 @@ def test_the_fit_raises_scipys_likelihood_by_a_gradient_that_is_scikit_learns(ke
     assert likelihood(process.fit(parameters, residuals, weights, 50)) > before + 0.1
     gradient, step = process.gradient(parameters, residuals, weights), 1e-6
     for i in (0, 2):
-        moved = [parameters | {"embedding": x + sign * step * np.eye(3)[:, [i]] * np.eye(7)[4]} for sign in (1, -1)]
+        moved = [
+            parameters | {"embedding": x + sign * step * np.eye(3)[:, [i]] * np.eye(7)[4]}
+            for sign in (1, -1)
+        ]
         slope = (likelihood(moved[0]) - likelihood(moved[1])) / (2 * step)
         assert -gradient["embedding"][i, 4] == pytest.approx(slope, rel=1e-5)
     if kernel == "se":  # scikit-learn derives by the logarithm of the amplitude's square
-        sklearn = GaussianProcessRegressor(sklearn_kernel(kernel, amplitude), alpha=0.0, optimizer=None)
+        sklearn = GaussianProcessRegressor(
+            sklearn_kernel(kernel, amplitude), alpha=0.0, optimizer=None
+        )
         slopes = []
         for residual in residuals:
             sklearn.fit(x.T, residual)
-            slopes.append(sklearn.log_marginal_likelihood(sklearn.kernel_.theta, eval_gradient=True)[1][0])
+            slopes.append(
+                sklearn.log_marginal_likelihood(sklearn.kernel_.theta, eval_gradient=True)[1][0]
+            )
         assert -gradient["amplitude"] == pytest.approx(weights @ np.array(slopes) * 2 / amplitude)
 
 
@@ -167,7 +192,9 @@ def problem(q: int = 3, n: int = 7, e: int = 4) -> tuple[Parameters, np.ndarray,
     return parameters, random.standard_normal((e, n)), random.random(e)
 
 
-def kernel_matrix(kernel: Kernel, x: torch.Tensor, amplitude: torch.Tensor, length: float) -> torch.Tensor:
+def kernel_matrix(
+    kernel: Kernel, x: torch.Tensor, amplitude: torch.Tensor, length: float
+) -> torch.Tensor:
     if kernel == "linear":
         return x.T @ x
     if kernel == "linear_normalised":
@@ -179,7 +206,9 @@ def kernel_matrix(kernel: Kernel, x: torch.Tensor, amplitude: torch.Tensor, leng
 
 @pytest.mark.parametrize("objective", ["mml", "loo"])
 @pytest.mark.parametrize("kernel", ["linear", "linear_normalised", "se"])
-def test_gradients_equal_autograd_on_the_written_out_likelihood(kernel: Kernel, objective: Objective) -> None:
+def test_gradients_equal_autograd_on_the_written_out_likelihood(
+    kernel: Kernel, objective: Objective
+) -> None:
     parameters, residuals, weights = problem()
     x = torch.tensor(parameters["embedding"], requires_grad=True)
     amplitude = torch.tensor(parameters["amplitude"], requires_grad=True)
@@ -216,17 +245,25 @@ def test_the_low_rank_form_is_taken_where_it_is_exact_and_agrees_with_the_dense_
         fitted, expected = (p.fit(parameters, residuals, weights, 20) for p in (low, dense))
         np.testing.assert_allclose(fitted["embedding"], expected["embedding"], rtol=1e-7)
         np.testing.assert_allclose(fitted["amplitude"], expected["amplitude"], rtol=1e-7)
-        np.testing.assert_allclose(low.covariance(fitted).diagonal(), dense.covariance(fitted).diagonal(), rtol=1e-7)
+        np.testing.assert_allclose(
+            low.covariance(fitted).diagonal(), dense.covariance(fitted).diagonal(), rtol=1e-7
+        )
 
 
 def test_a_fit_that_breaks_keeps_what_it_had_and_selection_goes_on_at_random() -> None:
     parameters, residuals, weights = problem()
     residuals[0, 0] = np.inf
-    for process in (make_process("linear", "mml", 0.2, 1.0, 0.01), make_process("se", "loo", 0.2, 1.0, 0.01)):
+    for process in (
+        make_process("linear", "mml", 0.2, 1.0, 0.01),
+        make_process("se", "loo", 0.2, 1.0, 0.01),
+    ):
         fitted = process.fit(parameters, residuals, weights, 5)
         assert (fitted["embedding"] == parameters["embedding"]).all()
     broken = np.full((5, 5), np.nan)
-    picks = {tuple(greedy_selection(broken, np.ones(5), np.ones(5), 2, np.random.default_rng(s))) for s in range(50)}
+    picks = {
+        tuple(greedy_selection(broken, np.ones(5), np.ones(5), 2, np.random.default_rng(s)))
+        for s in range(50)
+    }
     assert len(picks) > 5
 
 
@@ -246,14 +283,30 @@ def test_fitting_equals_torchs_adam() -> None:
 
 def fedcor(n: int, k: int) -> FedCor:
     values: dict[str, Any] = {
-        **{"dimension": 3, "noise": 0.01, "kernel": "linear", "length": 1.0, "objective": "mml", "epsilon": 0.0},
-        **{"least_fall": None, "warmup": 2, "interval": 3, "window": 100, "history": "rounds", "gamma": 0.9},
+        **{
+            "dimension": 3,
+            "noise": 0.01,
+            "kernel": "linear",
+            "length": 1.0,
+            "objective": "mml",
+            "epsilon": 0.0,
+        },
+        **{
+            "least_fall": None,
+            "warmup": 2,
+            "interval": 3,
+            "window": 100,
+            "history": "rounds",
+            "gamma": 0.9,
+        },
         **{"beta": 0.5, "first_steps": 30, "refit_steps": 10, "warmup_steps": 0, "fit_lr": 0.01},
     }
     return FedCor(toy_population([2] * n, k, 30), **values, update_mean=True, uniform_shares=False)
 
 
-def test_each_kind_of_round_asks_what_it_must_and_discounts_start_again_after_a_virtual_one() -> None:
+def test_each_kind_of_round_asks_what_it_must_and_discounts_start_again_after_a_virtual_one() -> (
+    None
+):
     selector, asked = fedcor(8, 2), []
     for t in range(1, 9):
         ids = picked(selector, t, t, ledger=(ledger := Ledger()))
@@ -261,12 +314,22 @@ def test_each_kind_of_round_asks_what_it_must_and_discounts_start_again_after_a_
         if t in (5, 8):  # what follows rounds e = 3 and 6, divisible by the interval
             assert (np.delete(selector.discounts, ids) == 1).all()
             assert selector.discounts[ids].tolist() == [0.5, 0.5]
-    assert asked == [16, 16, 16, 16, 32, 0, 0, 32]  # rounds 0..W report before, and once more after round W
+    assert asked == [
+        16,
+        16,
+        16,
+        16,
+        32,
+        0,
+        0,
+        32,
+    ]  # rounds 0..W report before, and once more after round W
     assert len(selector.changes) == 3 + 2
 
 
 class TableOfLosses(ToyEngine):
-    """Losses that depend on the round and on whether the model is the initial one (the toy's) or a virtual one."""
+    """Losses that depend on the round and on whether the model is the initial one (the toy's) or a
+    virtual one."""
 
     round = 1
 
@@ -279,7 +342,9 @@ def loss_table(t: int, *, virtual: bool, n: int) -> np.ndarray:
 
 
 def fits_of(preset: str, n: int, num_rounds: int) -> list[tuple[np.ndarray, np.ndarray, int]]:
-    selector = instantiate(composed(preset), FedCor, "selector", toy_population([2] * n, 2, num_rounds))
+    selector = instantiate(
+        composed(preset), FedCor, "selector", toy_population([2] * n, 2, num_rounds)
+    )
     calls: list[tuple[np.ndarray, np.ndarray, int]] = []
     selector.process.fit = lambda p, r, w, n: (calls.append((r, w, n)), p)[1]  # type: ignore[method-assign]
     engine = TableOfLosses([2] * n)
@@ -292,7 +357,8 @@ def fits_of(preset: str, n: int, num_rounds: int) -> list[tuple[np.ndarray, np.n
 def fits_of_2022(
     n: int, last: int, warmup: int, interval: int, group_size: int, gamma: float
 ) -> list[tuple[np.ndarray, list[float], int]]:
-    """What the code of 2022 fits after rounds 0..last: its data, the weights of its sums, and its steps."""
+    """What the code of 2022 fits after rounds 0..last: its data, the weights of its sums, and its
+    steps."""
     data: list[np.ndarray] = []
     result = []
     for e in range(last + 1):
@@ -313,14 +379,23 @@ def fits_of_2022(
 
 
 @pytest.mark.parametrize(
-    ("preset", "values"), [("fedcor_2022", (15, 10, 11, 0.8)), ("fedcor_cifar_2022", (20, 50, 51, 0.97))]
+    ("preset", "values"),
+    [("fedcor_2022", (15, 10, 11, 0.8)), ("fedcor_cifar_2022", (20, 50, 51, 0.97))],
 )
-def test_the_presets_of_2022_fit_what_its_code_fits(preset: str, values: tuple[int, int, int, float]) -> None:
+def test_the_presets_of_2022_fit_what_its_code_fits(
+    preset: str, values: tuple[int, int, int, float]
+) -> None:
     n, last = 4, 101
     fits = fits_of(preset, n, last + 2)
     expected = fits_of_2022(n, last, *values)
-    assert len(fits) == len(expected) == values[0] + 1 + sum(e > values[0] for e in range(0, last, values[1]))
-    for (residuals, weights, steps), (data, theirs, their_steps) in zip(fits, expected, strict=True):
+    assert (
+        len(fits)
+        == len(expected)
+        == values[0] + 1 + sum(e > values[0] for e in range(0, last, values[1]))
+    )
+    for (residuals, weights, steps), (data, theirs, their_steps) in zip(
+        fits, expected, strict=True
+    ):
         np.testing.assert_allclose(residuals, data, rtol=1e-12)
         assert weights.tolist() == pytest.approx(theirs)
         assert steps == their_steps
@@ -328,7 +403,9 @@ def test_the_presets_of_2022_fit_what_its_code_fits(preset: str, values: tuple[i
 
 def test_the_presets_of_2023_fit_once_to_the_mean_of_all_that_they_remember() -> None:
     (first, *later) = fits_of("fedcor", 4, 140)
-    assert [steps for *_, steps in (first, *later)] == [1000] + [100] * 12  # after e = 15, 20, 30, ..., 130
+    assert [steps for *_, steps in (first, *later)] == [1000] + [
+        100
+    ] * 12  # after e = 15, 20, 30, ..., 130
     ages = np.arange(15, -1, -1)
     assert first[1].tolist() == pytest.approx((0.95**ages).tolist())
     assert first[1] @ first[0] == pytest.approx(np.zeros(4), abs=1e-12)
@@ -344,7 +421,9 @@ class NobodyIn(Availability):
     def __init__(self, rounds: set[int]) -> None:
         self.rounds = rounds
 
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def available(
+        self, round: int, num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
         return np.full(num_clients, round not in self.rounds)
 
 
@@ -359,7 +438,8 @@ class LossOfModel(ToyEngine):
 def rounds_of(
     selector: FedCor, absent: set[int], num_rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[tuple[int, int, int]], list[int]]:
-    """Fits as (round, observations, steps), and the rounds with a greedy selection, which none before a fit may be."""
+    """Fits as (round, observations, steps), and the rounds with a greedy selection, which none
+    before a fit may be."""
     fits: list[tuple[int, int, int]] = []
     greedy: list[int] = []
     fit = selector.process.fit
@@ -393,16 +473,27 @@ def rounds_of(
         ({5, 8}, [(4, 3, 30), (6, 4, 10), (9, 5, 10)], [4, 6, 7, 9]),
         ({5, 6, 7, 8}, [(4, 3, 30), (9, 4, 10)], [4, 9]),
     ],
-    ids=["always somebody", "first round", "late start", "first fit", "virtual rounds", "two of them"],
+    ids=[
+        "always somebody",
+        "first round",
+        "late start",
+        "first fit",
+        "virtual rounds",
+        "two of them",
+    ],
 )
 def test_what_was_due_while_nobody_was_there_is_done_in_the_next_round(
-    absent: set[int], fits: list[tuple[int, int, int]], greedy: list[int], monkeypatch: pytest.MonkeyPatch
+    absent: set[int],
+    fits: list[tuple[int, int, int]],
+    greedy: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert rounds_of(fedcor(8, 2), absent, 9, monkeypatch) == (fits, greedy)
 
 
 def test_a_virtual_round_does_not_follow_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Round e = 3 is the last of the warm-up, and divisible by the interval; the first virtual round follows e = 6."""
+    """Round e = 3 is the last of the warm-up, and divisible by the interval; the first virtual
+    round follows e = 6."""
     selector = fedcor(8, 2)
     selector.warmup = 3
     assert rounds_of(selector, set(), 8, monkeypatch) == ([(5, 4, 30), (8, 5, 10)], [5, 6, 7, 8])
@@ -412,7 +503,8 @@ def test_a_virtual_round_does_not_follow_the_warm_up(monkeypatch: pytest.MonkeyP
 
 
 def virtual_round(broken: set[int]) -> tuple[FedCor, list[int]]:
-    """A selector after round 5, before which all 8 clients may be trained virtually, and the steps of its fits."""
+    """A selector after round 5, before which all 8 clients may be trained virtually, and the steps
+    of its fits."""
     selector, steps = fedcor(8, 8), []
     selector.process.fit = lambda p, r, w, n: (steps.append(n), p)[1]  # type: ignore[method-assign]
     engine = LossOfModel([2] * 8)
@@ -424,7 +516,8 @@ def virtual_round(broken: set[int]) -> tuple[FedCor, list[int]]:
 
 
 def test_broken_updates_of_a_virtual_round_are_left_out_of_its_model() -> None:
-    """The virtual model's first number is the mean of i / 2 over the others, 25 / 14; the model's is 0."""
+    """The virtual model's first number is the mean of i / 2 over the others, 25 / 14; the model's
+    is 0."""
     selector, steps = virtual_round({3})
     assert selector.changes[-1] == pytest.approx(25 / 14 * np.arange(8))
     selector._add_observation(np.array([1.0, np.nan, np.inf, -np.inf]), 9)
@@ -436,14 +529,19 @@ def test_broken_updates_of_a_virtual_round_are_left_out_of_its_model() -> None:
 
 @pytest.mark.parametrize("noise", [1e-8, 1e-12])
 def test_a_noise_that_is_lost_in_rounding_still_gives_a_selection_and_a_fit(noise: float) -> None:
-    """After q picks nothing but the noise is left, which may come out as a variance <= 0. With fewer clients than
-    dimensions F F^T is singular, and the noise does not show beside it: the last parameters are kept."""
+    """After q picks nothing but the noise is left, which may come out as a variance <= 0. With
+    fewer clients than dimensions F F^T is singular, and the noise does not show beside it: the last
+    parameters are kept."""
     for seed in range(20):
         factor = np.random.default_rng(seed).standard_normal((3, 20))
         for covariance in (LowRank(factor, noise), factor.T @ factor + noise**2 * np.eye(20)):
-            picked = greedy_selection(covariance, np.ones(20), np.ones(20), 10, np.random.default_rng(seed))
+            picked = greedy_selection(
+                covariance, np.ones(20), np.ones(20), 10, np.random.default_rng(seed)
+            )
             assert len(set(picked)) == 10
     start = {"embedding": np.ones((3, 2)), "amplitude": np.ones(())}
     for kernel, objective in (("linear", "mml"), ("linear_normalised", "mml"), ("linear", "loo")):
-        fitted = make_process(kernel, objective, noise, 1.0, 0.01).fit(start, np.ones((1, 2)), np.ones(1), 50)
+        fitted = make_process(kernel, objective, noise, 1.0, 0.01).fit(
+            start, np.ones((1, 2)), np.ones(1), 50
+        )
         assert all(np.isfinite(value).all() for value in fitted.values())

@@ -1,4 +1,5 @@
-"""Stacks as one buffer: a view where they lie side by side, a copy elsewhere; and what comes from a GPU in one copy."""
+"""Stacks as one buffer: a view where they lie side by side, a copy elsewhere; and what comes from a
+GPU in one copy."""
 
 import numpy as np
 import pytest
@@ -32,7 +33,9 @@ OTHERS: dict[str, dict[str, Tensor]] = {
 @pytest.mark.parametrize("stack", OTHERS.values(), ids=OTHERS.keys())
 def test_all_else_is_copied(stack: dict[str, Tensor]) -> None:
     flat = flat_rows(stack)
-    assert torch.equal(flat, torch.cat([value.reshape(len(value), -1) for value in stack.values()], 1))
+    assert torch.equal(
+        flat, torch.cat([value.reshape(len(value), -1) for value in stack.values()], 1)
+    )
     assert flat.data_ptr() != BUFFER.data_ptr()
 
 
@@ -69,7 +72,9 @@ def cohort(device: str, broken: float | None) -> Cohort:
 
 
 @pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
-def test_an_average_on_a_gpu_is_that_on_the_cpu_without_updates_that_are_not_finite(broken: float | None) -> None:
+def test_an_average_on_a_gpu_is_that_on_the_cpu_without_updates_that_are_not_finite(
+    broken: float | None,
+) -> None:
     average = FedAvg(frozenset(), weighting="by_size")
     kept, _, dropped = drop_nonfinite(cohort("cpu", broken), None)
     with order_of_torch():

@@ -1,4 +1,5 @@
-"""The numbers of docs/benchmark.md that scripts/benchmarks/gains.py prints, on a few runs by hand."""
+"""The numbers of docs/benchmark.md that scripts/benchmarks/gains.py prints, on a few runs by
+hand."""
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,9 @@ def rounds_of(runs: dict[tuple[str, str, int], list[tuple[float, int]]]) -> pd.D
     return pd.DataFrame(rows, columns=[*gains.KEYS, "round", "test_accuracy", "bytes"])
 
 
-def test_the_final_accuracy_is_the_mean_of_eleven_rounds_and_a_diverged_run_counts_with_a_guess() -> None:
+def test_the_final_accuracy_is_the_mean_of_eleven_rounds_and_a_diverged_run_counts_with_a_guess() -> (
+    None
+):
     steady = [(0.5, t) for t in range(1, 190)] + [(0.8, t) for t in range(190, 201)]
     rounds = rounds_of({("s", "random", 0): steady, ("s", "full", 0): steady[:60]})
     final = gains.accuracies(rounds)
@@ -27,11 +30,14 @@ def test_the_final_accuracy_is_the_mean_of_eleven_rounds_and_a_diverged_run_coun
 
 
 def test_at_equal_bytes_an_expensive_method_is_judged_by_an_earlier_round() -> None:
-    """Random selection sends 20 in all. The other method sends 4 a round, and so has five rounds."""
+    """Random selection sends 20 in all. The other method sends 4 a round, and so has five
+    rounds."""
     cheap = [(0.7, t) for t in range(1, 21)]
     expensive = [(0.01 * t, 4 * t) for t in range(1, 21)]
     never = [(0.9, 100 * t) for t in range(1, 21)]
-    rounds = rounds_of({("s", "random", 0): cheap, ("s", "fedcor", 0): expensive, ("s", "full", 0): never})
+    rounds = rounds_of(
+        {("s", "random", 0): cheap, ("s", "fedcor", 0): expensive, ("s", "full", 0): never}
+    )
     found = gains.accuracies_at_equal_bytes(rounds)
     assert found["s", "random", 0] == pytest.approx(70)
     assert found["s", "fedcor", 0] == pytest.approx(3)  # the mean of 1 to 5 %
@@ -44,7 +50,9 @@ def test_gains_are_paired_and_intervals_are_of_seeds_or_of_settings() -> None:
     for (setting, seed), (random, other) in values.items():
         index += [(setting, "random", seed), (setting, "other", seed)]
         numbers += [random, other]
-    table = gains.gains(pd.Series(numbers, pd.MultiIndex.from_tuples(index, names=gains.KEYS), dtype=float))
+    table = gains.gains(
+        pd.Series(numbers, pd.MultiIndex.from_tuples(index, names=gains.KEYS), dtype=float)
+    )
     assert table.loc["other", "a"].tolist() == [3, 2]
     fixed, sampled = gains.over_seeds(table).loc["other"], gains.over_settings(table).loc["other"]
     assert fixed["gain"] == sampled["gain"] == 1.75
@@ -58,7 +66,8 @@ def test_holms_correction_by_hand() -> None:
 
 
 def test_nemenyis_critical_difference_is_that_of_demsars_table() -> None:
-    """Demsar (2006) has q = 2.343 for three methods at 5 %. Of ten settings: 2.343 sqrt(3 * 4 / (6 * 10)) = 1.048."""
+    """Demsar (2006) has q = 2.343 for three methods at 5 %. Of ten settings: 2.343 sqrt(3 * 4 / (6
+    * 10)) = 1.048."""
     rng = np.random.default_rng(0)
     names = [(f"s{s}", m, 0) for s in range(10) for m in ("a", "b", "c")]
     values = pd.Series(rng.random(30), pd.MultiIndex.from_tuples(names, names=gains.KEYS))

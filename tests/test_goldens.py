@@ -18,11 +18,14 @@ RECORDED = json.loads(goldens.FILE.read_text(encoding="utf-8"))
 @pytest.mark.parametrize("backend", goldens.BACKENDS)
 @pytest.mark.parametrize("share", [SHARE, pytest.param(1, marks=pytest.mark.slow)])
 def test_runs_are_what_they_were_to_the_last_bit(share: int, backend: str, setting: str) -> None:
-    """By default every second selector by one backend in each setting, others in each; in the long form by all."""
+    """By default every second selector by one backend in each setting, others in each; in the long
+    form by all."""
     share = min(share, len(goldens.FEW)) if setting == "norms" else share
     found = dict(goldens.outcomes(setting, backend, share))
     ours = {name for name in RECORDED["cases"] if name.endswith(f"/{setting}/{backend}")}
-    recorded = {name: RECORDED["cases"][name] for name in ours & (ours if share == 1 else found.keys())}
+    recorded = {
+        name: RECORDED["cases"][name] for name in ours & (ours if share == 1 else found.keys())
+    }
     assert recorded
     assert goldens.differences(recorded, found) == []
 

@@ -25,7 +25,12 @@ from fedsim.selectors.base import Selector
 from tests.run_toys import ROOT
 
 QUICK = ("num_rounds=1", "local.epochs=1", "tracker=files_only")
-CALLBACKS = ("fedsim.engine.native.library._run", "torch.utils.collect_env.run", "distutils.spawn.spawn", "numpy.load")
+CALLBACKS = (
+    "fedsim.engine.native.library._run",
+    "torch.utils.collect_env.run",
+    "distutils.spawn.spawn",
+    "numpy.load",
+)
 QUESTIONS = ((), ("-m",), ("--cfg", "job"), ("--cfg", "hydra"), ("--info", "all"))
 
 Refused = Callable[..., str]
@@ -33,14 +38,24 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
-    """The error of a command line in an empty folder, which must write nothing there but what was there before."""
+    """The error of a command line in an empty folder, which must write nothing there but what was
+    there before."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fedsim"])
 
     def call(*words: str) -> str:
         before = set(tmp_path.rglob("*"))
         with pytest.raises(ConfigError) as caught:
-            run([*words, *(w for w in QUICK if not any(word == f"{w.split('.')[0]}=5" for word in words))])
+            run(
+                [
+                    *words,
+                    *(
+                        w
+                        for w in QUICK
+                        if not any(word == f"{w.split('.')[0]}=5" for word in words)
+                    ),
+                ]
+            )
         assert set(tmp_path.rglob("*")) == before, "something was written"
         return str(caught.value)
 
@@ -77,14 +92,19 @@ def composed(*words: str, folder: str | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "question", [pytest.param(q, marks=[] if q in QUESTIONS[::3] else pytest.mark.slow) for q in QUESTIONS]
+    "question",
+    [pytest.param(q, marks=[] if q in QUESTIONS[::3] else pytest.mark.slow) for q in QUESTIONS],
 )
-def test_callbacks_are_never_built(refused: Refused, tmp_path: Path, question: tuple[str, ...]) -> None:
+def test_callbacks_are_never_built(
+    refused: Refused, tmp_path: Path, question: tuple[str, ...]
+) -> None:
     marker = tmp_path / "marker"
     for target in CALLBACKS:
         node = f"  callbacks:\n    x:\n      _target_: {target}\n      command: [touch, {marker}]\n"
         folder = write(tmp_path, "preset/bad.yaml", preset(node))
-        assert "hydra.callbacks.x._target_: must not be set" in refused("--config-dir", folder, "preset=bad", *question)
+        assert "hydra.callbacks.x._target_: must not be set" in refused(
+            "--config-dir", folder, "preset=bad", *question
+        )
         word = f"+hydra.callbacks.x={{_target_: {target}, command: [touch, '{marker}']}}"
         assert "hydra.callbacks.x: must not be set" in refused(word, *question)
 
@@ -109,9 +129,23 @@ HYDRA = {
 @pytest.mark.parametrize(
     "word",
     [
-        *("hydra.searchpath=[pkg://this]", "+hydra.job.env_set.PATH=/tmp", "hydra.job_logging.root={}"),
-        *("hydra.hydra_logging.version=2", "hydra.runtime.output_dir=/tmp", "hydra.callbacks={}", "hydra.job.name=x"),
-        *("hydra.sweep.dir=/tmp/elsewhere", "hydra.run.dir=outputs/x", "hydra.output_subdir=x", "hydra.sweep.subdir=x"),
+        *(
+            "hydra.searchpath=[pkg://this]",
+            "+hydra.job.env_set.PATH=/tmp",
+            "hydra.job_logging.root={}",
+        ),
+        *(
+            "hydra.hydra_logging.version=2",
+            "hydra.runtime.output_dir=/tmp",
+            "hydra.callbacks={}",
+            "hydra.job.name=x",
+        ),
+        *(
+            "hydra.sweep.dir=/tmp/elsewhere",
+            "hydra.run.dir=outputs/x",
+            "hydra.output_subdir=x",
+            "hydra.sweep.subdir=x",
+        ),
         *("hydra={}", "+hydra.callbacks.x._target_=a,b"),
     ],
 )
@@ -126,7 +160,14 @@ def test_overrides_of_the_rest_are_refused_too(refused: Refused, word: str) -> N
 @pytest.mark.parametrize(
     "target",
     [
-        *("antigravity.fly", "test.regrtest.x", "__main__.X", "os.system", "pip.__main__.x", "joblib.load"),
+        *(
+            "antigravity.fly",
+            "test.regrtest.x",
+            "__main__.X",
+            "os.system",
+            "pip.__main__.x",
+            "joblib.load",
+        ),
         *("torch.utils.collect_env.run", "fedsim.__main__.main"),
     ],
 )
@@ -145,16 +186,21 @@ def test_modules_that_hold_no_part_of_an_experiment_are_not_imported(
     assert imported == [target.rpartition(".")[0]]
 
 
-def test_own_modules_and_packages_for_fedsim_are_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_modules_and_packages_for_fedsim_are_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "planted_lab.py").write_text("")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert not_imported("planted_lab") is None
     assert not_imported("fedsim.selectors.random") is None
     assert not_imported("tests.toys") is None
     assert "installed package" in str(not_imported("yaml"))
-    monkeypatch.setattr("fedsim.config.typecheck.requires", lambda name: ["numpy", "fedsim_selection>=0.1"])
     monkeypatch.setattr(
-        "fedsim.config.typecheck._extends_fedsim", not_imported.__globals__["_extends_fedsim"].__wrapped__
+        "fedsim.config.typecheck.requires", lambda name: ["numpy", "fedsim_selection>=0.1"]
+    )
+    monkeypatch.setattr(
+        "fedsim.config.typecheck._extends_fedsim",
+        not_imported.__globals__["_extends_fedsim"].__wrapped__,
     )
     assert not_imported("yaml") is None
 
@@ -167,7 +213,9 @@ def test_hydra_plugins_of_the_working_folder_are_left_alone(tmp_path: Path) -> N
     def shows_config(*path: Path) -> bool:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
         return "cohort_size" in done.stdout
 
     assert shows_config(ROOT)
@@ -189,7 +237,9 @@ UNSOUND = {
 
 
 @pytest.mark.parametrize("name", UNSOUND)
-def test_a_file_that_is_no_config_is_refused_in_a_few_lines(refused: Refused, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_no_config_is_refused_in_a_few_lines(
+    refused: Refused, tmp_path: Path, name: str
+) -> None:
     folder = write(tmp_path, "model/bad.yaml", UNSOUND[name])
     assert len(refused("--config-dir", folder, "model=bad")) < 2000
 
@@ -223,7 +273,8 @@ def test_a_config_names_no_secret_of_the_environment(
 def test_what_hydra_may_be_told_is_listed_and_the_rest_refused_by_name(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str
 ) -> None:
-    """Without the list it is told all but unknown keys of its own launcher, which it refuses itself."""
+    """Without the list it is told all but unknown keys of its own launcher, which it refuses
+    itself."""
     folder = write(tmp_path, "preset/bad.yaml", preset(f"  {node}\n"))
     assert HYDRA[node] in refused("--config-dir", folder, "preset=bad")
     if not node.startswith(("launcher: {nested", "launcher: {setup")):
@@ -241,7 +292,11 @@ def test_a_primary_config_imports_no_packages(
     """The negative control: without the check it does."""
     (tmp_path / "planted_package").mkdir()
     (tmp_path / "planted_package" / "__init__.py").write_text("open('marker', 'w').close()")
-    folder = write(tmp_path, "mine.yaml", "defaults: [config]\nhydra: {searchpath: ['pkg://planted_package']}\n")
+    folder = write(
+        tmp_path,
+        "mine.yaml",
+        "defaults: [config]\nhydra: {searchpath: ['pkg://planted_package']}\n",
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert "hydra.searchpath" in refused("--config-dir", folder, "-cn", "mine")
     assert "hydra.searchpath" in refused("--config-dir", folder, "-cn", "mine", "--cfg", "all")
@@ -251,10 +306,14 @@ def test_a_primary_config_imports_no_packages(
     assert Path("marker").exists()
 
 
-def test_without_the_checks_a_callback_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_checks_a_callback_would_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     marker = tmp_path / "marker"
     monkeypatch.chdir(tmp_path)
-    words = [f"+hydra.callbacks.x={{_target_: fedsim.engine.native.library._run, command: [touch, '{marker}']}}"]
+    words = [
+        f"+hydra.callbacks.x={{_target_: fedsim.engine.native.library._run, command: [touch, '{marker}']}}"
+    ]
     with unprotected(monkeypatch), search_path(), suppress(SystemExit):
         compose_jobs(words, multirun=False)
     with pytest.warns(UserWarning, match="Callback"), suppress(SystemExit):

@@ -1,4 +1,5 @@
-"""What is told once and counted: dropped updates, rounds with too few clients or none, clients without samples."""
+"""What is told once and counted: dropped updates, rounds with too few clients or none, clients
+without samples."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +27,9 @@ from tests.test_experiment import entry
 POPULATION = Population(np.array([4, 4, 0, 4]), cohort_size=3, num_rounds=5)
 FOUND = [([0, 1, 3], 0, 0), ([0, 1, 3], 2, 1), ([0], 0, 0), ([], 0, 0), ([1], 1, 0)]
 RECORDS = [
-    replace(entry(t + 1, 0.5), selected=selected, dropped_updates=dropped, nonfinite_reports=reports)
+    replace(
+        entry(t + 1, 0.5), selected=selected, dropped_updates=dropped, nonfinite_reports=reports
+    )
     for t, (selected, dropped, reports) in enumerate(FOUND)
 ]
 
@@ -47,14 +50,26 @@ def test_each_kind_is_told_once_and_counted_over_all_rounds(adaptive: bool) -> N
     ]
     counts = incidents.counts
     assert counts.pop("rounds_with_too_few_clients") == (0 if adaptive else 2)
-    rest = {"dropped_updates": 3, "nonfinite_reports": 1, "rounds_without_clients": 1, "empty_clients": 1}
+    rest = {
+        "dropped_updates": 3,
+        "nonfinite_reports": 1,
+        "rounds_without_clients": 1,
+        "empty_clients": 1,
+    }
     assert counts == rest
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------
 
 WORDS = [
-    *("num_rounds=8", "local.epochs=1", "tracker=default", "~tracker.wandb", "num_clients=6", "cohort_size=2"),
+    *(
+        "num_rounds=8",
+        "local.epochs=1",
+        "tracker=default",
+        "~tracker.wandb",
+        "num_clients=6",
+        "cohort_size=2",
+    ),
     *("selector=power_of_choice", "checkpoint.every=2", "local.holdout_fraction=0"),
 ]
 EXPECTED = dict.fromkeys(TEXTS, 1) | {"dropped_updates": 2, "nonfinite_reports": 2}
@@ -62,7 +77,8 @@ EXPECTED = dict.fromkeys(TEXTS, 1) | {"dropped_updates": 2, "nonfinite_reports":
 
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let an update (or `every_one`), and a loss that is asked for, be nan in some `rounds` of runs of some `seeds`."""
+    """Let an update (or `every_one`), and a loss that is asked for, be nan in some `rounds` of runs
+    of some `seeds`."""
     monkeypatch.chdir(tmp_path)
     train, losses, context, now = Engine.train, Engine.losses, Simulation._context, [0]
 
@@ -92,7 +108,8 @@ def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 @pytest.fixture
 def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last client has no samples; in round 3 it and the first are available, in round 4 nobody."""
+    """The last client has no samples; in round 3 it and the first are available, in round 4
+    nobody."""
 
     def emptied(*arguments: Any) -> Division:
         found = divide(*arguments)
@@ -121,7 +138,8 @@ def told(text: str) -> dict[str, int]:
 def test_a_run_tells_each_kind_once_and_its_summary_counts_all_of_them(
     broken: Any, killed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one process, and in two of which the first dies in round 6: counted once, told by the process that sees it."""
+    """In one process, and in two of which the first dies in round 6: counted once, told by the
+    process that sees it."""
     broken(2, 6)
     assert run([*WORDS, "output_dir=whole"]) == 0
     assert incidents_in("whole") == EXPECTED
@@ -139,7 +157,10 @@ def test_fewer_clients_than_are_over_selected_are_enough_from_cohort_size_on(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     scarcity = ("availability=bernoulli", "availability.probability=0.4")
-    assert run([*WORDS, *scarcity, "system=lognormal", "system.over_selection=2", "selector=random"]) == 0
+    assert (
+        run([*WORDS, *scarcity, "system=lognormal", "system.over_selection=2", "selector=random"])
+        == 0
+    )
     (folder,) = (path.parent for path in Path("outputs").glob("*/*/summary.json"))
     counts = [len(record["selected"]) for record in read_metrics(folder)]
     assert {1, 2, 4} <= set(counts)  # where cohort_size=2, of whom twice as many are asked
@@ -156,20 +177,38 @@ def test_a_run_of_which_all_updates_are_nan_keeps_its_last_model_and_the_sweep_g
 
     def noted(self: Simulation) -> Record:
         record = step(self)
-        last[self.components.streams.seed] = {name: value.clone() for name, value in self.params.items()}
+        last[self.components.streams.seed] = {
+            name: value.clone() for name, value in self.params.items()
+        }
         return record
 
     monkeypatch.setattr(Simulation, "step", noted)
-    words = [w for w in WORDS if "selector" not in w] + ["-m", "seed=range(3)", f"hydra/launcher={launcher}"]
+    words = [w for w in WORDS if "selector" not in w] + [
+        "-m",
+        "seed=range(3)",
+        f"hydra/launcher={launcher}",
+    ]
     assert run(words) == 4
-    folders = {int(path.parent.name.split("-s")[-1].split("-")[0]): path.parent for path in Path().rglob(SUMMARY)}
+    folders = {
+        int(path.parent.name.split("-s")[-1].split("-")[0]): path.parent
+        for path in Path().rglob(SUMMARY)
+    }
     assert sorted(folders) == [0, 1, 2]
     for seed, folder in folders.items():
-        summary, expected = read_summary(folder) or {}, ("diverged", 3) if seed == 1 else ("done", 8)
-        assert (summary["status"], summary["rounds"], len(read_metrics(folder))) == (*expected, expected[1])
+        summary, expected = (
+            read_summary(folder) or {},
+            ("diverged", 3) if seed == 1 else ("done", 8),
+        )
+        assert (summary["status"], summary["rounds"], len(read_metrics(folder))) == (
+            *expected,
+            expected[1],
+        )
         model = load_file(folder / MODEL)
         assert model.keys() == last[seed].keys()
-        assert all(torch.equal(model[name], value) and value.isfinite().all() for name, value in last[seed].items())
+        assert all(
+            torch.equal(model[name], value) and value.isfinite().all()
+            for name, value in last[seed].items()
+        )
     assert "every update of the round" in (read_summary(folders[1]) or {})["error"]
     rounds.clear()
     assert run(words) == 4

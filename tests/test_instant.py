@@ -1,4 +1,5 @@
-"""What answers without PyTorch in the process, and that source tells the parameters that classes have."""
+"""What answers without PyTorch in the process, and that source tells the parameters that classes
+have."""
 
 import importlib
 import inspect
@@ -31,7 +32,9 @@ finally:
 
 def loaded(*words: str, code: int = 0) -> str:
     """What a command has imported of what takes long."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False
+    )
     assert done.returncode == code, done.stderr
     return next(line for line in done.stdout.splitlines() if line.startswith("LOADED"))
 
@@ -60,15 +63,23 @@ def test_questions_and_mistakes_are_answered_without_pytorch(words: str, code: i
 def test_a_short_run_imports_neither_compilers_nor_tables(empty_folder: Path) -> None:
     done = loaded("num_rounds=1", "tracker=files_only")
     assert not {"pandas", "sympy", "sklearn", "matplotlib"} & set(done.split())
-    code = "import sys, fedsim.models.heads; sys.exit('torchvision' in sys.modules)"  # features may be cached
+    # features may be cached
+    code = "import sys, fedsim.models.heads; sys.exit('torchvision' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert not {"matplotlib", "torch"} & set(loaded("report", "outputs/default", "--no-figures").split())
+    assert not {"matplotlib", "torch"} & set(
+        loaded("report", "outputs/default", "--no-figures").split()
+    )
 
 
 def test_of_the_selectors_only_those_that_need_scipy_import_it(empty_folder: Path) -> None:
     files = (conf_dir().parent / "fedsim" / "selectors").glob("*.py")
     importing = re.compile(r"^(import|from) (scipy|fedsim\.selectors\.ward)\b", re.MULTILINE)
-    assert {file.stem for file in files if importing.search(file.read_text())} == {"ward", "hics", "lefl", "pair_study"}
+    assert {file.stem for file in files if importing.search(file.read_text())} == {
+        "ward",
+        "hics",
+        "lefl",
+        "pair_study",
+    }
     assert "scipy" not in loaded("num_rounds=1", "tracker=files_only", "selector=pncs").split()
 
 
@@ -83,7 +94,9 @@ def test_jobs_that_have_ended_are_told_without_pytorch(empty_folder: Path) -> No
 
 
 @pytest.mark.slow
-def test_jobs_that_have_ended_are_told_without_pytorch_unless_something_is_amiss(empty_folder: Path) -> None:
+def test_jobs_that_have_ended_are_told_without_pytorch_unless_something_is_amiss(
+    empty_folder: Path,
+) -> None:
     assert "torch" in loaded(*SWEEP)
     assert loaded(*SWEEP, "hydra/launcher=joblib") == "LOADED"
     assert loaded("show", "--json", *SWEEP[1:3], "selector=gpfl") == "LOADED"
@@ -105,8 +118,12 @@ def test_only_what_the_folder_stands_for_has_passed_the_checks() -> None:
     execute(plan)
     assert has_passed(plan)
     assert not has_passed(replace(plan, settings=replace(plan.settings, overwrite=True)))
-    assert not has_passed(replace(plan, settings=replace(plan.settings, device="cuda")))  # another machine's result
-    assert not has_passed(replace(plan, config={**plan.config, "selector": {"_target_": "my_lab.Random"}}))
+    assert not has_passed(
+        replace(plan, settings=replace(plan.settings, device="cuda"))
+    )  # another machine's result
+    assert not has_passed(
+        replace(plan, config={**plan.config, "selector": {"_target_": "my_lab.Random"}})
+    )
 
 
 def test_show_tells_of_jobs_before_it_imports_pytorch(empty_folder: Path) -> None:
@@ -118,12 +135,17 @@ def test_show_tells_of_jobs_before_it_imports_pytorch(empty_folder: Path) -> Non
 
 
 TARGETS = sorted(
-    {t for p in conf_dir().rglob("*.yaml") for t in re.findall(r"_target_: (fedsim\.[\w.]+)", p.read_text())}
+    {
+        t
+        for p in conf_dir().rglob("*.yaml")
+        for t in re.findall(r"_target_: (fedsim\.[\w.]+)", p.read_text())
+    }
 )
 
 
 def parameters_of(cls: Any, keyword_only: bool = True) -> Mapping[str, tuple[Any, list[str]]]:
-    """Annotation and ranges of each keyword-only parameter; of other objects (parts in parts) that they are objects."""
+    """Annotation and ranges of each keyword-only parameter; of other objects (parts in parts) that
+    they are objects."""
     hints = get_type_hints(cls.__init__ if isinstance(cls, type) else cls)
     rules = getattr(cls, "__parameters__", {})
     names = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY]
@@ -136,5 +158,9 @@ def test_source_tells_the_parameters_of_classes() -> None:
     assert len(told) == len(TARGETS)
     for target, cls in told.items():
         module, _, name = target.rpartition(".")
-        if "jobs" not in module and "running" not in module:  # launchers are built from nodes of Hydra
-            assert parameters_of(cls) == parameters_of(getattr(importlib.import_module(module), name)), target
+        if (
+            "jobs" not in module and "running" not in module
+        ):  # launchers are built from nodes of Hydra
+            assert parameters_of(cls) == parameters_of(
+                getattr(importlib.import_module(module), name)
+            ), target

@@ -1,4 +1,5 @@
-"""Gradients of many clients at once: equal to those of one client after another, in chunks that fit."""
+"""Gradients of many clients at once: equal to those of one client after another, in chunks that
+fit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +32,13 @@ def mlp() -> nn.Module:
 
 def batch_norms() -> nn.Module:
     """With statistics that travel, a dropout, and an activation that is no ReLU."""
-    first = nn.Flatten(), nn.Linear(12, 6), nn.BatchNorm1d(6, momentum=0.1), nn.Tanh(), nn.Dropout(0.5)
+    first = (
+        nn.Flatten(),
+        nn.Linear(12, 6),
+        nn.BatchNorm1d(6, momentum=0.1),
+        nn.Tanh(),
+        nn.Dropout(0.5),
+    )
     return nn.Sequential(*first, nn.Linear(6, CLASSES))
 
 
@@ -50,7 +57,9 @@ class Looks(nn.Sequential):
         return output * 2 if not self.training and bool(x.sum() > 0) else output
 
 
-def engine(device: str, build: Any = batched, kind: Any = mlp, dtype: Any = torch.float32, **switches: Any) -> Any:
+def engine(
+    device: str, build: Any = batched, kind: Any = mlp, dtype: Any = torch.float32, **switches: Any
+) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         model, x, y = kind(), torch.randn(sum(SIZES), *SHAPE), torch.randint(CLASSES, (sum(SIZES),))
@@ -75,7 +84,9 @@ def test_equals_one_client_after_another_in_float64(kind: Any, most_samples: int
             buffer.add_(0.3 if name.endswith("mean") else 0.5)
 
     def joint() -> Tensor:
-        return joint_gradients(model.eval(), data, "float32", initial(model), OWN, names, most_samples)
+        return joint_gradients(
+            model.eval(), data, "float32", initial(model), OWN, names, most_samples
+        )
 
     for names in (trained_names(model)[-1:], trained_names(model)):
         sound = joint()
@@ -97,11 +108,16 @@ def test_equals_one_client_after_another_on_the_card(build: Any, chunk_size: Any
         few = [engine("cuda", graph, convolutions).backend, engine("cuda", reference).backend]
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
     assert many > 10**6
-    assert [backend._lists_that_fit(len(OWN), 9) for backend in few] == [1, 1]  # which need not take padding
+    assert [backend._lists_that_fit(len(OWN), 9) for backend in few] == [
+        1,
+        1,
+    ]  # which need not take padding
 
 
 @pytest.mark.parametrize(("chunk_size", "at_once"), [("auto", 1000), (2, 2)])
-def test_a_cpu_takes_many_small_clients_at_once(chunk_size: Any, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_takes_many_small_clients_at_once(
+    chunk_size: Any, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = engine("cpu", chunk_size=chunk_size)
     wanted = gradients(asked)
     assert asked.backend._lists_that_fit(len(OWN), 9) == 1
@@ -111,19 +127,31 @@ def test_a_cpu_takes_many_small_clients_at_once(chunk_size: Any, at_once: int, m
     torch.testing.assert_close(gradients(asked), wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_without_an_operation_of_vmap_it_goes_on_and_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_an_operation_of_vmap_it_goes_on_and_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     with PretendedCard():
         asked = engine("cuda", kind=Looks)
         found = [gradients(asked), gradients(asked)]
     wanted = gradients(engine("cpu", reference, Looks))
     assert all(torch.equal(each, wanted) for each in found)
-    assert capfd.readouterr().err.count("gradients of one client after another, which is slower") == 1
+    assert (
+        capfd.readouterr().err.count("gradients of one client after another, which is slower") == 1
+    )
 
 
-@pytest.mark.parametrize(("selector", "launches", "waits"), [("grad_norm", 105, 4), ("divfl", 122, 4)])
-def test_a_round_of_a_selector_of_gradients_keeps_its_budget(selector: str, launches: int, waits: int) -> None:
-    words = [word for word in W1 if not word.startswith(("selector=", "local.steps", "num_clients"))]
+@pytest.mark.parametrize(
+    ("selector", "launches", "waits"), [("grad_norm", 105, 4), ("divfl", 122, 4)]
+)
+def test_a_round_of_a_selector_of_gradients_keeps_its_budget(
+    selector: str, launches: int, waits: int
+) -> None:
+    words = [
+        word for word in W1 if not word.startswith(("selector=", "local.steps", "num_clients"))
+    ]
     more = (f"selector={selector}", "local.steps=2", "num_clients=20", "engine=graph")
-    counts = counts_of_a_round((*words, *more), 2, 300)  # one client after another: 690 and 23, 716 and 6
+    counts = counts_of_a_round(
+        (*words, *more), 2, 300
+    )  # one client after another: 690 and 23, 716 and 6
     assert counts.launches.total() <= launches, counts.table("launches")
     assert counts.waits.total() <= waits, counts.table("waits")

@@ -1,4 +1,5 @@
-"""Runs that are killed (SIGKILL) at random moments, during saves too, and repeated, end as if nothing had happened."""
+"""Runs that are killed (SIGKILL) at random moments, during saves too, and repeated, end as if
+nothing had happened."""
 
 import json
 import os
@@ -13,7 +14,14 @@ from tests.ranks import result
 from tests.run_toys import ROOT
 
 WORDS = [
-    *("num_rounds=120", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort"),
+    *(
+        "num_rounds=120",
+        "local.epochs=1",
+        "tracker=files_only",
+        "num_clients=6",
+        "cohort_size=2",
+        "selector=oort",
+    ),
     *("engine=batched", "aggregator=fedadam", "checkpoint.every=1"),
 ]
 SCRIPT = """
@@ -51,11 +59,16 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
     words = [*WORDS, f"num_rounds={20 * kills}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", SCRIPT, json.dumps(words), str(kills), str(seed)]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) == kills
     monkeypatch.chdir(tmp_path)
     assert run([*words, "output_dir=alone"]) == 0
     assert result(tmp_path / "outputs") == result(tmp_path / "alone")
-    trees = [{p.relative_to(tmp_path / d) for p in (tmp_path / d).rglob("*")} for d in ("outputs", "alone")]
+    trees = [
+        {p.relative_to(tmp_path / d) for p in (tmp_path / d).rglob("*")}
+        for d in ("outputs", "alone")
+    ]
     assert trees[0] == trees[1]

@@ -24,33 +24,81 @@ from fedsim.running import interleaving
 from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
 from tests.engines import batched, schedule_of
 from tests.run_toys import Run
-from tests.test_engine import BACKENDS, MODELS, OPTIMIZERS, SIZES, WORKS, engines, model_of, problem, task_of
+from tests.test_engine import (
+    BACKENDS,
+    MODELS,
+    OPTIMIZERS,
+    SIZES,
+    WORKS,
+    engines,
+    model_of,
+    problem,
+    task_of,
+)
 
 LANES = "hydra/launcher=lanes"
 
 
 def results(folder: Path) -> dict[str, list[dict[str, Any]]]:
     found = {p.parent.name: read_metrics(p.parent) for p in folder.glob("*/summary.json")}
-    return {n: [{k: v for k, v in r.items() if "seconds" not in k} for r in rs] for n, rs in found.items()}
+    return {
+        n: [{k: v for k, v in r.items() if "seconds" not in k} for r in rs]
+        for n, rs in found.items()
+    }
 
 
 FROZEN = "model._target_=tests.test_lanes.FrozenLayer"
 SWEEPS = {
-    "selectors that train once, all, and what-if": ["selector=random,pncs,fedcor", "partition=dirichlet_qp"],
+    "selectors that train once, all, and what-if": [
+        "selector=random,pncs,fedcor",
+        "partition=dirichlet_qp",
+    ],
     "ragged clients": ["selector=random,gpfl", "partition=dirichlet_class", "seed=0,1"],
     "dropout and momentum": ["model.dropout=0.5", "optimizer.momentum=0.9", "selector=oort,ocs"],
     "one client a round": ["cohort_size=1", "selector=oort,random", "seed=0,1"],
     "untrained layers that differ": ["model=logistic", FROZEN, "engine=batched", "seed=0,1"],
-    "untrained layers that differ, in turn": ["model=logistic", FROZEN, "engine=sequential", "seed=0,1"],
-    "native": ["engine=native", "model.dropout=0.5", "optimizer.momentum=0.9", "selector=oort,pncs,delta", "seed=0,1"],
+    "untrained layers that differ, in turn": [
+        "model=logistic",
+        FROZEN,
+        "engine=sequential",
+        "seed=0,1",
+    ],
+    "native": [
+        "engine=native",
+        "model.dropout=0.5",
+        "optimizer.momentum=0.9",
+        "selector=oort,pncs,delta",
+        "seed=0,1",
+    ],
     "sequential": ["engine=sequential", "seed=0,1", "cohort_size=3"],
-    "samples made on demand": ["dataset=synthetic", "partition=natural", "selector=random,gpfl", "seed=0,1"],
+    "samples made on demand": [
+        "dataset=synthetic",
+        "partition=natural",
+        "selector=random,gpfl",
+        "seed=0,1",
+    ],
     "small chunks": ["engine=batched", "engine.chunk_size=3", "seed=0,1,2"],
-    "learning rates that part": ["optimizer/schedule=exponential", "selector=random,fedcor", "seed=0,1"],
+    "learning rates that part": [
+        "optimizer/schedule=exponential",
+        "selector=random,fedcor",
+        "seed=0,1",
+    ],
     "short runs and long ones": ["num_rounds=3,150", "local.epochs=1", "seed=0,1"],
-    "labels and updates that differ": ["clients=honest,label_noise,random_update", "selector=random,pncs", "seed=0,1"],
-    "aggregators": ["aggregator=median,krum,geometric_median,norm_clipping,dp_fedavg,mifa", "cohort_size=5"],
-    "cohorts of nobody": ["selector=poisson", "aggregator=uniform,dp_fedavg", "cohort_size=1", "seed=0,1"],
+    "labels and updates that differ": [
+        "clients=honest,label_noise,random_update",
+        "selector=random,pncs",
+        "seed=0,1",
+    ],
+    "aggregators": [
+        "aggregator=median,krum,geometric_median,norm_clipping,dp_fedavg,mifa",
+        "cohort_size=5",
+    ],
+    "cohorts of nobody": [
+        "selector=poisson",
+        "aggregator=uniform,dp_fedavg",
+        "cohort_size=1",
+        "seed=0,1",
+    ],
     "two groups": ["optimizer.lr=0.05,0.1", "seed=0,1"],
 }
 
@@ -69,7 +117,9 @@ class FrozenLayer(torch.nn.Sequential):
 
     def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
         size = int(np.prod(input_shape))
-        super().__init__(torch.nn.Flatten(), torch.nn.Linear(size, 8), torch.nn.Linear(8, num_classes))
+        super().__init__(
+            torch.nn.Flatten(), torch.nn.Linear(size, 8), torch.nn.Linear(8, num_classes)
+        )
         self[1].requires_grad_(False)
 
 
@@ -84,20 +134,36 @@ def test_runs_side_by_side_are_trained_in_one_call(
         return train_chunk(self, start, schedule)
 
     monkeypatch.setattr(BatchedBackend, "_train_chunk", watched)
-    assert fedsim("-m", "seed=0,1,2", "partition=iid", "num_clients=8", "hydra.launcher.max_lanes=2", LANES) == 0
+    assert (
+        fedsim(
+            "-m",
+            "seed=0,1,2",
+            "partition=iid",
+            "num_clients=8",
+            "hydra.launcher.max_lanes=2",
+            LANES,
+        )
+        == 0
+    )
     assert trained == [10] * 3 + [5] * 3
 
 
-def test_progress_counts_the_runs_that_are_left(fedsim: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_counts_the_runs_that_are_left(
+    fedsim: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert fedsim("-m", "seed=0,1", LANES) == 0
     assert "2 runs side by side" in capsys.readouterr().out
     progress: list[tuple[int, int]] = []
     call = call_of(_engine("equal"), [0, 1], 7)
-    run_interleaved([lambda run: run.train(call)] * 3, lambda left, round: progress.append((left, round)))
+    run_interleaved(
+        [lambda run: run.train(call)] * 3, lambda left, round: progress.append((left, round))
+    )
     assert progress == [(3, 0)]
 
 
-def test_ctrl_c_stops_all_runs_and_is_recorded(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_all_runs_and_is_recorded(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train, calls = BatchedBackend.train, []
 
     def interrupted(self: BatchedBackend, start: Any, schedule: Schedule) -> TrainingResult:
@@ -166,22 +232,38 @@ def test_a_selectors_no_grad_stays_its_own() -> None:
 
 
 def _engine(sizes: str, number: int = 0) -> Engine:
-    return engines(model_of("mlp"), problem(SIZES[sizes]), WORKS["epochs"], OPTIMIZERS["sgd"])[number]
+    return engines(model_of("mlp"), problem(SIZES[sizes]), WORKS["epochs"], OPTIMIZERS["sgd"])[
+        number
+    ]
 
 
 def call_of(
-    engine: Engine, ids: list[int], round: int, lr: float = 0.1, factor: float = 1.0, pull: float = 0.0, shift: int = 0
+    engine: Engine,
+    ids: list[int],
+    round: int,
+    lr: float = 0.1,
+    factor: float = 1.0,
+    pull: float = 0.0,
+    shift: int = 0,
 ) -> TrainingCall:
-    """What a run calls for that trains clients `ids` from the engine's model times `factor`, with a correction."""
+    """What a run calls for that trains clients `ids` from the engine's model times `factor`, with a
+    correction."""
     params = {name: value * factor for name, value in initial(engine.workload.model).items()}
     random = torch.Generator().manual_seed(shift)
-    shifts = {n: torch.randn(len(ids), *params[n].shape, generator=random).to(params[n]) for n in engine.trained}
+    shifts = {
+        n: torch.randn(len(ids), *params[n].shape, generator=random).to(params[n])
+        for n in engine.trained
+    }
     schedule = schedule_of(engine, np.array(ids), round, lr)
     correction = Correction(pull, shifts if shift else None)
-    return TrainingCall(engine.backend, [params] * len(ids), replace(schedule, correction=correction))
+    return TrainingCall(
+        engine.backend, [params] * len(ids), replace(schedule, correction=correction)
+    )
 
 
-def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = _engine("ragged")
     calls = [
         call_of(engine, [0, 1], 1),  # 7 and 1 samples: batches of 4, 3
@@ -209,7 +291,9 @@ def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(monkeypatch: p
 @pytest.mark.parametrize("name", MODELS)
 def test_no_model_changes_a_bit_beside_others(name: str, sizes: str) -> None:
     data = problem(SIZES[sizes], torch.float32)
-    _assert_exact(engines(model_of(name, torch.float32), data, WORKS["epochs"], OPTIMIZERS["momentum"])[0])
+    _assert_exact(
+        engines(model_of(name, torch.float32), data, WORKS["epochs"], OPTIMIZERS["momentum"])[0]
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -217,13 +301,18 @@ def test_no_model_changes_a_bit_beside_others(name: str, sizes: str) -> None:
 def test_no_correction_changes_a_bit_beside_others(backend: str, optimizer: str) -> None:
     engine = BACKENDS[backend](*task_of(("dropout", "ragged", "epochs", optimizer), torch.float32))
     both = {"pull": 0.3, "shift": 2}
-    _assert_exact(engine, [{}, {"shift": 1}, both, {"pull": 0.3}, {"shift": 3}, {"pull": 0.2, "shift": 4}])
+    _assert_exact(
+        engine, [{}, {"shift": 1}, both, {"pull": 0.3}, {"shift": 3}, {"pull": 0.2, "shift": 4}]
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["decay", "adam"])
 def test_no_bit_changes_at_the_size_of_fashion_mnist(optimizer: str) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randn(400, 784, generator=generator), torch.randint(10, (400,), generator=generator)
+    x, y = (
+        torch.randn(400, 784, generator=generator),
+        torch.randint(10, (400,), generator=generator),
+    )
     positions = np.split(np.arange(400), [90, 180, 250, 330])
     data = ClientData(x, y, positions, positions, 10)
     model = MLP((784,), 10, hidden=[64, 30], dropout=0.0)
@@ -238,7 +327,10 @@ def _assert_exact(engine: Engine, corrections: Sequence[dict[str, Any]] = ({},) 
     calls = [call_of(engine, ids, t, factor=1 + t / 10, **own) for t, (ids, own) in pairs]
     for call, joint in zip(calls, train_jointly(calls), strict=True):
         alone = engine.backend.train(call.start, call.schedule)
-        for one, other in ((joint.delta, alone.delta), (joint.momentum or {}, alone.momentum or {})):
+        for one, other in (
+            (joint.delta, alone.delta),
+            (joint.momentum or {}, alone.momentum or {}),
+        ):
             assert all(torch.equal(one[n], other[n]) for n in other)
         assert np.array_equal(joint.losses[call.schedule.mask], alone.losses[call.schedule.mask])
 
@@ -255,19 +347,23 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def common(seconds: float, now: list[float], samples: int) -> TrainingCall:
-    """One client's single step by a backend that takes so long for those of several runs, which it trains at once."""
+    """One client's single step by a backend that takes so long for those of several runs, which it
+    trains at once."""
 
     def train(start: Any, schedule: Schedule) -> TrainingResult:
         now[0] += seconds
         return TrainingResult({}, np.zeros(schedule.positions.shape), None)
 
-    backend: Any = SimpleNamespace(max_joint_clients=10, room=None, joint_key=lambda schedule: 0, train=train)
+    backend: Any = SimpleNamespace(
+        max_joint_clients=10, room=None, joint_key=lambda schedule: 0, train=train
+    )
     schedule = Schedule(np.zeros((1, 1, samples), np.int64), np.full((1, 1), samples), None, 0.1)
     return TrainingCall(backend, [{}], schedule)
 
 
 def test_runs_pay_for_their_samples_of_the_common_training(now: list[float]) -> None:
-    """Two runs that work 1 and 2 seconds, train 30 and 10 samples together in 8 s, and work 3 and 4 seconds more."""
+    """Two runs that work 1 and 2 seconds, train 30 and 10 samples together in 8 s, and work 3 and 4
+    seconds more."""
     times: dict[str, list[float]] = {"a": [], "b": []}
 
     def work(name: str, before: float, samples: int, after: float) -> Any:

@@ -1,4 +1,5 @@
-"""The launchers: whichever runs the jobs of a sweep, they end alike, heed signals and may be killed."""
+"""The launchers: whichever runs the jobs of a sweep, they end alike, heed signals and may be
+killed."""
 
 import json
 import os
@@ -60,27 +61,63 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("lanes", ("hydra.launcher.max_lanes=0",), "hydra.launcher.max_lanes=0: must be >= 1"),
         ("joblib", ("hydra.launcher.n_jobs=0",), "hydra.launcher.n_jobs=0: must not be 0"),
-        ("joblib", ("hydra.launcher.jobs_per_task=0",), "hydra.launcher.jobs_per_task=0: must be >= 1"),
+        (
+            "joblib",
+            ("hydra.launcher.jobs_per_task=0",),
+            "hydra.launcher.jobs_per_task=0: must be >= 1",
+        ),
         ("ray", ("hydra.launcher.num_gpus=1.5",), "hydra.launcher.num_gpus=1.5"),
         ("ray", ("hydra.launcher.address=other:6379",), "hydra.launcher.address='other:6379'"),
         ("ray", ("hydra.launcher.max_retries=-1",), "hydra.launcher.max_retries=-1"),
         ("ray", ("hydra.launcher.max_in_flight=0",), "hydra.launcher.max_in_flight=0"),
-        ("ray", ("hydra.launcher.num_gpus=0.5", "device=auto"), "hydra.launcher.num_gpus=0.5: needs a GPU"),
-        ("submitit_local", ("hydra.launcher.max_in_flight=0",), "hydra.launcher.max_in_flight=0: must be >= 1"),
+        (
+            "ray",
+            ("hydra.launcher.num_gpus=0.5", "device=auto"),
+            "hydra.launcher.num_gpus=0.5: needs a GPU",
+        ),
+        (
+            "submitit_local",
+            ("hydra.launcher.max_in_flight=0",),
+            "hydra.launcher.max_in_flight=0: must be >= 1",
+        ),
         ("submitit_local", ("hydra.launcher.nodes=2",), "hydra.launcher.nodes=2: must be 1"),
-        ("submitit_local", ("hydra.launcher.jobs_per_task=a",), "hydra.launcher.jobs_per_task: must be a number"),
-        ("submitit_local", ("hydra.launcher.jobs_per_task=1.5",), "jobs_per_task=1.5: must be an integer"),
+        (
+            "submitit_local",
+            ("hydra.launcher.jobs_per_task=a",),
+            "hydra.launcher.jobs_per_task: must be a number",
+        ),
+        (
+            "submitit_local",
+            ("hydra.launcher.jobs_per_task=1.5",),
+            "jobs_per_task=1.5: must be an integer",
+        ),
         ("submitit_local", ("hydra.launcher.gpus_per_node=1",), "gpus_per_node=1: needs a GPU"),
-        ("submitit_local", ("hydra.launcher.gpus_per_node=1", "device=cuda"), "device='cuda': needs a"),
-        ("submitit_slurm", ("hydra.launcher.max_num_timeout=-1",), "max_num_timeout=-1: must be >= 0"),
-        ("submitit_slurm", ("hydra.launcher.timeout_min=2",), "signal_delay_s=120: must be < timeout_min, which is"),
+        (
+            "submitit_local",
+            ("hydra.launcher.gpus_per_node=1", "device=cuda"),
+            "device='cuda': needs a",
+        ),
+        (
+            "submitit_slurm",
+            ("hydra.launcher.max_num_timeout=-1",),
+            "max_num_timeout=-1: must be >= 0",
+        ),
+        (
+            "submitit_slurm",
+            ("hydra.launcher.timeout_min=2",),
+            "signal_delay_s=120: must be < timeout_min, which is",
+        ),
         ("submitit_slurm", ("device=cuda",), "must be > 0 for device=cuda"),
         ("submitit_slurm", ("hydra.launcher.gres=gpu:2",), "gpus_per_node=1: needs a GPU"),
         ("submitit_slurm", ("hydra.launcher.gres=gpu:2", "device=cuda"), "on a slurm cluster?"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_started(
-    launcher: str, words: tuple[str, ...], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str,
+    words: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if launcher.startswith("submitit"):
         pytest.importorskip("submitit")
@@ -102,7 +139,9 @@ def test_a_task_runs_what_was_sent_and_returns_how_it_ended(lab: Path) -> None:
     (again,) = sent(plans[0])
     assert (again.status, again.skipped) == ("done", True)
     assert run(["-m", "seed=0,1", *WORDS, "output_dir=whole"]) == 0
-    assert [result(f) for f in folders(lab / "outputs")] == [result(f) for f in folders(lab / "whole")]
+    assert [result(f) for f in folders(lab / "outputs")] == [
+        result(f) for f in folders(lab / "whole")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +185,10 @@ def test_a_task_that_is_asked_to_end_saves_its_job_and_its_process_begins_no_oth
 
 
 def test_the_latest_round_is_found_in_records_that_grow(tmp_path: Path) -> None:
-    lines = [json.dumps({"round": r, "test_accuracy": 0.5, "selected": [0] * 5000}) + "\n" for r in range(1, 40)]
+    lines = [
+        json.dumps({"round": r, "test_accuracy": 0.5, "selected": [0] * 5000}) + "\n"
+        for r in range(1, 40)
+    ]
     assert latest_record(tmp_path) == {}
     for text, latest in (("".join(lines[:3])[:-4], 2), ("".join(lines), 39)):
         (tmp_path / "metrics.jsonl").write_text(text)
@@ -160,8 +202,16 @@ def test_of_a_traceback_the_last_line_is_told() -> None:
     assert in_words(KeyError()) == "KeyError: "
 
 
-def test_keys_stay_here_and_gpus_are_hidden_from_tasks_of_ray_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {"address": None, "num_cpus": 1.0, "max_retries": 3, "jobs_per_task": 1, "max_in_flight": None}
+def test_keys_stay_here_and_gpus_are_hidden_from_tasks_of_ray_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {
+        "address": None,
+        "num_cpus": 1.0,
+        "max_retries": 3,
+        "jobs_per_task": 1,
+        "max_in_flight": None,
+    }
     without, with_gpu = (RayJobs(**values, num_gpus=number) for number in (0.0, 0.5))  # type: ignore[arg-type]
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("FEDSIM_DATA", "there")
@@ -176,7 +226,8 @@ def test_keys_stay_here_and_gpus_are_hidden_from_tasks_of_ray_without_one(monkey
 
 @dataclass(kw_only=True)
 class Pretended(TaskLauncher):
-    """Tasks that end in turn, most of them without doing anything; `lost`: one that reports nothing."""
+    """Tasks that end in turn, most of them without doing anything; `lost`: one that reports
+    nothing."""
 
     most: int | None
     lost: int | None = None
@@ -230,9 +281,16 @@ def test_a_task_has_jobs_that_can_train_together_and_all_begin_at_once_where_not
     tasks, attempts = Pretended(jobs_per_task=2, most=None), Attempts()
     tasks.run(attempts, plans)
     of_batch = {plan.folder: plan.local.batch_size for plan in plans}
-    assert [[of_batch[folder] for folder in group] for group in tasks.begun] == [[8, 8], [8], [16, 16], [16]]
+    assert [[of_batch[folder] for folder in group] for group in tasks.begun] == [
+        [8, 8],
+        [8],
+        [16, 16],
+        [16],
+    ]
     assert tasks.at_a_time == [4, 3, 2, 1]
-    assert {folder: one.status for folder, one in attempts.ended.items()} == {plan.folder: "done" for plan in plans}
+    assert {folder: one.status for folder, one in attempts.ended.items()} == {
+        plan.folder: "done" for plan in plans
+    }
 
 
 def test_no_more_tasks_than_asked_for_run_at_a_time_and_one_that_is_lost_takes_no_other_along(
@@ -242,15 +300,22 @@ def test_no_more_tasks_than_asked_for_run_at_a_time_and_one_that_is_lost_takes_n
     tasks.run(attempts, plans)
     assert tasks.at_a_time == [2, 2, 2, 2, 2, 1]
     statuses = {folder: outcome.status for folder, outcome in attempts.ended.items()}
-    assert statuses == {folder: "failed" if n == 2 else "done" for n, (folder,) in enumerate(tasks.begun)}
-    assert "its task is lost (OSError: killed); the same command goes on with it" in capsys.readouterr().out
+    assert statuses == {
+        folder: "failed" if n == 2 else "done" for n, (folder,) in enumerate(tasks.begun)
+    }
+    assert (
+        "its task is lost (OSError: killed); the same command goes on with it"
+        in capsys.readouterr().out
+    )
 
     attempts = Attempts()  # one that is lost has done what its folder says
     Pretended(jobs_per_task=1, most=None, lost=0, does_them=True).run(attempts, plans[:1])
     assert [(one.status, one.summary["rounds"]) for one in attempts.ended.values()] == [("done", 3)]
 
 
-def test_tasks_are_asked_to_end_at_a_second_ctrl_c_too(plans: list[Plan], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tasks_are_asked_to_end_at_a_second_ctrl_c_too(
+    plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def twice(self: Any, running: Any) -> None:
         raise KeyboardInterrupt
 
@@ -282,7 +347,12 @@ def test_after_a_signal_no_task_begins_and_those_that_run_are_asked_to_end(
 
 
 @pytest.mark.parametrize(
-    "launcher", ["basic", "lanes", *(pytest.param(n, marks=pytest.mark.slow) for n in ("joblib", "submitit_local"))]
+    "launcher",
+    [
+        "basic",
+        "lanes",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("joblib", "submitit_local")),
+    ],
 )
 def test_jobs_that_are_done_fail_or_are_refused_are_told_alike(
     launcher: str, lab: Path, capfd: pytest.CaptureFixture[str]
@@ -296,7 +366,9 @@ def test_jobs_that_are_done_fail_or_are_refused_are_told_alike(
     assert run(words) == 1
     told = capfd.readouterr()
     assert statuses(lab) == {"done": 1, "failed": 1}
-    assert "failed · selector._target_=my_lab.Raises · ValueError: on purpose" in " ".join(told.out.split())
+    assert "failed · selector._target_=my_lab.Raises · ValueError: on purpose" in " ".join(
+        told.out.split()
+    )
     assert "fedsim: no data\n    concerns 1 of 3 jobs\n" in told.err
     assert "the same command goes on with 2 jobs that are not done" in told.out
     (error,) = lab.rglob(ERROR)
@@ -308,7 +380,12 @@ def test_jobs_that_are_done_fail_or_are_refused_are_told_alike(
     assert "1 have ended before" in told.out
 
 
-WAYS = [("command", signal.SIGTERM), ("all", signal.SIGINT), ("command", signal.SIGKILL), ("job", signal.SIGKILL)]
+WAYS = [
+    ("command", signal.SIGTERM),
+    ("all", signal.SIGINT),
+    ("command", signal.SIGKILL),
+    ("job", signal.SIGKILL),
+]
 AT_A_TIME = {"joblib": "n_jobs", "ray": "max_in_flight", "submitit_local": "max_in_flight"}
 
 
@@ -321,7 +398,9 @@ def test_a_sweep_that_is_asked_to_end_or_struck_leaves_no_process_and_the_same_c
     """A terminal sends Ctrl-C to all processes; the out-of-memory killer kills that of a job."""
     if launcher in LIBRARIES:
         pytest.importorskip(LIBRARIES[launcher])
-    sweep = Sweep(tmp_path, launcher, "seed=0,1,2", f"{AT_A_TIME.get(launcher, 'array_parallelism')}=2")
+    sweep = Sweep(
+        tmp_path, launcher, "seed=0,1,2", f"{AT_A_TIME.get(launcher, 'array_parallelism')}=2"
+    )
     process = sweep.start()
     try:
         sweep.wait_for(2, process)

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.clients import clients as clients_module
-from fedsim.clients.compression import Compressor, Coordinates, CountSketch, Gaussian, Identity, Int8, TopK
+from fedsim.clients.compression import (
+    Compressor,
+    Coordinates,
+    CountSketch,
+    Gaussian,
+    Identity,
+    Int8,
+    TopK,
+)
 from fedsim.clients.context import Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
 from fedsim.core.errors import ConfigError, FedsimError
@@ -27,7 +35,9 @@ def ids(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int64)
 
 
-def test_nothing_is_charged_but_training_with_models_both_ways_and_every_sample_of_every_epoch() -> None:
+def test_nothing_is_charged_but_training_with_models_both_ways_and_every_sample_of_every_epoch() -> (
+    None
+):
     ledger = Ledger()
     clients = toy_clients(SIZES, frozenset(), ledger=ledger)
     with pytest.raises(UndeclaredSignalError, match=r"Signal\.LOSSES"):
@@ -61,7 +71,9 @@ def test_a_loss_is_asked_for_once_a_model(question: str, most: int) -> None:
     assert again[:3].tolist() == pytest.approx(answers[[2, 1, 0]].tolist(), nan_ok=True)
     assert (ledger.bytes_up, ledger.forward_samples) == (4 * 4, min(5, most) + 2 + min(6, most))
     assert ledger.nonfinite_reports == 1
-    getattr(clients.broadcast({"w": torch.ones(2)}), question)(ids(2, 5))  # other losses: another model
+    getattr(clients.broadcast({"w": torch.ones(2)}), question)(
+        ids(2, 5)
+    )  # other losses: another model
     assert (ledger.bytes_up, ledger.bytes_down) == (6 * 4, (4 + 2) * MODEL)
 
 
@@ -92,7 +104,9 @@ class TwoLayers(ToyEngine):
         super().__init__(SIZES)
         self.trained = ["a", "b"]
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any) -> Cohort:
+    def train(
+        self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any
+    ) -> Cohort:
         plain = super().train(toy_params(), ids, round, lr)
         return replace(plain, delta={"a": plain.delta["w"], "b": plain.delta["w"][:, :1]})
 
@@ -105,7 +119,9 @@ def test_after_some_layers_the_others_are_sent() -> None:
     assert ledger.bytes_up == 3 * 2 * 4
     clients.updates(ids(1), layers=["a", "b"])
     assert ledger.bytes_up == (3 * 2 + 1) * 4
-    clients.collect(ids(0, 1, 5))  # client 0 still has b and the buffer to send, 1 the buffer, 5 everything
+    clients.collect(
+        ids(0, 1, 5)
+    )  # client 0 still has b and the buffer to send, 1 the buffer, 5 everything
     assert ledger.bytes_up == (3 * 2 + 1 + (1 + 3) + 3 + 6) * 4
 
 
@@ -121,13 +137,18 @@ def test_a_declared_training_loss_comes_with_the_collected_update_as_one_number(
 
 
 def split_engine() -> ToyEngine:
-    """One client with 100 training samples at even positions, and as many others at odd ones to report its loss on."""
+    """One client with 100 training samples at even positions, and as many others at odd ones to
+    report its loss on."""
     engine = ToyEngine([200])
-    engine.data = replace(engine.data, train=[np.arange(0, 200, 2)], evaluate=[np.arange(1, 200, 2)])
+    engine.data = replace(
+        engine.data, train=[np.arange(0, 200, 2)], evaluate=[np.arange(1, 200, 2)]
+    )
     return engine
 
 
-def asked(monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str) -> list[list[np.ndarray]]:
+def asked(
+    monkeypatch: pytest.MonkeyPatch, engine: ToyEngine, question: str
+) -> list[list[np.ndarray]]:
     """The positions that the engine is asked about from now on, call after call."""
     seen: list[list[np.ndarray]] = []
     answer = getattr(engine, question)
@@ -172,18 +193,33 @@ def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:
         pass
     with clock("select"):
         pass
-    assert clock.seconds == {"select": 0 + 1 + 5 + 1, "ask": 0, "train": 3, "aggregate": 0, "evaluate": 0}
+    assert clock.seconds == {
+        "select": 0 + 1 + 5 + 1,
+        "ask": 0,
+        "train": 3,
+        "aggregate": 0,
+        "evaluate": 0,
+    }
 
 
 @pytest.mark.parametrize(
     ("ask", "spent"),
     [
-        (lambda clients, sketch: (clients.losses(clients.available), clients.train(clients.available)), (3, 5)),
+        (
+            lambda clients, sketch: (
+                clients.losses(clients.available),
+                clients.train(clients.available),
+            ),
+            (3, 5),
+        ),
         (lambda clients, sketch: clients.gradient_norms(clients.available), (6, 0)),
         (lambda clients, sketch: clients.gradient_spreads(clients.available), (6, 0)),
         (lambda clients, sketch: clients.update_norms(clients.available), (6, 5)),
         (lambda clients, sketch: clients.updates(clients.available, compressor=sketch), (6, 5)),
-        (lambda clients, sketch: list(clients.gradients(clients.available, compressor=sketch)), (6, 0)),
+        (
+            lambda clients, sketch: list(clients.gradients(clients.available, compressor=sketch)),
+            (6, 0),
+        ),
     ],
     ids=["losses and training", "norms", "spreads", "update norms", "updates", "gradients"],
 )
@@ -200,16 +236,29 @@ def test_what_clients_compute_is_charged_to_their_time(
         return slowly
 
     slow = [(engine, "losses", 3.0), (engine, "train", 5.0), (sketch, "compress", 3.0)]
-    slow += [(clients_module, "length", 3.0), (clients_module, "_spread", 3.0), (clients_module, "row_norms", 6.0)]
+    slow += [
+        (clients_module, "length", 3.0),
+        (clients_module, "_spread", 3.0),
+        (clients_module, "row_norms", 6.0),
+    ]
     for owner, name, seconds in slow:
         monkeypatch.setattr(owner, name, slowed(getattr(owner, name), seconds))
-    clock, needs = Clock(torch.device("cpu"), lambda: time[0]), LOSSES | TRAINING | {Signal.GRADIENTS}
+    clock, needs = (
+        Clock(torch.device("cpu"), lambda: time[0]),
+        LOSSES | TRAINING | {Signal.GRADIENTS},
+    )
     clients = toy_clients([2, 2], needs, engine=engine, clock=clock)
     with clock("select"):
         time[0] += 1
         ask(clients, sketch)
     asking, training = spent
-    assert clock.seconds == {"select": 1, "ask": asking, "train": training, "aggregate": 0, "evaluate": 0}
+    assert clock.seconds == {
+        "select": 1,
+        "ask": asking,
+        "train": training,
+        "aggregate": 0,
+        "evaluate": 0,
+    }
 
 
 # --- which samples, which stream and whose numbers an answer is made of ---
@@ -217,23 +266,35 @@ def test_what_clients_compute_is_charged_to_their_time(
 BOTH = frozenset({Signal.GRADIENTS, Signal.TRAINING})
 
 
-@pytest.mark.parametrize(("question", "signal"), [("batch_losses", Signal.LOSSES), ("gradients", Signal.GRADIENTS)])
+@pytest.mark.parametrize(
+    ("question", "signal"), [("batch_losses", Signal.LOSSES), ("gradients", Signal.GRADIENTS)]
+)
 def test_mini_batches_are_the_beginning_of_a_permutation_by_round_and_client(
     question: str, signal: Signal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = ToyEngine([9, 9], batch_size=4)
-    seen = asked(monkeypatch, engine, "losses" if question == "batch_losses" else "client_gradients")
+    seen = asked(
+        monkeypatch, engine, "losses" if question == "batch_losses" else "client_gradients"
+    )
     for t in (1, 2):
         clients = toy_clients([9, 9], frozenset({signal}), engine=engine, round=t)
-        list(getattr(clients, question)(ids(0, 1), **({"batch": True} if question == "gradients" else {})))
+        list(
+            getattr(clients, question)(
+                ids(0, 1), **({"batch": True} if question == "gradients" else {})
+            )
+        )
         for i in (0, 1):
-            shuffled = Streams(0).generator(Purpose.LOSS_BATCH, t, i).permutation(np.arange(9 * i, 9 * i + 9))
+            shuffled = (
+                Streams(0)
+                .generator(Purpose.LOSS_BATCH, t, i)
+                .permutation(np.arange(9 * i, 9 * i + 9))
+            )
             assert seen[-1][i].tolist() == shuffled[:4].tolist()
 
 
 def test_spreads_by_hand() -> None:
-    """Gradients (m + 1, -m^2 / 7) of batches with mean position m: the root of their mean squared distance from the
-    mean; samples are charged once each."""
+    """Gradients (m + 1, -m^2 / 7) of batches with mean position m: the root of their mean squared
+    distance from the mean; samples are charged once each."""
     engine, ledger = ToyEngine([8], batch_size=4), Ledger()
     (found,) = toy_clients([8], BOTH, engine=engine, ledger=ledger).gradient_spreads(ids(0))
     shuffled = Streams(0).generator(Purpose.LOSS_BATCH, 1, 0).permutation(np.arange(8))
@@ -242,9 +303,13 @@ def test_spreads_by_hand() -> None:
     assert ledger.train_samples == 8
 
 
-def test_sketches_of_a_round_share_a_key_and_those_of_another_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sketches_of_a_round_share_a_key_and_those_of_another_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     keys: list[int] = []
-    monkeypatch.setattr(Coordinates, "compress", lambda self, vector, key: (keys.append(key), vector[:1])[1])
+    monkeypatch.setattr(
+        Coordinates, "compress", lambda self, vector, key: (keys.append(key), vector[:1])[1]
+    )
     for t in (1, 2):
         clients = toy_clients([2, 2], BOTH, round=t)
         list(clients.gradients(ids(0, 1), compressor=Coordinates(size=1)))
@@ -265,11 +330,15 @@ def test_layers_are_named_whole() -> None:
 def test_infinite_losses_are_counted_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, ledger = ToyEngine([2, 2, 2]), Ledger()
     monkeypatch.setattr(engine, "losses", lambda *_: np.array([1.0, np.inf, np.nan]))
-    toy_clients([2, 2, 2], frozenset({Signal.LOSSES}), engine=engine, ledger=ledger).losses(ids(0, 1, 2))
+    toy_clients([2, 2, 2], frozenset({Signal.LOSSES}), engine=engine, ledger=ledger).losses(
+        ids(0, 1, 2)
+    )
     assert ledger.nonfinite_reports == 2
 
 
-def test_some_of_those_that_trained_together_are_collected_alone_and_all_who_train_are_counted() -> None:
+def test_some_of_those_that_trained_together_are_collected_alone_and_all_who_train_are_counted() -> (
+    None
+):
     sizes, ledger = [5, 1, 4, 2], Ledger()
     clients = toy_clients(sizes, frozenset(), ledger=ledger)
     clients.collect(ids(1, 2, 3))
@@ -278,18 +347,33 @@ def test_some_of_those_that_trained_together_are_collected_alone_and_all_who_tra
         assert cohort.delta["w"][:, 0].tolist() == [i / 2 for i in some]
         assert (cohort.loss.tolist(), cohort.sizes.tolist()) == (some, [sizes[i] for i in some])
     assert ledger.trained == ledger.uploaded == {0, 1, 2, 3}
-    assert (ledger.bytes_down, ledger.bytes_up, ledger.train_samples) == (4 * 8, 4 * 8, 2 * sum(sizes))
+    assert (ledger.bytes_down, ledger.bytes_up, ledger.train_samples) == (
+        4 * 8,
+        4 * 8,
+        2 * sum(sizes),
+    )
 
 
 # --- sketches ---
 
 X = torch.tensor([3.0, -1.0, 0.5, -4.0, 0.0])
-SKETCHES = [Identity(), TopK(size=3), Coordinates(size=3), Gaussian(size=3), CountSketch(size=3), Int8()]
+SKETCHES = [
+    Identity(),
+    TopK(size=3),
+    Coordinates(size=3),
+    Gaussian(size=3),
+    CountSketch(size=3),
+    Int8(),
+]
 
 
-@pytest.mark.parametrize(("sketch", "expected"), list(zip(SKETCHES, [20, 20, 12, 12, 12, 5], strict=True)))
+@pytest.mark.parametrize(
+    ("sketch", "expected"), list(zip(SKETCHES, [20, 20, 12, 12, 12, 5], strict=True))
+)
 def test_bytes(sketch: Compressor, expected: int) -> None:
-    assert sketch.num_bytes(5) == expected  # of topk 3 numbers and where they are, but no more than all 5 numbers
+    assert (
+        sketch.num_bytes(5) == expected
+    )  # of topk 3 numbers and where they are, but no more than all 5 numbers
     assert len(sketch.compress(X, 1)) == (3 if expected == 12 else 5)
 
 
@@ -325,7 +409,9 @@ def test_coordinates_keep_every_power_sum_on_average() -> None:
 def test_the_door_charges_the_sketch_in_place_of_the_vector() -> None:
     ledger = Ledger()
     clients = toy_clients([2, 2], frozenset({Signal.GRADIENTS, Signal.TRAINING}), ledger=ledger)
-    assert [len(g) for g in clients.gradients(clients.available, compressor=Coordinates(size=1))] == [1, 1]
+    assert [
+        len(g) for g in clients.gradients(clients.available, compressor=Coordinates(size=1))
+    ] == [1, 1]
     assert ledger.bytes_up == 2 * 4
     (sketches,) = clients.updates(clients.available, compressor=TopK(size=1)).values()
     assert sketches.shape == (2, 2)

@@ -13,7 +13,8 @@ WORDS = [
     *("model.hidden=[200]", "checkpoint.every=20", "eval_every=10"),
 ]
 MOST = 10_000
-"""Bytes a round that count as flat: a line of metrics.jsonl is kept, and allocators are not exact."""
+"""Bytes a round that count as flat: a line of metrics.jsonl is kept, and allocators are not
+exact."""
 RUN = """
 import gc, os, sys
 import fedsim.running.assembly
@@ -50,10 +51,15 @@ for place in ("flat", "leak"):
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc")
 @pytest.mark.slow
 def test_memory_is_flat_over_many_rounds_and_a_selector_that_leaks_is_found(tmp_path: Path) -> None:
-    """Each runs in a process of its own: one that has run other things has free memory, and would grow unseen."""
+    """Each runs in a process of its own: one that has run other things has free memory, and would
+    grow unseen."""
     command = [sys.executable, "-c", RUN, "30", "70", *WORDS, "num_rounds=70"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, check=False, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
-    flat, leaking = [int(line.split()[1]) / 40 for line in done.stdout.splitlines() if line.startswith("bytes")]
+    flat, leaking = [
+        int(line.split()[1]) / 40 for line in done.stdout.splitlines() if line.startswith("bytes")
+    ]
     assert flat < MOST < leaking

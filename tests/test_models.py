@@ -25,7 +25,9 @@ FOLDER = Path(__file__).parents[1] / "conf" / "model"
 DIGITS, FASHION, CIFAR, TEXT = (1, 8, 8), (1, 28, 28), (3, 32, 32), TokenShape(20, 27)
 
 
-def build(choice: str, input_shape: tuple[int, ...], num_classes: int = 10, **values: Any) -> nn.Module:
+def build(
+    choice: str, input_shape: tuple[int, ...], num_classes: int = 10, **values: Any
+) -> nn.Module:
     node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -39,8 +41,16 @@ def num_parameters(model: nn.Module) -> int:
 @pytest.mark.parametrize(
     ("choice", "shape", "values", "expected"),
     [
-        *(("logistic", FASHION, {}, 7850), ("mlp", FASHION, {}, 52500), ("mlp_64", FASHION, {}, 50890)),
-        *(("cnn", CIFAR, {}, 122570), ("femnist_cnn", FASHION, {}, 1199882), ("resnet20", CIFAR, {}, 269722)),
+        *(
+            ("logistic", FASHION, {}, 7850),
+            ("mlp", FASHION, {}, 52500),
+            ("mlp_64", FASHION, {}, 50890),
+        ),
+        *(
+            ("cnn", CIFAR, {}, 122570),
+            ("femnist_cnn", FASHION, {}, 1199882),
+            ("resnet20", CIFAR, {}, 269722),
+        ),
         *(("vgg16_head", CIFAR, {}, 40970), ("efficientnet_head", CIFAR, {}, 12810)),
         ("resnet20", CIFAR, {"shortcut": "conv"}, 272474),
         ("efficientnet_head", CIFAR, {"layers": "two"}, 1280 * 128 + 128 + 1290),
@@ -56,7 +66,12 @@ def test_parameter_counts_are_those_of_the_papers(
 @pytest.mark.parametrize(
     ("choice", "shape", "values"),
     [
-        *(("logistic", DIGITS, {}), ("mlp", DIGITS, {}), ("cnn", FASHION, {}), ("femnist_cnn", FASHION, {})),
+        *(
+            ("logistic", DIGITS, {}),
+            ("mlp", DIGITS, {}),
+            ("cnn", FASHION, {}),
+            ("femnist_cnn", FASHION, {}),
+        ),
         *(("resnet20", DIGITS, {}), ("frozen_features", (512,), {}), ("vgg16_head", (4096,), {})),
         *(("resnet20", DIGITS, {"norm": "group"}), ("resnet20", DIGITS, {"shortcut": "conv"})),
     ],
@@ -64,7 +79,9 @@ def test_parameter_counts_are_those_of_the_papers(
 def test_gradients_of_stacked_models_equal_those_of_each(
     choice: str, shape: tuple[int, ...], values: dict[str, Any]
 ) -> None:
-    given = CIFAR if shape in ((512,), (4096,)) else shape  # a head gets features in place of the images
+    given = (
+        CIFAR if shape in ((512,), (4096,)) else shape
+    )  # a head gets features in place of the images
     models = [build(choice, given, **values).double().eval() for _ in range(2)]
     with torch.no_grad():
         for p in models[1].parameters():
@@ -89,12 +106,22 @@ def test_gradients_of_stacked_models_equal_those_of_each(
     [
         *(("cnn", DIGITS), ("femnist_cnn", (1, 5, 5)), ("resnet20", (64,))),
         *(("vgg16_head", (4, 8, 8)), ("frozen_features", (64,)), ("efficientnet_head", (4, 8, 8))),
-        *(("mlp", TEXT), ("logistic", TEXT), ("cnn", TEXT), ("text_gru", DIGITS), ("text_mlp", DIGITS)),
+        *(
+            ("mlp", TEXT),
+            ("logistic", TEXT),
+            ("cnn", TEXT),
+            ("text_gru", DIGITS),
+            ("text_mlp", DIGITS),
+        ),
     ],
 )
-def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: str, shape: tuple[int, ...]) -> None:
+def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(
+    choice: str, shape: tuple[int, ...]
+) -> None:
     text = "texts of 20 tokens" if shape is TEXT else "x".join(map(str, shape))
-    told = rf"model: model={choice} (needs images|reads) .*has {text}(\n.*)*model=mlp .*model=text_gru"
+    told = (
+        rf"model: model={choice} (needs images|reads) .*has {text}(\n.*)*model=mlp .*model=text_gru"
+    )
     with pytest.raises(ConfigError, match=told):
         build(choice, shape)
 
@@ -102,10 +129,22 @@ def test_a_data_set_that_does_not_fit_is_named_with_a_model_that_does(choice: st
 @pytest.mark.parametrize(
     ("choice", "key", "value"),
     [
-        *(("mlp", "dropout", 1.0), ("mlp", "hidden", [0]), ("resnet20", "groups", 3), ("femnist_cnn", "dropout", -0.1)),
-        *(("vgg16_head", "input_size", 31), ("vgg16_head", "dropout", 1.0), ("frozen_features", "hidden", 0)),
+        *(
+            ("mlp", "dropout", 1.0),
+            ("mlp", "hidden", [0]),
+            ("resnet20", "groups", 3),
+            ("femnist_cnn", "dropout", -0.1),
+        ),
+        *(
+            ("vgg16_head", "input_size", 31),
+            ("vgg16_head", "dropout", 1.0),
+            ("frozen_features", "hidden", 0),
+        ),
         *(("efficientnet_head", "input_size", 100), ("efficientnet_head", "hidden", 0)),
-        *(("frozen_features", "backbone", "resnet_18"), ("frozen_features", "backbone", "squeezenet1_0")),
+        *(
+            ("frozen_features", "backbone", "resnet_18"),
+            ("frozen_features", "backbone", "squeezenet1_0"),
+        ),
         *(("frozen_features", "backbone_seed", -1), ("frozen_features", "input_size", 1025)),
     ],
 )
@@ -114,13 +153,19 @@ def test_values_out_of_range_are_refused_with_their_key(choice: str, key: str, v
         build(choice, CIFAR, **{key: value})
 
 
-def test_a_size_that_a_backbone_cannot_take_is_refused_and_widths_that_are_computed_are_understood() -> None:
+def test_a_size_that_a_backbone_cannot_take_is_refused_and_widths_that_are_computed_are_understood() -> (
+    None
+):
     for name, size in (("alexnet", 32), ("vit_b_16", 64)):
-        with pytest.raises(ConfigError, match=rf"model\.input_size={size}: .*cannot pass {name}(.*\n)+.*224 fits"):
+        with pytest.raises(
+            ConfigError, match=rf"model\.input_size={size}: .*cannot pass {name}(.*\n)+.*224 fits"
+        ):
             build("frozen_features", CIFAR, backbone=name, input_size=size)
         build("frozen_features", CIFAR, backbone=name, input_size=224)
     before = torch.random.get_rng_state()
-    assert num_parameters(build("frozen_features", CIFAR, backbone="regnet_y_400mf")) == 440 * 10 + 10
+    assert (
+        num_parameters(build("frozen_features", CIFAR, backbone="regnet_y_400mf")) == 440 * 10 + 10
+    )
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -148,12 +193,18 @@ class NotLogits(nn.Linear):
 
 
 @pytest.mark.parametrize(("form", "outputs", "found"), [((4,), 2, [6, 2]), ((5, 4), 3, [6, 5, 3])])
-def test_an_output_that_is_no_logits_is_refused_with_its_shape(form: Any, outputs: int, found: list[int]) -> None:
-    model = build_model({"_target_": "tests.test_models.NotLogits", "outputs": outputs}, form, 3, Streams(0))
+def test_an_output_that_is_no_logits_is_refused_with_its_shape(
+    form: Any, outputs: int, found: list[int]
+) -> None:
+    model = build_model(
+        {"_target_": "tests.test_models.NotLogits", "outputs": outputs}, form, 3, Streams(0)
+    )
     x, y = torch.zeros(6, *form), torch.arange(6) % 3
     data = ClientData(x, y, [np.arange(6)], [np.arange(6)], 3)
     optimizer = SGD(lr=0.1, momentum=0, nesterov=False, weight_decay=0, schedule=Constant())
     engine = reference(model, data, LocalWork(1, None, 2), optimizer, Streams(0))
-    text = f"model='NotLogits': must return logits [batch, num_classes=3], not {found} for 6 samples"
+    text = (
+        f"model='NotLogits': must return logits [batch, num_classes=3], not {found} for 6 samples"
+    )
     with pytest.raises(ConfigError, match=re.escape(text)):
         engine.evaluate(initial(model), x, y)

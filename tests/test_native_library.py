@@ -41,7 +41,9 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Where libraries were built."""
     found: list[Path] = []
     build = module._build
-    monkeypatch.setattr(module, "_build", lambda command, path: (found.append(path), build(command, path)))
+    monkeypatch.setattr(
+        module, "_build", lambda command, path: (found.append(path), build(command, path))
+    )
     return found
 
 
@@ -51,7 +53,8 @@ def link(path: Path) -> None:
 
 
 def empty(path: Path) -> None:
-    """In a file of its own: the old one is loaded here, and a change of it would be one of this process."""
+    """In a file of its own: the old one is loaded here, and a change of it would be one of this
+    process."""
     path.unlink()
     path.touch(0o600)
 
@@ -105,7 +108,9 @@ def test_a_folder_that_others_can_write_to_is_closed_and_one_of_somebody_else_no
     folder.unlink()
     monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
     assert answer() == 42
-    assert all(path.parent.name.startswith("fedsim-native-") and not path.exists() for path in builds)
+    assert all(
+        path.parent.name.startswith("fedsim-native-") and not path.exists() for path in builds
+    )
 
 
 def test_the_compiler_is_that_of_the_environment_at_the_start(

@@ -1,4 +1,5 @@
-"""What a method does in its first round is done in the first round in which clients can be reached."""
+"""What a method does in its first round is done in the first round in which clients can be
+reached."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +20,22 @@ from tests.toys import ToyEngine, toy_components, toy_params, toy_population
 
 
 def rounds(
-    selector: Selector, absent: set[int], num_rounds: int, sizes: Sequence[int] = (1,) * 4, clock: Any = None
+    selector: Selector,
+    absent: set[int],
+    num_rounds: int,
+    sizes: Sequence[int] = (1,) * 4,
+    clock: Any = None,
 ) -> list[Record]:
     population = toy_population(sizes, selector.population.cohort_size, num_rounds)
-    more = {"availability": NobodyIn(absent), "validation": True, "num_public": 2, "simulated": clock}
-    return list(Simulation(toy_components(ToyEngine(sizes), population, selector, **more), toy_params()))
+    more = {
+        "availability": NobodyIn(absent),
+        "validation": True,
+        "num_public": 2,
+        "simulated": clock,
+    }
+    return list(
+        Simulation(toy_components(ToyEngine(sizes), population, selector, **more), toy_params())
+    )
 
 
 def test_top_loss_asks_nobody_in_the_first_round_of_somebody() -> None:
@@ -64,13 +76,16 @@ def test_oort_draws_uniformly_in_the_first_round_of_somebody() -> None:
 
 
 def test_clients_own_first_models_are_those_of_the_first_round_of_somebody() -> None:
-    """Each client moves its own model halfway to (i, -i): the mean of those three is far from the server's zeros."""
+    """Each client moves its own model halfway to (i, -i): the mean of those three is far from the
+    server's zeros."""
     found = []
     for absent in (set[int](), {1}):
         selector = fedabc()
         more = {"availability": NobodyIn(absent), "num_public": 2}
         parts = toy_components(ToyEngine([1] * 3), selector.population, selector, **more)
-        run = Simulation(replace(parts, first_model=lambda i: {"w": torch.full((2,), 100.0 * i)}), toy_params())
+        run = Simulation(
+            replace(parts, first_model=lambda i: {"w": torch.full((2,), 100.0 * i)}), toy_params()
+        )
         for _ in range(1 + len(absent)):
             run.step()
         found.append(run.params["w"].tolist())
@@ -81,8 +96,13 @@ def test_clients_own_first_models_are_those_of_the_first_round_of_somebody() -> 
 
 
 def test_tifl_asks_for_accuracies_that_were_due_in_a_round_of_nobody() -> None:
-    """Everybody is contacted to report them: due every other round, and done one later where nobody was there."""
-    for absent, told in ((set(), [1, 3, 5, 7, 9]), ({1, 5}, [2, 3, 6, 7, 9]), ({1, 5, 6}, [2, 3, 7, 9])):
+    """Everybody is contacted to report them: due every other round, and done one later where nobody
+    was there."""
+    for absent, told in (
+        (set(), [1, 3, 5, 7, 9]),
+        ({1, 5}, [2, 3, 6, 7, 9]),
+        ({1, 5, 6}, [2, 3, 7, 9]),
+    ):
         selector = tifl([1] * 3, 1, probabilities=None, interval=2)
         found = rounds(selector, absent, 9, [1] * 3, clock=fixed_clock())
         assert [record.round for record in found if record.contacted == 3] == told

@@ -9,16 +9,38 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.errors import ConfigError
-from fedsim.engine.optimizers import SGD, Adam, Constant, Cosine, Exponential, LocalOptimizer, Schedule, Step
+from fedsim.engine.optimizers import (
+    SGD,
+    Adam,
+    Constant,
+    Cosine,
+    Exponential,
+    LocalOptimizer,
+    Schedule,
+    Step,
+)
 
 
 def sgd(**values: Any) -> SGD:
-    plain = {"lr": 0.1, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "schedule": Constant()}
+    plain = {
+        "lr": 0.1,
+        "momentum": 0.0,
+        "nesterov": False,
+        "weight_decay": 0.0,
+        "schedule": Constant(),
+    }
     return SGD(**(plain | values))
 
 
 def adam(**values: Any) -> Adam:
-    plain = {"lr": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0, "decoupled": False}
+    plain = {
+        "lr": 0.1,
+        "beta1": 0.9,
+        "beta2": 0.99,
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "decoupled": False,
+    }
     return Adam(**(plain | {"schedule": Constant()} | values))
 
 
@@ -38,7 +60,10 @@ OPTIMIZERS: dict[str, LocalOptimizer] = {
 def gradients(row: int, step: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(100 * row + step)
     shapes = {"matrix": (3, 2), "vector": (4,)}
-    return {name: torch.randn(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()}
+    return {
+        name: torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in shapes.items()
+    }
 
 
 def by_torch(optimizer: LocalOptimizer, row: int, steps: int) -> dict[str, Tensor]:
@@ -61,7 +86,9 @@ def test_each_row_is_what_torch_makes_of_it_also_after_others_have_finished(name
         live = sum(s > step for s in steps)
         each = [gradients(row, step) for row in range(live)]
         grads = {key: torch.stack([g[key] for g in each]) for key in stack}
-        optimizer.step({key: value[:live] for key, value in stack.items()}, grads, state, optimizer.lr)
+        optimizer.step(
+            {key: value[:live] for key, value in stack.items()}, grads, state, optimizer.lr
+        )
     for row, count in enumerate(steps):
         for key, expected in by_torch(optimizer, row, count).items():
             torch.testing.assert_close(stack[key][row], expected, rtol=1e-12, atol=1e-13)
@@ -71,7 +98,9 @@ def one_weight(optimizer: LocalOptimizer, *slopes: float) -> float:
     stack = {"w": torch.ones(1, 1, dtype=torch.float64)}
     state = optimizer.init(stack)
     for slope in slopes:
-        optimizer.step(stack, {"w": torch.full((1, 1), slope, dtype=torch.float64)}, state, optimizer.lr)
+        optimizer.step(
+            stack, {"w": torch.full((1, 1), slope, dtype=torch.float64)}, state, optimizer.lr
+        )
     return float(stack["w"])
 
 
@@ -79,8 +108,12 @@ def test_steps_by_hand() -> None:
     assert one_weight(sgd(), 2.0, 1.0) == pytest.approx(1 - 0.2 - 0.1)
     assert one_weight(sgd(weight_decay=0.5), 2.0) == pytest.approx(1 - 0.1 * 2.5)
     assert one_weight(sgd(momentum=0.5), 2.0, 1.0) == pytest.approx(1 - 0.2 - 0.1 * (0.5 * 2 + 1))
-    assert one_weight(sgd(momentum=0.5, nesterov=True), 2.0) == pytest.approx(1 - 0.1 * (2 + 0.5 * 2))
-    assert one_weight(adam(), 1e-3) == pytest.approx(0.9, abs=1e-5)  # the learning rate, whatever the slope
+    assert one_weight(sgd(momentum=0.5, nesterov=True), 2.0) == pytest.approx(
+        1 - 0.1 * (2 + 0.5 * 2)
+    )
+    assert one_weight(adam(), 1e-3) == pytest.approx(
+        0.9, abs=1e-5
+    )  # the learning rate, whatever the slope
     assert one_weight(adam(), -50.0) == pytest.approx(1.1, abs=1e-5)
     assert one_weight(adam(), 3.0, 1.0) == one_weight(adam(), 3.0, 1.0)
 
@@ -88,19 +121,32 @@ def test_steps_by_hand() -> None:
 @pytest.mark.parametrize(
     ("build", "values", "messages"),
     [
-        (sgd, {"lr": 0.0, "momentum": 1.0}, ["lr=0.0: must be > 0", "momentum=1.0: must lie in [0, 1)"]),
+        (
+            sgd,
+            {"lr": 0.0, "momentum": 1.0},
+            ["lr=0.0: must be > 0", "momentum=1.0: must lie in [0, 1)"],
+        ),
         (sgd, {"lr": float("nan")}, ["lr=nan: must be finite and > 0"]),
         (sgd, {"nesterov": True}, ["nesterov=True: needs momentum > 0", "optimizer.momentum=0.9"]),
         (sgd, {"weight_decay": -1.0}, ["weight_decay=-1.0: must be >= 0"]),
-        (adam, {"beta1": -0.1, "beta2": 1.0}, ["beta1=-0.1: must lie in [0, 1)", "beta2=1.0: must lie in [0, 1)"]),
+        (
+            adam,
+            {"beta1": -0.1, "beta2": 1.0},
+            ["beta1=-0.1: must lie in [0, 1)", "beta2=1.0: must lie in [0, 1)"],
+        ),
         (adam, {"eps": 0.0, "lr": -1.0}, ["eps=0.0: must be > 0", "lr=-1.0: must be > 0"]),
-        *((Step, {"milestones": m, "factor": 0.5}, ["must be ascending rounds >= 1"]) for m in ([0], [5, 3], [3, 3])),
+        *(
+            (Step, {"milestones": m, "factor": 0.5}, ["must be ascending rounds >= 1"])
+            for m in ([0], [5, 3], [3, 3])
+        ),
         (Step, {"milestones": [], "factor": 0.0}, ["factor="]),
         (Exponential, {"gamma": -1.0}, ["gamma="]),
         (Cosine, {"final": float("inf")}, ["final="]),
     ],
 )
-def test_values_out_of_range_are_told_together(build: Any, values: dict[str, Any], messages: list[str]) -> None:
+def test_values_out_of_range_are_told_together(
+    build: Any, values: dict[str, Any], messages: list[str]
+) -> None:
     with pytest.raises(ConfigError) as caught:
         build(**values)
     assert all(message in str(caught.value) for message in messages)
@@ -123,6 +169,8 @@ def test_factors_by_hand() -> None:
     cosine = [1, 0.6 + 0.4 * math.sqrt(0.5), 0.6, 0.6 - 0.4 * math.sqrt(0.5), 0.2]
     assert factors(Cosine(final=0.2), 5) == pytest.approx(cosine)
     assert factors(Cosine(final=0.2), 1) == [1]
-    assert all(later <= earlier + 1e-12 for earlier, later in pairwise(factors(Cosine(final=0.01), 60)))
+    assert all(
+        later <= earlier + 1e-12 for earlier, later in pairwise(factors(Cosine(final=0.01), 60))
+    )
     halved = sgd(lr=0.4, schedule=Step(milestones=[1], factor=0.5))
     assert [halved.lr_at(t, 3) for t in (1, 2, 3)] == [0.4, 0.2, 0.2]

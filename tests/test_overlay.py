@@ -1,4 +1,5 @@
-"""Jobs of a sweep, whose values are laid over one composition by Hydra, are what Hydra composes of the same words."""
+"""Jobs of a sweep, whose values are laid over one composition by Hydra, are what Hydra composes of
+the same words."""
 
 import random
 from typing import Any
@@ -58,15 +59,32 @@ def choices_of_group(group: str) -> str:
     return f"{group}={','.join(sorted(path.stem for path in (conf_dir() / group).glob('*.yaml')))}"
 
 
-GROUPS = ("selector", "dataset", "partition", "model", "optimizer", "aggregator", "availability", "system", "engine")
+GROUPS = (
+    "selector",
+    "dataset",
+    "partition",
+    "model",
+    "optimizer",
+    "aggregator",
+    "availability",
+    "system",
+    "engine",
+)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_choice_laid_over_equals_what_hydra_composes(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_choice_laid_over_equals_what_hydra_composes(
+    group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ten of each group; all of them were compared when this was written."""
     counted = Mock(side_effect=compose_one)
     monkeypatch.setattr("fedsim.config.compose.compose_one", counted)
-    words = choices_of_group(group).replace(",image_folder", "").replace(",parquet", "").replace("=parquet,", "=")
+    words = (
+        choices_of_group(group)
+        .replace(",image_folder", "")
+        .replace(",parquet", "")
+        .replace("=parquet,", "=")
+    )
     jobs = jobs_of(words)
     if group == "selector":
         assert counted.call_count < 5
@@ -97,7 +115,10 @@ def test_a_key_that_only_some_choices_have_is_told_as_by_hydra() -> None:
             "selector=gpfl selector/exploration=fixed selector.exploration.value=0,0.1,2",
         ),
         ("selector=gpfl selector.rho=0.5,1,2", "selector=gpfl selector.exploration.rho=0.5,1,2"),
-        ("preset=gpfl_rho scale=small selector.rho=3", "preset=gpfl_rho scale=small selector.exploration.rho=3"),
+        (
+            "preset=gpfl_rho scale=small selector.rho=3",
+            "preset=gpfl_rho scale=small selector.exploration.rho=3",
+        ),
     ],
 )
 def test_a_papers_symbol_is_the_same_job_in_the_same_folder(short: str, long: str) -> None:
@@ -111,7 +132,8 @@ def test_ablations_are_typed_as_in_the_papers() -> None:
     fedabc = "selector=fedabc server.public_samples=100"
     assert len(jobs_of("selector=pncs selector.queue_length=0,2,4,6")) == 4
     assert [
-        job.config["selector"]["threshold"]["start"] for job in jobs_of(f"{fedabc} selector.threshold.start=0.1,0.4")
+        job.config["selector"]["threshold"]["start"]
+        for job in jobs_of(f"{fedabc} selector.threshold.start=0.1,0.4")
     ] == [0.1, 0.4]
     assert len(jobs_of(f"{fedabc} selector/threshold=step,linear,convex")) == 3
 

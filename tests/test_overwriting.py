@@ -1,4 +1,5 @@
-"""`overwrite=true` over several jobs: the same command goes on with those that are not replaced yet."""
+"""`overwrite=true` over several jobs: the same command goes on with those that are not replaced
+yet."""
 
 import json
 import re
@@ -45,7 +46,9 @@ def steps(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Steps:
 def broken_off(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a command that gets a signal in the second round of the job with seed 1."""
 
-    def call(*words: str, number: int = signal.SIGTERM, error: type[BaseException] = Preempted) -> None:
+    def call(
+        *words: str, number: int = signal.SIGTERM, error: type[BaseException] = Preempted
+    ) -> None:
         step = Simulation.step
 
         def asked(self: Simulation) -> Record:
@@ -77,10 +80,16 @@ def notes() -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("there", "number", "error"), [(True, signal.SIGINT, KeyboardInterrupt), (False, signal.SIGTERM, Preempted)]
+    ("there", "number", "error"),
+    [(True, signal.SIGINT, KeyboardInterrupt), (False, signal.SIGTERM, Preempted)],
 )
 def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts_anew(
-    there: bool, number: int, error: Any, steps: Steps, broken_off: Any, capsys: pytest.CaptureFixture[str]
+    there: bool,
+    number: int,
+    error: Any,
+    steps: Steps,
+    broken_off: Any,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     if there:
         assert run(SWEEP) == 0
@@ -102,10 +111,14 @@ def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts
     steps.clear()
     assert run(AGAIN) == 0
     assert steps == [*rounds_of(0), *rounds_of(1)]
-    assert {path.name for path in Path("outputs/default").iterdir() if path.name.startswith(".")} == {".locks"}
+    assert {
+        path.name for path in Path("outputs/default").iterdir() if path.name.startswith(".")
+    } == {".locks"}
 
 
-def test_what_is_killed_without_warning_goes_on_too(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_killed_without_warning_goes_on_too(
+    stop: StopRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While the second job is run, a command that began now would find the first one replaced."""
     found: list[int] = []
     step = Simulation.step
@@ -168,7 +181,9 @@ def test_a_job_that_fails_is_run_again_alone_and_its_traceback_is_named(
     assert steps == rounds_of(1)
 
 
-def test_jobs_that_are_refused_leave_nothing(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_that_are_refused_leave_nothing(
+    stop: StopRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(plan: Any) -> Any:
         raise DataError("no data")
 
@@ -181,14 +196,18 @@ def test_jobs_that_are_refused_leave_nothing(stop: StopRequests, monkeypatch: py
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(number: int, steps: Steps) -> None:
+def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(
+    number: int, steps: Steps
+) -> None:
     plans = plans_of("seed=range(2)", "num_rounds=4", "overwrite=true")[:number]
     for plan in plans[:1]:
         Attempts().run(plan)
     work = Task(plans, time.time(), {})
     for skipped in (False, True):
         steps.clear()
-        assert [(one.status, one.skipped) for one in work.outcomes()] == [("done", skipped)] * number
+        assert [(one.status, one.skipped) for one in work.outcomes()] == [
+            ("done", skipped)
+        ] * number
         assert len(steps) == (0 if skipped else 4 * number)
 
 

@@ -1,5 +1,5 @@
-"""PNCS's feature study: features by hand, planted outcomes found again, its claims judged, and the study through the
-command."""
+"""PNCS's feature study: features by hand, planted outcomes found again, its claims judged, and the
+study through the command."""
 
 import json
 import sys
@@ -41,7 +41,9 @@ def conditions(causes: dict[str, float], seeds: int = 5, noise: float = 0.01) ->
             for setting in ("1", "10"):
                 rng = np.random.default_rng((seed, round, int(setting)))
                 features = rng.standard_normal((45, len(NAMES)))
-                losses = features @ [causes.get(name, 0.0) for name in NAMES] + noise * rng.standard_normal(45)
+                losses = features @ [
+                    causes.get(name, 0.0) for name in NAMES
+                ] + noise * rng.standard_normal(45)
                 found.append(Condition(seed, setting, round, features, losses))
     return found
 
@@ -54,12 +56,17 @@ def verdicts(causes: dict[str, float], seeds: int = 5, noise: float = 0.01) -> d
 def test_claims_hold_where_cos_4_alone_decides_and_fail_where_something_else_does() -> None:
     names = ("negative", "random", "random.1", "random.10", "rank", "best", "power", "wider")
     every = dict.fromkeys(names, "reproduced")
-    assert verdicts({"cos_4": 1.0}, seeds=8) == {**every, "smaller": "not reproduced"}  # nothing is better than cos_4
+    assert verdicts({"cos_4": 1.0}, seeds=8) == {
+        **every,
+        "smaller": "not reproduced",
+    }  # nothing is better than cos_4
     found = verdicts({"cos_4": -0.5, "norm_2 sum": 1.0}, seeds=12)
     assert {found[name] for name in ("negative", "random", "rank", "best")} == {"not reproduced"}
     assert found["power"] == "reproduced"  # better than cos_2, which decides nothing
     assert found["smaller"] == "reproduced"
-    assert found["wider"] == "not reproduced"  # the pair picked by what decides is good in every round
+    assert (
+        found["wider"] == "not reproduced"
+    )  # the pair picked by what decides is good in every round
     assert verdicts({"cos_2": 1.0})["power"] == "not reproduced"
     found = verdicts({}, noise=1.0)
     assert found["negative"] == found["random"] == "undecided"
@@ -76,13 +83,19 @@ def test_too_few_seeds_and_absent_features_are_told() -> None:
 
 def test_a_fold_picks_pairs_by_other_seeds_than_the_one_that_it_is_measured_on() -> None:
     made = conditions({"cos_4": 1.0}, seeds=3)
-    held = [Condition(c.seed, c.setting, c.round, c.features, -c.losses) if c.seed == 1 else c for c in made]
+    held = [
+        Condition(c.seed, c.setting, c.round, c.features, -c.losses) if c.seed == 1 else c
+        for c in made
+    ]
     fold, same = (
-        Fold(NAMES, [c for c in some if c.seed == 1], [c for c in some if c.seed != 1]) for some in (held, made)
+        Fold(NAMES, [c for c in some if c.seed == 1], [c for c in some if c.seed != 1])
+        for some in (held, made)
     )
     assert fold.alone[0].tolist() == same.alone[0].tolist()
     assert {c.seed for c in fold.held} == {1}
-    assert fold.relative_losses(fold.held)[0].mean() > 0.95  # on the seed that is the other way round
+    assert (
+        fold.relative_losses(fold.held)[0].mean() > 0.95
+    )  # on the seed that is the other way round
     for feature, weights in enumerate(fold.alone):
         values = [c.features[:, feature] for c in fold.held]
         picked = [int(v.argmin() if weights[0] < 0 else v.argmax()) for v in values]
@@ -98,7 +111,10 @@ def test_claims_are_tested_seed_by_seed_and_corrected_together() -> None:
     assert all(one.holm_for >= one.p_for for one in tested)
     table, rank = claims_table(judged), judged[4]
     assert table.rows[4][2] == "holds for 5 of 5 seeds [0.48, 1.00]"
-    assert (rank.detail, rank.verdict) == ("rank 1 to 1 of 3", "undecided")  # five seeds decide no share
+    assert (rank.detail, rank.verdict) == (
+        "rank 1 to 1 of 3",
+        "undecided",
+    )  # five seeds decide no share
     assert [row[5] for row in table.rows] == [row.verdict for row in judged]
 
 
@@ -133,9 +149,15 @@ def test_features_by_scipy_and_numpy() -> None:
         assert found[f"distance_{p}"] == pytest.approx(pdist(vectors, "minkowski", p=p))
         raised = np.sign(vectors) * np.abs(vectors) ** (p / 2)
         assert found[f"cos_{p}"] == pytest.approx(1 - pdist(raised, "cosine"))
-    for name, moment in (("skewness", stats.skew), ("kurtosis", stats.kurtosis), ("variance", np.var)):
+    for name, moment in (
+        ("skewness", stats.skew),
+        ("kurtosis", stats.kurtosis),
+        ("variance", np.var),
+    ):
         values = moment(vectors, axis=1)
-        assert found[f"{name} difference"] == pytest.approx(np.abs(values[first] - values[second])), name
+        assert found[f"{name} difference"] == pytest.approx(
+            np.abs(values[first] - values[second])
+        ), name
     assert found["correlation"] == pytest.approx(np.corrcoef(vectors)[first, second])
     assert found["covariance"] == pytest.approx(np.cov(vectors, bias=True)[first, second])
 
@@ -146,17 +168,23 @@ def test_the_fit_is_that_of_scikit_learn() -> None:
     random = np.random.default_rng(0)
     features, labels = random.standard_normal((60, 4)), random.random(60)
     model = LogisticRegression(C=1 / (2e-3 * 60), tol=1e-10, max_iter=10_000)
-    model.fit(np.concatenate([features] * 2), np.repeat([1, 0], 60), np.concatenate([labels, 1 - labels]))
+    model.fit(
+        np.concatenate([features] * 2), np.repeat([1, 0], 60), np.concatenate([labels, 1 - labels])
+    )
     assert fit(features, labels) == pytest.approx([*model.coef_[0], model.intercept_[0]], abs=1e-4)
 
 
 def test_cos_p_is_the_selectors_own_similarity() -> None:
     import torch
 
-    vectors = np.random.default_rng(0).standard_normal((4, 50)) * np.array([[1], [1e-8], [1e8], [0]])
+    vectors = np.random.default_rng(0).standard_normal((4, 50)) * np.array(
+        [[1], [1e-8], [1e8], [0]]
+    )
     table = similarities([torch.as_tensor(vectors)], 4.0)
     assert pair_features(vectors, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
-    assert pair_features(vectors * 1e-100, [4])["cos_4"] == pytest.approx(table[np.triu_indices(4, 1)])
+    assert pair_features(vectors * 1e-100, [4])["cos_4"] == pytest.approx(
+        table[np.triu_indices(4, 1)]
+    )
     for equal in (np.zeros((3, 5)), np.ones((3, 5)), np.ones((1, 5))):
         assert all(np.isfinite(values).all() for values in pair_features(equal, [1, 4]).values())
 
@@ -167,7 +195,12 @@ def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
         (tmp_path / str(seed)).mkdir()
         rng = np.random.default_rng(seed)
         features = {name: rng.standard_normal(3).tolist() for name in names}
-        line = {"round": 1, "pairs": [[0, 1], [0, 2], [1, 2]], "features": features, "loss": [1.0, 2.0, 3.0]}
+        line = {
+            "round": 1,
+            "pairs": [[0, 1], [0, 2], [1, 2]],
+            "features": features,
+            "loss": [1.0, 2.0, 3.0],
+        }
         (tmp_path / str(seed) / "trace.jsonl").write_text(json.dumps(line) + "\n")
     runs = [Run(tmp_path / str(seed), {"seed": seed}, {}) for seed in (0, 1)]
     names, found = read_conditions(runs)
@@ -195,7 +228,9 @@ def test_a_planted_feature_is_found() -> None:
     assert weights[2] == pytest.approx(0, abs=1e-9)  # a constant feature
     fold = Fold(["cos_4", "norm", "none"], testing, training)
     assert fold.relative_losses(testing)[0].tolist() == [0] * 5
-    one, other = (Condition(0, "1", 0, features, by * features[:, 0] + 7 * (by > 1)) for by in (1, 3))
+    one, other = (
+        Condition(0, "1", 0, features, by * features[:, 0] + 7 * (by > 1)) for by in (1, 3)
+    )
     assert other.labels == pytest.approx(one.labels)
     assert (one.labels.min(), one.labels.max()) == (0, 1)
     assert Condition(0, "1", 0, features, np.ones(45)).labels.tolist() == [0.5] * 45
@@ -205,7 +240,14 @@ def test_the_study_through_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["-m", "selector=pair_study", "seed=0,1", "num_clients=5", "cohort_size=2", "num_rounds=3"]
+    words = [
+        "-m",
+        "selector=pair_study",
+        "seed=0,1",
+        "num_clients=5",
+        "cohort_size=2",
+        "num_rounds=3",
+    ]
     words += ["tracker=files_only", "partition.shards_per_client=1,2"]
     monkeypatch.setattr(sys, "argv", ["fedsim", *words])
     assert run(words) == 0
@@ -217,7 +259,9 @@ def test_the_study_through_the_command(
     records = read_metrics(folders[0])
     held = json.loads((folders[0] / "summary.json").read_text())["totals"]["server_forward_samples"]
     assert held == 3 * records[0]["server_forward_samples"] > 0
-    assert records[0]["server_forward_samples"] % 10 == 0  # ten pairs, each on all of the validation split
+    assert (
+        records[0]["server_forward_samples"] % 10 == 0
+    )  # ten pairs, each on all of the validation split
     assert make_report(["outputs/default", "--no-figures", "--all"]) == 0
     assert "a random pair" in capsys.readouterr().out
     report = tmp_path / "outputs/default/report"
@@ -226,12 +270,22 @@ def test_the_study_through_the_command(
     assert (report / "pair_features_by_rounds.csv").read_text().startswith("feature,1 to 5\n")
 
 
-def test_rounds_that_bring_no_update_leave_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_that_bring_no_update_leave_no_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedsim.rounds.availability.Always.available", lambda self, t, n, rng: np.full(n, t != 2))
+    monkeypatch.setattr(
+        "fedsim.rounds.availability.Always.available", lambda self, t, n, rng: np.full(n, t != 2)
+    )
     few = ("num_clients=4", "cohort_size=2", "num_rounds=3", "tracker=files_only", "local.epochs=1")
-    for words, traced in (((), [1, 3]), (("name=late", "system=uniform", "system.deadline=1e-6"), [])):
+    for words, traced in (
+        ((), [1, 3]),
+        (("name=late", "system=uniform", "system.deadline=1e-6"), []),
+    ):
         assert run(["selector=pair_study", *few, *words]) == 0
-        (folder,) = (p.parent for p in (tmp_path / "outputs").glob(f"{'late' if words else 'default'}/*/summary.json"))
+        (folder,) = (
+            p.parent
+            for p in (tmp_path / "outputs").glob(f"{'late' if words else 'default'}/*/summary.json")
+        )
         assert len(read_metrics(folder)) == 3
         assert [line["round"] for line in read_metrics(folder, "trace.jsonl")] == traced

@@ -1,4 +1,5 @@
-"""What partitions draw: their distributions, that all is shuffled, and where rounding and borders lie."""
+"""What partitions draw: their distributions, that all is shuffled, and where rounding and borders
+lie."""
 
 from typing import Any
 
@@ -22,13 +23,19 @@ def rng(seed: int = 0) -> np.random.Generator:
 @pytest.mark.parametrize(
     ("shares", "total", "expected"),
     [
-        ([0.45, 0.33, 0.22], 10, [5, 3, 2]),  # quotas 4.5, 3.3, 2.2: the one seat goes to the largest remainder
+        (
+            [0.45, 0.33, 0.22],
+            10,
+            [5, 3, 2],
+        ),  # quotas 4.5, 3.3, 2.2: the one seat goes to the largest remainder
         ([0.16, 0.27, 0.57], 10, [1, 3, 6]),  # remainders .6, .7, .7
         ([1, 1, 1], 4, [2, 1, 1]),  # ties to the lower index
         ([2.0, 6.0], 3, [1, 2]),
     ],
 )
-def test_seats_go_by_largest_remainder(shares: list[float], total: int, expected: list[int]) -> None:
+def test_seats_go_by_largest_remainder(
+    shares: list[float], total: int, expected: list[int]
+) -> None:
     assert largest_remainder(np.array(shares, dtype=float), total).tolist() == expected
 
 
@@ -43,12 +50,16 @@ def test_enough_samples_is_exactly_so_many_each() -> None:
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
 def test_labels_are_drawn_by_dirichlets_of_this_alpha(alpha: float) -> None:
-    """Of a class, Dir(alpha 1_N): E sum_k p_k^2 = (alpha + 1) / (N alpha + 1), over 400 classes of 400 samples. Of a
-    client, E sum_c q_c^2 = (alpha + 1) / (C alpha + 1), with (1 - that) / n from drawing n samples; classes hardly run
-    out where they are many clients' together."""
+    """Of a class, Dir(alpha 1_N): E sum_k p_k^2 = (alpha + 1) / (N alpha + 1), over 400 classes of
+    400 samples. Of a client, E sum_c q_c^2 = (alpha + 1) / (C alpha + 1), with (1 - that) / n from
+    drawing n samples; classes hardly run out where they are many clients' together."""
     data = Labelled(np.repeat(np.arange(400), 400), 400)
-    counts = histograms(data, split("dirichlet_class", data, 8, alpha=alpha, min_size=0, max_tries=1))
-    assert ((counts / 400) ** 2).sum(0).mean() == pytest.approx((alpha + 1) / (8 * alpha + 1), rel=0.06)
+    counts = histograms(
+        data, split("dirichlet_class", data, 8, alpha=alpha, min_size=0, max_tries=1)
+    )
+    assert ((counts / 400) ** 2).sum(0).mean() == pytest.approx(
+        (alpha + 1) / (8 * alpha + 1), rel=0.06
+    )
     data = balanced(4000, 5)
     counts = histograms(data, split("dirichlet_client", data, 400, alpha=alpha))
     even = (alpha + 1) / (5 * alpha + 1)
@@ -71,15 +82,23 @@ def test_cuts_lie_at_rounded_cumulative_proportions() -> None:
     """Proportions (.26, .48, .26) of ten samples: cuts at 2.6 and 7.4, that is, 3 and 7."""
     data, asked = Labelled(np.zeros(10, np.int64), 1), []
     for shares, sizes in (([0.26, 0.48, 0.26], [3, 4, 3]), ([1.0 + 1e-9, 0.2, -0.2], [10, 0, 0])):
-        given: Any = Given(dirichlet=lambda alphas, shares=shares: asked.append(alphas) or np.array(shares))
-        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1, balanced=False).split(data, 3, given)
+        given: Any = Given(
+            dirichlet=lambda alphas, shares=shares: asked.append(alphas) or np.array(shares)
+        )
+        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1, balanced=False).split(
+            data, 3, given
+        )
         assert [len(p) for p in parts] == sizes
     assert np.array_equal(asked, np.full((2, 3), 0.7))
 
 
-def test_draws_are_repeated_until_the_smallest_has_exactly_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_are_repeated_until_the_smallest_has_exactly_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     smallest = iter([2, 3, 4, 2, 3, 4])
-    monkeypatch.setattr(DirichletClass, "_draw", lambda *_: [np.arange(next(smallest)), np.arange(9)])
+    monkeypatch.setattr(
+        DirichletClass, "_draw", lambda *_: [np.arange(next(smallest)), np.arange(9)]
+    )
     data = Labelled(np.zeros(20, np.int64), 1)
     parts = DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=3).split(data, 2, rng())
     assert len(parts[0]) == 4
@@ -98,23 +117,35 @@ def test_a_clients_samples_are_not_sorted_by_label(partition: DirichletClass | D
     """The first batches of an unshuffled reader would see one class only."""
     data = balanced(600, 4)
     parts = [data.labels[p] for p in partition.split(data, 10, rng())]
-    mixed = [own for own in parts if len(own) > 50 and np.bincount(own, minlength=4).max() < 0.9 * len(own)]
+    mixed = [
+        own
+        for own in parts
+        if len(own) > 50 and np.bincount(own, minlength=4).max() < 0.9 * len(own)
+    ]
     assert len(mixed) >= 5
     assert all((np.diff(labels) < 0).any() for labels in mixed)
 
 
 def test_a_class_is_drawn_at_its_quantile_among_those_left() -> None:
-    """Class 0 has no samples left, class 2 no probability; 1 and 3 share the rest. Then classes that have all run out,
-    or are all but impossible."""
+    """Class 0 has no samples left, class 2 no probability; 1 and 3 share the rest. Then classes
+    that have all run out, or are all but impossible."""
     shares, left = np.array([0.6, 0.2, 0.0, 0.2]), np.array([0, 5, 5, 5])
     assert [_draw_class(shares, left, u) for u in (0.0, 0.49, 0.5, 0.99)] == [1, 1, 3, 3]
-    assert [_draw_class(np.array([1.0, 0, 0]), np.array([0, 3, 3]), u) for u in (0.1, 0.9)] == [1, 2]
-    probabilities = np.array([0.5, 5e-324, 0.0])  # 0.9 times the smallest number is the smallest number
+    assert [_draw_class(np.array([1.0, 0, 0]), np.array([0, 3, 3]), u) for u in (0.1, 0.9)] == [
+        1,
+        2,
+    ]
+    probabilities = np.array(
+        [0.5, 5e-324, 0.0]
+    )  # 0.9 times the smallest number is the smallest number
     assert _draw_class(probabilities, np.array([0, 1, 1]), 0.9) == 1
 
 
-def test_clients_take_turns_in_a_new_random_order_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By draw number: who has his first, second and third sample when. Clients' own mixes tell them apart."""
+def test_clients_take_turns_in_a_new_random_order_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By draw number: who has his first, second and third sample when. Clients' own mixes tell them
+    apart."""
     turns: list[int] = []
     draw = dirichlet._draw_class
 
@@ -142,14 +173,18 @@ def test_mixes_have_the_frequencies_as_their_mean_and_alpha_as_their_total() -> 
     assert q[[0, 2, 3]].mean(1) == pytest.approx(p, abs=0.01)
     assert q[[0, 2, 3]].var(1) == pytest.approx(p * (1 - p) / 3, rel=0.06)
     given: Any = Given(dirichlet=lambda alphas, count: np.full((count, len(alphas)), np.nan))
-    q = partition._label_mixes(np.array([80.0, 0.0, 20.0]), 4000, given)  # where every gamma draw underflows
+    q = partition._label_mixes(
+        np.array([80.0, 0.0, 20.0]), 4000, given
+    )  # where every gamma draw underflows
     assert np.isin(q, [0, 1]).all()
     assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
 
 
 def test_quotas_are_rounded_down_but_for_rounding_errors() -> None:
     last: Any = Given(integers=lambda count, size: np.full(size, count - 1))
-    parts = _assign_samples(np.array([[2.9, 3.9999999999, 3.1]]), Labelled(np.zeros(10, np.int64), 1), last)
+    parts = _assign_samples(
+        np.array([[2.9, 3.9999999999, 3.1]]), Labelled(np.zeros(10, np.int64), 1), last
+    )
     assert [len(p) for p in parts] == [2, 4, 4]
 
 
@@ -207,7 +242,9 @@ def test_spread_leftovers_go_to_the_first_shards_one_each() -> None:
     partition = Shards(shards_per_client=1, pure=False, leftover="spread")
     found = [[len(s) for s in partition._cut_shards([np.arange(n)], 4)] for n in (9, 10, 11)]
     assert found == [[3, 2, 2, 2], [3, 3, 2, 2], [3, 3, 3, 2]]
-    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut_shards([np.arange(11)], 4)
+    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut_shards(
+        [np.arange(11)], 4
+    )
     assert [s.tolist() for s in dropped] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
@@ -220,8 +257,9 @@ def test_pure_shards_are_as_many_as_classes_and_dealt_at_random() -> None:
 
 
 def test_pure_shards_are_taken_from_the_class_whose_shards_are_smallest() -> None:
-    """Sizes 100, 3, 3 into 4 shards: quotas 3.77, .11, .11, so 4 + 1 + 1 are two too many; only class 0 has more than
-    one. Sizes 50, 46, 4 into 3: 1, 1, 1 after largest remainder gives 2, 1, 0."""
+    """Sizes 100, 3, 3 into 4 shards: quotas 3.77, .11, .11, so 4 + 1 + 1 are two too many; only
+    class 0 has more than one. Sizes 50, 46, 4 into 3: 1, 1, 1 after largest remainder gives 2, 1,
+    0."""
     assert _shards_per_class(np.array([100.0, 3.0, 3.0]), 4).tolist() == [2, 1, 1]
     assert _shards_per_class(np.array([50.0, 46.0, 4.0]), 3).tolist() == [1, 1, 1]
     assert _shards_per_class(np.array([60.0, 30.0, 1.0]), 6).tolist() == [3, 2, 1]

@@ -1,4 +1,5 @@
-"""Divisions between clients and server: every sample in one place, saved and read, each drawn by streams of its own."""
+"""Divisions between clients and server: every sample in one place, saved and read, each drawn by
+streams of its own."""
 
 from pathlib import Path
 from typing import Any
@@ -18,21 +19,29 @@ DATA = Labelled(np.random.default_rng(0).permutation(np.repeat(np.arange(10), 50
 
 
 def served(validation: float = 0.0, public: int = 0, stratified: bool = False) -> ServerSplit:
-    return ServerSplit(validation_fraction=validation, public_samples=public, public_stratified=stratified)
+    return ServerSplit(
+        validation_fraction=validation, public_samples=public, public_stratified=stratified
+    )
 
 
 NOTHING = served()
 
 
-def division(server: ServerSplit = NOTHING, holdout: float = 0.0, seed: int = 0, **values: Any) -> Division:
+def division(
+    server: ServerSplit = NOTHING, holdout: float = 0.0, seed: int = 0, **values: Any
+) -> Division:
     return divide(DATA, IID(), 7, Streams(seed, **values), server, holdout)
 
 
 def test_a_public_set_has_its_share_of_every_class_and_a_holdout_of_every_client() -> None:
     d = division(served(0.1, 60, stratified=True), holdout=0.2)
     rest = np.bincount(np.delete(DATA.labels, d.validation), minlength=10)
-    assert (abs(np.bincount(DATA.labels[d.public], minlength=10) - rest / rest.sum() * 60) < 1).all()
-    assert all(len(h) == round(0.2 * (len(h) + len(t))) for t, h in zip(d.train, d.holdout, strict=True))
+    assert (
+        abs(np.bincount(DATA.labels[d.public], minlength=10) - rest / rest.sum() * 60) < 1
+    ).all()
+    assert all(
+        len(h) == round(0.2 * (len(h) + len(t))) for t, h in zip(d.train, d.holdout, strict=True)
+    )
     labels = DATA.labels[division(served(0, 100, stratified=True)).public]
     assert (np.bincount(labels) == 10).all()
     assert (np.diff(labels) < 0).any(), "they are ordered by label"
@@ -41,7 +50,9 @@ def test_a_public_set_has_its_share_of_every_class_and_a_holdout_of_every_client
 
 
 def test_the_server_cannot_keep_everything() -> None:
-    with pytest.raises(DataError, match=r"take 50 and 450 of 500 training samples and leave none .* lower one"):
+    with pytest.raises(
+        DataError, match=r"take 50 and 450 of 500 training samples and leave none .* lower one"
+    ):
         division(served(0.1, 450))
 
 
@@ -65,7 +76,12 @@ def test_a_saved_division_comes_back_and_a_changed_one_is_refused(tmp_path: Path
     np.savez(path, **arrays)
     with pytest.raises(DataError, match="does not match its hash"):
         Division.load(path)
-    for damaged in (b"", b"<html>", saved[: len(saved) // 2], saved[:300] + bytes(50) + saved[350:]):
+    for damaged in (
+        b"",
+        b"<html>",
+        saved[: len(saved) // 2],
+        saved[:300] + bytes(50) + saved[350:],
+    ):
         path.write_bytes(damaged)
         with pytest.raises(DataError, match=r"partition\.npz: cannot be read as a saved partition"):
             Division.load(path)
@@ -85,7 +101,12 @@ def test_a_server_may_leave_one_sample_and_no_less() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.floats(0, 0.5), st.integers(0, 200), st.booleans(), st.floats(0, 0.99), st.integers(1, 40), st.integers(0, 99)
+    st.floats(0, 0.5),
+    st.integers(0, 200),
+    st.booleans(),
+    st.floats(0, 0.99),
+    st.integers(1, 40),
+    st.integers(0, 99),
 )
 def test_every_sample_has_one_place_whatever_is_taken_out(
     validation: float, public: int, stratified: bool, holdout: float, num_clients: int, seed: int
@@ -103,7 +124,9 @@ def test_every_sample_has_one_place_whatever_is_taken_out(
 def test_owners_follow_their_samples_past_the_servers_split() -> None:
     owners = np.random.default_rng(1).integers(8, size=500)
     data = Labelled(DATA.labels, 10, owners)
-    d = divide(data, Natural(min_samples=1, cap=None, keep="random"), 8, Streams(0), served(0.2, 30), 0.1)
+    d = divide(
+        data, Natural(min_samples=1, cap=None, keep="random"), 8, Streams(0), served(0.2, 30), 0.1
+    )
     held = [np.concatenate([t, h]) for t, h in zip(d.train, d.holdout, strict=True)]
     assert [set(owners[p]) for p in held] == [{i} for i in range(8)]
     assert len(np.concatenate(held)) == 500 - 100 - 30
@@ -124,7 +147,10 @@ class Given(Partition):
     [
         ([[0, 1], [1, 2]], "2 arrays of 4 positions, 3 of them different"),
         ([[0, 1]], "it returned 1 arrays"),
-        *((parts, "2 positions, 1 of them different and in that range") for parts in ([[0], [500]], [[0], [-1]])),
+        *(
+            (parts, "2 positions, 1 of them different and in that range")
+            for parts in ([[0], [500]], [[0], [-1]])
+        ),
         ([[0.0], [1.0]], r"it returned one of float64 with the shape \(1,\)"),
         ([[0], [[1, 2]]], r"it returned one of int64 with the shape \(1, 2\)"),
         *(([[True], [False]], "it returned one of bool"), (None, "it returned one of object")),
@@ -137,7 +163,10 @@ def test_a_partition_of_ones_own_that_breaks_its_promise_is_refused(parts: Any, 
 
 def test_parts_may_be_of_any_integers_and_the_rows_of_one_array() -> None:
     cases: list[tuple[Any, list[list[int]]]] = [
-        ([np.arange(5, dtype=np.uint16), np.array([])], [[0, 1, 2, 3, 4], []]),  # the empty one of floats
+        (
+            [np.arange(5, dtype=np.uint16), np.array([])],
+            [[0, 1, 2, 3, 4], []],
+        ),  # the empty one of floats
         (np.arange(6).reshape(2, 3), [[0, 1, 2], [3, 4, 5]]),
     ]
     for parts, expected in cases:
@@ -162,7 +191,9 @@ class Blocks(Partition):
         return np.array_split(np.arange(len(data.labels)), num_clients)
 
 
-def blocks(holdout: float = 0.25, server: ServerSplit = SERVER, seed: int = 3, **seeds: int) -> Division:
+def blocks(
+    holdout: float = 0.25, server: ServerSplit = SERVER, seed: int = 3, **seeds: int
+) -> Division:
     return divide(BALANCED, Blocks(), 5, Streams(seed, **seeds), server, holdout)
 
 
@@ -191,7 +222,9 @@ def test_partition_and_server_draw_from_their_own_streams() -> None:
 
 def test_the_validation_set_has_its_share_of_every_class() -> None:
     assert np.bincount(BALANCED.labels[blocks().validation]).tolist() == [6] * 10
-    assert len(blocks(server=served(0.0775)).validation) == round(0.0775 * 600) == 46  # 46.5, to the even number
+    assert (
+        len(blocks(server=served(0.0775)).validation) == round(0.0775 * 600) == 46
+    )  # 46.5, to the even number
     assert len(blocks(server=served(0.0799)).validation) == 48
 
 
@@ -207,11 +240,23 @@ def test_the_partitions_seed_is_for_all_that_divides_and_all_else_is_by_the_runs
         assert Streams(1, partition_seed=7).key(purpose, 2) == Streams(7).key(purpose, 2)
         assert Streams(1, init_seed=7).key(purpose, 2) == Streams(1).key(purpose, 2)
     for purpose in (p for p in Purpose if p not in (1, 2, 9, 10)):
-        assert Streams(1, partition_seed=7, init_seed=8).key(purpose, 2) == Streams(1).key(purpose, 2)
+        assert Streams(1, partition_seed=7, init_seed=8).key(purpose, 2) == Streams(1).key(
+            purpose, 2
+        )
 
 
 def test_purposes_have_the_numbers_that_published_results_were_made_with() -> None:
-    first = ["PARTITION", "INIT", "SELECT", "TRAIN", "SKETCH", "AVAILABILITY", "DROPOUT", "LOSS_BATCH", "SERVER_SPLIT"]
+    first = [
+        "PARTITION",
+        "INIT",
+        "SELECT",
+        "TRAIN",
+        "SKETCH",
+        "AVAILABILITY",
+        "DROPOUT",
+        "LOSS_BATCH",
+        "SERVER_SPLIT",
+    ]
     numbers = {name: number for number, name in enumerate([*first, "HOLDOUT"], start=1)}
     later = {"DEVICES": 21, "DEVICE_VARIATION": 22, "ARRIVAL_ORDER": 23}
     later |= {"IMPERFECT": 31, "LABEL_NOISE": 32, "RANDOM_UPDATE": 33, "PRIVACY": 34, "REPLAY": 51}

@@ -13,7 +13,11 @@ OURS = {"fedsim-selection", "fedsim-pins"}
 @pytest.mark.skipif(not LOCK.is_file(), reason="uv.lock is written by uv")
 def test_every_package_of_the_lock_is_pinned_to_its_version() -> None:
     packages = tomllib.loads(LOCK.read_text(encoding="utf-8"))["package"]
-    locked = {f"{package['name']}=={package['version']}" for package in packages if package["name"] not in OURS}
+    locked = {
+        f"{package['name']}=={package['version']}"
+        for package in packages
+        if package["name"] not in OURS
+    }
     requirements = tomllib.loads(PINS.read_text(encoding="utf-8"))["project"]["dependencies"]
     pinned = {requirement.partition(";")[0].strip() for requirement in requirements}
     assert sorted(locked - pinned) == [], "not pinned"

@@ -36,11 +36,28 @@ def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 DECISIVE = [
-    *(("seed", 1), ("partition_seed", 1), ("init_seed", 1), ("num_rounds", 7), ("num_clients", 7), ("cohort_size", 2)),
+    *(
+        ("seed", 1),
+        ("partition_seed", 1),
+        ("init_seed", 1),
+        ("num_rounds", 7),
+        ("num_clients", 7),
+        ("cohort_size", 2),
+    ),
     *(("eval_every", 3), ("client_accuracy", "train"), ("device", "cpu")),
     *(("local.epochs", 9), ("local.batch_size", 9), ("local.evaluate_on", "x")),
-    *(("server.validation_fraction", 0.2), ("server.public_samples", 9), ("dataset.mean", [0.1]), ("partition.x", 9)),
-    *(("availability.x", 1), ("model.dropout", 0.2), ("optimizer.lr", 0.3), ("optimizer.schedule.x", 1)),
+    *(
+        ("server.validation_fraction", 0.2),
+        ("server.public_samples", 9),
+        ("dataset.mean", [0.1]),
+        ("partition.x", 9),
+    ),
+    *(
+        ("availability.x", 1),
+        ("model.dropout", 0.2),
+        ("optimizer.lr", 0.3),
+        ("optimizer.schedule.x", 1),
+    ),
     *(("selector.mode", "size"), ("aggregator.weighting", "uniform"), ("engine.precision", "bf16")),
 ]
 
@@ -51,9 +68,20 @@ def test_every_value_that_can_change_a_result_changes_the_hash_and_no_other_does
         assert hash_config(changed(config, path, value)) != hash_config(config), path
     for key in IRRELEVANT:
         assert hash_config({**config, key: "another"}) == hash_config(config)
-    assert set(IRRELEVANT) == {"name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker"}
+    assert set(IRRELEVANT) == {
+        "name",
+        "data_dir",
+        "cache_dir",
+        "output_dir",
+        "overwrite",
+        "checkpoint",
+        "tracker",
+    }
     assert {p.partition(".")[0] for p, _ in DECISIVE} == set(config) - set(IRRELEVANT)
-    backwards = {k: dict(reversed(v.items())) if isinstance(v, dict) else v for k, v in reversed(config.items())}
+    backwards = {
+        k: dict(reversed(v.items())) if isinstance(v, dict) else v
+        for k, v in reversed(config.items())
+    }
     assert hash_config(backwards) == hash_config(config)
 
 
@@ -65,8 +93,13 @@ def with_checksum() -> list[str]:
 
 
 @pytest.mark.parametrize("dataset", with_checksum())
-def test_a_checksum_may_be_given_and_the_key_does_not_change_the_hash_while_it_is_null(dataset: str) -> None:
-    words = (f"dataset={dataset}", *(["dataset.path=x"] if dataset in ("parquet", "image_folder") else []))
+def test_a_checksum_may_be_given_and_the_key_does_not_change_the_hash_while_it_is_null(
+    dataset: str,
+) -> None:
+    words = (
+        f"dataset={dataset}",
+        *(["dataset.path=x"] if dataset in ("parquet", "image_folder") else []),
+    )
     assert plan(*words, f"dataset.sha256={'0' * 64}").config["dataset"]["sha256"] == "0" * 64
     config = job(*words).config
     before = {**config, "dataset": {k: v for k, v in config["dataset"].items() if k != "sha256"}}

@@ -1,4 +1,5 @@
-"""Precision, determinism and device: what a config says holds on a (pretended) GPU, whatever stood before."""
+"""Precision, determinism and device: what a config says holds on a (pretended) GPU, whatever stood
+before."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,11 +25,19 @@ CUDNN: Any = torch.backends.cudnn
 @pytest.fixture(autouse=True)
 def _switches_put_back() -> Iterator[None]:
     prepared_data._latest.clear()
-    before = torch.backends.cuda.matmul.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision
+    before = (
+        torch.backends.cuda.matmul.fp32_precision,
+        CUDNN.conv.fp32_precision,
+        CUDNN.rnn.fp32_precision,
+    )
     deterministic = CUDNN.deterministic
     yield
     CUDNN.allow_tf32 = before[1] == "tf32"
-    torch.backends.cuda.matmul.fp32_precision, CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = before
+    (
+        torch.backends.cuda.matmul.fp32_precision,
+        CUDNN.conv.fp32_precision,
+        CUDNN.rnn.fp32_precision,
+    ) = before
     CUDNN.deterministic = deterministic
 
 
@@ -44,21 +53,38 @@ class Watch:
         self.seen: dict[str, set[str]] = {}
 
     def __call__(self, name: str, args: tuple[Any, ...]) -> None:
-        if name in ("mm", "addmm", "bmm", "baddbmm", "baddbmm_", "convolution", "convolution_backward"):
+        if name in (
+            "mm",
+            "addmm",
+            "bmm",
+            "baddbmm",
+            "baddbmm_",
+            "convolution",
+            "convolution_backward",
+        ):
             kind = "convolutions" if name.startswith("conv") else "products"
             self.seen.setdefault(name, set()).add(switches()[kind])
 
 
 @pytest.mark.parametrize("engine", [SEQUENTIAL, BATCHED], ids=["sequential", "batched"])
 @pytest.mark.parametrize(("precision", "kind"), [("float32", "ieee"), ("tf32", "tf32")])
-def test_passes_are_computed_in_the_precision_that_is_said(engine: tuple[str, ...], precision: str, kind: str) -> None:
-    torch.backends.cuda.matmul.fp32_precision = CUDNN.conv.fp32_precision = "ieee" if kind == "tf32" else "tf32"
+def test_passes_are_computed_in_the_precision_that_is_said(
+    engine: tuple[str, ...], precision: str, kind: str
+) -> None:
+    torch.backends.cuda.matmul.fp32_precision = CUDNN.conv.fp32_precision = (
+        "ieee" if kind == "tf32" else "tf32"
+    )
     watch = Watch()
     with PretendedCard(refuses=watch):
         made = simulation((*CONVOLUTIONS, *engine, f"engine.precision={precision}"), "cuda")
         watch.seen.clear()  # what was tried out
         next(iter(made))
-    assert watch.seen["convolution"] == watch.seen["convolution_backward"] == watch.seen["addmm"] == {kind}
+    assert (
+        watch.seen["convolution"]
+        == watch.seen["convolution_backward"]
+        == watch.seen["addmm"]
+        == {kind}
+    )
     assert "ieee" in watch.seen["mm"]  # what the server computes is float32's, always
     assert switches()["products"] == switches()["convolutions"] == "ieee"
 
@@ -93,11 +119,16 @@ def test_the_second_gpu() -> None:
             made = simulation(words, device)
             assert card.runtime.current == number
             next(iter(made))
-            assert {value.device for value in made.params.values()} == {torch.device("cuda", number)}
+            assert {value.device for value in made.params.values()} == {
+                torch.device("cuda", number)
+            }
 
 
 def test_a_gpu_that_is_not_there_is_told() -> None:
-    with PretendedCard(devices=2), pytest.raises(ConfigError, match=r"device='cuda:2': torch sees GPUs 0 to 1"):
+    with (
+        PretendedCard(devices=2),
+        pytest.raises(ConfigError, match=r"device='cuda:2': torch sees GPUs 0 to 1"),
+    ):
         plan("cuda:2", *SMALL)
     with pytest.raises(ConfigError, match="needs a CUDA GPU that torch can see"):
         plan("cuda:0", *SMALL)
@@ -110,12 +141,21 @@ def test_the_summary_names_gpu_driver_libraries_and_switches() -> None:
         simulation((*SMALL, *BATCHED), "cuda")
         found = environment(torch.device("cuda"))
     assert found["device"] == "pretended"
-    assert set(found["gpu"]) == {"driver", "cuda", "cudnn", "products", "convolutions", "deterministic"}
+    assert set(found["gpu"]) == {
+        "driver",
+        "cuda",
+        "cudnn",
+        "products",
+        "convolutions",
+        "deterministic",
+    }
     assert (found["gpu"]["products"], found["gpu"]["convolutions"]) == ("ieee", "ieee")
     assert "gpu" not in environment(torch.device("cpu"))
 
 
-def test_auto_trains_batched_on_a_gpu_what_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_trains_batched_on_a_gpu_what_cannot_be_recorded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refuse(*args: Any, **more: Any) -> None:
         raise ConfigError([Problem("optimizer", "a user's", "cannot be recorded")])
 
@@ -130,11 +170,19 @@ def test_auto_trains_batched_on_a_gpu_what_cannot_be_recorded(monkeypatch: pytes
 
 
 def test_activations_count_in_what_fits_into_a_gpus_memory() -> None:
-    words = ("model=logistic", "model._target_=tests.goldens.Convolutions", *BATCHED, "cohort_size=6", "num_rounds=1")
+    words = (
+        "model=logistic",
+        "model._target_=tests.goldens.Convolutions",
+        *BATCHED,
+        "cohort_size=6",
+        "num_rounds=1",
+    )
     rows: list[int] = []
 
     def sizes(name: str, args: tuple[Any, ...]) -> None:
-        if name == "convolution" and args[1].shape[0] > 4:  # a grouped one: four channels of each client
+        if (
+            name == "convolution" and args[1].shape[0] > 4
+        ):  # a grouped one: four channels of each client
             rows.append(args[1].shape[0] // 4)
 
     run_on_card(words, PretendedCard(refuses=sizes))

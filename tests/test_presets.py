@@ -14,7 +14,12 @@ from tests.sweep_words import each_value_once
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(p.stem for p in (CONF / "preset").glob("*.yaml"))
-WITHOUT_SMALL = {"fashion_mnist_2spc", "gpfl_table1_cifar10", "gpfl_table1_femnist", "gpfl_table1_fmnist"}
+WITHOUT_SMALL = {
+    "fashion_mnist_2spc",
+    "gpfl_table1_cifar10",
+    "gpfl_table1_femnist",
+    "gpfl_table1_fmnist",
+}
 SCALED = [preset for preset in PRESETS if preset not in WITHOUT_SMALL]
 
 
@@ -22,14 +27,20 @@ SCALED = [preset for preset in PRESETS if preset not in WITHOUT_SMALL]
 def plans_of(preset: str, scale: str = "full") -> list[Plan]:
     """Jobs of a preset at one seed in which each value that it sweeps over occurs."""
     with search_path(), mock.patch("fedsim.config.compose.expand", each_value_once):
-        return check_jobs(compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=False))
+        return check_jobs(
+            compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=False)
+        )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("preset", "scale"), [*((p, "full") for p in PRESETS), *((p, "small") for p in SCALED)])
+@pytest.mark.parametrize(
+    ("preset", "scale"), [*((p, "full") for p in PRESETS), *((p, "small") for p in SCALED)]
+)
 def test_all_jobs_of_a_preset_are_accepted(preset: str, scale: str) -> None:
     with search_path():
-        plans = check_jobs(compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=False))
+        plans = check_jobs(
+            compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=False)
+        )
     assert len({plan.folder for plan in plans}) == len(plans)
     assert {plan.folder for plan in plans_of(preset, scale)} <= {plan.folder for plan in plans}
 
@@ -45,7 +56,9 @@ def test_a_preset_is_accepted_and_says_command_cost_and_sources(preset: str) -> 
     if preset in SCALED:  # its small size is the same comparison under a name of its own
         small = plans_of(preset, "small")
         assert {plan.settings.name for plan in small} == {f"{preset}_small"}
-        assert {plan.choices["selector"] for plan in small} <= {plan.choices["selector"] for plan in plans}
+        assert {plan.choices["selector"] for plan in small} <= {
+            plan.choices["selector"] for plan in plans
+        }
         assert small[0].config_hash != plans[0].config_hash
 
 
@@ -66,9 +79,14 @@ def configs_of(*words: str) -> list[dict[str, Any]]:
 
 def test_values_on_the_command_line_replace_those_of_the_small_size() -> None:
     words = ("preset=gpfl_table2_cifar10", "scale=small", "cell=gpfl_1spc", "selector=random")
-    small, ours = configs_of(*words), configs_of(*words, "num_rounds=7", "model=logistic", "seed=8", "name=ours")
+    small, ours = (
+        configs_of(*words),
+        configs_of(*words, "num_rounds=7", "model=logistic", "seed=8", "name=ours"),
+    )
     assert [c["seed"] for c in small] == [0, 1, 2]
-    assert {(c["num_rounds"], c["model"]["_target_"].rpartition(".")[2]) for c in small} == {(400, "EfficientNetHead")}
+    assert {(c["num_rounds"], c["model"]["_target_"].rpartition(".")[2]) for c in small} == {
+        (400, "EfficientNetHead")
+    }
     assert [(c["num_rounds"], c["seed"], c["name"]) for c in ours] == [(7, 8, "ours")]
     assert ours[0]["model"]["_target_"].endswith("Logistic")
 

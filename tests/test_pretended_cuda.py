@@ -42,7 +42,9 @@ WAITS: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("operation", WAITS.values(), ids=WAITS.keys())
-def test_what_makes_the_host_wait_is_counted_and_refused_in_a_graph(operation: Callable[[Tensor], object]) -> None:
+def test_what_makes_the_host_wait_is_counted_and_refused_in_a_graph(
+    operation: Callable[[Tensor], object],
+) -> None:
     with PretendedCard() as card:
         a = torch.ones(3, 4, device="cuda")
         operation(a)
@@ -57,18 +59,34 @@ def test_launches_are_counted_views_are_not_and_a_replay_is_one() -> None:
     with PretendedCard() as card:
         a = torch.ones(3, 4, device="cuda")
         (a.view(12)[2:].t() + 1).mul_(2).clone()
-        assert card.counts.totals() == {"launches": 4, "waits": 0, "copied": 0, "captured": 0, "replayed": 0}
+        assert card.counts.totals() == {
+            "launches": 4,
+            "waits": 0,
+            "copied": 0,
+            "captured": 0,
+            "replayed": 0,
+        }
         card.counts.reset()
         for graph in (card.recording(), card.replay()):
             with graph:
                 a.add_(1).mul_(2)
-        assert card.counts.totals() == {"launches": 1, "waits": 0, "copied": 0, "captured": 2, "replayed": 2}
+        assert card.counts.totals() == {
+            "launches": 1,
+            "waits": 0,
+            "copied": 0,
+            "captured": 2,
+            "replayed": 2,
+        }
 
 
 def test_copies_of_pinned_memory_do_not_wait() -> None:
     with PretendedCard() as card:
         a, pinned = torch.ones(3, device="cuda"), torch.zeros(3, pin_memory=True)
-        assert [pinned.is_pinned(), torch.zeros(3).pin_memory().is_pinned(), torch.zeros(3).is_pinned()] == [1, 1, 0]
+        assert [
+            pinned.is_pinned(),
+            torch.zeros(3).pin_memory().is_pinned(),
+            torch.zeros(3).is_pinned(),
+        ] == [1, 1, 0]
         a.copy_(pinned, non_blocking=True)
         pinned.copy_(a + 1, non_blocking=True)
         assert pinned.tolist() == [1.0, 1.0, 1.0]

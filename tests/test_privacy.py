@@ -1,6 +1,8 @@
-"""Private runs: epsilon against dp-accounting and by hand, who has none, Poisson cohorts, and rounds of nobody.
+"""Private runs: epsilon against dp-accounting and by hand, who has none, Poisson cohorts, and
+rounds of nobody.
 
-docs/privacy.md says what the numbers promise. N clients, K of them a round, noise multiplier z, T rounds.
+docs/privacy.md says what the numbers promise. N clients, K of them a round, noise multiplier z, T
+rounds.
 """
 
 import math
@@ -37,7 +39,15 @@ from fedsim.selectors.power_of_choice import PowerOfChoice
 from fedsim.selectors.random import Poisson, Random
 from tests.clocks import fixed_clock
 from tests.run_toys import Run, folders, plan_of, refused
-from tests.toys import ToyEngine, chances, picked, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import (
+    ToyEngine,
+    chances,
+    picked,
+    toy_cohort,
+    toy_components,
+    toy_params,
+    toy_population,
+)
 
 pytest.importorskip("dp_accounting")
 
@@ -53,8 +63,8 @@ ROWS = {
     (100, 10, 2.0, 50, 1e-5): (1.84, 5.15, 5.54),
     (1000, 20, 0.8, 100, 1e-6): (3.91, 21.0, 21.6),
 }
-"""By N, K, z, T and delta: the epsilon of Poisson sampling by Rényi divergences, which bound it from above; that of K
-of N clients; and the bound that is proven for it (docs/privacy.md)."""
+"""By N, K, z, T and delta: the epsilon of Poisson sampling by Rényi divergences, which bound it
+from above; that of K of N clients; and the bound that is proven for it (docs/privacy.md)."""
 every_row = pytest.mark.parametrize("row", ROWS, ids=str)
 
 
@@ -62,7 +72,9 @@ def epsilon_of(sampling: Sampling, num: int, k: int, z: float, rounds: int, delt
     return Accountant(sampling, z).epsilon([k / num] * rounds, delta)
 
 
-def by_dp_accounting(num: int, k: int, z: float, rounds: int, delta: float, interval: float = 1e-3) -> float:
+def by_dp_accounting(
+    num: int, k: int, z: float, rounds: int, delta: float, interval: float = 1e-3
+) -> float:
     """The epsilon of Poisson sampling, for a client more or less."""
     import dp_accounting
 
@@ -73,10 +85,14 @@ def by_dp_accounting(num: int, k: int, z: float, rounds: int, delta: float, inte
 
 
 @every_row
-def test_epsilon_of_poisson_cohorts_is_dp_accountings(row: tuple[int, int, float, int, float]) -> None:
+def test_epsilon_of_poisson_cohorts_is_dp_accountings(
+    row: tuple[int, int, float, int, float],
+) -> None:
     found = epsilon_of(Sampling.POISSON, *row)
     assert found == pytest.approx(by_dp_accounting(*row), rel=3e-3)
-    assert 0.8 * ROWS[row][0] < found < ROWS[row][0]  # Opacus's accountant, which takes Rényi divergences
+    assert (
+        0.8 * ROWS[row][0] < found < ROWS[row][0]
+    )  # Opacus's accountant, which takes Rényi divergences
 
 
 @every_row
@@ -97,22 +113,30 @@ def losses(distribution: Any) -> tuple[Any, Any, float]:
 
 @every_row
 def test_epsilon_of_k_of_n_clients_lies_below_the_bound_that_is_proven(row: Any) -> None:
-    """Zhu, Dong and Wang 2022, theorem 11: where clients are exchanged, a round is dominated by losses that are above 0
-    as with the client against without it, and below 0 as without it against with it; the rest is at 0. Half the rounds
-    of one kind and half of the other, which clients can bring about, are not worse than all of the first kind."""
+    """Zhu, Dong and Wang 2022, theorem 11: where clients are exchanged, a round is dominated by
+    losses that are above 0 as with the client against without it, and below 0 as without it against
+    with it; the rest is at 0. Half the rounds of one kind and half of the other, which clients can
+    bring about, are not worse than all of the first kind."""
     from dp_accounting.pld import pld_pmf
-    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution, from_gaussian_mechanism
+    from dp_accounting.pld.privacy_loss_distribution import (
+        PrivacyLossDistribution,
+        from_gaussian_mechanism,
+    )
 
     num, k, z, rounds, delta = row
     width = 5e-3
-    round_ = from_gaussian_mechanism(z / 2, sampling_prob=k / num, value_discretization_interval=width)
+    round_ = from_gaussian_mechanism(
+        z / 2, sampling_prob=k / num, value_discretization_interval=width
+    )
     (up, above, infinite), (down, below, _) = losses(round_._pmf_remove), losses(round_._pmf_add)
     lowest = min(down.min(), 0)
     both = np.zeros(up.max() - lowest + 1)
     both[up[up > 0] - lowest] = above[up > 0]
     both[down[down < 0] - lowest] = below[down < 0]
     both[-lowest] = 1 - infinite - both.sum()
-    bound = PrivacyLossDistribution(pld_pmf.DensePLDPmf(width, lowest, both, infinite, True)).self_compose(rounds)
+    bound = PrivacyLossDistribution(
+        pld_pmf.DensePLDPmf(width, lowest, both, infinite, True)
+    ).self_compose(rounds)
     found = epsilon_of(Sampling.FIXED_SIZE, *row)
     assert found < bound.get_epsilon_for_delta(delta) == pytest.approx(ROWS[row][2], rel=4e-3)
     mixed = round_._pmf_remove.to_dense_pmf().self_compose(rounds // 2)
@@ -126,7 +150,9 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     return float(cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * cdf(-mu / 2 - epsilon / mu))
 
 
-@pytest.mark.parametrize(("sampling", "moved"), [(Sampling.ALL, 1), (Sampling.POISSON, 1), (Sampling.FIXED_SIZE, 2)])
+@pytest.mark.parametrize(
+    ("sampling", "moved"), [(Sampling.ALL, 1), (Sampling.POISSON, 1), (Sampling.FIXED_SIZE, 2)]
+)
 @pytest.mark.parametrize("z", [0.7, 3.0, 40.0])
 def test_epsilon_by_formula_where_all_take_part(sampling: Sampling, moved: int, z: float) -> None:
     """Ten rounds without chance are one with sqrt(10) times the distance."""
@@ -137,7 +163,8 @@ def test_epsilon_by_formula_where_all_take_part(sampling: Sampling, moved: int, 
 
 @pytest.mark.parametrize("z", [1.0, 2.0])
 def test_one_round_of_k_of_n_clients_by_integration(z: float) -> None:
-    """5 of 20 clients, the others at -1 and the one at 1 or at -1, in units of C. Poisson's epsilon does not hold."""
+    """5 of 20 clients, the others at -1 and the one at 1 or at -1, in units of C. Poisson's epsilon
+    does not hold."""
     sum_of, q = scipy.stats.norm(scale=z).pdf, 5 / 20
 
     def delta(epsilon: float) -> float:
@@ -147,12 +174,18 @@ def test_one_round_of_k_of_n_clients_by_integration(z: float) -> None:
 
         return float(scipy.integrate.quad(excess, -40, 40, limit=500, points=[-5, -3, 0, 3, 5])[0])
 
-    assert delta(epsilon_of(Sampling.FIXED_SIZE, 20, 5, z, 1, 1e-3)) == pytest.approx(1e-3, rel=0.02)
+    assert delta(epsilon_of(Sampling.FIXED_SIZE, 20, 5, z, 1, 1e-3)) == pytest.approx(
+        1e-3, rel=0.02
+    )
     assert delta(epsilon_of(Sampling.POISSON, 20, 5, z, 1, 1e-3)) > 5e-3
 
 
-@pytest.mark.parametrize(("k", "num", "z", "rounds"), [(10, 1000, 4.0, 300), (10, 10_000, 1.0, 100), (5, 20, 0.05, 9)])
-def test_rounding_of_losses_adds_less_than_a_hundredth(k: int, num: int, z: float, rounds: int) -> None:
+@pytest.mark.parametrize(
+    ("k", "num", "z", "rounds"), [(10, 1000, 4.0, 300), (10, 10_000, 1.0, 100), (5, 20, 0.05, 9)]
+)
+def test_rounding_of_losses_adds_less_than_a_hundredth(
+    k: int, num: int, z: float, rounds: int
+) -> None:
     expected = by_dp_accounting(num, k, z, rounds, 1e-6, interval=1e-4 if z >= 1 else 0.1)
     found = epsilon_of(Sampling.POISSON, num, k, z, rounds, 1e-6)
     assert found == pytest.approx(expected, rel=0.01)
@@ -163,7 +196,9 @@ def test_rounds_are_composed_one_by_one_whatever_was_composed_before() -> None:
     accountant = Accountant(Sampling.FIXED_SIZE, 1.5)
     in_turn = [accountant.epsilon(rates[:count], 1e-3) for count in range(5)]
     assert in_turn[0] == 0 < in_turn[1] < in_turn[2] < in_turn[3] < in_turn[4]
-    assert accountant.epsilon(rates[:2], 1e-3) == in_turn[2]  # a run that has gone back to a checkpoint
+    assert (
+        accountant.epsilon(rates[:2], 1e-3) == in_turn[2]
+    )  # a run that has gone back to a checkpoint
     assert Accountant(Sampling.FIXED_SIZE, 1.5).epsilon(rates, 1e-3) == in_turn[4]
 
 
@@ -210,7 +245,9 @@ class WithAnotherName(Random):
 
 def test_a_users_selector_has_no_epsilon_unless_it_says_how_it_draws() -> None:
     population = toy_population([1] * 20, 5)
-    declared = {kind: kind(population, mode="uniform").sampling for kind in (OfMine, FewerOfMine, SayingSo)}
+    declared = {
+        kind: kind(population, mode="uniform").sampling for kind in (OfMine, FewerOfMine, SayingSo)
+    }
     assert declared == {OfMine: None, FewerOfMine: None, SayingSo: Sampling.FIXED_SIZE}
     assert WithAnotherName(population, mode="uniform").sampling is Sampling.FIXED_SIZE
     assert Random(population, mode="size").sampling is None
@@ -234,10 +271,18 @@ def test_what_keeps_a_run_from_having_an_epsilon() -> None:
     assert why_no_epsilon(drawn, plain, over) is None
     texts = {
         "PowerOfChoice uses losses, which have no noise": why_no_epsilon(asks, plain, None),
-        "Random does not say that it draws clients with equal chances": why_no_epsilon(of_size, plain, None),
-        "Combining combines updates before they are clipped": why_no_epsilon(drawn, Combining(), None),
-        "training times, and with them how much data clients hold": why_no_epsilon(drawn, plain, leaving),
-        "an update that arrives keeps another one from counting": why_no_epsilon(poisson, plain, over),
+        "Random does not say that it draws clients with equal chances": why_no_epsilon(
+            of_size, plain, None
+        ),
+        "Combining combines updates before they are clipped": why_no_epsilon(
+            drawn, Combining(), None
+        ),
+        "training times, and with them how much data clients hold": why_no_epsilon(
+            drawn, plain, leaving
+        ),
+        "an update that arrives keeps another one from counting": why_no_epsilon(
+            poisson, plain, over
+        ),
     }
     for words, reason in texts.items():
         assert words in (reason or "")
@@ -259,7 +304,9 @@ def private(selector: Selector | None = None, **values: Any) -> DPFedAvg:
     return server
 
 
-def in_round(server: DPFedAvg, round: int, selected: int = 5, available: int = 20, seed: int = 0) -> DPFedAvg:
+def in_round(
+    server: DPFedAvg, round: int, selected: int = 5, available: int = 20, seed: int = 0
+) -> DPFedAvg:
     context = SimpleNamespace(round=round, streams=Streams(seed), available=np.arange(available))
     server.begin_round(context, np.arange(selected))  # type: ignore[arg-type]
     return server
@@ -277,7 +324,9 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("silent")
 def test_steps_are_clipped_sums_over_the_number_of_clients_that_is_expected() -> None:
-    cohort = toy_cohort([0, 1], [1, 9], [[3.0, 4.0, 0.0], [0.0, 1.0, 0.0]])  # two of five have arrived
+    cohort = toy_cohort(
+        [0, 1], [1, 9], [[3.0, 4.0, 0.0], [0.0, 1.0, 0.0]]
+    )  # two of five have arrived
     population = toy_population([1] * 20, 5)
     divisors = {Random(population, mode="uniform"): 5, Poisson(population): 5, Full(population): 20}
     for selector, expected in divisors.items():
@@ -289,7 +338,9 @@ def test_steps_are_clipped_sums_over_the_number_of_clients_that_is_expected() ->
 
 def test_noise_has_the_stated_deviation_and_is_the_same_for_a_seed_and_a_round() -> None:
     start = {"w": torch.zeros(200, 100), "v": torch.zeros(7)}
-    cohort = replace(toy_cohort([0], [1], [[0.0]]), delta={n: torch.zeros(1, *t.shape) for n, t in start.items()})
+    cohort = replace(
+        toy_cohort([0], [1], [[0.0]]), delta={n: torch.zeros(1, *t.shape) for n, t in start.items()}
+    )
 
     def noise(round: int, seed: int = 0) -> torch.Tensor:
         return in_round(private(), round, seed=seed).aggregate(start, cohort, None)["w"]
@@ -332,7 +383,12 @@ def test_poisson_cohorts_are_of_independent_clients_with_probability_k_over_n() 
     drawn = [picked(selector, seed=seed) for seed in range(800)]
     sizes = np.bincount([len(ids) for ids in drawn], minlength=7)
     expected = scipy.stats.binom.pmf(np.arange(7), 6, 1 / 3) * 800
-    assert scipy.stats.chisquare([*sizes[:5], sizes[5:].sum()], [*expected[:5], expected[5:].sum()]).pvalue > 0.01
+    assert (
+        scipy.stats.chisquare(
+            [*sizes[:5], sizes[5:].sum()], [*expected[:5], expected[5:].sum()]
+        ).pvalue
+        > 0.01
+    )
     together = sum({1, 3} <= set(ids) for ids in drawn) / 800
     assert together == pytest.approx(1 / 9, abs=4 * math.sqrt(8 / 81 / 800))
 
@@ -381,7 +437,12 @@ def test_a_private_round_of_nobody_adds_the_noise_and_counts() -> None:
     alone = Accountant(Sampling.POISSON, 1.5)
     assert epsilons[-1] == alone.epsilon([1 / 6] * 20, 1e-3)
     empty = next(record for record in records if not record.selected)
-    assert (empty.train_loss, empty.participation_ratio, empty.bytes_up, empty.trained) == (None, 0, 0, 0)
+    assert (empty.train_loss, empty.participation_ratio, empty.bytes_up, empty.trained) == (
+        None,
+        0,
+        0,
+        0,
+    )
 
 
 @pytest.mark.usefixtures("silent")
@@ -408,7 +469,9 @@ def test_a_private_run_goes_on_exactly_from_any_round() -> None:
         ]
 
 
-def test_rounds_in_which_no_update_arrives_or_is_finite_count_and_those_without_clients_do_not() -> None:
+def test_rounds_in_which_no_update_arrives_or_is_finite_count_and_those_without_clients_do_not() -> (
+    None
+):
     everybody = Random(toy_population([1] * 6, 6, 3), mode="uniform")
     with_nan = run_of(everybody, dp(), broken=range(6))
     records = list(with_nan)
@@ -418,7 +481,9 @@ def test_rounds_in_which_no_update_arrives_or_is_finite_count_and_those_without_
     assert [len(record.late or ()) for record in list(late)] == [6] * 3
     absent = run_of(everybody, dp(), availability=Nobody(1, 3))
     found = [record.epsilon for record in absent]
-    expected = [Accountant(Sampling.FIXED_SIZE, 1.5).epsilon([1.0] * count, 1e-3) for count in range(4)]
+    expected = [
+        Accountant(Sampling.FIXED_SIZE, 1.5).epsilon([1.0] * count, 1e-3) for count in range(4)
+    ]
     assert [record.epsilon for record in records] == expected[1:]
     assert late.components.aggregator.epsilon_spent == expected[3]
     assert found == [expected[0], expected[1], expected[1]]
@@ -426,7 +491,12 @@ def test_rounds_in_which_no_update_arrives_or_is_finite_count_and_those_without_
 
 @pytest.mark.parametrize("engine", ["sequential", "native"])
 def test_engines_agree_on_cohorts_of_any_size(fedsim: Run, tmp_path: Path, engine: str) -> None:
-    words = ["selector=poisson", "aggregator=dp_fedavg", "aggregator.noise_multiplier=0.01", "cohort_size=1"]
+    words = [
+        "selector=poisson",
+        "aggregator=dp_fedavg",
+        "aggregator.noise_multiplier=0.01",
+        "cohort_size=1",
+    ]
     words += ["num_rounds=12", "num_clients=6"]
     for name in ("batched", engine):
         assert fedsim(*words, f"engine={name}", f"name={name}") == 0
@@ -439,12 +509,19 @@ def test_engines_agree_on_cohorts_of_any_size(fedsim: Run, tmp_path: Path, engin
 
 # --- what the user sees -----------------------------------------------------------------------------------------------
 
-SCREEN = ("aggregator=dp_fedavg", "tracker=default", "tracker.wandb.mode=disabled", "tracker.console.progress=false")
+SCREEN = (
+    "aggregator=dp_fedavg",
+    "tracker=default",
+    "tracker.wandb.mode=disabled",
+    "tracker.console.progress=false",
+)
 EXCHANGED = "epsilon is that of exchanging one client for another"
 ADDED = "epsilon is that of adding or removing one client"
 
 
-@pytest.mark.parametrize(("selector", "words"), [("random", EXCHANGED), ("poisson", ADDED), ("full", ADDED)])
+@pytest.mark.parametrize(
+    ("selector", "words"), [("random", EXCHANGED), ("poisson", ADDED), ("full", ADDED)]
+)
 def test_epsilon_is_in_records_summary_and_on_the_screen(
     fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], selector: str, words: str
 ) -> None:
@@ -457,7 +534,9 @@ def test_epsilon_is_in_records_summary_and_on_the_screen(
     assert f"epsilon {spent[-1]:.4g} of each client" in screen
 
 
-@pytest.mark.parametrize("selector", ["power_of_choice", "round_robin", "md aggregator.denominator=5"])
+@pytest.mark.parametrize(
+    "selector", ["power_of_choice", "round_robin", "md aggregator.denominator=5"]
+)
 def test_no_epsilon_is_recorded_where_selections_are_not_of_equal_chances(
     fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], selector: str
 ) -> None:
@@ -484,7 +563,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_what_does_not_go_together_is_refused_before_the_run(fedsim: Run, tmp_path: Path, words: str) -> None:
+def test_what_does_not_go_together_is_refused_before_the_run(
+    fedsim: Run, tmp_path: Path, words: str
+) -> None:
     assert REFUSED[words] in refused(fedsim, tmp_path, *words.split())
 
 
@@ -492,7 +573,14 @@ def test_private_runs_need_their_package_and_a_model_without_running_statistics(
     fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norms = ["model=logistic", "model._target_=tests.goldens.Norms"]
-    with search_path(), pytest.raises(ConfigError, match=r"DPFedAvg'.* running statistics, as 1\.running_mean: var"):
+    with (
+        search_path(),
+        pytest.raises(
+            ConfigError, match=r"DPFedAvg'.* running statistics, as 1\.running_mean: var"
+        ),
+    ):
         build(plan_of("aggregator=dp_fedavg", *norms))
     monkeypatch.setattr("fedsim.rounds.robust.find_spec", lambda name: None)
-    assert "pip install 'fedsim-selection[privacy]'" in refused(fedsim, tmp_path, "aggregator=dp_fedavg")
+    assert "pip install 'fedsim-selection[privacy]'" in refused(
+        fedsim, tmp_path, "aggregator=dp_fedavg"
+    )

@@ -22,38 +22,70 @@ from fedsim.search.race import Race, Settings, accuracy_of, stops
 
 pytestmark = pytest.mark.usefixtures("stop")
 NAMES, SEEDS, SETTINGS = "abcdef", 12, 3
-WORDS = ["num_rounds=2", "local.steps=8", "local.batch_size=16", "engine=native", "num_clients=6", "cohort_size=1"]
-WORDS += ["optimizer.lr=0.3", "seed=range(5)", "selector=random,full,round_robin", "tracker=files_only"]
+WORDS = [
+    "num_rounds=2",
+    "local.steps=8",
+    "local.batch_size=16",
+    "engine=native",
+    "num_clients=6",
+    "cohort_size=1",
+]
+WORDS += [
+    "optimizer.lr=0.3",
+    "seed=range(5)",
+    "selector=random,full,round_robin",
+    "tracker=files_only",
+]
 OWN = ["min_seeds=3", "batch=1", "alpha=0.4"]
 
 
 def race_of(*keep: str) -> Race:
-    words = [(f"x={x}", f"selector={m}", f"seed={s}") for x in range(SETTINGS) for m in NAMES for s in range(SEEDS)]
+    words = [
+        (f"x={x}", f"selector={m}", f"seed={s}")
+        for x in range(SETTINGS)
+        for m in NAMES
+        for s in range(SEEDS)
+    ]
     jobs: Any = [SimpleNamespace(overrides=one, choices={"selector": one[1][-1]}) for one in words]
     return Race(jobs, Settings(keep=keep))
 
 
 def stopped(made: Race, accuracies: Any) -> list[dict[str, race.Stop]]:
     """By setting, of accuracies [settings, methods, seeds]."""
-    return [stops(dict(zip(NAMES, one.tolist(), strict=True)), made.looks, made.level) for one in accuracies]
+    return [
+        stops(dict(zip(NAMES, one.tolist(), strict=True)), made.looks, made.level)
+        for one in accuracies
+    ]
 
 
 @pytest.mark.parametrize("ahead", [0.0, 0.3, 3.0])
 def test_the_best_method_is_stopped_in_at_most_a_share_alpha_of_races(ahead: float) -> None:
-    """All methods equal, and the first better than the others by .3 and 3 standard deviations, in all settings."""
+    """All methods equal, and the first better than the others by .3 and 3 standard deviations, in
+    all settings."""
     made, rng, num = race_of(), np.random.default_rng(3), 300
     assert made.level == 0.05 / (SETTINGS * (len(NAMES) - 1) * len([4, 6, 8, 10]))
-    draws = rng.normal(size=(num, SETTINGS, len(NAMES), SEEDS)) + rng.normal(size=(num, SETTINGS, 1, SEEDS))
+    draws = rng.normal(size=(num, SETTINGS, len(NAMES), SEEDS)) + rng.normal(
+        size=(num, SETTINGS, 1, SEEDS)
+    )
     draws[:, :, 0] += ahead
     found = [stopped(made, one) for one in draws]
-    assert Share(sum(any("a" in setting for setting in one) for one in found), num).p_above(0.05) > 0.001
+    assert (
+        Share(sum(any("a" in setting for setting in one) for one in found), num).p_above(0.05)
+        > 0.001
+    )
     if ahead == 3:
-        assert sum(len(setting) for one in found for setting in one) > 0.5 * num * SETTINGS * len(NAMES)
+        assert sum(len(setting) for one in found for setting in one) > 0.5 * num * SETTINGS * len(
+            NAMES
+        )
 
 
 def test_large_differences_save_more_than_half() -> None:
-    """Methods one behind the other by 10 standard deviations: all but the first are stopped, nearly all at 4 seeds."""
-    draws = np.random.default_rng(0).normal(size=(SETTINGS, len(NAMES), SEEDS)) - 10 * np.arange(len(NAMES))[:, None]
+    """Methods one behind the other by 10 standard deviations: all but the first are stopped, nearly
+    all at 4 seeds."""
+    draws = (
+        np.random.default_rng(0).normal(size=(SETTINGS, len(NAMES), SEEDS))
+        - 10 * np.arange(len(NAMES))[:, None]
+    )
     found = [stop for setting in stopped(race_of(), draws) for stop in setting.values()]
     assert sum(SEEDS - stop.seeds for stop in found) > 0.5 * draws.size
     assert {stop.by for stop in found} == {"a"}
@@ -64,9 +96,18 @@ def test_kept_methods_are_not_tested_and_what_has_no_result_is_not_compared() ->
     values = {"a": [0.9, 0.91, 0.92, 0.9, 0.2], "b": [0.1, 0.12, 0.1, 0.11, 0.9], "c": [0.99]}
     p = stats.ttest_rel(values["a"][:4], values["b"][:4], alternative="greater").pvalue
     stop = stops(values, [4], 1.1 * p)["b"]
-    assert (stop.seeds, stop.by, stop.lead, stop.p) == (4, "a", pytest.approx(0.8), pytest.approx(p))
+    assert (stop.seeds, stop.by, stop.lead, stop.p) == (
+        4,
+        "a",
+        pytest.approx(0.8),
+        pytest.approx(p),
+    )
     assert stops(values, [4], 0.9 * p) == {}
-    ends = [("done", {"smoothed_accuracy": 0.5}), ("diverged", {"smoothed_accuracy": 0.5}), ("failed", {})]
+    ends = [
+        ("done", {"smoothed_accuracy": 0.5}),
+        ("diverged", {"smoothed_accuracy": 0.5}),
+        ("failed", {}),
+    ]
     assert [accuracy_of(Outcome(*end)) for end in ends] == [0.5, 0.0, None]
 
 
@@ -83,7 +124,10 @@ def test_lanes_make_the_same_race_of_ordinary_runs(capsys: pytest.CaptureFixture
     words = [*WORDS, "partition=shards_2,iid"]
     assert race.run([*words, *OWN]) == 0
     told, runs, decided = capsys.readouterr().out, results(), decisions()
-    seeds = {name: len(method["accuracies"]) for name, method in decided["settings"]["partition=iid"].items()}
+    seeds = {
+        name: len(method["accuracies"])
+        for name, method in decided["settings"]["partition=iid"].items()
+    }
     assert seeds["random"] == seeds["full"] == 5 > seeds["round_robin"]
     assert told.startswith("30 jobs, results in outputs/default\n")
     assert f"{30 - len(runs)} of 30 runs saved" in told
@@ -121,7 +165,9 @@ def test_a_race_goes_on_after_failures_and_kills_and_runs_nothing_twice(
     assert race.run(words) == 0
     assert len(made) == len(set(made))
     decided = decisions()
-    number = sum(len(method["accuracies"]) for method in decided["settings"]["the setting"].values())
+    number = sum(
+        len(method["accuracies"]) for method in decided["settings"]["the setting"].values()
+    )
     assert number < 15
     for more, again in (([], 0), (["overwrite=true"], number), (["overwrite=true"], number)):
         made.clear()
@@ -132,15 +178,24 @@ def test_a_race_goes_on_after_failures_and_kills_and_runs_nothing_twice(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("selector=full,oort seed=0", "seed='1 of them': must be more than min_seeds=4\n    sweep over more"),
+        (
+            "selector=full,oort seed=0",
+            "seed='1 of them': must be more than min_seeds=4\n    sweep over more",
+        ),
         (
             "selector=random,oort seed=range(9)",
             "selector='oort,random': must be two that are not in keep\n    name more",
         ),
         ("selector=full,oort seed=range(9) alpha=1", r"alpha=1.0: must lie in \(0, 0.5\)"),
         ("selector=full,oort seed=range(9) batch=1,2", r"batch=\['1', '2'\]: must be an integer"),
-        ("selector=full,oort seed=range(9) keep=[rndom]", "keep='rndom': is not raced\n    selectors here: full,oort"),
-        ("selector=full,oort seed=range(9) lr=1", "lr: is not a known key\n.*keys of the race itself: alpha, batch"),
+        (
+            "selector=full,oort seed=range(9) keep=[rndom]",
+            "keep='rndom': is not raced\n    selectors here: full,oort",
+        ),
+        (
+            "selector=full,oort seed=range(9) lr=1",
+            "lr: is not a known key\n.*keys of the race itself: alpha, batch",
+        ),
     ],
 )
 def test_mistakes_are_told_before_a_run(words: str, told: str, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Random configs: damaged ones are refused as mistakes of the config or the data, sound ones compose and hash equally.
+"""Random configs: damaged ones are refused as mistakes of the config or the data, sound ones
+compose and hash equally.
 
 The short forms try the same few in each run, the long ones (`-m slow`) new ones every time.
 """
@@ -22,9 +23,17 @@ from tests.clocks import NEED_A_CLOCK
 
 SECONDS = 5
 """Of a processor, for any config."""
-TINY = ("tracker=files_only", "num_rounds=1", "local.epochs=null", "local.steps=1", "server.public_samples=20")
+TINY = (
+    "tracker=files_only",
+    "num_rounds=1",
+    "local.epochs=null",
+    "local.steps=1",
+    "server.public_samples=20",
+)
 CHECKS = list(HealthCheck)
-SHORT = settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS)
+SHORT = settings(
+    max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=CHECKS
+)
 LONG = settings(SHORT, max_examples=500, derandomize=False)
 
 
@@ -51,7 +60,14 @@ $ ${ ../../etc/passwd /etc/passwd a/b range(0,3) 1,2 choice(a,b) glob(*) interva
 fedsim.selectors.random.Random fedsim.jobs.cli.run random small full auto lanes ${oc.create:{a:1}}
 """
 KEYS = KEYS_TEXT.split()
-MORE = ("", "'{_target_: os.system}'", "${oc.create:{a: 1}}", "x" * 5000, "[" * 200 + "]" * 200, '"\\n"')
+MORE = (
+    "",
+    "'{_target_: os.system}'",
+    "${oc.create:{a: 1}}",
+    "x" * 5000,
+    "[" * 200 + "]" * 200,
+    '"\\n"',
+)
 VALUES = [*VALUES_TEXT.split(), *MORE, "'\u202eabc'", "'\u0000'", "'\ud7ff'"]
 WORDS = st.builds(
     "{}{}={}".format,
@@ -59,19 +75,60 @@ WORDS = st.builds(
     st.sampled_from(KEYS) | st.text(string.ascii_letters + "._/@:-é ", min_size=1, max_size=12),
     st.sampled_from(VALUES) | st.text(max_size=20) | st.integers().map(str) | st.floats().map(str),
 )
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10) | st.sampled_from(VALUES)
-NODES = st.recursive(SCALARS, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=8), x, max_size=3))
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=10)
+    | st.sampled_from(VALUES)
+)
+NODES = st.recursive(
+    SCALARS, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=8), x, max_size=3)
+)
 TEXTS = (
-    *("a: !!python/object/apply:os.system [touch marker]", "!!set {a, b}", "a: !!binary aGk=", "a: &a [*a]"),
-    *("? [a]\n: b", "a: *nope", "a: b: c", "\ta: 1", "- a\n- b", "a: 1\na: 2", "%YAML 9.9\n---\na: 1"),
-    *("--- 1\n--- 2", "a: 0x_", "\x00", "_target_: [1]", "_target_: os.system", "\ufeffa: 1", "a: 2001-01-01"),
-    *("defaults: 3", "defaults: [nope]", "defaults: [{a: b}]", "defaults: [_self_, _self_]", "defaults: [bad]"),
+    *(
+        "a: !!python/object/apply:os.system [touch marker]",
+        "!!set {a, b}",
+        "a: !!binary aGk=",
+        "a: &a [*a]",
+    ),
+    *(
+        "? [a]\n: b",
+        "a: *nope",
+        "a: b: c",
+        "\ta: 1",
+        "- a\n- b",
+        "a: 1\na: 2",
+        "%YAML 9.9\n---\na: 1",
+    ),
+    *(
+        "--- 1\n--- 2",
+        "a: 0x_",
+        "\x00",
+        "_target_: [1]",
+        "_target_: os.system",
+        "\ufeffa: 1",
+        "a: 2001-01-01",
+    ),
+    *(
+        "defaults: 3",
+        "defaults: [nope]",
+        "defaults: [{a: b}]",
+        "defaults: [_self_, _self_]",
+        "defaults: [bad]",
+    ),
     *("# @package ../x\na: 1", "# @package hydra.job\nname: x"),
     "_target_: fedsim.models.mlp.MLP\nhidden: .nan\ndropout: .inf",
     "_target_: fedsim.models.mlp.MLP\n1: 2\nnull: 3\ntrue: 4",
     "_target_: fedsim.models.mlp.MLP\nhidden: [1, 2]\ndropout: 0.0\n? {a: 1}\n: 2",
 )
-FILES = st.sampled_from(TEXTS) | st.text(max_size=60) | st.binary(max_size=40) | NODES.map(lambda node: f"a: {node!r}")
+FILES = (
+    st.sampled_from(TEXTS)
+    | st.text(max_size=60)
+    | st.binary(max_size=40)
+    | NODES.map(lambda node: f"a: {node!r}")
+)
 
 
 @contextmanager
@@ -96,7 +153,13 @@ def written_in(folder: Path) -> list[Path]:
 def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Imports take long, and only once."""
     with search_path():
-        build(check_jobs(compose_jobs([*TINY, f"cache_dir={tmp_path_factory.mktemp('cache')}"], multirun=False))[0])
+        build(
+            check_jobs(
+                compose_jobs(
+                    [*TINY, f"cache_dir={tmp_path_factory.mktemp('cache')}"], multirun=False
+                )
+            )[0]
+        )
 
 
 @pytest.fixture
@@ -110,7 +173,8 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def damaged(empty: Path, case: tuple[list[str], bool, str | bytes | None]) -> None:
-    """Any other exception than of a mistake in config or data is let through, and so is whatever takes too long."""
+    """Any other exception than of a mistake in config or data is let through, and so is whatever
+    takes too long."""
     words, multirun, file = case
     (empty.parent / "mine/model").mkdir(parents=True, exist_ok=True)
     if file is not None:
@@ -158,13 +222,27 @@ def sound(draw: st.DrawFn) -> list[str]:
     selector = pick(*choices("selector", "pncs_two"))
     system = pick(*choices("system", "trace", *(["none"] if selector in NEED_A_CLOCK else [])))
     return [
-        *(f"cohort_size={draw(st.integers(5 if 'krum' in aggregator else 1, 10))}", f"num_clients={clients}"),
-        *(f"seed={draw(st.integers(0, 2**40))}", f"aggregator={aggregator}", *rules.get(aggregator, [])),
+        *(
+            f"cohort_size={draw(st.integers(5 if 'krum' in aggregator else 1, 10))}",
+            f"num_clients={clients}",
+        ),
+        *(
+            f"seed={draw(st.integers(0, 2**40))}",
+            f"aggregator={aggregator}",
+            *rules.get(aggregator, []),
+        ),
         *(f"partition={partition}", *partitions.get(partition, [])),
         *(f"model={pick('logistic', 'mlp', 'mlp_64')}", f"selector={selector}", f"system={system}"),
-        *(f"optimizer={pick('sgd', 'adam')}", f"optimizer/schedule={schedule}", f"optimizer.lr={pick(1e-4, 0.1)}"),
+        *(
+            f"optimizer={pick('sgd', 'adam')}",
+            f"optimizer/schedule={schedule}",
+            f"optimizer.lr={pick(1e-4, 0.1)}",
+        ),
         f"availability={pick(*choices('availability'))}",
-        *(f"engine={pick('auto', 'batched', 'sequential')}", f"local.batch_size={draw(st.integers(1, 10**9))}"),
+        *(
+            f"engine={pick('auto', 'batched', 'sequential')}",
+            f"local.batch_size={draw(st.integers(1, 10**9))}",
+        ),
         f"local.holdout_fraction={pick(0.0, 0.2)}",
     ]
 
@@ -180,4 +258,6 @@ def composed_twice(empty: Path, words: list[str]) -> None:
 
 
 test_sound_configs_compose_equally_and_run = SHORT(given(sound())(composed_twice))
-test_five_hundred_sound_configs_compose_and_run = pytest.mark.slow(LONG(given(sound())(composed_twice)))
+test_five_hundred_sound_configs_compose_and_run = pytest.mark.slow(
+    LONG(given(sound())(composed_twice))
+)

@@ -1,4 +1,5 @@
-"""`fedsim replay`: methods choose on the models of one run as if each were a run of its own; what is made of that."""
+"""`fedsim replay`: methods choose on the models of one run as if each were a run of its own; what
+is made of that."""
 
 import itertools
 from collections import Counter
@@ -37,7 +38,9 @@ def replay_of(*words: str, methods: tuple[str, ...] = METHODS) -> Replay:
 
 def choices_of(replay: Replay) -> dict[str, list[list[int]]]:
     rows = [row for _ in range(3) for row in replay.play()[0]]
-    return {name: [row["chosen"] for row in rows if row["selector"] == name] for name in replay.methods}
+    return {
+        name: [row["chosen"] for row in rows if row["selector"] == name] for name in replay.methods
+    }
 
 
 def test_the_lead_is_the_ordinary_run_of_random_selection(fedsim: Run, tmp_path: Path) -> None:
@@ -51,11 +54,20 @@ def test_the_lead_is_the_ordinary_run_of_random_selection(fedsim: Run, tmp_path:
     assert all(torch.equal(value, model[name]) for name, value in replay.lead.params.items())
 
 
-SLOW_DEVICES = ("init_seed=per_client", "local_algorithm=fedprox", "system=lognormal", "system.over_selection=1.5")
+SLOW_DEVICES = (
+    "init_seed=per_client",
+    "local_algorithm=fedprox",
+    "system=lognormal",
+    "system.over_selection=1.5",
+)
 
 
-@pytest.mark.parametrize("words", [(), ("local_algorithm=scaffold", "aggregator=fedavgm"), SLOW_DEVICES])
-def test_methods_choose_as_if_each_were_alone_and_nothing_remembered(words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "words", [(), ("local_algorithm=scaffold", "aggregator=fedavgm"), SLOW_DEVICES]
+)
+def test_methods_choose_as_if_each_were_alone_and_nothing_remembered(
+    words: tuple[str, ...],
+) -> None:
     methods = METHODS[1:3] if words else METHODS
     found = choices_of(replay := replay_of(*words, methods=methods))
     for name, plan in plans_of(*words, methods=methods).items():
@@ -63,11 +75,15 @@ def test_methods_choose_as_if_each_were_alone_and_nothing_remembered(words: tupl
         for _ in range(3):
             alone.params, alone.simulated_time = lead.params, lead.simulated_time
             for group in ("aggregator", "local_algorithm"):
-                getattr(alone.components, group).load_state_dict(getattr(lead.components, group).state_dict())
+                getattr(alone.components, group).load_state_dict(
+                    getattr(lead.components, group).state_dict()
+                )
             chosen.append(alone.step().selected)
             lead.step()
         assert [found[name], found[name][0]] == [chosen, build(plan).simulation.step().selected]
-        assert all(torch.equal(value, alone.params[n]) for n, value in replay.methods[name].params.items())
+        assert all(
+            torch.equal(value, alone.params[n]) for n, value in replay.methods[name].params.items()
+        )
 
 
 def test_a_client_trains_once_a_round_for_all_methods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +101,22 @@ def test_a_client_trains_once_a_round_for_all_methods(monkeypatch: pytest.Monkey
 def test_what_is_remembered_answers_the_same_question_alone() -> None:
     (plan,) = plans_of(methods=("random",)).values()
     engine, params = build(plan).simulation.components.engine, build(plan).simulation.params
-    once, ids, other = TrainsOnce(engine), np.array([1, 2, 4]), {n: value + 0.01 for n, value in params.items()}
+    once, ids, other = (
+        TrainsOnce(engine),
+        np.array([1, 2, 4]),
+        {n: value + 0.01 for n, value in params.items()},
+    )
     own = [(name, (3, *params[name].shape)) for name in engine.trained]
-    shifts = [Correction(0.0, {name: torch.full(shape, size) for name, shape in own}) for size in (1.0, 2.0)]
-    questions: list[list[Any]] = [[1, 0.1], [1, 0.1, [params, other, params]], [1, 0.1, [other] * 3], [1, 0.1]]
+    shifts = [
+        Correction(0.0, {name: torch.full(shape, size) for name, shape in own})
+        for size in (1.0, 2.0)
+    ]
+    questions: list[list[Any]] = [
+        [1, 0.1],
+        [1, 0.1, [params, other, params]],
+        [1, 0.1, [other] * 3],
+        [1, 0.1],
+    ]
     questions += [[1, 0.1, None, added] for added in (*shifts, Correction(0.5))]
     questions += [[2, 0.1], [2, 0.2], [1, 0.1]]
     once.train(params, np.array([0, 2]), 1, 0.1)
@@ -108,7 +136,9 @@ def test_losses_and_percentiles_are_those_of_all_cohorts() -> None:
     moved = [engine.train(params, np.array([i]), 1, lr).delta for i in range(6)]
 
     def loss(*ids: int) -> float:
-        model = {n: value + sum(moved[i][n][0] for i in ids) / len(ids) for n, value in params.items()}
+        model = {
+            n: value + sum(moved[i][n][0] for i in ids) / len(ids) for n, value in params.items()
+        }
         experiment.model.load_state_dict(model, strict=False)
         logits = experiment.model.eval()(engine.data.x[held]).detach().double()
         return float(cross_entropy(logits, engine.data.y[held]))
@@ -118,17 +148,30 @@ def test_losses_and_percentiles_are_those_of_all_cohorts() -> None:
     for row in replay.play()[0]:
         own = losses[tuple(row["chosen"])]
         assert [row["loss"], row["best"], row["worst"]] == pytest.approx([own, *ends], rel=1e-6)
-        assert row["percentile"] == pytest.approx(100 * sum(other < own for other in losses.values()) / 15)
+        assert row["percentile"] == pytest.approx(
+            100 * sum(other < own for other in losses.values()) / 15
+        )
 
 
 def test_measures_by_hand() -> None:
-    same = {"best": 1.0, "worst": 3.0, "percentile": 0, "clients": 2, "seconds_select": 0, "bytes_asked": 0}
+    same = {
+        "best": 1.0,
+        "worst": 3.0,
+        "percentile": 0,
+        "clients": 2,
+        "seconds_select": 0,
+        "bytes_asked": 0,
+    }
     did = ([0, 1], 2.0), ([1, 2], 1.5), ([0, 1], 3.0), ([0, 1], 1.0)
-    rows = [{"chosen": chosen, "loss": loss, "available": 4, "drawn": 2, **same} for chosen, loss in did]
+    rows = [
+        {"chosen": chosen, "loss": loss, "available": 4, "drawn": 2, **same} for chosen, loss in did
+    ]
     found = Choices(["a", "b"], rows, [{"size": np.array([1.0, 2, 3, 4]), "loss": np.zeros(4)}])
     assert (found.measured["regret"].tolist(), found.order) == ([[0.75, 0.125]], [1, 0])
     assert found.apart == pytest.approx([(2 / 3 + 0) / 2])
-    pairs = [({*a}, {*b}) for a, b in itertools.product(itertools.combinations(range(4), 2), repeat=2)]
+    pairs = [
+        ({*a}, {*b}) for a, b in itertools.product(itertools.combinations(range(4), 2), repeat=2)
+    ]
     assert found.chance == pytest.approx(np.mean([len(a & b) / len(a | b) for a, b in pairs]))
     assert found.preferences["size"] == pytest.approx(np.array([[-0.8944272, -0.632455532]]))
     assert np.isnan(found.preferences["loss"]).all()
@@ -136,13 +179,19 @@ def test_measures_by_hand() -> None:
 
 def test_the_verdict_is_by_the_interval() -> None:
     regrets = np.arange(8.0)
-    assert verdict(regrets, -regrets).startswith("Regret ranks methods as real accuracy does: Kendall's tau 1.00 [1.00")
-    assert "does not predict the ranks by real accuracy: Kendall's tau -1.00" in verdict(regrets, regrets)
+    assert verdict(regrets, -regrets).startswith(
+        "Regret ranks methods as real accuracy does: Kendall's tau 1.00 [1.00"
+    )
+    assert "does not predict the ranks by real accuracy: Kendall's tau -1.00" in verdict(
+        regrets, regrets
+    )
     assert "does not predict" in verdict(regrets, -np.array([3.0, 1, 2, 5, 4, 0, 7, 6]))
     assert "is open: 4 methods" in verdict(regrets[:3], regrets[:3])
 
 
-def test_the_command_writes_whole_seeds(fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_whole_seeds(
+    fedsim: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     methods = "selector=random,round_robin,pncs,md"
     fedsim("-m", *SMALL, methods, "seed=0")
     play = Replay.play
@@ -158,7 +207,11 @@ def test_the_command_writes_whole_seeds(fedsim: Run, tmp_path: Path, monkeypatch
     folder = tmp_path / "outputs/default/replay"
     rows = (folder / "choices.jsonl").read_text().splitlines()
     assert [row[:10] for row in rows] == ['{"seed": 0'] * 12
-    assert {path.name for path in folder.glob("*.png")} == {"agreement.png", "preferences.png", "regret.png"}
+    assert {path.name for path in folder.glob("*.png")} == {
+        "agreement.png",
+        "preferences.png",
+        "regret.png",
+    }
     assert "over 4 methods" in (folder / "tables.md").read_text()
 
 

@@ -34,7 +34,11 @@ class Page(HTMLParser):
         assert self.open.pop() == tag, f"</{tag}> closes another element"
 
     def values(self, tag: str, attribute: str) -> list[str]:
-        return [value for name, attrs in self.elements if name == tag and (value := attrs.get(attribute)) is not None]
+        return [
+            value
+            for name, attrs in self.elements
+            if name == tag and (value := attrs.get(attribute)) is not None
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -50,22 +54,44 @@ def test_the_command_writes_everything(runs: Path) -> None:
     target = runs / "report"
     names = {p.relative_to(target).as_posix() for p in target.rglob("*")}
     assert {"report.html", "tables.md", "summary.json", "overview.tex", "overview.csv"} <= names
-    assert {"figures/accuracy_rounds.png", "figures/accuracy_rounds.pdf", "figures/coverage.png"} <= names
+    assert {
+        "figures/accuracy_rounds.png",
+        "figures/accuracy_rounds.pdf",
+        "figures/coverage.png",
+    } <= names
     rows = list(csv.reader((target / "pairs.csv").open()))
-    assert rows[1][1:3] == ["gpfl - random", "+0.0500"]  # the mean over both rounds, as the window is longer
-    assert json.loads((target / "summary.json").read_text())["groups"][1]["seeds"]["0"]["final_accuracy"] == 0.45
+    assert rows[1][1:3] == [
+        "gpfl - random",
+        "+0.0500",
+    ]  # the mean over both rounds, as the window is longer
+    assert (
+        json.loads((target / "summary.json").read_text())["groups"][1]["seeds"]["0"][
+            "final_accuracy"
+        ]
+        == 0.45
+    )
 
 
 def test_the_page(runs: Path) -> None:
     report = runs / "report"
     page, path = Page(report / "report.html"), report / "report.html"
-    assert {"table-overview", "table-pairs", "table-configs", "table-runs"} <= set(page.values("table", "id"))
+    assert {"table-overview", "table-pairs", "table-configs", "table-runs"} <= set(
+        page.values("table", "id")
+    )
     targets = {element.get("id") for _, element in page.elements}
     links = page.values("a", "href")
     for link in links:
-        assert link[1:] in targets if link.startswith("#") else (report / link / "config.yaml").is_file(), link
+        assert (
+            link[1:] in targets
+            if link.startswith("#")
+            else (report / link / "config.yaml").is_file()
+        ), link
     assert sum(not link.startswith("#") for link in links) == 6
-    for address in (*page.values("script", "src"), *page.values("img", "src"), *page.values("link", "href")):
+    for address in (
+        *page.values("script", "src"),
+        *page.values("img", "src"),
+        *page.values("link", "href"),
+    ):
         assert address.startswith("data:"), "the page needs no network"
     assert len(page.values("img", "src")) == len(list((report / "figures").glob("*.pdf"))) == 9
     assert "plotly.js v" in path.read_text()
@@ -73,7 +99,9 @@ def test_the_page(runs: Path) -> None:
     assert str(runs.parent) not in path.read_text()
 
 
-def test_a_page_without_figures_is_small_and_sorts_rows_by_the_numbers_of_their_cells(tmp_path: Path) -> None:
+def test_a_page_without_figures_is_small_and_sorts_rows_by_the_numbers_of_their_cells(
+    tmp_path: Path,
+) -> None:
     two_methods(tmp_path)
     write_run(tmp_path, [0.1], [[0]], choices={"selector": "afl"}, seed=1)
     assert make_report([str(tmp_path), "--no-figures"]) == 0
@@ -91,9 +119,12 @@ def test_a_page_without_figures_is_small_and_sorts_rows_by_the_numbers_of_their_
 
 
 def against(folder: Path, earlier: Any, to: Path) -> tuple[int, list[list[str]]]:
-    """The exit code and the rows of the comparison of the runs in `folder` with an earlier summary."""
+    """The exit code and the rows of the comparison of the runs in `folder` with an earlier
+    summary."""
     (to / "earlier.json").write_text(json.dumps(earlier))
-    code = make_report([str(folder), "--no-figures", "--to", str(to), "--against", str(to / "earlier.json")])
+    code = make_report(
+        [str(folder), "--no-figures", "--to", str(to), "--against", str(to / "earlier.json")]
+    )
     table = to / "against.csv"
     return code, list(csv.reader(table.open()))[1:] if table.is_file() else []
 
@@ -103,18 +134,32 @@ def test_a_report_compares_itself_with_an_earlier_one(
 ) -> None:
     values = json.loads((runs / "report" / "summary.json").read_text())
     values["groups"][1]["seeds"]["1"]["final_accuracy"] -= 0.03
-    values["groups"][1]["made_by"]["1"] = {"engine": "batched, 1 thread", "commit": "0123456789abcdef"}
+    values["groups"][1]["made_by"]["1"] = {
+        "engine": "batched, 1 thread",
+        "commit": "0123456789abcdef",
+    }
     values["verdicts"]["gone"] = "reproduced"
     code, rows = against(runs, values, tmp_path)
     unknown = "not recorded"
     engines = f"batched, 1 thread, {unknown}"
     assert code == 0
     assert rows[0] == ["random", "3", "+0.0000", "0.0000", *[unknown] * 4]
-    assert rows[1] == ["gpfl", "3", "+0.0100", "0.0300", unknown, unknown, engines, f"0123456789, {unknown}"]
+    assert rows[1] == [
+        "gpfl",
+        "3",
+        "+0.0100",
+        "0.0300",
+        unknown,
+        unknown,
+        engines,
+        f"0123456789, {unknown}",
+    ]
     assert "Verdicts that are gone: gone." in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_comparison_of_nothing_is_an_error(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_comparison_of_nothing_is_an_error(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     values = json.loads((runs / "report" / "summary.json").read_text())
     for change in ({"seeds": {"10": {"final_accuracy": 0.5}}}, {"config": "0"}):
         earlier = {**values, "groups": [{**group, **change} for group in values["groups"]]}
@@ -129,25 +174,37 @@ def test_against_tells_groups_apart_whose_configs_compare_as_equal(tmp_path: Pat
     for accuracy, path in ((0.9, "/d/a"), (0.3, "/d/b")):
         write_run(folder / path[1:], [accuracy] * 2, [[0], [1]], dataset={"path": path})
     assert make_report([str(folder), "--no-figures"]) == 0
-    code, rows = against(folder, json.loads((folder / "report" / "summary.json").read_text()), tmp_path)
+    code, rows = against(
+        folder, json.loads((folder / "report" / "summary.json").read_text()), tmp_path
+    )
     assert (code, [row[2:4] for row in rows]) == (0, [["+0.0000", "0.0000"]] * 2)
 
 
 def test_a_report_of_some_of_the_runs(runs: Path, tmp_path: Path) -> None:
-    some = {"selector=*": 2, "selector=x,g*": 1, "selector=random --where num_rounds=2": 1, "seed=0,3": 2}
+    some = {
+        "selector=*": 2,
+        "selector=x,g*": 1,
+        "selector=random --where num_rounds=2": 1,
+        "seed=0,3": 2,
+    }
     for words, rows in some.items():
         where = ["--where", *words.split()]
         assert make_report([str(runs), "--no-figures", "--to", str(tmp_path), *where]) == 0
         assert len(json.loads((tmp_path / "summary.json").read_text())["groups"]) == rows
 
 
-def test_a_folder_without_runs_is_told(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_runs_is_told(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     absent = str(tmp_path / "absent.json")
     for words, told in (
         ([str(tmp_path)], "no finished run"),
         ([str(runs), "--no-figures", "--to", str(tmp_path), "--against", absent], "--against"),
         (["nonsense", "--output-dir", str(tmp_path)], "neither a folder nor a preset"),
-        ([str(runs), "--where", "selector=oort,"], "selector=oort,: holds of no run; there are gpfl, random"),
+        (
+            [str(runs), "--where", "selector=oort,"],
+            "selector=oort,: holds of no run; there are gpfl, random",
+        ),
         ([str(runs), "--where", "nonsense"], "nonsense: holds of no run; none has a nonsense"),
     ):
         assert make_report(words) == 3

@@ -22,31 +22,54 @@ def only(folder: Path) -> Ablation:
 
 def write_gpfl(folder: Path, seed: int, final: float, **config: Any) -> None:
     selector = {"_target_": "gpfl", "exploration": config}
-    write_run(folder / str(config), [final], [[0]], seed=seed, selector=selector, choices={"selector": "gpfl"})
+    write_run(
+        folder / str(config),
+        [final],
+        [[0]],
+        seed=seed,
+        selector=selector,
+        choices={"selector": "gpfl"},
+    )
 
 
 def alphas(folder: Path) -> None:
-    """gpfl with three alphas at three seeds, the best of which is 0.2, told apart from 0.1 alone; random selection."""
+    """gpfl with three alphas at three seeds, the best of which is 0.2, told apart from 0.1 alone;
+    random selection."""
     for seed, noise in enumerate((0.0, 0.01, 0.03)):
         write_run(folder / "random", [0.4], [[0]], seed=seed)
         for alpha, final in ((0.1, 0.3 + noise), (0.2, 0.5 + noise), (0.4, 0.55 - 2 * noise)):
             write_gpfl(folder, seed, final, value=alpha)
 
 
-def test_a_line_and_its_figure_have_means_the_best_value_and_those_level_with_it(tmp_path: Path) -> None:
+def test_a_line_and_its_figure_have_means_the_best_value_and_those_level_with_it(
+    tmp_path: Path,
+) -> None:
     alphas(tmp_path)
     ablation = only(tmp_path)
     assert (ablation.keys, list(ablation.lines)) == (("selector.alpha",), [("", "gpfl")])
     (points,) = ablation.lines.values()
-    assert [point.mean.mean for point in points] == pytest.approx([0.31333, 0.51333, 0.52333], abs=1e-4)
+    assert [point.mean.mean for point in points] == pytest.approx(
+        [0.31333, 0.51333, 0.52333], abs=1e-4
+    )
     assert [point.best for point in points] == [False, False, True]
     assert [point.level for point in points] == [False, True, False]
-    # differences to the best: .25, .22, .16 and .05, .02, -.04: t = 7.94 and .378, p = .0155, doubled, and .742
-    assert [point.p_value for point in points] == pytest.approx([0.0309, 0.7418, float("nan")], abs=1e-3, nan_ok=True)
+    # differences to the best: .25, .22, .16 and .05, .02, -.04: t = 7.94 and .378, p = .0155,
+    # doubled, and .742
+    assert [point.p_value for point in points] == pytest.approx(
+        [0.0309, 0.7418, float("nan")], abs=1e-3, nan_ok=True
+    )
     table = ablation.table()
     assert list(table.header) == ["", "run", "alpha=0.1", "alpha=0.2", "alpha=0.4"]
-    assert list(table.rows[0]) == ["", "gpfl", "0.3133 ± 0.0379", "0.5133 ± 0.0379 ≈", "0.5233 ± 0.0759"]
-    assert "| gpfl | 0.3133 ± 0.0379 | 0.5133 ± 0.0379 ≈ | **0.5233 ± 0.0759** |" in table.markdown()
+    assert list(table.rows[0]) == [
+        "",
+        "gpfl",
+        "0.3133 ± 0.0379",
+        "0.5133 ± 0.0379 ≈",
+        "0.5233 ± 0.0759",
+    ]
+    assert (
+        "| gpfl | 0.3133 ± 0.0379 | 0.5133 ± 0.0379 ≈ | **0.5233 ± 0.0759** |" in table.markdown()
+    )
     assert r"0.5133 $\pm$ 0.0379 $\approx$ & \textbf{0.5233 $\pm$ 0.0759} \\" in table.latex()
     assert ",0.5233 ± 0.0759\n" in table.csv()
     (plot,) = ablation_plots([ablation])
@@ -75,17 +98,26 @@ def test_two_numbers_make_a_map_and_two_through_a_common_value_lines(tmp_path: P
     ablation = only(tmp_path / "map")
     assert ablation.keys == ("cohort_size", "lr")
     (points,) = ablation.lines.values()
-    (best,) = [dict(zip(ablation.keys, point.values, strict=True)) for point in points if point.best]
+    (best,) = [
+        dict(zip(ablation.keys, point.values, strict=True)) for point in points if point.best
+    ]
     assert best["cohort_size"] == 3
     (plot,) = ablation_plots([ablation])
     ax = plot.figure.axes[0]
-    framed = [text.get_text() for text in ax.texts if text.get_bbox_patch().get_edgecolor()[:3] != (0, 0, 0)]  # type: ignore[union-attr]
+    framed = [
+        text.get_text()
+        for text in ax.texts
+        if text.get_bbox_patch().get_edgecolor()[:3] != (0, 0, 0)
+    ]  # type: ignore[union-attr]
     assert len(ax.texts) == 9
     assert framed == [f"{max(point.mean.mean for point in points):.3f}"]
     assert len(ax.patches) == sum(point.level for point in points) == 1
     assert len(ablation.table().rows) == 3
     write_grid(tmp_path / "cross", [cell for cell in cells if 0.2 in cell or 1 in cell])
-    found = [(one.keys, *map(len, one.lines.values())) for one in find_ablations(groups_of(tmp_path / "cross"))]
+    found = [
+        (one.keys, *map(len, one.lines.values()))
+        for one in find_ablations(groups_of(tmp_path / "cross"))
+    ]
     assert sorted(found) == [(("cohort_size",), 3), (("lr",), 3)]
 
 
@@ -93,15 +125,21 @@ def test_each_method_and_setting_has_its_line(tmp_path: Path) -> None:
     for lr in (1, 2, 3):
         for selector in ("random", "gpfl"):
             for shards in (2, 10):
-                setting: dict[str, Any] = {"choices": {"selector": selector}, "partition": {"shards": shards}}
+                setting: dict[str, Any] = {
+                    "choices": {"selector": selector},
+                    "partition": {"shards": shards},
+                }
                 write_run(tmp_path / str(shards), [0.1 * lr], [[0]], lr=lr, **setting)
-    lines = [(f"shards={shards}", selector) for shards in (2, 10) for selector in ("random", "gpfl")]
+    lines = [
+        (f"shards={shards}", selector) for shards in (2, 10) for selector in ("random", "gpfl")
+    ]
     assert sorted(only(tmp_path).lines) == sorted(lines)
     assert [list(panel.lines) for panel in only(tmp_path).panels] == [["random", "gpfl"]] * 2
 
 
 def test_numbers_that_change_together_are_one_and_two_values_are_none(tmp_path: Path) -> None:
-    """A truth value is no number: it makes lines of its own. A choice that sets a number does not name its line."""
+    """A truth value is no number: it makes lines of its own. A choice that sets a number does not
+    name its line."""
     for value in (1, 2, 3):
         config: dict[str, Any] = {"cohort_size": value, "twice": {"it": 2 * value}}
         write_run(tmp_path / "two" / str(value), [0.1], [[0]], flag=value > 1, **config)
@@ -112,12 +150,16 @@ def test_numbers_that_change_together_are_one_and_two_values_are_none(tmp_path: 
     ablation = only(tmp_path / "three")
     assert ablation.keys == ("cohort_size",)
     assert list(ablation.lines) == [("", "random"), ("", "random (b1)")]
-    assert [[point.level for point in points] for points in ablation.lines.values()] == [[True, True, False]] * 2
+    assert [[point.level for point in points] for points in ablation.lines.values()] == [
+        [True, True, False]
+    ] * 2
 
 
 def test_the_axis_is_that_on_which_close_values_are_further_apart() -> None:
     assert all(map(is_logarithmic, ([1, 2, 4], [0.1, 0.5, 3], [0, 0.01, 0.1, 1])))
-    assert not any(map(is_logarithmic, ([1, 2, 3], [0, 2, 4, 6], [-1, 0, 1, 10], [-1, 0, 1], [-3, -2, -1])))
+    assert not any(
+        map(is_logarithmic, ([1, 2, 3], [0, 2, 4, 6], [-1, 0, 1, 10], [-1, 0, 1], [-3, -2, -1]))
+    )
 
 
 def test_the_report_shows_ablations_after_the_curves_and_the_api_the_same(

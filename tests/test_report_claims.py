@@ -23,7 +23,8 @@ def judge(cases: Cases, *claims: Claim) -> list[Judged]:
 
 
 def verdict(folder: Path, about: dict[str, str], measure: str, **form: Any) -> str | None:
-    """The verdict on a claim as if it were the only one of its paper; None if there are no runs that it is about."""
+    """The verdict on a claim as if it were the only one of its paper; None if there are no runs
+    that it is about."""
     judged = judge(Cases(groups_of(folder)), Claim("a", "", "", about, measure, **form))
     return judged[0].verdict if judged else None
 
@@ -31,14 +32,36 @@ def verdict(folder: Path, about: dict[str, str], measure: str, **form: Any) -> s
 def test_claims_among_the_parts_of_a_selector_and_among_numbers(tmp_path: Path) -> None:
     for seed in range(3):
         for rho, part, accuracy in ((1.0, "convex", 0.6), (0.5, "linear", 0.5)):
-            choices = {"selector": "fedabc", "dataset": "digits", "partition": "iid", "selector/threshold": part}
-            write_run(tmp_path / "parts", [accuracy], [[0]], seed=seed, lr=rho, summary={"choices": choices})
+            choices = {
+                "selector": "fedabc",
+                "dataset": "digits",
+                "partition": "iid",
+                "selector/threshold": part,
+            }
+            write_run(
+                tmp_path / "parts",
+                [accuracy],
+                [[0]],
+                seed=seed,
+                lr=rho,
+                summary={"choices": choices},
+            )
             write_run(tmp_path / "numbers", [accuracy], [[0]], seed=seed, lr=rho)
     assert {g.name for g in groups_of(tmp_path / "parts")} == {"convex", "linear"}
     about, among = {"selector/threshold": "convex"}, "selector/threshold"
-    assert verdict(tmp_path / "parts", about, FINAL, gain=0.1, others=["linear"], among=among) == YES
-    assert verdict(tmp_path / "parts", about, FINAL, gain=0.05, others=["linear", "concave"], among=among) == NONE
-    assert verdict(tmp_path / "numbers", {"lr": "1"}, FINAL, gain=0.1, others=["0.50"], among="lr") == YES
+    assert (
+        verdict(tmp_path / "parts", about, FINAL, gain=0.1, others=["linear"], among=among) == YES
+    )
+    assert (
+        verdict(
+            tmp_path / "parts", about, FINAL, gain=0.05, others=["linear", "concave"], among=among
+        )
+        == NONE
+    )
+    assert (
+        verdict(tmp_path / "numbers", {"lr": "1"}, FINAL, gain=0.1, others=["0.50"], among="lr")
+        == YES
+    )
 
 
 def test_claims_against_runs(tmp_path: Path) -> None:
@@ -59,7 +82,8 @@ def test_claims_against_runs(tmp_path: Path) -> None:
         (NO, GPFL, COVER, {"value": 1, "tolerance": 0.5}),
         (NONE, GPFL, COVER, {"value": 2, "tolerance": 1}),  # of two rounds
         ("undecided", GPFL, COVER, {"value": 1, "tolerance": 1}),
-        # a run that ends before a bound says nothing: two rounds, in which random never covers all clients
+        # a run that ends before a bound says nothing: two rounds, in which random never covers all
+        # clients
         (NONE, RANDOM, COVER, {"at_least": 80}),
         (NO, RANDOM, COVER, {"at_most": 2}),
         (NONE, RANDOM, COVER, {"at_most": 3}),
@@ -77,16 +101,36 @@ def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
     for seed in range(3):
         for shards, gain in ((1, 0.06), (2, 0.02), (5, 0.01)):
             for selector, more in (("fedabc", gain), ("top_loss_7", 0.0), ("full", gain)):
-                accuracy = 0.5 + 0.01 * seed + 0.01 * shards + more + 0.001 * (seed == 1) * (selector == "fedabc")
+                accuracy = (
+                    0.5
+                    + 0.01 * seed
+                    + 0.01 * shards
+                    + more
+                    + 0.001 * (seed == 1) * (selector == "fedabc")
+                )
                 choices, partition = {"selector": selector}, {"shards": shards}
-                write_run(tmp_path / str(shards), [accuracy], [[0]], seed=seed, choices=choices, partition=partition)
+                write_run(
+                    tmp_path / str(shards),
+                    [accuracy],
+                    [[0]],
+                    seed=seed,
+                    choices=choices,
+                    partition=partition,
+                )
     over: dict[str, Any] = {"pooled_over": "partition.shards", "values": ["1", "2", "5"]}
     level: dict[str, Any] = {"level_with": 0.01, "all_pairs": True, **over}
-    assert verdict(tmp_path, FEDABC, FINAL, gain=0.03, others=["top_loss_7"], **over) == YES  # their mean
-    assert verdict(tmp_path, FEDABC, FINAL, gain=0.035, others=["top_loss_7"], **over) == BY_DIRECTION
+    assert (
+        verdict(tmp_path, FEDABC, FINAL, gain=0.03, others=["top_loss_7"], **over) == YES
+    )  # their mean
+    assert (
+        verdict(tmp_path, FEDABC, FINAL, gain=0.035, others=["top_loss_7"], **over) == BY_DIRECTION
+    )
     assert verdict(tmp_path, FEDABC, FINAL, others=["full"], **level) == YES
     assert verdict(tmp_path, FEDABC, FINAL, others=["full", "top_loss_7"], **level) == NO
-    assert verdict(tmp_path, FEDABC, FINAL, gain=0.03, others=["full"], pooled_over="lr", values=["5"]) == NONE
+    assert (
+        verdict(tmp_path, FEDABC, FINAL, gain=0.03, others=["full"], pooled_over="lr", values=["5"])
+        == NONE
+    )
     rows = results.pooled_pairs(make_panels(groups_of(tmp_path))).rows
     assert [row[:4] for row in rows] == [
         ["", "full - fedabc", "3", "-0.0003"],
@@ -100,7 +144,9 @@ def test_claims_about_trends(tmp_path: Path) -> None:
         for lr, gain in ((0.1, 0.05), (0.5, 0.02), (1.0, 0.0)):
             for selector, more in (("fedabc", gain), ("top_loss_7", 0.0)):
                 accuracy = 0.5 + 0.01 * seed + 0.3 * lr + more + 0.001 * (seed == 1) * (lr == 0.5)
-                write_run(tmp_path, [accuracy], [[0]], seed=seed, lr=lr, choices={"selector": selector})
+                write_run(
+                    tmp_path, [accuracy], [[0]], seed=seed, lr=lr, choices={"selector": selector}
+                )
     along: dict[str, Any] = {"grows_with": "lr", "values": ["0.1", "0.5", "1.0"]}
     gap = {**along, "minus": {"selector": "top_loss_7"}}
     assert verdict(tmp_path, FEDABC, FINAL, **along) == YES
@@ -109,7 +155,9 @@ def test_claims_about_trends(tmp_path: Path) -> None:
     assert verdict(tmp_path, FEDABC, FINAL, grows_with="lr", values=["0.1", "5"]) == NONE
 
 
-def test_tests_are_corrected_within_what_a_paper_says_in_one_place_of_one_quantity(tmp_path: Path) -> None:
+def test_tests_are_corrected_within_what_a_paper_says_in_one_place_of_one_quantity(
+    tmp_path: Path,
+) -> None:
     """Rows that were added after runs had been seen do not change the others."""
     two_methods(tmp_path)
     first = next(tmp_path.glob("gpfl-*-1-*"))  # one difference of .09 in place of .05
@@ -123,20 +171,35 @@ def test_tests_are_corrected_within_what_a_paper_says_in_one_place_of_one_quanti
         assert (found[0].evidence == alone.evidence) is after
     assert (alone.verdict, found[0].verdict) == (YES, "undecided")
     places = [("Fig. 2", FINAL), ("Fig. 1", "mean_accuracy")] * 5
-    more = [replace(claim, id=f"{i}", where=where, measure=name) for i, (where, name) in enumerate(places)]
+    more = [
+        replace(claim, id=f"{i}", where=where, measure=name)
+        for i, (where, name) in enumerate(places)
+    ]
     found = judge(cases, claim, *more)
     assert (found[0].tests, found[0].verdict, found[0].over_paper) == (1, YES, "undecided")
     assert (found[1].tests, found[1].verdict) == (5, "undecided")
 
 
 def test_readings_of_a_method_and_presets_are_about_the_same_statement() -> None:
-    every = [one for publication in published.publications() for one in (*publication.numbers, *publication.claims)]
+    every = [
+        one
+        for publication in published.publications()
+        for one in (*publication.numbers, *publication.claims)
+    ]
     of = {one.id: one.statement for one in every}
     assert len(of) == len(every)
-    assert of["gpfl.t2/gpfl/2SPC 100 %"] == of["gpfl.t2/gpfl_official/2SPC 100 %"] == of["gpfl.code/gpfl/2SPC 100 %"]
+    assert (
+        of["gpfl.t2/gpfl/2SPC 100 %"]
+        == of["gpfl.t2/gpfl_official/2SPC 100 %"]
+        == of["gpfl.code/gpfl/2SPC 100 %"]
+    )
     assert of["gpfl.t2/fedcor/1SPC 100 %"] == of["gpfl.code/fedcor_gpfl/1SPC 100 %"]
     assert of["gpfl.t1.cifar10/gpfl_1spc/samples"] == of["gpfl.t1.cifar10/gpfl_dir/samples"]
-    assert of["gpfl.gain.1SPC.gpfl"] == of["gpfl.gain.1SPC.gpfl_official"] == of["gpfl.code.gain.1SPC.gpfl"]
+    assert (
+        of["gpfl.gain.1SPC.gpfl"]
+        == of["gpfl.gain.1SPC.gpfl_official"]
+        == of["gpfl.code.gain.1SPC.gpfl"]
+    )
     assert of["gpfl.t2.deviation/gpfl/2SPC"] != of["gpfl.t2.deviation/fedcor/2SPC"]  # both are .04
     assert of["gpfl.gain.1SPC.gpfl"] != of["gpfl.gain.2SPC.gpfl"]
     assert of["gpfl.peak.random"] != of["gpfl.peak.power_of_choice_d10"]

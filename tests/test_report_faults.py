@@ -1,4 +1,5 @@
-"""Reports of damaged records, which are left out with a line each, and of texts that are rare and yet legal."""
+"""Reports of damaged records, which are left out with a line each, and of texts that are rare and
+yet legal."""
 
 import csv
 import io
@@ -25,7 +26,13 @@ from fedsim.running.process import tell
 from fedsim.tracking.tables import tell_line
 from tests.report_toys import make_report, only_run, two_methods, write_partition, write_run
 
-OF_A_RECORD = {"round": 1, "selected": [0], "test_accuracy": 0.5, "participation_ratio": 0.25, "coverage": 0.25}
+OF_A_RECORD = {
+    "round": 1,
+    "selected": [0],
+    "test_accuracy": 0.5,
+    "participation_ratio": 0.25,
+    "coverage": 0.25,
+}
 OF_A_RECORD |= {"bytes_down": 10, "bytes_up": 10}
 
 
@@ -35,47 +42,113 @@ def of_three_rounds(change: Callable[[list[str]], list[str]]) -> str:
 
 
 def with_value(name: str, value: object) -> str:
-    return of_three_rounds(lambda lines: [lines[0], json.dumps(OF_A_RECORD | {"round": 2, name: value}), lines[2]])
+    return of_three_rounds(
+        lambda lines: [lines[0], json.dumps(OF_A_RECORD | {"round": 2, name: value}), lines[2]]
+    )
 
 
 NO_SUMMARY, NO_CONFIG = "summary.json is not that of a run", "config.yaml is not that of a run"
 NO_RECORD = "metrics.jsonl holds lines that are not records of rounds"
 DAMAGED = [
-    *((SUMMARY, text, NO_SUMMARY) for text in ("{}", '"done"', '{"status": 1}', '{"status": "done"}')),
+    *(
+        (SUMMARY, text, NO_SUMMARY)
+        for text in ("{}", '"done"', '{"status": 1}', '{"status": "done"}')
+    ),
     *((SUMMARY, text, "summary.json is no JSON") for text in ("", "[" * 100_000)),
-    *((CONFIG, text, NO_CONFIG) for text in ("- 1", "seed: x", "{seed: true, num_clients: 4, num_rounds: 3}")),
-    *((CONFIG, f"{{seed: 0, num_clients: 4, num_rounds: 3, {text}}}", NO_CONFIG) for text in ("cohort_size: [1]",)),
-    *((CONFIG, text, "config.yaml is no YAML") for text in ("{", "[" * 100_000, "a: &a [*a]", "a: &a {}\nb: *a")),
+    *(
+        (CONFIG, text, NO_CONFIG)
+        for text in ("- 1", "seed: x", "{seed: true, num_clients: 4, num_rounds: 3}")
+    ),
+    *(
+        (CONFIG, f"{{seed: 0, num_clients: 4, num_rounds: 3, {text}}}", NO_CONFIG)
+        for text in ("cohort_size: [1]",)
+    ),
+    *(
+        (CONFIG, text, "config.yaml is no YAML")
+        for text in ("{", "[" * 100_000, "a: &a [*a]", "a: &a {}\nb: *a")
+    ),
     *(
         (CONFIG, text, "config.yaml holds what no run writes")
         for text in ("1: 2", "a: 2020-01-01", "a: .inf", "!!set {a}")
     ),
     (METRICS, "", "metrics.jsonl holds 0 of 3 rounds"),
     (METRICS, of_three_rounds(lambda lines: lines[:2]), "metrics.jsonl holds 2 of 3 rounds"),
-    (METRICS, of_three_rounds(lambda lines: [*lines, "5"]), "metrics.jsonl, line 4 is not a record"),
-    (METRICS, of_three_rounds(lambda lines: [*lines, lines[0][:9]]), "metrics.jsonl, line 4 is not a record"),
-    (METRICS, of_three_rounds(lambda lines: ["[" * 100_000, *lines]), "metrics.jsonl, line 1 is not a record"),
-    (METRICS, of_three_rounds(lambda lines: lines[::-1]), "metrics.jsonl has round 3 where round 1 belongs"),
-    (METRICS, of_three_rounds(lambda lines: [lines[0], *lines]), "metrics.jsonl has round 1 where round 2 belongs"),
-    (METRICS, of_three_rounds(lambda lines: [lines[0], lines[0], lines[2]]), "has round 1 where round 2 belongs"),
-    (METRICS, of_three_rounds(lambda lines: ['{"round": 1}', *lines[1:]]), f"{NO_RECORD} (selected)"),
-    *((METRICS, with_value("test_accuracy", value), f"{NO_RECORD} (test_accuracy)") for value in ("0.5", True, [0.5])),
-    *((METRICS, with_value("selected", value), f"{NO_RECORD} (selected)") for value in (None, 0, ["0"], [0.5], [[0]])),
+    (
+        METRICS,
+        of_three_rounds(lambda lines: [*lines, "5"]),
+        "metrics.jsonl, line 4 is not a record",
+    ),
+    (
+        METRICS,
+        of_three_rounds(lambda lines: [*lines, lines[0][:9]]),
+        "metrics.jsonl, line 4 is not a record",
+    ),
+    (
+        METRICS,
+        of_three_rounds(lambda lines: ["[" * 100_000, *lines]),
+        "metrics.jsonl, line 1 is not a record",
+    ),
+    (
+        METRICS,
+        of_three_rounds(lambda lines: lines[::-1]),
+        "metrics.jsonl has round 3 where round 1 belongs",
+    ),
+    (
+        METRICS,
+        of_three_rounds(lambda lines: [lines[0], *lines]),
+        "metrics.jsonl has round 1 where round 2 belongs",
+    ),
+    (
+        METRICS,
+        of_three_rounds(lambda lines: [lines[0], lines[0], lines[2]]),
+        "has round 1 where round 2 belongs",
+    ),
+    (
+        METRICS,
+        of_three_rounds(lambda lines: ['{"round": 1}', *lines[1:]]),
+        f"{NO_RECORD} (selected)",
+    ),
+    *(
+        (METRICS, with_value("test_accuracy", value), f"{NO_RECORD} (test_accuracy)")
+        for value in ("0.5", True, [0.5])
+    ),
+    *(
+        (METRICS, with_value("selected", value), f"{NO_RECORD} (selected)")
+        for value in (None, 0, ["0"], [0.5], [[0]])
+    ),
     (METRICS, with_value("bytes_up", 10.5), f"{NO_RECORD} (bytes_up)"),
     (METRICS, with_value("bytes_up", 10**400), "metrics.jsonl holds numbers that no run writes"),
     (METRICS, with_value("selected", [2**40]), "metrics.jsonl holds numbers that no run writes"),
-    *((METRICS, with_value("selected", [id]), "metrics.jsonl names clients that") for id in (-1, 4, 2**31 - 1)),
-    *((METRICS, with_value("test_accuracy", value), "test_accuracy that is out of range") for value in (49.65, -0.1)),
+    *(
+        (METRICS, with_value("selected", [id]), "metrics.jsonl names clients that")
+        for id in (-1, 4, 2**31 - 1)
+    ),
+    *(
+        (METRICS, with_value("test_accuracy", value), "test_accuracy that is out of range")
+        for value in (49.65, -0.1)
+    ),
     (METRICS, with_value("test_accuracy", float("inf")), "test_accuracy that is out of range"),
     (METRICS, with_value("coverage", float("nan")), "coverage that is out of range"),
-    (METRICS, with_value("test_accuracy", 0.6), "summary.json has smoothed_accuracy=0.5, and its rounds 0.53"),
-    (METRICS, with_value("bytes_down", 11), "summary.json has totals.bytes_down=30, and its rounds 31"),
+    (
+        METRICS,
+        with_value("test_accuracy", 0.6),
+        "summary.json has smoothed_accuracy=0.5, and its rounds 0.53",
+    ),
+    (
+        METRICS,
+        with_value("bytes_down", 11),
+        "summary.json has totals.bytes_down=30, and its rounds 31",
+    ),
 ]
 
 
-def test_damaged_runs_are_left_out_with_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_runs_are_left_out_with_a_line_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Each with the path and the reason, and the others are reported."""
-    damaged = [write_run(tmp_path / str(number), [0.5] * 3, [[0]] * 3) for number in range(len(DAMAGED))]
+    damaged = [
+        write_run(tmp_path / str(number), [0.5] * 3, [[0]] * 3) for number in range(len(DAMAGED))
+    ]
     for folder, (file, text, _) in zip(damaged, DAMAGED, strict=True):
         (folder / file).write_text(text)
     assert make_report([str(tmp_path), "--no-figures"]) == 3
@@ -89,16 +162,28 @@ def test_damaged_runs_are_left_out_with_a_line_each(tmp_path: Path, capsys: pyte
     assert [run.folder.parent.name for run in read_runs(tmp_path)] == ["sound"]
 
 
-def test_a_summary_that_contradicts_its_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = [("smoothed_accuracy", 49.65), ("best_accuracy", None), ("last_accuracy", 0.6), ("seed", 7), ("rounds", 2)]
+def test_a_summary_that_contradicts_its_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = [
+        ("smoothed_accuracy", 49.65),
+        ("best_accuracy", None),
+        ("last_accuracy", 0.6),
+        ("seed", 7),
+        ("rounds", 2),
+    ]
     told += [("coverage", 1.0), ("totals", {"bytes_down": 10, "bytes_up": 30, "train_samples": 15})]
     for name, value in told:
         write_run(tmp_path / name, [0.5] * 3, [[0]] * 3, summary={name: value})
     assert make_report([str(tmp_path), "--no-figures"]) == 3
     lines = capsys.readouterr().err.splitlines()
     for name, _ in told:
-        assert any(f"/{name}/" in line and f"summary.json has {name}" in line for line in lines), name
-    write_run(tmp_path / "interrupted", [0.5], [[0]], status="interrupted", summary={"rounds": 9})  # of no end
+        assert any(f"/{name}/" in line and f"summary.json has {name}" in line for line in lines), (
+            name
+        )
+    write_run(
+        tmp_path / "interrupted", [0.5], [[0]], status="interrupted", summary={"rounds": 9}
+    )  # of no end
     assert only_run(tmp_path).status == "interrupted"
 
 
@@ -138,7 +223,9 @@ def test_pipes_devices_and_huge_files_in_place_of_a_run_s_files(
             run = Run(path.parent, {"num_clients": 4}, {"status": "done"})
             if name == PARTITION:
                 assert run.histograms is None
-            assert f"{path.parent.name}" in (capsys.readouterr().err if name == PARTITION else str(path))
+            assert f"{path.parent.name}" in (
+                capsys.readouterr().err if name == PARTITION else str(path)
+            )
     assert make_report([str(tmp_path), "--no-figures"]) == 0
     lines = capsys.readouterr().err.splitlines()
     for name in (CONFIG, SUMMARY, METRICS):
@@ -153,7 +240,9 @@ def test_pipes_devices_and_huge_files_in_place_of_a_run_s_files(
     plant(tmp_path / "a.parquet", "pipe")
     plant(tmp_path / "summary.json", "huge")
     assert make_report([str(tmp_path / "a.parquet")]) == 3
-    assert make_report([str(whole), "--no-figures", "--against", str(tmp_path / "summary.json")]) == 3
+    assert (
+        make_report([str(whole), "--no-figures", "--against", str(tmp_path / "summary.json")]) == 3
+    )
 
 
 def plant(path: Path, kind: str) -> None:
@@ -175,28 +264,52 @@ def test_a_file_that_a_pipe_replaces_while_it_is_looked_at_does_not_hang(tmp_pat
         read_regular(tmp_path / "pipe", 10)
 
 
-def test_references_of_other_types_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_references_of_other_types_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_run(tmp_path / "x", [0.5], [[0]])
     assert make_report([str(tmp_path), "--no-figures"]) == 0
     sound = json.loads((tmp_path / "report" / "summary.json").read_text())
     (group,) = sound["groups"]
-    groups: list[object] = [1, {}, [], group | {"labels": []}, group | {"labels": {"a": {}}}, group | {"choices": 1}]
-    groups += [group | {"seeds": seeds} for seeds in ([], {"0": 1}, {"0": {}}, {"0": {"final_accuracy": "x"}})]
+    groups: list[object] = [
+        1,
+        {},
+        [],
+        group | {"labels": []},
+        group | {"labels": {"a": {}}},
+        group | {"choices": 1},
+    ]
+    groups += [
+        group | {"seeds": seeds}
+        for seeds in ([], {"0": 1}, {"0": {}}, {"0": {"final_accuracy": "x"}})
+    ]
     groups += [group | {"config": []}, group | {"made_by": {"0": 1}}]
     references = [json.dumps(sound | {"groups": [one]}) for one in groups]
-    references += [json.dumps(sound | {"groups": 5}), json.dumps(sound | {"verdicts": {"a": 1}}), "[]", "[" * 100_000]
+    references += [
+        json.dumps(sound | {"groups": 5}),
+        json.dumps(sound | {"verdicts": {"a": 1}}),
+        "[]",
+        "[" * 100_000,
+    ]
     for text in references:
         (tmp_path / "earlier.json").write_text(text)
-        assert make_report([str(tmp_path), "--no-figures", "--against", str(tmp_path / "earlier.json")]) == 3, text[
-            :200
-        ]
+        assert (
+            make_report(
+                [str(tmp_path), "--no-figures", "--against", str(tmp_path / "earlier.json")]
+            )
+            == 3
+        ), text[:200]
         assert "not the summary.json of a report" in " ".join(capsys.readouterr().err.split())
     (tmp_path / "earlier.json").write_text(json.dumps(sound))
-    assert make_report([str(tmp_path), "--no-figures", "--against", str(tmp_path / "earlier.json")]) == 0
+    assert (
+        make_report([str(tmp_path), "--no-figures", "--against", str(tmp_path / "earlier.json")])
+        == 0
+    )
 
 
 def test_three_reports_of_one_folder_at_once(tmp_path: Path) -> None:
-    """Each writes temporary files of its own; what a killed one has left is deleted when it is old."""
+    """Each writes temporary files of its own; what a killed one has left is deleted when it is
+    old."""
     two_methods(tmp_path)
     command = [
         sys.executable,
@@ -214,8 +327,13 @@ def test_three_reports_of_one_folder_at_once(tmp_path: Path) -> None:
         left.write_text("half")
         os.utime(left, (0, 0))
         (folder / "mine.tmp").write_text("mine")
-    processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(3)]
-    assert [(process.communicate()[1], process.returncode) for process in processes] == [(b"", 0)] * 3
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    assert [(process.communicate()[1], process.returncode) for process in processes] == [
+        (b"", 0)
+    ] * 3
     assert [path.name for path in tmp_path.rglob("*.tmp")] == ["mine.tmp"]
 
 
@@ -243,7 +361,14 @@ NASTY = (
         r"\input{/etc/passwd}",
         r"$\frac{$ & ~ # % _",
     ),
-    *("=HYPERLINK(1)", "@SUM(1)", "+1+cmd|' /C calc'!A0", "-2+a", "<script>alert(1)</script>", "![p](http://x)"),
+    *(
+        "=HYPERLINK(1)",
+        "@SUM(1)",
+        "+1+cmd|' /C calc'!A0",
+        "-2+a",
+        "<script>alert(1)</script>",
+        "![p](http://x)",
+    ),
     r"a\|b | c",
 )
 
@@ -255,7 +380,9 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
         console = Console(file=io.StringIO(), width=200, force_terminal=False)
         console.print(table.rich())
         shown = console.file.getvalue()  # type: ignore[attr-defined]
-        assert "[" not in text or "\x1b" in text or shown.count(text) == 4, "cells in brackets are no markup"
+        assert "[" not in text or "\x1b" in text or shown.count(text) == 4, (
+            "cells in brackets are no markup"
+        )
         for form in (shown, table.markdown(), table.latex(), table.csv()):
             assert all(c.isprintable() or c == "\n" for c in form), text
         rows = table.markdown().splitlines()[2:5]
@@ -273,7 +400,9 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
 
 
 def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
-    table = Table("t", "T", ["", "a|b", "a", "c_d"], [["", "50 %", "-", "1 ± 2"], ["", "y", "", "2"]], "note")
+    table = Table(
+        "t", "T", ["", "a|b", "a", "c_d"], [["", "50 %", "-", "1 ± 2"], ["", "y", "", "2"]], "note"
+    )
     assert table.shown.header == ["a|b", "c_d"]
     assert r"| a\|b | c_d |" in table.markdown()
     assert r"a|b & c\_d \\" in table.latex()
@@ -284,7 +413,9 @@ def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
 
 def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, text in enumerate(NASTY):
-        run = write_run(tmp_path / str(number), [0.5, 0.6], [[0], [1]], choices={"selector": f"s{number}"})
+        run = write_run(
+            tmp_path / str(number), [0.5, 0.6], [[0], [1]], choices={"selector": f"s{number}"}
+        )
         summary = json.loads((run / SUMMARY).read_text())
         summary["choices"]["selector"] = text
         (run / SUMMARY).write_text(json.dumps(summary))
@@ -296,7 +427,9 @@ def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "<script>alert" not in page
 
 
-def test_the_report_is_written_though_nobody_reads_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_written_though_nobody_reads_its_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Closed(io.StringIO):
         def write(self, text: str) -> int:
             raise BrokenPipeError

@@ -1,4 +1,5 @@
-"""Figures of reports: each curve under its own name, what is drawn by hand, and files that a paper can take."""
+"""Figures of reports: each curve under its own name, what is drawn by hand, and files that a paper
+can take."""
 
 import re
 import zlib
@@ -39,8 +40,15 @@ from tests.test_report_measures import with_clients
 
 
 def two_panels(folder: Path) -> list[Panel]:
-    """random and gpfl with 2 shards; afl, random and gpfl with 10: gpfl is second in one panel, third in the other."""
-    levels = {("random", 2): 0.1, ("gpfl", 2): 0.2, ("afl", 10): 0.3, ("random", 10): 0.4, ("gpfl", 10): 0.5}
+    """random and gpfl with 2 shards; afl, random and gpfl with 10: gpfl is second in one panel,
+    third in the other."""
+    levels = {
+        ("random", 2): 0.1,
+        ("gpfl", 2): 0.2,
+        ("afl", 10): 0.3,
+        ("random", 10): 0.4,
+        ("gpfl", 10): 0.5,
+    }
     for (selector, shards), level in levels.items():
         setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
         write_run(folder / str(shards), [level, level + 0.01], [[0, 1], [1]], **setting)
@@ -74,13 +82,19 @@ def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: 
     assert list(looks) == ["random", "afl", "gpfl"]
     wanted = [{"random": 0.1, "gpfl": 0.2}, {"random": 0.4, "afl": 0.3, "gpfl": 0.5}]
     plots = accuracy_plots(panels, looks)
-    assert [plot.name for plot in plots] == [f"accuracy_{axis}" for axis in ("rounds", "bytes", "samples", "seconds")]
+    assert [plot.name for plot in plots] == [
+        f"accuracy_{axis}" for axis in ("rounds", "bytes", "samples", "seconds")
+    ]
     for plot in plots:
         for ax, values in zip(axes_of(plot), wanted, strict=True):
             found = {str(line.get_color()): drawn(line)[0] for line in ax.get_lines()}
-            assert found == pytest.approx({looks[name]["color"]: value for name, value in values.items()})
+            assert found == pytest.approx(
+                {looks[name]["color"]: value for name, value in values.items()}
+            )
     histogram = axes_of(histogram_plot(panels, looks))[1]
-    colours = [to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in histogram.patches]
+    colours = [
+        to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in histogram.patches
+    ]
     assert [label.get_text() for label in histogram.get_yticklabels()] == list(panels[1].lines)
     assert colours == [looks[name]["color"] for name in panels[1].lines]
 
@@ -91,7 +105,9 @@ def test_many_methods_differ_in_colour_dash_or_marker_and_have_a_legend(tmp_path
     panels = panels_of(tmp_path)
     looks = make_looks(panels)
     assert len({(look["color"], look["marker"]) for look in looks.values()}) == 30
-    assert len({(look["color"], look["linestyle"]) for look in looks.values()}) == 28  # of 7 colours and 4 dashes
+    assert (
+        len({(look["color"], look["linestyle"]) for look in looks.values()}) == 28
+    )  # of 7 colours and 4 dashes
     plot = accuracy_plots(panels, looks)[0]
     assert "faintly" not in plot.caption  # single rounds are all there is
     (legend,) = plot.figure.legends
@@ -101,7 +117,9 @@ def test_many_methods_differ_in_colour_dash_or_marker_and_have_a_legend(tmp_path
     assert shown == [(look["color"], look["linestyle"], look["marker"]) for look in looks.values()]
 
 
-def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(tmp_path: Path) -> None:
+def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(
+    tmp_path: Path,
+) -> None:
     for seed in range(2):
         accuracies = [*[0.5] * 50, *[0.6 + 0.1 * seed] * 10]
         write_run(tmp_path, accuracies, [[0]] * 60, seed=seed)
@@ -120,12 +138,16 @@ def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(t
 
 
 def test_what_is_spent_until_a_round(tmp_path: Path) -> None:
-    write_run(tmp_path, [0.1, None, 0.2], [[0, 1], [1], [2]], columns={"seconds_evaluate": [50.0] * 3})
+    write_run(
+        tmp_path, [0.1, None, 0.2], [[0, 1], [1], [2]], columns={"seconds_evaluate": [50.0] * 3}
+    )
     runs = read_runs(tmp_path)
     np.testing.assert_allclose(spent_until(runs, "rounds"), [1, 2, 3])
     np.testing.assert_allclose(spent_until(runs, "bytes"), [40, 60, 80])
     np.testing.assert_allclose(spent_until(runs, "samples"), [10, 15, 20])
-    np.testing.assert_allclose(spent_until(runs, "seconds"), [4, 8, 12])  # all phases but the evaluation
+    np.testing.assert_allclose(
+        spent_until(runs, "seconds"), [4, 8, 12]
+    )  # all phases but the evaluation
     with style():
         (ax,) = axes_of(plots_of(tmp_path)[1])
         written = [ax.xaxis.get_major_formatter()(value) for value in (0, 25_700_000, 3e9)]
@@ -146,8 +168,15 @@ def test_a_single_round_has_a_marker(tmp_path: Path) -> None:
 
 
 def test_panels_and_lines_without_finished_runs_are_left_out(tmp_path: Path) -> None:
-    for shards, selector, status in ((2, "random", "done"), (2, "afl", "diverged"), (10, "random", "failed")):
-        setting: dict[str, Any] = {"choices": {"selector": selector}, "partition": {"shards": shards}}
+    for shards, selector, status in (
+        (2, "random", "done"),
+        (2, "afl", "diverged"),
+        (10, "random", "failed"),
+    ):
+        setting: dict[str, Any] = {
+            "choices": {"selector": selector},
+            "partition": {"shards": shards},
+        }
         write_run(tmp_path / str(shards), [0.1], [[0]], status=status, **setting)
     panels = panels_of(tmp_path)
     assert [(panel.title, list(panel.lines)) for panel in panels] == [("shards=2", ["random"])]
@@ -161,13 +190,18 @@ def test_participation_and_coverage_are_rows_that_cannot_hide_each_other(tmp_pat
     panels = panels_of(tmp_path)
     for plot, last in ((participation_plot(panels), 0.25), (coverage_plot(panels), 0.5)):
         ax = axes_of(plot)[0]
-        heights = [sorted({float(y) for y in mesh.get_coordinates()[..., 1].flat}) for mesh in ax.collections]  # type: ignore[attr-defined]
+        heights = [
+            sorted({float(y) for y in mesh.get_coordinates()[..., 1].flat})
+            for mesh in ax.collections
+        ]  # type: ignore[attr-defined]
         assert all(one[1] < next_one[0] for one, next_one in pairwise(heights))
         assert [label.get_text() for label in ax.get_yticklabels()] == list(panels[0].lines)
         values = [np.asarray(mesh.get_array()).ravel().tolist() for mesh in ax.collections]
         assert values[1] == [0.25, last]
         assert len(values) == 5
-    assert [text.get_text() for text in axes_of(participation_plot(panels))[0].texts] == ["25 %"] * 5
+    assert [text.get_text() for text in axes_of(participation_plot(panels))[0].texts] == [
+        "25 %"
+    ] * 5
 
 
 def test_the_maps_and_the_histogram_of_selections(tmp_path: Path) -> None:
@@ -184,11 +218,15 @@ def test_the_maps_and_the_histogram_of_selections(tmp_path: Path) -> None:
     ax = axes_of(histogram_plot(panels, make_looks(panels)))[0]
     (patch,) = ax.patches
     heights = np.asarray(patch.get_data().baseline) - np.asarray(patch.get_data().values)  # type: ignore[attr-defined]
-    np.testing.assert_allclose(heights / heights.max(), [0.5, 1, 0, 0.5])  # clients selected 0, 1, 2 and 3 times
+    np.testing.assert_allclose(
+        heights / heights.max(), [0.5, 1, 0, 0.5]
+    )  # clients selected 0, 1, 2 and 3 times
     assert [text.get_text() for text in ax.texts] == ["1 never"]
 
 
-def test_panels_of_one_division_share_its_map_of_labels_and_count_clients_in_whole_numbers(tmp_path: Path) -> None:
+def test_panels_of_one_division_share_its_map_of_labels_and_count_clients_in_whole_numbers(
+    tmp_path: Path,
+) -> None:
     histograms = [[2, 0], [3, 3], [0, 1]]
     for hidden in (1, 2):
         for shards, times in ((2, 1), (10, 2)):
@@ -201,12 +239,15 @@ def test_panels_of_one_division_share_its_map_of_labels_and_count_clients_in_who
         plot.figure.draw_without_rendering()
         maps = {ax.get_title(): ax for ax in axes_of(plot) if ax.images}
     assert list(maps) == ["s=2", "s=10"]
-    np.testing.assert_array_equal(np.asarray(maps["s=10"].images[0].get_array()), 2 * np.array(histograms).T)
+    np.testing.assert_array_equal(
+        np.asarray(maps["s=10"].images[0].get_array()), 2 * np.array(histograms).T
+    )
     assert all(float(tick).is_integer() for ax in maps.values() for tick in ax.get_xticks())
 
 
 def test_clients_are_drawn_by_rank(tmp_path: Path) -> None:
-    """Three clients of the second run have an accuracy, so the first is read at a sixth, a half and five sixths."""
+    """Three clients of the second run have an accuracy, so the first is read at a sixth, a half and
+    five sixths."""
     write_run(tmp_path / "without", [0.5], [[0]])
     panels = panels_of(tmp_path / "without")
     assert clients_plot(panels, make_looks(panels)) is None
@@ -229,7 +270,9 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
     panels, drawn = two_panels(tmp_path / "runs")[:num_panels], []
     with style():
         plots = accuracy_plots(panels, make_looks(panels))[:1]
-    monkeypatch.setattr(Figure, "draw", lambda self, renderer, draw=Figure.draw: drawn.append(draw(self, renderer)))
+    monkeypatch.setattr(
+        Figure, "draw", lambda self, renderer, draw=Figure.draw: drawn.append(draw(self, renderer))
+    )
     ((_, preview),) = save(plots, tmp_path)
     assert len(drawn) == 2  # once a file
     pdf = (tmp_path / "accuracy_rounds.pdf").read_bytes()
@@ -251,5 +294,12 @@ def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_p
     change_run(run, lambda records: [record.pop(name) for record in records for name in missing])
     panels = panels_of(tmp_path)
     names = [plot.name for plot in all_plots(panels)]
-    expected = ["accuracy_rounds", "accuracy_bytes", "coverage", "participation", "selections", "selections_rounds"]
+    expected = [
+        "accuracy_rounds",
+        "accuracy_bytes",
+        "coverage",
+        "participation",
+        "selections",
+        "selections_rounds",
+    ]
     assert names == expected

@@ -1,4 +1,5 @@
-"""Measures and tables of reports, by hand: accuracies, costs, selections, clients, the simulated clock."""
+"""Measures and tables of reports, by hand: accuracies, costs, selections, clients, the simulated
+clock."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,9 @@ def test_measures_by_hand(tmp_path: Path) -> None:
 
 
 def test_other_measures_by_hand(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", [0.01 * t for t in range(1, 41)], [[0, 1]] * 39 + [[0, 1, 2, 3]])
+    path = write_run(
+        tmp_path / "a", [0.01 * t for t in range(1, 41)], [[0, 1]] * 39 + [[0, 1, 2, 3]]
+    )
     write_partition(path, [[2, 0], [3, 3]])
     run = only_run(tmp_path / "a")
     assert measures.gain_after(run, 0.5) == pytest.approx(0.35 - 0.20)
@@ -70,20 +73,29 @@ def test_start_up_rounds_are_not_scaled(tmp_path: Path) -> None:
     def run(start_up: int) -> Run:
         path = tmp_path / str(start_up)
         told = {"start_up_rounds": start_up}
-        write_run(path, [0.1] * 5, [[0], [1], [2], [3], [0]], columns=seconds(10.0, 4.0, 1.0, 2.0, 3.0), summary=told)
+        write_run(
+            path,
+            [0.1] * 5,
+            [[0], [1], [2], [3], [0]],
+            columns=seconds(10.0, 4.0, 1.0, 2.0, 3.0),
+            summary=told,
+        )
         return only_run(path)
 
     two, none, all_of_it = run(2), run(0), run(5)
     assert measures.cost_of_rounds(two, ["seconds_train"]) == 10 + 4 + 198 * 2.0
     assert measures.cost_of_rounds(none, ["seconds_train"]) == 200 * 4.0
     assert measures.cost_of_rounds(all_of_it, ["seconds_train"]) is None
-    assert measures.cost_of_rounds(all_of_it, ["seconds_train"], rounds=3) == 15  # long enough as it is
+    assert (
+        measures.cost_of_rounds(all_of_it, ["seconds_train"], rounds=3) == 15
+    )  # long enough as it is
     assert find_measure("speed")(two) == -5 * (14 + 198 * 2)
     assert find_measure("choosing_seconds_200")(two) == 2 * (14 + 198 * 2)
 
 
 def test_costs_are_those_of_the_runs_with_their_start_up_apart(tmp_path: Path) -> None:
-    """A run of 4 rounds of which the first two, the start-up, cost 90 and 50 bytes, and the later two 10 each."""
+    """A run of 4 rounds of which the first two, the start-up, cost 90 and 50 bytes, and the later
+    two 10 each."""
     columns = {"bytes_down": [86, 46, 6, 6], "bytes_up": [4] * 4}
     columns |= {"train_samples": [600] * 4, "forward_samples": [7] * 4}
 
@@ -94,24 +106,46 @@ def test_costs_are_those_of_the_runs_with_their_start_up_apart(tmp_path: Path) -
         return dict(zip(table.header, table.rows[0], strict=True))
 
     own = {"simulated": "-", "simulated a round": "-"}  # no clock
-    own |= {"run": "random", "rounds": "4", "time": "20.0 s", "down": "144 B", "up": "16 B", "samples": "2,428"}
-    parts = {"start-up bytes": "140 B", "start-up time": "10.0 s", "bytes a round": "10 B", "time a round": "5.0 s"}
+    own |= {
+        "run": "random",
+        "rounds": "4",
+        "time": "20.0 s",
+        "down": "144 B",
+        "up": "16 B",
+        "samples": "2,428",
+    }
+    parts = {
+        "start-up bytes": "140 B",
+        "start-up time": "10.0 s",
+        "bytes a round": "10 B",
+        "time a round": "5.0 s",
+    }
     assert row(2) == {**own, "start-up rounds": "2", **parts}
     nothing = {"start-up bytes": "0 B", "start-up time": "0 ms", "bytes a round": "40 B"}
     assert row(0) == {**own, "start-up rounds": "0", **parts, **nothing}
-    assert row(4) == {**own, "start-up rounds": "4", **dict.fromkeys(parts, "-")}  # ended within its start-up
+    assert row(4) == {
+        **own,
+        "start-up rounds": "4",
+        **dict.fromkeys(parts, "-"),
+    }  # ended within its start-up
     assert row(None) == {**own, "start-up rounds": "-", **dict.fromkeys(parts, "-")}
     (times,) = tables.by_group("times", groups_of(tmp_path / "2")).rows
     assert times[:8] == ["random", "4", "20.0 s", *["4.0 s"] * 5]
 
 
-def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_comes_before_the_last_round(tmp_path: Path) -> None:
+def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_comes_before_the_last_round(
+    tmp_path: Path,
+) -> None:
     """Two methods that the last round ranks otherwise than the mean of the last 11."""
     for selector, level, last in (("random", 0.55, 0.5), ("gpfl", 0.45, 0.6)):
-        write_run(tmp_path, [*[0.0] * 5, *[level] * 10, last], [[0]] * 16, choices={"selector": selector})
+        write_run(
+            tmp_path, [*[0.0] * 5, *[level] * 10, last], [[0]] * 16, choices={"selector": selector}
+        )
     groups = groups_of(tmp_path)
     for table in (tables.by_group("overview", groups), tables.by_group("checkpoints", groups)):
-        final, last_round = (list(table.header).index(name) for name in ("final accuracy (last 11)", "last round"))
+        final, last_round = (
+            list(table.header).index(name) for name in ("final accuracy (last 11)", "last round")
+        )
         assert final < last_round
         shown = {row[0]: [row[final], row[last_round]] for row in table.rows}
         assert shown == {"random": ["0.5455", "0.5000"], "gpfl": ["0.4636", "0.6000"]}
@@ -131,9 +165,17 @@ def test_the_gini_coefficient_and_the_table_of_selections(tmp_path: Path) -> Non
 
 def measured(folder: Path, accuracies: list[float], mean: float, **config: Any) -> Path:
     """A run of two rounds, the first without an evaluation; clients 2 and 3 are never selected."""
-    aggregates = {"mean": mean, "std": 0.1, "worst_tenth": 0.2, "best_tenth": 0.9, "never_selected": None}
+    aggregates = {
+        "mean": mean,
+        "std": 0.1,
+        "worst_tenth": 0.2,
+        "best_tenth": 0.9,
+        "never_selected": None,
+    }
     columns = {f"client_accuracy_{name}": [None, value] for name, value in aggregates.items()}
-    path = write_run(folder, [None, 0.5], [[0], [1]], client_accuracy="labels", columns=columns, **config)
+    path = write_run(
+        folder, [None, 0.5], [[0], [1]], client_accuracy="labels", columns=columns, **config
+    )
     np.savez(path / CLIENTS, accuracy=np.array(accuracies))
     return path
 
@@ -147,7 +189,9 @@ def with_clients(folder: Path) -> None:
 
 def test_accuracies_by_client(tmp_path: Path) -> None:
     with_clients(tmp_path)
-    table = tables.by_group("clients", [group for group in groups_of(tmp_path) if group.name == "random"])
+    table = tables.by_group(
+        "clients", [group for group in groups_of(tmp_path) if group.name == "random"]
+    )
     (row,) = (dict(zip(table.header, cells, strict=True)) for cells in table.rows)
     assert (row["run"], row["seeds"], row["measured on"]) == ("random", "2", "labels")
     assert row["mean"].startswith("0.5000 [")
@@ -162,10 +206,19 @@ ACCURACIES = [0.2, 0.4, 0.9, 0.9, 0.9]
 LATE = [[1], [], [0, 1], [], []]
 
 
-def write_simulated(folder: Path, spent: list[float], accuracies: list[float] = ACCURACIES, **more: Any) -> Path:
+def write_simulated(
+    folder: Path, spent: list[float], accuracies: list[float] = ACCURACIES, **more: Any
+) -> Path:
     """A run of five rounds that take so many simulated seconds, a quarter of them for questions."""
-    columns = {"simulated_seconds": spent, "simulated_time": np.cumsum(spent).tolist(), "late": LATE}
-    columns |= {"simulated_seconds_ask": [one / 4 for one in spent], "wall_seconds": [1.0, 2.0, 3.0, 4.0, 5.0]}
+    columns = {
+        "simulated_seconds": spent,
+        "simulated_time": np.cumsum(spent).tolist(),
+        "late": LATE,
+    }
+    columns |= {
+        "simulated_seconds_ask": [one / 4 for one in spent],
+        "wall_seconds": [1.0, 2.0, 3.0, 4.0, 5.0],
+    }
     columns |= {"simulated_seconds_train": [3 * one / 4 for one in spent]}
     return write_run(folder, accuracies, [[0, 1]] * 5, columns=columns, **more)
 
@@ -182,21 +235,35 @@ def test_the_simulated_clock_by_hand(tmp_path: Path) -> None:
     assert not is_recorded([one, plain], AXES["simulated"].names)
     assert is_recorded([one], AXES["simulated"].names)
     (row,) = tables.by_group("times", groups_of(tmp_path / "with")).rows
-    assert row == ["random", "5", "25.0 s", *["5.0 s"] * 5, "1.0 s", "2.5 min", "37.5 s", "1.9 min", "0.60"]
+    assert row == [
+        "random",
+        "5",
+        "25.0 s",
+        *["5.0 s"] * 5,
+        "1.0 s",
+        "2.5 min",
+        "37.5 s",
+        "1.9 min",
+        "0.60",
+    ]
     table = tables.by_group("costs", groups_of(tmp_path / "with"))
     costs = dict(zip(table.header, table.rows[0], strict=True))
     assert (costs["time"], costs["simulated"]) == ("25.0 s", "2.5 min")
     groups = groups_of(tmp_path / "without")
     assert {tuple(row[6:]) for row in tables.targets(make_panels(groups)).rows} == {("-", "-")}
-    assert not [name for name in tables.by_group("times", groups).shown.header if "simulated" in name]
+    assert not [
+        name for name in tables.by_group("times", groups).shown.header if "simulated" in name
+    ]
 
 
 def test_time_to_accuracy_by_hand(tmp_path: Path) -> None:
-    """The reference's final accuracy is (.2 + .4 + 3 x .9) / 5 = .66: it is there after 60 s, the other after 30 or
-    never."""
+    """The reference's final accuracy is (.2 + .4 + 3 x .9) / 5 = .66: it is there after 60 s, the
+    other after 30 or never."""
     write_simulated(tmp_path, [10, 20, 30, 40, 50])
     for seed, accuracies in enumerate((ACCURACIES, [0.2, 0.3, 0.3, 0.3, 0.3])):
-        write_simulated(tmp_path, [5, 10, 15, 20, 25], accuracies, seed=seed, choices={"selector": "fast"})
+        write_simulated(
+            tmp_path, [5, 10, 15, 20, 25], accuracies, seed=seed, choices={"selector": "fast"}
+        )
     table = tables.targets(make_panels(groups_of(tmp_path)))
     assert table.rows[-2:] == [
         ["", "random", "0.6600", "100%", "3", "120 B", "60.0 s", "1.00"],
@@ -211,7 +278,11 @@ def test_runs_from_before_the_clock_are_those_without_one(tmp_path: Path) -> Non
     write_run(tmp_path, ACCURACIES, [[0]] * 5, seed=1, choices={"system": "none"})
     (group,) = groups_of(tmp_path)
     assert len(group.runs) == 2
-    write_simulated(tmp_path, [1, 1, 1, 1, 1], lr=0.3, choices={"system": "tiers"}, system={"latency": 0.1})
+    write_simulated(
+        tmp_path, [1, 1, 1, 1, 1], lr=0.3, choices={"system": "tiers"}, system={"latency": 0.1}
+    )
     groups = groups_of(tmp_path)
     assert [group.labels["system"] for group in groups] == ["none", "tiers"]
-    assert {row[0] for row in config_differences(groups)[0].rows} == {group.name for group in groups}
+    assert {row[0] for row in config_differences(groups)[0].rows} == {
+        group.name for group in groups
+    }

@@ -1,4 +1,5 @@
-"""What the report's page says of the runs, its links, and the data of its curves; and the page in a browser."""
+"""What the report's page says of the runs, its links, and the data of its curves; and the page in a
+browser."""
 
 import html
 import json
@@ -40,19 +41,42 @@ def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path)
         write_run(tmp_path / note[-1], [0.1], [[0]], note=note)
     text = page_of(tmp_path, name)
     assert "<b>" not in text.partition("<script>")[0]
-    data = re.search(r'<script type="application/json" id="curves-data">(.*?)</script>', text, re.DOTALL)
+    data = re.search(
+        r'<script type="application/json" id="curves-data">(.*?)</script>', text, re.DOTALL
+    )
     assert data is not None
     assert f"note={name}" in json.loads(data[1])["looks"]
 
 
 def test_the_head_says_what_was_run(tmp_path: Path) -> None:
     for seed in (0, 1, 2, 5):
-        write_run(tmp_path, [0.1, 0.2], [[0], [1]], seed=seed, cohort_size=3, status="done" if seed else "diverged")
-    facts = {"data set": "digits", "partition": "iid", "model": "mlp", "clients (N)": "4", "clients a round (K)": "3"}
-    facts |= {"rounds": "2", "seeds": "0, 1, 2, 5", "runs": "4 (1 diverged, 3 done)", "environment": "torch 1"}
+        write_run(
+            tmp_path,
+            [0.1, 0.2],
+            [[0], [1]],
+            seed=seed,
+            cohort_size=3,
+            status="done" if seed else "diverged",
+        )
+    facts = {
+        "data set": "digits",
+        "partition": "iid",
+        "model": "mlp",
+        "clients (N)": "4",
+        "clients a round (K)": "3",
+    }
+    facts |= {
+        "rounds": "2",
+        "seeds": "0, 1, 2, 5",
+        "runs": "4 (1 diverged, 3 done)",
+        "environment": "torch 1",
+    }
     assert header_facts(read_runs(tmp_path)) == facts
     rows = [row[1:5] for row in runs_table(groups_of(tmp_path)).rows]
-    assert rows == [["0", "diverged", "-", "-"], *([seed, "done", "0.1500", "0.2000"] for seed in "125")]
+    assert rows == [
+        ["0", "diverged", "-", "-"],
+        *([seed, "done", "0.1500", "0.2000"] for seed in "125"),
+    ]
     for seed in (3, 4):
         write_run(tmp_path, [0.1], [[0]], seed=seed)
     assert header_facts(read_runs(tmp_path))["seeds"] == "0 to 5"
@@ -61,8 +85,25 @@ def test_the_head_says_what_was_run(tmp_path: Path) -> None:
 
 def test_how_configs_differ(tmp_path: Path) -> None:
     for seed, on in enumerate(("cpu", "cuda")):
-        write_run(tmp_path, [0.1], [[0]], choices={"engine": on}, device=on, seed=seed, mode="u", data_dir="/home/a")
-    write_run(tmp_path, [0.1], [[0]], choices={"selector": "gpfl"}, lr=0.5, extra={"rho": 2}, data_dir="/home/other")
+        write_run(
+            tmp_path,
+            [0.1],
+            [[0]],
+            choices={"engine": on},
+            device=on,
+            seed=seed,
+            mode="u",
+            data_dir="/home/a",
+        )
+    write_run(
+        tmp_path,
+        [0.1],
+        [[0]],
+        choices={"selector": "gpfl"},
+        lr=0.5,
+        extra={"rho": 2},
+        data_dir="/home/other",
+    )
     table, text = config_differences(groups_of(tmp_path))
     assert table.header == ["run", "selector", "lr", "keys of its own"]
     own = "engine=cpu and cuda, device=cpu and cuda, mode=u"
@@ -82,7 +123,13 @@ def test_the_data_of_curves_by_hand(tmp_path: Path) -> None:
     ((line,),) = [panel["lines"] for panel in data["panels"]]
     assert line == {
         **{"name": "random", "seeds": 2, "rounds": [1, 3], "bytes": [40, 80], "samples": [10, 20]},
-        **{"seconds": [4, 12], "raw": [0.2, 0.3], "smoothed": [0.2, 0.3], "low": [0.1, 0.25], "high": [0.3, 0.35]},
+        **{
+            "seconds": [4, 12],
+            "raw": [0.2, 0.3],
+            "smoothed": [0.2, 0.3],
+            "low": [0.1, 0.25],
+            "high": [0.3, 0.35],
+        },
         **{"coverage": [0.5, 0.75], "participation": [0.5, 0.25]},
     }
     assert data["looks"] == {"random": {"color": "#000000", "dash": "solid", "symbol": "circle"}}
@@ -95,10 +142,14 @@ def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
     write_run(tmp_path, [t / 1000 for t in range(600)], [[0]] * 600)
     data = curves_of(tmp_path)
     line = data["panels"][0]["lines"][0]
-    assert all(len(line[key]) == MAX_POINTS for key in ("rounds", "bytes", "smoothed", "raw", "coverage"))
+    assert all(
+        len(line[key]) == MAX_POINTS for key in ("rounds", "bytes", "smoothed", "raw", "coverage")
+    )
     assert (line["rounds"][0], line["rounds"][-1]) == (1, 600)
     at = [int(round) - 1 for round in line["rounds"]]
-    assert line["smoothed"] == pytest.approx(accuracy_curve(read_runs(tmp_path)).smoothed[at].tolist(), rel=1e-4)
+    assert line["smoothed"] == pytest.approx(
+        accuracy_curve(read_runs(tmp_path)).smoothed[at].tolist(), rel=1e-4
+    )
     assert data["range_of"] == "smoothed"
 
 
@@ -107,7 +158,10 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
 ) -> None:
     for shards in (2, 10):
         for number in range(4):
-            setting = {"choices": {"selector": f"m{number}" if number else "random"}, "partition": {"shards": shards}}
+            setting = {
+                "choices": {"selector": f"m{number}" if number else "random"},
+                "partition": {"shards": shards},
+            }
             write_run(tmp_path / str(shards), [0.1 * number] * 40, [[0]] * 40, **setting)
     assert not re.search(r"thinned to|Drawn are|The first \d", page_of(tmp_path, "t"))
     monkeypatch.setattr(page, "ALL_POINTS", 40)
@@ -120,7 +174,9 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
     drawn = {"panels": panels, "pictures": pictures, "ablations": pictures}
     text = html_page("t", groups, [by_group("overview", groups)], tmp_path, **drawn)
     assert "Each line is thinned to 10 rounds. Drawn are 4 of 8 lines:" in text
-    assert {len(line["rounds"]) for panel in curves_data(panels)["panels"] for line in panel["lines"]} == {10}
+    assert {
+        len(line["rounds"]) for panel in curves_data(panels)["panels"] for line in panel["lines"]
+    } == {10}
     assert "The first 3 of 8 rows." in text  # of the runs
     assert (text.count("one</figcaption>"), text.count("two</figcaption>")) == (2, 0)
     table = page._cells(by_group("overview", groups))
@@ -195,21 +251,36 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
         for shards in (2, 10):
             if (number, shards) == (1, 2):  # methods of the panels differ
                 continue
-            level = levels[f"shards={shards} method_{number}"] = round(0.2 + 0.02 * number + 0.001 * shards, 5)
+            level = levels[f"shards={shards} method_{number}"] = round(
+                0.2 + 0.02 * number + 0.001 * shards, 5
+            )
             setting = {"choices": {"selector": f"method_{number}"}, "partition": {"shards": shards}}
             write_run(tmp_path / str(shards), [*[0.1] * 5, *[level] * 60], [[0]] * 65, **setting)
     looks, text = make_looks(panels_of(tmp_path)), page_of(tmp_path, "t")
     (tmp_path / "page.html").write_text(text.replace("<body>", f"<body><script>{USER}</script>"))
-    words = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000", "--dump-dom"]
-    words += [f"--user-data-dir={tmp_path / 'profile'}", (tmp_path / "page.html").resolve().as_uri()]
-    done = subprocess.run([str(BROWSER), *words], capture_output=True, text=True, timeout=300, check=True)
+    words = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=30000",
+        "--dump-dom",
+    ]
+    words += [
+        f"--user-data-dir={tmp_path / 'profile'}",
+        (tmp_path / "page.html").resolve().as_uri(),
+    ]
+    done = subprocess.run(
+        [str(BROWSER), *words], capture_output=True, text=True, timeout=300, check=True
+    )
     left = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     assert left is not None, done.stderr[-2000:]
     found: dict[str, Any] = json.loads(html.unescape(left[1]))
     assert found["errors"] == []
     assert found["panels"] == ["shards=2", "shards=10"]
     assert found["drawn"] == [METHODS - 1, METHODS]
-    assert found["colours"] == {name: [looks[name.split()[1]]["color"], level] for name, level in levels.items()}
+    assert found["colours"] == {
+        name: [looks[name.split()[1]]["color"], level] for name, level in levels.items()
+    }
     assert len(found["without"]) == METHODS - 2
     assert "method_3" not in found["without"]
     assert (found["none"], found["one"]) == ([], ["method_3"])

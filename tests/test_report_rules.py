@@ -1,8 +1,9 @@
-"""The rules of the verdicts, by hand; and that they err as rarely as they say, by simulated papers and runs.
+"""The rules of the verdicts, by hand; and that they err as rarely as they say, by simulated papers
+and runs.
 
-Error rates of the families as they are shipped are in docs/verdicts.md (scripts/reproduction/open_items.py).
-Differences between methods are simulated in units of their standard deviation from seed to seed, and so are printed
-gains.
+Error rates of the families as they are shipped are in docs/verdicts.md
+(scripts/reproduction/open_items.py). Differences between methods are simulated in units of their
+standard deviation from seed to seed, and so are printed gains.
 """
 
 import math
@@ -72,7 +73,10 @@ CASES: dict[str, list[Evidence]] = {
         is_not_worse({"a": HIGH}, 0.01),
         rises([1, 2, 3], RISING),
     ],
-    "direction only": [exceeds({"a": HIGH}, 0.3), exceeds({"a": HIGH}, 0.05)],  # less, or more than is printed
+    "direction only": [
+        exceeds({"a": HIGH}, 0.3),
+        exceeds({"a": HIGH}, 0.05),
+    ],  # less, or more than is printed
     "consistent with": [is_number(0.59 - 0.95 * HALF, TEN, HALF + 1e-9)],
     "too wide to tell": [
         is_number(0.73, TEN, 0.04),  # inside, far from our mean
@@ -126,7 +130,8 @@ def tail(t: float) -> float:
 
 
 def test_p_values_of_differences_by_hand() -> None:
-    """Two-sided; of several rivals the weakest counts for a claim, and against it the strongest, times their number."""
+    """Two-sided; of several rivals the weakest counts for a claim, and against it the strongest,
+    times their number."""
     root = math.sqrt(3)
     high, low = HIGH, apart(0.0, 0.02, 0.04)  # 6 and 1 standard deviations above 0
     fallen = {"a": LOW, "b": apart(0.0, -0.02, -0.04)}
@@ -139,14 +144,21 @@ def test_p_values_of_differences_by_hand() -> None:
     assert is_level({"a": low, "b": high}, 0.14).p_for == pytest.approx(tail(root))
     assert is_level(fallen, 0.1).p_against == pytest.approx(4 * tail(root))
     assert is_level({"a": low, "b": high}, 0.1).detail == "furthest from b"
-    vague = {"a": apart(0.018, 0.02, 0.022), "b": apart(-0.1, 0.04, 0.18)}  # its mean is higher, its p-value too
+    vague = {
+        "a": apart(0.018, 0.02, 0.022),
+        "b": apart(-0.1, 0.04, 0.18),
+    }  # its mean is higher, its p-value too
     assert exceeds(vague).detail == is_not_worse(vague, 0.0).detail == "weakest against b"
-    assert high.detectable == pytest.approx((4.30265 + 1.06066) * 0.02 / root, rel=1e-5)  # quantiles of .975 and .8
+    assert high.detectable == pytest.approx(
+        (4.30265 + 1.06066) * 0.02 / root, rel=1e-5
+    )  # quantiles of .975 and .8
     slopes = [[0.0, 0.1], [0.0, 0.12], [0.0, 0.14]]
     for falls in (False, True):
         found = rises([0, 1], slopes, falls=falls)
         assert (found.p_against if falls else found.p_for) == pytest.approx(2 * tail(6 * root))
-        assert rises([1, 2, 3], RISING, falls=falls).ours.mean == pytest.approx((0.1 + 0.1 + 0.11) / 3)
+        assert rises([1, 2, 3], RISING, falls=falls).ours.mean == pytest.approx(
+            (0.1 + 0.1 + 0.11) / 3
+        )
     assert rises([1, 2], [[1.0, 2.0]]).ours is None
 
 
@@ -155,9 +167,16 @@ def test_the_size_of_a_gain_is_judged_on_two_sides_by_hand() -> None:
     assert tail(4.849) == pytest.approx(0.02, abs=1e-5)
     for sign, rivals, tolerance, holds in (
         *((1, "a", 0.0, False), (1, "ab", 0.0, True), (1, "a", 0.01, True)),  # one of two is enough
-        *((-1, "a", 0.0, False), (-1, "ab", 0.0, False), (-1, "a", 0.01, True)),  # all of them are more
+        *(
+            (-1, "a", 0.0, False),
+            (-1, "ab", 0.0, False),
+            (-1, "a", 0.01, True),
+        ),  # all of them are more
     ):
-        assert exceeds(dict.fromkeys(rivals, HIGH), 0.12 + sign * apart_by, tolerance).size_holds is holds
+        assert (
+            exceeds(dict.fromkeys(rivals, HIGH), 0.12 + sign * apart_by, tolerance).size_holds
+            is holds
+        )
 
 
 def test_claims_are_corrected_together_for_and_against_apart() -> None:
@@ -169,7 +188,9 @@ def test_claims_are_corrected_together_for_and_against_apart() -> None:
     assert many[0].holm_for == pytest.approx(5 * borderline.p_for)
     against = exceeds({"a": apart(-0.02, -0.04, -0.03)})
     assert holm_corrected([borderline, against])[0].holm_for == pytest.approx(2 * borderline.p_for)
-    assert holm_corrected([Evidence(None), borderline])[1].verdict == "reproduced"  # nothing was tested there
+    assert (
+        holm_corrected([Evidence(None), borderline])[1].verdict == "reproduced"
+    )  # nothing was tested there
     number = is_number(0.76, TEN, 0.04)
     assert 0.01 < number.p_against < 0.05
     assert {one.verdict for one in holm_corrected([number] * 10)} == {"undecided"}
@@ -177,7 +198,12 @@ def test_claims_are_corrected_together_for_and_against_apart() -> None:
 
 def test_the_omnibus_check() -> None:
     found = omnibus([1.0, -1.0, 2.0, math.nan])  # chi squared 6 with three degrees of freedom
-    assert found == (3, pytest.approx(2 / 3), pytest.approx(math.sqrt(7 / 3)), pytest.approx(0.1116, abs=1e-4))
+    assert found == (
+        3,
+        pytest.approx(2 / 3),
+        pytest.approx(math.sqrt(7 / 3)),
+        pytest.approx(0.1116, abs=1e-4),
+    )
     assert omnibus([1.0, math.nan]) is None
 
 
@@ -186,7 +212,8 @@ def test_the_omnibus_check() -> None:
 Draw = Callable[[np.random.Generator], Evidence]
 SEEDS = (3, 5, 10, 20)
 PRINTED = 2.0
-"""The printed gain, in standard deviations of a paired difference: that of GPFL at 2SPC is .0934 at some .04."""
+"""The printed gain, in standard deviations of a paired difference: that of GPFL at 2SPC is .0934 at
+some .04."""
 MARGIN = 1.0
 """The margin of equivalence."""
 ROUNDS = 500.0
@@ -199,12 +226,14 @@ def verdicts(draw: Draw, trials: int) -> Counter[str]:
 
 
 def not_above(count: int, trials: int, rate: float) -> bool:
-    """Whether `count` of `trials` can be a share of at most `rate` (binomial test at 1 in 10,000)."""
+    """Whether `count` of `trials` can be a share of at most `rate` (binomial test at 1 in
+    10,000)."""
     return count == 0 or bool(stats.binom.sf(count - 1, trials, rate) > 1e-4)
 
 
 def not_below(count: int, trials: int, rate: float) -> bool:
-    """Whether `count` of `trials` can be a share of at least `rate` (binomial test at 1 in 10,000)."""
+    """Whether `count` of `trials` can be a share of at least `rate` (binomial test at 1 in
+    10,000)."""
     return bool(stats.binom.cdf(count, trials, rate) > 1e-4)
 
 
@@ -231,11 +260,14 @@ def fixed_number(num: int, value: float, tolerance: float = 0.0) -> Draw:
 
 
 def median_about(num: int, median: float, value: float = 200.0) -> Draw:
-    """A first round that is printed as about 200 +- 50; ours has this median, and beyond round 500 it never comes."""
+    """A first round that is printed as about 200 +- 50; ours has this median, and beyond round 500
+    it never comes."""
 
     def draw(rng: np.random.Generator) -> Evidence:
         rounds = median * np.exp(rng.normal(0, 0.5, num))
-        return is_median_about(value, Median(tuple(np.where(rounds > ROUNDS, np.inf, rounds)), ROUNDS), 50.0)
+        return is_median_about(
+            value, Median(tuple(np.where(rounds > ROUNDS, np.inf, rounds)), ROUNDS), 50.0
+        )
 
     return draw
 
@@ -246,11 +278,14 @@ def bound(num: int, share: float) -> Draw:
 
 
 def gain(num: int, effect: float, count: int = 1, printed: float = PRINTED) -> Draw:
-    """A printed gain over the best of equally good rivals that share the seeds, where the true gain is `effect`."""
+    """A printed gain over the best of equally good rivals that share the seeds, where the true gain
+    is `effect`."""
 
     def draw(rng: np.random.Generator) -> Evidence:
         own, others = rng.normal(effect, 0.5**0.5, num), rng.normal(0, 0.5**0.5, (count, num))
-        return exceeds({str(i): differences(own - other) for i, other in enumerate(others)}, printed)
+        return exceeds(
+            {str(i): differences(own - other) for i, other in enumerate(others)}, printed
+        )
 
     return draw
 
@@ -280,41 +315,106 @@ Cases = list[tuple[str, Callable[[int], Draw], tuple[str, ...], float | dict[int
 AT_MOST: Cases = [
     ("a number that is one draw of ours", lambda n: number(n, 0.0), ("not reproduced",), 0.05),
     ("a number at the margin", lambda n: fixed_number(n, MARGIN), ("reproduced",), 0.05),
-    ("about a value, printed at the tolerance", lambda n: fixed_number(n, 1.0, 1.0), ("reproduced",), 0.05),
+    (
+        "about a value, printed at the tolerance",
+        lambda n: fixed_number(n, 1.0, 1.0),
+        ("reproduced",),
+        0.05,
+    ),
     ("about a value that is ours", lambda n: fixed_number(n, 0.0, 1.0), ("not reproduced",), 0.05),
     ("a median at the tolerance", lambda n: median_about(n, 250.0), ("reproduced",), 0.05),
     ("a median that is printed", lambda n: median_about(n, 200.0), ("not reproduced",), SIDE),
-    ("a median at the tolerance, against", lambda n: median_about(n, 250.0), ("not reproduced",), SIDE),
+    (
+        "a median at the tolerance, against",
+        lambda n: median_about(n, 250.0),
+        ("not reproduced",),
+        SIDE,
+    ),
     ("a bound that half of the runs keep", lambda n: bound(n, 0.5), ("reproduced",), SIDE),
     ("the same, against", lambda n: bound(n, 0.5), ("not reproduced",), SIDE),
     ("no effect", lambda n: gain(n, 0.0), SIGN, SIDE),
     ("no effect, one of three rivals", lambda n: gain(n, 0.0, 3), SIGN, SIDE),
     ("no effect, nothing printed", lambda n: gain(n, 0.0, 3, 0.0), ("reproduced",), SIDE),
-    ("no effect, against, nothing printed", lambda n: gain(n, 0.0, 3, 0.0), ("not reproduced",), SIDE),
+    (
+        "no effect, against, nothing printed",
+        lambda n: gain(n, 0.0, 3, 0.0),
+        ("not reproduced",),
+        SIDE,
+    ),
     ("half of the effect", lambda n: gain(n, PRINTED / 2), ("reproduced",), {10: 0.3, 20: 0.05}),
-    ("half of the effect, three rivals", lambda n: gain(n, PRINTED / 2, 3), ("reproduced",), {10: 0.3, 20: 0.05}),
+    (
+        "half of the effect, three rivals",
+        lambda n: gain(n, PRINTED / 2, 3),
+        ("reproduced",),
+        {10: 0.3, 20: 0.05},
+    ),
     ("the printed effect", lambda n: gain(n, PRINTED), ("not reproduced",), SIDE),
-    ("the printed effect, its size", lambda n: gain(n, PRINTED), ("not reproduced", "direction only"), 0.06),
+    (
+        "the printed effect, its size",
+        lambda n: gain(n, PRINTED),
+        ("not reproduced", "direction only"),
+        0.06,
+    ),
     ("the printed effect, three rivals", lambda n: gain(n, PRINTED, 3), ("not reproduced",), SIDE),
     ("level, at the margin", lambda n: level(n, MARGIN), ("reproduced",), 0.05),
     ("level, at the margin of three", lambda n: level(n, MARGIN, 3), ("reproduced",), 0.05),
     ("level, at the margin, against", lambda n: level(n, MARGIN, 3), ("not reproduced",), SIDE),
     ("not worse, at the margin", lambda n: not_worse(n, -MARGIN, 3), ("reproduced",), SIDE),
-    ("not worse, at the margin, against", lambda n: not_worse(n, -MARGIN, 3), ("not reproduced",), SIDE),
+    (
+        "not worse, at the margin, against",
+        lambda n: not_worse(n, -MARGIN, 3),
+        ("not reproduced",),
+        SIDE,
+    ),
     ("no trend", lambda n: trend(n, 0.0), ("reproduced",), SIDE),
     ("no trend, against", lambda n: trend(n, 0.0), ("not reproduced",), SIDE),
 ]
 AT_LEAST: Cases = [
-    ("a number five deviations away", lambda n: number(n, 5.0), ("not reproduced",), {5: 0.85, 10: 0.95}),
-    ("a number that is our mean", lambda n: fixed_number(n, 0.0), ("reproduced",), {10: 0.75, 20: 0.95}),
-    ("a median twice the printed", lambda n: median_about(n, 400.0), ("not reproduced",), {10: 0.4, 20: 0.8}),
-    ("a bound that nearly all keep", lambda n: bound(n, 0.95), ("reproduced",), {10: 0.85, 20: 0.95}),
-    ("a bound that nearly none keeps", lambda n: bound(n, 0.05), ("not reproduced",), {10: 0.85, 20: 0.95}),
+    (
+        "a number five deviations away",
+        lambda n: number(n, 5.0),
+        ("not reproduced",),
+        {5: 0.85, 10: 0.95},
+    ),
+    (
+        "a number that is our mean",
+        lambda n: fixed_number(n, 0.0),
+        ("reproduced",),
+        {10: 0.75, 20: 0.95},
+    ),
+    (
+        "a median twice the printed",
+        lambda n: median_about(n, 400.0),
+        ("not reproduced",),
+        {10: 0.4, 20: 0.8},
+    ),
+    (
+        "a bound that nearly all keep",
+        lambda n: bound(n, 0.95),
+        ("reproduced",),
+        {10: 0.85, 20: 0.95},
+    ),
+    (
+        "a bound that nearly none keeps",
+        lambda n: bound(n, 0.05),
+        ("not reproduced",),
+        {10: 0.85, 20: 0.95},
+    ),
     ("no effect", lambda n: gain(n, 0.0, 3), ("not reproduced",), {5: 0.85, 10: 0.95}),
-    ("half of the effect", lambda n: gain(n, PRINTED / 2), ("direction only",), {10: 0.55, 20: 0.9}),
+    (
+        "half of the effect",
+        lambda n: gain(n, PRINTED / 2),
+        ("direction only",),
+        {10: 0.55, 20: 0.9},
+    ),
     ("the printed effect", lambda n: gain(n, PRINTED, 3), ("reproduced",), {5: 0.7, 10: 0.92}),
     ("level, no difference", lambda n: level(n, 0.0), ("reproduced",), {10: 0.75, 20: 0.95}),
-    ("level, twice the margin", lambda n: level(n, 2 * MARGIN), ("not reproduced",), {10: 0.75, 20: 0.95}),
+    (
+        "level, twice the margin",
+        lambda n: level(n, 2 * MARGIN),
+        ("not reproduced",),
+        {10: 0.75, 20: 0.95},
+    ),
     ("a trend of two deviations", lambda n: trend(n, 2.0), ("reproduced",), {5: 0.8, 10: 0.95}),
 ]
 
@@ -322,7 +422,12 @@ AT_LEAST: Cases = [
 def limits(cases: Cases) -> list[object]:
     """One parameter set for each case and number of seeds that it has a limit for."""
     return [
-        pytest.param(of(num), found, limit[num] if isinstance(limit, dict) else limit, id=f"{name}, {num} seeds")
+        pytest.param(
+            of(num),
+            found,
+            limit[num] if isinstance(limit, dict) else limit,
+            id=f"{name}, {num} seeds",
+        )
         for name, of, found, limit in cases
         for num in SEEDS
         if not isinstance(limit, dict) or num in limit
@@ -331,13 +436,17 @@ def limits(cases: Cases) -> list[object]:
 
 @pytest.mark.parametrize(("draw", "found", "limit"), limits(AT_MOST))
 @pytest.mark.parametrize("trials", [TRIALS, pytest.param(LONG, marks=pytest.mark.slow)])
-def test_false_verdicts_are_rare(draw: Draw, found: tuple[str, ...], limit: float, trials: int) -> None:
+def test_false_verdicts_are_rare(
+    draw: Draw, found: tuple[str, ...], limit: float, trials: int
+) -> None:
     counts = verdicts(draw, trials)
     assert not_above(sum(counts[verdict] for verdict in found), trials, limit), (counts, limit)
 
 
 @pytest.mark.parametrize(("draw", "found", "limit"), limits(AT_LEAST))
-def test_true_verdicts_are_frequent_from_enough_seeds_on(draw: Draw, found: tuple[str, ...], limit: float) -> None:
+def test_true_verdicts_are_frequent_from_enough_seeds_on(
+    draw: Draw, found: tuple[str, ...], limit: float
+) -> None:
     counts = verdicts(draw, TRIALS)
     assert not_below(sum(counts[verdict] for verdict in found), TRIALS, limit), (counts, limit)
 
@@ -346,9 +455,14 @@ def test_true_verdicts_are_frequent_from_enough_seeds_on(draw: Draw, found: tupl
 
 
 def paper(rng: np.random.Generator, num: int) -> list[Evidence]:
-    """A paper none of whose claims is true, and all of whose numbers are draws from our distributions."""
+    """A paper none of whose claims is true, and all of whose numbers are draws from our
+    distributions."""
     numbers = [is_number(rng.normal(3, 1), estimate(rng.normal(3, 1, num)), 0.0) for _ in range(10)]
-    return [*numbers, *(gain(num, 0.0, 2, 0.0)(rng) for _ in range(10)), *(bound(num, 0.5)(rng) for _ in "abc")]
+    return [
+        *numbers,
+        *(gain(num, 0.0, 2, 0.0)(rng) for _ in range(10)),
+        *(bound(num, 0.5)(rng) for _ in "abc"),
+    ]
 
 
 @pytest.mark.parametrize("num", [5, 20])

@@ -48,7 +48,9 @@ def test_paired_differences_use_common_seeds_alone() -> None:
     assert found.mean == pytest.approx(0.15)
     assert found.num == 2
     assert sign_flip_test(found.values) == 0.5  # 2 of 4 sign patterns
-    assert found.p_value == pytest.approx(0.2048, abs=1e-4)  # t = .15 / (.0707 / sqrt 2) = 3, one degree of freedom
+    assert found.p_value == pytest.approx(
+        0.2048, abs=1e-4
+    )  # t = .15 / (.0707 / sqrt 2) = 3, one degree of freedom
     assert pooled([paired_values({0: 1.0}, {0: 0.5})]) is None
     same = differences([0.1, 0.1, 0.1])
     assert (same.p_value, same.p_above(0.0), same.p_below(0.0), same.p_above(0.1)) == (0, 0, 1, 0.5)
@@ -56,7 +58,8 @@ def test_paired_differences_use_common_seeds_alone() -> None:
 
 
 def test_pooling_by_hand() -> None:
-    """The mean over settings at each seed that both have: 1, 2 and 3, whatever settings of one seed have in common."""
+    """The mean over settings at each seed that both have: 1, 2 and 3, whatever settings of one seed
+    have in common."""
     found = pooled([{0: 0.0, 1: 1.0, 2: 4.0, 3: 9.0}, {2: 2.0, 0: 2.0, 1: 3.0}])
     assert found.values == (1.0, 2.0, 3.0)
     assert (found.mean, found.error, found.df) == (2.0, pytest.approx(3**-0.5), 2)
@@ -82,7 +85,9 @@ def test_sign_flips_and_holms_correction_by_hand() -> None:
     assert sign_flip_test(np.array([1.0, 2.0, 3.0])) == pytest.approx(2 / 8)
     assert sign_flip_test(np.array([1.0, -1.0])) == 1
     assert sign_flip_test(np.ones(20)) < 0.001
-    assert sign_flip_test(np.ones(14)) == 2 / 2**14  # the largest number of pairs of which all patterns are tried
+    assert (
+        sign_flip_test(np.ones(14)) == 2 / 2**14
+    )  # the largest number of pairs of which all patterns are tried
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
     assert holm([]) == []
@@ -111,11 +116,14 @@ def test_a_median_of_values_that_are_partly_unknown() -> None:
 @pytest.mark.parametrize("draw", ["normal", "uniform", "laplace"])
 @pytest.mark.parametrize("num", [3, 5, 10])
 def test_95_percent_intervals_cover_95_percent(num: int, draw: str) -> None:
-    """A percentile bootstrap covers 76, 84 and 90 % at 3, 5 and 10 normal pairs, and fails this test."""
+    """A percentile bootstrap covers 76, 84 and 90 % at 3, 5 and 10 normal pairs, and fails this
+    test."""
     rng = np.random.default_rng(num)
     values = getattr(rng, draw)(size=(TRIALS, num)) - (0.5 if draw == "uniform" else 0.0)
     found = [differences(list(row)) for row in values]
     covered = np.mean([d.interval[0] <= 0 <= d.interval[1] for d in found])
-    tolerance = 4 * math.sqrt(0.05 * 0.95 / TRIALS)  # of the simulation; exact for normal differences alone
+    tolerance = 4 * math.sqrt(
+        0.05 * 0.95 / TRIALS
+    )  # of the simulation; exact for normal differences alone
     assert 0.95 - tolerance - (0.02 if draw == "uniform" else 0) <= covered
     assert covered <= 0.95 + tolerance + (0.03 if draw == "laplace" else 0)

@@ -1,4 +1,5 @@
-"""The shipped runs give the shipped tables, and the pages of the reproduction hold what the scripts make of them."""
+"""The shipped runs give the shipped tables, and the pages of the reproduction hold what the scripts
+make of them."""
 
 import json
 import re
@@ -38,21 +39,43 @@ FROM_RUNS_ALONE = ("overview", "pairs", "selections", "times")
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("shipped", SOME_FOLDERS, ids=lambda path: path.name)
-def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(shipped: Path, tmp_path: Path) -> None:
-    assert make_report([*map(str, sorted(shipped.glob("*.parquet"))), "--to", str(tmp_path), "--no-figures"]) == 0
+def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(
+    shipped: Path, tmp_path: Path
+) -> None:
+    assert (
+        make_report(
+            [*map(str, sorted(shipped.glob("*.parquet"))), "--to", str(tmp_path), "--no-figures"]
+        )
+        == 0
+    )
     for name in FROM_RUNS_ALONE:
         if name == "overview" or (shipped / f"{name}.csv").is_file():
-            assert (tmp_path / f"{name}.csv").read_bytes() == (shipped / f"{name}.csv").read_bytes(), name
-    made, recorded = (json.loads((folder / "summary.json").read_text())["groups"] for folder in (tmp_path, shipped))
+            assert (tmp_path / f"{name}.csv").read_bytes() == (
+                shipped / f"{name}.csv"
+            ).read_bytes(), name
+    made, recorded = (
+        json.loads((folder / "summary.json").read_text())["groups"]
+        for folder in (tmp_path, shipped)
+    )
     assert made == recorded
 
 
 def test_every_shipped_run_names_engine_and_commit() -> None:
-    diverged = "fashion_mnist-shards_2-mlp-fedabc-s2-7803815e"  # with SCAFFOLD: docs/benchmark.md says so
+    diverged = (
+        "fashion_mnist-shards_2-mlp-fedabc-s2-7803815e"  # with SCAFFOLD: docs/benchmark.md says so
+    )
     for archive in ARCHIVES:
         for run in read_archive(archive):
-            revision, status = run.summary["revision"], "diverged" if run.folder.name == diverged else "done"
-            found = run.status, bool(run.summary["engine"]), len(revision["commit"]), revision["dirty"]
+            revision, status = (
+                run.summary["revision"],
+                "diverged" if run.folder.name == diverged else "done",
+            )
+            found = (
+                run.status,
+                bool(run.summary["engine"]),
+                len(revision["commit"]),
+                revision["dirty"],
+            )
             assert found == (status, True, 40, False), archive
 
 
@@ -67,15 +90,22 @@ def test_the_markers_name_makers_and_results_and_are_filled(page: Path) -> None:
             assert (RESULTS / words[0] / f"{words[1]}.csv").is_file(), words
             words = words[:1]
         for folder in (word.partition(":")[0] for word in words if "=" not in word):
-            assert any((RESULTS / folder / file).is_file() for file in ("summary.json", "runs.parquet")), folder
+            assert any(
+                (RESULTS / folder / file).is_file() for file in ("summary.json", "runs.parquet")
+            ), folder
     for found in reproduction.TABLE.finditer(text):
         assert ("tau" if "regret" in found["words"] else "| --- |") in found[0], found["words"]
 
 
 def test_tables_that_pages_link_to_are_made_and_written_as_csv() -> None:
     assert {path.stem for path in (RESULTS / "tables").iterdir()} == set(reproduction.TABLE_FILES)
-    assert all(words.split()[0] in reproduction.MAKERS for words in reproduction.TABLE_FILES.values())
-    assert reproduction._csv("| a | b |\n| --- | --- |\n| +0.1 [0, 1], p 1 | x |") == 'a,b\n"+0.1 [0, 1], p 1",x\n'
+    assert all(
+        words.split()[0] in reproduction.MAKERS for words in reproduction.TABLE_FILES.values()
+    )
+    assert (
+        reproduction._csv("| a | b |\n| --- | --- |\n| +0.1 [0, 1], p 1 | x |")
+        == 'a,b\n"+0.1 [0, 1], p 1",x\n'
+    )
 
 
 @pytest.mark.slow
@@ -84,7 +114,11 @@ def test_pages_and_shipped_verdicts_are_up_to_date(words: list[str]) -> None:
     """Some minutes of a core: all presets with results are composed and judged."""
     module = [sys.executable, "-m", f"scripts.reproduction.{words[0]}", *words[1:]]
     made = subprocess.run(module, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert [line for line in made.stdout.splitlines() if ", now " in line or "no claims any more" in line] == []
+    assert [
+        line
+        for line in made.stdout.splitlines()
+        if ", now " in line or "no claims any more" in line
+    ] == []
     assert words == ["verdicts"] or made.stdout == ""
 
 
@@ -112,20 +146,31 @@ def test_a_page_is_filled_again_to_the_same_text(toy: Shipped) -> None:
     assert reproduction.fill(once, toy) == once
     table = reproduction.make_table(["differences", "toy"], toy)
     (gpfl,) = [line for line in table.splitlines() if line.startswith("| gpfl |")]
-    final = {g.choices["selector"]: values_by_seed(g, "final_accuracy") for g in toy.groups[RESULTS / "toy"]}
-    common = [final["gpfl"][seed] - final["random"][seed] for seed in final["gpfl"]]  # gpfl's second run diverged
+    final = {
+        g.choices["selector"]: values_by_seed(g, "final_accuracy")
+        for g in toy.groups[RESULTS / "toy"]
+    }
+    common = [
+        final["gpfl"][seed] - final["random"][seed] for seed in final["gpfl"]
+    ]  # gpfl's second run diverged
     assert f"{sum(common) / len(common):+.3f} [" in gpfl
     assert "| random |" not in table
 
 
-def test_a_table_of_a_report_has_the_columns_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of_a_report_has_the_columns_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "toy").mkdir()
-    (tmp_path / "toy" / "costs.csv").write_text('run,time a round,"up, down"\nrandom,1 s,2 MB\ngpfl,3 s,4 MB\n')
+    (tmp_path / "toy" / "costs.csv").write_text(
+        'run,time a round,"up, down"\nrandom,1 s,2 MB\ngpfl,3 s,4 MB\n'
+    )
     monkeypatch.setattr(reproduction_tables, "RESULTS", tmp_path)
     whole = reproduction.make_table(["from_report", "toy", "costs"], Shipped({}))
     assert whole.splitlines()[0] == "| run | time a round | up, down |"
     assert len(whole.splitlines()) == 4
-    some = reproduction.make_table(["from_report", "toy", "costs", "time_a_round", "run", "rows=1"], Shipped({}))
+    some = reproduction.make_table(
+        ["from_report", "toy", "costs", "time_a_round", "run", "rows=1"], Shipped({})
+    )
     assert some.splitlines() == ["| time a round | run |", "| --- | --- |", "| 1 s | random |"]
 
 
@@ -163,7 +208,13 @@ def test_of_many_runs_less_is_shipped_of_each_round(tmp_path: Path) -> None:
     record |= {"bytes_down": 0, "bytes_up": 8, "seconds_train": 2.0, "test_loss": 1.0}
     rows = [{"round": r, **record, "client_accuracy_worst_tenth": r / 100} for r in range(1, 14)]
     config = {"seed": 0, "num_clients": 2, "num_rounds": 13}
-    summary = {"status": "done", "choices": {}, "seed": 0, "rounds": 13, "totals": {"bytes_down": 0, "bytes_up": 104}}
+    summary = {
+        "status": "done",
+        "choices": {},
+        "seed": 0,
+        "rounds": 13,
+        "totals": {"bytes_down": 0, "bytes_up": 104},
+    }
     summary |= {"last_accuracy": 0.5, "best_accuracy": 0.5, "coverage": 0.5}
     whole = Run(tmp_path / "run", config, summary, {"rows": pa.Table.from_pylist(rows)})
     write_archive([ship_results.thin(whole)], tmp_path, tmp_path / "thin.parquet")
@@ -173,8 +224,12 @@ def test_of_many_runs_less_is_shipped_of_each_round(tmp_path: Path) -> None:
         None,
         *(r / 100 for r in range(3, 14)),
     ]
-    assert thin.records[2] == {k: v for k, v in rows[2].items() if k not in ("seconds_train", "test_loss")}
-    assert measures.client_accuracy(thin, "worst_tenth") == measures.client_accuracy(whole, "worst_tenth")
+    assert thin.records[2] == {
+        k: v for k, v in rows[2].items() if k not in ("seconds_train", "test_loss")
+    }
+    assert measures.client_accuracy(thin, "worst_tenth") == measures.client_accuracy(
+        whole, "worst_tenth"
+    )
     assert differences(thin, whole) == []
     rows[7]["bytes_up"] = 9
     told = differences(thin, replace(whole, archived={"rows": pa.Table.from_pylist(rows)}))
@@ -182,16 +237,28 @@ def test_of_many_runs_less_is_shipped_of_each_round(tmp_path: Path) -> None:
 
 
 def test_shipped_runs_do_not_say_where_data_lay() -> None:
-    config = {"dataset": {"path": "/home/someone/cifar10", "files": ["/data/a.npz", "b/c.npz"]}, "num_rounds": 3}
-    run = ship_results.portable(Run(Path("toy"), config, {"status": "done", "data": {"file": "/data/a.npz"}}))
-    assert run.config == {"dataset": {"path": "cifar10", "files": ["a.npz", "b/c.npz"]}, "num_rounds": 3}
+    config = {
+        "dataset": {"path": "/home/someone/cifar10", "files": ["/data/a.npz", "b/c.npz"]},
+        "num_rounds": 3,
+    }
+    run = ship_results.portable(
+        Run(Path("toy"), config, {"status": "done", "data": {"file": "/data/a.npz"}})
+    )
+    assert run.config == {
+        "dataset": {"path": "cifar10", "files": ["a.npz", "b/c.npz"]},
+        "num_rounds": 3,
+    }
     assert run.summary == {"status": "done", "data": {"file": "a.npz"}}
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_runs_can_be_added_to_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those of another machine: the folder has a new run and another result of a shipped one, not the rest."""
-    runs, archive = tmp_path / "outputs" / "toy", tmp_path / "docs" / "results" / "toy" / "runs.parquet"
+    """As those of another machine: the folder has a new run and another result of a shipped one,
+    not the rest."""
+    runs, archive = (
+        tmp_path / "outputs" / "toy",
+        tmp_path / "docs" / "results" / "toy" / "runs.parquet",
+    )
     published_runs(runs)
     monkeypatch.setattr(ship_results, "RESULTS", archive.parents[1])
     summaries = sorted(runs.rglob("summary.json"))
@@ -207,11 +274,17 @@ def test_runs_can_be_added_to_shipped_ones(tmp_path: Path, monkeypatch: pytest.M
     ship_results.ship_all([runs], add=True)
     names = {run.folder.as_posix(): run.commit for run in read_archive(archive)}
     assert names.keys() == {path.parent.relative_to(runs).as_posix() for path in summaries}
-    assert [name for name, commit in names.items() if commit == "def"] == [again.relative_to(runs).as_posix()]
-    monkeypatch.setattr(ship_results, "THIN", ("toy",))  # new ones beside them; the file of the others stays as it is
+    assert [name for name, commit in names.items() if commit == "def"] == [
+        again.relative_to(runs).as_posix()
+    ]
+    monkeypatch.setattr(
+        ship_results, "THIN", ("toy",)
+    )  # new ones beside them; the file of the others stays as it is
     once, _ = archive.read_bytes(), new.parent.rename(runs / "6")
     summary.write_text(summary.read_text().replace('"commit": "def"', '"commit": null'))
     ship_results.ship_all([runs], add=True)
-    assert [run.folder.name for run in read_archive(archive.with_name("runs_2.parquet"))] == [new.name]
+    assert [run.folder.name for run in read_archive(archive.with_name("runs_2.parquet"))] == [
+        new.name
+    ]
     ship_results.ship_all([runs], add=True)
     assert archive.read_bytes() == once

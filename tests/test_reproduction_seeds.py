@@ -54,7 +54,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("claim", "evidence", "tests", "needed"), CASES)
-def test_seeds_that_would_decide(claim: Claim | Number, evidence: Evidence, tests: int, needed: Sequence[Any]) -> None:
+def test_seeds_that_would_decide(
+    claim: Claim | Number, evidence: Evidence, tests: int, needed: Sequence[Any]
+) -> None:
     assert seeds_needed(claim, evidence, tests) in needed
 
 

@@ -19,8 +19,18 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="there is no
 
 def git(folder: Path, *words: str) -> str:
     identity = ("-c", "user.name=test", "-c", "user.email=test@example.invalid")
-    command = ["git", *identity, "-c", "commit.gpgsign=false", "-c", "core.hooksPath=/dev/null", *words]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+    command = [
+        "git",
+        *identity,
+        "-c",
+        "commit.gpgsign=false",
+        "-c",
+        "core.hooksPath=/dev/null",
+        *words,
+    ]
+    return subprocess.run(
+        command, cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 @pytest.fixture
@@ -40,7 +50,9 @@ def head(package: Path, dirty: bool | None = False) -> dict[str, Any]:
     return {"commit": git(package, "rev-parse", "HEAD"), "dirty": dirty}
 
 
-def test_a_clean_checkout_is_its_commit_whatever_is_not_tracked_and_nothing_is_written(package: Path) -> None:
+def test_a_clean_checkout_is_its_commit_whatever_is_not_tracked_and_nothing_is_written(
+    package: Path,
+) -> None:
     """`git status` renews the index where a file's time has changed, unless it takes no lock."""
     (package / "mine.py").write_text("")
     os.utime(package / "__init__.py", (0, 0))
@@ -64,13 +76,17 @@ def test_a_change_of_any_tracked_file_makes_it_dirty(package: Path, how: str) ->
 def test_without_a_commit_that_tracks_the_package_there_is_none(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = package.parent / ".venv" / "lib" / "fedsim"  # as a wheel below another project's working tree
+    installed = (
+        package.parent / ".venv" / "lib" / "fedsim"
+    )  # as a wheel below another project's working tree
     new, bare = tmp_path / "new", tmp_path / "elsewhere" / "fedsim"
     for folder in (installed, new, bare):
         shutil.copytree(package, folder)
     git(new, "init", "-q")
     git(new, "add", ".")
-    assert [revision(folder) for folder in (installed, new, bare, package / "not there")] == [None] * 4
+    assert [revision(folder) for folder in (installed, new, bare, package / "not there")] == [
+        None
+    ] * 4
     monkeypatch.setenv("PATH", str(package))
     assert revision(package) is None
 
@@ -78,7 +94,8 @@ def test_without_a_commit_that_tracks_the_package_there_is_none(
 def test_variables_of_a_git_hook_do_not_lead_elsewhere_nor_does_another_owner(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package's code runs already: git's care for what a repository may have it run comes late."""
+    """The package's code runs already: git's care for what a repository may have it run comes
+    late."""
     expected = head(package)
     git(tmp_path, "init", "-q")
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
@@ -95,7 +112,9 @@ def test_a_git_that_does_not_answer_is_left_alone_and_the_commit_stays_if_it_is_
     expected = head(package, dirty=None) if asked else None
     fake, real = tmp_path / "bin" / "git", shutil.which("git")
     fake.parent.mkdir()
-    fake.write_text(f'#!/bin/sh\ncase "$*" in {asked or "*"}) exec sleep 60;; esac\nexec {real} "$@"\n')
+    fake.write_text(
+        f'#!/bin/sh\ncase "$*" in {asked or "*"}) exec sleep 60;; esac\nexec {real} "$@"\n'
+    )
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(fake.parent), prepend=os.pathsep)
     monkeypatch.setattr(module, "TIMEOUT", 1.0)
@@ -121,5 +140,7 @@ def test_a_runs_summary_has_it_as_it_was_before_the_rounds(
     answers = iter([recorded])
     monkeypatch.setattr(experiment, "own_revision", lambda: next(answers))
     with search_path():
-        outcome = experiment.execute(plan_of("num_rounds=1", "local.epochs=1", "tracker=files_only"))
+        outcome = experiment.execute(
+            plan_of("num_rounds=1", "local.epochs=1", "tracker=files_only")
+        )
     assert (outcome.status, outcome.summary["revision"]) == ("done", recorded)

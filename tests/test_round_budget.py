@@ -1,4 +1,5 @@
-"""What the host does in a round on a GPU, counted on a pretended one: launches of kernels and graphs, and waits."""
+"""What the host does in a round on a GPU, counted on a pretended one: launches of kernels and
+graphs, and waits."""
 
 import time
 
@@ -24,7 +25,9 @@ WAITS = 3
 LONG = ("W2", "ResNet-20, ragged")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in BUDGETS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in BUDGETS]
+)
 def test_a_round_with_an_evaluation_keeps_its_budget(name: str) -> None:
     words, launches = BUDGETS[name]
     counts = counts_of_a_round(words, 2, 200)
@@ -47,7 +50,11 @@ def test_borders_of_phases_do_not_wait_and_the_times_are_the_hosts() -> None:
             time.sleep(0.01)
         seconds, whole = clock.seconds, time.perf_counter() - began
         assert card.counts.waits.total() == 1
-    assert (seconds["ask"] >= 0.02, seconds["train"] >= 0.04, seconds["evaluate"] >= 0.01) == (True, True, True)
+    assert (seconds["ask"] >= 0.02, seconds["train"] >= 0.04, seconds["evaluate"] >= 0.01) == (
+        True,
+        True,
+        True,
+    )
     assert seconds["aggregate"] == 0
     assert 0.07 <= sum(seconds.values()) <= whole
     assert clock.seconds == seconds
@@ -64,7 +71,10 @@ def test_the_test_set_passes_in_as_large_batches_as_fit(memory: int, passes: int
         card.counts.reset()
         made.evaluate()
         assert card.counts.waits.total() == 1
-        assert sum(n for (where, name), n in card.counts.launches.items() if name == "addmm") == 3 * passes
+        assert (
+            sum(n for (where, name), n in card.counts.launches.items() if name == "addmm")
+            == 3 * passes
+        )
 
 
 def test_activations_of_a_sample_are_those_of_all_layers() -> None:

@@ -23,7 +23,10 @@ def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path
     assert {p.name for p in folder.iterdir()} == names
     records, summary = read_metrics(folder), read_summary(folder) or {}
     assert [r["round"] for r in records] == [1, 2, 3]
-    assert all(set(r) >= {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTALS} for r in records)
+    assert all(
+        set(r) >= {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTALS}
+        for r in records
+    )
     assert summary["status"] == "done"
     assert summary["last_accuracy"] == records[-1]["test_accuracy"]
     assert summary["wall_seconds"] == records[-1]["wall_seconds"] > 0
@@ -65,18 +68,25 @@ def test_a_job_of_a_sweep_equals_the_same_job_alone(
     for selector in ("rpow_d", "random"):
         fedsim(f"selector={selector}", "seed=1", "name=alone")
     for folder in (tmp_path / "outputs" / "alone").iterdir():
-        assert without_seconds(folder) == without_seconds(tmp_path / "outputs" / "sweep" / folder.name)
+        assert without_seconds(folder) == without_seconds(
+            tmp_path / "outputs" / "sweep" / folder.name
+        )
 
 
 def test_selectors_are_paired_at_a_seed_and_seeds_where_partition_and_model_are_kept(
     fedsim: Run, tmp_path: Path
 ) -> None:
-    """Same division, same initial model: all that differs is who is chosen, or how clients train."""
+    """Same division, same initial model: all that differs is who is chosen, or how clients
+    train."""
     fedsim("-m", "selector=random,full,md", "name=selectors")
     fedsim("-m", "seed=0,1", "partition_seed=7", "init_seed=7", "name=seeds")
     for name, count in (("selectors", 3), ("seeds", 2)):
         summaries = [read_summary(f) or {} for f in folders(tmp_path) if f.parent.name == name]
-        assert len({s["config_hash"] for s in summaries}) == len({s["last_accuracy"] for s in summaries}) == count
+        assert (
+            len({s["config_hash"] for s in summaries})
+            == len({s["last_accuracy"] for s in summaries})
+            == count
+        )
         assert len({(s["partition_hash"], s["initial_accuracy"]) for s in summaries}) == 1
 
 
@@ -93,28 +103,49 @@ def test_global_generators_are_left_alone(fedsim: Run) -> None:
 def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run) -> None:
     extra = {
         ("parquet", "image_folder"): ["dataset.path=x"],
-        ("cnn", "femnist_cnn"): ["dataset=fashion_mnist"],  # the digits are too small for their convolutions
+        ("cnn", "femnist_cnn"): [
+            "dataset=fashion_mnist"
+        ],  # the digits are too small for their convolutions
         ("text_gru", "text_mlp"): ["dataset=text_generated"],
     }
     asked = ["server.public_samples=50", "system=lognormal"]  # by some selectors
-    groups = sorted(p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "preset")  # tests/test_presets.py
-    files = {group.name: {p.stem for p in group.glob("*.yaml")} - {"trace"} for group in groups}  # which wants a file
+    groups = sorted(
+        p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "preset"
+    )  # tests/test_presets.py
+    files = {
+        group.name: {p.stem for p in group.glob("*.yaml")} - {"trace"} for group in groups
+    }  # which wants a file
     assert sum(map(len, files.values())) > 100
     with search_path():
         for group, names in files.items():
             apart = {some: names & set(some) for some in extra}
             sweeps = {(): names - set().union(*apart.values()), **apart}
             for some, choices in sweeps.items():
-                words = [f"{group}={','.join(sorted(choices))}", *extra.get(some, asked if group == "selector" else [])]
+                words = [
+                    f"{group}={','.join(sorted(choices))}",
+                    *extra.get(some, asked if group == "selector" else []),
+                ]
                 plans = check_jobs(compose_jobs(words, multirun=True)) if choices else []
                 assert {plan.choices[group] for plan in plans} == choices
 
 
 @pytest.mark.parametrize(
     ("group", "selector"),
-    [("threshold", "fedabc"), ("exploration", "gpfl"), ("sketch", "pncs"), ("valuation", "s_fedavg")],
+    [
+        ("threshold", "fedabc"),
+        ("exploration", "gpfl"),
+        ("sketch", "pncs"),
+        ("valuation", "s_fedavg"),
+    ],
 )
-def test_every_choice_of_a_selectors_own_groups_runs(fedsim: Run, group: str, selector: str) -> None:
+def test_every_choice_of_a_selectors_own_groups_runs(
+    fedsim: Run, group: str, selector: str
+) -> None:
     choices = ",".join(sorted(p.stem for p in (ROOT / "conf" / "selector" / group).glob("*.yaml")))
-    words = [f"selector={selector}", f"selector/{group}={choices}", "num_rounds=3", "server.public_samples=20"]
+    words = [
+        f"selector={selector}",
+        f"selector/{group}={choices}",
+        "num_rounds=3",
+        "server.public_samples=20",
+    ]
     assert fedsim("-m", *words, "tracker=files_only") == 0

@@ -18,7 +18,15 @@ from tests.run_toys import Run, folders, shell
         ["-m", "selector=random,full", "seed=3", "name=x"],
         ["selector=random,full", "-m", "seed=3", "name=x"],
         ["selector=random,full", "seed=3", "name=x", "--multirun"],
-        ["name=x", "--config-dir", "{own}", "selector=random,full", "--multirun", "seed=3", "--config-name=config"],
+        [
+            "name=x",
+            "--config-dir",
+            "{own}",
+            "selector=random,full",
+            "--multirun",
+            "seed=3",
+            "--config-name=config",
+        ],
     ],
 )
 def test_flags_may_stand_anywhere(fedsim: Run, tmp_path: Path, words: list[str]) -> None:

@@ -1,5 +1,5 @@
-"""The lock of a run's folder: held by a live process it keeps others out, left by a dead one it does not. Nothing is
-written through a link, and what a link leads to is not deleted."""
+"""The lock of a run's folder: held by a live process it keeps others out, left by a dead one it
+does not. Nothing is written through a link, and what a link leads to is not deleted."""
 
 import errno
 import os
@@ -17,7 +17,16 @@ from fedsim.commands.dispatch import answer
 from fedsim.core.errors import FedsimError
 from fedsim.data.cache import load_or_build
 from fedsim.jobs.cli import run
-from fedsim.results.files import ERROR, LOCKS, REPLACEMENTS, HeldError, OutputError, RunFolder, is_free, owned
+from fedsim.results.files import (
+    ERROR,
+    LOCKS,
+    REPLACEMENTS,
+    HeldError,
+    OutputError,
+    RunFolder,
+    is_free,
+    owned,
+)
 from fedsim.results.reading import METRICS
 from tests.checkpoint_toys import WORDS, folder_in
 from tests.run_toys import ROOT
@@ -57,8 +66,8 @@ def test_the_lock_of_a_process_that_is_killed_is_taken_over(tmp_path: Path) -> N
 def test_without_flock_the_lock_of_a_dead_process_is_taken_over_and_any_other_respected(
     who: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There a file with number and host of its process is the lock. Of another host it cannot be known whether the
-    process lives."""
+    """There a file with number and host of its process is the lock. Of another host it cannot be
+    known whether the process lives."""
 
     def missing(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -68,8 +77,14 @@ def test_without_flock_the_lock_of_a_dead_process_is_taken_over_and_any_other_re
     monkeypatch.setattr(pytest.importorskip("fcntl"), "flock", missing)
     (tmp_path / LOCKS).mkdir()
     host = "another-host" if who == "of another host" else socket.gethostname()
-    (tmp_path / LOCKS / "run.lock").write_text(f"{os.getppid() if who == 'alive' else dead.pid}\n{host}\n")
-    taken = nullcontext() if who == "dead" else pytest.raises(HeldError, match="another process is running this")
+    (tmp_path / LOCKS / "run.lock").write_text(
+        f"{os.getppid() if who == 'alive' else dead.pid}\n{host}\n"
+    )
+    taken = (
+        nullcontext()
+        if who == "dead"
+        else pytest.raises(HeldError, match="another process is running this")
+    )
     with taken, owned(tmp_path / "run"):
         pass
 
@@ -92,7 +107,9 @@ def planted(*links: Path) -> Path:
 
 def test_links_in_place_of_temporary_files() -> None:
     folder, holder = Path("outputs/a"), Path("outputs/.locks/a.holder.txt")
-    victim = planted(*(folder / f"{name}.tmp" for name in ("config.yaml", ERROR)), holder.with_suffix(".txt.tmp"))
+    victim = planted(
+        *(folder / f"{name}.tmp" for name in ("config.yaml", ERROR)), holder.with_suffix(".txt.tmp")
+    )
     RunFolder(folder).write_error({}, "text")
     with owned(folder):
         assert holder.is_file()
@@ -104,7 +121,11 @@ def test_records_that_are_a_link() -> None:
     assert run([*WORDS, "num_rounds=2"]) == 0
     folder = RunFolder(folder_in("outputs"))
     victim = planted(folder.path / METRICS)
-    for write in (lambda: folder.append({}), folder.sync_records, lambda: folder.reopen({METRICS: 3})):
+    for write in (
+        lambda: folder.append({}),
+        folder.sync_records,
+        lambda: folder.reopen({METRICS: 3}),
+    ):
         with pytest.raises(OutputError, match="it is a link: remove it"):
             write()
         assert victim.read_bytes() == CONTENT
@@ -131,13 +152,16 @@ def test_a_link_in_place_of_a_folder_next_to_the_runs(name: str) -> None:
     shutil.rmtree(link, ignore_errors=True)
     link.symlink_to(elsewhere)
     for words in (["overwrite=true"], ["-m", "seed=1,2", "overwrite=true"]):
-        with pytest.raises(FedsimError, match=rf"{name} is a link; remove it, or choose another output_dir"):
+        with pytest.raises(
+            FedsimError, match=rf"{name} is a link; remove it, or choose another output_dir"
+        ):
             run([*WORDS, *words])
         assert not list(elsewhere.iterdir())
 
 
 def test_a_lock_file_that_is_a_link() -> None:
-    """The oldest filelock that is allowed follows none, and empties no file that has a second name."""
+    """The oldest filelock that is allowed follows none, and empties no file that has a second
+    name."""
     folder, lock = Path("outputs/a"), Path("outputs/.locks/a.lock")
     victim = planted(lock)
     assert is_free(folder)
@@ -152,7 +176,9 @@ def test_a_lock_file_that_is_a_link() -> None:
     assert victim.read_bytes() == CONTENT
 
 
-def test_reports_go_where_a_link_leads_only_if_it_was_typed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_reports_go_where_a_link_leads_only_if_it_was_typed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run([*WORDS]) == 0
     place, elsewhere = folder_in("outputs").parent, Path("elsewhere").absolute()
     elsewhere.mkdir()

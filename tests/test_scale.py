@@ -1,5 +1,6 @@
-"""Many clients: as many of them as a data set allows, what is measured of runs at such sizes, and methods that compare
-all pairs of clients, which are refused where their tables would not fit, before anything is run."""
+"""Many clients: as many of them as a data set allows, what is measured of runs at such sizes, and
+methods that compare all pairs of clients, which are refused where their tables would not fit,
+before anything is run."""
 
 import json
 import subprocess
@@ -27,8 +28,28 @@ FILES = ChoiceFiles([conf_dir()])
 COMMON = ("num_clients=100000", "cohort_size=100", "model=logistic", "system=lognormal")
 SERVER = ("server.validation_fraction=0.1", "server.public_samples=20", "optimizer.momentum=0.9")
 ALL_PAIRS = {
-    *("clustered2", "divfl", "divfl_no_overhead", "fedabc", "fedgs", "fl_dp3s", "hics", "hics_code", "lefl"),
-    *("pncs", "pncs_each", "pncs_gradient", "pncs_q0", "pncs_q2", "pncs_q4", "pncs_q6", "pncs_two", "pair_study"),
+    *(
+        "clustered2",
+        "divfl",
+        "divfl_no_overhead",
+        "fedabc",
+        "fedgs",
+        "fl_dp3s",
+        "hics",
+        "hics_code",
+        "lefl",
+    ),
+    *(
+        "pncs",
+        "pncs_each",
+        "pncs_gradient",
+        "pncs_q0",
+        "pncs_q2",
+        "pncs_q4",
+        "pncs_q6",
+        "pncs_two",
+        "pair_study",
+    ),
 }
 """Those whose tables of 100,000 x 100,000 numbers are refused; all others start."""
 
@@ -45,7 +66,12 @@ def plan(*words: str) -> Plan:
 
 
 def test_digits_take_a_client_for_each_sample() -> None:
-    words = ("partition=quantity_skew", "cohort_size=100", "model=logistic", "server.validation_fraction=0")
+    words = (
+        "partition=quantity_skew",
+        "cohort_size=100",
+        "model=logistic",
+        "server.validation_fraction=0",
+    )
     made = build(plan("num_clients=1438", *words))
     assert made.division.sizes.tolist() == [1] * 1438
     assert [len(record.selected) for record in made.simulation] == [100, 100]
@@ -79,9 +105,20 @@ with search_path():
 
 @pytest.mark.slow
 def test_a_case_of_scale_is_measured_apart_or_refused(tmp_path: Path) -> None:
-    # in another process: torch refuses gradients in a fork of one in which its threads for them have started
-    command = [sys.executable, "-c", MEASURE, str(tmp_path), "random 120", "divfl 120", "pncs 100000"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
+    # in another process: torch refuses gradients in a fork of one in which its threads for them
+    # have started
+    command = [
+        sys.executable,
+        "-c",
+        MEASURE,
+        str(tmp_path),
+        "random 120",
+        "divfl 120",
+        "pncs 100000",
+    ]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
     *found, refused = json.loads(done.stdout)
     random, divfl = found
     assert [one["error"] for one in found if "error" in one] == []
@@ -106,19 +143,33 @@ def refusal(choice: str, num_clients: int, **values: Any) -> str:
     """What a selector says of so many clients, "" if it takes them."""
     population = Population(np.ones(num_clients, np.int64), 100, 10)
     try:
-        instantiate({**FILES.config("selector", choice)["selector"], **values}, Selector, "selector", population)
+        instantiate(
+            {**FILES.config("selector", choice)["selector"], **values},
+            Selector,
+            "selector",
+            population,
+        )
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_size_bytes_and_remedy() -> None:
+def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_size_bytes_and_remedy() -> (
+    None
+):
     names = [path.stem for path in (conf_dir() / "selector").glob("*.yaml")]
-    few = {name for name in names if name.endswith("_d10")}  # which ask fewer clients than the 100 that they select
-    told = {name: refusal(name, 100_000, **({"num_candidates": 100} if name in few else {})) for name in names}
+    few = {
+        name for name in names if name.endswith("_d10")
+    }  # which ask fewer clients than the 100 that they select
+    told = {
+        name: refusal(name, 100_000, **({"num_candidates": 100} if name in few else {}))
+        for name in names
+    }
     assert {name for name, text in told.items() if text} == ALL_PAIRS
     for name in ALL_PAIRS - {"pair_study"}:
-        assert "selector: compares all pairs of num_clients=100000 clients, in tables of" in told[name]
+        assert (
+            "selector: compares all pairs of num_clients=100000 clients, in tables of" in told[name]
+        )
         assert "must take at most 16 GiB, as they do up to num_clients=" in told[name]
         assert "lower num_clients" in told[name]
         assert not refusal(name, 10_000)
@@ -129,7 +180,12 @@ def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_si
     [
         ("hics", 20_000, {"fallback": "never", "ward_on": "distances"}, ""),
         ("fedcor", 100_000, {}, ""),
-        ("fedcor", 20_000, {"objective": "loo"}, "selector.kernel=linear selector.objective=mml is linear"),
+        (
+            "fedcor",
+            20_000,
+            {"objective": "loo"},
+            "selector.kernel=linear selector.objective=mml is linear",
+        ),
         ("fedcor", 3_000, {"kernel": "se"}, ""),
         ("pncs_each", 23_170, {}, ""),
         ("pncs_each", 23_171, {}, "must take at most 16 GiB"),
@@ -137,7 +193,9 @@ def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_si
         ("pair_study", 1_000, {}, ""),
     ],
 )
-def test_what_decides_has_limits_of_its_own(choice: str, num_clients: int, values: dict[str, Any], text: str) -> None:
+def test_what_decides_has_limits_of_its_own(
+    choice: str, num_clients: int, values: dict[str, Any], text: str
+) -> None:
     found = refusal(choice, num_clients, **values)
     assert text in found if text else not found
 

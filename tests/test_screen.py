@@ -1,4 +1,5 @@
-"""What a command says: before its jobs, about each of them, and what comes next; and a screen that goes away."""
+"""What a command says: before its jobs, about each of them, and what comes next; and a screen that
+goes away."""
 
 import errno
 import io
@@ -55,30 +56,47 @@ def test_a_command_that_runs_jobs_says_at_once_that_it_is_on_its_way_and_one_tha
     entry.announce([])
 
 
-def test_a_sweep_says_what_it_does_which_job_runs_and_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_says_what_it_does_which_job_runs_and_what_comes_next(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert fedsim(["-m", *SHOWN, "selector=random,full", "name=trial"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "2 jobs, results in outputs/trial"
     assert "job 1/2 trial: digits · shards · mlp · random · seed 0" in lines
     assert "job 2/2 trial: digits · shards · mlp · full · seed 0" in lines
-    assert sum(line.startswith("job 2/2 done · selector=full · final accuracy ") for line in lines) == 1
+    assert (
+        sum(line.startswith("job 2/2 done · selector=full · final accuracy ") for line in lines)
+        == 1
+    )
     assert lines[-2:] == ["results in outputs/trial", "next: fedsim report outputs/trial"]
     assert not any("participation" in line for line in lines)  # the table of one run
     assert fedsim(["-m", *SHOWN, "selector=random,full", "name=trial"]) == 0
     again = capsys.readouterr().out
-    assert "2 jobs, results in outputs/trial; 2 have ended before (overwrite=true runs them again)" in again
+    assert (
+        "2 jobs, results in outputs/trial; 2 have ended before (overwrite=true runs them again)"
+        in again
+    )
     assert "already done" not in again
 
 
-def test_a_preset_says_what_it_costs_before_its_first_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_preset_says_what_it_costs_before_its_first_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "own" / "preset" / "mine.yaml"
     path.parent.mkdir(parents=True)
-    path.write_text("# @package _global_\n# Mine.\n#   cost:     two minutes,\n#             or three\nname: mine\n")
+    path.write_text(
+        "# @package _global_\n# Mine.\n#   cost:     two minutes,\n#             or three\nname: mine\n"
+    )
     shown = []
     for _ in range(2):  # nothing is left the second time
-        assert fedsim(["-m", "--config-dir", str(path.parents[1]), "preset=mine", *QUIET, "seed=0,1"]) == 0
+        assert (
+            fedsim(["-m", "--config-dir", str(path.parents[1]), "preset=mine", *QUIET, "seed=0,1"])
+            == 0
+        )
         shown.append(capsys.readouterr().out)
-    assert shown[0].startswith("2 jobs, results in outputs/mine\ncost of preset=mine: two minutes, or three\n")
+    assert shown[0].startswith(
+        "2 jobs, results in outputs/mine\ncost of preset=mine: two minutes, or three\n"
+    )
     assert "cost of" not in shown[1]
 
 
@@ -90,10 +108,15 @@ def test_a_set_up_that_takes_long_is_told_once(
     monkeypatch.setattr(screen, "tell_line", lambda text: (told.set(), tell_line(text)))
     monkeypatch.setattr(experiment, "build", lambda plan: (told.wait(60), build(plan))[1])
     fedsim(QUIET)
-    assert capsys.readouterr().out.splitlines()[1] == "setting up 6 clients: what they hold, and the model"
+    assert (
+        capsys.readouterr().out.splitlines()[1]
+        == "setting up 6 clients: what they hold, and the model"
+    )
 
 
-def test_files_only_has_a_line_at_the_start_and_one_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_only_has_a_line_at_the_start_and_one_at_the_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert fedsim(QUIET) == 0
     first, last, *where = capsys.readouterr().out.splitlines()
     assert first == "default: digits · shards · mlp · random · seed 0"
@@ -102,12 +125,17 @@ def test_files_only_has_a_line_at_the_start_and_one_at_the_end(capsys: pytest.Ca
     assert where == [f"results in {folder}", "next: fedsim report outputs/default"]
 
 
-def test_a_tracker_that_failed_is_told_where_no_other_could_tell_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tracker_that_failed_is_told_where_no_other_could_tell_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     broken = "+tracker.pen={_target_: tests.test_tracking.OutOfInk}"
     assert fedsim(["-m", *QUIET, "seed=1,2", broken]) == 0
     first, *told, last, _ = capsys.readouterr().out.splitlines()
     assert first == "2 jobs, results in outputs/default"
-    assert [line.partition(" ·")[0] for line in told if line.startswith("job ")] == ["job 1/2 done", "job 2/2 done"]
+    assert [line.partition(" ·")[0] for line in told if line.startswith("job ")] == [
+        "job 1/2 done",
+        "job 2/2 done",
+    ]
     assert last == "tracker.pen failed in 2 jobs: RuntimeError: out of ink"
     assert fedsim([*QUIET, "seed=1", broken]) == 0  # already done
     assert "tracker.pen" not in capsys.readouterr().out
@@ -119,16 +147,23 @@ def test_results_are_shown_before_wandb_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr(WandbTracker, "finish", lambda self, summary: said.append(capsys.readouterr().out))
+    monkeypatch.setattr(
+        WandbTracker, "finish", lambda self, summary: said.append(capsys.readouterr().out)
+    )
     assert fedsim(SHOWN) == 0
     assert said[0].splitlines()[-1].startswith("results in ")
 
 
-def test_a_run_with_a_terminal_ends_with_its_table_and_the_next_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_with_a_terminal_ends_with_its_table_and_the_next_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert fedsim(SHOWN) == 0
     told = capsys.readouterr().out
     assert "\x1b" not in told
-    counts = [told.count(part) for part in ("digits · shards · mlp · random · seed 0", "participation", "results in")]
+    counts = [
+        told.count(part)
+        for part in ("digits · shards · mlp · random · seed 0", "participation", "results in")
+    ]
     assert counts == [1, 1, 1]
     assert told.endswith("next: fedsim report outputs/default\n")
     assert fedsim([*SHOWN, "-m", "seed=1,2", "hydra/launcher=lanes"]) == 0
@@ -150,12 +185,17 @@ def test_the_same_missing_data_are_looked_for_and_told_once(
         assert "parquet file" not in told.out
         assert "job 3/3 data · seed=2 · see the error at the end" in told.out
         assert told.err.endswith("    concerns 3 of 3 jobs\n")
-        assert "the same command goes on with 3 jobs that are not done: fedsim num_clients=6" in told.out
+        assert (
+            "the same command goes on with 3 jobs that are not done: fedsim num_clients=6"
+            in told.out
+        )
         assert "next:" not in told.out
     assert len(looked) == 2
 
 
-def in_round(monkeypatch: pytest.MonkeyPatch, round: int, seed: int, call: Callable[[], object]) -> None:
+def in_round(
+    monkeypatch: pytest.MonkeyPatch, round: int, seed: int, call: Callable[[], object]
+) -> None:
     """What happens after this round of the run with this seed."""
     step = Simulation.step
 
@@ -181,13 +221,19 @@ def test_what_failed_is_named_with_its_remedy(
     (folder,) = Path("outputs/with space").glob("*-s1-*")
     assert "job 2/2 failed · seed=1 · KeyError: 'mine'" in told
     assert f"its traceback: {folder / 'error.txt'}" in told
-    assert f"goes on with the one that is not done: uv run fedsim {' '.join(words[:-1])} 'name=with space'" in told
+    assert (
+        f"goes on with the one that is not done: uv run fedsim {' '.join(words[:-1])} 'name=with space'"
+        in told
+    )
     assert "next: uv run fedsim report 'outputs/with space'" in told
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_command_that_is_asked_to_end_says_how_it_goes_on(
-    jobs: int, stop: StopRequests, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    jobs: int,
+    stop: StopRequests,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     in_round(monkeypatch, 1, jobs - 1, lambda: stop.handle(15))
     words = [*QUIET, "-m", "seed=0,1,2"] if jobs > 1 else QUIET
@@ -201,7 +247,10 @@ def test_a_command_that_is_asked_to_end_says_how_it_goes_on(
 def test_results_of_several_names_are_below_one_folder() -> None:
     plans = compose([*QUIET, "name=a,b"])
     assert narration.Narration(plans, [[], []], (), Progress(plans)).folder == Path("outputs")
-    plans = [plans[0], replace(plans[1], folder=Path.cwd() / "elsewhere" / "b" / plans[1].folder.name)]
+    plans = [
+        plans[0],
+        replace(plans[1], folder=Path.cwd() / "elsewhere" / "b" / plans[1].folder.name),
+    ]
     assert narration.Narration(plans, [[], []], (), Progress(plans)).folder == Path.cwd()
 
 
@@ -222,7 +271,9 @@ def test_the_remaining_time_is_rounds_left_times_recent_seconds_a_round() -> Non
         clock[0] += 4
         progress.round_ended(plans[0].folder, 1000 - t, None)
     assert 1000 - LEAST_ROUNDS > WINDOW
-    assert progress.remaining_seconds() == 4 * 1000  # the faster rounds at the beginning count no more
+    assert (
+        progress.remaining_seconds() == 4 * 1000
+    )  # the faster rounds at the beginning count no more
     assert progress.accuracies([plan.folder for plan in plans]) == [0.5]
     progress.leaves(plans[1].folder)
     assert progress.remaining_seconds() is None
@@ -230,10 +281,16 @@ def test_the_remaining_time_is_rounds_left_times_recent_seconds_a_round() -> Non
     assert Progress().position(plans[0].folder) is None
 
 
-def test_lines_of_a_job_have_its_number_and_the_sweeps_time_and_those_of_lanes_their_accuracies(tmp_path: Path) -> None:
+def test_lines_of_a_job_have_its_number_and_the_sweeps_time_and_those_of_lanes_their_accuracies(
+    tmp_path: Path,
+) -> None:
     tracker = ConsoleTracker(progress=True)
     tracker.console = Console(width=80, record=True, file=open(os.devnull, "w"))  # noqa: SIM115, PTH123
-    tracker.start(RunInfo("trial", tmp_path, {}, {"model": "mlp"}, 0, 10, sweep=SweepPosition(2, 4, lambda: 30.0)))
+    tracker.start(
+        RunInfo(
+            "trial", tmp_path, {}, {"model": "mlp"}, 0, 10, sweep=SweepPosition(2, 4, lambda: 30.0)
+        )
+    )
     tracker.log({"round": 1, "test_accuracy": 0.5})
     tracker.finish({"status": "done"})
     assert tracker.console.export_text().splitlines() == [
@@ -252,14 +309,24 @@ WORST = {
 }
 
 
-def test_tables_fit_80_columns_break_no_word_and_say_what_they_leave_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_fit_80_columns_break_no_word_and_say_what_they_leave_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     summary = {
-        **{"smoothed_accuracy": 0.5, "last_accuracy": 0.25, "mean_participation_ratio": 1.0, "wall_seconds": 512.0},
+        **{
+            "smoothed_accuracy": 0.5,
+            "last_accuracy": 0.25,
+            "mean_participation_ratio": 1.0,
+            "wall_seconds": 512.0,
+        },
         "totals": {"bytes_down": 2_567_000_000, "bytes_up": 2_567_000},
     }
     labels = [WORST, {name: f"{value}5" for name, value in WORST.items()}]
     common = {"status": "preempted", "summary": summary}
-    sweep_table([{"labels": one, "seed": seed, **common} for one in labels for seed in range(2)], Console(width=80))
+    sweep_table(
+        [{"labels": one, "seed": seed, **common} for one in labels for seed in range(2)],
+        Console(width=80),
+    )
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     words = Counter(word for line in lines for word in line.split())
@@ -267,7 +334,9 @@ def test_tables_fit_80_columns_break_no_word_and_say_what_they_leave_out(capsys:
     for word in (value for one in labels for value in one.values()):
         assert words[word] == 3  # once a job, and once in the means over seeds
     assert [words[name] for name in WORST] == [2] * 3
-    assert "left out at this width: part. %, up, down over seeds (mean ± standard" in " ".join(" ".join(lines).split())
+    assert "left out at this width: part. %, up, down over seeds (mean ± standard" in " ".join(
+        " ".join(lines).split()
+    )
 
 
 class Stream(io.TextIOWrapper):
@@ -283,12 +352,18 @@ class Stream(io.TextIOWrapper):
         return super().write(text)
 
 
-FULL, BROKEN = OSError(errno.ENOSPC, "No space left on device"), BrokenPipeError(errno.EPIPE, "Broken pipe")
-REFUSED = "fedsim: cannot write to the standard output (No space left on device); going on without it\n"
+FULL, BROKEN = (
+    OSError(errno.ENOSPC, "No space left on device"),
+    BrokenPipeError(errno.EPIPE, "Broken pipe"),
+)
+REFUSED = (
+    "fedsim: cannot write to the standard output (No space left on device); going on without it\n"
+)
 
 
 @pytest.mark.parametrize(
-    ("stdout", "told"), [(Stream(FULL), REFUSED), (None, ""), (Stream(BROKEN), ""), (Stream(None), "")]
+    ("stdout", "told"),
+    [(Stream(FULL), REFUSED), (None, ""), (Stream(BROKEN), ""), (Stream(None), "")],
 )
 def test_an_output_that_cannot_be_written_is_no_error_and_is_told_once_at_most(
     stdout: Any, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -319,11 +394,16 @@ def test_a_sweep_whose_screen_goes_away_runs_to_its_end(told: str, tmp_path: Pat
     if told:
         stdout = os.open("/dev/full", os.O_WRONLY)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, env=environment, text=True, check=False
+    )
     os.close(stdout)
     assert done.returncode == 0, done.stderr
     first, *others = done.stderr.splitlines()
     assert first.startswith("fedsim 0.1.0: loading")
     assert [told in line for line in others] == ([True] if told else [])
-    statuses = [(read_summary(path.parent) or {})["status"] for path in Path("outputs").glob("*/*/summary.json")]
+    statuses = [
+        (read_summary(path.parent) or {})["status"]
+        for path in Path("outputs").glob("*/*/summary.json")
+    ]
     assert statuses == ["done", "done"]

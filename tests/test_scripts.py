@@ -26,8 +26,13 @@ def test_a_case_of_growth_is_measured_apart() -> None:
 
 
 @pytest.mark.slow
-def test_the_small_form_of_the_figures_of_a_gpu_leaves_a_line_for_each_figure(tmp_path: Path) -> None:
-    rows = run(Bench(tmp_path, "cpu", shrink=300, budget=1000.0, cases=["W1"]), [s for s in SECTIONS if s != "native"])
+def test_the_small_form_of_the_figures_of_a_gpu_leaves_a_line_for_each_figure(
+    tmp_path: Path,
+) -> None:
+    rows = run(
+        Bench(tmp_path, "cpu", shrink=300, budget=1000.0, cases=["W1"]),
+        [s for s in SECTIONS if s != "native"],
+    )
     assert [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()] == rows
     assert {row["section"] for row in rows} == set(SECTIONS) - {"native"}
     assert not [row for row in rows if "error" in row]

@@ -31,16 +31,32 @@ FEW = ("num_rounds=4", "local.steps=1", "tracker=files_only", "num_clients=6", "
 def _own_folder_and_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
-    for module in ("running.experiment", "jobs.sweep", "search.study", "search.command", "jobs.cli", "running.process"):
+    for module in (
+        "running.experiment",
+        "jobs.sweep",
+        "search.study",
+        "search.command",
+        "jobs.cli",
+        "running.process",
+    ):
         monkeypatch.setattr(f"fedsim.{module}.STOP", fresh)
 
 
 def summaries() -> list[dict[str, Any]]:
-    return [json.loads(path.read_text()) for path in sorted(Path().glob("outputs/*/*/summary.json"))]
+    return [
+        json.loads(path.read_text()) for path in sorted(Path().glob("outputs/*/*/summary.json"))
+    ]
 
 
 def test_the_space_is_in_hydras_syntax_of_sweeps_and_seeds_are_no_part_of_it() -> None:
-    words = ["a=tag(log,interval(0.001,0.1))", "b=int(interval(1,9))", "c=range(2,10,3)", "d=x,y", "e=1", "seed=0,1"]
+    words = [
+        "a=tag(log,interval(0.001,0.1))",
+        "b=int(interval(1,9))",
+        "c=range(2,10,3)",
+        "d=x,y",
+        "e=1",
+        "seed=0,1",
+    ]
     space = space_of(parse(words))
     assert space.axes == {
         "a": FloatDistribution(0.001, 0.1, log=True),
@@ -50,8 +66,12 @@ def test_the_space_is_in_hydras_syntax_of_sweeps_and_seeds_are_no_part_of_it() -
     }
     assert space.words_of({"a": 0.01, "d": "x"}) == ["e=1", "seed=0,1", "a=0.01", "d=x"]
     assert len(space.corners()) == 5
-    assert space_of(parse(["a=tag(log,range(1,100))"])).axes == {"a": IntDistribution(1, 99, log=True)}
-    with pytest.raises(ConfigError, match=r"a='tag\(log,range\(10,100,10\)\)': a logarithmic scale is for"):
+    assert space_of(parse(["a=tag(log,range(1,100))"])).axes == {
+        "a": IntDistribution(1, 99, log=True)
+    }
+    with pytest.raises(
+        ConfigError, match=r"a='tag\(log,range\(10,100,10\)\)': a logarithmic scale is for"
+    ):
         space_of(parse(["a=tag(log,range(10,100,10))"]))
     with pytest.raises(ConfigError, match="has nothing to search in"):
         space_of(parse(["seed=0,1"]))
@@ -60,8 +80,12 @@ def test_the_space_is_in_hydras_syntax_of_sweeps_and_seeds_are_no_part_of_it() -
 @pytest.mark.parametrize(("warmup", "spared"), [(3, 3), (0, 0), (None, 2)])
 def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int) -> None:
     """A quarter of 8 rounds by default. The later trial is below the earlier one in every round."""
-    trials = optuna.create_study(direction="maximize", pruner=_pruner(Settings(startup=1, warmup=warmup), num_rounds=8))
-    trials.add_trial(optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9)))
+    trials = optuna.create_study(
+        direction="maximize", pruner=_pruner(Settings(startup=1, warmup=warmup), num_rounds=8)
+    )
+    trials.add_trial(
+        optuna.create_trial(value=0.9, intermediate_values=dict.fromkeys(range(1, 9), 0.9))
+    )
     rounds = Rounds(trials.ask())
     for round in range(1, 9):
         assert (rounds.see(round, 0.1) is None) == (round <= spared)
@@ -72,12 +96,27 @@ def test_rounds_up_to_the_warm_up_are_not_pruned(warmup: int | None, spared: int
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("optimizer.lr=interval(-1,0.3) selector=random,gpffl trials=0", {"trials": "must be >= 1"}),
-        ("optimizer.lr=interval(-1,1) selector=random,gpffl", {"optimizer.lr": "must", "selector": "is not a choice"}),
-        ("optimizer.lr=interval(0.1,0.3) trails=2", {"trails": "keys of the search itself: trials"}),
-        ("optimizer.lr=interval(0.1,0.3) preset=gpfl_table1_fmnist seed=0", {"preset": "sweep over more than seeds"}),
+        (
+            "optimizer.lr=interval(-1,0.3) selector=random,gpffl trials=0",
+            {"trials": "must be >= 1"},
+        ),
+        (
+            "optimizer.lr=interval(-1,1) selector=random,gpffl",
+            {"optimizer.lr": "must", "selector": "is not a choice"},
+        ),
+        (
+            "optimizer.lr=interval(0.1,0.3) trails=2",
+            {"trails": "keys of the search itself: trials"},
+        ),
+        (
+            "optimizer.lr=interval(0.1,0.3) preset=gpfl_table1_fmnist seed=0",
+            {"preset": "sweep over more than seeds"},
+        ),
         ("optimizer.lr=interval(0.1,0.3) trials=1,2", {"trials": "one value"}),
-        ("optimizer.lr=interval(0.1,0.3) hydra/launcher=lanes", {"hydra/launcher": "must be basic"}),
+        (
+            "optimizer.lr=interval(0.1,0.3) hydra/launcher=lanes",
+            {"hydra/launcher": "must be basic"},
+        ),
         ("optimizer.lr=interval(0.1,0.3) seed=interval(0,5)", {"seed": "single values"}),
     ],
 )
@@ -113,7 +152,9 @@ def no_step(self: Simulation) -> None:
     raise AssertionError("a round was run again")
 
 
-def test_a_trial_is_the_mean_over_its_seeds_and_is_not_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_is_the_mean_over_its_seeds_and_is_not_run_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found = run_trial(plans("seed=0,1"), judge := Pruner(99))
     final = [s["smoothed_accuracy"] for s in summaries()]
     assert (found.status, found.accuracy) == ("done", pytest.approx(sum(final) / 2))
@@ -123,7 +164,9 @@ def test_a_trial_is_the_mean_over_its_seeds_and_is_not_run_again(monkeypatch: py
     assert again.reported == judge.reported
 
 
-def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pruned = run_trial(plans("seed=0,1"), Pruner(2))
     assert (pruned.status, pruned.accuracy, pruned.rounds) == ("pruned", None, 2)
     assert [(s["status"], s["rounds"]) for s in summaries()] == [("interrupted", 2)]
@@ -156,7 +199,13 @@ def test_the_same_search_makes_the_same_trials_from_its_folders(
 ) -> None:
     Path("mine/selector").mkdir(parents=True)
     Path("mine/selector/own.yaml").write_text("_target_: fedsim.selectors.full.Full\n")
-    words = ["--config-dir", "mine", "optimizer.lr=tag(log,interval(0.001,0.5))", "selector=random,own", "trials=5"]
+    words = [
+        "--config-dir",
+        "mine",
+        "optimizer.lr=tag(log,interval(0.001,0.5))",
+        "selector=random,own",
+        "trials=5",
+    ]
     words += ["startup=2", "hydra/launcher=basic", *FEW]
     assert command.run(words) == 0
     first = capsys.readouterr().out
@@ -188,7 +237,12 @@ def test_a_search_goes_on_after_a_trial_that_has_failed_and_ends_with_1(
     (tmp_path / "my_lab.py").write_text(FAILING)
     monkeypatch.syspath_prepend(str(tmp_path))
     targets = "selector._target_=my_lab.Fails,fedsim.selectors.random.Random"
-    assert command.run(["selector=random", targets, "optimizer.lr=interval(0.01,0.1)", "trials=6", *FEW]) == 1
+    assert (
+        command.run(
+            ["selector=random", targets, "optimizer.lr=interval(0.01,0.1)", "trials=6", *FEW]
+        )
+        == 1
+    )
     out = " ".join(capsys.readouterr().out.split())
     assert "failed, outputs/default/" in out
     assert re.search(r"(\d) of 6 trials to the end, 0 pruned, [1-5] failed", out)

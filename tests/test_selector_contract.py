@@ -34,11 +34,24 @@ from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_p
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
 CHOICES = sorted(p.stem for p in FOLDER.glob("*.yaml"))
 BEHAVE_OTHERWISE = {
-    *("adapow_d", "aocs", "cpow_d", "rpow_d", "divfl_no_overhead", "hics_code", "pncs_each", "pncs_gradient"),
+    *(
+        "adapow_d",
+        "aocs",
+        "cpow_d",
+        "rpow_d",
+        "divfl_no_overhead",
+        "hics_code",
+        "pncs_each",
+        "pncs_gradient",
+    ),
     *("tifl_uniform", "ucb_shapley", "oort_code", "fedcs_sequential"),
 }
 """Variants of a class that ask for other things, keep other state or start up otherwise."""
-KINDS = [c for c in CHOICES if c in BEHAVE_OTHERWISE or "\n_target_: " in (FOLDER / f"{c}.yaml").read_text()]
+KINDS = [
+    c
+    for c in CHOICES
+    if c in BEHAVE_OTHERWISE or "\n_target_: " in (FOLDER / f"{c}.yaml").read_text()
+]
 every_choice = pytest.mark.parametrize("choice", CHOICES)
 every_kind = pytest.mark.parametrize("choice", KINDS)
 
@@ -51,14 +64,17 @@ def nodes(choices: str, *more: str) -> dict[str, dict[str, Any]]:
 
 
 def composed(choice: str, *more: str) -> dict[str, Any]:
-    """The selector's node as a sweep over all of them composes it (some have groups of their own)."""
+    """The selector's node as a sweep over all of them composes it (some have groups of their
+    own)."""
     return nodes(choice if more else ",".join(CHOICES), *more)[choice]
 
 
 def node_of(choice: str, population: Population) -> dict[str, Any]:
     node = copy.deepcopy(composed(choice))
     if node.get("num_candidates") is not None:  # a variant's d may not fit a population this small
-        node["num_candidates"] = min(max(node["num_candidates"], population.cohort_size), population.num_clients)
+        node["num_candidates"] = min(
+            max(node["num_candidates"], population.cohort_size), population.num_clients
+        )
     for key in ("count", "num_tiers"):
         if node.get(key) is not None:
             node[key] = min(node[key], population.num_clients)
@@ -80,14 +96,20 @@ def build(choice: str, population: Population) -> Selector:
 
 
 def simulation(
-    choice: str, sizes: Sequence[int], cohort_size: int, num_rounds: int = 12, broken: frozenset[int] = frozenset()
+    choice: str,
+    sizes: Sequence[int],
+    cohort_size: int,
+    num_rounds: int = 12,
+    broken: frozenset[int] = frozenset(),
 ) -> Simulation:
     population = toy_population(sizes, cohort_size, num_rounds)
     engine = ToyEngine(sizes)
     engine.broken = set(broken)
     selector = build(choice, population)
     clock = fixed_clock(len(sizes), cohort_size) if selector.needs & OF_SYSTEM else None
-    parts = toy_components(engine, population, selector, validation=True, num_public=3, simulated=clock)
+    parts = toy_components(
+        engine, population, selector, validation=True, num_public=3, simulated=clock
+    )
     return Simulation(parts, toy_params())
 
 
@@ -110,7 +132,8 @@ def whole(choice: str) -> list[dict[str, Any]]:
 
 @every_choice
 def test_selections_are_well_formed(choice: str) -> None:
-    """A malformed one is refused by the simulation, and so is a question that `needs` does not declare."""
+    """A malformed one is refused by the simulation, and so is a question that `needs` does not
+    declare."""
     adaptive = build(choice, toy_population(UNEQUAL, 3)).adaptive
     assert len(whole(choice)) == 12
     assert all(record["selected"] or adaptive for record in whole(choice))
@@ -140,7 +163,9 @@ def test_nobody_reads_samples_of_the_server_but_who_says_so(choice: str, signal:
     run.components = replace(run.components, server_data=server_data, eval_every=12)
     reads_it = signal in run.components.selector.needs
     with pytest.raises(LookupError) if reads_it else contextlib.nullcontext():
-        assert [run.step().selected for _ in range(11)] == [record["selected"] for record in whole(choice)[:11]]
+        assert [run.step().selected for _ in range(11)] == [
+            record["selected"] for record in whole(choice)[:11]
+        ]
 
 
 @every_choice
@@ -149,7 +174,11 @@ def test_samples_of_the_server_that_are_not_declared_are_not_given(choice: str) 
     selector = run.components.selector
     declared = selector.needs & SAMPLES.keys()
     selector.needs -= SAMPLES.keys()
-    with pytest.raises(SelectionError, match="without declaring it") if declared else contextlib.nullcontext():
+    with (
+        pytest.raises(SelectionError, match="without declaring it")
+        if declared
+        else contextlib.nullcontext()
+    ):
         list(run)
 
 
@@ -159,7 +188,9 @@ def test_samples_of_the_server_that_are_not_declared_are_not_given(choice: str) 
     [(UNEQUAL, 1), (UNEQUAL, 10), ([2] * 10, 4), ([7], 1), ([0, 0, 5, 0, 3, 1], 2), ([0, 4, 0], 2)],
     ids=["K=1", "K=N", "equal", "N=1", "some without data", "fewer with data than K"],
 )
-def test_selections_are_well_formed_at_the_borders(choice: str, sizes: list[int], cohort_size: int) -> None:
+def test_selections_are_well_formed_at_the_borders(
+    choice: str, sizes: list[int], cohort_size: int
+) -> None:
     run = simulation(choice, sizes, cohort_size)
     records = list(run)
     assert len(records) == 12
@@ -167,7 +198,9 @@ def test_selections_are_well_formed_at_the_borders(choice: str, sizes: list[int]
 
 
 @every_kind
-def test_the_same_streams_give_the_same_run_and_a_state_dict_taken_in_its_middle_continues_it(choice: str) -> None:
+def test_the_same_streams_give_the_same_run_and_a_state_dict_taken_in_its_middle_continues_it(
+    choice: str,
+) -> None:
     first, second = simulation(choice, UNEQUAL, 3), simulation(choice, UNEQUAL, 3)
     before = [_without_seconds(first.step()) for _ in range(5)]
     parts = first.components
@@ -180,7 +213,9 @@ def test_the_same_streams_give_the_same_run_and_a_state_dict_taken_in_its_middle
 
 
 @every_kind
-def test_a_client_with_broken_reports_and_updates_is_dropped_and_the_run_goes_on(choice: str) -> None:
+def test_a_client_with_broken_reports_and_updates_is_dropped_and_the_run_goes_on(
+    choice: str,
+) -> None:
     run = simulation(choice, UNEQUAL, 3, broken=frozenset({5}))
     records = list(run)
     assert torch.isfinite(run.params["w"]).all()
@@ -206,26 +241,36 @@ WARMING_UP = ("greedy_shapley", "hics", "hics_code", "rpow_d", "ucb_shapley")
 NUM_ROUNDS = 60
 
 
-def rounds_with_silent(choice: str, n: int, k: int, broken: frozenset[int] = frozenset(), **clock: Any) -> list[Record]:
+def rounds_with_silent(
+    choice: str, n: int, k: int, broken: frozenset[int] = frozenset(), **clock: Any
+) -> list[Record]:
     """The three devices of `fixed_clock` in turn: a round takes their clients 6, 11 and 21 s."""
     population, engine = toy_population([1] * n, k, NUM_ROUNDS), ToyEngine([1] * n)
     engine.broken = set(broken)
     simulated = fixed_clock(n, k, **clock)
     selector = build(choice, population)
-    parts = toy_components(engine, population, selector, validation=True, num_public=3, simulated=simulated)
+    parts = toy_components(
+        engine, population, selector, validation=True, num_public=3, simulated=simulated
+    )
     return list(Simulation(parts, toy_params()))
 
 
 def longest_standstill(records: list[Record]) -> int:
     """The largest number of consecutive rounds_with_silent that brought no update."""
     return max(
-        (len(list(some)) for idle, some in itertools.groupby(records, lambda r: not r.uploaded) if idle), default=0
+        (
+            len(list(some))
+            for idle, some in itertools.groupby(records, lambda r: not r.uploaded)
+            if idle
+        ),
+        default=0,
     )
 
 
 @pytest.mark.parametrize("choice", KINDS)
 def test_no_method_keeps_selecting_only_clients_that_are_always_late(choice: str) -> None:
-    """Clients 2, 5, 8 and 11 need 21 s, the deadline is 15 s. Random selection brings 75 updates."""
+    """Clients 2, 5, 8 and 11 need 21 s, the deadline is 15 s. Random selection brings 75
+    updates."""
     records = rounds_with_silent(choice, 12, 3, deadline=15.0)
     assert longest_standstill(records) < 20
     if choice in WARMING_UP:
@@ -235,8 +280,11 @@ def test_no_method_keeps_selecting_only_clients_that_are_always_late(choice: str
 
 @pytest.mark.parametrize(("n", "k"), [(6, 1), (12, 3)])
 @pytest.mark.parametrize("choice", ["oort", "oort_by_speed", "oort_code"])
-def test_oort_does_not_explore_clients_that_are_always_late_for_good(choice: str, n: int, k: int) -> None:
-    """A third of the clients is late; of K <= 4 places exploration has one at least while anybody is unseen."""
+def test_oort_does_not_explore_clients_that_are_always_late_for_good(
+    choice: str, n: int, k: int
+) -> None:
+    """A third of the clients is late; of K <= 4 places exploration has one at least while anybody
+    is unseen."""
     records = rounds_with_silent(choice, n, k, deadline=15.0)
     assert longest_standstill(records) <= 2
     assert sum(not r.uploaded for r in records[20:]) <= 4
@@ -244,7 +292,8 @@ def test_oort_does_not_explore_clients_that_are_always_late_for_good(choice: str
 
 @pytest.mark.parametrize("choice", [c for c in WARMING_UP if c != "rpow_d"])
 def test_clients_with_broken_updates_are_not_selected_again_and_again(choice: str) -> None:
-    """Once each in the first four rounds_with_silent, and then ever more rarely, not both at once."""
+    """Once each in the first four rounds_with_silent, and then ever more rarely, not both at
+    once."""
     records = rounds_with_silent(choice, 8, 2, frozenset({3, 5}))
     assert len(records) == NUM_ROUNDS
     dropped = np.array([r.dropped_updates for r in records])
@@ -253,16 +302,24 @@ def test_clients_with_broken_updates_are_not_selected_again_and_again(choice: st
     assert dropped.max() == 1
 
 
-def tried(known: list[bool], last: list[int], round: int, ids: list[int] | None = None) -> list[int]:
+def tried(
+    known: list[bool], last: list[int], round: int, ids: list[int] | None = None
+) -> list[int]:
     available = np.arange(len(known)) if ids is None else np.array(ids, np.int64)
     return clients_to_try(available, np.array(known), np.array(last, np.int64), round).tolist()
 
 
 def test_whom_to_try_by_hand() -> None:
     assert tried([False] * 3, [0, 0, 0], 1) == [0, 1, 2]
-    assert tried([True, False, False], [1, 1, 0], 2) == [2]  # those that were never selected come first
-    assert tried([True, False, False], [1, 2, 1], 3) == [2]  # then one at a time, the one selected longest ago
-    assert tried([True, False, False], [1, 2, 3], 3) == []  # not before the number of rounds_with_silent has doubled
+    assert tried([True, False, False], [1, 1, 0], 2) == [
+        2
+    ]  # those that were never selected come first
+    assert tried([True, False, False], [1, 2, 1], 3) == [
+        2
+    ]  # then one at a time, the one selected longest ago
+    assert (
+        tried([True, False, False], [1, 2, 3], 3) == []
+    )  # not before the number of rounds_with_silent has doubled
     assert tried([True, False, False], [1, 2, 3], 4) == [1]
     assert tried([True, False, False], [1, 4, 3], 6, ids=[0, 2]) == [2]
     assert tried([True, True], [1, 1], 9) == []

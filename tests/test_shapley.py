@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from fedsim.core.types import Evaluation, Params
 from fedsim.selectors.base import softmax, weighted_without_replacement
-from fedsim.selectors.shapley import SFedAvg, ShapleyBandit, Valuation, average_model, exact_values, sampled_values
+from fedsim.selectors.shapley import (
+    SFedAvg,
+    ShapleyBandit,
+    Valuation,
+    average_model,
+    exact_values,
+    sampled_values,
+)
 from tests.toys import picked, toy_cohort, toy_population
 
 
@@ -33,9 +40,15 @@ def test_two_players_by_hand() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(1, 6), st.integers(0, 10**6))
-def test_exact_equals_the_definition_is_efficient_and_null_players_get_nothing(num: int, seed: int) -> None:
+def test_exact_equals_the_definition_is_efficient_and_null_players_get_nothing(
+    num: int, seed: int
+) -> None:
     random = np.random.default_rng(seed)
-    table = {frozenset(s): random.random() for r in range(num) for s in itertools.combinations(range(num - 1), r)}
+    table = {
+        frozenset(s): random.random()
+        for r in range(num)
+        for s in itertools.combinations(range(num - 1), r)
+    }
     worth = lambda members: table[frozenset(members) - {num - 1}]
     values = exact_values(worth, num)
     assert values == pytest.approx(enumerated(worth, num))
@@ -69,7 +82,13 @@ class OneNumber:
 
 
 def valuation(**more: Any) -> Valuation:
-    values = {"utility": "loss", "average": "uniform", "method": "auto", "permutations": 5, "tolerance": 0.0}
+    values = {
+        "utility": "loss",
+        "average": "uniform",
+        "method": "auto",
+        "permutations": 5,
+        "tolerance": 0.0,
+    }
     return Valuation(**(values | more))
 
 
@@ -81,9 +100,14 @@ def test_averages_of_subsets() -> None:
     assert average_model(cohort, frozenset({0, 1}), True, 0.5)["w"].tolist() == [0.75, 0.75]
 
 
-@pytest.mark.parametrize(("utility", "average", "both"), [("loss", "uniform", 2.0), ("accuracy", "by_size", 2.5)])
-def test_values_by_hand_of_averages_that_weigh_as_asked(utility: str, average: str, both: float) -> None:
-    """Updates 1 and 3 of clients with 1 and 3 samples: their mean is 2, or 2.5 by size; 2^K passes."""
+@pytest.mark.parametrize(
+    ("utility", "average", "both"), [("loss", "uniform", 2.0), ("accuracy", "by_size", 2.5)]
+)
+def test_values_by_hand_of_averages_that_weigh_as_asked(
+    utility: str, average: str, both: float
+) -> None:
+    """Updates 1 and 3 of clients with 1 and 3 samples: their mean is 2, or 2.5 by size; 2^K
+    passes."""
     cohort, server = toy_cohort([0, 1], [1, 3], [[1, 0], [3, 0]]), OneNumber()
     judge: Any = valuation(utility=utility, average=average)
     values = judge.values(cohort, server, np.random.default_rng(0))
@@ -95,7 +119,9 @@ def test_relevance_is_a_running_mean_and_the_draw_a_softmax_of_it() -> None:
     selector = SFedAvg(toy_population([1] * 4, 1), valuation=valuation(), keep=0.75)
     assert selector.relevance.tolist() == [0.25] * 4
     selector.observe(1, toy_cohort([1, 2], [1, 1], [[2, 0], [0, 0]]), OneNumber())  # type: ignore[arg-type]
-    assert selector.relevance == pytest.approx([0.25, 0.1875 + 0.25 * 1.5, 0.1875 + 0.25 * -0.5, 0.25])
+    assert selector.relevance == pytest.approx(
+        [0.25, 0.1875 + 0.25 * 1.5, 0.1875 + 0.25 * -0.5, 0.25]
+    )
     assert {relevant([0, 0, 50, 0], 1, seed)[0] for seed in range(20)} == {2}
 
 
@@ -104,7 +130,9 @@ def test_a_client_is_as_likely_as_scipys_softmax_of_its_relevance() -> None:
     counts = np.zeros(4)
     for seed in range(1000):
         counts[relevant(relevance, 1, seed)] += 1
-    assert counts / 1000 == pytest.approx(scipy.special.softmax(relevance), abs=4 * np.sqrt(0.25 / 1000))
+    assert counts / 1000 == pytest.approx(
+        scipy.special.softmax(relevance), abs=4 * np.sqrt(0.25 / 1000)
+    )
 
 
 def test_everybody_is_valued_once_and_then_the_highest_means_win() -> None:
@@ -134,7 +162,9 @@ def test_values_that_are_not_finite_are_dropped() -> None:
     assert (selector.times.tolist(), selector.total.tolist()) == ([1, 0], [1, 0])  # type: ignore[attr-defined]
 
 
-def test_the_confidence_bound_is_the_root_of_ln_t_over_times(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_confidence_bound_is_the_root_of_ln_t_over_times(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[np.ndarray] = []
 
     def watched(scores: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -146,7 +176,9 @@ def test_the_confidence_bound_is_the_root_of_ln_t_over_times(monkeypatch: pytest
     selector.total, selector.times = np.array([2.0, -1.0, 0.0]), np.array([4, 1, 0])
     for t in (1, 7):
         picked(selector, t)
-        assert seen[-1] == pytest.approx([0.5 + 0.3 * np.sqrt(np.log(t) / 4), -1 + 0.3 * np.sqrt(np.log(t)), np.inf])
+        assert seen[-1] == pytest.approx(
+            [0.5 + 0.3 * np.sqrt(np.log(t) / 4), -1 + 0.3 * np.sqrt(np.log(t)), np.inf]
+        )
 
 
 def test_auto_is_exact_up_to_ten_clients(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +192,8 @@ def test_auto_is_exact_up_to_ten_clients(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_an_order_is_cut_short_near_to_everybodys_worth_and_not_before() -> None:
-    """Worth is the number of members, at most 2 of 3: of each order the first two count, whoever they are."""
+    """Worth is the number of members, at most 2 of 3: of each order the first two count, whoever
+    they are."""
     values = sampled_values(lambda s: float(min(len(s), 2)), 3, 300, 0.5, np.random.default_rng(0))
     assert values.sum() == pytest.approx(2)
     assert values == pytest.approx([2 / 3] * 3, abs=0.1)
@@ -168,12 +201,16 @@ def test_an_order_is_cut_short_near_to_everybodys_worth_and_not_before() -> None
 
 def relevant(relevance: list[float], count: int, seed: int = 0) -> list[int]:
     """Whom S-FedAvg draws for these relevances."""
-    selector = SFedAvg(toy_population([1] * len(relevance), count), valuation=valuation(), keep=0.75)
+    selector = SFedAvg(
+        toy_population([1] * len(relevance), count), valuation=valuation(), keep=0.75
+    )
     selector.relevance[:] = relevance
     return picked(selector, 2, seed)
 
 
-def test_relevances_draw_whom_the_softmax_does_and_far_lower_ones_where_there_are_no_others() -> None:
+def test_relevances_draw_whom_the_softmax_does_and_far_lower_ones_where_there_are_no_others() -> (
+    None
+):
     for seed in range(20):
         assert relevant([0, -1e5, -800, 1e300], 3, seed) == [0, 2, 3]
         relevance = np.random.default_rng(1000 + seed).normal(0, 3, 8)

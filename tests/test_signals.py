@@ -1,4 +1,5 @@
-"""Processes that are asked to end: saved within a round, the exit code says which, and the same command goes on."""
+"""Processes that are asked to end: saved within a round, the exit code says which, and the same
+command goes on."""
 
 import os
 import signal
@@ -27,7 +28,8 @@ HANG = 1800
 
 @pytest.fixture
 def asked(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a command that gets `numbers`, signals, in the middle of round 4; the exception that comes out."""
+    """Run a command that gets `numbers`, signals, in the middle of round 4; the exception that
+    comes out."""
     step = Simulation.step
 
     def call(*words: str, numbers: Sequence[int]) -> BaseException:
@@ -93,7 +95,8 @@ LONG = ("num_rounds=100000", "local.epochs=1", "num_clients=6", "cohort_size=2",
 
 
 def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """A run that hears Ctrl-C, which a shell lets jobs in the background ignore (and fedsim respects that)."""
+    """A run that hears Ctrl-C, which a shell lets jobs in the background ignore (and fedsim
+    respects that)."""
     command = [sys.executable, "-m", "fedsim.run", *LONG, *words]
     return subprocess.Popen(
         command,
@@ -111,7 +114,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def rounds_on_file(folder: Path) -> int:
-    return max((len(read_metrics(p.parent)) for p in folder.glob("outputs/*/*/metrics.jsonl")), default=0)
+    return max(
+        (len(read_metrics(p.parent)) for p in folder.glob("outputs/*/*/metrics.jsonl")), default=0
+    )
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
@@ -161,8 +166,11 @@ def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_pat
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
 @pytest.mark.parametrize("missing", [(0, 2), (0, 1, 2)])
-def test_without_standard_streams_a_notice_goes_nowhere(missing: Sequence[int], tmp_path: Path) -> None:
-    """Otherwise the next files that are opened get the numbers 0 to 2: the lock, the records, the checkpoint."""
+def test_without_standard_streams_a_notice_goes_nowhere(
+    missing: Sequence[int], tmp_path: Path
+) -> None:
+    """Otherwise the next files that are opened get the numbers 0 to 2: the lock, the records, the
+    checkpoint."""
 
     def close() -> None:
         for number in missing:
@@ -185,9 +193,13 @@ def test_without_standard_streams_a_notice_goes_nowhere(missing: Sequence[int], 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_freed_memory_is_kept_unless_the_environment_says_what_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_memory_is_kept_unless_the_environment_says_what_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda *pair: asked.append(pair)))
+    monkeypatch.setattr(
+        "ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda *pair: asked.append(pair))
+    )
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
         monkeypatch.delenv(name, raising=False)

@@ -43,11 +43,15 @@ class OnRounds(Availability):
     def __init__(self, rounds: set[int]) -> None:
         self.rounds = rounds
 
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def available(
+        self, round: int, num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
         return np.full(num_clients, round in self.rounds)
 
 
-def simulate(selections: Sequence[object], num_rounds: int = 2, *broken: int, **components: Any) -> Simulation:
+def simulate(
+    selections: Sequence[object], num_rounds: int = 2, *broken: int, **components: Any
+) -> Simulation:
     sizes = [1, 2, 3, 4]
     engine, population = ToyEngine(sizes), toy_population(sizes, 2, num_rounds)
     selector = Scripted(population, selections)
@@ -65,10 +69,14 @@ def test_two_rounds_by_hand() -> None:
     assert (first.bytes_down, first.bytes_up, first.train_samples) == (16, 16, 2 * (2 + 4))
 
     weighted = simulate([Selection(np.array([1, 3]), np.array([1.0, 1.0]))], num_rounds=1)
-    assert next(iter(weighted)).test_accuracy == 0.5 + 1.5  # weights of the selector are used as they are
+    assert (
+        next(iter(weighted)).test_accuracy == 0.5 + 1.5
+    )  # weights of the selector are used as they are
 
 
-def test_evaluation_happens_every_so_often_and_at_the_end_and_wall_seconds_are_those_of_all_phases() -> None:
+def test_evaluation_happens_every_so_often_and_at_the_end_and_wall_seconds_are_those_of_all_phases() -> (
+    None
+):
     records = list(simulate([[0, 1]], num_rounds=5, eval_every=2))
     assert [r.test_accuracy is not None for r in records] == [False, True, False, True, True]
     total = sum(getattr(r, f"seconds_{phase}") for r in records for phase in PHASES)
@@ -140,9 +148,12 @@ def test_a_selector_cannot_validate_without_declaring_it() -> None:
 
 
 def test_clients_can_begin_round_one_from_models_of_their_own_and_no_later_round() -> None:
-    """Client i begins at (4 i, 0) and moves halfway to (i, -i); the server averages what comes out."""
+    """Client i begins at (4 i, 0) and moves halfway to (i, -i); the server averages what comes
+    out."""
     one = simulate([[1, 2]])
-    one.components = replace(one.components, first_model=lambda i: {"w": torch.tensor([4.0 * i, 0.0])})
+    one.components = replace(
+        one.components, first_model=lambda i: {"w": torch.tensor([4.0 * i, 0.0])}
+    )
     one.step()
     own = torch.tensor([[(4 + 1) / 2, -1 / 2], [(8 + 2) / 2, -2 / 2]])
     assert one.params["w"].tolist() == own.mean(0).tolist()
@@ -164,18 +175,25 @@ class Watching(Selector, Availability):
         self.selects.append((rng.random(), clients.lr, clients.available.tolist()))
         return Selection(clients.available)
 
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def available(
+        self, round: int, num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
         self.reaches.append(rng.random())
         return np.ones(num_clients, dtype=bool)
 
 
-def test_every_round_has_streams_and_a_learning_rate_of_its_own_and_clients_without_data_are_not_offered() -> None:
+def test_every_round_has_streams_and_a_learning_rate_of_its_own_and_clients_without_data_are_not_offered() -> (
+    None
+):
     engine, population = ToyEngine([2, 0, 2], seed=5), toy_population([2, 0, 2], 2, 3)
     watching = Watching(population)
-    parts = toy_components(engine, population, watching, availability=watching, learning_rate=lambda t: 1 / t)
+    parts = toy_components(
+        engine, population, watching, availability=watching, learning_rate=lambda t: 1 / t
+    )
     list(Simulation(parts, toy_params()))
     drawn = {
-        p: [Streams(5).generator(p, t).random() for t in (1, 2, 3)] for p in (Purpose.SELECT, Purpose.AVAILABILITY)
+        p: [Streams(5).generator(p, t).random() for t in (1, 2, 3)]
+        for p in (Purpose.SELECT, Purpose.AVAILABILITY)
     }
     assert watching.selects == [(u, 1 / t, [0, 2]) for t, u in enumerate(drawn[Purpose.SELECT], 1)]
     assert watching.reaches == drawn[Purpose.AVAILABILITY]

@@ -1,4 +1,5 @@
-"""Numbers that are absurdly large are refused before anything of their size is made, or size nothing.
+"""Numbers that are absurdly large are refused before anything of their size is made, or size
+nothing.
 
 Every key of conf/ that takes an integer is tried with limited memory.
 """
@@ -40,7 +41,13 @@ ROOM = 2**30
 """Bytes that a config may take above what the process has."""
 PLAIN = {
     *("seed", "partition_seed", "init_seed", "eval_every", "checkpoint.every", "local.batch_size"),
-    *("dataset.seed", "model.backbone_seed", "partition.cap", "engine.chunk_size", "optimizer.schedule.milestones"),
+    *(
+        "dataset.seed",
+        "model.backbone_seed",
+        "partition.cap",
+        "engine.chunk_size",
+        "optimizer.schedule.milestones",
+    ),
     *(
         "selector.queue_length",
         "selector.warmup",
@@ -49,17 +56,48 @@ PLAIN = {
         "selector.window",
         "selector.cover_rounds",
     ),
-    *("selector.exploration.peak", "selector.num_clusters", "selector.iterations", "selector.pacer_window"),
-    *("selector.swap_passes", "selector.sketch.size", "selector.threshold.every", "aggregator.denominator"),
+    *(
+        "selector.exploration.peak",
+        "selector.num_clusters",
+        "selector.iterations",
+        "selector.pacer_window",
+    ),
+    *(
+        "selector.swap_passes",
+        "selector.sketch.size",
+        "selector.threshold.every",
+        "aggregator.denominator",
+    ),
 }
 """Keys that size nothing: runs at 10^9 are like others."""
-GROUPS = ("dataset", "partition", "availability", "model", "optimizer", "selector", "aggregator", "engine")
-OWNERS = {"sketch": "pncs", "exploration": "gpfl", "threshold": "fedabc", "valuation": "s_fedavg", "schedule": "sgd"}
+GROUPS = (
+    "dataset",
+    "partition",
+    "availability",
+    "model",
+    "optimizer",
+    "selector",
+    "aggregator",
+    "engine",
+)
+OWNERS = {
+    "sketch": "pncs",
+    "exploration": "gpfl",
+    "threshold": "fedabc",
+    "valuation": "s_fedavg",
+    "schedule": "sgd",
+}
 """Choices whose nodes have the groups below other groups."""
 Path_ = tuple[str, ...]
 DATA_WITH_OWNERS = {
     "_target_": "fedsim.data.femnist_generated.FemnistGenerated",
-    **{"num_classes": 10, "num_writers": 20, "classes_per_writer": 5, "test_samples": 10, "samples_per_writer": 30.0},
+    **{
+        "num_classes": 10,
+        "num_writers": 20,
+        "classes_per_writer": 5,
+        "test_samples": 10,
+        "samples_per_writer": 30.0,
+    },
     **{"size_deviation": 0.4, "style": 0.3, "noise": 0.2, "seed": 0, "mean": [0.5], "std": [0.5]},
 }
 
@@ -68,15 +106,22 @@ DATA_WITH_OWNERS = {
 def parameters_of(cls: Any) -> dict[str, Any]:
     """Names and annotations of what a config may set."""
     hints = typing.get_type_hints(cls.__init__ if isinstance(cls, type) else cls)
-    return {p.name: hints[p.name] for p in inspect.signature(cls).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    return {
+        p.name: hints[p.name]
+        for p in inspect.signature(cls).parameters.values()
+        if p.kind is p.KEYWORD_ONLY
+    }
 
 
 def integer(hint: Any) -> bool:
-    return hint is int or (typing.get_origin(hint) in (typing.Union, UnionType) and int in typing.get_args(hint))
+    return hint is int or (
+        typing.get_origin(hint) in (typing.Union, UnionType) and int in typing.get_args(hint)
+    )
 
 
 def keys_of(node: Any, path: Path_, cls: Any = None) -> Iterator[tuple[Any, Path_, bool]]:
-    """Class, path and whether it is a list, of every key for integers of a node and those within it."""
+    """Class, path and whether it is a list, of every key for integers of a node and those within
+    it."""
     cls = resolve(node, object, "x") if cls is None else cls
     for name, hint in parameters_of(cls).items():
         value = node.get(name)
@@ -101,7 +146,10 @@ def cases(cache_dir: Path) -> Iterator[tuple[dict[str, Any], Path_, Any]]:
     for config, (cls, path, many) in found:
         if (cls, path[-1]) not in seen:
             seen.add((cls, path[-1]))
-            yield from ((with_value(config, path, [value] if many else value), path, value) for value in HUGE)
+            yield from (
+                (with_value(config, path, [value] if many else value), path, value)
+                for value in HUGE
+            )
 
 
 def all_choices() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -116,7 +164,11 @@ def all_choices() -> Iterator[tuple[str, dict[str, Any]]]:
         if name == "natural":
             changes["dataset"] = DATA_WITH_OWNERS
         if "fedabc" in changes[top]["_target_"]:
-            changes["server"] = {"validation_fraction": 0.05, "public_samples": 10, "public_stratified": False}
+            changes["server"] = {
+                "validation_fraction": 0.05,
+                "public_samples": 10,
+                "public_stratified": False,
+            }
         yield top, changes
 
 
@@ -137,7 +189,13 @@ def attempt(config: dict[str, Any], path: Path_) -> str:
         with limited_time():
             if path[0] == "model":
                 reads_text = "text" in config["model"]["_target_"]
-                instantiate(config["model"], nn.Module, "model", TokenShape(20, 100) if reads_text else (3, 32, 32), 10)
+                instantiate(
+                    config["model"],
+                    nn.Module,
+                    "model",
+                    TokenShape(20, 100) if reads_text else (3, 32, 32),
+                    10,
+                )
             else:
                 plan = make_plan(config, {})
                 if path[0] != "dataset":
@@ -167,7 +225,9 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str,
 
 
 @pytest.fixture(scope="module")
-def outcomes(everything: list[tuple[dict[str, Any], Path_, Any]]) -> dict[tuple[str, int], set[str]]:
+def outcomes(
+    everything: list[tuple[dict[str, Any], Path_, Any]],
+) -> dict[tuple[str, int], set[str]]:
     """What comes of every key at every value, with limited memory."""
     found: dict[tuple[str, int], set[str]] = {}
     with limited_memory():
@@ -176,11 +236,21 @@ def outcomes(everything: list[tuple[dict[str, Any], Path_, Any]]) -> dict[tuple[
     return found
 
 
-def test_large_integers_are_refused_where_they_size_something(outcomes: dict[tuple[str, int], set[str]]) -> None:
+def test_large_integers_are_refused_where_they_size_something(
+    outcomes: dict[tuple[str, int], set[str]],
+) -> None:
     assert len(outcomes) >= 90
-    assert {key: found for (key, value), found in outcomes.items() if value == 2**63 and found != {"ConfigError"}} == {}
+    assert {
+        key: found
+        for (key, value), found in outcomes.items()
+        if value == 2**63 and found != {"ConfigError"}
+    } == {}
     large = {key: found for (key, value), found in outcomes.items() if value == 10**9}
-    assert {key: found for key, found in large.items() if not found <= {"ConfigError", "DataError", "ran"}} == {}
+    assert {
+        key: found
+        for key, found in large.items()
+        if not found <= {"ConfigError", "DataError", "ran"}
+    } == {}
     assert sorted(key for key, found in large.items() if "ran" in found) == sorted(PLAIN)
 
 
@@ -188,7 +258,9 @@ def test_without_the_limit_memory_runs_out(
     everything: list[tuple[dict[str, Any], Path_, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The negative control."""
-    mine = [config for config, key, value in everything if key == ("model", "hidden") and value == 10**9]
+    mine = [
+        config for config, key, value in everything if key == ("model", "hidden") and value == 10**9
+    ]
     config = next(config for config in mine if config["model"]["_target_"].endswith("MLP"))
     monkeypatch.setattr("fedsim.models.shapes.MAX_PARAMETERS", 10**15)
     with limited_memory():
@@ -201,7 +273,9 @@ def test_memory_grows_with_the_clients_data_and_not_with_the_batch_size() -> Non
     for batch_size in (100, 10**9):
         positions, ids = [np.arange(100) for _ in range(5)], np.arange(5)
         tracemalloc.start()
-        make_schedule(positions, LocalWork(2, None, batch_size), Streams(0), 1, ids, 0.1, dropout=True)
+        make_schedule(
+            positions, LocalWork(2, None, batch_size), Streams(0), 1, ids, 0.1, dropout=True
+        )
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] == pytest.approx(peaks[0], rel=0.1)

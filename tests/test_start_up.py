@@ -30,7 +30,9 @@ def test_methods_that_ask_everybody_once_start_up_in_one_round(choice: str) -> N
 
 
 def test_longer_start_ups() -> None:
-    start_up, spent = bytes_by_round("fedcor")  # warm-up of rounds 0 to 3 here, virtual rounds every other one
+    start_up, spent = bytes_by_round(
+        "fedcor"
+    )  # warm-up of rounds 0 to 3 here, virtual rounds every other one
     assert start_up == 5
     assert len(set(spent[:5])) == 1
     assert min(spent[5:]) < spent[0] < max(spent[5:])

@@ -15,12 +15,21 @@ def test_a_stream_depends_on_its_key_alone(seed: int, round: int, client: int) -
     assert np.array_equal(*draws)
 
 
-@given(st.integers(0, 2**63 - 1), st.lists(st.integers(0, 2**40), max_size=4), st.integers(0, 2**32 - 1))
-def test_the_streams_of_many_clients_are_those_of_each(seed: int, key: list[int], client: int) -> None:
+@given(
+    st.integers(0, 2**63 - 1),
+    st.lists(st.integers(0, 2**40), max_size=4),
+    st.integers(0, 2**32 - 1),
+)
+def test_the_streams_of_many_clients_are_those_of_each(
+    seed: int, key: list[int], client: int
+) -> None:
     streams, clients = Streams(seed), np.array([client, 0, 1])
     together = streams.generators(Purpose.TRAIN, *key, last=clients)
     for found, last in zip(together, clients.tolist(), strict=True):
-        assert found.bit_generator.state == streams.generator(Purpose.TRAIN, *key, last).bit_generator.state
+        assert (
+            found.bit_generator.state
+            == streams.generator(Purpose.TRAIN, *key, last).bit_generator.state
+        )
     keys = streams.keys(Purpose.DROPOUT, *key, last=clients)
     assert keys.tolist() == [streams.key(Purpose.DROPOUT, *key, last) for last in clients.tolist()]
 

@@ -1,4 +1,5 @@
-"""Which rooms of fedsim/ may import which, and that no modules import in a circle: as scripts/structure.py counts."""
+"""Which rooms of fedsim/ may import which, and that no modules import in a circle: as
+scripts/structure.py counts."""
 
 from pathlib import Path
 

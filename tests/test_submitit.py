@@ -1,4 +1,5 @@
-"""The launchers `submitit_local` and `submitit_slurm`: what they tell submitit and Slurm; requeued tasks."""
+"""The launchers `submitit_local` and `submitit_slurm`: what they tell submitit and Slurm; requeued
+tasks."""
 
 import os
 import signal
@@ -19,35 +20,73 @@ from fedsim.jobs.launchers import SlurmJobs, launcher_of
 from fedsim.jobs.task_worker import SubmittedTask
 from fedsim.results.reading import read_metrics, read_summary
 from tests import slurm_stand_in
-from tests.launcher_toys import HANG, LAB, WORDS, Sweep, folders, pid_of_job, plans_of, result, statuses
+from tests.launcher_toys import (
+    HANG,
+    LAB,
+    WORDS,
+    Sweep,
+    folders,
+    pid_of_job,
+    plans_of,
+    result,
+    statuses,
+)
 
 submitit = pytest.importorskip("submitit")
 
 
 def node_of(name: str, /, **given: Any) -> dict[str, Any]:
     """The node hydra.launcher."""
-    return {**yaml.safe_load((conf_dir() / f"hydra/launcher/{name}.yaml").read_text(encoding="utf-8")), **given}
+    return {
+        **yaml.safe_load((conf_dir() / f"hydra/launcher/{name}.yaml").read_text(encoding="utf-8")),
+        **given,
+    }
 
 
 @pytest.mark.parametrize("name", ["submitit_local", "submitit_slurm"])
 def test_commands_paths_and_words_that_are_not_plain_are_refused(name: str) -> None:
     assert not launcher_problems(node_of(name))
-    assert not launcher_problems(node_of(name, cpus_per_task=4, jobs_per_task=8, mem_per_gpu="8G", exclude="n[1-3]"))
-    bad = {"submitit_folder": "/tmp", "setup": ["touch marker"], "additional_parameters": {"wrap": "touch marker"}}
-    bad |= {"name": "a\ntouch marker", "comment": "--wrap=x", "x": {"_target_": "os.system"}, "mem_per_cpu": "1 $(x)"}
+    assert not launcher_problems(
+        node_of(name, cpus_per_task=4, jobs_per_task=8, mem_per_gpu="8G", exclude="n[1-3]")
+    )
+    bad = {
+        "submitit_folder": "/tmp",
+        "setup": ["touch marker"],
+        "additional_parameters": {"wrap": "touch marker"},
+    }
+    bad |= {
+        "name": "a\ntouch marker",
+        "comment": "--wrap=x",
+        "x": {"_target_": "os.system"},
+        "mem_per_cpu": "1 $(x)",
+    }
     for key, value in bad.items():
         (problem,) = launcher_problems(node_of(name, **{key: value}))
         assert problem.key == f"hydra.launcher.{key}"
 
 
-def test_what_sbatch_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_sbatch_refuses_is_told_in_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("srun", "sbatch"):
-        (tmp_path / name).write_text("#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpi' >&2\nexit 1\n")
+        (tmp_path / name).write_text(
+            "#!/bin/sh\necho 'sbatch: error: invalid partition specified: gpi' >&2\nexit 1\n"
+        )
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(ConfigError, match="could not be submitted: sbatch: error: invalid partition specified: gpi"):
-        run(["-m", "seed=0,1", *WORDS, "hydra/launcher=submitit_slurm", "hydra.launcher.partition=gpi"])
+    with pytest.raises(
+        ConfigError, match="could not be submitted: sbatch: error: invalid partition specified: gpi"
+    ):
+        run(
+            [
+                "-m",
+                "seed=0,1",
+                *WORDS,
+                "hydra/launcher=submitit_slurm",
+                "hydra.launcher.partition=gpi",
+            ]
+        )
 
 
 @pytest.mark.parametrize(
@@ -60,17 +99,35 @@ def test_what_sbatch_refuses_is_told_in_its_words(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_srun_is_told_the_cores_of_a_task_and_gpus_are_hidden_from_one_that_asks_for_none(
-    given: dict[str, Any], cores: bool, hidden: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, Any],
+    cores: bool,
+    hidden: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else its threads would share a core (Slurm 22.05), and device=auto would be another device than was checked."""
+    """Else its threads would share a core (Slurm 22.05), and device=auto would be another device
+    than was checked."""
     (tmp_path / "srun").touch(mode=0o755)  # which submitit looks for
     monkeypatch.setenv("PATH", str(tmp_path))
-    given |= {"mem_gb": 16, "partition": "gpu", "mem_per_gpu": "8G", "max_num_timeout": 7, "jobs_per_task": 8}
+    given |= {
+        "mem_gb": 16,
+        "partition": "gpu",
+        "mem_per_gpu": "8G",
+        "max_num_timeout": 7,
+        "jobs_per_task": 8,
+    }
     launcher = launcher_of(node_of("submitit_slurm", **given), SlurmJobs)
     with launcher.connected(tmp_path):
         made = launcher._executor._executor
     assert made.max_num_timeout == 7
-    expected = {"mem": "16GB", "partition": "gpu", "mem_per_gpu": "8G", "job_name": "fedsim", "time": 60, "nodes": 1}
+    expected = {
+        "mem": "16GB",
+        "partition": "gpu",
+        "mem_per_gpu": "8G",
+        "job_name": "fedsim",
+        "time": 60,
+        "nodes": 1,
+    }
     assert {key: made.parameters[key] for key in expected} == expected
     lines: list[str] = made._make_submission_file_text("python", "").splitlines()
     (number,) = (number for number, line in enumerate(lines) if line.startswith("srun "))
@@ -93,7 +150,8 @@ def wait_for_rounds(places: list[Path], rounds: int, job: Any) -> None:
 def test_a_preempted_task_is_requeued_and_ends_as_if_it_had_not_been(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By submitit's own signal, in a process that submitit starts; two jobs in lanes, saved on request alone."""
+    """By submitit's own signal, in a process that submitit starts; two jobs in lanes, saved on
+    request alone."""
     (tmp_path / "my_lab.py").write_text(LAB)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -102,7 +160,9 @@ def test_a_preempted_task_is_requeued_and_ends_as_if_it_had_not_been(
     plans = plans_of(*words, "seed=0,1")
     places = [plan.folder for plan in plans]
     executor = submitit.LocalExecutor(tmp_path / "submitit", max_num_timeout=0)
-    executor.update_parameters(timeout_min=60)  # within its first 48 minutes the signal is taken for a preemption
+    executor.update_parameters(
+        timeout_min=60
+    )  # within its first 48 minutes the signal is taken for a preemption
     (tmp_path / "slow").touch()
     task = executor.submit(SubmittedTask(plans, time.time(), {}))
     first = second = 0
@@ -124,7 +184,9 @@ def test_a_preempted_task_is_requeued_and_ends_as_if_it_had_not_been(
     assert first != second
     assert [(outcome.status, outcome.skipped) for outcome in outcomes] == [("done", False)] * 2
     assert run(["-m", "seed=0,1", *WORDS, *words, "output_dir=whole"]) == 0
-    assert [result(f) for f in folders(tmp_path / "outputs")] == [result(f) for f in folders(tmp_path / "whole")]
+    assert [result(f) for f in folders(tmp_path / "outputs")] == [
+        result(f) for f in folders(tmp_path / "whole")
+    ]
 
 
 @pytest.fixture
@@ -138,9 +200,13 @@ def slurm(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(tmp_path: Path, slurm: Path) -> None:
+def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(
+    tmp_path: Path, slurm: Path
+) -> None:
     """By commands that take the place of Slurm's (tests/slurm_stand_in.py)."""
-    sweep = Sweep(tmp_path, "submitit_slurm", "seed=0,1,2,3,4,5", "jobs_per_task=2", "array_parallelism=2")
+    sweep = Sweep(
+        tmp_path, "submitit_slurm", "seed=0,1,2,3,4,5", "jobs_per_task=2", "array_parallelism=2"
+    )
     process = sweep.start()
     try:
         sweep.wait_for(4, process)
@@ -158,7 +224,11 @@ def test_an_array_of_lanes_is_requeued_by_slurm_and_killed_and_repeated(tmp_path
     assert "#SBATCH --array=0-2%2" in (slurm / "1.script").read_text()
     assert "#SBATCH --signal=USR2@120" in (slurm / "1.script").read_text()
     assert slurm_stand_in.requeues(slurm) == ["1_0"]
-    assert slurm_stand_in.states_in_the_end(slurm) == {"1_0": "COMPLETED", "1_1": "FAILED", "1_2": "COMPLETED"}
+    assert slurm_stand_in.states_in_the_end(slurm) == {
+        "1_0": "COMPLETED",
+        "1_1": "FAILED",
+        "1_2": "COMPLETED",
+    }
     assert process.returncode == 1, output + errors
     assert output.count("1_1 has ended without a report: FAILED, see") >= 2
     assert statuses(tmp_path) == {"done": 4, "None": 2}

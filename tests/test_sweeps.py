@@ -1,4 +1,5 @@
-"""Several processes at the same jobs: each job is run by one of them, and all end when all jobs are done."""
+"""Several processes at the same jobs: each job is run by one of them, and all end when all jobs are
+done."""
 
 import json
 import os
@@ -29,13 +30,25 @@ from tests.run_toys import QUICK, Run, shell, without_seconds
 
 pytestmark = pytest.mark.usefixtures("stop")
 ROOT = Path(__file__).parents[1]
-WORDS = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "selector=oort")
-SWEEPS = {"alone": (), "basic": ("-m", "seed=0,1,2"), "lanes": ("-m", "seed=0,1,2", "hydra/launcher=lanes")}
+WORDS = (
+    "num_rounds=4",
+    "local.epochs=1",
+    "tracker=files_only",
+    "num_clients=6",
+    "cohort_size=2",
+    "selector=oort",
+)
+SWEEPS = {
+    "alone": (),
+    "basic": ("-m", "seed=0,1,2"),
+    "lanes": ("-m", "seed=0,1,2", "hydra/launcher=lanes"),
+}
 
 
 @pytest.fixture
 def holder() -> Iterator[ExitStack]:
-    """Holds locks as another process would: they are not inherited, and not shared within a process."""
+    """Holds locks as another process would: they are not inherited, and not shared within a
+    process."""
     with ExitStack() as stack:
         yield stack
 
@@ -57,7 +70,11 @@ def folders(place: str) -> list[Path]:
 
 
 def result(folder: Path) -> Any:
-    return without_seconds(folder), (read_summary(folder) or {})["status"], (folder / MODEL).read_bytes()
+    return (
+        without_seconds(folder),
+        (read_summary(folder) or {})["status"],
+        (folder / MODEL).read_bytes(),
+    )
 
 
 def counterpart(folder: Path) -> Path:
@@ -89,7 +106,12 @@ def test_what_another_process_runs_is_waited_for_and_taken_as_it_is(
     assert len(pauses) == 3
     assert finished_first == [[counterpart(folder) for folder in whole[:-1]]]
     printed = capsys.readouterr().out
-    assert printed.count(f"waiting for {theirs}: another process is running this now (process {os.getpid()} on ") == 1
+    assert (
+        printed.count(
+            f"waiting for {theirs}: another process is running this now (process {os.getpid()} on "
+        )
+        == 1
+    )
     assert f"already done: {theirs}" in printed
 
 
@@ -123,7 +145,9 @@ def test_a_job_whose_process_has_died_is_taken_over_from_its_checkpoint(
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Preempted)])
+@pytest.mark.parametrize(
+    ("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, signals.Preempted)]
+)
 def test_a_signal_ends_the_wait_and_touches_nothing(
     number: int, error: type[BaseException], stop: StopRequests, holder: ExitStack, waiting: Any
 ) -> None:
@@ -169,7 +193,12 @@ print([os.waitstatus_to_exitcode(status) for status in statuses])
     ("kind", "kills", "seed"),
     [
         ("basic", 1, 0),
-        *(pytest.param(k, n, s, marks=pytest.mark.slow) for k in ("basic", "lanes") for n in (1, 2) for s in range(5)),
+        *(
+            pytest.param(k, n, s, marks=pytest.mark.slow)
+            for k in ("basic", "lanes")
+            for n in (1, 2)
+            for s in range(5)
+        ),
     ],
 )
 def test_sweeps_at_the_same_time_share_the_jobs_and_outlive_each_other(
@@ -178,7 +207,9 @@ def test_sweeps_at_the_same_time_share_the_jobs_and_outlive_each_other(
     words = [*WORDS, "num_rounds=30", "-m", "seed=range(4)", *SWEEPS[kind][2:]]
     command = [sys.executable, "-c", TOGETHER, json.dumps(words), str(kills), str(seed)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout.splitlines()[-1:] == [str([0] * (3 - kills))], done.stdout + done.stderr
     assert run([*words, "output_dir=whole"]) == 0
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
@@ -205,7 +236,9 @@ class Lowest(Selector):
 """
 
 
-def test_a_selector_outside_the_package_is_two_files_and_editing_them_does_not_reach_later_jobs(tmp_path: Path) -> None:
+def test_a_selector_outside_the_package_is_two_files_and_editing_them_does_not_reach_later_jobs(
+    tmp_path: Path,
+) -> None:
     """As a user's shell sees it."""
     (tmp_path / "my_lab.py").write_text(OUTSIDE)
     (tmp_path / "my_conf" / "selector").mkdir(parents=True)
@@ -214,7 +247,9 @@ def test_a_selector_outside_the_package_is_two_files_and_editing_them_does_not_r
     result = shell(Path(), "-m", "--config-dir", "my_conf", "selector=lowest", "seed=0,1", *QUICK)
     assert result.returncode == 0, result.stderr
     assert "new_key" in own.read_text()
-    assert [f.name.rpartition("-")[0] for f in folders("outputs")] == [f"digits-shards-mlp-lowest-s{s}" for s in (0, 1)]
+    assert [f.name.rpartition("-")[0] for f in folders("outputs")] == [
+        f"digits-shards-mlp-lowest-s{s}" for s in (0, 1)
+    ]
     for folder in folders("outputs"):
         assert yaml.safe_load((folder / "config.yaml").read_text())["selector"]["skip"] == 2
         assert read_metrics(folder)[0]["selected"] == [2, 3, 4, 5, 6]
@@ -241,7 +276,14 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
     monkeypatch.setattr("fedsim.config.parts.check_parts", checked)
     monkeypatch.setattr("fedsim.config.diagnosis.compose", composed)
     assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
-    assert sorted(call.args[1]["selector"] for call in planned.mock_calls) == ["gpfl", "gpfl", "random", "random"]
+    assert sorted(call.args[1]["selector"] for call in planned.mock_calls) == [
+        "gpfl",
+        "gpfl",
+        "random",
+        "random",
+    ]
     assert checked.call_count == 4
-    assert composed.call_count == 1 + 2  # what is common to all first, which says what is swept over; then each choice
+    assert (
+        composed.call_count == 1 + 2
+    )  # what is common to all first, which says what is swept over; then each choice
     assert {folder.parent.name for folder in folders("outputs")} == {"mine"}

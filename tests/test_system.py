@@ -19,8 +19,20 @@ from fedsim.running.assembly import build
 from fedsim.running.experiment import execute
 from tests.run_toys import plan_of
 
-FEW = ("num_rounds=4", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2", "engine=batched")
-CLOCK = ("system=lognormal", "system.deadline=4", "system.over_selection=1.5", "system.variation=0.3")
+FEW = (
+    "num_rounds=4",
+    "local.epochs=1",
+    "tracker=files_only",
+    "num_clients=6",
+    "cohort_size=2",
+    "engine=batched",
+)
+CLOCK = (
+    "system=lognormal",
+    "system.deadline=4",
+    "system.over_selection=1.5",
+    "system.variation=0.3",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +57,9 @@ def test_uniform_devices_lie_evenly_between_their_bounds() -> None:
     found = draw(model)
     assert found.forward.min() == pytest.approx(0.005, abs=1e-4)
     assert found.forward.mean() == pytest.approx(0.015, rel=0.02)
-    assert (found.down.min(), found.down.max()) == pytest.approx((100_000, 200_000), rel=0.01)  # bytes a second
+    assert (found.down.min(), found.down.max()) == pytest.approx(
+        (100_000, 200_000), rel=0.01
+    )  # bytes a second
     assert (found.up == 10_000).all()
     assert draw(model, 3).down.tolist() == found.down[:3].tolist()  # whatever the number of clients
 
@@ -62,9 +76,13 @@ def test_log_normal_devices_have_median_and_sigma() -> None:
 
 
 def test_tiers_have_their_shares() -> None:
-    model = Tiers(shares=[1.0, 3.0], ms_per_sample=[1.0, 2.0], down_kbps=[8.0, 16.0], up_kbps=[80.0, 160.0])
+    model = Tiers(
+        shares=[1.0, 3.0], ms_per_sample=[1.0, 2.0], down_kbps=[8.0, 16.0], up_kbps=[80.0, 160.0]
+    )
     found = draw(model, 8)
-    assert sorted(zip(found.forward.tolist(), found.down.tolist(), found.up.tolist(), strict=True)) == [
+    assert sorted(
+        zip(found.forward.tolist(), found.down.tolist(), found.up.tolist(), strict=True)
+    ) == [
         *[(0.001, 1000.0, 10_000.0)] * 2,
         *[(0.002, 2000.0, 20_000.0)] * 6,
     ]
@@ -73,11 +91,18 @@ def test_tiers_have_their_shares() -> None:
 
 def test_tiers_may_be_of_any_size_and_speed_but_none() -> None:
     made = lambda shares, value=0.5: Tiers(
-        shares=shares, **dict.fromkeys(("ms_per_sample", "down_kbps", "up_kbps"), [value] * len(shares))
+        shares=shares,
+        **dict.fromkeys(("ms_per_sample", "down_kbps", "up_kbps"), [value] * len(shares)),
     )
     for shares in ([0.25], [0.0, 0.25]):
         assert made(shares).draw(3, np.random.default_rng(0)).forward.tolist() == [0.0005] * 3
-    for shares, value in (([], 1.0), ([-0.5, 2.0], 1.0), ([0.0, 0.0], 1.0), ([math.inf], 1.0), ([1.0], math.inf)):
+    for shares, value in (
+        ([], 1.0),
+        ([-0.5, 2.0], 1.0),
+        ([0.0, 0.0], 1.0),
+        ([math.inf], 1.0),
+        ([1.0], math.inf),
+    ):
         with pytest.raises(ValueError, match="must be"):
             made(shares, value)
 
@@ -85,9 +110,7 @@ def test_tiers_may_be_of_any_size_and_speed_but_none() -> None:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 OURS = "client_id,ms_per_sample,down_kbps,up_kbps\n1,20,1600,800\n0,10,800,400\n"
-FEDSCALE = (
-    'computation,communication,active,inactive,finish_time,model\n30,8,"[0, 100]","[50, 200]",200,x\n40,16,10,20,60,y\n'
-)
+FEDSCALE = 'computation,communication,active,inactive,finish_time,model\n30,8,"[0, 100]","[50, 200]",200,x\n40,16,10,20,60,y\n'
 
 
 def table(folder: Path, text: str) -> Path:
@@ -102,7 +125,9 @@ def test_devices_of_a_table_by_id_and_a_client_without_a_row_is_named(tmp_path: 
     assert found.down.tolist() == [100_000, 200_000]
     assert found.up.tolist() == [50_000, 100_000]
     assert found.presence is None
-    with pytest.raises(ConfigError, match=r"(?s)has no row for client 2; .* system\.devices\.assign=random"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)has no row for client 2; .* system\.devices\.assign=random"
+    ):
         draw(Trace(path=table(tmp_path, OURS), assign="id"), 4)
 
 
@@ -123,22 +148,51 @@ def test_columns_of_fedscale_and_rows_drawn_at_random(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "lacks the column ms_per_sample (or computation), down_kbps (or communication), up_kbps"),
+        (
+            "",
+            "lacks the column ms_per_sample (or computation), down_kbps (or communication), up_kbps",
+        ),
         ("ms_per_sample,down_kbps,up_kbps\n", "has no row below its header"),
-        ("ms_per_sample,down_kbps\n1,2\n", "lacks the column up_kbps (or communication); it has ms_per_sample, down"),
+        (
+            "ms_per_sample,down_kbps\n1,2\n",
+            "lacks the column up_kbps (or communication); it has ms_per_sample, down",
+        ),
         ("computation,communication,active\n1,2,0\n", "lacks the column inactive, finish_time"),
         ("computation,computation,communication\n1,1,2\n", "has a column twice"),
-        ("computation,communication\n1,2\n12,5,8000\n", "line 3: has more cells than the header, 2"),
-        ("computation,communication\n1,2\nfast,3\n4\n", "line 3: computation='fast' must be a finite number > 0"),
-        ("computation,communication\ninf,2\nnan,2\n", "line 2: computation='inf' must be a finite number > 0"),
-        ("client_id,computation,communication\n1,1,1\n1,2,2\n", "line 3: client_id=1 is that of line 2, too"),
+        (
+            "computation,communication\n1,2\n12,5,8000\n",
+            "line 3: has more cells than the header, 2",
+        ),
+        (
+            "computation,communication\n1,2\nfast,3\n4\n",
+            "line 3: computation='fast' must be a finite number > 0",
+        ),
+        (
+            "computation,communication\ninf,2\nnan,2\n",
+            "line 2: computation='inf' must be a finite number > 0",
+        ),
+        (
+            "client_id,computation,communication\n1,1,1\n1,2,2\n",
+            "line 3: client_id=1 is that of line 2, too",
+        ),
         ("client_id,computation,communication\na,1,1\n", "client_id='a' must be an integer >= 0"),
-        ("computation,communication,active,inactive,finish_time\n1,1,0;5,4,9\n", "active has 2 numbers and inactive 1"),
-        ("computation,communication,active,inactive,finish_time\n1,1,0;5,6;9,9\n", "must rise strictly"),
-        ("computation,communication,active,inactive,finish_time\n1,1,0,10,9\n", "[0, finish_time=9]"),
+        (
+            "computation,communication,active,inactive,finish_time\n1,1,0;5,4,9\n",
+            "active has 2 numbers and inactive 1",
+        ),
+        (
+            "computation,communication,active,inactive,finish_time\n1,1,0;5,6;9,9\n",
+            "must rise strictly",
+        ),
+        (
+            "computation,communication,active,inactive,finish_time\n1,1,0,10,9\n",
+            "[0, finish_time=9]",
+        ),
     ],
 )
-def test_a_bad_table_is_refused_with_line_and_column(tmp_path: Path, text: str, reason: str) -> None:
+def test_a_bad_table_is_refused_with_line_and_column(
+    tmp_path: Path, text: str, reason: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Trace(path=table(tmp_path, text), assign="random")
     (problem,) = caught.value.problems
@@ -160,14 +214,32 @@ def test_without_a_clock_configs_and_hashes_are_those_from_before_it() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("system=lognormal system.over_selection=0.9", r"system\.over_selection=0\.9: must lie in \[1, 1000\]"),
-        ("system=tiers system.devices.up_kbps=[1]", r"system\.devices\.up_kbps.*one value for each of the 5"),
-        ("system=uniform system.devices.up_kbps=[9,1]", r"system\.devices\.up_kbps.*the lower one first"),
+        (
+            "system=lognormal system.over_selection=0.9",
+            r"system\.over_selection=0\.9: must lie in \[1, 1000\]",
+        ),
+        (
+            "system=tiers system.devices.up_kbps=[1]",
+            r"system\.devices\.up_kbps.*one value for each of the 5",
+        ),
+        (
+            "system=uniform system.devices.up_kbps=[9,1]",
+            r"system\.devices\.up_kbps.*the lower one first",
+        ),
         ("system=trace", r"system\.devices\.path='': must be the path of a CSV file"),
         ("system=trace system.devices.path=nothing.csv", r"system\.devices\.path=.*cannot be read"),
-        ("system=trace system.devices.path=FEDSCALE system.devices.assign=id", "has no column client_id"),
-        ("selector=fedcs", r"system='none': must be a simulated clock for FedCS\n.*system=lognormal"),
-        ("system.deadline=3", r"system\.deadline: is not a known key\n    it is a key of system=lognormal"),
+        (
+            "system=trace system.devices.path=FEDSCALE system.devices.assign=id",
+            "has no column client_id",
+        ),
+        (
+            "selector=fedcs",
+            r"system='none': must be a simulated clock for FedCS\n.*system=lognormal",
+        ),
+        (
+            "system.deadline=3",
+            r"system\.deadline: is not a known key\n    it is a key of system=lognormal",
+        ),
     ],
 )
 def test_mistakes_are_named_with_their_remedy(words: str, message: str, tmp_path: Path) -> None:
@@ -198,7 +270,13 @@ def test_a_clock_without_rules_changes_no_result() -> None:
         before, after = without_times(one.as_dict()), without_times(other.as_dict())
         assert before.items() <= after.items()
         assert after.keys() - before.keys() == {
-            *("simulated_seconds", "simulated_seconds_ask", "simulated_seconds_train", "simulated_time", "late")
+            *(
+                "simulated_seconds",
+                "simulated_seconds_ask",
+                "simulated_seconds_train",
+                "simulated_time",
+                "late",
+            )
         }
         assert after["late"] == []
 
@@ -244,5 +322,10 @@ def test_devices_are_drawn_by_the_seed_and_nothing_else() -> None:
 
 def test_a_rule_about_the_clients_to_select_names_their_number() -> None:
     with pytest.raises(ConfigError) as told:
-        plan("selector=power_of_choice", "selector.num_candidates=1", *CLOCK, "system.over_selection=1.5")
+        plan(
+            "selector=power_of_choice",
+            "selector.num_candidates=1",
+            *CLOCK,
+            "system.over_selection=1.5",
+        )
     assert told.value.problems[0].rule == "must lie in [cohort_size=3, num_clients=6]"

@@ -1,4 +1,5 @@
-"""Texts end to end: generated speakers, models over tokens in every engine, and pairs that do not fit."""
+"""Texts end to end: generated speakers, models over tokens in every engine, and pairs that do not
+fit."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +26,12 @@ from tests.dataset_toys import build
 from tests.engines import auto, batched, graph, native, reference
 from tests.test_engine import OPTIMIZERS, SIZES, assert_equal
 
-SMALL: dict[str, Any] = {"num_speakers": 8, "samples_per_speaker": 60.0, "test_samples": 90, "num_words": 30}
+SMALL: dict[str, Any] = {
+    "num_speakers": 8,
+    "samples_per_speaker": 60.0,
+    "test_samples": 90,
+    "num_words": 30,
+}
 WORDS = tuple(f"dataset.{key}={value}" for key, value in SMALL.items())
 SHAPE = TokenShape(6, 9)
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -33,7 +39,12 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "text_mlp": lambda: TextMLP(SHAPE, 5, embedding=3, hidden=4),
     "bag": lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 5)),
     "norm and dropout": lambda: nn.Sequential(
-        nn.Embedding(9, 3), nn.Flatten(), nn.Linear(18, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 5)
+        nn.Embedding(9, 3),
+        nn.Flatten(),
+        nn.Linear(18, 4),
+        nn.BatchNorm1d(4),
+        nn.Dropout(0.3),
+        nn.Linear(4, 5),
     ),
 }
 
@@ -45,7 +56,9 @@ def load(folder: Path, **values: Any) -> LoadedData:
 # --- the data set --------------------------------------------------------------------------------------------------
 
 
-def test_texts_of_a_speaker_follow_each_other_and_their_labels_are_the_next_characters(tmp_path: Path) -> None:
+def test_texts_of_a_speaker_follow_each_other_and_their_labels_are_the_next_characters(
+    tmp_path: Path,
+) -> None:
     data = load(tmp_path, length=7)
     assert (data.input_shape, data.num_classes, data.vocabulary) == ((7,), 27, 27)
     assert isinstance(data.input_shape, TokenShape)
@@ -65,7 +78,9 @@ def test_texts_of_a_speaker_follow_each_other_and_their_labels_are_the_next_char
     assert len(set(inner)) > 3
 
 
-def test_texts_are_a_function_of_the_parameters_and_speakers_differ_by_their_style(tmp_path: Path) -> None:
+def test_texts_are_a_function_of_the_parameters_and_speakers_differ_by_their_style(
+    tmp_path: Path,
+) -> None:
     """The spread of the speakers' frequencies of characters, relative to no style at all."""
     first, again, other = (load(tmp_path / str(n), seed=seed) for n, seed in enumerate((0, 0, 1)))
     cached = load(tmp_path / "0")
@@ -74,7 +89,9 @@ def test_texts_are_a_function_of_the_parameters_and_speakers_differ_by_their_sty
 
     def spread(style: float) -> float:
         data = load(tmp_path, style=style, samples_per_speaker=2000.0, size_deviation=0.0)
-        counts = np.stack([np.bincount(data.train.y[data.owners == s], minlength=27) for s in range(8)])
+        counts = np.stack(
+            [np.bincount(data.train.y[data.owners == s], minlength=27) for s in range(8)]
+        )
         return float((counts / counts.sum(1, keepdims=True)).std(0).sum())
 
     assert spread(2.0) > 3 * spread(0.0)
@@ -85,7 +102,10 @@ def test_windows_and_words_by_hand() -> None:
     assert (x.tolist(), y.tolist()) == ([[1, 2], [2, 3]], [3, 4])
     said = spoken(["ba", "ce"], np.array([1.0, 0.0]), 7, np.random.default_rng(0))
     assert "".join(ALPHABET[token] for token in said) == "ba ba b"
-    lengths = [len(spoken(["ba", "cedig"], np.array([0.5, 0.5]), n, np.random.default_rng(n))) for n in range(1, 40)]
+    lengths = [
+        len(spoken(["ba", "cedig"], np.array([0.5, 0.5]), n, np.random.default_rng(n)))
+        for n in range(1, 40)
+    ]
     assert lengths == list(range(1, 40))
 
 
@@ -116,11 +136,18 @@ def test_the_unit_is_pytorchs() -> None:
 
 
 def test_the_perceptron_by_hand() -> None:
-    """Tokens 1 and 2 of two numbers each, whose sum less 1 the hidden unit has, and twice that the output."""
+    """Tokens 1 and 2 of two numbers each, whose sum less 1 the hidden unit has, and twice that the
+    output."""
     model = TextMLP(TokenShape(2, 3), 1, embedding=2, hidden=1)
-    values = {"embedding.weight": [[9, 9], [1, 2], [3, 4]], "layers.0.weight": [[1, 1, 1, 1]], "layers.0.bias": [-1]}
+    values = {
+        "embedding.weight": [[9, 9], [1, 2], [3, 4]],
+        "layers.0.weight": [[1, 1, 1, 1]],
+        "layers.0.bias": [-1],
+    }
     values |= {"layers.2.weight": [[2]], "layers.2.bias": [0]}
-    model.load_state_dict({name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()})
+    model.load_state_dict(
+        {name: torch.tensor(value, dtype=torch.float32) for name, value in values.items()}
+    )
     assert model(torch.tensor([[1, 2]])).tolist() == [[18.0]]
 
 
@@ -136,7 +163,10 @@ def double() -> Iterator[None]:
 
 def texts(sizes: list[int]) -> ClientData:
     generator = torch.Generator().manual_seed(0)
-    x, y = torch.randint(9, (sum(sizes), 6), generator=generator), torch.randint(5, (sum(sizes),), generator=generator)
+    x, y = (
+        torch.randint(9, (sum(sizes), 6), generator=generator),
+        torch.randint(5, (sum(sizes),), generator=generator),
+    )
     ends = np.cumsum(sizes)
     positions = [np.arange(end - size, end) for size, end in zip(sizes, ends, strict=True)]
     return ClientData(x, y, positions, positions, 5)
@@ -158,8 +188,12 @@ def test_engines_agree_on_texts(backend: Any, optimizer: str, name: str) -> None
     one, other = backend(*common), reference(*common)
     assert_equal(one, other, np.arange(5))
     params = initial(model)
-    np.testing.assert_allclose(one.losses(params, data.train), other.losses(params, data.train), rtol=1e-10)
-    for a, b in zip(*(engine.client_gradients(params, data.train) for engine in (one, other)), strict=True):
+    np.testing.assert_allclose(
+        one.losses(params, data.train), other.losses(params, data.train), rtol=1e-10
+    )
+    for a, b in zip(
+        *(engine.client_gradients(params, data.train) for engine in (one, other)), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 
@@ -170,7 +204,9 @@ def test_texts_are_trained_and_asked_batched_by_default_and_never_in_c(name: str
     params, others = initial(model), (data, LocalWork(2, None, 4), OPTIMIZERS["sgd"], Streams(3))
     engine = reference(model, *others)
     joint = joint_gradients(model, data, "float32", params, data.train, engine.trained, 1000)
-    torch.testing.assert_close(joint, torch.stack(list(engine.client_gradients(params, data.train))))
+    torch.testing.assert_close(
+        joint, torch.stack(list(engine.client_gradients(params, data.train)))
+    )
     torch.set_default_dtype(torch.float32)
     assert auto(MODELS[name](), *others).backend.description == "batched"
     with pytest.raises(ConfigError, match=r"runs chains of .*\n.*engine=auto takes what fits"):
@@ -182,17 +218,36 @@ def test_texts_are_trained_and_asked_batched_by_default_and_never_in_c(name: str
 
 def fedsim(folder: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.chdir(folder)
-    argv = ["dataset=text_generated", *WORDS, f"cache_dir={folder / 'cache'}", "tracker=files_only", *words]
+    argv = [
+        "dataset=text_generated",
+        *WORDS,
+        f"cache_dir={folder / 'cache'}",
+        "tracker=files_only",
+        *words,
+    ]
     monkeypatch.setattr(sys, "argv", ["fedsim", *argv])
     return run(argv)
 
 
-@pytest.mark.parametrize(("model", "rounds"), [("text_mlp", 24), pytest.param("text_gru", 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("model", "rounds"), [("text_mlp", 24), pytest.param("text_gru", 8, marks=pytest.mark.slow)]
+)
 def test_a_run_learns_to_predict_the_next_character(
     model: str, rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["dataset.samples_per_speaker=150.0", "dataset.length=8", f"num_rounds={rounds}", "optimizer.lr=0.7"]
-    words += ["partition=natural", "partition.min_samples=5", "num_clients=7", "cohort_size=3", "local.epochs=2"]
+    words = [
+        "dataset.samples_per_speaker=150.0",
+        "dataset.length=8",
+        f"num_rounds={rounds}",
+        "optimizer.lr=0.7",
+    ]
+    words += [
+        "partition=natural",
+        "partition.min_samples=5",
+        "num_clients=7",
+        "cohort_size=3",
+        "local.epochs=2",
+    ]
     assert fedsim(tmp_path, monkeypatch, f"model={model}", "client_accuracy=test", *words) == 0
     (folder,) = (path.parent for path in tmp_path.glob("outputs/*/*/summary.json"))
     last = read_metrics(folder)[-1]
@@ -203,9 +258,21 @@ def test_a_run_learns_to_predict_the_next_character(
 
 
 @pytest.mark.parametrize(
-    "selector", ["fedabc", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pncs", "gpfl", "fedcor"))]
+    "selector",
+    [
+        "fedabc",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("pncs", "gpfl", "fedcor")),
+    ],
 )
-def test_selectors_ask_as_of_images(selector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["partition=dirichlet_client", "num_clients=6", "cohort_size=2", "num_rounds=2", "local.epochs=1"]
+def test_selectors_ask_as_of_images(
+    selector: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [
+        "partition=dirichlet_client",
+        "num_clients=6",
+        "cohort_size=2",
+        "num_rounds=2",
+        "local.epochs=1",
+    ]
     words += [f"selector={selector}", "model=text_mlp", "server.public_samples=20"]
     assert fedsim(tmp_path, monkeypatch, *words) == 0

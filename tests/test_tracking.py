@@ -17,7 +17,13 @@ from fedsim.results.files import OutputError, RunFolder, json_ready
 from fedsim.results.reading import read_metrics, read_summary
 from fedsim.tracking.base import RunInfo, Tracker, Trackers
 from fedsim.tracking.console import ConsoleTracker
-from fedsim.tracking.tables import accuracy_curve, closing_table, show_bytes, show_seconds, sweep_table
+from fedsim.tracking.tables import (
+    accuracy_curve,
+    closing_table,
+    show_bytes,
+    show_seconds,
+    sweep_table,
+)
 
 CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}
 TOTALS = {
@@ -32,7 +38,12 @@ def info(folder: Path, num_rounds: int = 20) -> RunInfo:
 
 
 def record(round: int, accuracy: float | None = 0.5) -> dict[str, Any]:
-    return {"round": round, "test_accuracy": accuracy, "participation_ratio": 0.25, "wall_seconds": 1.5 * round}
+    return {
+        "round": round,
+        "test_accuracy": accuracy,
+        "participation_ratio": 0.25,
+        "wall_seconds": 1.5 * round,
+    }
 
 
 def summary(accuracy: float | None = 0.75, status: str = "done") -> dict[str, Any]:
@@ -56,7 +67,9 @@ def test_records_come_back_and_a_torn_last_line_is_left_out(tmp_path: Path) -> N
     folder = RunFolder.create(tmp_path / "a" / "b", CONFIG)
     for t in (1, 2):
         folder.append({"round": t, "loss": float("nan"), "ids": np.arange(2), "x": np.float32(0.5)})
-    assert read_metrics(folder.path) == [{"round": t, "loss": None, "ids": [0, 1], "x": 0.5} for t in (1, 2)]
+    assert read_metrics(folder.path) == [
+        {"round": t, "loss": None, "ids": [0, 1], "x": 0.5} for t in (1, 2)
+    ]
     text = (folder.path / "metrics.jsonl").read_text()
     (folder.path / "metrics.jsonl").write_text(text[:-5])
     assert [r["round"] for r in read_metrics(folder.path)] == [1]
@@ -87,16 +100,29 @@ def test_a_summary_is_whole_or_absent(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OutputError, match=r"output_dir: cannot write .*summary\.json \(No space left on device\)"):
+    with pytest.raises(
+        OutputError, match=r"output_dir: cannot write .*summary\.json \(No space left on device\)"
+    ):
         folder.write_summary({"status": "failed"})
     assert (read_summary(tmp_path) or {})["status"] == "done"
     assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_json_ready_leaves_only_plain_values() -> None:
-    value = json_ready({"a": (1, np.int64(2)), "b": {"c": float("inf")}, 3: Path("x"), "d": np.array([[1.5]])})
-    assert json.loads(json.dumps(value, allow_nan=False)) == {"a": [1, 2], "b": {"c": None}, "3": "x", "d": [[1.5]]}
-    assert json_ready([torch.tensor(0.5), torch.tensor([1, 2]), torch.tensor(float("nan"))]) == [0.5, [1, 2], None]
+    value = json_ready(
+        {"a": (1, np.int64(2)), "b": {"c": float("inf")}, 3: Path("x"), "d": np.array([[1.5]])}
+    )
+    assert json.loads(json.dumps(value, allow_nan=False)) == {
+        "a": [1, 2],
+        "b": {"c": None},
+        "3": "x",
+        "d": [[1.5]],
+    }
+    assert json_ready([torch.tensor(0.5), torch.tensor([1, 2]), torch.tensor(float("nan"))]) == [
+        0.5,
+        [1, 2],
+        None,
+    ]
 
 
 class Listener(Tracker):
@@ -167,7 +193,12 @@ def shown(console: Any) -> str:
     return str(console.file.getvalue())
 
 
-CLOSING = ("37.50 %  mean of the last 11 rounds", "last round 75.00 %", "2.5 MB down, 1.2 kB up", "1,000 trained")
+CLOSING = (
+    "37.50 %  mean of the last 11 rounds",
+    "last round 75.00 %",
+    "2.5 MB down, 1.2 kB up",
+    "1,000 trained",
+)
 SCREENS = [
     (True, False, 10, ("round 20/20  test accuracy 20.00 %", *CLOSING)),
     (True, True, None, ("20/20", "━", " 20.00 %  ", "   round  2  ", *CLOSING[1:])),
@@ -204,11 +235,17 @@ def test_the_curve_of_a_run_has_its_rounds_and_its_lowest_and_highest_accuracy()
     long = accuracy_curve({t: min(t, 300) / 1000 for t in range(1, 601)}, 50).splitlines()
     assert {len(line) for line in long} == {50}
     assert long[0].count("█") == 20
-    assert accuracy_curve({1: 0.5, 2: 0.5}, 10).splitlines()[-2:] == [f" 50.00 %  {'▁' * 16}", f"   round  1{2:>15}"]
+    assert accuracy_curve({1: 0.5, 2: 0.5}, 10).splitlines()[-2:] == [
+        f" 50.00 %  {'▁' * 16}",
+        f"   round  1{2:>15}",
+    ]
 
 
 def test_the_closing_table_of_a_short_run_with_a_clock_and_accuracies_of_clients() -> None:
-    screen, clients = console(120), {"mean": 0.5, "worst_tenth": 0.25, "std": 0.125, "never_selected": 0.75}
+    screen, clients = (
+        console(120),
+        {"mean": 0.5, "worst_tenth": 0.25, "std": 0.125, "never_selected": 0.75},
+    )
     more = {"client_accuracy": clients, "simulated_seconds": 9000.0, "late_updates": 1234}
     screen.print(closing_table({**summary(), "rounds": 3, **more}))
     told = "mean 50.00 %, worst tenth 25.00 %, standard deviation 12.50 %, never selected 75.00 %"
@@ -224,11 +261,19 @@ def test_text_in_brackets_is_shown_as_it_is(tmp_path: Path) -> None:
     tracker.finish({**summary(status="failed"), "error": "[/b] is no path", "engine": "[/]"})
     sweep_table([row("[/a]", 0, 0.5), row("[b]", 0, 0.5)], tracker.console)
     text = shown(tracker.console)
-    for part in ("[bold]run: [red]", "lies in [/x] or [a]", "failed: [/b] is no path", "[/]", "[/a]"):
+    for part in (
+        "[bold]run: [red]",
+        "lies in [/x] or [a]",
+        "failed: [/b] is no path",
+        "[/]",
+        "[/a]",
+    ):
         assert part in text
 
 
-def row(selector: str, seed: int, accuracy: float | None, status: str = "done", **labels: str) -> dict[str, Any]:
+def row(
+    selector: str, seed: int, accuracy: float | None, status: str = "done", **labels: str
+) -> dict[str, Any]:
     content = summary(accuracy, status) if status != "failed" else {"error": "x"}
     labels = {"selector": selector, "model": "mlp", **labels}
     return {"labels": labels, "seed": seed, "status": status, "summary": content}
@@ -236,20 +281,39 @@ def row(selector: str, seed: int, accuracy: float | None, status: str = "done", 
 
 def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
     target = console()
-    rows = [row("random", 0, 0.5), row("random", 1, 0.7), row("full", 0, 0.9), row("full", 1, 0.1, "diverged")]
+    rows = [
+        row("random", 0, 0.5),
+        row("random", 1, 0.7),
+        row("full", 0, 0.9),
+        row("full", 1, 0.1, "diverged"),
+    ]
     sweep_table(rows, target)
     text = shown(target)
     assert "model" not in text
-    for part in ("4 jobs", "30.00 ± 7.07  60.00 ± 14.14", "45.00   90.00", "1/2"):  # the mean of the last rounds first
+    for part in (
+        "4 jobs",
+        "30.00 ± 7.07  60.00 ± 14.14",
+        "45.00   90.00",
+        "1/2",
+    ):  # the mean of the last rounds first
         assert part in text
     target = console(width=60)
-    sweep_table([row("random", 0, 0.5), row("full", 0, None, "failed")], target)  # which has no summary
+    sweep_table(
+        [row("random", 0, 0.5), row("full", 0, None, "failed")], target
+    )  # which has no summary
     assert "failed" in shown(target)
     assert "over seeds" not in shown(target)
 
 
 def test_bytes_and_seconds_are_readable() -> None:
-    sizes = {0: "0 B", 999: "999 B", 1000: "1 kB", 999_600: "1 MB", 2_567_000: "2.57 MB", 3.2e12: "3.2 TB"}
+    sizes = {
+        0: "0 B",
+        999: "999 B",
+        1000: "1 kB",
+        999_600: "1 MB",
+        2_567_000: "2.57 MB",
+        3.2e12: "3.2 TB",
+    }
     times = {0.0123: "12 ms", 12.34: "12.3 s", 600: "10.0 min", 36000: "10.0 h"}
     assert {size: show_bytes(size) for size in sizes} == sizes
     assert {seconds: show_seconds(seconds) for seconds in times} == times

@@ -12,13 +12,23 @@ from fedsim.core.errors import ConfigError
 from fedsim.search import tune
 
 pytestmark = pytest.mark.usefixtures("stop")
-WORDS = ["num_rounds=2", "local.steps=2", "num_clients=6", "cohort_size=2", "seed=0,1", "tracker=files_only"]
-DECLARING = [p.stem for p in sorted((conf_dir() / "selector").glob("*.yaml")) if "#   tune:" in p.read_text()]
+WORDS = [
+    "num_rounds=2",
+    "local.steps=2",
+    "num_clients=6",
+    "cohort_size=2",
+    "seed=0,1",
+    "tracker=files_only",
+]
+DECLARING = [
+    p.stem for p in sorted((conf_dir() / "selector").glob("*.yaml")) if "#   tune:" in p.read_text()
+]
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_points_of_an_interval_are_those_of_the_sobol_sequence(log: bool) -> None:
-    """0.5, 0.75, 0.25, ... in one dimension (Sobol, 1967): of the way, or of the way of the logarithms."""
+    """0.5, 0.75, 0.25, ... in one dimension (Sobol, 1967): of the way, or of the way of the
+    logarithms."""
     (axis,) = parse(["x=tag(log,interval(0.01,100))" if log else "x=interval(10,20)"])
     found = [point.words for point in tune.points_of([axis], 3)]
     assert found == [(), *((f"x={x}",) for x in ([1.0, 10.0, 0.1] if log else [15.0, 17.5, 12.5]))]
@@ -34,11 +44,15 @@ def test_points_of_choices_repeat_none_and_reach_all() -> None:
 
 
 def test_spaces_of_the_shipped_selectors_hold_in_the_benchmark() -> None:
-    """All combinations of their ends pass all checks of a config, with 3 and 10 of 100 clients selected."""
+    """All combinations of their ends pass all checks of a config, with 3 and 10 of 100 clients
+    selected."""
     words = ["num_clients=100", "cohort_size=3,10", "system=lognormal", "server.public_samples=100"]
     with search_path(None, None):
         for name in DECLARING:
-            ends = [(tune.word_at(axis, 0.0), tune.word_at(axis, 1 - 1e-9)) for axis in tune.space_of(name)]
+            ends = [
+                (tune.word_at(axis, 0.0), tune.word_at(axis, 1 - 1e-9))
+                for axis in tune.space_of(name)
+            ]
             swept = [f"{low},{high.partition('=')[2]}" for low, high in ends]
             check_jobs(compose_jobs([f"selector={name}", *words, *swept], multirun=True))
 
@@ -67,7 +81,10 @@ def test_the_best_point_is_told_and_nothing_runs_twice(capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("selector=random,full", "selector='random,full': declare no search space\n    a line `tune:`"),
+        (
+            "selector=random,full",
+            "selector='random,full': declare no search space\n    a line `tune:`",
+        ),
         ("selector=oort points=0", "points=0: must be >= 1"),
         ("selector=oort points=64", "points=64: must be at most 63"),
         ("selector=oort lr=1", "lr: is not a known key\n.*keys of the tune itself: points"),

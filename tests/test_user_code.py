@@ -1,4 +1,5 @@
-"""A user's code that changed: what counts as a change, and what each command does about results of other code."""
+"""A user's code that changed: what counts as a change, and what each command does about results of
+other code."""
 
 import importlib
 import json
@@ -81,7 +82,11 @@ MINE = (*WORDS, "--config-dir", "conf", "selector=mine")
 
 def forget_modules() -> None:
     """The next import reads the files again, as in a new process."""
-    for name in [name for name in sys.modules if f"{name.partition('.')[0]}.py" in FILES or name.startswith("pack")]:
+    for name in [
+        name
+        for name in sys.modules
+        if f"{name.partition('.')[0]}.py" in FILES or name.startswith("pack")
+    ]:
         del sys.modules[name]
     importlib.invalidate_caches()
 
@@ -111,9 +116,13 @@ FLIP = "SIGN = 1", "SIGN = -1"
 
 
 def names() -> list[str]:
-    """The runs' folders that are there, as what follows the seed in their names, without hashes of configs."""
+    """The runs' folders that are there, as what follows the seed in their names, without hashes of
+    configs."""
     folders = [path.parent.name for path in Path().glob("outputs/*/*/summary.json")]
-    return sorted("-".join([part for part in name.split("-s", 2)[-1].split("-") if len(part) != 8]) for name in folders)
+    return sorted(
+        "-".join([part for part in name.split("-s", 2)[-1].split("-") if len(part) != 8])
+        for name in folders
+    )
 
 
 def accuracy(folder: Path) -> float:
@@ -131,7 +140,11 @@ def accuracy(folder: Path) -> float:
         ("my_lab.py", 'kind="stable"', "kind='stable'"),
         ("my_lab.py", "return unused()", "return 1"),
         ("my_lab.py", "\n\ndef unused", "\n\nclass New(Other):\n    pass\n\n\ndef unused"),
-        ("my_lab.py", "\n\ndef unused", "\n\nif __name__ == '__main__':\n    unused()\n\n\ndef unused"),
+        (
+            "my_lab.py",
+            "\n\ndef unused",
+            "\n\nif __name__ == '__main__':\n    unused()\n\n\ndef unused",
+        ),
         ("helpers.py", "return 1", "return 2"),
         ("conf/selector/mine.yaml", "my_lab", "my_lab"),
     ],
@@ -182,7 +195,17 @@ def test_classes_of_fedsim_trackers_and_what_is_not_there_have_no_code() -> None
     shipped = {"_target_": "fedsim.selectors.oort.Oort"}
     elsewhere = {"_target_": "numpy.random.Generator"}
     absent = {"_target_": "my_lab_that_is_gone.Mine"}
-    assert user_code({"selector": shipped, "tracker": NODE["selector"], "model": elsewhere, "dataset": absent}) is None
+    assert (
+        user_code(
+            {
+                "selector": shipped,
+                "tracker": NODE["selector"],
+                "model": elsewhere,
+                "dataset": absent,
+            }
+        )
+        is None
+    )
     Path("my_lab.py").write_text("class Mine(")
     forget_modules()
     assert user_code(NODE) is None
@@ -191,8 +214,11 @@ def test_classes_of_fedsim_trackers_and_what_is_not_there_have_no_code() -> None
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_edit_a_sweep_and_a_report_as_a_user_types_them(edit: Callable[..., None], tmp_path: Path) -> None:
-    """A sign is flipped after a finished run: its seed is run again, the old result stays, and no mean has both."""
+def test_an_edit_a_sweep_and_a_report_as_a_user_types_them(
+    edit: Callable[..., None], tmp_path: Path
+) -> None:
+    """A sign is flipped after a finished run: its seed is run again, the old result stays, and no
+    mean has both."""
     command = ("--config-dir", "conf", "selector=mine", *WORDS)
     assert shell(tmp_path, *command).returncode == 0
     assert "already done" in shell(tmp_path, *command).stdout
@@ -232,10 +258,21 @@ def test_without_an_edit_nothing_is_run_again_and_edits_back_and_forth_run_each_
 
 @pytest.mark.parametrize("launcher", ["basic", "lanes", "joblib"])
 def test_jobs_of_other_code_are_run_again_by_every_launcher_and_those_of_fedsim_are_not(
-    launcher: str, edit: Callable[..., None], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launcher: str,
+    edit: Callable[..., None],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    words = (*WORDS, "--config-dir", "conf", "-m", "selector=random,mine", "seed=0,1", f"hydra/launcher={launcher}")
+    words = (
+        *WORDS,
+        "--config-dir",
+        "conf",
+        "-m",
+        "selector=random,mine",
+        "seed=0,1",
+        f"hydra/launcher={launcher}",
+    )
     assert run(words) == 0
     before = {path: path.read_bytes() for path in Path().glob("outputs/*/*-random-*/summary.json")}
     edit(*FLIP)
@@ -285,7 +322,9 @@ def test_a_result_that_does_not_say_its_code_counts_as_that_of_the_present_one_a
     """As of earlier versions of fedsim."""
     assert run(MINE) == 0
     (path,) = Path().glob("outputs/*/*/summary.json")
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "code"}))
+    path.write_text(
+        json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "code"})
+    )
     edit(*FLIP)
     rounds.clear()
     capsys.readouterr()
@@ -328,7 +367,10 @@ def test_from_python_the_same_call_runs_again_and_frames_tell_versions_apart(
     importlib.reload(my_lab)
     capsys.readouterr()
     second = call()
-    assert "the code of my_lab has changed since it was run; that result is kept in" in capsys.readouterr().err
+    assert (
+        "the code of my_lab has changed since it was run; that result is kept in"
+        in capsys.readouterr().err
+    )
     assert (second.skipped, second.folder, second.final_accuracy == first.final_accuracy) == (
         False,
         first.folder,
@@ -337,7 +379,10 @@ def test_from_python_the_same_call_runs_again_and_frames_tell_versions_apart(
     write_archive(read_runs(Path("outputs")), Path("outputs"), tmp_path / "runs.parquet")
     for source in ("outputs", tmp_path / "runs.parquet"):
         assert load_runs(source)["code"].nunique() == 2
-        assert set(load_summaries(source)["final_accuracy"]) == {first.final_accuracy, second.final_accuracy}
+        assert set(load_summaries(source)["final_accuracy"]) == {
+            first.final_accuracy,
+            second.final_accuracy,
+        }
 
 
 def test_where_takes_the_runs_of_one_version_and_settings_do_not_mix_them(
@@ -357,7 +402,9 @@ def test_where_takes_the_runs_of_one_version_and_settings_do_not_mix_them(
     assert "several versions of your code" not in capsys.readouterr().out
 
 
-def test_a_run_that_went_on_with_other_code_is_a_version_of_its_own(edit: Callable[..., None], killed: Any) -> None:
+def test_a_run_that_went_on_with_other_code_is_a_version_of_its_own(
+    edit: Callable[..., None], killed: Any
+) -> None:
     words = (*MINE, "checkpoint.every=1")
     killed(*words, before=3)
     edit(*FLIP)
@@ -373,7 +420,8 @@ def test_a_run_that_went_on_with_other_code_is_a_version_of_its_own(edit: Callab
 def test_a_kill_between_the_renames_loses_nothing(
     renames: int, edit: Callable[..., None], monkeypatch: pytest.MonkeyPatch, rounds: list[int]
 ) -> None:
-    """Before the result of the other code is moved, and before one of the present code comes back."""
+    """Before the result of the other code is moved, and before one of the present code comes
+    back."""
     assert run(MINE) == 0
     edit(*FLIP)
     assert run(MINE) == 0

@@ -1,4 +1,5 @@
-"""Faults in a user's selector, aggregator or availability model: named with the round, and without any effect."""
+"""Faults in a user's selector, aggregator or availability model: named with the round, and without
+any effect."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +26,12 @@ SIZES = [1, 2, 3, 4]
 class Faulty(Selector):
     """Selects clients 1 and 3; in round 2 it does what it is told in `select` or `observe`."""
 
-    def __init__(self, population: Any, on_select: Callable[..., Any] | None, on_observe: Callable[..., Any] | None):
+    def __init__(
+        self,
+        population: Any,
+        on_select: Callable[..., Any] | None,
+        on_observe: Callable[..., Any] | None,
+    ):
         super().__init__(population)
         self.on_select, self.on_observe = on_select, on_observe
 
@@ -80,18 +86,27 @@ def broken_in_round_two(run: Simulation, error: type[Exception], reason: str) ->
             Selection(np.array([1, 3]), [0.5, 0.5]),  # type: ignore[arg-type]
             r"must return weights as an array with one finite number per id, not list \[0\.5, 0\.5\]",
         ),
-        (Selection(np.array([1, 3]), np.array(["a", "b"])), "must return weights .* one finite number per id"),  # type: ignore[arg-type]
+        (
+            Selection(np.array([1, 3]), np.array(["a", "b"])),
+            "must return weights .* one finite number per id",
+        ),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_selection_names_selector_and_round(answer: Any, reason: str) -> None:
-    broken_in_round_two(simulate(lambda clients: answer), SelectionError, f"round 2: Faulty {reason}")
+    broken_in_round_two(
+        simulate(lambda clients: answer), SelectionError, f"round 2: Faulty {reason}"
+    )
 
 
 def test_a_question_that_is_not_declared_names_selector_and_round() -> None:
     reason = r"round 2: Faulty: .*asked for 'losses' without declaring it; add Signal\.LOSSES to its `needs`"
-    broken_in_round_two(simulate(lambda clients: clients.losses(clients.available)), SelectionError, reason)
+    broken_in_round_two(
+        simulate(lambda clients: clients.losses(clients.available)), SelectionError, reason
+    )
     reason = "round 2: Faulty: .*asked for 'validation' without declaring it"
-    broken_in_round_two(simulate(on_observe=lambda server: server.validate({})), SelectionError, reason)
+    broken_in_round_two(
+        simulate(on_observe=lambda server: server.validate({})), SelectionError, reason
+    )
 
 
 def modifying(modify: Callable[[Any], None]) -> Callable[[Any], Selection]:
@@ -113,7 +128,9 @@ IN_PLACE = [
 
 @pytest.mark.parametrize("modify", IN_PLACE)
 @pytest.mark.parametrize("when", ["on_select", "on_observe"])
-def test_a_selector_that_modifies_the_model_is_named_and_has_no_effect(modify: Any, when: str) -> None:
+def test_a_selector_that_modifies_the_model_is_named_and_has_no_effect(
+    modify: Any, when: str
+) -> None:
     run = simulate(**{when: modifying(modify)})
     broken_in_round_two(run, SelectionError, "round 2: Faulty modified the model's w in place")
 
@@ -178,7 +195,11 @@ def test_what_a_selector_is_told_of_clients_cannot_be_changed() -> None:
         clients.available[0] = 9
         return Selection(np.array([1, 9]))
 
-    broken_in_round_two(simulate(absent), SelectionError, r"round 2: Faulty selected clients .* not available.*\[9\]")
+    broken_in_round_two(
+        simulate(absent),
+        SelectionError,
+        r"round 2: Faulty selected clients .* not available.*\[9\]",
+    )
     with pytest.raises(ValueError, match="read-only"):
         toy_population(SIZES, 2, 2).sizes[:] = 1
     mine = np.array(SIZES)
@@ -196,7 +217,11 @@ class Own(Aggregator):
     def aggregate(self, params: Params, cohort: Cohort, weights: Any) -> Any:
         self.rounds += 1
         mean = self.mean_delta(cohort, weights)
-        return self.second(params, cohort, mean) if self.rounds == 2 else {n: v + mean[n] for n, v in params.items()}
+        return (
+            self.second(params, cohort, mean)
+            if self.rounds == 2
+            else {n: v + mean[n] for n, v in params.items()}
+        )
 
 
 def test_an_aggregator_may_work_in_place_on_the_model_that_it_is_given() -> None:
@@ -215,11 +240,15 @@ def test_an_aggregator_may_work_in_place_on_the_model_that_it_is_given() -> None
     def run(second: Any) -> list[list[float]]:
         seen.clear()
         made = simulate(aggregator=Own(second))
-        made.components = replace(made.components, selector=Sees(made.components.population, None, None))
+        made.components = replace(
+            made.components, selector=Sees(made.components.population, None, None)
+        )
         list(made)
         return list(seen)
 
-    expected = run(lambda params, cohort, mean: {name: value + mean[name] for name, value in params.items()})
+    expected = run(
+        lambda params, cohort, mean: {name: value + mean[name] for name, value in params.items()}
+    )
     assert expected[0][2:] == expected[1][:2] != expected[1][2:]
     assert run(adds_in_place) == expected
 
@@ -234,25 +263,47 @@ def clips_in_place(params: Params, cohort: Cohort, mean: Params) -> Params:
     [
         (clips_in_place, "modified the updates' w in place, which others use, too"),
         (lambda *_: None, "must return a model, that is, a dict of tensors by name, not None"),
-        (lambda params, *_: {}, r"must return the tensors of `params`: it lacks \['w'\], and has \[\] besides"),
-        (lambda params, *_: {**params, "v": params["w"]}, r"it lacks \[\], and has \['v'\] besides"),
+        (
+            lambda params, *_: {},
+            r"must return the tensors of `params`: it lacks \['w'\], and has \[\] besides",
+        ),
+        (
+            lambda params, *_: {**params, "v": params["w"]},
+            r"it lacks \[\], and has \['v'\] besides",
+        ),
         (lambda params, *_: {"w": 1.0}, r"must return tensors: w is float 1\.0"),
-        (lambda params, *_: {"w": params["w"].double()}, r"w is \[2\] torch\.float64 cpu, not \[2\] torch"),
-        (lambda params, *_: {"w": params["w"][None]}, r"w is \[1, 2\] torch\.float32 cpu, not \[2\] torch"),
+        (
+            lambda params, *_: {"w": params["w"].double()},
+            r"w is \[2\] torch\.float64 cpu, not \[2\] torch",
+        ),
+        (
+            lambda params, *_: {"w": params["w"][None]},
+            r"w is \[1, 2\] torch\.float32 cpu, not \[2\] torch",
+        ),
     ],
 )
 def test_an_aggregator_that_returns_no_such_model_is_named(answer: Any, reason: str) -> None:
-    broken_in_round_two(simulate(aggregator=Own(answer)), AggregationError, f"round 2: Own .*{reason}")
+    broken_in_round_two(
+        simulate(aggregator=Own(answer)), AggregationError, f"round 2: Own .*{reason}"
+    )
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (np.array([0, 2]), r"must return .* each of the 4 clients, not ndarray array\(\[0, 2\]\); np\.isin\("),
-        (np.array([0, 1, 1, 0]), r"must return a mask of booleans .*not ndarray array\(\[0, 1, 1, 0\]\)"),
+        (
+            np.array([0, 2]),
+            r"must return .* each of the 4 clients, not ndarray array\(\[0, 2\]\); np\.isin\(",
+        ),
+        (
+            np.array([0, 1, 1, 0]),
+            r"must return a mask of booleans .*not ndarray array\(\[0, 1, 1, 0\]\)",
+        ),
         (np.ones(3, bool), "must return .* one entry for each of the 4 clients"),
         ([True] * 4, "must return a mask of booleans .*not list"),
     ],
 )
 def test_an_availability_model_that_returns_no_mask_is_named(answer: Any, reason: str) -> None:
-    broken_in_round_two(simulate(availability=Returns(answer)), AvailabilityError, f"round 2: Returns {reason}")
+    broken_in_round_two(
+        simulate(availability=Returns(answer)), AvailabilityError, f"round 2: Returns {reason}"
+    )

@@ -1,4 +1,5 @@
-"""Paths as users write them: `~` and variables stand for folders wherever a config or an option names a path."""
+"""Paths as users write them: `~` and variables stand for folders wherever a config or an option
+names a path."""
 
 import os
 from argparse import ArgumentParser
@@ -38,7 +39,9 @@ def test_folders_of_a_config_are_those_that_a_shell_would_take(
     monkeypatch.setenv("FEDSIM_DATA", written)
     monkeypatch.setenv("FEDSIM_CACHE", written)
     plan = planned()
-    assert {Path(os.path.normpath(place)) for place in (plan.data_dir, plan.cache_dir)} == {tmp_path / "home" / "x"}
+    assert {Path(os.path.normpath(place)) for place in (plan.data_dir, plan.cache_dir)} == {
+        tmp_path / "home" / "x"
+    }
 
 
 def test_the_name_of_a_run_does_not_depend_on_how_its_folder_is_written(tmp_path: Path) -> None:
@@ -47,11 +50,15 @@ def test_the_name_of_a_run_does_not_depend_on_how_its_folder_is_written(tmp_path
     assert written.config_hash == full.config_hash == planned().config_hash
 
 
-def test_other_users_and_variables_are_rejected_and_no_secret_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_users_and_variables_are_rejected_and_no_secret_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
     for value in ("~nobody_here/x", "$MY_TOKEN/x", "$SCRATSH/x"):
         for key in ("output_dir", "data_dir", "cache_dir"):
-            with pytest.raises(ConfigError, match=rf"{key}=.*: must be a path \(~ and \$HOME are known, other"):
+            with pytest.raises(
+                ConfigError, match=rf"{key}=.*: must be a path \(~ and \$HOME are known, other"
+            ):
                 planned(f"{key}='{value}'")
     assert user_path("a$b/$MY_TOKEN") == Path("a$b/$MY_TOKEN")
 
@@ -77,7 +84,15 @@ def test_a_run_creates_no_folder_of_that_name(fedsim: Run, tmp_path: Path) -> No
 
 def test_a_folder_whose_name_is_not_utf_8_holds_data_and_caches(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
-    words = ("dataset=synthetic", "dataset.num_owners=6", "partition=natural", "num_clients=6", "cohort_size=2")
-    done = shell(tmp_path, *words, "num_rounds=1", "tracker=files_only", FEDSIM_DATA=name, FEDSIM_CACHE=name)
+    words = (
+        "dataset=synthetic",
+        "dataset.num_owners=6",
+        "partition=natural",
+        "num_clients=6",
+        "cohort_size=2",
+    )
+    done = shell(
+        tmp_path, *words, "num_rounds=1", "tracker=files_only", FEDSIM_DATA=name, FEDSIM_CACHE=name
+    )
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "outputs").rglob("summary.json"))) == 1

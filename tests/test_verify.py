@@ -1,4 +1,5 @@
-"""`fedsim verify`: runs again, and the first round that is not equal, with what differs around it."""
+"""`fedsim verify`: runs again, and the first round that is not equal, with what differs around
+it."""
 
 import re
 from pathlib import Path
@@ -42,9 +43,14 @@ def test_equal_runs_and_the_first_round_that_differs(
         assert "differs from round 2 on: train_samples 1, now " in printed
         assert ("round 3" in printed, ", now Z80" in printed) == (False, True)
         assert printed.count("equal, 3 rounds") == 1
-    (random / "config.yaml").write_text((random / "config.yaml").read_text().replace("device: auto", "device: cuda"))
+    (random / "config.yaml").write_text(
+        (random / "config.yaml").read_text().replace("device: auto", "device: cuda")
+    )
     assert (run(["outputs", "--all"]), run(["outputs", "--all", "device=cpu"])) == (0, 1)
-    assert "left out: 1 of 2 runs need a GPU; device=cpu compares them with a CPU's\n" in capsys.readouterr().out
+    assert (
+        "left out: 1 of 2 runs need a GPU; device=cpu compares them with a CPU's\n"
+        in capsys.readouterr().out
+    )
     with pytest.raises(FedsimError, match="1 of 1 runs need a GPU"):
         run([str(random)])
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "runs.parquet"])
@@ -67,14 +73,23 @@ def test_mistakes(fedsim: Run, tmp_path: Path) -> None:
         assert caught.value.exit_code == 2
 
 
-def test_a_run_is_not_compared_with_itself(fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A falsified accuracy is found; words that would lead to the falsified run itself are refused by their names."""
+def test_a_run_is_not_compared_with_itself(
+    fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A falsified accuracy is found; words that would lead to the falsified run itself are refused
+    by their names."""
     fedsim()
     (folder,) = folders(tmp_path)
     change_run(folder, lambda records: records[1].update(test_accuracy=0.999))
     assert run(["outputs"]) == 1
     assert "differs from round 2 on: test_accuracy 0.999, now " in capsys.readouterr().out
-    words = [f"output_dir={tmp_path / 'outputs'}", "name=default", "overwrite=true", "checkpoint.every=1", "tracker={}"]
+    words = [
+        f"output_dir={tmp_path / 'outputs'}",
+        "name=default",
+        "overwrite=true",
+        "checkpoint.every=1",
+        "tracker={}",
+    ]
     for word in words:
         with pytest.raises(ConfigError, match=f"{word.partition('=')[0]}.*cannot be changed"):
             run(["outputs", word])
@@ -82,19 +97,32 @@ def test_a_run_is_not_compared_with_itself(fedsim: Run, tmp_path: Path, capsys: 
 
 def test_words_that_are_no_yaml_are_refused_by_their_keys(fedsim: Run) -> None:
     fedsim()
-    for text in ("[1", "{a: 1", "'", "[" * 100_000, "{a: &x [*x]}", "!!python/object:os.system x", "2020-01-01"):
+    for text in (
+        "[1",
+        "{a: 1",
+        "'",
+        "[" * 100_000,
+        "{a: &x [*x]}",
+        "!!python/object:os.system x",
+        "2020-01-01",
+    ):
         with pytest.raises(ConfigError, match=r"dataset\.path"):
             run(["outputs", f"dataset.path={text}"])
 
 
-def test_damaged_runs_are_counted(fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_runs_are_counted(
+    fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fedsim("-m", "seed=0,1")
     first, _ = folders(tmp_path)
     lines = (first / "metrics.jsonl").read_text().splitlines(keepends=True)
     (first / "metrics.jsonl").write_text("".join([lines[1], lines[0], *lines[2:]]))
     assert run(["outputs"]) == 1
     told = capsys.readouterr().out
-    assert f"left out {first.relative_to(tmp_path)}: metrics.jsonl has round 2 where round 1 belongs" in told
+    assert (
+        f"left out {first.relative_to(tmp_path)}: metrics.jsonl has round 2 where round 1 belongs"
+        in told
+    )
     assert "1 of 1 equal; 1 runs in outputs; 1 are damaged and left out" in told
 
 
@@ -108,16 +136,21 @@ def test_the_environment_names_what_sums_depend_on(
         native, batched = batched, native
     assert re.fullmatch(r"(gcc|clang) [\d.]+.*, [\w -]+", native.pop("compiled"))
     assert native == batched
-    assert all([native["processor"], native["blas"]["torch"], native["blas"]["numpy"], native["threads"]])
+    assert all(
+        [native["processor"], native["blas"]["torch"], native["blas"]["numpy"], native["threads"]]
+    )
     assert native["instructions"] == torch.backends.cpu.get_cpu_capability().lower()
     monkeypatch.setattr(module, "PROCESSORS", tmp_path / "cpuinfo")
     monkeypatch.setattr(module.platform, "processor", lambda: "6502")
     assert module.processor() == "6502"
-    (tmp_path / "cpuinfo").write_text("model name\t: Z80\ncpu family\t: 8\nmodel\t: 1\n\nmodel name\t: Z81\n")
+    (tmp_path / "cpuinfo").write_text(
+        "model name\t: Z80\ncpu family\t: 8\nmodel\t: 1\n\nmodel name\t: Z81\n"
+    )
     assert module.processor() == "Z80 (family 8, model 1)"
 
 
 def test_three_shipped_runs_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
-    """On whatever processor this is. GPFL's Fig. 7b on generated handwriting needs no files of data."""
+    """On whatever processor this is. GPFL's Fig. 7b on generated handwriting needs no files of
+    data."""
     assert run([str(RESULTS / "gpfl_fig7b_femnist_small" / "runs.parquet"), "--runs", "3"]) == 0
     assert "equal, 160 rounds\n3 of 3 equal; 180 runs" in capsys.readouterr().out

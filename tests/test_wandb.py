@@ -1,4 +1,5 @@
-"""Weights & Biases offline, absent or dead: the records are there, and can be sent again; secrets are in no file."""
+"""Weights & Biases offline, absent or dead: the records are there, and can be sent again; secrets
+are in no file."""
 
 import socket
 import subprocess
@@ -33,26 +34,45 @@ def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> N
     assert mirror.notice is not None
     assert "wandb login" in mirror.notice
     records = offline_records(tmp_path / "run")
-    kept = [{k: v for k, v in line.items() if not k.startswith("_")} for line in history_of(records)]
+    kept = [
+        {k: v for k, v in line.items() if not k.startswith("_")} for line in history_of(records)
+    ]
     assert kept == [record(t) for t in (1, 2, 3)]  # without lists
     (run,) = [r.run for r in records if r.HasField("run")]
-    assert (run.project, run.run_group, run.job_type, run.display_name) == ("fedsim", "trial", "random", "run")
+    assert (run.project, run.run_group, run.job_type, run.display_name) == (
+        "fedsim",
+        "trial",
+        "random",
+        "run",
+    )
     assert set(run.tags) == {"mine", "digits", "iid", "mlp"}
     assert items(run.config.update)["selector"] == {"_target_": "x.Y"}
-    last = {k: v for r in records if r.HasField("summary") for k, v in items(r.summary.update).items()}
-    assert (last["smoothed_accuracy"], last["last_accuracy"], last["wall_seconds"]) == (0.375, 0.75, 4.0)
+    last = {
+        k: v for r in records if r.HasField("summary") for k, v in items(r.summary.update).items()
+    }
+    assert (last["smoothed_accuracy"], last["last_accuracy"], last["wall_seconds"]) == (
+        0.375,
+        0.75,
+        4.0,
+    )
     metrics = [r.metric for r in records if r.HasField("metric")]
-    assert any(m.glob_name == "*" and (m.step_metric == "round" or m.step_metric_index) for m in metrics)
+    assert any(
+        m.glob_name == "*" and (m.step_metric == "round" or m.step_metric_index) for m in metrics
+    )
     assert any(r.HasField("exit") and r.exit.exit_code == 0 for r in records)
 
 
-def test_disabled_is_silent_and_modes_and_timeouts_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_is_silent_and_modes_and_timeouts_are_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mirror = tracker("disabled")
     assert play(mirror, tmp_path / "run") == {}
     assert mirror.notice is None
     assert not (tmp_path / "run" / "wandb").exists()
     code = "import sys, fedsim.tracking.wandb_tracker; sys.exit('wandb' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # it does not import W&B itself
+    assert (
+        subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    )  # it does not import W&B itself
     monkeypatch.setenv("WANDB_MODE", "disabled")  # is heeded by `auto` alone
     assert (tracker("auto").mode, tracker("offline").mode) == ("disabled", "offline")
     with pytest.raises(ConfigError, match=r"timeout=21\.0: must be at most 20 seconds"):
@@ -79,30 +99,48 @@ def test_secrets_and_foreign_run_ids_are_in_no_file_and_nothing_is_left_behind(
 
 def test_a_run_can_be_sent_again_from_its_files(tmp_path: Path) -> None:
     node = {"_target_": TARGET, "project": "mine", "entity": "lab", "tags": ["x"]}
-    config = {"name": "trial", "seed": 3, "num_rounds": 2, "num_clients": 2, "tracker": {"wandb": node}}
+    config = {
+        "name": "trial",
+        "seed": 3,
+        "num_rounds": 2,
+        "num_clients": 2,
+        "tracker": {"wandb": node},
+    }
     folder = RunFolder.create(tmp_path / "run", config)
     for t in (1, 2):
         folder.append(record(t))
     folder.write_summary({**summary(), "choices": {"selector": "full"}})
     start, first, second, finish = replay(tmp_path / "run", {})
-    assert (start["start"]["job_type"], start["start"]["project"], start["start"]["entity"]) == ("full", "mine", "lab")
+    assert (start["start"]["job_type"], start["start"]["project"], start["start"]["entity"]) == (
+        "full",
+        "mine",
+        "lab",
+    )
     assert [m["log"]["round"] for m in (first, second)] == [1, 2]
     assert finish["finish"]["last_accuracy"] == 0.75
 
 
 @pytest.mark.slow
-def test_its_process_sends_a_killed_run_from_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_process_sends_a_killed_run_from_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    folder = RunFolder.create(tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2, "num_clients": 2})
+    folder = RunFolder.create(
+        tmp_path / "my run", {"name": "trial", "seed": 3, "num_rounds": 2, "num_clients": 2}
+    )
     folder.append(record(1))
     command = [*COMMAND, str(folder.path), "{}"]
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-        assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [0.5]  # of one record
-    missing = subprocess.run([*COMMAND, "nowhere", "{}"], capture_output=True, text=True, check=False)
+        assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [
+            0.5
+        ]  # of one record
+    missing = subprocess.run(
+        [*COMMAND, "nowhere", "{}"], capture_output=True, text=True, check=False
+    )
     assert missing.returncode == 1
     assert "FileNotFoundError" in missing.stdout
     assert not list((tmp_path / "t").iterdir())
@@ -120,17 +158,23 @@ def test_a_run_that_is_not_done_ends_with_code_1(
     run.finish.assert_called_once_with(exit_code=code)
 
 
-def test_modules_of_the_working_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_of_the_working_folder_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("json", "numpy", "yaml", "wandb", "dataclasses", "fedsim"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
     monkeypatch.setenv("PYTHONPATH", ".")
     subprocess.run([*COMMAND, "nowhere", "{}"], cwd=tmp_path, capture_output=True, check=False)
     assert not (tmp_path / "marker").exists()
-    subprocess.run([sys.executable, "-c", "import fedsim"], cwd=tmp_path, check=False)  # negative control
+    subprocess.run(
+        [sys.executable, "-c", "import fedsim"], cwd=tmp_path, check=False
+    )  # negative control
     assert (tmp_path / "marker").exists()
 
 
-def begun(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str) -> tuple[WandbTracker, Any]:
+def begun(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str
+) -> tuple[WandbTracker, Any]:
     """A run with, in place of the mirror process, what it is sent and what it reports."""
     pipe = MagicMock(finish=MagicMock(return_value=report))
     monkeypatch.setattr(wandb_tracker, "MirrorProcess", lambda: pipe)
@@ -139,7 +183,9 @@ def begun(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str)
     return made, pipe
 
 
-def piped(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str) -> tuple[WandbTracker, Any]:
+def piped(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str
+) -> tuple[WandbTracker, Any]:
     made, pipe = begun(monkeypatch, folder, mode, report)
     made.finish(summary())
     return made, pipe
@@ -149,7 +195,8 @@ def piped(monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, report: str)
 def test_wandb_finds_server_and_key_by_its_own_settings(
     online: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The mode `auto` is W&B's own, but offline without a key for the host; here its server refuses at once."""
+    """The mode `auto` is W&B's own, but offline without a key for the host; here its server refuses
+    at once."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     settings = tmp_path / ".config" / "wandb" / "settings"
@@ -164,7 +211,9 @@ def test_wandb_finds_server_and_key_by_its_own_settings(
         "print('REPORT', report, flush=True); os._exit(0)"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
     assert ("REPORT could not go online" in done.stdout) == online, done.stdout + done.stderr
     assert (f"REPORT {NO_KEY}" in done.stdout) == (not online)
     assert list(tmp_path.glob("wandb/offline-run-*"))
@@ -173,18 +222,26 @@ def test_wandb_finds_server_and_key_by_its_own_settings(
 def test_a_missing_key_is_told_once_in_two_lines_and_later_failures_are_counted_though_not_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = [piped(monkeypatch, tmp_path, "auto", report)[0] for report in ("done", NO_KEY, NO_KEY, "done")]
-    assert [(one.notice is not None, one.num_degraded) for one in made] == [(told, 0) for told in (0, 1, 0, 0)]
+    made = [
+        piped(monkeypatch, tmp_path, "auto", report)[0]
+        for report in ("done", NO_KEY, NO_KEY, "done")
+    ]
+    assert [(one.notice is not None, one.num_degraded) for one in made] == [
+        (told, 0) for told in (0, 1, 0, 0)
+    ]
     assert max(map(len, str(made[1].notice).splitlines())) <= 80
     assert "`wandb login` sends them online; tracker.wandb.mode=disabled" in str(made[1].notice)
     ended = "its process ended early (exit code {})"
-    first_failed, later = (piped(monkeypatch, tmp_path, "offline", ended.format(code))[0] for code in (-9, 1))
+    first_failed, later = (
+        piped(monkeypatch, tmp_path, "offline", ended.format(code))[0] for code in (-9, 1)
+    )
     assert (first_failed.num_degraded, later.num_degraded, later.notice) == (1, 1, None)
     assert f"fedsim sync {tmp_path} sends it" in str(first_failed.notice)
 
 
 def test_a_dead_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """20 s for the first run; the ends of those that had begun before wait for 2 s; later ones do not try."""
+    """20 s for the first run; the ends of those that had begun before wait for 2 s; later ones do
+    not try."""
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(wandb_tracker.time, "monotonic", lambda: clock.now)
     reports = ("could not go online (no route)", *["no answer within 2 s"] * 2)
@@ -198,7 +255,9 @@ def test_a_dead_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.Mo
     later, pipe = piped(monkeypatch, tmp_path, "auto", "done")
     assert pipe.send.call_args_list[0].args[0]["start"]["mode"] == "offline"
     assert later.num_degraded == 1
-    assert "the server did not answer an earlier run, so this one is logged offline" in str(later.notice)
+    assert "the server did not answer an earlier run, so this one is logged offline" in str(
+        later.notice
+    )
     assert f"fedsim sync {tmp_path} sends it" in str(later.notice)
     asked, _ = piped(monkeypatch, tmp_path, "offline", "done")
     assert (asked.num_degraded, asked.notice) == (0, None)
@@ -210,7 +269,9 @@ def test_a_dead_server_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert (again.num_degraded, wandb_tracker.SERVER.is_dead) == (0, False)
 
 
-def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_going_online_fails_the_run_is_logged_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried = []
 
     def init(mode: str, **_: Any) -> Any:
@@ -219,7 +280,9 @@ def test_where_going_online_fails_the_run_is_logged_offline(tmp_path: Path, monk
             raise RuntimeError("no route\nto host")
         return MagicMock()
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=MagicMock(model_fields={}), init=init))
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(Settings=MagicMock(model_fields={}), init=init)
+    )
     start = dict.fromkeys(("project", "entity", "group", "job_type", "name", "tags", "config"))
     (tmp_path / "wandb" / "offline-run-of-a-killed-process").mkdir(parents=True)
     _, report = begin_run({**start, "mode": "online", "folder": str(tmp_path), "timeout": 1.0})
@@ -237,7 +300,9 @@ def test_links_in_place_of_wandb_s_folder_and_id_are_neither_followed_nor_read(
         used.append(options["id"])
         return MagicMock()
 
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Settings=MagicMock(model_fields={}), init=init))
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(Settings=MagicMock(model_fields={}), init=init)
+    )
     victim, folder = tmp_path / "victim", tmp_path / "run"
     victim.mkdir()
     folder.mkdir()
@@ -263,14 +328,28 @@ def composed(words: Sequence[str]) -> list[Plan]:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["tracker.wandb.project='a/b'"], r"tracker\.wandb\.project='a/b': must have 1 to 128 characters, none of"),
-        ([f"tracker.wandb.project={'p' * 129}"], r"tracker\.wandb\.project='p+': must have 1 to 128 characters"),
-        (["tracker.wandb.entity='team/project'"], r"tracker\.wandb\.entity='team/project': must have 1 to 128"),
-        ([f"tracker.wandb.tags=[ok,{'t' * 65}]"], r"tracker\.wandb\.tags='t+': must have 1 to 64 characters"),
+        (
+            ["tracker.wandb.project='a/b'"],
+            r"tracker\.wandb\.project='a/b': must have 1 to 128 characters, none of",
+        ),
+        (
+            [f"tracker.wandb.project={'p' * 129}"],
+            r"tracker\.wandb\.project='p+': must have 1 to 128 characters",
+        ),
+        (
+            ["tracker.wandb.entity='team/project'"],
+            r"tracker\.wandb\.entity='team/project': must have 1 to 128",
+        ),
+        (
+            [f"tracker.wandb.tags=[ok,{'t' * 65}]"],
+            r"tracker\.wandb\.tags='t+': must have 1 to 64 characters",
+        ),
         (["tracker.wandb.tags=['']"], r"tracker\.wandb\.tags='': must have 1 to 64 characters"),
     ],
 )
-def test_names_that_wandb_does_not_take_are_rejected_before_the_run(words: list[str], told: str) -> None:
+def test_names_that_wandb_does_not_take_are_rejected_before_the_run(
+    words: list[str], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         composed(words)
     composed([*words, "tracker.wandb.mode=disabled"])
@@ -283,19 +362,34 @@ def test_the_environment_names_project_entity_group_and_tags_unless_the_user_doe
 
     def names(*words: str) -> list[Any]:
         (plan,) = composed([*words, "tracker.wandb.mode=offline"])
-        message = start_message(RunInfo("trial", Path("run"), {}, {}, 0, 1), plan.config["tracker"]["wandb"], "auto", 1)
+        message = start_message(
+            RunInfo("trial", Path("run"), {}, {}, 0, 1), plan.config["tracker"]["wandb"], "auto", 1
+        )
         return [message[key] for key in keys]
 
     assert names() == ["fedsim", None, "trial", []]
-    for name, value in {"PROJECT": "mine", "ENTITY": "lab", "RUN_GROUP": "night", "TAGS": "a,b"}.items():
+    for name, value in {
+        "PROJECT": "mine",
+        "ENTITY": "lab",
+        "RUN_GROUP": "night",
+        "TAGS": "a,b",
+    }.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     assert names() == ["mine", "lab", "night", ["a", "b"]]
     typed = ["other", "they", "day", ["c"]]
     assert (
-        names(*(f"tracker.wandb.{k}={v if k != 'tags' else '[c]'}" for k, v in zip(keys, typed, strict=True))) == typed
+        names(
+            *(
+                f"tracker.wandb.{k}={v if k != 'tags' else '[c]'}"
+                for k, v in zip(keys, typed, strict=True)
+            )
+        )
+        == typed
     )
     monkeypatch.setenv("WANDB_PROJECT", "a/b")
-    with pytest.raises(ConfigError, match=r"project='a/b': .*\n.*also where the variable WANDB_PROJECT has it"):
+    with pytest.raises(
+        ConfigError, match=r"project='a/b': .*\n.*also where the variable WANDB_PROJECT has it"
+    ):
         names()
 
 
@@ -306,7 +400,11 @@ def test_names_that_fedsim_chooses_are_shortened_to_what_wandb_takes(tmp_path: P
     message = start_message(told, {"tags": ["mine"]}, "offline", 1.0)
     assert message["tags"][:2] == ["mine", "digits"]
     assert message["tags"][2].startswith("my_model_my_model_")
-    lengths = [len(message[key]) for key in ("group", "name", "job_type")] + [len(message["tags"][2])]
+    lengths = [len(message[key]) for key in ("group", "name", "job_type")] + [
+        len(message["tags"][2])
+    ]
     assert lengths == [128, 128, 64, 64]
     assert message["group"] != message["name"]
-    wandb.Settings(project="fedsim", run_group=message["group"], run_tags=message["tags"])  # its own checks
+    wandb.Settings(
+        project="fedsim", run_group=message["group"], run_tags=message["tags"]
+    )  # its own checks

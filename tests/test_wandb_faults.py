@@ -52,7 +52,8 @@ def begun(folder: Path, timeout: float | None = None) -> tuple[WandbTracker, Tra
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fault", "told"), [(signal.SIGKILL, "W&B: "), (signal.SIGSTOP, "W&B: no answer within 2 s; nothing is lost")]
+    ("fault", "told"),
+    [(signal.SIGKILL, "W&B: "), (signal.SIGSTOP, "W&B: no answer within 2 s; nothing is lost")],
 )
 def test_wandbs_service_may_die_or_hang_in_mid_run(
     tmp_path: Path, fault: signal.Signals, told: str, waits: list[float | None]
@@ -73,14 +74,18 @@ def test_wandbs_service_may_die_or_hang_in_mid_run(
 
 @linux
 @pytest.mark.slow
-def test_a_killed_run_leaves_no_process_and_no_litter_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_leaves_no_process_and_no_litter_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "t").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "t"))
     code = (
         "import sys, time; from pathlib import Path; from tests.wandb_toys import info, record, tracker\n"
         "t = tracker(); t.start(info(Path(sys.argv[1]))); t.log(record(1)); time.sleep(600)"
     )
-    run = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1])
+    run = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=Path(__file__).parents[1]
+    )
     wait_for(lambda: list(tmp_path.glob("wandb/offline-run-*/*.wandb")))
     assert list(tmp_path.glob("t/fedsim-wandb-*"))
     run.kill()
@@ -92,9 +97,15 @@ def test_a_killed_run_leaves_no_process_and_no_litter_behind(tmp_path: Path, mon
     assert [r.exit.exit_code for r in records if r.HasField("exit")] == [1]
 
 
-@pytest.mark.parametrize(("dies", "told"), [(False, "no answer within 0.5 s"), (True, "its process ended early")])
+@pytest.mark.parametrize(
+    ("dies", "told"), [(False, "no answer within 0.5 s"), (True, "its process ended early")]
+)
 def test_a_mirror_that_dies_or_hangs_is_given_up_and_gone(
-    dies: bool, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: list[float | None]
+    dies: bool,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    waits: list[float | None],
 ) -> None:
     """It reads nothing, so that a run that wrote to it itself would wait until it is gone."""
     sleeper = (sys.executable, "-c", "import time; time.sleep(600)")

@@ -1,4 +1,5 @@
-"""Weights & Biases online, with a server in the place of theirs: a run is there once, whatever happened to it."""
+"""Weights & Biases online, with a server in the place of theirs: a run is there once, whatever
+happened to it."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,12 +27,19 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 def begin(folder: Path) -> RunFolder:
     node = {"_target_": TARGET, "mode": "auto", "project": "fedsim"}
-    config = {"name": "trial", "seed": 0, "num_rounds": 3, "num_clients": 2, "tracker": {"wandb": node}}
+    config = {
+        "name": "trial",
+        "seed": 0,
+        "num_rounds": 3,
+        "num_clients": 2,
+        "tracker": {"wandb": node},
+    }
     return RunFolder.create(folder, config)
 
 
 def send(folder: RunFolder, rounds: Sequence[int], status: str) -> str:
-    """These rounds, of which those that are on file are sent again. Returns the tracker's notice."""
+    """These rounds, of which those that are on file are sent again. Returns the tracker's
+    notice."""
     mirror, kept = tracker(), len(read_metrics(folder.path))
     mirror.start(info(folder.path))
     for t in rounds:
@@ -46,7 +54,10 @@ def send(folder: RunFolder, rounds: Sequence[int], status: str) -> str:
 
 def steps(server: StandIn) -> dict[str, list[tuple[int, int]]]:
     """Of each run on the server: steps and rounds."""
-    return {name: [(line["_step"], line["round"]) for line in run.history] for name, run in server.runs.items()}
+    return {
+        name: [(line["_step"], line["round"]) for line in run.history]
+        for name, run in server.runs.items()
+    }
 
 
 WHOLE = [(1, 1), (2, 2), (3, 3)]

@@ -1,4 +1,5 @@
-"""Things small enough to compute by hand: an engine whose clients pull one parameter towards their own number."""
+"""Things small enough to compute by hand: an engine whose clients pull one parameter towards their
+own number."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
@@ -33,7 +34,8 @@ class ToyModel(nn.Module):
 
 
 class ToyEngine(Engine):
-    """Client i moves the model's two numbers halfway to (i, -i); its loss on a list of positions is their mean."""
+    """Client i moves the model's two numbers halfway to (i, -i); its loss on a list of positions is
+    their mean."""
 
     def __init__(self, sizes: Sequence[int], *, seed: int = 0, batch_size: int = 4) -> None:
         ends = np.cumsum(sizes)
@@ -42,14 +44,18 @@ class ToyEngine(Engine):
         data = ClientData(torch.zeros(num, 1), torch.arange(num) % 3, positions, positions, 3)
         work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
         workload = Workload(
-            ToyModel(), data, SGD(lr=1.0, schedule=Constant(), momentum=0.0, nesterov=False, weight_decay=0.0)
+            ToyModel(),
+            data,
+            SGD(lr=1.0, schedule=Constant(), momentum=0.0, nesterov=False, weight_decay=0.0),
         )
         super().__init__(cast(Backend, None), workload, work, Streams(seed))
         self.streams = Streams(seed)
         self.broken: set[int] = set()
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
 
-    def train(self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any) -> Cohort:
+    def train(
+        self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any
+    ) -> Cohort:
         targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
         models = torch.stack([model["w"] for model in ((more and more[0]) or [params] * len(ids))])
         delta = (targets - models) / 2 + (models - params["w"])
@@ -62,16 +68,30 @@ class ToyEngine(Engine):
         steps = np.array([self.work.num_steps(int(s)) for s in sizes])
         stacks = {"delta": {"w": delta}, "momentum": {"w": delta * 10}}
         losses = {"loss": loss, "rms_loss": loss + 1}
-        return Cohort(ids, sizes, params, **stacks, **losses, steps=steps, trained=self.trained, samples=2 * sizes)
+        return Cohort(
+            ids,
+            sizes,
+            params,
+            **stacks,
+            **losses,
+            steps=steps,
+            trained=self.trained,
+            samples=2 * sizes,
+        )
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
         return np.array([np.nan if self._silent(p) else p.mean() for p in positions])
 
-    def accuracies(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    def accuracies(
+        self, params: Params, positions: Sequence[NDArray[np.int64]]
+    ) -> NDArray[np.float64]:
         return np.array([np.nan if self._silent(p) else 1 / (1 + p.mean()) for p in positions])
 
     def client_gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
+        self,
+        params: Params,
+        positions: Sequence[NDArray[np.int64]],
+        names: Sequence[str] | None = None,
     ) -> Iterator[Tensor]:
         for p in positions:
             mean = np.nan if self._silent(p) and len(p) else float(p.mean()) if len(p) else 0.0
@@ -144,7 +164,11 @@ def toy_clients(
     params: Params | None = None,
     simulated: RoundClock | None = None,
 ) -> Clients:
-    ids = np.flatnonzero(np.asarray(sizes) > 0) if available is None else np.asarray(available, np.int64)
+    ids = (
+        np.flatnonzero(np.asarray(sizes) > 0)
+        if available is None
+        else np.asarray(available, np.int64)
+    )
     context = RoundContext(
         round,
         lr=1.0,
@@ -172,7 +196,9 @@ def picked(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> li
     return selection_of(selector, round, seed, **more).ids.tolist()
 
 
-def chances(selector: Selector, num: int = 2000, round: int = 1, **more: Any) -> NDArray[np.float64]:
+def chances(
+    selector: Selector, num: int = 2000, round: int = 1, **more: Any
+) -> NDArray[np.float64]:
     """How often it selects each client over `num` seeds, as a share [N]."""
     counts = np.zeros(selector.population.num_clients)
     for seed in range(num):
@@ -180,8 +206,12 @@ def chances(selector: Selector, num: int = 2000, round: int = 1, **more: Any) ->
     return counts / num
 
 
-def toy_cohort(ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any) -> Cohort:
+def toy_cohort(
+    ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any
+) -> Cohort:
     stack = {"w": torch.tensor(delta, dtype=torch.float32)}
     losses = {"loss": np.ones(len(ids)), "rms_loss": np.ones(len(ids)), **more}
     ids, sizes = np.asarray(ids, np.int64), np.asarray(sizes)
-    return Cohort(ids, sizes, toy_params(), stack, steps=np.ones(len(ids), np.int64), trained=["w"], **losses)
+    return Cohort(
+        ids, sizes, toy_params(), stack, steps=np.ones(len(ids), np.int64), trained=["w"], **losses
+    )

@@ -1,5 +1,6 @@
-"""A server in the place of Weights & Biases', which answers what its client asks for a run (GraphQL), and keeps what it
-sends (JSON lines with an offset in a file). What a real server does beyond that is not tested by it."""
+"""A server in the place of Weights & Biases', which answers what its client asks for a run
+(GraphQL), and keeps what it sends (JSON lines with an offset in a file). What a real server does
+beyond that is not tested by it."""
 
 import gzip
 import json
@@ -16,7 +17,8 @@ HISTORY, SUMMARY = "wandb-history.jsonl", "wandb-summary.json"
 
 @dataclass
 class ServerRun:
-    """What was sent of a run: its description, and lines of its files; `exit_code` once it has ended."""
+    """What was sent of a run: its description, and lines of its files; `exit_code` once it has
+    ended."""
 
     name: str
     described: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +36,8 @@ class ServerRun:
 
 
 class StandIn:
-    """The runs on the server by their ids, and the ids of those that were deleted there; `down`: it refuses."""
+    """The runs on the server by their ids, and the ids of those that were deleted there; `down`: it
+    refuses."""
 
     def __init__(self) -> None:
         self.runs: dict[str, ServerRun] = {}
@@ -54,7 +57,11 @@ class StandIn:
             query = json.loads(sent)
             given = query.get("variables") or {}
             if query["operationName"] == "UpsertBucket" and given["name"] in self.deleted:
-                return 410, {"errors": [{"message": "run was previously created and deleted; try a new run name"}]}
+                return 410, {
+                    "errors": [
+                        {"message": "run was previously created and deleted; try a new run name"}
+                    ]
+                }
             ask = getattr(self, f"_{query['operationName']}", None)
             return 200, {"data": ask(given) if ask else {}}
         if path.endswith("/file_stream"):
@@ -82,11 +89,28 @@ class StandIn:
         counts = {"historyLineCount": len(run.history), "eventsLineCount": 0, "logLineCount": 0}
         tails = {"historyTail": json.dumps(run.files.get(HISTORY, [])[-1:]), "eventsTail": "[]"}
         known = {"summaryMetrics": json.dumps(run.summary), "config": run.described.get("config")}
-        bucket = {"id": run.name, "name": run.name, **counts, **tails, **known, "wandbConfig": '{"t": 1}'}
-        return {"model": {"id": "x", "name": given["project"], "entity": {"id": "x", "name": ENTITY}, "bucket": bucket}}
+        bucket = {
+            "id": run.name,
+            "name": run.name,
+            **counts,
+            **tails,
+            **known,
+            "wandbConfig": '{"t": 1}',
+        }
+        return {
+            "model": {
+                "id": "x",
+                "name": given["project"],
+                "entity": {"id": "x", "name": ENTITY},
+                "bucket": bucket,
+            }
+        }
 
     def _CreateRunFiles(self, given: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
-        files = [{"name": name, "uploadUrl": f"{self.url}/storage/{given['run']}/{name}"} for name in given["files"]]
+        files = [
+            {"name": name, "uploadUrl": f"{self.url}/storage/{given['run']}/{name}"}
+            for name in given["files"]
+        ]
         return {"createRunFiles": {"runID": given["run"], "uploadHeaders": [], "files": files}}
 
 

@@ -17,7 +17,9 @@ from fedsim.tracking.base import Trackers
 from fedsim.tracking.wandb_tracker import WandbTracker
 from tests.test_tracking import info, record, summary
 
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds processes through /proc")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="finds processes through /proc"
+)
 
 
 def processes(home: Path) -> dict[str, int]:
@@ -44,7 +46,8 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 def tracker(mode: Any = "auto", timeout: float | None = None) -> WandbTracker:
-    """One that waits for W&B at most `timeout` seconds at its end; None: as long as that takes on a busy machine."""
+    """One that waits for W&B at most `timeout` seconds at its end; None: as long as that takes on a
+    busy machine."""
     limit = 20.0 if timeout is None else timeout
     made = WandbTracker(mode=mode, project="fedsim", entity=None, tags=["mine"], timeout=limit)
     made.timeout = HANG if timeout is None else timeout
@@ -62,7 +65,8 @@ def play(tracker: WandbTracker, folder: Path, num_rounds: int = 3) -> dict[str, 
 
 
 def read_offline(path: Path) -> Iterator[pb.Record]:
-    """The records of a .wandb file: a LevelDB log (32 KiB blocks; checksum, length, type) after a 7-byte header."""
+    """The records of a .wandb file: a LevelDB log (32 KiB blocks; checksum, length, type) after a
+    7-byte header."""
     content, position, parts = path.read_bytes(), 7, b""
     while position + 7 <= len(content):
         if 32768 - position % 32768 < 7:

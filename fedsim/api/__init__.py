@@ -1,1 +1,2 @@
-"""Experiments from Python: what `fedsim` does on the command line, as functions, which `import fedsim` has."""
+"""Experiments from Python: what `fedsim` does on the command line, as functions, which `import
+fedsim` has."""

@@ -1,4 +1,5 @@
-"""What runs from Python return, and runs as pandas DataFrames: a row a round, with choices and summary beside it."""
+"""What runs from Python return, and runs as pandas DataFrames: a row a round, with choices and
+summary beside it."""
 
 import json
 import shutil
@@ -40,9 +41,10 @@ class TemporaryFolder:
 class RunResult:
     """A run that has ended.
 
-    `status` is `done`, `diverged` (updates were nan or infinite), `interrupted` (a callback has ended it; the same
-    call goes on), or in a sweep also `failed`, `data` and `config` (refused before round 1; `error` says why).
-    `summary` is what summary.json holds. `skipped`: an earlier run with the same config had done it.
+    `status` is `done`, `diverged` (updates were nan or infinite), `interrupted` (a callback has
+    ended it; the same call goes on), or in a sweep also `failed`, `data` and `config` (refused
+    before round 1; `error` says why). `summary` is what summary.json holds. `skipped`: an earlier
+    run with the same config had done it.
     """
 
     plan: Plan
@@ -67,8 +69,9 @@ class RunResult:
 
     @property
     def final_accuracy(self) -> float | None:
-        """The mean test accuracy of the last 11 rounds, in [0, 1], as in reports, tables and `load_summaries`; None if
-        none was measured. That of the last round is `summary["last_accuracy"]`."""
+        """The mean test accuracy of the last 11 rounds, in [0, 1], as in reports, tables and
+        `load_summaries`; None if none was measured. That of the last round is
+        `summary["last_accuracy"]`."""
         return self.summary.get("smoothed_accuracy")
 
     @cached_property
@@ -90,15 +93,22 @@ class RunResult:
     @property
     def run(self) -> Run:
         """As reports have it."""
-        return Run(self.folder, self.plan.config, {"choices": dict(self.plan.choices), **self.summary})
+        return Run(
+            self.folder, self.plan.config, {"choices": dict(self.plan.choices), **self.summary}
+        )
 
     def __str__(self) -> str:
-        accuracy = None if self.final_accuracy is None else f"final accuracy {show_share(self.final_accuracy)}"
+        accuracy = (
+            None
+            if self.final_accuracy is None
+            else f"final accuracy {show_share(self.final_accuracy)}"
+        )
         return f"{self.folder.name}: {', '.join(filter(None, (self.status, accuracy, self.error)))}"
 
 
 class RunFailedError(FedsimError):
-    """A run has failed, by the exception that is its `__cause__`; `result` is what there is of the run."""
+    """A run has failed, by the exception that is its `__cause__`; `result` is what there is of the
+    run."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(f"{result.folder}: {result.error}")
@@ -126,8 +136,8 @@ class PandasMissingError(FedsimError, ImportError):
 
 
 def load_runs(source: "str | PathLike[str]") -> "DataFrame":
-    """The rounds of all runs that have ended below a folder, or that are in an archive of the report
-    (`--archive runs.parquet`).
+    """The rounds of all runs that have ended below a folder, or that are in an archive of the
+    report (`--archive runs.parquet`).
 
     A row is a round of a run, in order. Columns:
 
@@ -136,9 +146,9 @@ def load_runs(source: "str | PathLike[str]") -> "DataFrame":
       your own classes;
     - what metrics.jsonl has of a round (`round`, `test_accuracy`, `bytes_up`, `selected`, ...).
 
-    What there is once a run is in `load_summaries`: means and deviations over rows of rounds would be wrong. Runs that
-    ended before their first round have no row. Raises `FedsimError` if `source` is neither a folder with finished runs
-    nor an archive, `PandasMissingError` without pandas.
+    What there is once a run is in `load_summaries`: means and deviations over rows of rounds would
+    be wrong. Runs that ended before their first round have no row. Raises `FedsimError` if `source`
+    is neither a folder with finished runs nor an archive, `PandasMissingError` without pandas.
 
         runs = fedsim.load_runs("outputs/default")
         runs.groupby(["selector", "round"])["test_accuracy"].mean().unstack("selector").plot()
@@ -148,8 +158,9 @@ def load_runs(source: "str | PathLike[str]") -> "DataFrame":
 
 
 def load_summaries(source: "str | PathLike[str]") -> "DataFrame":
-    """The runs that `load_runs` takes, a row each: its columns but for those of rounds, `final_accuracy` (the mean of
-    the last 11 rounds), and the numbers and words of summary.json (`summary.last_accuracy`, `summary.totals.bytes_up`).
+    """The runs that `load_runs` takes, a row each: its columns but for those of rounds,
+    `final_accuracy` (the mean of the last 11 rounds), and the numbers and words of summary.json
+    (`summary.last_accuracy`, `summary.totals.bytes_up`).
 
         runs = fedsim.load_summaries("outputs/default")
         runs.groupby("selector")["final_accuracy"].agg(["mean", "std"])
@@ -159,15 +170,37 @@ def load_summaries(source: "str | PathLike[str]") -> "DataFrame":
 
 
 def load_ablations(source: "str | PathLike[str]") -> "DataFrame":
-    """The ablations of the runs that `load_runs` takes: where they differ in one number or two, the final accuracy.
+    """The ablations of the runs that `load_runs` takes: where they differ in one number or two, the
+    final accuracy.
 
-    A row is a point of a line or map. Columns: `keys` of the numbers; `setting` and `method` of the line; `value`, and
-    in a map `second_value`; `seeds`; `mean`, and `low` and `high` of its 95 % interval; whether it is the `best` of its
-    line; `p_value` of the difference to that at equal seeds, corrected over the line (nan below three seeds).
+    A row is a point of a line or map. Columns: `keys` of the numbers; `setting` and `method` of the
+    line; `value`, and in a map `second_value`; `seeds`; `mean`, and `low` and `high` of its 95 %
+    interval; whether it is the `best` of its line; `p_value` of the difference to that at equal
+    seeds, corrected over the line (nan below three seeds).
     """
-    columns = ["keys", "setting", "method", "value", "second_value", "seeds", "mean", "low", "high", "best", "p_value"]
+    columns = [
+        "keys",
+        "setting",
+        "method",
+        "value",
+        "second_value",
+        "seeds",
+        "mean",
+        "low",
+        "high",
+        "best",
+        "p_value",
+    ]
     rows = [
-        (" ".join(one.keys), *line, *(*at.values, None)[:2], at.mean.num, at.mean.mean, *at.mean.interval, *at[-2:])
+        (
+            " ".join(one.keys),
+            *line,
+            *(*at.values, None)[:2],
+            at.mean.num,
+            at.mean.mean,
+            *at.mean.interval,
+            *at[-2:],
+        )
         for one in find_ablations(group_runs(_runs_of(Path(source))))
         for line, points in one.lines.items()
         for at in points
@@ -193,7 +226,13 @@ def summaries_frame(runs: Sequence[Run]) -> "DataFrame":
     """A row for each of `runs`."""
     rows = []
     for run, about in _about(runs):
-        outcome = flat({key: value for key, value in run.summary.items() if key not in ("choices", "seed", "status")})
+        outcome = flat(
+            {
+                key: value
+                for key, value in run.summary.items()
+                if key not in ("choices", "seed", "status")
+            }
+        )
         summary = {f"summary.{key}": value for key, value in outcome if not isinstance(value, list)}
         rows.append({**about, "final_accuracy": run.summary.get("smoothed_accuracy"), **summary})
     return _pandas().DataFrame(rows)
@@ -206,7 +245,13 @@ def _about(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
     values = []
     for run in runs:
         config = flat({key: value for key, value in run.config.items() if key not in ignored})
-        values.append({key: value for key, value in [*config, ("code", run.code)] if not key.endswith("_target_")})
+        values.append(
+            {
+                key: value
+                for key, value in [*config, ("code", run.code)]
+                if not key.endswith("_target_")
+            }
+        )
     keys = dict.fromkeys(key for one in values for key in one)
     texts = {key: {json.dumps(one.get(key), default=str) for one in values} for key in keys}
     for run, own in zip(runs, values, strict=True):
@@ -220,5 +265,7 @@ def _pandas() -> Any:
         import pandas
     except ImportError as error:
         remedy = "install pandas, or the extra of this package: fedsim-selection[pandas]"
-        raise PandasMissingError(f"DataFrames need pandas, which cannot be imported ({error}); {remedy}") from error
+        raise PandasMissingError(
+            f"DataFrames need pandas, which cannot be imported ({error}); {remedy}"
+        ) from error
     return pandas

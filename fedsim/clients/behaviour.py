@@ -1,8 +1,10 @@
-"""Imperfect clients: those whose labels are wrong, and those that send something else than what they have computed.
+"""Imperfect clients: those whose labels are wrong, and those that send something else than what
+they have computed.
 
-Who they are is drawn as one order of all clients, of which a share comes first: at a seed, every behaviour has the same
-clients, and those of a smaller share are among those of a larger one. That and all that they do is drawn from streams
-of its own, so that division, first model and batches are those of the run with honest clients. No selector is told.
+Who they are is drawn as one order of all clients, of which a share comes first: at a seed, every
+behaviour has the same clients, and those of a smaller share are among those of a larger one. That
+and all that they do is drawn from streams of its own, so that division, first model and batches are
+those of the run with honest clients. No selector is told.
 """
 
 from abc import ABC, abstractmethod
@@ -25,19 +27,21 @@ from fedsim.partitions.division import Division
 
 
 class ClientBehaviour:
-    """The interface of the group `clients`: what they train on, and what leaves them. Here all are honest."""
+    """The interface of the group `clients`: what they train on, and what leaves them. Here all are
+    honest."""
 
     imperfect: Ids = np.empty(0, np.int64)
     """Ids of the imperfect clients, ascending."""
 
     def labels(self, y: Tensor, division: Division) -> Tensor:
-        """The labels by which clients train and report losses, accuracies and label counts. `y` [n], the true ones, is
-        not to be modified: other runs share it, and the server's samples and `client_accuracy` go by it."""
+        """The labels by which clients train and report losses, accuracies and label counts. `y`
+        [n], the true ones, is not to be modified: other runs share it, and the server's samples and
+        `client_accuracy` go by it."""
         return y
 
     def sent(self, trained: Cohort, round: int) -> Cohort:
-        """What clients send in place of their updates, whole, in part, or as what is computed of them: norms, public
-        labels, gradients at the trained model."""
+        """What clients send in place of their updates, whole, in part, or as what is computed of
+        them: norms, public labels, gradients at the trained model."""
         return trained
 
     def sent_gradient(self, gradient: Tensor, round: int, client: int) -> Tensor:
@@ -63,7 +67,10 @@ class Imperfect(ClientBehaviour):
 
     def problems(self) -> Problems:
         some = not self.share > 0 or round(self.share * self.num_clients) > 0
-        text, remedy = f"is less than one of {self.num_clients} clients", "raise it, or choose clients=honest"
+        text, remedy = (
+            f"is less than one of {self.num_clients} clients",
+            "raise it, or choose clients=honest",
+        )
         yield rule(some, "share", self.share, text, remedy)
 
     def __post_init__(self) -> None:
@@ -73,13 +80,14 @@ class Imperfect(ClientBehaviour):
 
 @parameters
 class LabelNoise(Imperfect):
-    """A share `noise_rate` of an imperfect client's samples has wrong labels, which it does not know: of those that it
-    trains on, and of those that it holds out (rounded to whole ones).
+    """A share `noise_rate` of an imperfect client's samples has wrong labels, which it does not
+    know: of those that it trains on, and of those that it holds out (rounded to whole ones).
 
-    `kind`: `symmetric`, any other class with equal probability; `pair`, the next class, c + 1 mod C (Han et al. 2018,
-    "Co-teaching", section 4). There each label is flipped with a probability; here the share is exact, and the wrong
-    labels of a lower rate are among those of a higher one. That a share of the clients is noisy is as in FedCorr (Xu et
-    al. 2022), which draws a rate for each of them; here all have the same.
+    `kind`: `symmetric`, any other class with equal probability; `pair`, the next class, c + 1 mod C
+    (Han et al. 2018, "Co-teaching", section 4). There each label is flipped with a probability;
+    here the share is exact, and the wrong labels of a lower rate are among those of a higher one.
+    That a share of the clients is noisy is as in FedCorr (Xu et al. 2022), which draws a rate for
+    each of them; here all have the same.
     """
 
     noise_rate: Share
@@ -88,7 +96,13 @@ class LabelNoise(Imperfect):
     def problems(self) -> Problems:
         yield from super().problems()
         text = f"needs two classes or more, and the data set has {self.num_classes}"
-        yield rule(self.num_classes > 1, "kind", self.kind, text, "choose clients=honest, or another data set")
+        yield rule(
+            self.num_classes > 1,
+            "kind",
+            self.kind,
+            text,
+            "choose clients=honest, or another data set",
+        )
 
     def labels(self, y: Tensor, division: Division) -> Tensor:
         noisy = y.cpu().numpy().copy()
@@ -97,23 +111,30 @@ class LabelNoise(Imperfect):
             for client, rng in zip(self.imperfect.tolist(), draws, strict=True):
                 order = rng.permutation(own[client])
                 wrong = order[: round(self.noise_rate * len(order))]
-                steps = rng.integers(1, self.num_classes, len(order))[: len(wrong)] if self.kind == "symmetric" else 1
+                steps = (
+                    rng.integers(1, self.num_classes, len(order))[: len(wrong)]
+                    if self.kind == "symmetric"
+                    else 1
+                )
                 noisy[wrong] = (noisy[wrong] + steps) % self.num_classes
         return torch.tensor(noisy, device=y.device)
 
 
 class FalseUpdate(Imperfect, ABC):
-    """Imperfect clients send what `falsified` makes of an update, of a gradient, or of the optimiser's momentum.
+    """Imperfect clients send what `falsified` makes of an update, of a gradient, or of the
+    optimiser's momentum.
 
-    All else that they report is true: losses (those of training, too), accuracies, label counts, times, the spread of
-    gradients. Running statistics stay, unless `of_buffers` says else: a falsified variance may be below 0.
+    All else that they report is true: losses (those of training, too), accuracies, label counts,
+    times, the spread of gradients. Running statistics stay, unless `of_buffers` says else: a
+    falsified variance may be below 0.
     """
 
     of_buffers: ClassVar[bool] = False
 
     @abstractmethod
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
-        """What `client` sends in `round` (from 1) in place of `vector` [D], which is not to be modified."""
+        """What `client` sends in `round` (from 1) in place of `vector` [D], which is not to be
+        modified."""
 
     def sent(self, trained: Cohort, round: int) -> Cohort:
         rows = np.flatnonzero(np.isin(trained.ids, self.imperfect))
@@ -121,7 +142,11 @@ class FalseUpdate(Imperfect, ABC):
             return trained
 
         def false(stack: Stack) -> Stack:
-            own = {name: value for name, value in stack.items() if self.of_buffers or name in trained.trained}
+            own = {
+                name: value
+                for name, value in stack.items()
+                if self.of_buffers or name in trained.trained
+            }
             flat = torch.cat([value.flatten(1) for value in own.values()], 1)
             for row in rows.tolist():
                 flat[row] = self.falsified(flat[row], round, int(trained.ids[row]))
@@ -137,9 +162,10 @@ class FalseUpdate(Imperfect, ABC):
 
 @parameters
 class ScaledUpdate(FalseUpdate):
-    """`factor` times the update. Below 0: sign flipping (Damaskinos et al. 2018, "Asynchronous Byzantine machine
-    learning"). Above 1: boosting (Bhagoji et al. 2019, "Analyzing federated learning through an adversarial lens";
-    Bagdasaryan et al. 2020, "How to backdoor federated learning"), here of an update that was trained honestly."""
+    """`factor` times the update. Below 0: sign flipping (Damaskinos et al. 2018, "Asynchronous
+    Byzantine machine learning"). Above 1: boosting (Bhagoji et al. 2019, "Analyzing federated
+    learning through an adversarial lens"; Bagdasaryan et al. 2020, "How to backdoor federated
+    learning"), here of an update that was trained honestly."""
 
     factor: Annotated[float, Interval(ge=-1e6, le=1e6)]
 
@@ -149,27 +175,32 @@ class ScaledUpdate(FalseUpdate):
 
 @parameters
 class RandomUpdate(FalseUpdate):
-    """Independent normal numbers, drawn by round and client: the Gaussian attack (Blanchard et al. 2017, "Machine
-    learning with adversaries", section 5).
+    """Independent normal numbers, drawn by round and client: the Gaussian attack (Blanchard et al.
+    2017, "Machine learning with adversaries", section 5).
 
-    `std`: their standard deviation, 200 in the paper, whose workers send gradients. None: scaled to the norm of what
-    they take the place of, so that it does not give them away, and an average of updates outlives them.
+    `std`: their standard deviation, 200 in the paper, whose workers send gradients. None: scaled to
+    the norm of what they take the place of, so that it does not give them away, and an average of
+    updates outlives them.
     """
 
     std: Positive | None
 
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
-        draws = self.streams.generator(Purpose.RANDOM_UPDATE, round, client).standard_normal(len(vector))
+        draws = self.streams.generator(Purpose.RANDOM_UPDATE, round, client).standard_normal(
+            len(vector)
+        )
         noise = torch.as_tensor(draws, device=vector.device)
-        return (noise * (length(vector) / length(noise) if self.std is None else self.std)).to(vector.dtype)
+        return (noise * (length(vector) / length(noise) if self.std is None else self.std)).to(
+            vector.dtype
+        )
 
 
 class FreeRider(FalseUpdate):
-    """The model that they were sent, which is an update of zeros: plain free-riders (Fraboni et al. 2021, "Free-rider
-    attacks on model aggregation in federated learning").
+    """The model that they were sent, which is an update of zeros: plain free-riders (Fraboni et al.
+    2021, "Free-rider attacks on model aggregation in federated learning").
 
-    They are charged no training. The simulator trains them all the same, so that the batches of others stay as they
-    are, and reports that training loss as theirs.
+    They are charged no training. The simulator trains them all the same, so that the batches of
+    others stay as they are, and reports that training loss as theirs.
     """
 
     of_buffers: ClassVar[bool] = True

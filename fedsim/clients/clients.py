@@ -1,12 +1,15 @@
-"""How clients answer a selector's questions: what they compute and send, and what is charged for it.
+"""How clients answer a selector's questions: what they compute and send, and what is charged for
+it.
 
-All that a selector learns of the clients, it asks for here. The first contact of a client with a version of the model
-charges one download; each answer charges its upload and the samples passed. What the server already has of a client at
-this version is not sent again: neither a loss nor a tensor of an update, whether `updates` or `collect` asks for it. A
-question that needs a signal which the selector does not declare raises.
+All that a selector learns of the clients, it asks for here. The first contact of a client with a
+version of the model charges one download; each answer charges its upload and the samples passed.
+What the server already has of a client at this version is not sent again: neither a loss nor a
+tensor of an update, whether `updates` or `collect` asks for it. A question that needs a signal
+which the selector does not declare raises.
 
-Each question is one exchange, whose clients work side by side. Where there is a simulated clock it takes as long as the
-slowest of them, and the next question follows it. Answers that come client after client are charged at the question.
+Each question is one exchange, whose clients work side by side. Where there is a simulated clock it
+takes as long as the slowest of them, and the next question follows it. Answers that come client
+after client are charged at the question.
 """
 
 from collections import defaultdict
@@ -37,17 +40,27 @@ class Clients:
     """The clients of one round, at one version of the model; nobody has been contacted yet."""
 
     def __init__(
-        self, engine: Engine, context: RoundContext, params: Params, first_model: Callable[[int], Params] | None = None
+        self,
+        engine: Engine,
+        context: RoundContext,
+        params: Params,
+        first_model: Callable[[int], Params] | None = None,
     ) -> None:
-        """`first_model`: the model from which each client trains in place of `params` (it downloads `params` all the
-        same)."""
+        """`first_model`: the model from which each client trains in place of `params` (it downloads
+        `params` all the same)."""
         self.available = context.available
         """Clients that can be reached this round and have data, ascending."""
         self.in_first_round = context.first
-        """Whether this is the first round in which clients can be reached: round 1, or a later one."""
+        """Whether this is the first round in which clients can be reached: round 1, or a later
+        one."""
         self.lr = context.lr
         """The local learning rate of this round, which the server sets."""
-        self._engine, self._context, self._params, self._first_model = engine, context, params, first_model
+        self._engine, self._context, self._params, self._first_model = (
+            engine,
+            context,
+            params,
+            first_model,
+        )
         self._lent = Lent(params)  # which a cohort's `start` is
         self._ledger, self._clock = context.ledger, context.clock
         self._losses, self._batch_losses = dict[int, float](), dict[int, float]()
@@ -55,7 +68,9 @@ class Clients:
         self._results = LocalResults(num)
         self._bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
         self._has_model, self._collected, self._is_to_train = np.zeros((3, num), bool)
-        self._has_sent = defaultdict[str, NDArray[np.bool_]](lambda: np.zeros(num, bool))  # by tensor of the update
+        self._has_sent = defaultdict[str, NDArray[np.bool_]](
+            lambda: np.zeros(num, bool)
+        )  # by tensor of the update
 
     @cached_property
     def params(self) -> Params:
@@ -68,26 +83,33 @@ class Clients:
 
     @property
     def modified(self) -> tuple[list[str], list[str]]:
-        """Names of tensors in `params` or in the `start` of a cohort, and of tensors in the clients' updates, that the
-        selector has modified in place."""
+        """Names of tensors in `params` or in the `start` of a cohort, and of tensors in the
+        clients' updates, that the selector has modified in place."""
         return self._lent.modified, self._results.lent.modified
 
     def broadcast(self, params: Params) -> "Clients":
-        """The same clients at another model in the same round (a virtual round), with the same ledger."""
+        """The same clients at another model in the same round (a virtual round), with the same
+        ledger."""
         return Clients(self._engine, self._context, params)
 
     def losses(self, ids: Ids) -> Floats:
-        """Mean cross-entropy of the current model on all local (evaluation) samples of each client [len(ids)]."""
-        return self._report_losses(ids, self._losses, lambda new: chosen(self._engine.data.evaluate, new))
+        """Mean cross-entropy of the current model on all local (evaluation) samples of each client
+        [len(ids)]."""
+        return self._report_losses(
+            ids, self._losses, lambda new: chosen(self._engine.data.evaluate, new)
+        )
 
     def batch_losses(self, ids: Ids) -> Floats:
-        """The same on one random mini-batch of the local batch size per client, drawn afresh every round [len(ids)]."""
+        """The same on one random mini-batch of the local batch size per client, drawn afresh every
+        round [len(ids)]."""
         own = self._engine.data.evaluate
-        return self._report_losses(ids, self._batch_losses, lambda new: [self._batch(own, i) for i in new])
+        return self._report_losses(
+            ids, self._batch_losses, lambda new: [self._batch(own, i) for i in new]
+        )
 
     def accuracies(self, ids: Ids) -> Floats:
-        """Share of its local (evaluation) samples that the current model classifies rightly, of each client [len(ids)];
-        nan without any."""
+        """Share of its local (evaluation) samples that the current model classifies rightly, of
+        each client [len(ids)]; nan without any."""
         self._context.require(Signal.ACCURACIES)
         positions = chosen(self._engine.data.evaluate, ids)
         with self._clock("ask"):
@@ -96,7 +118,8 @@ class Clients:
         return accuracies
 
     def label_counts(self, ids: Ids) -> NDArray[np.int64]:
-        """Training samples of each class per client [len(ids), C]: C numbers up each, without any model."""
+        """Training samples of each class per client [len(ids), C]: C numbers up each, without any
+        model."""
         self._context.require(Signal.LABEL_COUNTS)
         data = self._engine.data
         counts = np.zeros((len(ids), data.num_classes), np.int64)
@@ -108,13 +131,18 @@ class Clients:
         return counts
 
     def gradients(
-        self, ids: Ids, *, batch: bool = False, layers: Sequence[str] | None = None, compressor: Compressor = WHOLE
+        self,
+        ids: Ids,
+        *,
+        batch: bool = False,
+        layers: Sequence[str] | None = None,
+        compressor: Compressor = WHOLE,
     ) -> Iterator[Tensor]:
-        """The gradient of each client's mean training loss at the current model in eval mode, flat [D], client after
-        client, on all its training samples or on one fresh mini-batch of them.
+        """The gradient of each client's mean training loss at the current model in eval mode, flat
+        [D], client after client, on all its training samples or on one fresh mini-batch of them.
 
-        `layers` picks the parameters whose names begin so. Charges D numbers up, or the size of what the `compressor`
-        makes of them and is sent instead, and one training pass.
+        `layers` picks the parameters whose names begin so. Charges D numbers up, or the size of
+        what the `compressor` makes of them and is sent instead, and one training pass.
         """
         self._context.require(Signal.GRADIENTS)
         own = self._engine.data.train
@@ -123,10 +151,13 @@ class Clients:
         gradients = self._gradients(self._params, ids, positions, names)
         numbers = sum(self._params[name].numel() for name in names or self._engine.trained)
         self._exchange(ids, train=sizes_of(positions), up=compressor.num_bytes(numbers))
-        return self._timed(compressor.compress(one, self._context.compression_seed) for one in gradients)
+        return self._timed(
+            compressor.compress(one, self._context.compression_seed) for one in gradients
+        )
 
     def gradient_norms(self, ids: Ids) -> Floats:
-        """Euclidean norm of each client's full gradient [len(ids)]: one number up and one training pass each."""
+        """Euclidean norm of each client's full gradient [len(ids)]: one number up and one training
+        pass each."""
         self._context.require(Signal.GRADIENTS)
         positions = [self._engine.data.train[i] for i in ids]
         norms = self._fetched(map(length, self._gradients(self._params, ids, positions, None)))
@@ -134,25 +165,28 @@ class Clients:
         return norms
 
     def gradient_spreads(self, ids: Ids) -> Floats:
-        """Each client's root mean square distance of its mini-batch gradients from their mean [len(ids)], by one pass
-        over its data, shuffled every round; one number up each."""
+        """Each client's root mean square distance of its mini-batch gradients from their mean
+        [len(ids)], by one pass over its data, shuffled every round; one number up each."""
         self._context.require(Signal.GRADIENTS)
         own, size = self._engine.data.train, self._engine.work.batch_size
         shuffled = [self._context.shuffled(own[i], i) for i in ids]
-        batches = ([one[start : start + size] for start in range(0, len(one), size)] for one in shuffled)
+        batches = (
+            [one[start : start + size] for start in range(0, len(one), size)] for one in shuffled
+        )
         reports = (self._engine.client_gradients(self._params, some, None) for some in batches)
         spreads = self._fetched(_spread(torch.stack(list(report)).double()) for report in reports)
         self._exchange(ids, train=sizes_of(shuffled), up=NUMBER)
         return spreads
 
     def train(self, ids: Ids) -> None:
-        """Train `ids` locally (those that have not trained on this model yet); their models stay with them. On a
-        simulated clock, this is not waited for, but delays their next answer."""
+        """Train `ids` locally (those that have not trained on this model yet); their models stay
+        with them. On a simulated clock, this is not waited for, but delays their next answer."""
         self._context.require(Signal.TRAINING)
         self._exchange(ids, train=self._train(ids), up=None)
 
     def update_norms(self, ids: Ids) -> Floats:
-        """Euclidean norm of the update of each client, after training [len(ids)]: one number up each."""
+        """Euclidean norm of the update of each client, after training [len(ids)]: one number up
+        each."""
         self._context.require(Signal.TRAINING)
         self._exchange(ids, train=self._train(ids), up=NUMBER)
         with self._clock("ask"):
@@ -161,10 +195,11 @@ class Clients:
     def updates(
         self, ids: Ids, *, layers: Sequence[str] | None = None, compressor: Compressor = WHOLE
     ) -> dict[str, Tensor]:
-        """w_k - w of each client after training, of the `layers` named, as matrices [len(ids), d] by tensor.
+        """w_k - w of each client after training, of the `layers` named, as matrices [len(ids), d]
+        by tensor.
 
-        Charges up the tensors that the server does not have yet. With a `compressor` the result is one matrix
-        "sketch" of compressed updates; collecting an update then sends all of it.
+        Charges up the tensors that the server does not have yet. With a `compressor` the result is
+        one matrix "sketch" of compressed updates; collecting an update then sends all of it.
         """
         self._context.require(Signal.TRAINING)
         names, train = self.layer_names(layers), self._train(ids)
@@ -172,14 +207,20 @@ class Clients:
         if isinstance(compressor, Identity):
             self._exchange(ids, train=train, up=self._tensors_to_send(ids, names))
             return matrices
-        self._exchange(ids, train=train, up=compressor.num_bytes(sum(m.shape[1] for m in matrices.values())))
+        self._exchange(
+            ids, train=train, up=compressor.num_bytes(sum(m.shape[1] for m in matrices.values()))
+        )
         rows = (torch.cat([m[row] for m in matrices.values()]) for row in range(len(ids)))
         with self._clock("ask"):
-            return {"sketch": torch.stack([compressor.compress(row, self._context.compression_seed) for row in rows])}
+            return {
+                "sketch": torch.stack(
+                    [compressor.compress(row, self._context.compression_seed) for row in rows]
+                )
+            }
 
     def gradients_after_training(self, ids: Ids) -> Iterator[Tensor]:
-        """The gradient of each client's mean training loss at the model it has trained, flat [D]: D numbers up and one
-        more training pass each."""
+        """The gradient of each client's mean training loss at the model it has trained, flat [D]: D
+        numbers up and one more training pass each."""
         self._context.require(Signal.GRADIENTS, Signal.TRAINING)
         positions = [self._engine.data.train[i] for i in ids]
         numbers = sum(self._params[name].numel() for name in self._engine.trained)
@@ -190,8 +231,8 @@ class Clients:
         )
 
     def public_labels(self, ids: Ids) -> Iterator[Tensor]:
-        """Log-probabilities of each client's trained model on the public samples, which all have, float64 [M, C],
-        client after client: M C numbers up and M forward samples each."""
+        """Log-probabilities of each client's trained model on the public samples, which all have,
+        float64 [M, C], client after client: M C numbers up and M forward samples each."""
         self._context.require(Signal.PUBLIC, Signal.TRAINING)
         if (public := self._context.public) is None:
             raise FedsimError("this selector needs public samples: set server.public_samples")
@@ -200,30 +241,38 @@ class Clients:
         return self._timed(self._engine.predict(self._trained_model(i), public) for i in ids)
 
     def momentum_buffers(self, ids: Ids) -> dict[str, Tensor]:
-        """The momentum buffer each client ended its training with, per parameter [len(ids), ...]: P numbers up each."""
+        """The momentum buffer each client ended its training with, per parameter [len(ids), ...]: P
+        numbers up each."""
         self._context.require(Signal.TRAINING)
         train = self._train(ids)
         buffers = self._results.of(ids).momentum
         if buffers is None:
-            raise FedsimError("this selector needs momentum buffers: set optimizer=sgd optimizer.momentum=0.9, say")
+            raise FedsimError(
+                "this selector needs momentum buffers: set optimizer=sgd optimizer.momentum=0.9, say"
+            )
         self._exchange(ids, train=train, up=NUMBER * sum(b[0].numel() for b in buffers.values()))
         return buffers
 
     def resources(self, ids: Ids) -> Resources:
-        """How long each client would take to download the model, to train and to upload its update [len(ids)]: three
-        numbers up each, without any model (FedCS's resource request)."""
+        """How long each client would take to download the model, to train and to upload its update
+        [len(ids)]: three numbers up each, without any model (FedCS's resource request)."""
         self._context.require(Signal.RESOURCES)
         clock = self._context.simulated_clock()
         self._exchange(ids, model=False, up=3 * NUMBER)
-        samples = np.array([self._engine.work.num_samples(len(self._engine.data.train[i])) for i in ids], np.int64)
+        samples = np.array(
+            [self._engine.work.num_samples(len(self._engine.data.train[i])) for i in ids], np.int64
+        )
         algorithm, model = self._context.local_algorithm, sum(self._bytes.values())
         samples += algorithm.extra_passes * sizes_of([self._engine.data.train[i] for i in ids])
-        down, up = (model + extra * self._trained_bytes for extra in (algorithm.extra_down, algorithm.extra_up))
+        down, up = (
+            model + extra * self._trained_bytes
+            for extra in (algorithm.extra_down, algorithm.extra_up)
+        )
         return clock.resources(ids, samples, down, up)
 
     def response_times(self, ids: Ids) -> Floats:
-        """Seconds from the request until each client has trained and said so [len(ids)]: one number up each. Their
-        models stay with them; whoever has trained already just answers."""
+        """Seconds from the request until each client has trained and said so [len(ids)]: one number
+        up each. Their models stay with them; whoever has trained already just answers."""
         self._context.require(Signal.RESPONSE_TIMES)
         self._context.simulated_clock()  # or refuse
         seconds = self._exchange(ids, train=self._train(ids), up=NUMBER)
@@ -231,12 +280,14 @@ class Clients:
         return seconds
 
     def send_numbers(self, ids: Ids, count: int) -> None:
-        """Charge `count` numbers up from each of `ids`: terms of a sum that only the sum of matters to the server."""
+        """Charge `count` numbers up from each of `ids`: terms of a sum that only the sum of matters
+        to the server."""
         self._exchange(ids, model=False, up=NUMBER * count)
 
     def collect(self, ids: Ids) -> Cohort:
-        """Train whoever of `ids` has not trained on this model yet, and receive all their updates: they are uploaded.
-        Tensors that `updates` has brought, and clients collected before, cost nothing."""
+        """Train whoever of `ids` has not trained on this model yet, and receive all their updates:
+        they are uploaded. Tensors that `updates` has brought, and clients collected before, cost
+        nothing."""
         extra = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
         train = self._train(ids)
         once = NUMBER * extra + self._context.local_algorithm.extra_up * self._trained_bytes
@@ -244,32 +295,49 @@ class Clients:
         self._collected[ids] = True
         self._ledger.uploaded.update(ids.tolist())
         seconds = self._exchange(ids, train=train, up=up)
-        return replace(self._results.of(ids), ids=ids, durations=seconds, samples=None, momentum=None)
+        return replace(
+            self._results.of(ids), ids=ids, durations=seconds, samples=None, momentum=None
+        )
 
     def validate(self, params: Params) -> Evaluation:
-        """Accuracy and loss of `params` on the server's validation split, as `Server.validate`: no client is asked."""
+        """Accuracy and loss of `params` on the server's validation split, as `Server.validate`: no
+        client is asked."""
         return self._context.validate(self._engine, params)
 
     def layer_names(self, layers: Sequence[str] | None) -> list[str]:
-        """The trained parameters whose names begin with one of `layers` (None: all), in the model's order."""
+        """The trained parameters whose names begin with one of `layers` (None: all), in the model's
+        order."""
         if layers is None:
             return self._engine.trained
-        names = [n for n in self._engine.trained if any(n == p or n.startswith(f"{p}.") for p in layers)]
+        names = [
+            n for n in self._engine.trained if any(n == p or n.startswith(f"{p}.") for p in layers)
+        ]
         if not names:
-            raise FedsimError(f"selector.layers={layers}: the model has no such layer, but {self._engine.trained}")
+            raise FedsimError(
+                f"selector.layers={layers}: the model has no such layer, but {self._engine.trained}"
+            )
         return names
 
     def _exchange(
-        self, ids: Ids, *, up: Amounts | None, model: bool = True, forward: Amounts = 0, train: Amounts = 0
+        self,
+        ids: Ids,
+        *,
+        up: Amounts | None,
+        model: bool = True,
+        forward: Amounts = 0,
+        train: Amounts = 0,
     ) -> Floats | None:
-        """One request to `ids` and their answers: whoever lacks the `model` downloads it, and what the local algorithm
-        needs besides if it is to train; passes so many samples, and sends so many bytes `up` (None: nothing that is
-        waited for). Seconds [n] that it took each on the simulated clock, 0 where there was nothing to do."""
+        """One request to `ids` and their answers: whoever lacks the `model` downloads it, and what
+        the local algorithm needs besides if it is to train; passes so many samples, and sends so
+        many bytes `up` (None: nothing that is waited for). Seconds [n] that it took each on the
+        simulated clock, 0 where there was nothing to do."""
         new = ~self._has_model[ids] & model
         self._has_model[ids[new]] = True
         self._ledger.contacted.update(ids[new].tolist())
         down = sum(self._bytes.values()) * new
-        down += self._context.local_algorithm.extra_down * self._trained_bytes * self._is_to_train[ids]
+        down += (
+            self._context.local_algorithm.extra_down * self._trained_bytes * self._is_to_train[ids]
+        )
         self._is_to_train[ids] = False
         sent, trained = 0 if up is None else up, train * self._context.behaviour.works(ids)
         amounts = [np.full(len(ids), each) for each in (down, forward, trained, sent)]
@@ -291,9 +359,13 @@ class Clients:
         return total
 
     def _report_losses(
-        self, ids: Ids, known: dict[int, float], samples: Callable[[Ids], Sequence[NDArray[np.int64]]]
+        self,
+        ids: Ids,
+        known: dict[int, float],
+        samples: Callable[[Ids], Sequence[NDArray[np.int64]]],
     ) -> Floats:
-        """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for, and charged."""
+        """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for,
+        and charged."""
         self._context.require(Signal.LOSSES)
         new = np.array([i for i in ids if int(i) not in known], np.int64)
         if len(new):
@@ -306,15 +378,26 @@ class Clients:
         return np.array([known[int(i)] for i in ids], dtype=np.float64)
 
     def _train(self, ids: Ids) -> NDArray[np.int64]:
-        """Local training of those of `ids` who have not trained on this model yet; the samples [n] that it takes."""
-        new, samples, context = ~self._results.known(ids), np.zeros(len(ids), np.int64), self._context
+        """Local training of those of `ids` who have not trained on this model yet; the samples [n]
+        that it takes."""
+        new, samples, context = (
+            ~self._results.known(ids),
+            np.zeros(len(ids), np.int64),
+            self._context,
+        )
         if new.any():
             self._ledger.trained.update(ids[new & context.behaviour.works(ids)].tolist())
             with self._clock("train"):
-                start = None if self._first_model is None else [self._first_model(int(i)) for i in ids[new]]
+                start = (
+                    None
+                    if self._first_model is None
+                    else [self._first_model(int(i)) for i in ids[new]]
+                )
                 own = {name: self._params[name] for name in self._engine.trained}
                 correction = context.local_algorithm.correction(ids[new], own)
-                trained = self._engine.train(self._params, ids[new], context.round, context.lr, start, correction)
+                trained = self._engine.train(
+                    self._params, ids[new], context.round, context.lr, start, correction
+                )
             assert trained.samples is not None
             samples[new] = trained.samples + context.local_algorithm.extra_passes * trained.sizes
             self._is_to_train[ids[new]] = True
@@ -322,7 +405,11 @@ class Clients:
         return samples
 
     def _gradients(
-        self, params: Params, ids: Iterable[int], positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None
+        self,
+        params: Params,
+        ids: Iterable[int],
+        positions: Sequence[NDArray[np.int64]],
+        names: Sequence[str] | None,
     ) -> Iterator[Tensor]:
         """What the clients send in place of their gradients at `params`."""
         sent, round = self._context.behaviour.sent_gradient, self._context.round

@@ -56,26 +56,34 @@ class TopK(_Sized):
 
 
 class Coordinates(_Sized):
-    """The same m random coordinates of every client's vector [m]: all sums over coordinates are unbiased up to D/m."""
+    """The same m random coordinates of every client's vector [m]: all sums over coordinates are
+    unbiased up to D/m."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
-        return vector[_coordinates(len(vector), min(self.size, len(vector)), seed).to(vector.device)]
+        return vector[
+            _coordinates(len(vector), min(self.size, len(vector)), seed).to(vector.device)
+        ]
 
 
 class Gaussian(_Sized):
-    """m random projections [m] (Johnson and Lindenstrauss): inner products survive, other powers do not. Refused beyond
-    1 GiB."""
+    """m random projections [m] (Johnson and Lindenstrauss): inner products survive, other powers do
+    not. Refused beyond 1 GiB."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         size = min(self.size, len(vector))
         if size * len(vector) > LARGEST_PROJECTION:
-            told = f"a projection that takes {NUMBER * size * len(vector) / 2**30:.1f} GiB (at most 1)"
-            raise FedsimError(f"selector.sketch.size={self.size}: {told}; use selector/sketch=countsketch")
+            told = (
+                f"a projection that takes {NUMBER * size * len(vector) / 2**30:.1f} GiB (at most 1)"
+            )
+            raise FedsimError(
+                f"selector.sketch.size={self.size}: {told}; use selector/sketch=countsketch"
+            )
         return vector @ _projection(len(vector), size, seed).to(vector)
 
 
 class CountSketch(_Sized):
-    """Entries with random signs summed into m random buckets [m] (Charikar et al. 2002): inner products survive."""
+    """Entries with random signs summed into m random buckets [m] (Charikar et al. 2002): inner
+    products survive."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         buckets, signs = _buckets(len(vector), min(self.size, len(vector)), seed)
@@ -84,7 +92,8 @@ class CountSketch(_Sized):
 
 
 class Int8(Compressor):
-    """Each entry as one of 255 steps of the largest one, without the scale, on which only PNCS' `polar` depends."""
+    """Each entry as one of 255 steps of the largest one, without the scale, on which only PNCS'
+    `polar` depends."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         scale = vector.abs().max().clamp(min=torch.finfo(vector.dtype).tiny)
@@ -96,7 +105,9 @@ class Int8(Compressor):
 
 @lru_cache(maxsize=1)
 def _coordinates(length: int, size: int, seed: int) -> Tensor:
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:size].sort().values
+    return (
+        torch.randperm(length, generator=torch.Generator().manual_seed(seed))[:size].sort().values
+    )
 
 
 @lru_cache(maxsize=1)

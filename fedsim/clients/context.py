@@ -24,13 +24,15 @@ class Signal(StrEnum):
     TRAINING_LOSS = "training_loss"
     """Each participant sends its own mean training loss along with its update."""
     SQUARED_LOSS = "squared_loss"
-    """Each participant sends the root mean square of its samples' training losses along with its update."""
+    """Each participant sends the root mean square of its samples' training losses along with its
+    update."""
     GRADIENTS = "gradients"
     """Gradients of clients at the current global model."""
     TRAINING = "training"
     """Local training of clients whose models may stay with them."""
     LABEL_COUNTS = "label_counts"
-    """How many samples of each class a client holds: it tells the server about people's data, once and for all."""
+    """How many samples of each class a client holds: it tells the server about people's data, once
+    and for all."""
     VALIDATION = "validation"
     """Accuracy and loss on the server's own labelled validation split."""
     PUBLIC = "public"
@@ -38,14 +40,17 @@ class Signal(StrEnum):
     ACCURACIES = "accuracies"
     """Accuracies of clients on their own samples, at the current global model."""
     RESOURCES = "resources"
-    """Clients tell how long they take to download the model, to train and to upload; needs a `system`."""
+    """Clients tell how long they take to download the model, to train and to upload; needs a
+    `system`."""
     RESPONSE_TIMES = "response_times"
     """Clients train, and the server notes how long each took; needs a `system`."""
     TEST = "test"
     """Accuracy on the test set: a method that asks for it selects by the data it is judged on."""
 
 
-OF_SYSTEM = frozenset({Signal.RESOURCES, Signal.RESPONSE_TIMES})  # signals that there are only on a simulated clock
+OF_SYSTEM = frozenset(
+    {Signal.RESOURCES, Signal.RESPONSE_TIMES}
+)  # signals that there are only on a simulated clock
 OF_SERVER = frozenset({Signal.VALIDATION, Signal.TEST})  # signals that no client is asked for
 
 
@@ -63,8 +68,9 @@ class LabelledSamples:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """`needs`: the signals that the selector declares; `first`: whether in no earlier round clients could be reached;
-    `public`: the public samples [M, ...]; `validation`: the server's split; `simulated`: the simulated clock."""
+    """`needs`: the signals that the selector declares; `first`: whether in no earlier round clients
+    could be reached; `public`: the public samples [M, ...]; `validation`: the server's split;
+    `simulated`: the simulated clock."""
 
     round: int
     lr: float
@@ -85,13 +91,18 @@ class RoundContext:
         for signal in signals:
             if signal not in self.needs:
                 remedy = f"add Signal.{signal.name} to its `needs`"
-                raise UndeclaredSignalError(f"the selector asked for '{signal}' without declaring it; {remedy}")
+                raise UndeclaredSignalError(
+                    f"the selector asked for '{signal}' without declaring it; {remedy}"
+                )
 
     def validate(self, engine: Engine, params: Params) -> Evaluation:
-        """Accuracy and loss of `params` on the server's validation split, whose samples are charged to the server."""
+        """Accuracy and loss of `params` on the server's validation split, whose samples are charged
+        to the server."""
         self.require(Signal.VALIDATION)
         if self.validation is None:
-            raise FedsimError("this selector needs a validation split at the server: set server.validation_fraction")
+            raise FedsimError(
+                "this selector needs a validation split at the server: set server.validation_fraction"
+            )
         return self.evaluate(engine, params, self.validation)
 
     def evaluate(self, engine: Engine, params: Params, held: LabelledSamples) -> Evaluation:
@@ -100,8 +111,11 @@ class RoundContext:
         return engine.evaluate(params, held.x, held.y)
 
     def shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
-        """A client's `positions` in a random order of this round, from which mini-batches are cut."""
-        return self.streams.generator(Purpose.LOSS_BATCH, self.round, int(client)).permutation(positions)
+        """A client's `positions` in a random order of this round, from which mini-batches are
+        cut."""
+        return self.streams.generator(Purpose.LOSS_BATCH, self.round, int(client)).permutation(
+            positions
+        )
 
     def simulated_clock(self) -> RoundClock:
         """The simulated clock. Raises `FedsimError` where there is none."""

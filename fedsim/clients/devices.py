@@ -1,7 +1,8 @@
 """Clients' devices: how fast they compute, their bandwidths, and when they can be reached.
 
-docs/system.md has the columns of a table of devices, a CSV file with one row a device; FedScale's names are those of
-Lai et al., "FedScale: Benchmarking Model and System Performance of Federated Learning at Scale", ICML 2022.
+docs/system.md has the columns of a table of devices, a CSV file with one row a device; FedScale's
+names are those of Lai et al., "FedScale: Benchmarking Model and System Performance of Federated
+Learning at Scale", ICML 2022.
 """
 
 import csv
@@ -24,14 +25,19 @@ from fedsim.core.types import Floats, Ids
 from fedsim.partitions.base import largest_remainder
 
 BYTES_PER_KILOBIT = 125.0
-SPEEDS = {"ms_per_sample": "computation", "down_kbps": "communication", "up_kbps": "communication"}  # FedScale's names
+SPEEDS = {
+    "ms_per_sample": "computation",
+    "down_kbps": "communication",
+    "up_kbps": "communication",
+}  # FedScale's names
 PRESENCE = ("active", "inactive", "finish_time")
 Sigma = Annotated[float, Interval(ge=0, le=10)]
 
 
 @dataclass(frozen=True)
 class Presence:
-    """For each client the intervals [start, end) in which it is there, in seconds, repeated after its `period`.
+    """For each client the intervals [start, end) in which it is there, in seconds, repeated after
+    its `period`.
 
     `intervals[i]` is float64 [J, 2], ascending and disjoint, within [0, periods[i]].
     """
@@ -44,9 +50,12 @@ class Presence:
         return Presence([self.intervals[row] for row in rows], self.periods[rows])
 
     def remaining(self, now: float) -> NDArray[np.float64]:
-        """Seconds from `now` until each client leaves [N]: 0 if it is not there, infinity if it never leaves."""
+        """Seconds from `now` until each client leaves [N]: 0 if it is not there, infinity if it
+        never leaves."""
         pairs = zip(self.intervals, self.periods.tolist(), strict=True)
-        return np.array([_remaining(own, period, now % period) for own, period in pairs], dtype=np.float64)
+        return np.array(
+            [_remaining(own, period, now % period) for own, period in pairs], dtype=np.float64
+        )
 
 
 def _remaining(intervals: NDArray[np.float64], period: float, now: float) -> float:
@@ -62,7 +71,8 @@ def _remaining(intervals: NDArray[np.float64], period: float, now: float) -> flo
 
 @dataclass(frozen=True)
 class Devices:
-    """Of N clients [N]: `forward` seconds to pass a sample through the model, `down` and `up` in bytes per second.
+    """Of N clients [N]: `forward` seconds to pass a sample through the model, `down` and `up` in
+    bytes per second.
 
     `presence` says when each can be reached; None: always.
     """
@@ -78,13 +88,18 @@ class Devices:
         return Devices(self.forward[rows], self.down[rows], self.up[rows], presence)
 
 
-def devices_of(ms_per_sample: Floats, down_kbps: Floats, up_kbps: Floats, presence: Presence | None = None) -> Devices:
+def devices_of(
+    ms_per_sample: Floats, down_kbps: Floats, up_kbps: Floats, presence: Presence | None = None
+) -> Devices:
     """Devices from arrays [N] in the units of configs."""
-    return Devices(ms_per_sample / 1000, down_kbps * BYTES_PER_KILOBIT, up_kbps * BYTES_PER_KILOBIT, presence)
+    return Devices(
+        ms_per_sample / 1000, down_kbps * BYTES_PER_KILOBIT, up_kbps * BYTES_PER_KILOBIT, presence
+    )
 
 
 def read_table(path: Path) -> tuple[Devices, Ids | None]:
-    """The devices in a CSV file, and whose they are. Raises `ConfigError` with the first line at fault."""
+    """The devices in a CSV file, and whose they are. Raises `ConfigError` with the first line at
+    fault."""
     try:
         modified = path.stat().st_mtime_ns
         if not path.is_file():
@@ -106,9 +121,14 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
         for row in reader:
             try:
                 if any(row.get(None, [])):
-                    raise ValueError(f"has more cells than the header, {len(names)} (a comma in a cell needs quotes)")
+                    raise ValueError(
+                        f"has more cells than the header, {len(names)} (a comma in a cell needs quotes)"
+                    )
                 speeds.append([_positive(row, column) for column in columns])
-                if "client_id" in names and ids.setdefault(client := _id(row), reader.line_num) != reader.line_num:
+                if (
+                    "client_id" in names
+                    and ids.setdefault(client := _id(row), reader.line_num) != reader.line_num
+                ):
                     raise ValueError(f"client_id={client} is that of line {ids[client]}, too")
                 if "active" in names:
                     presences.append(_intervals(row, _positive(row, "finish_time")))
@@ -118,14 +138,20 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
         raise _error(path, "has no row below its header")
     presence = None
     if presences:
-        presence = Presence([own for own, _ in presences], np.array([period for _, period in presences]))
+        presence = Presence(
+            [own for own, _ in presences], np.array([period for _, period in presences])
+        )
     forward, down, up = np.array(speeds).T
     return devices_of(forward, down, up, presence), np.array(list(ids)) if ids else None
 
 
 def _columns(path: Path, names: list[str]) -> list[str]:
     found = [key if key in names else other for key, other in SPEEDS.items()]
-    missing = [f"{key} (or {SPEEDS[key]})" for key, name in zip(SPEEDS, found, strict=True) if name not in names]
+    missing = [
+        f"{key} (or {SPEEDS[key]})"
+        for key, name in zip(SPEEDS, found, strict=True)
+        if name not in names
+    ]
     if any(name in names for name in PRESENCE):
         missing += [name for name in PRESENCE if name not in names]
     if missing or len(set(names)) < len(names):
@@ -156,11 +182,15 @@ def _intervals(row: Mapping[str, Any], period: float) -> tuple[NDArray[np.float6
     lists = [re.split(r"[;,\s]+", (row[name] or "").strip("[]() ")) for name in PRESENCE[:2]]
     starts, ends = (np.array(found, dtype=np.float64) for found in lists)
     if len(starts) != len(ends):
-        raise ValueError(f"active has {len(starts)} numbers and inactive {len(ends)}; each interval needs both")
+        raise ValueError(
+            f"active has {len(starts)} numbers and inactive {len(ends)}; each interval needs both"
+        )
     pairs = np.stack([starts, ends], 1)
     times = pairs.ravel()
     if not ((np.diff(times) > 0).all() and times[0] >= 0 and times[-1] <= period):
-        raise ValueError(f"active and inactive must rise strictly in turn, within [0, finish_time={period:g}]")
+        raise ValueError(
+            f"active and inactive must rise strictly in turn, within [0, finish_time={period:g}]"
+        )
     return pairs, period
 
 
@@ -169,17 +199,19 @@ def _error(path: Path, reason: str) -> ConfigError:
 
 
 class DeviceModel(ABC):
-    """The interface of models of devices. Speeds are milliseconds to pass one sample forward, bandwidths kilobits (1000
-    bits) per second."""
+    """The interface of models of devices. Speeds are milliseconds to pass one sample forward,
+    bandwidths kilobits (1000 bits) per second."""
 
     @abstractmethod
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        """The devices of the clients 0 to `num_clients` - 1; `rng` is a random stream of the run."""
+        """The devices of the clients 0 to `num_clients` - 1; `rng` is a random stream of the
+        run."""
 
 
 @parameters
 class Uniform(DeviceModel):
-    """Each of the three values of a device is drawn uniformly between two bounds, which may be equal."""
+    """Each of the three values of a device is drawn uniformly between two bounds, which may be
+    equal."""
 
     ms_per_sample: tuple[float, float]
     down_kbps: tuple[float, float]
@@ -192,14 +224,17 @@ class Uniform(DeviceModel):
             yield rule(0 < low <= high < np.inf, key, [low, high], told)
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        shares = rng.random((num_clients, 3))  # client by client: they do not depend on how many there are
+        shares = rng.random(
+            (num_clients, 3)
+        )  # client by client: they do not depend on how many there are
         low, high = np.array([self.ms_per_sample, self.down_kbps, self.up_kbps], dtype=np.float64).T
         return devices_of(*(low + (high - low) * shares).T)
 
 
 @parameters
 class LogNormal(DeviceModel):
-    """Each of the three values is log-normal: its `median` times exp(`sigma` z), with z standard normal."""
+    """Each of the three values is log-normal: its `median` times exp(`sigma` z), with z standard
+    normal."""
 
     ms_per_sample_median: Positive
     ms_per_sample_sigma: Sigma
@@ -216,7 +251,8 @@ class LogNormal(DeviceModel):
 
 @parameters
 class Tiers(DeviceModel):
-    """A few kinds of devices; clients are put into tiers of the given `shares` at random (by largest remainder)."""
+    """A few kinds of devices; clients are put into tiers of the given `shares` at random (by
+    largest remainder)."""
 
     shares: list[float]
     ms_per_sample: list[float]
@@ -229,28 +265,43 @@ class Tiers(DeviceModel):
         yield rule(possible, "shares", shares, "must be numbers >= 0")
         for key in SPEEDS:
             values = getattr(self, key)
-            yield rule(len(values) == count, key, values, f"must have one value for each of the {count} shares")
+            yield rule(
+                len(values) == count,
+                key,
+                values,
+                f"must have one value for each of the {count} shares",
+            )
             yield rule(all(0 < x < np.inf for x in values), key, values, "must be positive numbers")
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
         counts = largest_remainder(np.array(self.shares) / sum(self.shares), num_clients)
         tiers = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-        return devices_of(*(np.array(column)[tiers] for column in (self.ms_per_sample, self.down_kbps, self.up_kbps)))
+        return devices_of(
+            *(
+                np.array(column)[tiers]
+                for column in (self.ms_per_sample, self.down_kbps, self.up_kbps)
+            )
+        )
 
 
 @parameters
 class Trace(DeviceModel):
-    """The devices in the rows of a CSV file (docs/system.md has its columns). `assign: id` takes the row
-    whose `client_id` is the client's; `random` draws a row for each client, with replacement."""
+    """The devices in the rows of a CSV file (docs/system.md has its columns). `assign: id` takes
+    the row whose `client_id` is the client's; `random` draws a row for each client, with
+    replacement."""
 
     path: Path
     assign: Literal["id", "random"]
 
     def problems(self) -> Problems:
         if self.path == Path():
-            yield Problem("path", "", "must be the path of a CSV file", "docs/system.md has its columns")
+            yield Problem(
+                "path", "", "must be the path of a CSV file", "docs/system.md has its columns"
+            )
         elif read_table(self.path)[1] is None and self.assign == "id":
-            yield Problem("assign", self.assign, f"{self.path} has no column client_id", "use assign=random")
+            yield Problem(
+                "assign", self.assign, f"{self.path} has no column client_id", "use assign=random"
+            )
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
         table, ids = read_table(self.path)

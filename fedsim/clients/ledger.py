@@ -37,15 +37,19 @@ class Ledger:
     @property
     def counts(self) -> dict[str, Any]:
         """As they stand in a `Record`."""
-        return {name: len(value) if isinstance(value, set) else value for name, value in vars(self).items()}
+        return {
+            name: len(value) if isinstance(value, set) else value
+            for name, value in vars(self).items()
+        }
 
 
 class Clock:
     """Seconds by phase. A phase inside another one stops the outer one's time meanwhile.
 
-    On a GPU, queued work is charged to the phase that asked for it, without waiting for it at the phases' borders: the
-    GPU notes the time when it gets there (CUDA events), and the sum of all is the host's time. With another clock than
-    `time.perf_counter` (runs side by side) the host waits at every border.
+    On a GPU, queued work is charged to the phase that asked for it, without waiting for it at the
+    phases' borders: the GPU notes the time when it gets there (CUDA events), and the sum of all is
+    the host's time. With another clock than `time.perf_counter` (runs side by side) the host waits
+    at every border.
     """
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
@@ -54,7 +58,9 @@ class Clock:
         self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
         self._phase: Phase | None = None
         self._since = 0.0
-        self._events = DeviceTimes(device) if device.type == "cuda" and now is time.perf_counter else None
+        self._events = (
+            DeviceTimes(device) if device.type == "cuda" and now is time.perf_counter else None
+        )
 
     @property
     def seconds(self) -> dict[Phase, float]:
@@ -92,8 +98,8 @@ class Clock:
 class DeviceTimes:
     """The time between borders of phases, by events in the GPU's queue of work.
 
-    The last interval is what the others leave of the host's time, so that nothing is waited for behind the results of
-    the last phase, which the host has.
+    The last interval is what the others leave of the host's time, so that nothing is waited for
+    behind the results of the last phase, which the host has.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -107,7 +113,8 @@ class DeviceTimes:
         self._borders.append((ends, event, time.perf_counter()))
 
     def intervals(self) -> list[tuple[Phase, float]]:
-        """Phases and seconds since the last call; waits for the last border but one, unless that is past."""
+        """Phases and seconds since the last call; waits for the last border but one, unless that is
+        past."""
         borders, self._borders = self._borders, []
         if len(borders) < 2:
             return []
@@ -117,4 +124,8 @@ class DeviceTimes:
         spans = [start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(events)]
         whole = borders[-1][2] - borders[0][2]
         spans.append(max(whole - sum(spans), 0.0))
-        return [(phase, span) for (phase, _, _), span in zip(borders[1:], spans, strict=True) if phase is not None]
+        return [
+            (phase, span)
+            for (phase, _, _), span in zip(borders[1:], spans, strict=True)
+            if phase is not None
+        ]

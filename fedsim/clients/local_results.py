@@ -12,11 +12,11 @@ BLOCK_ENTRIES = 2**20  # entries of a block of rows, small enough for the proces
 
 
 class Lent:
-    """Dictionaries of tensors that a part of the user's is given and others use, too, and which of the tensors it has
-    modified in place.
+    """Dictionaries of tensors that a part of the user's is given and others use, too, and which of
+    the tensors it has modified in place.
 
-    A tensor's version counts torch's operations on it and on its views, not what is written through `numpy()` or
-    `data`.
+    A tensor's version counts torch's operations on it and on its views, not what is written through
+    `numpy()` or `data`.
     """
 
     def __init__(self, *lent: Params) -> None:
@@ -26,7 +26,9 @@ class Lent:
 
     def add(self, tensors: Params) -> Params:
         """Watch these, too."""
-        self._lent.append((tensors, {name: (value, value._version) for name, value in tensors.items()}))
+        self._lent.append(
+            (tensors, {name: (value, value._version) for name, value in tensors.items()})
+        )
         return tensors
 
     def copy_of(self, params: Params) -> Params:
@@ -38,13 +40,18 @@ class Lent:
         """Names of tensors that have been modified, replaced, added or deleted."""
         found: dict[str, None] = {}
         for now, before in self._lent:
-            changed = [n for n, (own, version) in before.items() if now.get(n) is not own or own._version != version]
+            changed = [
+                n
+                for n, (own, version) in before.items()
+                if now.get(n) is not own or own._version != version
+            ]
             found |= dict.fromkeys([*changed, *(name for name in now if name not in before)])
         return list(found)
 
 
 class LocalResults:
-    """A client trains once on a version of the model: its update is kept, and given as often as it is asked for."""
+    """A client trains once on a version of the model: its update is kept, and given as often as it
+    is asked for."""
 
     def __init__(self, num_clients: int) -> None:
         self._parts: list[Cohort] = []
@@ -63,7 +70,8 @@ class LocalResults:
         self.lent.add(part.delta)
 
     def of(self, ids: Ids) -> Cohort:
-        """The updates of `ids`, in this order; without a copy if these are all that were trained in one call."""
+        """The updates of `ids`, in this order; without a copy if these are all that were trained in
+        one call."""
         if len(set(self._part[ids].tolist())) > 1:
             self._parts, parts = [], self._parts
             self.add(Cohort.concat(parts))

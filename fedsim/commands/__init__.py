@@ -1,1 +1,2 @@
-"""The commands of `fedsim` besides running jobs (`table` has them all). They import only what they need."""
+"""The commands of `fedsim` besides running jobs (`table` has them all). They import only what they
+need."""

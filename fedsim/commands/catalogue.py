@@ -1,7 +1,8 @@
-"""Groups of the config and the choices in them, from the shipped conf/ and the user's own folder of configs.
+"""Groups of the config and the choices in them, from the shipped conf/ and the user's own folder of
+configs.
 
-What a choice is, is said by the comments of its file and by the docstring of its class, which is read in the source
-code: an import runs a module, and takes time.
+What a choice is, is said by the comments of its file and by the docstring of its class, which is
+read in the source code: an import runs a module, and takes time.
 """
 
 import ast
@@ -21,20 +22,27 @@ from fedsim.core.server_data import declared_signals, server_data, tree_of
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
 """Behind a key, to the end of its line and of those below that are nothing but comment."""
 KEY = re.compile(rf"^(\w+):{COMMENT}", re.MULTILINE)
-GROUP = re.compile(rf"^\s*(?:#\s*)?-\s+(?:override\s+)?/?([\w/]+):\s*[\w.-]+{COMMENT}", re.MULTILINE)
+GROUP = re.compile(
+    rf"^\s*(?:#\s*)?-\s+(?:override\s+)?/?([\w/]+):\s*[\w.-]+{COMMENT}", re.MULTILINE
+)
 """An entry of a defaults list."""
 INHERITED = ("source", "asks", "bytes", "samples", "needs")
 """Fields that a choice has from the one that it builds on."""
 
 
 def comments(text: str, pattern: re.Pattern[str]) -> dict[str, str]:
-    """The comments in a YAML file behind its top-level keys (`KEY`), or the groups of its defaults list (`GROUP`)."""
-    found = {name: " ".join(line.strip("# ") for line in lines.splitlines()) for name, lines in pattern.findall(text)}
+    """The comments in a YAML file behind its top-level keys (`KEY`), or the groups of its defaults
+    list (`GROUP`)."""
+    found = {
+        name: " ".join(line.strip("# ") for line in lines.splitlines())
+        for name, lines in pattern.findall(text)
+    }
     return {name: comment for name, comment in found.items() if comment}
 
 
 def docstring_of(target: str) -> str:
-    """The docstring of the class with this dotted path, which is not imported; empty where it cannot be read."""
+    """The docstring of the class with this dotted path, which is not imported; empty where it
+    cannot be read."""
     module, _, name = target.rpartition(".")
     nodes = [node for node in tree_of(module) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
     return next((ast.get_docstring(node) or "" for node in nodes if node.name == name), "")
@@ -47,8 +55,9 @@ SWEEPS = ("hydra", "sweeper", "params")
 class Choice:
     """A file of a config group. `base`: the choice of the same group that it builds on, if any.
 
-    `text` and `fields`: what the comment at its head says, and for a selector, as `server`, which samples it needs at
-    the server by what its class declares; `comments`: those behind its keys and its base's.
+    `text` and `fields`: what the comment at its head says, and for a selector, as `server`, which
+    samples it needs at the server by what its class declares; `comments`: those behind its keys and
+    its base's.
     """
 
     file: ChoiceFile
@@ -61,7 +70,11 @@ class Choice:
     def of(cls, file: ChoiceFile) -> "Choice":
         base = cls.of(file.bases[-1]) if file.bases else None
         text, fields = head_of(file.text)
-        above = {} if base is None else {key: base.fields[key] for key in INHERITED if key in base.fields}
+        above = (
+            {}
+            if base is None
+            else {key: base.fields[key] for key in INHERITED if key in base.fields}
+        )
         if "asks" in fields or "asks" in above:
             fields["server"] = server_data(declared_signals(file.values))
         told = {**(base.comments if base else {}), **comments(file.text, KEY)}
@@ -91,15 +104,21 @@ class Choice:
 
     @property
     def values(self) -> list[tuple[str, Any, str]]:
-        """The keys that it sets, as on the command line (`selector.p`), each with its value and the comment behind it;
-        a mapping in one of a paper's experiments counts as several."""
-        values = {k: v for k, v in self.file.values.items() if k not in ("_target_", "hydra", "small")}
+        """The keys that it sets, as on the command line (`selector.p`), each with its value and the
+        comment behind it; a mapping in one of a paper's experiments counts as several."""
+        values = {
+            k: v for k, v in self.file.values.items() if k not in ("_target_", "hydra", "small")
+        }
         package = self.file.package
         shown = values if package else dict(flat(values))
-        return [(f"{package}.{key}".lstrip("."), value, self.comments.get(key, "")) for key, value in shown.items()]
+        return [
+            (f"{package}.{key}".lstrip("."), value, self.comments.get(key, ""))
+            for key, value in shown.items()
+        ]
 
     def mapping(self, *keys: str) -> Mapping[str, Any]:
-        """The mapping at `keys` in the file: what it sweeps over (`SWEEPS`), or what `scale=small` changes."""
+        """The mapping at `keys` in the file: what it sweeps over (`SWEEPS`), or what `scale=small`
+        changes."""
         found: Any = self.file.values
         for key in keys:
             found = found.get(key) if isinstance(found, Mapping) else None
@@ -108,7 +127,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Group:
-    """A folder of configs: its name (`selector/threshold`, say), what is chosen in it, and its choices by name."""
+    """A folder of configs: its name (`selector/threshold`, say), what is chosen in it, and its
+    choices by name."""
 
     name: str
     about: str
@@ -130,18 +150,28 @@ class Catalogue:
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the groups: those of the primary config in its order, each with the groups inside of it, then
-        others."""
+        """Names of the groups: those of the primary config in its order, each with the groups
+        inside of it, then others."""
         place = {group: number for number, group in enumerate(self._abouts)}
-        return sorted(self.files.groups, key=lambda name: (place.get(name.partition("/")[0], len(place)), name))
+        return sorted(
+            self.files.groups,
+            key=lambda name: (place.get(name.partition("/")[0], len(place)), name),
+        )
 
     def group(self, name: str) -> Group:
-        """The group `name`, with all its choices. Raises `ConfigError` where a file cannot be read."""
-        choices = {choice: Choice.of(self.files.read(name, choice)) for choice in self.files.names(name)}
+        """The group `name`, with all its choices. Raises `ConfigError` where a file cannot be
+        read."""
+        choices = {
+            choice: Choice.of(self.files.read(name, choice)) for choice in self.files.names(name)
+        }
         return Group(name, self.about(name), choices)
 
     def about(self, name: str) -> str:
         """What is chosen in the group `name`; empty if no defaults list that names it says so."""
         parent, _, leaf = name.rpartition("/")
-        texts = [self.files.read(parent, above).text for above in self.files.names(parent) if parent]
-        return self._abouts.get(name) or next((t for text in texts if (t := comments(text, GROUP).get(leaf))), "")
+        texts = [
+            self.files.read(parent, above).text for above in self.files.names(parent) if parent
+        ]
+        return self._abouts.get(name) or next(
+            (t for text in texts if (t := comments(text, GROUP).get(leaf))), ""
+        )

@@ -43,7 +43,8 @@ def wrap(text: str, indent: int = 0, hanging: int | None = None) -> str:
 
 
 def entry(name: str, text: str, indent: int, column: int) -> str:
-    """`name`, and beginning at `column` the `text`; on a line of its own where the name is too long."""
+    """`name`, and beginning at `column` the `text`; on a line of its own where the name is too
+    long."""
     head = " " * indent + name
     if not text:
         return head
@@ -59,19 +60,28 @@ def entries(rows: Iterable[tuple[str, str]], indent: int = 2, widest: int = 26) 
 
 
 COMMANDS = {
-    "list": ("fedsim.commands.listing", "what can be chosen: selectors, presets, data sets, models, ..."),
-    "show": ("fedsim.commands.show", "the jobs that a command would run, and what is already there"),
+    "list": (
+        "fedsim.commands.listing",
+        "what can be chosen: selectors, presets, data sets, models, ...",
+    ),
+    "show": (
+        "fedsim.commands.show",
+        "the jobs that a command would run, and what is already there",
+    ),
     "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
     "race": ("fedsim.search.race", "a sweep in which methods that are beaten get no more seeds"),
     "tune": ("fedsim.search.tune", "each selector in the search space that its file declares"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
-    "replay": ("fedsim.commands.replay", "what many selectors choose on one run's models, and how well"),
+    "replay": (
+        "fedsim.commands.replay",
+        "what many selectors choose on one run's models, and how well",
+    ),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
     "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
 }
-"""Each with its module, and what it does in a line. The module has `run(words) -> exit code`, or with
-`arguments(parser)`, which are then read, `run(options)`."""
+"""Each with its module, and what it does in a line. The module has `run(words) -> exit code`, or
+with `arguments(parser)`, which are then read, `run(options)`."""
 
 
 HELP = """\
@@ -123,15 +133,21 @@ def main() -> None:
 
 def asks(argv: Sequence[str]) -> bool:
     """Whether it is a command, help or the version, and no experiment's."""
-    return bool(argv and argv[0] in (*COMMANDS, "help")) or not {"--help", "-h", "--version"}.isdisjoint(argv)
+    return bool(argv and argv[0] in (*COMMANDS, "help")) or not {
+        "--help",
+        "-h",
+        "--version",
+    }.isdisjoint(argv)
 
 
 def answer(argv: Sequence[str]) -> int | None:
-    """Do what the command line asks for if it is a command, help or the version, and return the exit code; None if it
-    is an experiment's."""
+    """Do what the command line asks for if it is a command, help or the version, and return the
+    exit code; None if it is an experiment's."""
     if not asks(argv):
         return None
-    return exit_code(partial(_answer, *argv), f"fedsim {argv[0]}" if argv[0] in COMMANDS else "fedsim")
+    return exit_code(
+        partial(_answer, *argv), f"fedsim {argv[0]}" if argv[0] in COMMANDS else "fedsim"
+    )
 
 
 def _answer(first: str, *rest: str) -> int:
@@ -142,12 +158,18 @@ def _answer(first: str, *rest: str) -> int:
         module_name, about = COMMANDS[first]
         module, words = import_module(module_name), cast(Any, rest)
         if hasattr(module, "arguments"):
-            parser = ArgumentParser(prog=f"fedsim {first}", description=f"{about[0].upper()}{about[1:]}.")
+            parser = ArgumentParser(
+                prog=f"fedsim {first}", description=f"{about[0].upper()}{about[1:]}."
+            )
             module.arguments(parser)
             words = parser.parse_args(rest)
         code = module.run(words)
     else:
-        print(help_page() if {"help", "--help", "-h"} & {first, *rest} else f"fedsim {fedsim.__version__}")
+        print(
+            help_page()
+            if {"help", "--help", "-h"} & {first, *rest}
+            else f"fedsim {fedsim.__version__}"
+        )
     print(end="", flush=True)  # here, where output that cannot be written is told
     return code
 
@@ -162,13 +184,18 @@ def run_experiment(argv: Sequence[str]) -> Any:
 
     place = world()
     try:
-        code: Any = exit_code(partial(run, argv) if place.size == 1 else partial(_run_over_ranks, place, argv))
+        code: Any = exit_code(
+            partial(run, argv) if place.size == 1 else partial(_run_over_ranks, place, argv)
+        )
     except SystemExit as end:  # of argparse, or of Hydra
         code = end.code
     first = argv[0] if argv and "=" not in argv[0] and not argv[0].startswith("-") else ""
     near = "" if first in RUN else nearest(first, COMMANDS)
     if code == MistakeError.exit_code and first and near is not None and not place.rank:
-        print(f"  did you mean `{shlex.join(filter(None, ['fedsim', near, *argv[1:]]))}`?", file=sys.stderr)
+        print(
+            f"  did you mean `{shlex.join(filter(None, ['fedsim', near, *argv[1:]]))}`?",
+            file=sys.stderr,
+        )
     return code
 
 
@@ -179,4 +206,6 @@ def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
     from fedsim.jobs.prepare import compose_words
     from fedsim.running.ranks import run_over_ranks
 
-    return run_over_ranks(place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(compose_words(read(argv))))
+    return run_over_ranks(
+        place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(compose_words(read(argv)))
+    )

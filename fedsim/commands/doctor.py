@@ -1,7 +1,8 @@
-"""`fedsim doctor`: whether everything that a run needs is here. Uses no network and prints no secret.
+"""`fedsim doctor`: whether everything that a run needs is here. Uses no network and prints no
+secret.
 
-Each check yields findings, one line each: on packages, the machine, the experiment that is meant, its folders and data,
-and Weights & Biases, of whose key nothing is told but that it is there.
+Each check yields findings, one line each: on packages, the machine, the experiment that is meant,
+its folders and data, and Weights & Biases, of whose key nothing is told but that it is there.
 """
 
 import netrc
@@ -38,7 +39,8 @@ from fedsim.running.provenance import driver_version
 
 
 class Finding(NamedTuple):
-    """`level`: `ok`, `warn` (something is missing, slow or ambiguous) or `fail` (the experiment cannot be run)."""
+    """`level`: `ok`, `warn` (something is missing, slow or ambiguous) or `fail` (the experiment
+    cannot be run)."""
 
     level: str
     text: str
@@ -50,16 +52,24 @@ ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Findi
 
 def packages() -> Iterator[Finding]:
     """Whether all packages are here, in versions that fedsim takes."""
-    yield ok(f"fedsim {fedsim.__version__} in {Path(fedsim.__file__).parent}, Python {platform.python_version()}")
+    yield ok(
+        f"fedsim {fedsim.__version__} in {Path(fedsim.__file__).parent}, Python {platform.python_version()}"
+    )
     lines = map(Requirement, metadata.requires(DISTRIBUTION) or [])
     wanted = [one for one in lines if one.marker is None or one.marker.evaluate({"extra": ""})]
     versions = {one: version_of(one.name) for one in wanted}
-    wrong = [one for one, v in versions.items() if v is None or not one.specifier.contains(v, prereleases=True)]
+    wrong = [
+        one
+        for one, v in versions.items()
+        if v is None or not one.specifier.contains(v, prereleases=True)
+    ]
     for one in wrong:
         state = f"{versions[one] or 'nothing'} is installed, fedsim needs {one.specifier}"
         yield fail(f"packages: {one.name}: {state}", f"pip install '{one}'")
     if not wrong:
-        yield ok(f"packages: all {len(wanted)} as needed (torch {version_of('torch')}, numpy {version_of('numpy')})")
+        yield ok(
+            f"packages: all {len(wanted)} as needed (torch {version_of('torch')}, numpy {version_of('numpy')})"
+        )
 
 
 def version_of(name: str) -> str | None:
@@ -88,7 +98,9 @@ def device() -> Iterator[Finding]:
         yield ok(f"device: {names} (CUDA {torch.version.cuda}, driver {driver})")
     elif driver:
         text = f"device: CPU; NVIDIA's driver {driver} is here, but torch {torch.__version__} sees no GPU"
-        yield warn(text, "install a torch for a CUDA version that the driver has, or run with device=cpu")
+        yield warn(
+            text, "install a torch for a CUDA version that the driver has, or run with device=cpu"
+        )
     else:
         yield ok("device: CPU (no NVIDIA GPU)")
 
@@ -99,13 +111,17 @@ def compiler() -> Iterator[Finding]:
         library(torch.float32)
     except NotCompiledError as error:
         text = f"C compiler: the code of engine=native cannot be compiled ({error}); engine=auto trains in PyTorch"
-        yield warn(text, "install gcc or clang, or name a compiler in CC; long runs on a CPU are several times faster")
+        yield warn(
+            text,
+            "install gcc or clang, or name a compiler in CC; long runs on a CPU are several times faster",
+        )
     else:
         yield ok("C compiler: the code of engine=native is compiled")
 
 
 def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
-    """The plans of all jobs, and whether they can be made: as `fedsim show` judges them, one line a problem."""
+    """The plans of all jobs, and whether they can be made: as `fedsim show` judges them, one line a
+    problem."""
     words = for_hydra(args)
     what = f"`{command('fedsim', *words)}`" if words else "the default experiment"
     try:
@@ -114,7 +130,9 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
         check_all(jobs, plans, room=False)
     except ConfigError as error:
         return [], [_found(fail, "config", problem) for problem in error.problems]
-    return plans, [ok(f"config: {what} is accepted{f', {len(plans)} jobs' if len(plans) > 1 else ''}")]
+    return plans, [
+        ok(f"config: {what} is accepted{f', {len(plans)} jobs' if len(plans) > 1 else ''}")
+    ]
 
 
 def _found(kind: Callable[[str, str], Finding], topic: str, problem: Problem) -> Finding:
@@ -126,7 +144,11 @@ def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
     problems = output_problems(to_come(plans))
     yield from (_found(fail, "disk", problem) for problem in problems)
     told = {problem.value for problem in problems}
-    used = {("output_dir", plan.settings.output_dir) for plan in plans if str(plan.settings.output_dir) not in told}
+    used = {
+        ("output_dir", plan.settings.output_dir)
+        for plan in plans
+        if str(plan.settings.output_dir) not in told
+    }
     for key, folder in sorted(used) + sorted({("cache_dir", plan.cache_dir) for plan in plans}):
         if problem := room_problem(key, folder, BYTES_OF_RUN):
             yield _found(warn, "disk", problem)
@@ -145,7 +167,9 @@ def data(plans: Sequence[Plan]) -> Iterator[Finding]:
     yield from (_found(fail, "data", problem) for problem in problems)
     if not problems:
         names = sorted({str(plan.choices["dataset"]) for plan in plans})
-        yield ok(f"data: {', '.join(names)}: nothing is missing that is not fetched (data_dir={plans[0].data_dir})")
+        yield ok(
+            f"data: {', '.join(names)}: nothing is missing that is not fetched (data_dir={plans[0].data_dir})"
+        )
 
 
 def _unfit(plan: Plan) -> Problem | None:
@@ -163,19 +187,30 @@ def _unfit(plan: Plan) -> Problem | None:
 def wandb(*output_dirs: Path) -> Iterator[Finding]:
     """What tracker.wandb.mode=auto does, and which runs are not at the server."""
     mode, key = os.environ.get("WANDB_MODE", ""), _has_key()
-    state = "there is an API key; runs are sent" if key else "there is no API key: runs are logged offline"
-    yield ok(f"W&B {metadata.version('wandb')}: {f'WANDB_MODE={mode}' if mode in ('disabled', 'offline') else state}")
+    state = (
+        "there is an API key; runs are sent"
+        if key
+        else "there is no API key: runs are logged offline"
+    )
+    yield ok(
+        f"W&B {metadata.version('wandb')}: {f'WANDB_MODE={mode}' if mode in ('disabled', 'offline') else state}"
+    )
     if found := waiting(output_dirs):
         folders = list(map(str, output_dirs))
         text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {', '.join(folders)} not sent"
-        yield (warn if key else ok)(text, f"`{command('fedsim', 'sync', *folders)}`, with an API key")
+        yield (warn if key else ok)(
+            text, f"`{command('fedsim', 'sync', *folders)}`, with an API key"
+        )
 
 
 def _has_key() -> bool:
     """Whether W&B finds a key, in the environment or in netrc."""
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
     with suppress(OSError, netrc.NetrcParseError):
-        return bool(os.environ.get("WANDB_API_KEY") or netrc.netrc(os.environ.get("NETRC")).authenticators(host))
+        return bool(
+            os.environ.get("WANDB_API_KEY")
+            or netrc.netrc(os.environ.get("NETRC")).authenticators(host)
+        )
     return False
 
 
@@ -196,13 +231,17 @@ def run(words: Sequence[str]) -> int:
         print(wrap(f"{found.level:<4}  {found.text}", 0, 6), flush=True)
         if found.remedy:
             print(wrap(found.remedy, 8), flush=True)
-    print("\nThis cannot run: see the lines that say fail." if failed else "\nThe experiment can be run.")
+    print(
+        "\nThis cannot run: see the lines that say fail."
+        if failed
+        else "\nThe experiment can be run."
+    )
     return int(failed > 0)
 
 
 def findings(args: Namespace) -> Iterator[Finding]:
-    """What the checks find, one after another, about the words of a run (`fedsim.config.words.read`). One that breaks
-    is told, and the others go on."""
+    """What the checks find, one after another, about the words of a run
+    (`fedsim.config.words.read`). One that breaks is told, and the others go on."""
     for check in (packages, torchvision, device, compiler):
         yield from _run(check.__name__, check)
     plans, found = plans_of(args)

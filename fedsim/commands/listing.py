@@ -1,4 +1,5 @@
-"""`fedsim list`: what can be chosen, with idea, source, cost, what a method asks of clients and needs at the server."""
+"""`fedsim list`: what can be chosen, with idea, source, cost, what a method asks of clients and
+needs at the server."""
 
 import json
 import os
@@ -32,9 +33,15 @@ ABOUT_COSTS = {"asks", "bytes", "samples"}
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("group", nargs="?", help="selectors, presets, datasets, models, ...; without it, the groups")
-    parser.add_argument("choice", nargs="*", help="choices of the group: all that is known of each, values too")
-    parser.add_argument("--config-dir", "-cd", type=Path, metavar="DIR", help="a folder with choices of your own")
+    parser.add_argument(
+        "group", nargs="?", help="selectors, presets, datasets, models, ...; without it, the groups"
+    )
+    parser.add_argument(
+        "choice", nargs="*", help="choices of the group: all that is known of each, values too"
+    )
+    parser.add_argument(
+        "--config-dir", "-cd", type=Path, metavar="DIR", help="a folder with choices of your own"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
@@ -42,14 +49,18 @@ def run(options: Namespace) -> int:
     catalogue = Catalogue(options.config_dir)
     if options.group is None:
         groups = [catalogue.group(name) for name in catalogue.names]
-        found = {group.name: {"about": group.about, "choices": list(group.choices)} for group in groups}
+        found = {
+            group.name: {"about": group.about, "choices": list(group.choices)} for group in groups
+        }
         page = groups_text(groups)
     elif named := find_everywhere([options.group, *options.choice], catalogue):
         found = {f"{group.name}={choice.name}": as_json(choice) for group, choice in named}
         page = "\n\n".join(details(choice, group) for group, choice in named)
     else:
         group = catalogue.group(find_group(options.group, catalogue.names))
-        chosen = [find_choice(catalogue.files.meant(group.name, name), group) for name in options.choice]
+        chosen = [
+            find_choice(catalogue.files.meant(group.name, name), group) for name in options.choice
+        ]
         found = {choice.name: as_json(choice) for choice in chosen or group.choices.values()}
         page = "\n\n".join(details(choice, group) for choice in chosen) or group_text(group)
     print(json.dumps(found, indent=1, ensure_ascii=False, default=str) if options.json else page)
@@ -61,7 +72,9 @@ def find_group(word: str, names: Iterable[str]) -> str:
     spoken: dict[str, str] = {}
     for name in sorted(names, key=lambda name: name.count("/"), reverse=True):
         for one in (name, name.rpartition("/")[2]):
-            spoken |= dict.fromkeys((one, f"{one}s", f"{one}es", f"{one.removesuffix('y')}ies"), name)
+            spoken |= dict.fromkeys(
+                (one, f"{one}s", f"{one}es", f"{one.removesuffix('y')}ies"), name
+            )
     word = word.lower()
     if word not in spoken:
         close = nearest(word, spoken)
@@ -71,13 +84,17 @@ def find_group(word: str, names: Iterable[str]) -> str:
 
 
 def find_everywhere(words: Sequence[str], catalogue: Catalogue) -> list[tuple[Group, Choice]]:
-    """The choices of any group that `words` name, by a name of the literature if by no other; none where the first word
-    names a group, or one of them nothing."""
+    """The choices of any group that `words` name, by a name of the literature if by no other; none
+    where the first word names a group, or one of them nothing."""
     try:
         find_group(words[0], catalogue.names)
         return []
     except MistakeError:
-        every = [(group, c) for group in map(catalogue.group, catalogue.names) for c in group.choices.values()]
+        every = [
+            (group, c)
+            for group in map(catalogue.group, catalogue.names)
+            for c in group.choices.values()
+        ]
     found = [
         [(group, one) for group, one in every if spelt(one.name) == spelt(word)]
         or [(group, one) for group, one in every if spelt(word) in other_names(one.fields)]
@@ -96,11 +113,14 @@ def find_choice(word: str, group: Group) -> Choice:
 
 def groups_text(groups: Sequence[Group]) -> str:
     rows = [(group.name, f"{group.about} ({len(group.choices)})") for group in groups]
-    return "\n\n".join(["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"])
+    return "\n\n".join(
+        ["Groups of the config, with their numbers of choices", entries(rows), "fedsim list GROUP"]
+    )
 
 
 def group_text(group: Group) -> str:
-    """All choices of a group; where they have costs, those that build on another one are only named below it."""
+    """All choices of a group; where they have costs, those that build on another one are only named
+    below it."""
     costs = any(choice.fields.keys() & ABOUT_COSTS for choice in group.choices.values())
     shown = [choice for choice in group.choices.values() if choice.base is None or not costs]
     column = min(max((len(choice.name) for choice in shown), default=0) + 4, 26)
@@ -109,14 +129,20 @@ def group_text(group: Group) -> str:
         lines.append(entry(choice.name, choice.idea, 2, column))
         if costs:
             variants = ", ".join(variant.name for variant in group.builds_on(choice.name))
-            lines += [wrap(text, 6) for text in (_facts(choice), variants and f"variants {variants}") if text]
+            lines += [
+                wrap(text, 6)
+                for text in (_facts(choice), variants and f"variants {variants}")
+                if text
+            ]
         elif "also" in choice.fields:
             lines.append(wrap(f"also {choice.fields['also']}", column))
     parts = [
         wrap(f"{group.name}: {group.about}" if group.about else group.name),
         "\n".join(lines),
         wrap(SYMBOLS) if costs else "",
-        wrap(f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."),
+        wrap(
+            f"Choose by {group.name}=NAME. `fedsim list {group.name} NAME` has all about one, its values too."
+        ),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -135,7 +161,9 @@ def _facts(choice: Choice) -> str:
         "also": "also ",
     }
     source = [] if fields["source"].startswith("none") else [fields["source"]]
-    return " · ".join(filter(None, [*source, *(f"{word}{fields[k]}" for k, word in words.items() if k in fields)]))
+    return " · ".join(
+        filter(None, [*source, *(f"{word}{fields[k]}" for k, word in words.items() if k in fields)])
+    )
 
 
 def details(choice: Choice, group: Group) -> str:
@@ -143,17 +171,34 @@ def details(choice: Choice, group: Group) -> str:
     made = {"Choices": choice.file.subgroups, "Sweeps over": choice.mapping(*SWEEPS)}
     made["scale=small"] = choice.mapping("small")
     limits = ranges(choice.target or "")
-    told = [(name, value, comment, limits.get(name.rpartition(".")[2], "")) for name, value, comment in choice.values]
+    told = [
+        (name, value, comment, limits.get(name.rpartition(".")[2], ""))
+        for name, value, comment in choice.values
+    ]
     sections = {
-        "Values": [(f"{k}={_shown(v)}", "; ".join(filter(None, (comment, limit)))) for k, v, comment, limit in told],
-        **{title: [(f"{key}={_shown(value)}", "") for key, value in found.items()] for title, found in made.items()},
+        "Values": [
+            (f"{k}={_shown(v)}", "; ".join(filter(None, (comment, limit))))
+            for k, v, comment, limit in told
+        ],
+        **{
+            title: [(f"{key}={_shown(value)}", "") for key, value in found.items()]
+            for title, found in made.items()
+        },
         "Variants": [(other.name, other.idea) for other in group.builds_on(choice.name)],
     }
-    parts = [f"{group.name}={choice.name}\n" + wrap(choice.text or choice.idea, 2), entries(choice.fields.items())]
+    parts = [
+        f"{group.name}={choice.name}\n" + wrap(choice.text or choice.idea, 2),
+        entries(choice.fields.items()),
+    ]
     parts += [f"{title}\n{entries(rows, widest=40)}" for title, rows in sections.items() if rows]
     if choice.docstring:
-        paragraphs = re.split(r"(\n\n|\n(?=- ))", choice.docstring)  # and items of lists, each filled anew
-        filled = [p if p.isspace() else wrap(" ".join(p.split()), 2, 4 if p.startswith("-") else 2) for p in paragraphs]
+        paragraphs = re.split(
+            r"(\n\n|\n(?=- ))", choice.docstring
+        )  # and items of lists, each filled anew
+        filled = [
+            p if p.isspace() else wrap(" ".join(p.split()), 2, 4 if p.startswith("-") else 2)
+            for p in paragraphs
+        ]
         parts.append(f"{choice.target}\n" + "".join(filled))
     parts.append(f"File\n  {choice.file.path}\n\nTo choose it\n  {_line(choice, group)}")
     if ABOUT_COSTS & choice.fields.keys():
@@ -167,7 +212,9 @@ def _line(choice: Choice, group: Group) -> str:
     folder = choice.file.path.parents[group.name.count("/") + 1]
     if folder != conf_dir():
         needed += ["--config-dir", os.path.relpath(folder)]
-    return command("fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed)
+    return command(
+        "fedsim", *PARENTS.get(group.name, "").split(), f"{group.name}={choice.name}", *needed
+    )
 
 
 def _shown(value: Any) -> str:
@@ -182,7 +229,9 @@ def as_json(choice: Choice) -> dict[str, Any]:
         "builds_on": choice.base.name if choice.base else None,
         "class": choice.target,
         "docstring": choice.docstring or None,
-        "values": {name: {"value": value, "comment": comment} for name, value, comment in choice.values},
+        "values": {
+            name: {"value": value, "comment": comment} for name, value, comment in choice.values
+        },
         "choices": dict(choice.file.subgroups),
         "sweeps": dict(choice.mapping(*SWEEPS)),
         "small": dict(choice.mapping("small")),

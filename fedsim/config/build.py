@@ -1,9 +1,9 @@
 """Objects from config nodes: the one place where YAML meets constructors.
 
-A node is a mapping with `_target_` (a class) and values. Whatever is not a subclass of the expected base is refused
-before it is called, and a module that no part of an experiment can come from before it is imported
-(`fedsim.config.typecheck`). The names and types of a node are checked first, all of them, and then the rules of its
-constructor.
+A node is a mapping with `_target_` (a class) and values. Whatever is not a subclass of the expected
+base is refused before it is called, and a module that no part of an experiment can come from before
+it is imported (`fedsim.config.typecheck`). The names and types of a node are checked first, all of
+them, and then the rules of its constructor.
 """
 
 import importlib
@@ -14,7 +14,15 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from fedsim.config.typecheck import PASSED, REMEDY, conform, describe, find_in_working_folder, is_long, not_imported
+from fedsim.config.typecheck import (
+    PASSED,
+    REMEDY,
+    conform,
+    describe,
+    find_in_working_folder,
+    is_long,
+    not_imported,
+)
 from fedsim.config.user_code import user_code
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem, nearest
@@ -38,7 +46,8 @@ class Gathered:
             return None
 
     def run_users(self, act: Callable[..., T], *args: Any) -> T | None:
-        """As `run`, where a user's class is called: whatever else it raises ends its own job, when that is built."""
+        """As `run`, where a user's class is called: whatever else it raises ends its own job, when
+        that is built."""
         try:
             return self.run(act, *args)
         except (Exception, SystemExit):
@@ -46,19 +55,21 @@ class Gathered:
 
     def add(self, *problems: Problem | None) -> None:
         for problem in problems:
-            if problem is not None and (problem.key, problem.value) not in [(p.key, p.value) for p in self.problems]:
+            if problem is not None and (problem.key, problem.value) not in [
+                (p.key, p.value) for p in self.problems
+            ]:
                 self.problems.append(problem)
 
 
 def instantiate(node: Any, base: type[T], key: str, *runtime: Any) -> T:
-    """The object that `node` describes, with `runtime` as its positional parameters. Raises `ConfigError` with every
-    problem, prefixed by `key`."""
+    """The object that `node` describes, with `runtime` as its positional parameters. Raises
+    `ConfigError` with every problem, prefixed by `key`."""
     return construct(resolve(node, base, key), _values(node), key, *runtime)
 
 
 def construct(cls: Callable[..., T], values: Node, key: str, *runtime: Any) -> T:
-    """`cls` called with `runtime` and `values`. Raises `ConfigError` with all problems of names and types, or, if there
-    are none, with what the constructor says."""
+    """`cls` called with `runtime` and `values`. Raises `ConfigError` with all problems of names and
+    types, or, if there are none, with what the constructor says."""
     arguments = _arguments(values, cls, key, len(runtime))
     try:
         return cls(*runtime, **arguments)
@@ -80,8 +91,8 @@ def _values(node: Node) -> dict[str, Any]:
 
 
 def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """The class that `node["_target_"]` names, a subclass of `base`, or the function annotated to return one. Nothing
-    is called."""
+    """The class that `node["_target_"]` names, a subclass of `base`, or the function annotated to
+    return one. Nothing is called."""
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
 
@@ -112,7 +123,8 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
 
 
 def _imported(target: str) -> Any:
-    """What a dotted path names. A class of fedsim is known by its name, wherever it was when a config was written."""
+    """What a dotted path names. A class of fedsim is known by its name, wherever it was when a
+    config was written."""
     module_name, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), name) if module_name else None
@@ -127,7 +139,9 @@ def _imported(target: str) -> Any:
 def _shipped_targets() -> dict[str, str]:
     """The dotted path of every class that a file of conf/ names, by the class's name."""
     texts = [path.read_text(encoding="utf-8") for path in conf_dir().rglob("*.yaml")]
-    targets = [target for text in texts for target in re.findall(r"_target_: (fedsim\.[\w.]+)", text)]
+    targets = [
+        target for text in texts for target in re.findall(r"_target_: (fedsim\.[\w.]+)", text)
+    ]
     return {target.rpartition(".")[2]: target for target in targets}
 
 
@@ -137,19 +151,31 @@ def _remedy(module_name: str, name: str) -> str:
     if module is None:
         return "is its module on PYTHONPATH?"
     near = nearest(name, [n for n, value in vars(module).items() if inspect.isclass(value)])
-    return f"did you mean {module_name}.{near}?" if near else "correct the class's name, or the module"
+    return (
+        f"did you mean {module_name}.{near}?" if near else "correct the class's name, or the module"
+    )
 
 
-def _arguments(values: Node, constructor: Callable[..., Any], key: str, count: int) -> dict[str, Any]:
-    """`values` as keyword arguments for `constructor`, which is given `count` objects by position."""
+def _arguments(
+    values: Node, constructor: Callable[..., Any], key: str, count: int
+) -> dict[str, Any]:
+    """`values` as keyword arguments for `constructor`, which is given `count` objects by
+    position."""
     hints = get_type_hints(constructor.__init__ if isinstance(constructor, type) else constructor)  # type: ignore[misc]
     signature = inspect.signature(constructor)
-    by_position = [p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD][:count]
+    by_position = [
+        p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
+    ][:count]
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = {n: p for n, p in signature.parameters.items() if p.kind in kinds and n not in by_position}
+    known = {
+        n: p for n, p in signature.parameters.items() if p.kind in kinds and n not in by_position
+    }
     missing = [name for name, p in known.items() if name not in values and p.default is p.empty]
     problems = [unknown(name, known, key) for name in values if name not in known]
-    problems += [Problem(_join(key, name), ..., f"is missing; {constructor.__qualname__} needs it") for name in missing]
+    problems += [
+        Problem(_join(key, name), ..., f"is missing; {constructor.__qualname__} needs it")
+        for name in missing
+    ]
     arguments: dict[str, Any] = {}
     for name in (n for n in known if n in values):
         try:
@@ -163,12 +189,19 @@ def _arguments(values: Node, constructor: Callable[..., Any], key: str, count: i
     except TypeError as error:
         passed = ", ".join(PASSED.get(key, ())) or "nothing"
         text = f"{constructor.__qualname__} must take what fedsim passes by position: {passed} ({error})"
-        raise ConfigError([Problem(key, ..., text, "change its parameters: the others are given by name")]) from error
+        raise ConfigError(
+            [Problem(key, ..., text, "change its parameters: the others are given by name")]
+        ) from error
     return arguments
 
 
 def _argument(value: Any, hint: Any, key: str) -> Any:
-    if isinstance(value, Mapping) and "_target_" in value and isinstance(hint, type) and hint is not object:
+    if (
+        isinstance(value, Mapping)
+        and "_target_" in value
+        and isinstance(hint, type)
+        and hint is not object
+    ):
         return instantiate(value, hint, key)
     try:
         return conform(value, hint)
@@ -181,7 +214,11 @@ def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
     """The problem of an unknown name, with the nearest known one."""
     known = sorted(known)
     near = nearest(name, known)
-    hint = f"did you mean {_join(key, near)}?" if near else f"known here: {', '.join(known) or 'no key'}"
+    hint = (
+        f"did you mean {_join(key, near)}?"
+        if near
+        else f"known here: {', '.join(known) or 'no key'}"
+    )
     return Problem(_join(key, name), ..., "is not a known key", hint)
 
 

@@ -1,7 +1,9 @@
-"""The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their defaults lists add.
+"""The files of choices, conf/<group>/<choice>.yaml and those of --config-dir, with what their
+defaults lists add.
 
-They are read one by one, without Hydra, which takes time, and nothing in them is run. What a defaults list puts at a
-place of its own (`gpfl@elsewhere`), several choices of one group, and interpolations in a list are left out.
+They are read one by one, without Hydra, which takes time, and nothing in them is run. What a
+defaults list puts at a place of its own (`gpfl@elsewhere`), several choices of one group, and
+interpolations in a list are left out.
 """
 
 import re
@@ -25,8 +27,8 @@ CONTINUED = re.compile(r"#\s{4,}(\S.*)")
 
 
 class Loader(LOADER):  # type: ignore[misc]
-    """Reads a plain value as the command line does: `010`, `1:30`, `0x1F`, `on` and dates are texts. YAML 1.1 makes
-    other numbers, truth values and dates of them."""
+    """Reads a plain value as the command line does: `010`, `1:30`, `0x1F`, `on` and dates are
+    texts. YAML 1.1 makes other numbers, truth values and dates of them."""
 
     yaml_implicit_resolvers: ClassVar[dict[Any, Any]] = {}
 
@@ -51,7 +53,9 @@ for tag, pattern in {
     "float": rf"[+-]?(?:{POINT}|(?:{DIGITS}|{POINT})e[+-]?\d(?:_?\d)*|\.?inf)|\.?nan",
     "merge": "<<",
 }.items():
-    Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(rf"(?i:{pattern})\Z", re.ASCII), None)
+    Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{tag}", re.compile(rf"(?i:{pattern})\Z", re.ASCII), None
+    )
 
 
 def read_text(path: Path) -> str:
@@ -76,14 +80,19 @@ def parsed(path: Path, text: str) -> dict[Any, Any]:
         content = yaml.load(text, Loader) or {}
     except ConfigError as error:
         raise ConfigError(replace(p, key=f"{path}: {p.key}") for p in error.problems) from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a `!!timestamp` that there is not, for example
+    except (
+        yaml.YAMLError,
+        ValueError,
+        RecursionError,
+    ) as error:  # a `!!timestamp` that there is not, for example
         raise _no_yaml(path, error) from error
     check(rule(isinstance(content, dict), str(path), ..., "must be a mapping of keys to values"))
     return content
 
 
 def head_of(text: str) -> tuple[str, dict[str, str]]:
-    """The comment with which a YAML file begins: its prose in one line, and its fields (`source:  ...`) by name."""
+    """The comment with which a YAML file begins: its prose in one line, and its fields (`source:
+    ...`) by name."""
     prose: list[str] = []
     fields: dict[str, str] = {}
     last = ""
@@ -117,7 +126,8 @@ def other_names(fields: Mapping[str, str]) -> list[str]:
 
 
 def package_of(text: str, group: str) -> str:
-    """The dotted key below which the keys of a file of `group` are: its own package or that of its group."""
+    """The dotted key below which the keys of a file of `group` are: its own package or that of its
+    group."""
     own = group.replace("/", ".")
     found = PACKAGE.match(text)
     return own if found is None else re.sub(r"_global_\.?", "", found[1].replace("_group_", own))
@@ -136,7 +146,8 @@ def choices_made(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]
 
 
 def _group_at(key: Any, group: str) -> str:
-    """The group of an entry of a defaults list, such as `override /selector`, in a file of `group`."""
+    """The group of an entry of a defaults list, such as `override /selector`, in a file of
+    `group`."""
     return _absolute(str(key).split(" ")[-1], group)
 
 
@@ -146,8 +157,9 @@ def _absolute(path: str, group: str) -> str:
 
 @dataclass(frozen=True)
 class ChoiceFile:
-    """A file, with what it has from the choices of its group that it builds on, its `bases`. `package`: what its keys
-    are prefixed with on the command line. `subgroups`: the choices that it makes in other groups."""
+    """A file, with what it has from the choices of its group that it builds on, its `bases`.
+    `package`: what its keys are prefixed with on the command line. `subgroups`: the choices that it
+    makes in other groups."""
 
     group: str
     name: str
@@ -177,12 +189,18 @@ class ChoiceFiles:
     def groups(self) -> list[str]:
         """Names of all groups: `selector`, `selector/sketch`."""
         files = [(folder, path) for folder in self.folders for path in folder.rglob("[!.]*.yaml")]
-        return sorted({path.parent.relative_to(folder).as_posix() for folder, path in files if path.parent != folder})
+        return sorted(
+            {
+                path.parent.relative_to(folder).as_posix()
+                for folder, path in files
+                if path.parent != folder
+            }
+        )
 
     @cached_property
     def keys(self) -> dict[str, dict[str, list[str]]]:
-        """The dotted keys below all groups, each with the choices whose configs have it, by group. A place for a group
-        of choices is no key of the choice that makes one there."""
+        """The dotted keys below all groups, each with the choices whose configs have it, by group.
+        A place for a group of choices is no key of the choice that makes one there."""
         found: dict[str, dict[str, list[str]]] = {}
         for group, name in [(one, name) for one in self.groups for name in self.names(one)]:
             try:
@@ -190,26 +208,43 @@ class ChoiceFiles:
             except ConfigError:  # told where it is chosen
                 continue
             for key in all_keys(config):
-                if key.startswith(f"{group.replace('/', '.')}.") and key.replace(".", "/") not in made:
+                if (
+                    key.startswith(f"{group.replace('/', '.')}.")
+                    and key.replace(".", "/") not in made
+                ):
                     found.setdefault(key, {}).setdefault(group, []).append(name)
         return found
 
     def names(self, group: str) -> list[str]:
-        return sorted({path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")})
+        return sorted(
+            {path.stem for folder in self.folders for path in (folder / group).glob("*.yaml")}
+        )
 
     def has(self, group: str, name: str) -> bool:
         return self._path(group, name) is not None
 
     def called(self, group: str, word: str) -> dict[str, str]:
-        """The choices of a group that the literature calls `word`, each with the first sentence of its file."""
-        heads = {name: head_of(read_text(path)) for name in self.names(group) if (path := self._path(group, name))}
-        return {n: first_sentence(text) for n, (text, fields) in heads.items() if spelt(word) in other_names(fields)}
+        """The choices of a group that the literature calls `word`, each with the first sentence of
+        its file."""
+        heads = {
+            name: head_of(read_text(path))
+            for name in self.names(group)
+            if (path := self._path(group, name))
+        }
+        return {
+            n: first_sentence(text)
+            for n, (text, fields) in heads.items()
+            if spelt(word) in other_names(fields)
+        }
 
     def meant(self, group: str, word: str) -> str:
-        """The choice of a group that `word` names, in capitals or not, or that alone is also called so; else `word`."""
+        """The choice of a group that `word` names, in capitals or not, or that alone is also called
+        so; else `word`."""
         if self.has(group, word):
             return word
-        alike = [name for name in self.names(group) if spelt(name) == spelt(word)] or [*self.called(group, word)]
+        alike = [name for name in self.names(group) if spelt(name) == spelt(word)] or [
+            *self.called(group, word)
+        ]
         return alike[0] if len(alike) == 1 else word
 
     def defaults(self, content: Mapping[Any, Any], group: str) -> list[Any]:
@@ -218,13 +253,18 @@ class ChoiceFiles:
         meant: list[Any] = []
         for entry in entries if isinstance(entries, list) else []:
             pairs = entry.items() if isinstance(entry, dict) else ()
-            names = {key: self.meant(_group_at(key, group), name) for key, name in pairs if isinstance(name, str)}
+            names = {
+                key: self.meant(_group_at(key, group), name)
+                for key, name in pairs
+                if isinstance(name, str)
+            }
             meant.append(entry | names if names else entry)
         return meant
 
     def read(self, group: str, name: str, above: Sequence[str] = ()) -> ChoiceFile:
-        """The choice `name` of a group. Raises `ConfigError` where its file or one that it builds on cannot be read.
-        `above`: the choices that build on it, on which it does not build in turn."""
+        """The choice `name` of a group. Raises `ConfigError` where its file or one that it builds
+        on cannot be read. `above`: the choices that build on it, on which it does not build in
+        turn."""
         if (group, name) in self._read:
             return self._read[group, name]
         path = self._path(group, name)
@@ -238,7 +278,9 @@ class ChoiceFiles:
         inherited: dict[str, str] = {}
         subgroups: dict[str, str] = {}
         bases: list[ChoiceFile] = []
-        for sub, choice in entries if (group, "_self_") in entries else [*entries, (group, "_self_")]:
+        for sub, choice in (
+            entries if (group, "_self_") in entries else [*entries, (group, "_self_")]
+        ):
             if choice == "_self_":
                 values = merged(values, own)
             elif sub != group:
@@ -247,7 +289,9 @@ class ChoiceFiles:
                 bases.append(base := self.read(group, choice, [*above, name]))
                 values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
         made, package = {**inherited, **subgroups}, package_of(text, group)
-        self._read[group, name] = ChoiceFile(group, name, path, text, package, values, listed, made, bases)
+        self._read[group, name] = ChoiceFile(
+            group, name, path, text, package, values, listed, made, bases
+        )
         return self._read[group, name]
 
     def made(self, group: str, name: str) -> dict[str, str]:
@@ -256,13 +300,18 @@ class ChoiceFiles:
         to_come = [(group, name)]
         while to_come:
             file = self.read(*to_come.pop())
-            more = {sub: choice for sub, choice in file.subgroups.items() if sub not in found and self.has(sub, choice)}
+            more = {
+                sub: choice
+                for sub, choice in file.subgroups.items()
+                if sub not in found and self.has(sub, choice)
+            }
             found |= more
             to_come += more.items()
         return found
 
     def config(self, group: str, name: str) -> dict[str, Any]:
-        """All that it adds to a config, from the config's top: its values, and those of the choices that it makes."""
+        """All that it adds to a config, from the config's top: its values, and those of the choices
+        that it makes."""
         found: dict[str, Any] = {}
         for one in [*self.made(group, name).items(), (group, name)]:
             file = self.read(*one)
@@ -270,6 +319,14 @@ class ChoiceFiles:
         return found
 
     def _path(self, group: str, name: str) -> Path | None:
-        if group.startswith("/") or ".." in (*group.split("/"), *name.split("/")) or len(name) > MAX_NAME:
-            return None  # a stranger's, which leads out of the folders or is longer than a file's name
-        return next((p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file()), None)
+        if (
+            group.startswith("/")
+            or ".." in (*group.split("/"), *name.split("/"))
+            or len(name) > MAX_NAME
+        ):
+            return (
+                None  # a stranger's, which leads out of the folders or is longer than a file's name
+            )
+        return next(
+            (p for folder in self.folders if (p := folder / group / f"{name}.yaml").is_file()), None
+        )

@@ -1,7 +1,8 @@
-"""A command line and conf/ composed into the configs of all its jobs, and these checked, before anything runs.
+"""A command line and conf/ composed into the configs of all its jobs, and these checked, before
+anything runs.
 
-Mistakes are told in stages, each with all of its own: of the words of the command line (`fedsim.config.mistakes`), then
-of the values of all jobs (`fedsim.config.plan`).
+Mistakes are told in stages, each with all of its own: of the words of the command line
+(`fedsim.config.mistakes`), then of the values of all jobs (`fedsim.config.plan`).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,8 +32,9 @@ T = TypeVar("T")
 
 
 class ConfigDir(SearchPathPlugin):
-    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path, whose folders `CheckedFolder` reads. It is
-    registered until the process ends; outside of `safeguards` it changes nothing."""
+    """Puts the folder of `--config-dir` behind conf/ on Hydra's search path, whose folders
+    `CheckedFolder` reads. It is registered until the process ends; outside of `safeguards` it
+    changes nothing."""
 
     active: ClassVar[bool] = False
     folder: ClassVar[str | None] = None
@@ -41,7 +43,9 @@ class ConfigDir(SearchPathPlugin):
         if not self.active:
             return
         if self.folder is not None:
-            search_path.append(provider="command-line", path=f"file://{Path(self.folder).resolve()}")
+            search_path.append(
+                provider="command-line", path=f"file://{Path(self.folder).resolve()}"
+            )
         for element in search_path.get_path():
             path = str(element.path).removeprefix("file://")
             if Path(path).is_absolute():
@@ -50,8 +54,8 @@ class ConfigDir(SearchPathPlugin):
 
 @contextmanager
 def safeguards(config_dir: str | None = None) -> Iterator[None]:
-    """Hydra reads folders by `CheckedFolder`, and `${oc.env:...}` tells no secrets: wherever it composes for fedsim. A
-    program that uses Hydra itself finds both as they were."""
+    """Hydra reads folders by `CheckedFolder`, and `${oc.env:...}` tells no secrets: wherever it
+    composes for fedsim. A program that uses Hydra itself finds both as they were."""
     plugins().register(ConfigDir)
     plugins().register(CheckedFolder)
     before = ConfigDir.active, ConfigDir.folder
@@ -65,11 +69,15 @@ def safeguards(config_dir: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
-    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`. Raises `ConfigError` if
-    that is no folder, or has files that those of conf/ hide."""
+    """Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`. Raises
+    `ConfigError` if that is no folder, or has files that those of conf/ hide."""
     primary = Path(config_path or conf_dir()).resolve()
     if config_dir is not None:
-        check(rule(Path(config_dir).is_dir(), "--config-dir", config_dir, "must be an existing folder"))
+        check(
+            rule(
+                Path(config_dir).is_dir(), "--config-dir", config_dir, "must be an existing folder"
+            )
+        )
         check(*hidden_files(Path(config_dir), primary))
     with safeguards(config_dir):
         GlobalHydra.instance().clear()
@@ -78,17 +86,27 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
 
 
 @contextmanager
-def _base(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator[tuple[list[Override], DictConfig]]:
-    """The overrides that `words` are, and what those compose to that are not swept over, nor about a choice that is.
+def _base(
+    words: Sequence[str], config_name: str, *, multirun: bool
+) -> Iterator[tuple[list[Override], DictConfig]]:
+    """The overrides that `words` are, and what those compose to that are not swept over, nor about
+    a choice that is.
 
-    In place of the first mistake that Hydra finds, there or afterwards, all of those in `words` are raised.
+    In place of the first mistake that Hydra finds, there or afterwards, all of those in `words` are
+    raised.
     """
     check_search_path(loader(), config_name)  # composing imports its packages
     try:
         parsed = parse(words)
         check_words(parsed)
-        swept = tuple(f"{o.key_or_group.replace('/', '.')}." for o in parsed if o.is_sweep_override())
-        kept = [o for o in parsed if not (o.is_sweep_override() or o.key_or_group.replace("/", ".").startswith(swept))]
+        swept = tuple(
+            f"{o.key_or_group.replace('/', '.')}." for o in parsed if o.is_sweep_override()
+        )
+        kept = [
+            o
+            for o in parsed
+            if not (o.is_sweep_override() or o.key_or_group.replace("/", ".").startswith(swept))
+        ]
         yield parsed, compose_one([o.input_line or "" for o in kept], config_name)
     except ConfigError as error:
         raise ConfigError(find(words, config_name, multirun=multirun) or error.problems) from error
@@ -96,9 +114,11 @@ def _base(words: Sequence[str], config_name: str, *, multirun: bool) -> Iterator
         raise ConfigError([Problem("config", ..., "is nested too deeply")]) from error
 
 
-def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str = "config") -> list[Composed]:
-    """Every job that the command line describes. Raises `ConfigError` with all problems of all jobs. Must be called
-    inside `search_path`."""
+def compose_jobs(
+    overrides: Sequence[str], *, multirun: bool, config_name: str = "config"
+) -> list[Composed]:
+    """Every job that the command line describes. Raises `ConfigError` with all problems of all
+    jobs. Must be called inside `search_path`."""
     overrides = long_form(overrides, on_search_path())
     with _base(overrides, config_name, multirun=multirun) as (parsed, base):
         more = words_of_scale(base, parsed)
@@ -110,8 +130,8 @@ def compose_jobs(overrides: Sequence[str], *, multirun: bool, config_name: str =
 
 
 def implied(overrides: Sequence[str], config_name: str = "config") -> list[str]:
-    """The overrides that a command line implies, and that Hydra does not know of: the name, and what `scale` changes,
-    as far as it is one value. Must be called inside `search_path`."""
+    """The overrides that a command line implies, and that Hydra does not know of: the name, and
+    what `scale` changes, as far as it is one value. Must be called inside `search_path`."""
     with _base(overrides, config_name, multirun=True) as (parsed, base):
         more = words_of_scale(base, parsed)
     name = [f"name={run_name(choices_of(base))}"] if base.get("name", "") is None else []
@@ -130,23 +150,25 @@ def _composed(
         config = base if list(words) == words_of_base else compose_one(words, config_name)
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
-        return config, Composed(plain(config, choices), choices, tuple(words), typed, launcher, files)
+        return config, Composed(
+            plain(config, choices), choices, tuple(words), typed, launcher, files
+        )
 
     composing = Jobs(by_hydra, several=len(jobs) > 1)
     return [composing.compose(words) for words in jobs]
 
 
 def check_jobs(jobs: Sequence[Composed]) -> list[Plan]:
-    """The plan of every job. One `ConfigError` with the problems of all of them: those of names, types and ranges, or,
-    if there are none, those that show when the parts are built."""
+    """The plan of every job. One `ConfigError` with the problems of all of them: those of names,
+    types and ranges, or, if there are none, those that show when the parts are built."""
     plans = outlined(jobs)
     check_rest(jobs, plans)
     return plans
 
 
 def outlined(jobs: Sequence[Composed]) -> list[Plan]:
-    """The plan of every job, whose parts are not built. Raises `ConfigError` with all mistakes in names, types and
-    ranges that show without PyTorch."""
+    """The plan of every job, whose parts are not built. Raises `ConfigError` with all mistakes in
+    names, types and ranges that show without PyTorch."""
 
     def plan_of(job: Composed) -> Plan:
         check(_work_without_effect(job))
@@ -191,5 +213,8 @@ def _work_without_effect(job: Composed) -> Problem | None:
     local = job.config.get("local")
     if not isinstance(local, dict) or local.get("steps") is None or local.get("epochs") is None:
         return None
-    text, remedy = f"has no effect while local.steps={local['steps']}", "leave it out, or add local.steps=null"
+    text, remedy = (
+        f"has no effect while local.steps={local['steps']}",
+        "leave it out, or add local.steps=null",
+    )
     return rule("local.epochs" not in job.typed, "local.epochs", local["epochs"], text, remedy)

@@ -1,8 +1,9 @@
-"""The parameters of fedsim's own classes, read from their source: importing those would import PyTorch, for seconds.
+"""The parameters of fedsim's own classes, read from their source: importing those would import
+PyTorch, for seconds.
 
-From a class's annotations another one is made, which has its parameters alone and so finds the mistakes in names, types
-and ranges. What source alone does not say (rules over several parameters, users' classes) is found when the parts of a
-config are built.
+From a class's annotations another one is made, which has its parameters alone and so finds the
+mistakes in names, types and ranges. What source alone does not say (rules over several parameters,
+users' classes) is found when the parts of a config are built.
 """
 
 import ast
@@ -19,7 +20,8 @@ from fedsim.core.parameters import parameters
 from fedsim.core.server_data import tree_of
 
 LIGHT = ("typing", "pathlib", "collections.abc", "annotated_types", "fedsim.core.parameters")
-"""Modules of names in annotations that are imported; any other name stands for an object of any kind."""
+"""Modules of names in annotations that are imported; any other name stands for an object of any
+kind."""
 Fields = dict[str, tuple[Any, bool]]
 """Annotation, and whether there is a default, by name."""
 
@@ -28,7 +30,8 @@ _found: dict[tuple[str, str], list[Problem]] = {}
 
 
 def mistakes(node: Any, key: str = "") -> Iterator[Problem]:
-    """Those of names, types and ranges in all nodes in `node`, at `key`, that name a class of fedsim."""
+    """Those of names, types and ranges in all nodes in `node`, at `key`, that name a class of
+    fedsim."""
     if not isinstance(node, Mapping):
         return
     target = node.get("_target_")
@@ -43,14 +46,20 @@ def _mistakes_of(target: str, node: Mapping[str, Any], key: str) -> list[Problem
     if known not in _found:
         cls, found = declared(target), Gathered()
         if cls is not None:
-            found.run(construct, cls, {name: value for name, value in node.items() if name != "_target_"}, key)
+            found.run(
+                construct,
+                cls,
+                {name: value for name, value in node.items() if name != "_target_"},
+                key,
+            )
         _found[known] = found.problems
     return _found[known]
 
 
 @cache
 def declared(target: str) -> type | None:
-    """A class with the parameters of the one at a dotted path; None where its source does not tell them."""
+    """A class with the parameters of the one at a dotted path; None where its source does not tell
+    them."""
     module, _, name = target.rpartition(".")
     fields = _fields(module, name)
     if fields is None:
@@ -61,10 +70,14 @@ def declared(target: str) -> type | None:
 
 
 def ranges(target: str) -> dict[str, str]:
-    """The range of each number among the parameters of a class, in the words of its error: `>= 1`."""
+    """The range of each number among the parameters of a class, in the words of its error: `>=
+    1`."""
     rules = getattr(declared(target), "__parameters__", {}) if target.startswith("fedsim.") else {}
     ends = -math.inf, math.inf
-    broken = {name: next(filter(None, (one(name, x) for one in of for x in ends)), None) for name, of in rules.items()}
+    broken = {
+        name: next(filter(None, (one(name, x) for one in of for x in ends)), None)
+        for name, of in rules.items()
+    }
     told = {name: problem.rule.removeprefix("must ") for name, problem in broken.items() if problem}
     return {name: text.removeprefix("be ").removeprefix("lie ") for name, text in told.items()}
 
@@ -72,13 +85,20 @@ def ranges(target: str) -> dict[str, str]:
 def _fields(module: str, name: str) -> Fields | None:
     """The parameters of a class, its bases' first, or of a function; None if there is neither."""
     names = _names(module)
-    cls = next((node for node in names.tree if isinstance(node, ast.ClassDef) and node.name == name), None)
-    makers = [node for node in (cls.body if cls else names.tree) if isinstance(node, ast.FunctionDef)]
+    cls = next(
+        (node for node in names.tree if isinstance(node, ast.ClassDef) and node.name == name), None
+    )
+    makers = [
+        node for node in (cls.body if cls else names.tree) if isinstance(node, ast.FunctionDef)
+    ]
     maker = next((node for node in makers if node.name == ("__init__" if cls else name)), None)
     if maker is not None:
         given = zip(maker.args.kwonlyargs, maker.args.kw_defaults, strict=True)
         noted = [(one.arg, one.annotation, default is not None) for one, default in given]
-        return {name: (names.value_of(hint) if hint else Any, has_default) for name, hint, has_default in noted}
+        return {
+            name: (names.value_of(hint) if hint else Any, has_default)
+            for name, hint, has_default in noted
+        }
     if cls is None:
         return None
     found: Fields = {}
@@ -110,13 +130,17 @@ class _Names(dict[str, Any]):
         self.assigned: dict[str, ast.expr] = {}
         for node in self.tree:
             if isinstance(node, ast.ImportFrom) and node.module:
-                self.origins |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+                self.origins |= {
+                    alias.asname or alias.name: (node.module, alias.name) for alias in node.names
+                }
             elif isinstance(node, ast.Assign):
                 pairs = [(target, node.value) for target in node.targets]
                 for target, value in pairs[:]:
                     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
                         pairs += zip(target.elts, value.elts, strict=True)
-                self.assigned |= {name.id: given for name, given in pairs if isinstance(name, ast.Name)}
+                self.assigned |= {
+                    name.id: given for name, given in pairs if isinstance(name, ast.Name)
+                }
 
     def value_of(self, annotation: ast.expr) -> Any:
         return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {}, self)
@@ -126,7 +150,11 @@ class _Names(dict[str, Any]):
             raise KeyError(name)
         if name not in self.origins:
             value = self.assigned.get(name)
-            return self.value_of(value) if isinstance(value, ast.Subscript | ast.BinOp | ast.Constant) else object
+            return (
+                self.value_of(value)
+                if isinstance(value, ast.Subscript | ast.BinOp | ast.Constant)
+                else object
+            )
         module, original = self.origins[name]
         if module in LIGHT:
             return getattr(importlib.import_module(module), original)

@@ -1,4 +1,5 @@
-"""One composition by Hydra, which stops at its first mistake, and what a preset and `scale` imply beyond its values.
+"""One composition by Hydra, which stops at its first mistake, and what a preset and `scale` imply
+beyond its values.
 
 To be called inside `fedsim.config.compose.search_path`.
 """
@@ -39,36 +40,47 @@ SCALES = ("full", "small", "debug")
 
 def choices_of(config: DictConfig) -> dict[str, str]:
     """The choice made in each config group but Hydra's own, and the scale."""
-    made = {k: v for k, v in config.hydra.runtime.choices.items() if not k.startswith("hydra/") and v is not None}
+    made = {
+        k: v
+        for k, v in config.hydra.runtime.choices.items()
+        if not k.startswith("hydra/") and v is not None
+    }
     return {**made, "scale": str(config.get("scale", "full"))}
 
 
 def run_name(choices: Mapping[str, str]) -> str:
-    """The preset (`default` without one), with the size behind it where that is not the full one."""
+    """The preset (`default` without one), with the size behind it where that is not the full
+    one."""
     preset, scale = Path(choices.get("preset", "default")).name, choices["scale"]
     return preset if scale == "full" else f"{preset}_{scale}"
 
 
 def plain(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
-    """The job's part of a composed config as plain containers, interpolations resolved, and with a name."""
+    """The job's part of a composed config as plain containers, interpolations resolved, and with a
+    name."""
     own = OmegaConf.masked_copy(config, [str(k) for k in config if k not in ("hydra", *OWN_KEYS)])
     try:
         resolved: Any = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise ConfigError([Problem(str(error.full_key or "config"), ..., first_line(error))]) from error
+        raise ConfigError(
+            [Problem(str(error.full_key or "config"), ..., first_line(error))]
+        ) from error
     if resolved.get("name", "") is None:
         resolved["name"] = run_name(choices)
     return {str(k): v for k, v in resolved.items()}
 
 
 def words_of_scale(config: DictConfig, given: Sequence[Override]) -> list[str]:
-    """What `scale` changes, as overrides: the preset's `small`, and for `debug` that and what is under `debug`; but not
-    keys that are `given`, nor those of a group whose choice is. None where the preset or the scale is swept over, as
-    each job then has its own. Raises `ConfigError` where there is no such size."""
+    """What `scale` changes, as overrides: the preset's `small`, and for `debug` that and what is
+    under `debug`; but not keys that are `given`, nor those of a group whose choice is. None where
+    the preset or the scale is swept over, as each job then has its own. Raises `ConfigError` where
+    there is no such size."""
     scale, small = config.get("scale", "full"), config.get("small") or {}
     scales = SCALES if "debug" in config else SCALES[:2]
     check(rule(scale in scales, "scale", scale, f"must be one of {', '.join(scales)}"))
-    if scale == "full" or any(o.is_sweep_override() and o.key_or_group in ("preset", "scale") for o in given):
+    if scale == "full" or any(
+        o.is_sweep_override() and o.key_or_group in ("preset", "scale") for o in given
+    ):
         return []
     remedy = "it is for presets with a `small`"
     check(rule(bool(small) or scale != "small", "scale", scale, "has no effect here", remedy))
@@ -85,12 +97,15 @@ def groups_above(key: str) -> list[str]:
 
 
 def compose_one(overrides: Sequence[str], config_name: str = "config") -> DictConfig:
-    """The config that `overrides` make, with Hydra's own node. Raises `ConfigError` with the first problem."""
+    """The config that `overrides` make, with Hydra's own node. Raises `ConfigError` with the first
+    problem."""
     parsed = parse(overrides)
     check_words(parsed)
     check(*map(mistaken_choice, parsed))
     try:
-        config = compose(config_name, overrides=[as_hydra_reads(o) for o in parsed], return_hydra_config=True)
+        config = compose(
+            config_name, overrides=[as_hydra_reads(o) for o in parsed], return_hydra_config=True
+        )
     except ConfigError:  # of a file that Hydra reads
         raise
     except BAD_INPUT as error:
@@ -109,31 +124,50 @@ def _causes(error: Exception, parsed: Sequence[Override]) -> list[Problem]:
     if in_files.problems:
         return in_files.problems
     text = str(error)
-    word = next((o for o in parsed if re.search(rf"(?<![\w./]){re.escape(o.key_or_group)}(?![\w/])", text)), None)
+    word = next(
+        (o for o in parsed if re.search(rf"(?<![\w./]){re.escape(o.key_or_group)}(?![\w/])", text)),
+        None,
+    )
     if word is None:
         return [Problem("config", ..., first_line(error))]
     key, typed = word.key_or_group, word.input_line or ""
     parent = key.rpartition("/")[0]
     if parent and "No match in the defaults list" in text:
-        rule, remedy = f"has no effect: the choice of {parent} has no such group", f"choose a {parent} that has one"
+        rule, remedy = (
+            f"has no effect: the choice of {parent} has no such group",
+            f"choose a {parent} that has one",
+        )
     elif typed.startswith("+"):
-        rule, remedy = "is a key already, and + adds one", f"leave out the +: {shlex.quote(typed.lstrip('+'))}"
+        rule, remedy = (
+            "is a key already, and + adds one",
+            f"leave out the +: {shlex.quote(typed.lstrip('+'))}",
+        )
     else:
         rule, remedy = first_line(error), ""
     return [Problem(key, typed_in(word) or ..., rule, remedy)]
 
 
 def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem]:
-    """The problems of the entries of a file's defaults list that choose in groups of the config's top."""
+    """The problems of the entries of a file's defaults list that choose in groups of the config's
+    top."""
     for entry in file.entries:
         for key, choice in entry.items() if isinstance(entry, dict) else ():
             group = str(key).split(" ")[-1].lstrip("/")
             place = f"{file.path}: `- {key}: {choice}`"
             if group not in files.groups:
                 if str(key).startswith("override /"):
-                    yield replace(unknown(group, files.groups), key=place, rule="is about no group that there is")
+                    yield replace(
+                        unknown(group, files.groups),
+                        key=place,
+                        rule="is about no group that there is",
+                    )
             elif "/" not in group and key != f"override /{group}":
-                yield Problem(place, ..., "does not replace the choice made", f"write `- override /{group}: {choice}`")
+                yield Problem(
+                    place,
+                    ...,
+                    "does not replace the choice made",
+                    f"write `- override /{group}: {choice}`",
+                )
             elif mistake := mistaken_choice(parse_one(f"{group}={choice}")):
                 yield replace(mistake, key=place, value=...)
             elif file.package == file.group:

@@ -1,8 +1,9 @@
-"""The jobs of a sweep: Hydra composes one, and again where it must. Values of single keys are laid over it, and choices
-of conf/ that make no more than the node of their group.
+"""The jobs of a sweep: Hydra composes one, and again where it must. Values of single keys are laid
+over it, and choices of conf/ that make no more than the node of their group.
 
-Words whose effect that would not show (`~key`, `+key`, mappings, keys of `hydra`, what holds an interpolation) are left
-to Hydra, which composes such a job anew; so are keys that there are not, for its error.
+Words whose effect that would not show (`~key`, `+key`, mappings, keys of `hydra`, what holds an
+interpolation) are left to Hydra, which composes such a job anew; so are keys that there are not,
+for its error.
 """
 
 import re
@@ -26,10 +27,12 @@ MOST_BASES = 200
 
 @dataclass(frozen=True)
 class Composed:
-    """One job's config as plain containers, the choice made in each group, and how jobs are launched.
+    """One job's config as plain containers, the choice made in each group, and how jobs are
+    launched.
 
-    `overrides`: the words that it was composed of. `typed`: the keys and groups of those that are on the command
-    line; a preset adds others. `launcher`: the node hydra.launcher. `files`: what it could be composed from.
+    `overrides`: the words that it was composed of. `typed`: the keys and groups of those that are
+    on the command line; a preset adds others. `launcher`: the node hydra.launcher. `files`: what it
+    could be composed from.
     """
 
     config: dict[str, Any]
@@ -50,16 +53,19 @@ class Base:
 
 
 class Jobs:
-    """Composes jobs; `by_hydra` makes the config, and the job, of all words of one. Of a single one Hydra composes all,
-    where there are not `several`."""
+    """Composes jobs; `by_hydra` makes the config, and the job, of all words of one. Of a single one
+    Hydra composes all, where there are not `several`."""
 
-    def __init__(self, by_hydra: Callable[[Sequence[str]], tuple[DictConfig, Composed]], *, several: bool) -> None:
+    def __init__(
+        self, by_hydra: Callable[[Sequence[str]], tuple[DictConfig, Composed]], *, several: bool
+    ) -> None:
         self._by_hydra, self._several = by_hydra, several
         self._words: dict[str, tuple[Override, bool]] = {}
         self._bases: dict[tuple[str, ...], Base] = {}
 
     def compose(self, words: Sequence[str]) -> Composed:
-        """The job that `words` describe; where the preset is swept over, its small size is known only now."""
+        """The job that `words` describe; where the preset is swept over, its small size is known
+        only now."""
         job, base = self._composed(words)
         more = without_sweeps(words_of_scale(base.hydra, [self._parsed(word)[0] for word in words]))
         return self._composed([*more, *words])[0] if more else job
@@ -88,8 +94,8 @@ class Jobs:
         return self._bases[words]
 
     def _with_other_choice(self, words: tuple[str, ...]) -> Base | None:
-        """From a job that differs in the choice of one group, whose node that choice alone makes; None if there is
-        none."""
+        """From a job that differs in the choice of one group, whose node that choice alone makes;
+        None if there is none."""
         for known, base in reversed(self._bases.items()) if self._several else ():
             pairs = [pair for pair in zip(known, words, strict=False) if pair[0] != pair[1]]
             if len(known) == len(words) and len(pairs) == 1 and base.open:
@@ -107,16 +113,27 @@ class Jobs:
 
 
 def _chosen(job: Composed, group: str, choice: str, words: Sequence[str]) -> "Composed | None":
-    """`job` with another choice of `group`; None where more than the group's node would change, where another file or
-    word could change it, and where not all files are of conf/, whose choices are tested to give what Hydra does."""
+    """`job` with another choice of `group`; None where more than the group's node would change,
+    where another file or word could change it, and where not all files are of conf/, whose choices
+    are tested to give what Hydra does."""
     files, before = job.files, job.choices.get(group, "")
     inner = any(re.match(rf"[+~]*{group}[/.@]", word) for word in words)
     if inner or not before or files.folders != (conf_dir(),) or not files.has(group, choice):
         return None
-    others = [(g, name) for g, name in job.choices.items() if g.partition("/")[0] != group and files.has(g, name)]
+    others = [
+        (g, name)
+        for g, name in job.choices.items()
+        if g.partition("/")[0] != group and files.has(g, name)
+    ]
     old, new = files.config(group, before), files.config(group, choice)
-    alone = old.keys() == new.keys() == {group} and not any(group in files.config(*other) for other in others)
-    if not alone or old[group] != job.config[group] or any("${" in text or text == "???" for text in _texts(new)):
+    alone = old.keys() == new.keys() == {group} and not any(
+        group in files.config(*other) for other in others
+    )
+    if (
+        not alone
+        or old[group] != job.config[group]
+        or any("${" in text or text == "???" for text in _texts(new))
+    ):
         return None
     choices: dict[str, str] = {}
     for key, name in job.choices.items():
@@ -130,21 +147,37 @@ def _chosen(job: Composed, group: str, choice: str, words: Sequence[str]) -> "Co
 def _is_value(override: Override) -> bool:
     """Whether it gives a key of a run a plain value."""
     key = override.key_or_group
-    changes = override.is_delete() or override.is_add() or override.is_force_add() or override.is_sweep_override()
-    if changes or override.package is not None or key.partition(".")[0] in ("hydra", *OWN_KEYS) or options(key):
+    changes = (
+        override.is_delete()
+        or override.is_add()
+        or override.is_force_add()
+        or override.is_sweep_override()
+    )
+    if (
+        changes
+        or override.package is not None
+        or key.partition(".")[0] in ("hydra", *OWN_KEYS)
+        or options(key)
+    ):
         return False
     value = override.value()
     return all(_is_plain(item) for item in value) if isinstance(value, list) else _is_plain(value)
 
 
 def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and "${" not in value)
+    return (
+        value is None
+        or isinstance(value, bool | int | float)
+        or (isinstance(value, str) and "${" not in value)
+    )
 
 
 def _is_open(config: DictConfig) -> bool:
     """Whether no value of the job depends on one of its keys, and none is missing."""
     raw: Any = OmegaConf.to_container(config, resolve=False)
-    return not any("${" in VARIABLE.sub("", text) or text == "???" for text in _texts({**raw, "hydra": None}))
+    return not any(
+        "${" in VARIABLE.sub("", text) or text == "???" for text in _texts({**raw, "hydra": None})
+    )
 
 
 def _texts(node: Any) -> list[str]:

@@ -1,5 +1,6 @@
-"""The parts of a config built as a run builds them, before any work: what their constructors say of their values, and
-what one group says of another. Takes time: it imports PyTorch and the modules of all parts."""
+"""The parts of a config built as a run builds them, before any work: what their constructors say of
+their values, and what one group says of another. Takes time: it imports PyTorch and the modules of
+all parts."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -35,12 +36,14 @@ _of_models: dict[tuple[object, str, str], list[Problem]] = {}
 
 
 def check_model(node: Any, form: Form | None) -> None:
-    """Raise `ConfigError` for a model's target, for names and types, and for what its constructor says of its values.
+    """Raise `ConfigError` for a model's target, for names and types, and for what its constructor
+    says of its values.
 
-    `form`: that of the data set, None where it is not known before files are read; the constructor is not called then.
-    It is called on torch's meta device for a model of this package, so that no weights are made. A class of the user's
-    is built as a run builds it, since it may not know that device; one that has a backbone, and a function, may
-    read files of weights and are called by the run alone.
+    `form`: that of the data set, None where it is not known before files are read; the constructor
+    is not called then. It is called on torch's meta device for a model of this package, so that no
+    weights are made. A class of the user's is built as a run builds it, since it may not know that
+    device; one that has a backbone, and a function, may read files of weights and are called by the
+    run alone.
     """
     cls = inspect_node(node, nn.Module, "model")
     own = not cls.__module__.startswith("fedsim.models.")
@@ -56,14 +59,23 @@ def check_model(node: Any, form: Form | None) -> None:
 
 
 def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
-    """Raise `ConfigError` with all problems. `elsewhere`: another machine runs it, and has GPUs of its own."""
+    """Raise `ConfigError` with all problems. `elsewhere`: another machine runs it, and has GPUs of
+    its own."""
     settings, problems = plan.settings, Gathered()
     made = _check_groups(plan, problems)
     problems.run_users(_check_selector, plan, made, problems)
     problems.add(None if elsewhere else _device_problem(settings.device))
     met = settings.client_accuracy != "holdout" or plan.local.holdout_fraction > 0
     remedy = "set local.holdout_fraction=0.2, say, or client_accuracy=labels"
-    problems.add(rule(met, "client_accuracy", settings.client_accuracy, "needs samples that are held out", remedy))
+    problems.add(
+        rule(
+            met,
+            "client_accuracy",
+            settings.client_accuracy,
+            "needs samples that are held out",
+            remedy,
+        )
+    )
     check(*problems.problems)
 
 
@@ -83,31 +95,48 @@ COSTLY = ("model", "selector")
 """Groups whose parts take more than their values to make."""
 OPTIONAL = ("clients", "local_algorithm")
 """Groups that a config may lack: nothing of the kind happens then."""
-IN_PLACE: Mapping[str, tuple[Any, ...]] = {"dataset": (Path(), Path()), "aggregator": (frozenset(),)}
+IN_PLACE: Mapping[str, tuple[Any, ...]] = {
+    "dataset": (Path(), Path()),
+    "aggregator": (frozenset(),),
+}
 """What parts of other groups are passed in place of what they get in a run."""
 
 
 def _check_groups(plan: Plan, problems: Gathered) -> dict[str, Any]:
     """All but the selector; returns the sound parts by group, the simulated clock, too."""
     config = plan.config
-    passed = {**IN_PLACE, "clients": (config["num_clients"], 2, Streams(0))}  # classes are counted in a run
+    passed = {
+        **IN_PLACE,
+        "clients": (config["num_clients"], 2, Streams(0)),
+    }  # classes are counted in a run
     made: dict[str, Any] = {
-        group: problems.run_users(instantiate, config.get(group), base, group, *passed.get(group, ()))
+        group: problems.run_users(
+            instantiate, config.get(group), base, group, *passed.get(group, ())
+        )
         for group, base in BASES.items()
         if group not in COSTLY and (group not in OPTIONAL or config.get(group) is not None)
     }
     dataset = made["dataset"]
-    problems.run_users(check_model, config.get("model"), None if dataset is None else problems.run_users(dataset.form))
+    problems.run_users(
+        check_model,
+        config.get("model"),
+        None if dataset is None else problems.run_users(dataset.form),
+    )
     problems.run_users(inspect_node, config.get("engine"), Backend, "engine")
     if made.get("local_algorithm") is not None:
         problems.add(*_unfit(plan, made["local_algorithm"], made["optimizer"], made["aggregator"]))
     system = config.get("system")
-    made["system"] = None if system is None else problems.run_users(instantiate, system, System, "system")
+    made["system"] = (
+        None if system is None else problems.run_users(instantiate, system, System, "system")
+    )
     return made
 
 
 def _unfit(
-    plan: Plan, algorithm: LocalAlgorithm, optimizer: LocalOptimizer | None, aggregator: Aggregator | None
+    plan: Plan,
+    algorithm: LocalAlgorithm,
+    optimizer: LocalOptimizer | None,
+    aggregator: Aggregator | None,
 ) -> Iterator[Problem | None]:
     """What a local algorithm asks of other groups that these do not have."""
     name, settings, chosen = type(algorithm).__name__, plan.settings, plan.choices.get("aggregator")
@@ -145,14 +174,18 @@ def _check_selector(plan: Plan, made: Mapping[str, Any], problems: Gathered) -> 
     remedy = "choose system=lognormal, say, in every run that is compared with this one"
     met = has_clock or not selector.needs & OF_SYSTEM
     problems.add(rule(met, "system", "none", f"must be a simulated clock for {name}", remedy))
-    problems.add(_unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05))
+    problems.add(
+        _unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05)
+    )
     problems.add(_unmet(Signal.PUBLIC, selector, config.get("server"), "public_samples", 100))
     if made["aggregator"] is not None:
         unfit = made["aggregator"].unfit_for(selector, n if selector.adaptive else k)
         problems.add(*(problem and problem.within("aggregator") for problem in unfit))
 
 
-def _unmet(signal: Signal, selector: Selector, server: Any, key: str, example: float) -> Problem | None:
+def _unmet(
+    signal: Signal, selector: Selector, server: Any, key: str, example: float
+) -> Problem | None:
     value = server.get(key) if isinstance(server, Mapping) else None
     met = signal not in selector.needs or not isinstance(value, int | float) or value > 0
     remedy = f"set it to {example}, say, in every run that is compared with this one"
@@ -164,6 +197,14 @@ def _device_problem(device: str) -> Problem | None:
         return None
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        return Problem("device", device, "needs a CUDA GPU that torch can see", "use device=cpu or device=auto")
+        return Problem(
+            "device", device, "needs a CUDA GPU that torch can see", "use device=cpu or device=auto"
+        )
     there = int(device.partition(":")[2] or 0) < count
-    return rule(there, "device", device, f"torch sees GPUs 0 to {count - 1}", f"use device=cuda:{count - 1}, say")
+    return rule(
+        there,
+        "device",
+        device,
+        f"torch sees GPUs 0 to {count - 1}",
+        f"use device=cuda:{count - 1}, say",
+    )

@@ -1,7 +1,7 @@
 """One run, checked before any work, and the name of its folder.
 
-Names, types and ranges are checked here, without PyTorch, and parts by `fedsim.config.parts`, each time all mistakes of
-every group at once.
+Names, types and ranges are checked here, without PyTorch, and parts by `fedsim.config.parts`, each
+time all mistakes of every group at once.
 """
 
 import hashlib
@@ -16,7 +16,13 @@ import platformdirs
 
 from fedsim.config.build import Gathered, instantiate
 from fedsim.config.declared import mistakes
-from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings, built, with_one_amount_of_work
+from fedsim.config.settings import (
+    CheckpointSettings,
+    LocalSettings,
+    Settings,
+    built,
+    with_one_amount_of_work,
+)
 from fedsim.core.configs import IRRELEVANT, by_meaning
 from fedsim.core.errors import check
 from fedsim.partitions.server_split import ServerSplit
@@ -51,11 +57,14 @@ class Plan:
 
 
 def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
-    """The plan of `config` (plain containers, resolved), whose parts are not built. Raises `ConfigError` with all
-    mistakes in names, types and ranges that show without PyTorch, and with those of trackers."""
+    """The plan of `config` (plain containers, resolved), whose parts are not built. Raises
+    `ConfigError` with all mistakes in names, types and ranges that show without PyTorch, and with
+    those of trackers."""
     config = with_one_amount_of_work(config)
     if config.get("device") == "auto" and _sees_gpu():
-        config["device"] = "cuda"  # in the record and in its hash: a CPU's result is not taken for a GPU's
+        config["device"] = (
+            "cuda"  # in the record and in its hash: a CPU's result is not taken for a GPU's
+        )
     found = Gathered()
     own: Any = [found.run(built, config.get(key) or {}, cls, key) for key, cls in OWN.items()]
     settings: Any = found.run(built, config, Settings, "")
@@ -66,8 +75,14 @@ def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     check(*found.problems)
     local, server, checkpoint = own
     config_hash = hash_config(config)
-    readable = [Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")]
-    folder = settings.output_dir / settings.name / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
+    readable = [
+        Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")
+    ]
+    folder = (
+        settings.output_dir
+        / settings.name
+        / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
+    )
     return Plan(config, choices, settings, local, server, checkpoint, config_hash, folder)
 
 

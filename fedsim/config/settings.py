@@ -1,4 +1,5 @@
-"""The top level of a config: its keys, types and ranges once (here), its values once (conf/config.yaml)."""
+"""The top level of a config: its keys, types and ranges once (here), its values once
+(conf/config.yaml)."""
 
 import re
 from collections.abc import Mapping
@@ -17,14 +18,16 @@ MAX_CLIENTS = 1_000_000
 MAX_ROUNDS = 10_000_000
 """Each leaves a line of some hundred bytes, and is kept in memory."""
 MAX_EPOCHS, MAX_STEPS = 100_000, 1_000_000
-"""Of one client in one round; all its batches are drawn before it begins (`fedsim.engine.schedule`)."""
+"""Of one client in one round; all its batches are drawn before it begins
+(`fedsim.engine.schedule`)."""
 MAX_NAME = 255
 """Bytes of a folder's name, on nearly all file systems."""
 
 
 @parameters
 class Settings:
-    """Scalars of the run; each group is a mapping that `fedsim.config.build` turns into an object."""
+    """Scalars of the run; each group is a mapping that `fedsim.config.build` turns into an
+    object."""
 
     name: str
     seed: CountOrZero
@@ -58,21 +61,29 @@ class Settings:
 
     def problems(self) -> Problems:
         name, n, k, device = self.name, self.num_clients, self.cohort_size, self.device
-        characters = f"1 to {MAX_NAME} bytes that can be printed, none of " + '/ \\ : * ? " < > | and no dot in front'
-        allowed = name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
+        characters = (
+            f"1 to {MAX_NAME} bytes that can be printed, none of "
+            + '/ \\ : * ? " < > | and no dot in front'
+        )
+        allowed = (
+            name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
+        )
         sound = allowed and 1 <= len(name.encode()) <= MAX_NAME
         yield rule(sound, "name", name, "must be usable as a folder's name", characters)
         known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is not None
         number = "cuda:1 is the second GPU"
-        yield rule(known, "device", device, "must be one of auto, cpu, cuda or cuda:<number>", number)
+        yield rule(
+            known, "device", device, "must be one of auto, cpu, cuda or cuda:<number>", number
+        )
         remedy = "selector=full takes all clients whatever cohort_size is"
         yield rule(k <= n or n < 1, "cohort_size", k, f"must lie in [1, num_clients={n}]", remedy)
 
 
 @parameters
 class CheckpointSettings:
-    """How often a run is saved: every so many rounds; `auto`: at most every 5 s and 1 % of the time; None: on a signal
-    only. `other_code`: it goes on although the code of the user's classes has changed since."""
+    """How often a run is saved: every so many rounds; `auto`: at most every 5 s and 1 % of the
+    time; None: on a signal only. `other_code`: it goes on although the code of the user's classes
+    has changed since."""
 
     every: Count | Literal["auto"] | None
     other_code: bool
@@ -94,7 +105,9 @@ class LocalSettings:
         yield rule(one, "epochs", self.epochs, both, "set local.epochs=1")
         held_out = self.evaluate_on == "train" or self.holdout_fraction > 0
         remedy = "set local.holdout_fraction=0.2, say"
-        yield rule(held_out, "evaluate_on", self.evaluate_on, "needs samples that are held out", remedy)
+        yield rule(
+            held_out, "evaluate_on", self.evaluate_on, "needs samples that are held out", remedy
+        )
 
 
 def built(values: Any, cls: type[T], key: str) -> T:
@@ -106,7 +119,8 @@ def built(values: Any, cls: type[T], key: str) -> T:
 
 
 def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`local.steps`, where given, takes the place of `local.epochs`; the record says which one was used."""
+    """`local.steps`, where given, takes the place of `local.epochs`; the record says which one was
+    used."""
     local = config.get("local")
     if isinstance(local, Mapping) and local.get("steps") is not None:
         local = {**local, "epochs": None}

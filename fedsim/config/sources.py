@@ -14,7 +14,8 @@ from fedsim.core.errors import Problem, check, rule
 
 
 class CheckedFolder(ConfigSource):
-    """A folder of YAML files (`checked://<folder>`), none of them outside of it, and none too large to work on."""
+    """A folder of YAML files (`checked://<folder>`), none of them outside of it, and none too large
+    to work on."""
 
     @staticmethod
     def scheme() -> str:
@@ -28,8 +29,12 @@ class CheckedFolder(ConfigSource):
         header = ConfigSource._get_header_dict(text[:512])
         content = parsed(path, text)
         if "defaults" in content:
-            content = content | {"defaults": on_search_path().defaults(content, config_path.rpartition("/")[0])}
-        return ConfigResult(self.provider, f"checked://{self.path}", OmegaConf.create(content), header)
+            content = content | {
+                "defaults": on_search_path().defaults(content, config_path.rpartition("/")[0])
+            }
+        return ConfigResult(
+            self.provider, f"checked://{self.path}", OmegaConf.create(content), header
+        )
 
     def available(self) -> bool:
         return Path(self.path).is_dir()
@@ -46,7 +51,9 @@ class CheckedFolder(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> "list[str]":
         found: list[str] = []
         for entry in self._inside(config_path).iterdir():
-            self._list_add_result(found, str(Path(config_path) / entry.name), entry.name, results_filter)
+            self._list_add_result(
+                found, str(Path(config_path) / entry.name), entry.name, results_filter
+            )
         return sorted(set(found))
 
     def _file(self, config_path: str) -> Path:
@@ -64,16 +71,26 @@ def loader() -> Any:
 
 
 def on_search_path() -> ChoiceFiles:
-    """The choices that Hydra composes from now. To be called inside `fedsim.config.compose.search_path`."""
+    """The choices that Hydra composes from now. To be called inside
+    `fedsim.config.compose.search_path`."""
     sources = loader().repository.get_sources()
-    return ChoiceFiles([Path(source.path) for source in sources if isinstance(source, CheckedFolder)])
+    return ChoiceFiles(
+        [Path(source.path) for source in sources if isinstance(source, CheckedFolder)]
+    )
 
 
 def hidden_files(folder: Path, primary: Path) -> list[Problem]:
-    """Files of `folder` (--config-dir) that Hydra would never read, because `primary` has others of the same names."""
+    """Files of `folder` (--config-dir) that Hydra would never read, because `primary` has others of
+    the same names."""
     names = [path.relative_to(primary) for path in sorted(primary.rglob("*.yaml"))]
     return [
-        Problem("--config-dir", str(folder / name), f"is hidden by {primary / name}, which differs", "rename it")
+        Problem(
+            "--config-dir",
+            str(folder / name),
+            f"is hidden by {primary / name}, which differs",
+            "rename it",
+        )
         for name in names
-        if (folder / name).is_file() and not filecmp.cmp(folder / name, primary / name, shallow=False)
+        if (folder / name).is_file()
+        and not filecmp.cmp(folder / name, primary / name, shallow=False)
     ]

@@ -1,10 +1,12 @@
-"""What a config may name and hold: modules that it may have imported, and values that fit a constructor's annotations.
+"""What a config may name and hold: modules that it may have imported, and values that fit a
+constructor's annotations.
 
-An import runs a module. The user's own modules are imported from where Python finds them (the working folder,
-PYTHONPATH); Python's own and installed packages are not, unless they say that they are made for fedsim.
+An import runs a module. The user's own modules are imported from where Python finds them (the
+working folder, PYTHONPATH); Python's own and installed packages are not, unless they say that they
+are made for fedsim.
 
-Annotations are just those that hyper-parameters use. pydantic does not do instead: even its strict mode takes true and
-1.0 for `Literal[1]`.
+Annotations are just those that hyper-parameters use. pydantic does not do instead: even its strict
+mode takes true and 1.0 for `Literal[1]`.
 """
 
 import sys
@@ -46,8 +48,9 @@ def not_imported(module: str) -> str | None:
 
 
 def find_in_working_folder() -> None:
-    """Have Python look for modules in the working folder, too, after all other places: for a class of the user's, and
-    not before, as what fedsim's own imports look for in vain must not be found there."""
+    """Have Python look for modules in the working folder, too, after all other places: for a class
+    of the user's, and not before, as what fedsim's own imports look for in vain must not be found
+    there."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
 
@@ -59,7 +62,13 @@ def _is_installed(package: str) -> bool:
         spec = find_spec(package)
     except (ImportError, ValueError):
         return False
-    places = () if spec is None else [spec.origin] if spec.origin else spec.submodule_search_locations or ()
+    places = (
+        ()
+        if spec is None
+        else [spec.origin]
+        if spec.origin
+        else spec.submodule_search_locations or ()
+    )
     return any(in_installed_folder(Path(place)) for place in places)
 
 
@@ -85,13 +94,20 @@ LARGEST_INTEGER = 2**63 - 1
 """NumPy and torch count in 64 bits."""
 UNIONS = (Union, types.UnionType)
 _NAMES: Mapping[Any, str] = {
-    **{int: "an integer", float: "a number", bool: "true or false", str: "a string", type(None): "null"},
+    **{
+        int: "an integer",
+        float: "a number",
+        bool: "true or false",
+        str: "a string",
+        type(None): "null",
+    },
     **{dict: "a mapping", Path: "a path (~ and $HOME are known, other names are not)"},
 }
 
 
 def conform(value: Any, hint: Any) -> Any:
-    """`value` as `hint` wants it (an int where a float is asked for becomes one); TypeError if it does not fit."""
+    """`value` as `hint` wants it (an int where a float is asked for becomes one); TypeError if it
+    does not fit."""
     origin, args = get_origin(hint), get_args(hint)
     if origin in UNIONS:
         for one in args:
@@ -99,7 +115,11 @@ def conform(value: Any, hint: Any) -> Any:
                 return conform(value, one)
     if origin is Literal and any(value == a and type(value) is type(a) for a in args):
         return value
-    if origin in (list, tuple, Sequence) and isinstance(value, Sequence) and not isinstance(value, str):
+    if (
+        origin in (list, tuple, Sequence)
+        and isinstance(value, Sequence)
+        and not isinstance(value, str)
+    ):
         each = args if origin is tuple and args[-1] is not ... else [args[0]] * len(value)
         if len(each) != len(value):
             raise TypeError

@@ -1,8 +1,9 @@
 """The user's code in a run: the source that the classes of a config need, as a hash of each module.
 
-Of a module counts what a class needs there: the statements that bind the names that it uses, what these use in turn,
-and statements that bind no name, such as calls. Comments, docstrings and layout do not count. What is imported from
-other modules of the user's counts in the same way, and nothing of fedsim or of installed packages.
+Of a module counts what a class needs there: the statements that bind the names that it uses, what
+these use in turn, and statements that bind no name, such as calls. Comments, docstrings and layout
+do not count. What is imported from other modules of the user's counts in the same way, and nothing
+of fedsim or of installed packages.
 """
 
 import ast
@@ -26,12 +27,13 @@ Uses = set[tuple[str, str]]
 Statement = tuple[set[str], Uses, str]
 """A statement at the top of a module: the names that it binds, what it uses, and its text."""
 _parsed: dict[str, tuple[ModuleSpec, list[Statement]]] = {}
-"""Modules as they were when they were imported: what is edited later does not reach this process."""
+"""Modules as they were when they were imported: what is edited later does not reach this
+process."""
 
 
 def user_code(config: Mapping[str, Any]) -> str | None:
-    """Each module of the user's that the classes of a config need, with a hash of what they need there, such as
-    `helpers 8c01..., my_lab 3f2a...`; None if there is none."""
+    """Each module of the user's that the classes of a config need, with a hash of what they need
+    there, such as `helpers 8c01..., my_lab 3f2a...`; None if there is none."""
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
     uses = re.findall(r'"_target_": "([^"]+)\.(\w+)"', json.dumps(relevant, default=str))
     needed: dict[str, dict[int, str]] = {}
@@ -51,8 +53,8 @@ def user_code(config: Mapping[str, Any]) -> str | None:
 
 
 def changed_since(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The modules of the user's that have changed since a run of `config` with this summary; empty if none has, or if
-    that is not known."""
+    """The modules of the user's that have changed since a run of `config` with this summary; empty
+    if none has, or if that is not known."""
     before = summary.get("code")
     if not isinstance(before, str) or not (now := user_code(config)):
         return ""
@@ -66,13 +68,18 @@ def is_users(module: str) -> bool:
 
 
 def _statements(module: str) -> list[Statement]:
-    """The statements of a module of the user's; none of another one, or of one that cannot be read."""
+    """The statements of a module of the user's; none of another one, or of one that cannot be
+    read."""
     if not is_users(module):
         return []
     find_in_working_folder()
-    with suppress(Exception, SystemExit):  # the packages around it are imported, which may raise anything
+    with suppress(
+        Exception, SystemExit
+    ):  # the packages around it are imported, which may raise anything
         spec = find_spec(module)
-        if spec is not None and (module not in _parsed or _parsed[module][0] is not spec):  # as after a reload
+        if spec is not None and (
+            module not in _parsed or _parsed[module][0] is not spec
+        ):  # as after a reload
             _parsed[module] = spec, _parse(spec)
         return [] if spec is None else _parsed[module][1]
     return []
@@ -81,7 +88,9 @@ def _statements(module: str) -> list[Statement]:
 def _parse(spec: ModuleSpec) -> list[Statement]:
     """The statements of a module, without those that run only where it is the program."""
     statements = []
-    for statement in _WithoutTexts().visit(ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))).body:
+    for statement in (
+        _WithoutTexts().visit(ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))).body
+    ):
         names: set[str] = set()
         uses: Uses = set()
         for node in ast.walk(statement):

@@ -1,4 +1,5 @@
-"""The words behind `fedsim`: Hydra's flags, in any order, and overrides (`key=value`), with the jobs of a sweep."""
+"""The words behind `fedsim`: Hydra's flags, in any order, and overrides (`key=value`), with the
+jobs of a sweep."""
 
 import math
 import os
@@ -29,7 +30,8 @@ from fedsim.core.errors import ConfigError, Problem, check, rule
 
 
 def read(argv: Sequence[str]) -> Namespace:
-    """The command line, one attribute an argument. Exits with code 2 and the usage where it cannot be read."""
+    """The command line, one attribute an argument. Exits with code 2 and the usage where it cannot
+    be read."""
     parser = get_args_parser()
     parser.prog = "fedsim"
     args, unread = parser.parse_known_intermixed_args(argv)  # flags may stand behind overrides
@@ -41,20 +43,24 @@ def read(argv: Sequence[str]) -> Namespace:
     if args.resolve and not args.cfg:
         parser.error("--resolve goes with --cfg")
     if args.config_path is not None:
-        args.config_path = str(Path(args.config_path).resolve())  # Hydra would look beside its caller's file
+        args.config_path = str(
+            Path(args.config_path).resolve()
+        )  # Hydra would look beside its caller's file
     return args
 
 
 def _no_option(word: str) -> Problem:
     """The problem of `--num-rounds=5`, or of `--num-rounds` before 5."""
     key, _, value = word.lstrip("-").partition("=")
-    remedy = f"values of the config are set without dashes: {key.replace('-', '_')}={value or '...'}"
+    remedy = (
+        f"values of the config are set without dashes: {key.replace('-', '_')}={value or '...'}"
+    )
     return Problem(word, ..., "is not an option", remedy)
 
 
 def read_words(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
-    """The options of a command with a `parser` of its own, and the words of an experiment beside them. Exits with code
-    2 and the command's usage where they ask Hydra a question."""
+    """The options of a command with a `parser` of its own, and the words of an experiment beside
+    them. Exits with code 2 and the command's usage where they ask Hydra a question."""
     options, rest = parser.parse_known_args(argv)
     args = read(rest)
     if asks_hydra(args) or args.experimental_rerun:
@@ -68,24 +74,36 @@ def asks_hydra(args: Namespace) -> bool:
 
 
 def for_hydra(args: Namespace, implied: Sequence[str] = ()) -> list[str]:
-    """The command line as Hydra reads it: flags first, then `implied` overrides, then those that were given."""
+    """The command line as Hydra reads it: flags first, then `implied` overrides, then those that
+    were given."""
     given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
     overrides = given.pop("overrides", [])
-    flags = [[f"--{name.replace('_', '-')}", *([] if value is True else [value])] for name, value in given.items()]
+    flags = [
+        [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
+        for name, value in given.items()
+    ]
     return [*chain.from_iterable(flags), *implied, *overrides]
 
 
 def flags_of(args: Namespace) -> list[str]:
     """Where configs are composed from, as words."""
-    return for_hydra(Namespace(**{name: getattr(args, name) for name in ("config_path", "config_dir", "config_name")}))
+    return for_hydra(
+        Namespace(
+            **{name: getattr(args, name) for name in ("config_path", "config_dir", "config_name")}
+        )
+    )
 
 
 def plugins() -> Plugins:
-    """Hydra's registry of plugins. Its first call in a process imports every folder `hydra_plugins` on Python's path;
-    not the working folder's, where files may be a stranger's, unless PYTHONPATH names it. A plugin for submitit is not
-    asked: conf/ has our own launchers of its names."""
+    """Hydra's registry of plugins. Its first call in a process imports every folder `hydra_plugins`
+    on Python's path; not the working folder's, where files may be a stranger's, unless PYTHONPATH
+    names it. A plugin for submitit is not asked: conf/ has our own launchers of its names."""
     before, here = sys.path[:], Path.cwd()
-    wanted = {Path(folder).resolve() for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder}
+    wanted = {
+        Path(folder).resolve()
+        for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if folder
+    }
     sys.path[:] = [folder for folder in before if here in wanted or Path(folder).resolve() != here]
     try:
         found = Plugins.instance()
@@ -98,13 +116,16 @@ def plugins() -> Plugins:
 
 def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     """`words` without shorthands: `selector=gpfl selector.alpha=0,1` is `selector/exploration=fixed
-    selector.exploration.value=0,1`. Others than selectors that have the group may have such a key of their own."""
+    selector.exploration.value=0,1`. Others than selectors that have the group may have such a key
+    of their own."""
     words = list(map(meant, words))
     given = dict(word.partition("=")[::2] for word in words)
     if SHORTHANDS.keys().isdisjoint(given):
         return words
     presets = [name for name in given.get("preset", "").split(",") if name in files.names("preset")]
-    names = given.get("selector", ",".join(files.made("preset", name).get("selector", "") for name in presets))
+    names = given.get(
+        "selector", ",".join(files.made("preset", name).get("selector", "") for name in presets)
+    )
     chosen = [name for name in names.split(",") if name in files.names("selector")]
     groups = {group for name in chosen for group in files.made("selector", name)}
     if SHORTHANDS.keys() <= given.keys() and "selector/exploration" in groups:
@@ -136,7 +157,15 @@ MAX_WORD = 4_000
 """Characters of one override; the time that Hydra's parser takes grows with their square."""
 MAX_NESTING = 20
 """Brackets in brackets of one override."""
-BAD_INPUT = (HydraException, OmegaConfBaseException, YAMLError, RecursionError, ValueError, TypeError, KeyError)
+BAD_INPUT = (
+    HydraException,
+    OmegaConfBaseException,
+    YAMLError,
+    RecursionError,
+    ValueError,
+    TypeError,
+    KeyError,
+)
 """What Hydra raises for bad input."""
 
 
@@ -149,10 +178,13 @@ def parse(words: Sequence[str]) -> list[Override]:
 
 
 def parse_one(word: str) -> Override:
-    """The override that `word` is; `glob(...)` is of the choices of its group, if Hydra is ready to compose."""
+    """The override that `word` is; `glob(...)` is of the choices of its group, if Hydra is ready to
+    compose."""
     if len(word) > MAX_WORD:
         text = f"must have at most {MAX_WORD} characters"
-        raise ConfigError([Problem(f"{word[:60]}...", ..., text, "put it into a file of --config-dir")])
+        raise ConfigError(
+            [Problem(f"{word[:60]}...", ..., text, "put it into a file of --config-dir")]
+        )
     depth = max(accumulate((c in "[{(") - (c in ")}]") for c in word), default=0)
     check(rule(depth <= MAX_NESTING, word.partition("=")[0], ..., "is nested too deeply"))
     try:
@@ -164,11 +196,17 @@ def parse_one(word: str) -> Override:
 
 
 def single_values(words: Sequence[str]) -> dict[str, Any]:
-    """Return the value that each word gives to a key. Raises `ConfigError` for words that do not give one."""
+    """Return the value that each word gives to a key. Raises `ConfigError` for words that do not
+    give one."""
     parsed = parse(words)
-    text, remedy = "must give one value to a key of the run", "write key=value, and quote a text that has a comma"
+    text, remedy = (
+        "must give one value to a key of the run",
+        "write key=value, and quote a text that has a comma",
+    )
     for word, override in zip(words, parsed, strict=True):
-        check(rule(word[0] not in "+~" and not override.is_sweep_override(), word, ..., text, remedy))
+        check(
+            rule(word[0] not in "+~" and not override.is_sweep_override(), word, ..., text, remedy)
+        )
     return {override.key_or_group: override.value() for override in parsed}
 
 
@@ -183,7 +221,11 @@ def _unreadable(word: str) -> Problem:
         text = "has a blank or the end of a line at its beginning or end"
         return Problem(key[:200], value[:200], text, f"leave that out: {shlex.quote(bare)}")
     if not re.fullmatch(r"[+~]*[\w$-]+([./@:][\w$-]+)*", key, re.ASCII):
-        return Problem(key[:200], value[:200], "is not a key: names of letters, digits and _, with dots between them")
+        return Problem(
+            key[:200],
+            value[:200],
+            "is not a key: names of letters, digits and _, with dots between them",
+        )
     character = re.search(r"[^\w/\\+.$%*@?|: \t-]", value, re.ASCII)
     text = f"has {character[0]!r} outside of quotes" if character else "is no value"
     remedy = f"quote it for fedsim, and once more for the shell: {quoted(key, value)}"
@@ -201,7 +243,9 @@ def quoted(key: str, value: str) -> str:
 def options(group: str) -> list[str]:
     """The choices of a config group, [] where there is no such group."""
     known = loader() if group else None
-    return [] if known is None else list(known.repository.get_group_options(group, ObjectType.CONFIG))
+    return (
+        [] if known is None else list(known.repository.get_group_options(group, ObjectType.CONFIG))
+    )
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
@@ -211,12 +255,21 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 def without_sweeps(words: Sequence[str]) -> list[str]:
     """Those of one value."""
-    return [word for word, override in zip(words, parse(words), strict=True) if not override.is_sweep_override()]
+    return [
+        word
+        for word, override in zip(words, parse(words), strict=True)
+        if not override.is_sweep_override()
+    ]
 
 
 def without_choice(override: Override) -> bool:
     """Whether it is `group=null`, which Hydra writes as `~group`."""
-    plain = not (override.is_delete() or override.is_add() or override.is_force_add() or override.is_sweep_override())
+    plain = not (
+        override.is_delete()
+        or override.is_add()
+        or override.is_force_add()
+        or override.is_sweep_override()
+    )
     return plain and override.value() is None and bool(options(override.key_or_group))
 
 
@@ -231,15 +284,26 @@ def key_of(override: Override) -> str:
 
 
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """The jobs of a sweep: every combination of the values, the last key's changing fastest. A later override replaces
-    an earlier one of the same key. Raises `ConfigError` for more than `MAX_JOBS`."""
+    """The jobs of a sweep: every combination of the values, the last key's changing fastest. A
+    later override replaces an earlier one of the same key. Raises `ConfigError` for more than
+    `MAX_JOBS`."""
     axes = {
-        o.get_key_element().lstrip("~" if options(o.key_or_group) else ""): list(islice(values_of(o), MAX_JOBS + 1))
+        o.get_key_element().lstrip("~" if options(o.key_or_group) else ""): list(
+            islice(values_of(o), MAX_JOBS + 1)
+        )
         for o in overrides
     }
     swept = ", ".join(key for key, values in axes.items() if len(values) > 1)
     few = math.prod(map(len, axes.values())) <= MAX_JOBS
-    check(rule(few, swept, ..., f"must make at most {MAX_JOBS} jobs", "split the sweep into several commands"))
+    check(
+        rule(
+            few,
+            swept,
+            ...,
+            f"must make at most {MAX_JOBS} jobs",
+            "split the sweep into several commands",
+        )
+    )
     return [list(words) for words in product(*axes.values())]
 
 
@@ -267,7 +331,10 @@ def values_of(override: Override) -> Iterator[str]:
         yield f"{key}={word}"
     if not given:
         known = ", ".join(options(override.key_or_group))
-        refuse("has no values", f"known here: {known}" if known else "range(start,stop,step) ends before stop")
+        refuse(
+            "has no values",
+            f"known here: {known}" if known else "range(start,stop,step) ends before stop",
+        )
 
 
 def typed_in(override: Override) -> str:
@@ -276,5 +343,7 @@ def typed_in(override: Override) -> str:
 
 def first_line(error: BaseException) -> str:
     """What a library's error says, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
+        type(error).__name__
+    ]
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

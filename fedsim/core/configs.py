@@ -10,7 +10,8 @@ SEEDS = ("seed", "partition_seed", "init_seed")
 
 
 IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker")
-"""Top-level keys that cannot change a result; all others are in the hash that names a run's folder."""
+"""Top-level keys that cannot change a result; all others are in the hash that names a run's
+folder."""
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -18,29 +19,44 @@ SHORTHANDS = {
     "selector.alpha": ("selector/exploration", "fixed", "selector.exploration.value"),
     "selector.rho": ("selector/exploration", "", "selector.exploration.rho"),
 }
-"""Keys by a paper's symbols: each with the group in which it lies, the choice to be made there, if any, and the key."""
+"""Keys by a paper's symbols: each with the group in which it lies, the choice to be made there, if
+any, and the key."""
 
 
 def by_meaning(node: Any) -> Any:
     """A copy of a config (plain containers) that differs only where results can.
 
-    Classes of fedsim are told by their names alone, so that moving code changes no hash, and what is null is left out,
-    so that a key that comes later, null where nothing changes, changes none either.
+    Classes of fedsim are told by their names alone, so that moving code changes no hash, and what
+    is null is left out, so that a key that comes later, null where nothing changes, changes none
+    either.
     """
     if isinstance(node, Mapping):
-        return {k: _class_name(v) if k == "_target_" else by_meaning(v) for k, v in node.items() if v is not None}
+        return {
+            k: _class_name(v) if k == "_target_" else by_meaning(v)
+            for k, v in node.items()
+            if v is not None
+        }
     return [by_meaning(item) for item in node] if isinstance(node, list) else node
 
 
 def _class_name(target: Any) -> Any:
-    return target.rpartition(".")[2] if isinstance(target, str) and target.startswith("fedsim.") else target
+    return (
+        target.rpartition(".")[2]
+        if isinstance(target, str) and target.startswith("fedsim.")
+        else target
+    )
 
 
 def flat(node: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of nested mappings with their dotted keys: `optimizer.lr`, 0.1. An empty mapping has none."""
+    """The leaves of nested mappings with their dotted keys: `optimizer.lr`, 0.1. An empty mapping
+    has none."""
     found: list[tuple[str, Any]] = []
     for key, value in node.items():
-        found += flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else [(f"{prefix}{key}", value)]
+        found += (
+            flat(value, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else [(f"{prefix}{key}", value)]
+        )
     return found
 
 
@@ -63,7 +79,9 @@ def all_keys(values: Mapping[str, Any]) -> Iterator[str]:
 
 def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """As Hydra composes: mappings key by key, everything else as a whole."""
-    in_both = [k for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)]
+    in_both = [
+        k for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
+    ]
     return {**base, **own, **{k: merged(base[k], own[k]) for k in in_both}}
 
 

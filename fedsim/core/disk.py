@@ -1,4 +1,5 @@
-"""Whether folders can be read and written, and files written completely or not at all, never through a link."""
+"""Whether folders can be read and written, and files written completely or not at all, never
+through a link."""
 
 import errno
 import os
@@ -16,7 +17,8 @@ from fedsim.core.errors import Problem
 
 
 def conf_dir() -> Path:
-    """The shipped conf/: beside the package in a checkout, inside it when installed from a wheel."""
+    """The shipped conf/: beside the package in a checkout, inside it when installed from a
+    wheel."""
     package = Path(__file__).parents[1]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
@@ -35,7 +37,8 @@ def may_name(variable: str) -> bool:
 
 
 def user_path(text: str | Path) -> Path:
-    """Return the path that a user has written, with `~` and the variables of configs replaced as by a shell."""
+    """Return the path that a user has written, with `~` and the variables of configs replaced as by
+    a shell."""
     known = {name: value for name, value in os.environ.items() if may_name(name)}
     return Path(os.path.expanduser(Template(str(text)).safe_substitute(known)))  # noqa: PTH111, Path's own raises
 
@@ -46,8 +49,8 @@ def memory_of_machine() -> int:
 
 
 def room_problem(key: str, folder: Path, need: int) -> Problem | None:
-    """The problem of a `folder` to be made or written that has no room for `need` bytes, or None. It is tried out:
-    permissions say little for the superuser and for network file systems."""
+    """The problem of a `folder` to be made or written that has no room for `need` bytes, or None.
+    It is tried out: permissions say little for the superuser and for network file systems."""
     place, needed = folder, f"need {need / 1e6:.1f} MB"
     try:
         place = existing_folder(folder)
@@ -64,12 +67,16 @@ def room_problem(key: str, folder: Path, need: int) -> Problem | None:
 
 
 def existing_folder(folder: Path) -> Path:
-    """`folder`, or the nearest one above it that is there. Raises OSError where one may not be looked into."""
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    """`folder`, or the nearest one above it that is there. Raises OSError where one may not be
+    looked into."""
+    return next(
+        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
+    )
 
 
 def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Problem | None:
-    """The problem of a `folder`, or of one of those `below` it, that is there but cannot be read; or None."""
+    """The problem of a `folder`, or of one of those `below` it, that is there but cannot be read;
+    or None."""
     for place in (folder, *below):
         try:
             with os.scandir(place):
@@ -79,7 +86,9 @@ def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Probl
                 return Problem(key, str(folder), "is no folder", f"choose another one with {key}")
         except OSError as error:
             told = f"cannot read {place} ({error.strerror or error})"
-            return Problem(key, str(folder), told, f"choose another folder with {key}, or permit it")
+            return Problem(
+                key, str(folder), told, f"choose another folder with {key}, or permit it"
+            )
     return None
 
 
@@ -97,7 +106,9 @@ def read_regular(path: Path, most: int) -> bytes:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than the {most:,} that are read", str(path))
+            raise OSError(
+                errno.EFBIG, f"has {size:,} bytes, more than the {most:,} that are read", str(path)
+            )
         return file.read(size)
 
 
@@ -108,9 +119,12 @@ def _no_wait(name: str, flags: int) -> int:
 def write_atomically(
     path: Path, content: bytes | bytearray, keep_as: Path | None = None, *, alone: bool = True
 ) -> None:
-    """Write a file completely or not at all, and not through a link. `keep_as`: where the file goes that was there
-    before. `alone`: whether no other process writes this file at the same time. Raises OSError."""
-    temporary = path.with_name(f"{path.name}.tmp" if alone else f"{path.name}.{os.urandom(8).hex()}.tmp")
+    """Write a file completely or not at all, and not through a link. `keep_as`: where the file goes
+    that was there before. `alone`: whether no other process writes this file at the same time.
+    Raises OSError."""
+    temporary = path.with_name(
+        f"{path.name}.tmp" if alone else f"{path.name}.{os.urandom(8).hex()}.tmp"
+    )
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:
@@ -130,15 +144,18 @@ STALE_SECONDS = 3600.0
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their names below `folder`, which is made, each completely or not at all. Other processes may
-    write the same files. Raises OSError, also where a folder on the way is a link."""
+    """Write files by their names below `folder`, which is made, each completely or not at all.
+    Other processes may write the same files. Raises OSError, also where a folder on the way is a
+    link."""
     for name, content in files.items():
         path = folder / name
         for place in (folder, path.parent):
             if place.is_symlink():
                 raise OSError(errno.ELOOP, f"{place} is a link")
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.tmp"):  # by a process that was killed
+        for left in path.parent.glob(
+            f"{path.name}.{'[0-9a-f]' * 16}.tmp"
+        ):  # by a process that was killed
             with suppress(FileNotFoundError):
                 if time.time() - left.stat().st_mtime > STALE_SECONDS:
                     left.unlink()
@@ -180,6 +197,7 @@ REMEDIES = {
 
 
 def unwritable(key: str, path: Path, error: OSError) -> str:
-    """What to say of a file that cannot be written below the folder, or at the path, that `key` names."""
+    """What to say of a file that cannot be written below the folder, or at the path, that `key`
+    names."""
     remedy = REMEDIES.get(error.errno or 0, "permit it or choose another")
     return f"{key}: cannot write {path} ({error.strerror or error}); {remedy} {key}"

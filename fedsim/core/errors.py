@@ -1,4 +1,5 @@
-"""Errors for users, each of which names the config key, its value, the violated rule and a remedy; their words."""
+"""Errors for users, each of which names the config key, its value, the violated rule and a remedy;
+their words."""
 
 import math
 import os
@@ -13,7 +14,8 @@ LARGEST = (2 - 2**-23) * 2.0**127
 
 @dataclass(frozen=True)
 class Problem:
-    """A violated rule. `key` is relative to the object that checks it; `within` adds the config group's name."""
+    """A violated rule. `key` is relative to the object that checks it; `within` adds the config
+    group's name."""
 
     key: str
     value: Any
@@ -92,14 +94,16 @@ def _finite(value: float) -> str:
     return "must be finite in float32 and " if math.isfinite(value) else "must be finite and "
 
 
-def between(key: str, value: float, low: float, high: float, *, open_high: bool = False) -> Problem | None:
+def between(
+    key: str, value: float, low: float, high: float, *, open_high: bool = False
+) -> Problem | None:
     holds = low <= value < high if open_high else low <= value <= high
     return rule(holds, key, value, f"must lie in [{low:g}, {high:g}{')' if open_high else ']'}")
 
 
 def printable(text: str) -> str:
-    """`text` in one line; a character that cannot be printed as its escape sequence (`\\x1b`), so that no control
-    character of a config or a file reaches a terminal, a page or a table."""
+    """`text` in one line; a character that cannot be printed as its escape sequence (`\\x1b`), so
+    that no control character of a config or a file reaches a terminal, a page or a table."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
@@ -119,12 +123,14 @@ TOLERANCE = 1e-9
 
 
 def floor(value: float) -> int:
-    """The integer below `value`, or `value` where it lies within 1e-9 below an integer: floor(.29 * 100) is 29."""
+    """The integer below `value`, or `value` where it lies within 1e-9 below an integer: floor(.29 *
+    100) is 29."""
     return math.floor(value + TOLERANCE)
 
 
 def ceil(value: float) -> int:
-    """The integer above `value`, or `value` where it lies within 1e-9 above one: ceil(1.1 * 100 / 10) is 11."""
+    """The integer above `value`, or `value` where it lies within 1e-9 above one: ceil(1.1 * 100 /
+    10) is 11."""
     return math.ceil(value - TOLERANCE)
 
 

@@ -1,8 +1,8 @@
-"""Arithmetic that is the same on every processor: sums, products and log-probabilities on a CPU in a fixed order (on a
-GPU as torch has them).
+"""Arithmetic that is the same on every processor: sums, products and log-probabilities on a CPU in
+a fixed order (on a GPU as torch has them).
 
-exp, log, arccos and powers in float64 are within 2 units in the last place (power: 2 for each unit of its logarithm's
-size).
+exp, log, arccos and powers in float64 are within 2 units in the last place (power: 2 for each unit
+of its logarithm's size).
 """
 
 import functools
@@ -27,7 +27,12 @@ _STEP_LOW = 4.444912105723013e-13  # and what is missing
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 # of fdlibm (Sun Microsystems, 1993): log(1 + f) and arcsin(x)
 _LOG = (
-    *(6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01),
+    *(
+        6.666666666666735130e-01,
+        3.999999999940941908e-01,
+        2.857142874366239149e-01,
+        2.222219843214978396e-01,
+    ),
     *(1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01),
 )
 _ARCSIN = (
@@ -57,7 +62,8 @@ def _in_blocks(function: Callable[[Floats], Floats]) -> Callable[[Any], Any]:
 
 
 def power(x: Any, exponent: float) -> Any:
-    """x^exponent of an array of numbers >= 0, or of one: by products and a root for half-integer exponents up to 8."""
+    """x^exponent of an array of numbers >= 0, or of one: by products and a root for half-integer
+    exponents up to 8."""
     x, doubled = np.asarray(x, np.float64), 2 * exponent
     if not (doubled == int(doubled) and 0 < doubled <= 16):
         return exp(exponent * log(x))
@@ -68,7 +74,8 @@ def power(x: Any, exponent: float) -> Any:
 
 
 def _powers_of_two() -> Floats:
-    """2^(j / 2^12) for j = 0..2^12 - 1, rounded correctly: from roots of roots of 2, in 120 bits."""
+    """2^(j / 2^12) for j = 0..2^12 - 1, rounded correctly: from roots of roots of 2, in 120
+    bits."""
     one = 1 << 120
     root, table = 2 * one, [one]
     for _ in range(_BITS):
@@ -115,7 +122,8 @@ def _power_of_two(n: NDArray[np.int64]) -> Floats:
 
 @_in_blocks
 def log(x: Floats) -> Floats:
-    """The natural logarithm, -inf of 0, nan below: k ln 2 + log(1 + f) with 1 + f between the roots of 1/2 and 2."""
+    """The natural logarithm, -inf of 0, nan below: k ln 2 + log(1 + f) with 1 + f between the roots
+    of 1/2 and 2."""
     mantissa, exponent = np.frexp(x)
     low = mantissa < math.sqrt(0.5)
     f, k = np.where(low, 2 * mantissa, mantissa) - 1, (exponent - low).astype(np.float64)
@@ -128,12 +136,15 @@ def log(x: Floats) -> Floats:
 
 @_in_blocks
 def arccos(x: Floats) -> Floats:
-    """The angle in radians: pi / 2 - arcsin(x) in the middle, else twice the arcsin of the root of (1 - |x|) / 2."""
+    """The angle in radians: pi / 2 - arcsin(x) in the middle, else twice the arcsin of the root of
+    (1 - |x|) / 2."""
     size = np.abs(x)
     middle = size <= 0.5
     square = np.where(middle, x * x, (1 - size) / 2)
     argument = np.where(middle, x, np.sqrt(square))
-    arcsin = argument + argument * (square * _polynomial(square, _ARCSIN) / _polynomial(square, _ARCSIN_DIVISOR))
+    arcsin = argument + argument * (
+        square * _polynomial(square, _ARCSIN) / _polynomial(square, _ARCSIN_DIVISOR)
+    )
     return np.where(middle, np.pi / 2 - arcsin, np.where(x > 0, 2 * arcsin, np.pi - 2 * arcsin))
 
 
@@ -150,8 +161,8 @@ BLOCK_COLUMNS = 2**14
 
 
 def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
-    """sum_k weights_k rows_k [...] of `rows` [K, ...] and `weights` [K] of the same type: each product is rounded, then
-    added to those before."""
+    """sum_k weights_k rows_k [...] of `rows` [K, ...] and `weights` [K] of the same type: each
+    product is rounded, then added to those before."""
     flat = rows.reshape(len(rows), -1)
     if not has_order(rows):
         return (weights @ flat).view(rows.shape[1:])
@@ -169,29 +180,39 @@ def mean_row(rows: Tensor) -> Tensor:
 
 
 def normal(rng: np.random.Generator, count: int) -> Floats:
-    """Standard normal numbers [count] by Marsaglia's polar method: NumPy's own take the C library's logarithm."""
+    """Standard normal numbers [count] by Marsaglia's polar method: NumPy's own take the C library's
+    logarithm."""
     found = np.empty(0)
     while len(found) < count:
         points = 2 * rng.random((2, count - len(found))) - 1
         squares = points[0] * points[0] + points[1] * points[1]
-        points, squares = (values[..., (squares > 0) & (squares < 1)] for values in (points, squares))
+        points, squares = (
+            values[..., (squares > 0) & (squares < 1)] for values in (points, squares)
+        )
         found = np.concatenate([found, (points * np.sqrt(-2 * log(squares) / squares)).ravel()])
     return found[:count]
 
 
 def row_sums(rows: Tensor) -> Tensor:
-    """The sum of each of `rows` [K, D], [K]: NumPy's pairwise one, whose order depends on D alone."""
+    """The sum of each of `rows` [K, D], [K]: NumPy's pairwise one, whose order depends on D
+    alone."""
     return torch.from_numpy(np.add.reduce(rows.numpy(), axis=1)) if has_order(rows) else rows.sum(1)
 
 
 def length(values: Tensor) -> Tensor:
     """The Euclidean norm, on a CPU in float64."""
-    return row_sums(values.double().square()[None])[0].sqrt() if has_order(values) else values.norm()
+    return (
+        row_sums(values.double().square()[None])[0].sqrt() if has_order(values) else values.norm()
+    )
 
 
 def powers(x: Tensor, exponent: float) -> Tensor:
     """x^exponent of a tensor of numbers >= 0."""
-    return torch.from_numpy(np.asarray(power(x.numpy(), exponent))).to(x.dtype) if has_order(x) else x.pow(exponent)
+    return (
+        torch.from_numpy(np.asarray(power(x.numpy(), exponent))).to(x.dtype)
+        if has_order(x)
+        else x.pow(exponent)
+    )
 
 
 def has_order(values: Tensor) -> bool:
@@ -200,18 +221,22 @@ def has_order(values: Tensor) -> bool:
 
 
 SMALLEST_EXPONENT = -900
-"""Rows whose largest entry is below 2^this are taken as if it were that large: the inverse would be infinite."""
+"""Rows whose largest entry is below 2^this are taken as if it were that large: the inverse would be
+infinite."""
 
 
 class Factors:
-    """Rows [n, D] to be multiplied with others of the same D. In float64 on a CPU each entry becomes the sum of a high
-    and a low whole number of b bits, in units of its row, so that D products of them stay below 2^53: b = (53 - log2 D)
-    / 2 rounded down. What is below 2^(-2 b) of a row's largest entry is lost; the products of the parts are exact.
+    """Rows [n, D] to be multiplied with others of the same D. In float64 on a CPU each entry
+    becomes the sum of a high and a low whole number of b bits, in units of its row, so that D
+    products of them stay below 2^53: b = (53 - log2 D) / 2 rounded down. What is below 2^(-2 b) of
+    a row's largest entry is lost; the products of the parts are exact.
     """
 
     def __init__(self, rows: Tensor, parts: tuple[Tensor, Tensor, int] | None = None) -> None:
         self._rows = rows
-        self._parts = parts or (_whole_parts(rows) if has_order(rows) and rows.dtype == torch.float64 else None)
+        self._parts = parts or (
+            _whole_parts(rows) if has_order(rows) and rows.dtype == torch.float64 else None
+        )
 
     def __getitem__(self, some: slice) -> "Factors":
         if self._parts is None:
@@ -240,7 +265,9 @@ def _whole_parts(rows: Tensor) -> tuple[Tensor, Tensor, int]:
     """High and low parts [2, n, D], the units of the high ones [n, 1], and the bits of each."""
     width = max(rows.shape[1], 1)
     bits = (53 - math.ceil(math.log2(width))) // 2
-    _, exponents = np.frexp(rows.abs().amax(1, keepdim=True).numpy() if rows.shape[1] else np.zeros((len(rows), 1)))
+    _, exponents = np.frexp(
+        rows.abs().amax(1, keepdim=True).numpy() if rows.shape[1] else np.zeros((len(rows), 1))
+    )
     exponents = np.maximum(exponents, SMALLEST_EXPONENT)
     parts = rows.new_empty(2, *rows.shape)
     scaled = rows * torch.from_numpy(np.ldexp(1.0, bits - exponents))

@@ -1,11 +1,22 @@
-"""Parameters of a part, written once: keyword-only fields of its class, with their ranges in the annotations."""
+"""Parameters of a part, written once: keyword-only fields of its class, with their ranges in the
+annotations."""
 
 import copy
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from annotated_types import BaseMetadata, Ge, GroupedMetadata, Gt, Interval, Le
 
@@ -25,7 +36,8 @@ class Stateful:
     """A part with values that cross rounds."""
 
     state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that persist between rounds: everything that an exact resume has to restore."""
+    """Names of the attributes that persist between rounds: everything that an exact resume has to
+    restore."""
 
     def state_dict(self) -> dict[str, Any]:
         """A deep copy of the attributes named in `state`."""
@@ -39,12 +51,14 @@ class Stateful:
 
 @dataclass_transform(kw_only_default=True, eq_default=False, field_specifiers=(field,))
 def parameters(cls: type[T]) -> type[T]:
-    """Make the annotated attributes of `cls` keyword-only parameters of its constructor, and attributes of its objects.
+    """Make the annotated attributes of `cls` keyword-only parameters of its constructor, and
+    attributes of its objects.
 
-    The constructor raises `ConfigError` with every value that is out of its range, and with what the method `problems`
-    yields; `__post_init__` comes after that. Ranges are `Gt(0)`, `Ge`, `Le` and `Interval(ge, le or lt)` of
-    annotated_types, which numbers that are not finite in float32 are outside of; None and text are in all. Attributes
-    without an annotation, or with `ClassVar`, are no parameters.
+    The constructor raises `ConfigError` with every value that is out of its range, and with what
+    the method `problems` yields; `__post_init__` comes after that. Ranges are `Gt(0)`, `Ge`, `Le`
+    and `Interval(ge, le or lt)` of annotated_types, which numbers that are not finite in float32
+    are outside of; None and text are in all. Attributes without an annotation, or with `ClassVar`,
+    are no parameters.
     """
     prepare = getattr(cls, "__post_init__", None)
 
@@ -61,7 +75,11 @@ def parameters(cls: type[T]) -> type[T]:
     cls.__post_init__ = check_and_prepare  # type: ignore[attr-defined]
     made = dataclass(kw_only=True, eq=False, repr=False)(cls)
     hints = get_type_hints(made.__init__, include_extras=True)
-    rules = {name: [_rule(name, one) for one in _ranges(hint)] for name, hint in hints.items() if name != "return"}
+    rules = {
+        name: [_rule(name, one) for one in _ranges(hint)]
+        for name, hint in hints.items()
+        if name != "return"
+    }
     made.__parameters__ = rules  # type: ignore[attr-defined]
     return made
 
@@ -69,7 +87,11 @@ def parameters(cls: type[T]) -> type[T]:
 def _ranges(hint: Any) -> list[Any]:
     if get_origin(hint) in (Union, types.UnionType):
         return [found for arg in get_args(hint) for found in _ranges(arg)]
-    return [m for m in getattr(hint, "__metadata__", ()) if isinstance(m, BaseMetadata | GroupedMetadata)]
+    return [
+        m
+        for m in getattr(hint, "__metadata__", ())
+        if isinstance(m, BaseMetadata | GroupedMetadata)
+    ]
 
 
 def _rule(name: str, limits: Any) -> Rule:
@@ -84,4 +106,6 @@ def _rule(name: str, limits: Any) -> Rule:
             return partial(at_least, low=low)
         case Le(le=int() | float() as high):
             return partial(at_most, high=high)
-    raise TypeError(f"{name}: the range {limits} is none of Gt(0), Ge, Le and Interval(ge=, le= or lt=)")
+    raise TypeError(
+        f"{name}: the range {limits} is none of Gt(0), Ge, Le and Interval(ge=, le= or lt=)"
+    )

@@ -5,31 +5,40 @@ from typing import Any, Literal
 
 Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
 PHASES: tuple[Phase, ...] = ("select", "ask", "train", "aggregate", "evaluate")
-"""What the server computes to select; what clients compute to answer its questions; local training, whoever asked for
-it; aggregation; the test set."""
+"""What the server computes to select; what clients compute to answer its questions; local training,
+whoever asked for it; aggregation; the test set."""
 QUANTITIES = ("bytes_down", "forward_samples", "train_samples", "bytes_up")
-"""What an exchange of the server with a client is made of, in the order in which a client does it."""
+"""What an exchange of the server with a client is made of, in the order in which a client does
+it."""
 
 KEY = "client_accuracy"
 MeasuredOn = Literal["labels", "test", "holdout", "train"]
 AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
-SUM, LAST, CLOCK, CLIENTS = {"summary": "sum"}, {"summary": "last"}, {"only_with": "clock"}, {"only_with": KEY}
-"""What fields of records carry: their sum is among the totals of summary.json, or their last value is in it; they are
-in records with a simulated clock alone, or of runs that measure accuracy client by client."""
+SUM, LAST, CLOCK, CLIENTS = (
+    {"summary": "sum"},
+    {"summary": "last"},
+    {"only_with": "clock"},
+    {"only_with": KEY},
+)
+"""What fields of records carry: their sum is among the totals of summary.json, or their last value
+is in it; they are in records with a simulated clock alone, or of runs that measure accuracy client
+by client."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line of metrics.jsonl. Losses and accuracies are None where nothing was measured in the round.
+    """One line of metrics.jsonl. Losses and accuracies are None where nothing was measured in the
+    round.
 
-    `participation_ratio` is uploaded / N; `coverage` the share of clients that have been selected at least once;
-    `wall_seconds` the sum of all phases up to and including this round.
+    `participation_ratio` is uploaded / N; `coverage` the share of clients that have been selected
+    at least once; `wall_seconds` the sum of all phases up to and including this round.
 
-    With a simulated clock: `simulated_seconds`, the round's duration on the clients' devices, and its two parts, of the
-    questions before the selection and of the selected's training; `simulated_time`, the sum up to and including this
-    round; `late`, those of the selected whose updates did not arrive in time. `epsilon`, in private runs alone: of the
-    differential privacy of all rounds up to this one.
+    With a simulated clock: `simulated_seconds`, the round's duration on the clients' devices, and
+    its two parts, of the questions before the selection and of the selected's training;
+    `simulated_time`, the sum up to and including this round; `late`, those of the selected whose
+    updates did not arrive in time. `epsilon`, in private runs alone: of the differential privacy of
+    all rounds up to this one.
     """
 
     round: int
@@ -68,7 +77,10 @@ class Record:
     epsilon: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        absent = {*(OF_CLOCK if self.late is None else ()), *(OF_CLIENTS if self.client_accuracy_mean is None else ())}
+        absent = {
+            *(OF_CLOCK if self.late is None else ()),
+            *(OF_CLIENTS if self.client_accuracy_mean is None else ()),
+        }
         absent |= {"epsilon"} if self.epsilon is None else set()
         return {name: value for name, value in asdict(self).items() if name not in absent}
 
@@ -85,9 +97,12 @@ FINAL_WINDOW = 11
 
 
 def mean_of_last(accuracies: Sequence[float | None], window: int = FINAL_WINDOW) -> float | None:
-    """The final accuracy: the mean over those of the last `window` rounds that were evaluated; None if none was.
+    """The final accuracy: the mean over those of the last `window` rounds that were evaluated; None
+    if none was.
 
     `accuracies`: the test accuracy after each round; None or nan where it was not measured.
     """
-    measured = [float(value) for value in accuracies[-window:] if value is not None and math.isfinite(value)]
+    measured = [
+        float(value) for value in accuracies[-window:] if value is not None and math.isfinite(value)
+    ]
     return math.fsum(measured) / len(measured) if measured else None

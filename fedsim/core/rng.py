@@ -1,7 +1,9 @@
-"""Keyed random streams: every draw is a function of (seed, purpose, key), never of what was drawn before.
+"""Keyed random streams: every draw is a function of (seed, purpose, key), never of what was drawn
+before.
 
-Selectors are therefore compared in pairs at equal seeds, a run needs no saved generator to resume, and a job is the
-same alone, as one of a sweep, or trained in one batch with others. Nothing in fedsim touches a global generator.
+Selectors are therefore compared in pairs at equal seeds, a run needs no saved generator to resume,
+and a job is the same alone, as one of a sweep, or trained in one batch with others. Nothing in
+fedsim touches a global generator.
 
 `seed_words` is `numpy.random.SeedSequence` (numpy/random/bit_generator.pyx, after O'Neill's seed_seq_fe, stable by NEP
 19) for many keys at once: it mixes 32-bit words of entropy into a pool of four, and makes words of state from it.
@@ -44,7 +46,8 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Streams:
-    """The run's root seed; partition and initial model may have seeds of their own (None: the root seed)."""
+    """The run's root seed; partition and initial model may have seeds of their own (None: the root
+    seed)."""
 
     seed: int
     partition_seed: int | None = None
@@ -60,16 +63,23 @@ class Streams:
 
     def generator(self, purpose: Purpose, *key: int) -> np.random.Generator:
         """A fresh generator for `purpose` and `key` (for TRAIN: round, client)."""
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence((self._root(purpose), int(purpose), *key))))
+        return np.random.Generator(
+            np.random.PCG64(np.random.SeedSequence((self._root(purpose), int(purpose), *key)))
+        )
 
     def key(self, purpose: Purpose, *key: int) -> int:
-        """A 63-bit integer for `purpose` and `key`, for other generators (torch, counter-based masks)."""
-        words = np.random.SeedSequence((self._root(purpose), int(purpose), *key)).generate_state(1, np.uint64)
+        """A 63-bit integer for `purpose` and `key`, for other generators (torch, counter-based
+        masks)."""
+        words = np.random.SeedSequence((self._root(purpose), int(purpose), *key)).generate_state(
+            1, np.uint64
+        )
         return int(words[0] >> np.uint64(1))
 
-    def generators(self, purpose: Purpose, *key: int, last: NDArray[np.int64]) -> Iterator[np.random.Generator]:
-        """`generator(purpose, *key, i)` for each i of `last` [n], a tenth of the time of that. It is one object, whose
-        state is set anew: to be used before the next."""
+    def generators(
+        self, purpose: Purpose, *key: int, last: NDArray[np.int64]
+    ) -> Iterator[np.random.Generator]:
+        """`generator(purpose, *key, i)` for each i of `last` [n], a tenth of the time of that. It
+        is one object, whose state is set anew: to be used before the next."""
         bits = np.random.PCG64(0)
         generator = np.random.Generator(bits)
         state = bits.state
@@ -97,8 +107,13 @@ Words = NDArray[np.uint32]
 
 
 def seed_words(first: Sequence[int], last: NDArray[np.int64], count: int) -> NDArray[np.uint64]:
-    """`SeedSequence((*first, i)).generate_state(count, np.uint64)` for each i of `last` [n] in [0, 2^32) [n, count]."""
-    known = [number >> shift & 0xFFFFFFFF for number in first for shift in range(0, max(number.bit_length(), 1), 32)]
+    """`SeedSequence((*first, i)).generate_state(count, np.uint64)` for each i of `last` [n] in [0,
+    2^32) [n, count]."""
+    known = [
+        number >> shift & 0xFFFFFFFF
+        for number in first
+        for shift in range(0, max(number.bit_length(), 1), 32)
+    ]
     entropy = np.zeros((max(len(known) + 1, POOL), len(last)), np.uint32)
     entropy[: len(known)] = np.array(known, np.uint32)[:, None]
     entropy[len(known)] = last
@@ -120,24 +135,32 @@ def _powers(start: int, factor: int, count: int) -> Words:
 
 
 def _hashed(words: Words, constants: Words) -> Words:
-    """One hash of `words`, or of its rows, for each of the constants but the last one [len(constants) - 1, n]."""
+    """One hash of `words`, or of its rows, for each of the constants but the last one
+    [len(constants) - 1, n]."""
     hashed = (words ^ constants[:-1, None]) * constants[1:, None]
     hashed ^= hashed >> SHIFT
     return hashed
 
 
 class UniformDraws(TorchDispatchMode):
-    """While it is entered, `Tensor.uniform_(a, b)` on a CPU is a + (b - a) u in float64 with torch's own u in [0, 1),
-    so that models are the same on processors with and without fused multiply-adds."""
+    """While it is entered, `Tensor.uniform_(a, b)` on a CPU is a + (b - a) u in float64 with
+    torch's own u in [0, 1), so that models are the same on processors with and without fused
+    multiply-adds."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would import its compiler to keep it out of here: seconds, and nothing is compiled here
+        # torch would import its compiler to keep it out of here: seconds, and nothing is compiled
+        # here
+        return False
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func is torch.ops.aten.uniform_.default and not args[0].is_cuda and args[0].dtype.itemsize >= 4:
+        if (
+            func is torch.ops.aten.uniform_.default
+            and not args[0].is_cuda
+            and args[0].dtype.itemsize >= 4
+        ):
             return _uniform(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 

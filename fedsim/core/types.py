@@ -1,4 +1,5 @@
-"""The values that travel through a round. Frozen; none of them holds the config, the engine or the data set.
+"""The values that travel through a round. Frozen; none of them holds the config, the engine or the
+data set.
 
 Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the client.
 """
@@ -20,18 +21,21 @@ Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 """Client ids: unique and ascending."""
 Params = dict[str, Tensor]
-"""One model: parameters and floating-point buffers by name (what clients and server send each other)."""
+"""One model: parameters and floating-point buffers by name (what clients and server send each
+other)."""
 Stack = dict[str, Tensor]
 """K models: the tensors of `Params`, each with a leading client axis."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What is added to the gradient of the batch's mean loss in each local step of client k, before the optimiser sees
-    it: pull w + shift_k, where w is the client's present model. For SGD `pull` is weight decay.
+    """What is added to the gradient of the batch's mean loss in each local step of client k, before
+    the optimiser sees it: pull w + shift_k, where w is the client's present model. For SGD `pull`
+    is weight decay.
 
-    `shift` has a tensor [K, ...] on the device for each trained parameter, by name; None adds nothing. FedProx (Li et
-    al. 2020): pull mu, shift -mu w_global. SCAFFOLD (Karimireddy et al. 2020): shift c - c_k.
+    `shift` has a tensor [K, ...] on the device for each trained parameter, by name; None adds
+    nothing. FedProx (Li et al. 2020): pull mu, shift -mu w_global. SCAFFOLD (Karimireddy et al.
+    2020): shift c - c_k.
     """
 
     pull: float = 0.0
@@ -58,17 +62,24 @@ class Correction:
     def concat(parts: Sequence["Correction"]) -> "Correction":
         """All clients of `parts`, which agree in their kind, in order."""
         shifts = [part.shift for part in parts if part.shift is not None]
-        joined = {name: torch.cat([shift[name] for shift in shifts]) for name in shifts[0]} if shifts else None
+        joined = (
+            {name: torch.cat([shift[name] for shift in shifts]) for name in shifts[0]}
+            if shifts
+            else None
+        )
         return replace(parts[0], shift=joined)
 
     @torch.no_grad()
     def add_to(self, grads: Stack, params: Stack) -> None:
-        """Add it, in place, to the gradients of the first clients, whose present models are `params`."""
+        """Add it, in place, to the gradients of the first clients, whose present models are
+        `params`."""
         slopes = list(grads.values())
         if self.pull:
             torch._foreach_add_(slopes, [params[name] for name in grads], alpha=self.pull)
         if self.shift is not None:
-            torch._foreach_add_(slopes, [self.shift[name][: len(slope)] for name, slope in grads.items()])
+            torch._foreach_add_(
+                slopes, [self.shift[name][: len(slope)] for name, slope in grads.items()]
+            )
 
 
 UNCORRECTED = Correction()
@@ -76,7 +87,8 @@ UNCORRECTED = Correction()
 
 @dataclass(frozen=True)
 class Population:
-    """All that the server knows for free: training samples n_k [N], the cohort size K and the number of rounds T."""
+    """All that the server knows for free: training samples n_k [N], the cohort size K and the
+    number of rounds T."""
 
     sizes: NDArray[np.int64]
     cohort_size: int
@@ -99,8 +111,9 @@ class Population:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a selector returns: ids, and aggregation weights [K] only where the method defines them: w <- w + sum_k
-    weights_k (w_k - w). They need not sum to one; running statistics are averaged by the weights divided by their sum.
+    """What a selector returns: ids, and aggregation weights [K] only where the method defines them:
+    w <- w + sum_k weights_k (w_k - w). They need not sum to one; running statistics are averaged by
+    the weights divided by their sum.
     """
 
     ids: Ids
@@ -111,12 +124,14 @@ class Selection:
 class Cohort:
     """The updates of K clients after local training, from the engine to the aggregator.
 
-    `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's mean training loss,
-    None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss` [K] the root of the mean squared loss of
-    all samples passed, None without `Signal.SQUARED_LOSS`; `steps` [K] counts local optimiser steps; `trained` names
-    the tensors that training changes (the others are running statistics). `durations` [K] are seconds of a simulated
-    clock, if any. `finite` [K] says whose update is, None where that is not known yet. `samples` [K], passed forward
-    and backward, and `momentum`, the optimiser's last buffers [K, ...], if any, are not shown to selectors.
+    `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's
+    mean training loss, None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss`
+    [K] the root of the mean squared loss of all samples passed, None without `Signal.SQUARED_LOSS`;
+    `steps` [K] counts local optimiser steps; `trained` names the tensors that training changes (the
+    others are running statistics). `durations` [K] are seconds of a simulated clock, if any.
+    `finite` [K] says whose update is, None where that is not known yet. `samples` [K], passed
+    forward and backward, and `momentum`, the optimiser's last buffers [K, ...], if any, are not
+    shown to selectors.
     """
 
     ids: Ids
@@ -145,12 +160,17 @@ class Cohort:
         for name in BY_CLIENT:
             value = getattr(self, name)
             if value is not None:
-                picked[name] = {n: v[index] for n, v in value.items()} if isinstance(value, dict) else value[rows]
+                picked[name] = (
+                    {n: v[index] for n, v in value.items()}
+                    if isinstance(value, dict)
+                    else value[rows]
+                )
         return replace(self, **picked)
 
     @staticmethod
     def concat(parts: Sequence["Cohort"]) -> "Cohort":
-        """All clients of `parts`, which have started from one model, in order. What is None in a part becomes None."""
+        """All clients of `parts`, which have started from one model, in order. What is None in a
+        part becomes None."""
         joined: dict[str, Any] = {}
         for name in BY_CLIENT:
             values = [getattr(part, name) for part in parts]
@@ -163,13 +183,25 @@ class Cohort:
         return replace(parts[0], **joined)
 
 
-BY_CLIENT = ("ids", "sizes", "delta", "loss", "rms_loss", "steps", "durations", "finite", "samples", "momentum")
+BY_CLIENT = (
+    "ids",
+    "sizes",
+    "delta",
+    "loss",
+    "rms_loss",
+    "steps",
+    "durations",
+    "finite",
+    "samples",
+    "momentum",
+)
 """Fields of a `Cohort` whose axis 0 is the client."""
 Weights = NDArray[np.float64] | None
 
 
 def kept_rows(cohort: Cohort, weights: Weights, keep: NDArray[np.bool_]) -> tuple[Cohort, Weights]:
-    """The clients that `keep` [K] names, at least one; the weights of these are scaled to keep their sum."""
+    """The clients that `keep` [K] names, at least one; the weights of these are scaled to keep
+    their sum."""
     if weights is not None:
         total, weights = weights.sum(), weights[keep]
         weights = weights * (total / weights.sum()) if weights.sum() != 0 else weights
@@ -177,17 +209,22 @@ def kept_rows(cohort: Cohort, weights: Weights, keep: NDArray[np.bool_]) -> tupl
 
 
 def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, int]:
-    """As `kept_rows`, of the updates without nan and infinity, and how many the others were. Raises `DivergedError` if
-    no update is left."""
+    """As `kept_rows`, of the updates without nan and infinity, and how many the others were. Raises
+    `DivergedError` if no update is left."""
     keep = cohort.finite
     if keep is None:
-        # the sum of a row is finite exactly where all its entries are (or so large that their sum is not)
-        sums = torch.stack([delta.reshape(len(delta), -1).sum(1) for delta in cohort.delta.values()])
+        # the sum of a row is finite exactly where all its entries are (or so large that their sum
+        # is not)
+        sums = torch.stack(
+            [delta.reshape(len(delta), -1).sum(1) for delta in cohort.delta.values()]
+        )
         keep = sums.isfinite().all(0).cpu().numpy()
     if keep.all():
         return cohort, weights, 0
     if not keep.any():
-        raise DivergedError("every update of the round holds a nan or infinity: a lower optimizer.lr may help")
+        raise DivergedError(
+            "every update of the round holds a nan or infinity: a lower optimizer.lr may help"
+        )
     return *kept_rows(cohort, weights, keep), int((~keep).sum())
 
 
@@ -200,7 +237,8 @@ def nobody(start: Params, trained: Sequence[str]) -> Cohort:
 
 @dataclass(frozen=True)
 class Work:
-    """What each of n clients receives, computes and sends in one exchange with the server, all int64 [n]."""
+    """What each of n clients receives, computes and sends in one exchange with the server, all
+    int64 [n]."""
 
     ids: Ids
     bytes_down: NDArray[np.int64]
@@ -221,7 +259,8 @@ Positions = NDArray[np.int64]
 
 
 class ByClient(Sequence[Positions]):
-    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes` [N]."""
+    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes`
+    [N]."""
 
     def __init__(self, flat: Positions, sizes: NDArray[np.int64]) -> None:
         self.flat, self.sizes = flat, sizes

@@ -1,5 +1,5 @@
-"""An on-disk cache of tensors that are costly to compute, verified at every read and rebuilt if damaged; checksums of
-the source files of data sets."""
+"""An on-disk cache of tensors that are costly to compute, verified at every read and rebuilt if
+damaged; checksums of the source files of data sets."""
 
 import hashlib
 import json
@@ -26,8 +26,9 @@ LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
 
 
 def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The tensors stored in `path`; if there are none, those returned by `build`, which are then stored there. One
-    process builds while others wait. Raises `DataError` if a file has to be written there and cannot."""
+    """The tensors stored in `path`; if there are none, those returned by `build`, which are then
+    stored there. One process builds while others wait. Raises `DataError` if a file has to be
+    written there and cannot."""
     if (cached := _read(path)) is not None:
         return cached
     try:
@@ -46,15 +47,18 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
 def load_or_generate(
     dataset: Any, name: str, version: int, build: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """The tensors of generated data, which are functions of the generator's version and `parameters_key`."""
+    """The tensors of generated data, which are functions of the generator's version and
+    `parameters_key`."""
     key = digest({"key": parameters_key(version, dataset)})
     return load_or_build(dataset.cache_dir / f"{name}-{key[:32]}.safetensors", build)
 
 
 def parameters_key(version: int, dataset: Any) -> Tensor:
-    """The bytes [b] uint8 that tell generated data apart: the generator's version and the data set's parameters, except
-    those that do not determine the data."""
-    names = sorted(f.name for f in fields(dataset) if f.kw_only and f.name not in ("mean", "std", "hold"))
+    """The bytes [b] uint8 that tell generated data apart: the generator's version and the data
+    set's parameters, except those that do not determine the data."""
+    names = sorted(
+        f.name for f in fields(dataset) if f.kw_only and f.name not in ("mean", "std", "hold")
+    )
     text = json.dumps([version, *((name, getattr(dataset, name)) for name in names)])
     return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
@@ -81,7 +85,9 @@ class SourceFiles:
             raise DataError(f"{path} cannot be read ({error.strerror or error})") from error
         checksum = hashlib.sha256(content).hexdigest()
         if self.sums.setdefault(path, checksum) != checksum:
-            raise DataError(f"{path} changed while it was read; run again when nothing writes to it")
+            raise DataError(
+                f"{path} changed while it was read; run again when nothing writes to it"
+            )
         return content
 
     @property
@@ -99,15 +105,24 @@ class SourceFiles:
 
 
 def load_or_decode(
-    prefix: Path, root: Path, files: Sequence[Path], facts: object, decode: Callable[[SourceFiles], dict[str, Tensor]]
+    prefix: Path,
+    root: Path,
+    files: Sequence[Path],
+    facts: object,
+    decode: Callable[[SourceFiles], dict[str, Tensor]],
 ) -> tuple[dict[str, Tensor], str]:
-    """Return what `decode` makes of the files below `root`, and the checksum of the files that it read.
+    """Return what `decode` makes of the files below `root`, and the checksum of the files that it
+    read.
 
-    Both are stored in a file whose name begins with `prefix`, and made again if the path, size or modification time of
-    a file changes. Links are followed: what the place of a link itself says (its name, a class, a split) must be among
-    the `facts`.
+    Both are stored in a file whose name begins with `prefix`, and made again if the path, size or
+    modification time of a file changes. Links are followed: what the place of a link itself says
+    (its name, a class, a split) must be among the `facts`.
     """
-    stats = [(str(file.resolve()), found.st_size, found.st_mtime_ns) for file in files if (found := stat_of(file))]
+    stats = [
+        (str(file.resolve()), found.st_size, found.st_mtime_ns)
+        for file in files
+        if (found := stat_of(file))
+    ]
     key = hashlib.sha256(repr((facts, stats)).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
@@ -142,20 +157,27 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(f"{path.name}.tmp")  # one writer at a time; a file left by a killed one is replaced
+    temporary = path.with_name(
+        f"{path.name}.tmp"
+    )  # one writer at a time; a file left by a killed one is replaced
     temporary.unlink(missing_ok=True)  # perhaps a link
     try:
         metadata = {"format": FORMAT, "sha256": digest(tensors)}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata)
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()}, temporary, metadata
+        )
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def stat_of(path: Path) -> os.stat_result:
-    """Raises `DataError` for what is no regular file, nor a link to one: to read a named pipe may never end."""
+    """Raises `DataError` for what is no regular file, nor a link to one: to read a named pipe may
+    never end."""
     if not path.is_file():
-        raise DataError(f"{path} is no regular file, nor a link to one; remove it, or put the file itself there")
+        raise DataError(
+            f"{path} is no regular file, nor a link to one; remove it, or put the file itself there"
+        )
     return path.stat()
 
 
@@ -170,22 +192,28 @@ def is_hidden(path: Path) -> bool:
 
 
 def require_memory(need: float, what: str, most: float = math.inf) -> None:
-    """Raise `DataError` if `need` bytes for `what` are more than `most`, or than the machine has."""
+    """Raise `DataError` if `need` bytes for `what` are more than `most`, or than the machine
+    has."""
     most = min(most, memory_of_machine())
     if need > most:
         fault = f"{what}: needs {need / 1e9:,.1f} GB of memory, and may need {most / 1e9:,.1f} GB"
-        raise DataError(f"{fault}; use smaller data, a smaller dataset.size, or a machine with more memory")
+        raise DataError(
+            f"{fault}; use smaller data, a smaller dataset.size, or a machine with more memory"
+        )
 
 
 def sha256_problem(expected: str | None) -> Problem | None:
     """The problem of a `sha256` that is neither None nor a checksum, or None."""
     sound = expected is None or re.fullmatch(r"[0-9a-f]{64}", expected) is not None
     remedy = "sha256sum prints that of a file; a run's summary.json has that of its data under data.sha256"
-    return rule(sound, "sha256", expected, "must be null or 64 hexadecimal digits in lower case", remedy)
+    return rule(
+        sound, "sha256", expected, "must be null or 64 hexadecimal digits in lower case", remedy
+    )
 
 
 def require_sha256(expected: str | None, found: str, where: str) -> None:
-    """Raise `DataError` unless the checksum `found` of the files at `where` is the `expected` one (None: any)."""
+    """Raise `DataError` unless the checksum `found` of the files at `where` is the `expected` one
+    (None: any)."""
     if expected is not None and found != expected:
         remedy = "they are damaged or of another version: fetch them again, or give this checksum if it is meant"
         raise DataError(f"dataset.sha256={expected}: the files of {where} have {found}; {remedy}")

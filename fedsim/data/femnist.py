@@ -18,7 +18,14 @@ from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import ImageSet, LoadedData, Samples, numbers_in
-from fedsim.data.cache import SourceFiles, digest, load_or_decode, require_sha256, sha256_problem, visible
+from fedsim.data.cache import (
+    SourceFiles,
+    digest,
+    load_or_decode,
+    require_sha256,
+    sha256_problem,
+    visible,
+)
 from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
 
@@ -33,13 +40,14 @@ NUM_CLASSES, NUM_DIGITS = 62, 10
 class Femnist(ImageSet):
     """Handwritten characters, grey, 28x28 pixels; owners are the writers.
 
-    `source: hub` reads the parquet files below <data_dir>/femnist, which are downloaded from the Hub if absent; a fixed
-    random `test_fraction` of all images is the test set. `source: leaf` reads LEAF's JSON files in
-    <data_dir>/femnist/{train,test} (`test_fraction` has no effect); the test samples of all writers are pooled.
-    `classes: digits` keeps only the ten digits.
+    `source: hub` reads the parquet files below <data_dir>/femnist, which are downloaded from the
+    Hub if absent; a fixed random `test_fraction` of all images is the test set. `source: leaf`
+    reads LEAF's JSON files in <data_dir>/femnist/{train,test} (`test_fraction` has no effect); the
+    test samples of all writers are pooled. `classes: digits` keeps only the ten digits.
 
-    LEAF stores floats in which 1 is white paper and 0 is ink; they are converted to 255 and 0, which is dark on light,
-    the inverse of MNIST. The Hub's images are used as they are. `sha256`: as in `FromPath`.
+    LEAF stores floats in which 1 is white paper and 0 is ink; they are converted to 255 and 0,
+    which is dark on light, the inverse of MNIST. The Hub's images are used as they are. `sha256`:
+    as in `FromPath`.
     """
 
     source: Literal["hub", "leaf"]
@@ -58,15 +66,23 @@ class Femnist(ImageSet):
     def source_problem(self) -> Problem | None:
         if self.source == "hub":
             return source_problem(self._folder, self.data_dir, self.missing, HUB_BYTES)
-        return reading_problem("data_dir", self.data_dir, [self._folder, self._folder / "train", self._folder / "test"])
+        return reading_problem(
+            "data_dir", self.data_dir, [self._folder, self._folder / "train", self._folder / "test"]
+        )
 
     def missing(self) -> list[str]:
         found = self.source == "leaf" or any(self._folder.rglob("*.parquet"))
         return [] if found else ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
 
     def absent(self) -> list[str]:
-        folders = [self._folder / split for split in ("train", "test")] if self.source == "leaf" else []
-        return [f"LEAF's JSON files in {folder.absolute()}" for folder in folders if not visible(folder, "*.json")]
+        folders = (
+            [self._folder / split for split in ("train", "test")] if self.source == "leaf" else []
+        )
+        return [
+            f"LEAF's JSON files in {folder.absolute()}"
+            for folder in folders
+            if not visible(folder, "*.json")
+        ]
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (1, 28, 28), NUM_CLASSES if self.classes == "all" else NUM_DIGITS
@@ -76,10 +92,21 @@ class Femnist(ImageSet):
         return data if self.classes == "all" else _keep_digits(data)
 
     def _load_hub(self) -> LoadedData:
-        require_files(self._folder, self.data_dir, self.missing, lambda: _fetch_hub(self.data_dir), HUB_BYTES)
-        own: dict[str, Any] = {name: getattr(self, name) for name in ("test_fraction", "mean", "std", "sha256")}
-        own |= {"image_column": "image", "label_column": "character", "client_column": "writer_id", "size": None}
-        return Parquet(self.data_dir, self.cache_dir, path=str(self._folder.absolute()), **own).load()
+        require_files(
+            self._folder, self.data_dir, self.missing, lambda: _fetch_hub(self.data_dir), HUB_BYTES
+        )
+        own: dict[str, Any] = {
+            name: getattr(self, name) for name in ("test_fraction", "mean", "std", "sha256")
+        }
+        own |= {
+            "image_column": "image",
+            "label_column": "character",
+            "client_column": "writer_id",
+            "size": None,
+        }
+        return Parquet(
+            self.data_dir, self.cache_dir, path=str(self._folder.absolute()), **own
+        ).load()
 
     def _load_leaf(self) -> LoadedData:
         self.require_present("dataset.source=leaf")
@@ -89,10 +116,16 @@ class Femnist(ImageSet):
         def read(sources: SourceFiles) -> dict[str, Tensor]:
             tensors, writers = read_leaf_split(sources, train, "train")
             tested, test_writers = read_leaf_split(sources, test, "test")
-            return {**tensors, **tested, "numbers": torch.as_tensor(numbers_in(writers, test_writers))}
+            return {
+                **tensors,
+                **tested,
+                "numbers": torch.as_tensor(numbers_in(writers, test_writers)),
+            }
 
         facts = [[file.name for file in split] for split in (train, test)]
-        tensors, sha256 = load_or_decode(self.cache_dir / "femnist-leaf-2", root, [*train, *test], facts, read)
+        tensors, sha256 = load_or_decode(
+            self.cache_dir / "femnist-leaf-2", root, [*train, *test], facts, read
+        )
         require_sha256(self.sha256, sha256, f"dataset.source=leaf in {root}")
         numbers = tensors.pop("numbers")
         fingerprint = f"femnist leaf {digest(tensors)}"
@@ -103,7 +136,8 @@ class Femnist(ImageSet):
 def read_leaf_split(
     sources: SourceFiles, files: Sequence[Path], split: str
 ) -> tuple[dict[str, Tensor], NDArray[np.str_]]:
-    """Tensors `<split>_x`, `<split>_y` and `<split>_owners` of a LEAF split, and the writers, by number."""
+    """Tensors `<split>_x`, `<split>_y` and `<split>_owners` of a LEAF split, and the writers, by
+    number."""
     pixels, labels, names = [], [], []
     origins: dict[str, Path] = {}
     for file in files:
@@ -118,12 +152,27 @@ def read_leaf_split(
                 pixels.append(x)
                 labels.append(y)
                 names += [writer] * len(y)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise DataError(f"{file} is not a sound LEAF file ({type(error).__name__}: {error})") from error
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as error:
+            raise DataError(
+                f"{file} is not a sound LEAF file ({type(error).__name__}: {error})"
+            ) from error
     if not names:
-        raise DataError(f"dataset.source=leaf: no writer has an image in {', '.join(map(str, files))}")
+        raise DataError(
+            f"dataset.source=leaf: no writer has an image in {', '.join(map(str, files))}"
+        )
     writers, owners = np.unique(np.array(names), return_inverse=True)
-    tensors = {"x": np.concatenate(pixels), "y": np.concatenate(labels), "owners": owners.astype(np.int64)}
+    tensors = {
+        "x": np.concatenate(pixels),
+        "y": np.concatenate(labels),
+        "owners": owners.astype(np.int64),
+    }
     return {f"{split}_{name}": torch.as_tensor(values) for name, values in tensors.items()}, writers
 
 
@@ -151,7 +200,8 @@ def _keep_digits(data: LoadedData) -> LoadedData:
 
 
 def _fetch_hub(data_dir: Path) -> None:
-    """Download the Hub's parquet files into <data_dir>/femnist/hub, which is created only when all are complete."""
+    """Download the Hub's parquet files into <data_dir>/femnist/hub, which is created only when all
+    are complete."""
     partial = data_dir / ".femnist.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()

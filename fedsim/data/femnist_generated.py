@@ -1,4 +1,5 @@
-"""Synthetic handwriting in the format of FEMNIST, for use without FEMNIST. Results on it are not results on FEMNIST."""
+"""Synthetic handwriting in the format of FEMNIST, for use without FEMNIST. Results on it are not
+results on FEMNIST."""
 
 from typing import Annotated
 
@@ -30,10 +31,11 @@ Floats = NDArray[np.float32]
 class FemnistGenerated(ImageSet):
     """Synthetic characters, grey, 28x28 pixels, dark on light; owners are simulated writers.
 
-    A class is a smooth curve along random control points. Each writer has its own glyphs (control points shifted by
-    `style` / 2 times a standard normal number), slant, size, position and pen width; each image shifts the control
-    points by `noise` / 2 times a normal number and adds as much noise to the ink. A writer has a log-normal number of
-    samples, of `classes_per_writer` classes; the test set has equally many of each class, by random writers.
+    A class is a smooth curve along random control points. Each writer has its own glyphs (control
+    points shifted by `style` / 2 times a standard normal number), slant, size, position and pen
+    width; each image shifts the control points by `noise` / 2 times a normal number and adds as
+    much noise to the ink. A writer has a log-normal number of samples, of `classes_per_writer`
+    classes; the test set has equally many of each class, by random writers.
     """
 
     num_classes: Annotated[int, Interval(ge=2, le=100_000)]
@@ -48,8 +50,12 @@ class FemnistGenerated(ImageSet):
 
     def problems(self) -> Problems:
         yield at_most("num_writers", self.num_writers, MAX_GLYPHS // max(self.num_classes, 1))
-        yield at_most("samples_per_writer", self.samples_per_writer, MAX_IMAGES // max(self.num_writers, 1))
-        yield at_most("classes_per_writer", self.classes_per_writer, self.num_classes, "raise num_classes")
+        yield at_most(
+            "samples_per_writer", self.samples_per_writer, MAX_IMAGES // max(self.num_writers, 1)
+        )
+        yield at_most(
+            "classes_per_writer", self.classes_per_writer, self.num_classes, "raise num_classes"
+        )
         yield from super().problems()
 
     def form(self) -> tuple[tuple[int, ...], int]:
@@ -62,27 +68,41 @@ class FemnistGenerated(ImageSet):
         return LoadedData.of(tensors, self.num_classes, self.mean, self.std, fingerprint)
 
     def _build(self) -> dict[str, Tensor]:
-        """Training images, labels and writers, ordered by writer, and test images, labels and writers."""
+        """Training images, labels and writers, ordered by writer, and test images, labels and
+        writers."""
         rng = np.random.default_rng(self.seed)
         handwriting = self._handwriting(rng)
         y, owners = self._training_labels(rng)
         test_y = np.arange(self.test_samples) % self.num_classes
         test_writers = rng.integers(self.num_writers, size=self.test_samples)
-        made = {"train_x": self._images(handwriting, y, owners, rng), "train_y": y, "train_owners": owners}
+        made = {
+            "train_x": self._images(handwriting, y, owners, rng),
+            "train_y": y,
+            "train_owners": owners,
+        }
         made |= {"test_x": self._images(handwriting, test_y, test_writers, rng)}
         made |= {"test_y": test_y, "test_owners": test_writers}
         return {name: torch.as_tensor(values) for name, values in made.items()}
 
-    def _training_labels(self, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _training_labels(
+        self, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         normal = rng.standard_normal(self.num_writers)
         counts = log_normal_sizes(self.samples_per_writer, self.size_deviation, normal)
-        known_classes = [rng.permutation(self.num_classes)[: self.classes_per_writer] for _ in counts]
-        labels = np.concatenate([rng.choice(own, count) for own, count in zip(known_classes, counts, strict=True)])
-        return labels.astype(np.int64), np.repeat(np.arange(self.num_writers, dtype=np.int64), counts)
+        known_classes = [
+            rng.permutation(self.num_classes)[: self.classes_per_writer] for _ in counts
+        ]
+        labels = np.concatenate(
+            [rng.choice(own, count) for own, count in zip(known_classes, counts, strict=True)]
+        )
+        return labels.astype(np.int64), np.repeat(
+            np.arange(self.num_writers, dtype=np.int64), counts
+        )
 
     def _handwriting(self, rng: np.random.Generator) -> list[Floats]:
-        """How W writers write C classes: control points of each class in [-1, 1] [C, P, 2], each writer's shifts of
-        them [W, C, P, 2], linear maps (size and slant) [W, 2, 2], positions [W, 2] and pen widths [W]."""
+        """How W writers write C classes: control points of each class in [-1, 1] [C, P, 2], each
+        writer's shifts of them [W, C, P, 2], linear maps (size and slant) [W, 2, 2], positions [W,
+        2] and pen widths [W]."""
         w, c, style = self.num_writers, self.num_classes, self.style
         slants, sizes = style * rng.standard_normal(w), exp(style / 2 * rng.standard_normal((w, 2)))
         maps = np.zeros((w, 2, 2))
@@ -97,7 +117,11 @@ class FemnistGenerated(ImageSet):
         return [value.astype(np.float32) for value in values]
 
     def _images(
-        self, handwriting: list[Floats], labels: NDArray[np.int64], writers: NDArray[np.int64], rng: np.random.Generator
+        self,
+        handwriting: list[Floats],
+        labels: NDArray[np.int64],
+        writers: NDArray[np.int64],
+        rng: np.random.Generator,
     ) -> NDArray[np.uint8]:
         """Images, uint8 [n, 1, 28, 28], of the characters `labels` [n] written by `writers` [n]."""
         basis, noise = _spline_basis(), self.noise / 2
@@ -117,12 +141,24 @@ class FemnistGenerated(ImageSet):
 
 
 def _spline_basis() -> Floats:
-    """The basis of uniform cubic B-splines [NUM_POINTS, NUM_CONTROLS]: weights of control points per curve point."""
+    """The basis of uniform cubic B-splines [NUM_POINTS, NUM_CONTROLS]: weights of control points
+    per curve point."""
     spans = NUM_CONTROLS - 3
     place = np.linspace(0, spans, NUM_POINTS, endpoint=False)
     first, u = place.astype(int), place % 1
     square, cube, left = u * u, u * u * u, 1 - u
-    weights = np.stack([left * left * left, 3 * cube - 6 * square + 4, -3 * cube + 3 * square + 3 * u + 1, cube], 1) / 6
+    weights = (
+        np.stack(
+            [
+                left * left * left,
+                3 * cube - 6 * square + 4,
+                -3 * cube + 3 * square + 3 * u + 1,
+                cube,
+            ],
+            1,
+        )
+        / 6
+    )
     basis = np.zeros((NUM_POINTS, NUM_CONTROLS), np.float32)
     for offset in range(4):
         basis[np.arange(NUM_POINTS), first + offset] = weights[:, offset]
@@ -130,11 +166,14 @@ def _spline_basis() -> Floats:
 
 
 def _ink(curve: Floats, widths: Floats) -> Floats:
-    """Ink of each pixel [n, 784]: a Gaussian of its distance to the nearest point of `curve` [n, P, 2]."""
+    """Ink of each pixel [n, 784]: a Gaussian of its distance to the nearest point of `curve` [n, P,
+    2]."""
     axis = np.linspace(-1.2, 1.2, SIDE, dtype=np.float32)
     across = (axis[None, None] - curve[:, :, :1]) ** 2  # [n, P, 28]
     down = (axis[None, None] - curve[:, :, 1:]) ** 2
     nearest = np.full((len(curve), SIDE, SIDE), np.inf, np.float32)
     for point in range(curve.shape[1]):
         np.minimum(nearest, down[:, point, :, None] + across[:, point, None], out=nearest)
-    return exp(-nearest / (2 * widths[:, None, None] ** 2)).astype(np.float32).reshape(len(curve), -1)
+    return (
+        exp(-nearest / (2 * widths[:, None, None] ** 2)).astype(np.float32).reshape(len(curve), -1)
+    )

@@ -1,6 +1,8 @@
-"""Any image-classification data set in the Hugging Face layout: parquet files with encoded images and labels.
+"""Any image-classification data set in the Hugging Face layout: parquet files with encoded images
+and labels.
 
-Files are assigned to splits by their names; a column whose name is None is found by its type or name.
+Files are assigned to splits by their names; a column whose name is None is found by its type or
+name.
 """
 
 import hashlib
@@ -22,7 +24,14 @@ from torch import Tensor
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData, normalisation_problems, numbers_in
-from fedsim.data.cache import SourceFiles, load_or_build, require_memory, require_sha256, stat_of, visible
+from fedsim.data.cache import (
+    SourceFiles,
+    load_or_build,
+    require_memory,
+    require_sha256,
+    stat_of,
+    visible,
+)
 from fedsim.data.images import FromPath, Side, decode
 
 if TYPE_CHECKING:
@@ -47,9 +56,10 @@ LARGE, MOST_EXPANSION = 2**30, 1000
 class Parquet(FromPath):
     """Parquet files at `path`, a file or a folder.
 
-    Without a test split, the validation split is used as test set; without either, a fixed random `test_fraction` of
-    all rows. Images are structs with a field `bytes`, or bytes; labels are integers or strings. `client_column` holds
-    the owner of each row. `size` scales all images to `size` x `size` pixels.
+    Without a test split, the validation split is used as test set; without either, a fixed random
+    `test_fraction` of all rows. Images are structs with a field `bytes`, or bytes; labels are
+    integers or strings. `client_column` holds the owner of each row. `size` scales all images to
+    `size` x `size` pixels.
     """
 
     image_column: str | None
@@ -82,7 +92,9 @@ class Parquet(FromPath):
         for split, files in splits.items():
             _require_one_reading(files, split)
         if "train" not in splits:
-            raise DataError(f"dataset.path={self.path}: no file is a training split (its name or folder says 'train')")
+            raise DataError(
+                f"dataset.path={self.path}: no file is a training split (its name or folder says 'train')"
+            )
         return root, splits
 
     def load(self) -> LoadedData:
@@ -95,7 +107,11 @@ class Parquet(FromPath):
                 facts.append(f"{split} {file.name} {sources.sums[file]}")
         sha256 = sources.sha256
         require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
-        columns = {"image": self.image_column, "label": self.label_column, "client": self.client_column}
+        columns = {
+            "image": self.image_column,
+            "label": self.label_column,
+            "client": self.client_column,
+        }
         settings = [columns, self.size, self.test_fraction]
         fingerprint = hashlib.sha256(os.fsencode("\n".join([*facts, str(settings)]))).hexdigest()
         cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
@@ -108,12 +124,15 @@ class Parquet(FromPath):
         return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256)
 
     def _columns(self, path: Path, schema: "pa.Schema") -> list[str]:
-        """The columns of images (of a struct, its field `bytes`), of labels and, if any, of clients in a file."""
+        """The columns of images (of a struct, its field `bytes`), of labels and, if any, of clients
+        in a file."""
         images = [field.name for field in schema if _holds_bytes(field.type)]
         image = _chosen("image_column", self.image_column, images, path, schema)
         labels = [name for name in LABEL_NAMES if name in schema.names]
         columns = [image, _chosen("label_column", self.label_column, labels, path, schema)]
-        columns += [name for name in schema.names if name == self.client_column]  # test rows may have none
+        columns += [
+            name for name in schema.names if name == self.client_column
+        ]  # test rows may have none
         kind = schema.field(image).type
         if not _holds_bytes(kind):
             rule = "must hold the encoded images themselves in every row"
@@ -153,14 +172,24 @@ class Parquet(FromPath):
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
         tensors["num_classes"] = torch.tensor(num_classes)
-        return tensors if self.client_column is None else tensors | _owners(rows, self.client_column, train, test)
+        return (
+            tensors
+            if self.client_column is None
+            else tensors | _owners(rows, self.client_column, train, test)
+        )
 
-    def _split_rows(self, num_train: int, num_rows: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The positions of the training rows and of the test rows, which come after `num_train` others.
+    def _split_rows(
+        self, num_train: int, num_rows: int | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The positions of the training rows and of the test rows, which come after `num_train`
+        others.
 
         `num_rows` counts both; None: there is no test split.
         """
-        for split, count in (("train", num_train), ("test", num_train if num_rows is None else num_rows - num_train)):
+        for split, count in (
+            ("train", num_train),
+            ("test", num_train if num_rows is None else num_rows - num_train),
+        ):
             if not count:
                 raise DataError(f"dataset.path={self.path}: the {split} split has no rows")
         if num_rows is not None:
@@ -169,14 +198,18 @@ class Parquet(FromPath):
         if not 0 < count < num_train:
             told = f"{self.path} has no test split; set the share of its {num_train} rows to test on, e.g. 0.1"
             raise DataError(f"dataset.test_fraction={self.test_fraction}: {told}")
-        order = np.random.default_rng(0).permutation(num_train)  # fixed: it belongs to the data set, not to a run
+        order = np.random.default_rng(0).permutation(
+            num_train
+        )  # fixed: it belongs to the data set, not to a run
         return np.sort(order[count:]), np.sort(order[:count])
 
 
 def _split_of(file: Path, root: Path, is_lone: bool) -> str:
-    """The split of a file below `root`, from a word in its name ("train-00000-of-00002") or else its folder's.
+    """The split of a file below `root`, from a word in its name ("train-00000-of-00002") or else
+    its folder's.
 
-    A lone file that names no split, or several, is training data; one of several files raises `DataError`.
+    A lone file that names no split, or several, is training data; one of several files raises
+    `DataError`.
     """
     for name in (file.stem, file.parent.name if root not in (file.parent, file) else ""):
         splits = {SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS}
@@ -200,7 +233,9 @@ def _require_one_reading(files: Sequence[Path], split: str) -> None:
             other, path = first.setdefault(key, (reading, file))
             if other != reading:
                 remedy = "move one of them away, or let dataset.path name the folder of one"
-                raise DataError(f"{path} and {file} would be read as one {split} split, its rows twice; {remedy}")
+                raise DataError(
+                    f"{path} and {file} would be read as one {split} split, its rows twice; {remedy}"
+                )
 
 
 def _missing_shards(files: Sequence[Path]) -> list[str]:
@@ -226,24 +261,31 @@ def _sound(path: Path) -> Iterator[None]:
     except MemoryError:  # an ArrowException, too
         raise
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path} is no sound parquet file ({error}); delete it and fetch it again") from error
+        raise DataError(
+            f"{path} is no sound parquet file ({error}); delete it and fetch it again"
+        ) from error
 
 
 def _open(path: Path, source: Any, **options: Any) -> Any:
-    """A parquet file. Checksums of its pages are verified, if it has them (few writers add them)."""
+    """A parquet file. Checksums of its pages are verified, if it has them (few writers add
+    them)."""
     import pyarrow.parquet as pq
 
     with _sound(path):
         return pq.ParquetFile(source, page_checksum_verification=True, **options)
 
 
-def _chosen(key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema") -> str:
+def _chosen(
+    key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema"
+) -> str:
     """The column `name`, or the only one of the `candidates` if that is None."""
     fitting = candidates if name is None else [column for column in schema.names if column == name]
     if len(fitting) != 1:
         fault = f"the columns are {', '.join(schema.names)} in {path}"
         seen = " and ".join(fitting) or "none of them"
-        raise DataError(f"dataset.{key}={name}: {fault}, and {seen} may be meant; set it to one of them")
+        raise DataError(
+            f"dataset.{key}={name}: {fault}, and {seen} may be meant; set it to one of them"
+        )
     return fitting[0]
 
 
@@ -263,7 +305,9 @@ def _without_categories(table: "pa.Table") -> "pa.Table":
     """Replace numbers of categories by what they stand for."""
     for index, column in enumerate(table.columns):
         if _is(column.type, "dictionary"):
-            table = table.set_column(index, table.column_names[index], column.cast(column.type.value_type))
+            table = table.set_column(
+                index, table.column_names[index], column.cast(column.type.value_type)
+            )
     return table
 
 
@@ -274,11 +318,14 @@ def _concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         remedy = "write the files of all splits with one type a column, or move one away"
-        raise DataError(f"{latest}: a column differs from that of the files before it ({error}); {remedy}") from error
+        raise DataError(
+            f"{latest}: a column differs from that of the files before it ({error}); {remedy}"
+        ) from error
 
 
 def _encoded_images(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
-    """The encoded images of all rows, from the first column, of bytes or of structs with a field `bytes`."""
+    """The encoded images of all rows, from the first column, of bytes or of structs with a field
+    `bytes`."""
     from pyarrow import compute
 
     column = table.column(0)
@@ -305,7 +352,8 @@ def _is(kind: "pa.DataType", *names: str) -> bool:
 
 
 def _class_labels(table: "pa.Table", name: str) -> tuple[NDArray[np.int64], int]:
-    """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted order."""
+    """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted
+    order."""
     values = _values(table, name, "label_column")
     if not np.issubdtype(values.dtype, np.integer):
         known, labels = np.unique(values, return_inverse=True)
@@ -319,7 +367,9 @@ def _class_labels(table: "pa.Table", name: str) -> tuple[NDArray[np.int64], int]
     if values.max() >= MAX_CLASSES:
         found = f"must lie in 0..{MAX_CLASSES - 1}, found {values.min()}..{values.max()}"
         remedy = "number the classes from 0, or store the labels as strings"
-        raise DataError(f"dataset.label_column={name}: labels are numbers of classes and {found}; {remedy}")
+        raise DataError(
+            f"dataset.label_column={name}: labels are numbers of classes and {found}; {remedy}"
+        )
     return values.astype(np.int64), max(int(values.max()) + 1, _num_named_classes(table, name))
 
 
@@ -332,15 +382,19 @@ def _num_named_classes(table: "pa.Table", name: str) -> int:
         return 0
 
 
-def _owners(table: "pa.Table", name: str, train: NDArray[np.int64], test: NDArray[np.int64]) -> dict[str, Tensor]:
-    """The owners of the training rows, and those of the test rows by the same numbers, -1 for owners of no training
-    row; none of test rows if one of them lacks an owner."""
+def _owners(
+    table: "pa.Table", name: str, train: NDArray[np.int64], test: NDArray[np.int64]
+) -> dict[str, Tensor]:
+    """The owners of the training rows, and those of the test rows by the same numbers, -1 for
+    owners of no training row; none of test rows if one of them lacks an owner."""
     known, codes = np.unique(_values(table.take(train), name, "client_column"), return_inverse=True)
     owners = {"train_owners": torch.as_tensor(codes.astype(np.int64))}
     tested = table.select([name]).take(test)
     if tested.column(name).null_count:
         return owners
-    return owners | {"test_owners": torch.as_tensor(numbers_in(known, _values(tested, name, "client_column")))}
+    return owners | {
+        "test_owners": torch.as_tensor(numbers_in(known, _values(tested, name, "client_column")))
+    }
 
 
 def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
@@ -352,7 +406,9 @@ def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
         raise DataError(f"dataset.{key}={name}: no file has this column")
     column = table.column(name)
     if column.null_count:
-        raise DataError(f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing")
+        raise DataError(
+            f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing"
+        )
     if not _is(column.type, "integer", "string", "large_string", "boolean"):
         raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
     return column.to_numpy()

@@ -1,4 +1,5 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, fetched by it if absent; verified."""
+"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, fetched by it if
+absent; verified."""
 
 import hashlib
 import math
@@ -30,8 +31,8 @@ MD5 = {
         *("8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965"),
     ),
 }
-"""Checksums of the unpacked images and labels for training and for testing; torchvision checks only the archives, and
-knows no others for EMNIST."""
+"""Checksums of the unpacked images and labels for training and for testing; torchvision checks only
+the archives, and knows no others for EMNIST."""
 
 EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 """The splits' numbers of classes."""
@@ -50,7 +51,9 @@ class _TorchvisionSet(ImageSet):
         """The folder of the files, and their names."""
 
     def source_problem(self) -> Problem | None:
-        return source_problem(self._files()[0], self.data_dir, self.missing, 1_000_000 * MEGABYTES[self.source])
+        return source_problem(
+            self._files()[0], self.data_dir, self.missing, 1_000_000 * MEGABYTES[self.source]
+        )
 
     def missing(self) -> list[str]:
         folder, names = self._files()
@@ -65,10 +68,15 @@ class _TorchvisionSet(ImageSet):
         require_files(folder, self.data_dir, self.missing, fetch, room, self._in_parquet())
 
     def _in_parquet(self) -> str:
-        """Say how a folder with parquet files that is called as the data set is read, if there is one."""
+        """Say how a folder with parquet files that is called as the data set is read, if there is
+        one."""
         name = self.source.lower()
         found = any(any((place / name).glob("*.parquet")) for place in (Path(), self.data_dir))
-        return f"; dataset=parquet dataset.path={name} reads the parquet files in {name}/" if found else ""
+        return (
+            f"; dataset=parquet dataset.path={name} reads the parquet files in {name}/"
+            if found
+            else ""
+        )
 
 
 def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:
@@ -81,9 +89,9 @@ def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:
 class MNISTLike(_TorchvisionSet):
     """MNIST, FashionMNIST or EMNIST, as `source` says, in <data_dir>/<source>/raw.
 
-    `split` is one of EMNIST's splits, and None for the others. EMNIST's images are stored transposed and are transposed
-    back; the labels of its letters are shifted to begin at 0. `sha256`: as in `FromPath`; the files of MNIST and
-    FashionMNIST have known checksums anyhow.
+    `split` is one of EMNIST's splits, and None for the others. EMNIST's images are stored
+    transposed and are transposed back; the labels of its letters are shifted to begin at 0.
+    `sha256`: as in `FromPath`; the files of MNIST and FashionMNIST have known checksums anyhow.
     """
 
     source: Literal["MNIST", "FashionMNIST", "EMNIST"]
@@ -93,7 +101,9 @@ class MNISTLike(_TorchvisionSet):
     def problems(self) -> Problems:
         splits = list(EMNIST) if self.source == "EMNIST" else [None]
         allowed = ", ".join("null" if s is None else s for s in splits)
-        yield rule(self.split in splits, "split", self.split, f"must be one of {allowed} for {self.source}")
+        yield rule(
+            self.split in splits, "split", self.split, f"must be one of {allowed} for {self.source}"
+        )
         yield from super().problems()
         yield sha256_problem(self.sha256)
 
@@ -102,8 +112,14 @@ class MNISTLike(_TorchvisionSet):
 
     def _files(self) -> tuple[Path, list[str]]:
         """Training images and labels, test images and labels."""
-        parts = ("train", "t10k") if self.split is None else (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
-        names = [f"{p}-{kind}" for p in parts for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
+        parts = (
+            ("train", "t10k")
+            if self.split is None
+            else (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
+        )
+        names = [
+            f"{p}-{kind}" for p in parts for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        ]
         return self.data_dir / self.source / "raw", names
 
     def load(self) -> LoadedData:
@@ -113,16 +129,22 @@ class MNISTLike(_TorchvisionSet):
         contents = [sources.read(folder / name) for name in names]
         require_sha256(self.sha256, sources.sha256, str(folder))
         files: dict[str, Tensor] = {}
-        for name, content, md5 in zip(names, contents, MD5.get(self.source, (None,) * 4), strict=True):
+        for name, content, md5 in zip(
+            names, contents, MD5.get(self.source, (None,) * 4), strict=True
+        ):
             _require_md5(folder / name, content, md5)
             files[name] = _parse_idx(folder / name, content)
         tensors = dict(zip(("train_x", "train_y", "test_x", "test_y"), files.values(), strict=True))
         for split in ("train", "test"):
             x, y = tensors[f"{split}_x"], tensors[f"{split}_y"]
-            tensors[f"{split}_x"] = (x.transpose(1, 2).contiguous() if self.source == "EMNIST" else x)[:, None]
+            tensors[f"{split}_x"] = (
+                x.transpose(1, 2).contiguous() if self.source == "EMNIST" else x
+            )[:, None]
             tensors[f"{split}_y"] = y.long() - (1 if self.split == "letters" else 0)
         fingerprint = f"{self.source} {self.split} {digest(files)}"
-        return LoadedData.of(tensors, self.form()[1], self.mean, self.std, fingerprint, sha256=sources.sha256)
+        return LoadedData.of(
+            tensors, self.form()[1], self.mean, self.std, fingerprint, sha256=sources.sha256
+        )
 
 
 def _parse_idx(path: Path, content: bytes) -> Tensor:
@@ -145,7 +167,8 @@ def _parse_idx(path: Path, content: bytes) -> Tensor:
 class CIFAR(_TorchvisionSet):
     """CIFAR10 or CIFAR100, as `source` says, in <data_dir>/cifar-10-batches-py or cifar-100-python.
 
-    The files are pickles; a file is unpickled only if its checksum is the one listed in torchvision.
+    The files are pickles; a file is unpickled only if its checksum is the one listed in
+    torchvision.
     """
 
     channels = 3
@@ -159,7 +182,9 @@ class CIFAR(_TorchvisionSet):
 
     def _files(self) -> tuple[Path, list[str]]:
         kind = self._kind
-        return self.data_dir / kind.base_folder, [name for name, _ in (*kind.train_list, *kind.test_list)]
+        return self.data_dir / kind.base_folder, [
+            name for name, _ in (*kind.train_list, *kind.test_list)
+        ]
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (3, 32, 32), {"CIFAR10": 10, "CIFAR100": 100}[self.source]
@@ -169,7 +194,9 @@ class CIFAR(_TorchvisionSet):
         train, test = self._kind.train_list, self._kind.test_list
         fingerprint = f"{self.source} {' '.join(sorted(md5 for _, md5 in (*train, *test)))}"
         mean, std = tuple(self.mean), tuple(self.std)
-        return LoadedData(self._samples(train), self._samples(test), self.form()[1], mean, std, fingerprint)
+        return LoadedData(
+            self._samples(train), self._samples(test), self.form()[1], mean, std, fingerprint
+        )
 
     def _samples(self, files: list[tuple[str, str]]) -> Samples:
         folder, batches = self._files()[0], []
@@ -178,7 +205,9 @@ class CIFAR(_TorchvisionSet):
             _require_md5(folder / name, content, md5)
             batches.append(pickle.loads(content, encoding="latin1"))
         key = "labels" if self.source == "CIFAR10" else "fine_labels"
-        x = torch.as_tensor(np.concatenate([batch["data"] for batch in batches])).view(-1, 3, 32, 32)
+        x = torch.as_tensor(np.concatenate([batch["data"] for batch in batches])).view(
+            -1, 3, 32, 32
+        )
         return Samples(x, torch.as_tensor([label for batch in batches for label in batch[key]]))
 
 

@@ -1,7 +1,9 @@
-"""A backend whose work is cut into consecutive parts, one for each rank, which rank 0 puts together in their order.
+"""A backend whose work is cut into consecutive parts, one for each rank, which rank 0 puts together
+in their order.
 
-Clients do not depend on each other, and nothing is added up across ranks: what comes back are the updates, gradients
-and logits themselves. All sums are those of the program at rank 0, as it would do them alone.
+Clients do not depend on each other, and nothing is added up across ranks: what comes back are the
+updates, gradients and logits themselves. All sums are those of the program at rank 0, as it would
+do them alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,12 +25,14 @@ from fedsim.engine.schedule import Schedule
 Positions = NDArray[np.int64]
 
 WINDOW = 2**24
-"""Numbers in the gradients that a rank computes for one question: 64 MiB in float32, kept by rank 0 for each rank."""
+"""Numbers in the gradients that a rank computes for one question: 64 MiB in float32, kept by rank 0
+for each rank."""
 
 
 def shares(work: Sequence[int] | NDArray[np.int64], count: int, unit: int = 1) -> dict[int, slice]:
-    """`count` consecutive parts of a list of items, cut where their `work` is the most even: those that are not empty,
-    by rank. `unit`: so many samples are an item; the last one may have fewer."""
+    """`count` consecutive parts of a list of items, cut where their `work` is the most even: those
+    that are not empty, by rank. `unit`: so many samples are an item; the last one may have
+    fewer."""
     ends = np.cumsum([0, *work])
     cuts = [int(np.abs(ends * count - ends[-1] * part).argmin()) for part in range(1, count)]
     parts = enumerate(zip([0, *cuts], [*cuts, len(ends) - 1], strict=True))
@@ -45,16 +49,22 @@ class Holdings:
     def compute(self, kind: str, content: Mapping[str, Any]) -> Any:
         """A part of the work: `train`, `forward` or `gradients`."""
         if kind == "train":
-            return train_part(self.backend, [content["models"][row] for row in content["rows"]], content["part"])
+            return train_part(
+                self.backend, [content["models"][row] for row in content["rows"]], content["part"]
+            )
         if kind == "forward":
             x, part = self.samples[content["name"]], content["part"]
-            return self.backend.forward(content["params"], x if part is None else x[slice(*part)], content["positions"])
-        return list(self.backend.gradients(content["params"], content["positions"], content["names"]))
+            return self.backend.forward(
+                content["params"], x if part is None else x[slice(*part)], content["positions"]
+            )
+        return list(
+            self.backend.gradients(content["params"], content["positions"], content["names"])
+        )
 
 
 def train_part(backend: Backend, start: Sequence[Params], part: Schedule) -> TrainingResult:
-    """Train the clients of a part of a schedule. Where they are fewer than give the same bits as among all of them, one
-    comes several times, and its further results are dropped."""
+    """Train the clients of a part of a schedule. Where they are fewer than give the same bits as
+    among all of them, one comes several times, and its further results are dropped."""
     count, fewest = len(part), backend.fewest_clients
     if count >= fewest:
         return backend.train(start, part)
@@ -80,7 +90,9 @@ class DividedBackend(Backend):
             return self._backend.train(start, schedule)
         parts = {}
         for rank, cut in cuts.items():
-            models = {id(model): dict(model) for model in start[cut]}  # those from which several start come once
+            models = {
+                id(model): dict(model) for model in start[cut]
+            }  # those from which several start come once
             rows = [[*models].index(id(model)) for model in start[cut]]
             parts[rank] = {"models": [*models.values()], "rows": rows, "part": schedule.rows(cut)}
         whole = concatenate_results(self._computed("train", parts), schedule)
@@ -91,7 +103,9 @@ class DividedBackend(Backend):
         passed = 0 if positions is None else self._backend.passed_in_order(len(positions), x)
         if not passed:
             return self._forward(params, x, positions)
-        in_order = None if self._backend.room is None else np.arange(passed)  # `x` is all of them, or room for some
+        in_order = (
+            None if self._backend.room is None else np.arange(passed)
+        )  # `x` is all of them, or room for some
         return self._forward(params, x, in_order)[torch.as_tensor(positions, device=x.device)]
 
     def _forward(self, params: Params, x: Tensor, positions: Positions | None) -> Tensor:
@@ -103,17 +117,25 @@ class DividedBackend(Backend):
             return self._backend.forward(params, x, positions)
         parts = {}
         for rank, cut in cuts.items():
-            part, rows = ([cut.start, cut.stop], None) if positions is None else (None, positions[cut])
+            part, rows = (
+                ([cut.start, cut.stop], None) if positions is None else (None, positions[cut])
+            )
             parts[rank] = {"params": dict(params), "name": name, "part": part, "positions": rows}
         return torch.cat(self._computed("forward", parts))
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self._backend.cross_entropies(logits, labels)
 
-    def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
+    def gradients(
+        self, params: Params, positions: Sequence[Positions], names: Sequence[str]
+    ) -> Iterator[Tensor]:
         size = sum(params[name].numel() for name in names)
-        window = self._others.size * max(WINDOW // max(size, 1), 1)  # so many lists are computed and kept at once
-        for some in (positions[first : first + window] for first in range(0, len(positions), window)):
+        window = self._others.size * max(
+            WINDOW // max(size, 1), 1
+        )  # so many lists are computed and kept at once
+        for some in (
+            positions[first : first + window] for first in range(0, len(positions), window)
+        ):
             cuts = shares([len(own) for own in some], self._others.size)
             if len(cuts) < 2:
                 yield from self._backend.gradients(params, some, names)

@@ -1,6 +1,7 @@
 """Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), followed by the bytes of its tensors.
+Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), followed by the bytes of
+its tensors.
 """
 
 import json
@@ -21,23 +22,30 @@ from fedsim.core.types import Correction
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.schedule import Schedule
 
-DATACLASSES = {f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, Correction, TrainingResult)}
+DATACLASSES = {
+    f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, Correction, TrainingResult)
+}
 """Those that messages may hold."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """`content`: values that `encode` knows; tensors lie on the CPU or on the device of the rank."""
+    """`content`: values that `encode` knows; tensors lie on the CPU or on the device of the
+    rank."""
 
     kind: str
     content: Mapping[str, Any] = field(default_factory=dict)
 
 
 def packed(message: Message) -> tuple[bytes, list[Tensor]]:
-    """The JSON of a message, and the bytes of its tensors: of those on the CPU, and of those on a GPU."""
+    """The JSON of a message, and the bytes of its tensors: of those on the CPU, and of those on a
+    GPU."""
     tensors: dict[str, Tensor] = {}
     content = encode(dict(message.content), tensors, message.kind, DATACLASSES)
-    kinds = [[str(value.dtype).removeprefix("torch."), [*value.shape], value.is_cuda] for value in tensors.values()]
+    kinds = [
+        [str(value.dtype).removeprefix("torch."), [*value.shape], value.is_cuda]
+        for value in tensors.values()
+    ]
     head = json.dumps({"kind": message.kind, "content": content, "tensors": kinds}).encode()
     flat: dict[bool, list[Tensor]] = {False: [torch.empty(0, dtype=torch.uint8)], True: []}
     for value in tensors.values():
@@ -50,7 +58,10 @@ def room_for(head: bytes, device: torch.device) -> list[Tensor]:
     sizes = {False: 0}
     for name, shape, on_gpu in json.loads(head)["tensors"]:
         sizes[on_gpu] = sizes.get(on_gpu, 0) + math.prod(shape) * getattr(torch, name).itemsize
-    return [torch.empty(size, dtype=torch.uint8, device=device if gpu else "cpu") for gpu, size in sizes.items()]
+    return [
+        torch.empty(size, dtype=torch.uint8, device=device if gpu else "cpu")
+        for gpu, size in sizes.items()
+    ]
 
 
 def unpacked(head: bytes, flat: list[Tensor], device: torch.device) -> Message:
@@ -66,7 +77,8 @@ def unpacked(head: bytes, flat: list[Tensor], device: torch.device) -> Message:
 T = TypeVar("T")
 
 WORKING = timedelta(days=1)
-"""How long a rank may work between two messages. One that dies is noticed at once, because its connection breaks."""
+"""How long a rank may work between two messages. One that dies is noticed at once, because its
+connection breaks."""
 
 
 class LostRankError(FedsimError):
@@ -74,12 +86,15 @@ class LostRankError(FedsimError):
 
     def __init__(self, rank: int, size: int, reason: str) -> None:
         text = f"rank {rank} of {size} has ended or cannot be reached any more ({reason})"
-        super().__init__(f"{text}; the same command goes on from the last checkpoint, if there is one")
+        super().__init__(
+            f"{text}; the same command goes on from the last checkpoint, if there is one"
+        )
 
 
 class Link:
-    """The connections of this rank to the others, by the process group of torch.distributed that this process has
-    joined: `size` ranks, whose tensors on GPUs arrive on `device`. Raises `LostRankError` where one has ended."""
+    """The connections of this rank to the others, by the process group of torch.distributed that
+    this process has joined: `size` ranks, whose tensors on GPUs arrive on `device`. Raises
+    `LostRankError` where one has ended."""
 
     def __init__(self, size: int) -> None:
         self.size, self.device = size, torch.device("cpu")
@@ -95,7 +110,10 @@ class Link:
         """The next message of the rank."""
         length = self._received(rank, torch.empty(1, dtype=torch.int64))
         head = self._received(rank, torch.empty(int(length), dtype=torch.uint8)).numpy().tobytes()
-        flat = [self._received(rank, part) if part.numel() else part for part in room_for(head, self.device)]
+        flat = [
+            self._received(rank, part) if part.numel() else part
+            for part in room_for(head, self.device)
+        ]
         return unpacked(head, flat, self.device)
 
     def _received(self, rank: int, into: Tensor) -> Tensor:
@@ -113,16 +131,20 @@ class Link:
 
 
 class Others:
-    """The other ranks as rank 0 sees them: they answer questions, side by side. `size`: of all, with this one.
+    """The other ranks as rank 0 sees them: they answer questions, side by side. `size`: of all,
+    with this one.
 
-    `in_step`: no answer is outstanding, so that they wait for the next message; `lost`: one has ended.
+    `in_step`: no answer is outstanding, so that they wait for the next message; `lost`: one has
+    ended.
     """
 
     def __init__(self, link: Link) -> None:
         self.link, self.size, self.in_step = link, link.size, True
         self.lost: LostRankError | None = None
 
-    def ask(self, requests: Mapping[int, Message], own: Callable[[], T]) -> tuple[T, dict[int, Message]]:
+    def ask(
+        self, requests: Mapping[int, Message], own: Callable[[], T]
+    ) -> tuple[T, dict[int, Message]]:
         """What `own` returns, and the answers of the ranks of `requests`, which work meanwhile.
 
         Raises what `own` raises, or an error that names the first rank that has raised anything.

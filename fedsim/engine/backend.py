@@ -1,5 +1,6 @@
-"""What trains stacks of local models. To add one: a subclass of `Backend`, whose constructor takes the `Workload` and
-keyword-only, annotated switches, and a YAML in conf/engine/. It must equal the reference (tests/test_engine.py)."""
+"""What trains stacks of local models. To add one: a subclass of `Backend`, whose constructor takes
+the `Workload` and keyword-only, annotated switches, and a YAML in conf/engine/. It must equal the
+reference (tests/test_engine.py)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
@@ -30,8 +31,8 @@ def workers_problem(workers: int | Literal["auto"]) -> Problem | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a backend is built for. `total_steps` is about how many local steps a client would make if it took part in
-    all rounds of the run; for what pays only in long runs."""
+    """What a backend is built for. `total_steps` is about how many local steps a client would make
+    if it took part in all rounds of the run; for what pays only in long runs."""
 
     model: nn.Module
     data: ClientData
@@ -46,17 +47,23 @@ class Workload:
         return None if chain is not None and chain.flattens_late and several_axes else chain
 
     def linear_chain(self, precision: str) -> Chain | None:
-        """The chain, if it is one of linear layers alone: its passes are written out, though not in bfloat16."""
-        return self.chain if self.chain is not None and self.chain.is_linear and precision != "bf16" else None
+        """The chain, if it is one of linear layers alone: its passes are written out, though not in
+        bfloat16."""
+        return (
+            self.chain
+            if self.chain is not None and self.chain.is_linear and precision != "bf16"
+            else None
+        )
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """`delta` [K, ...]: w_k minus the model that client k started from, for all tensors that travel, on the device;
-    `losses` [K, S, B]: every sample's loss before the step that it was used in (anything where the schedule's mask is
-    false); `momentum` [K, ...]: the optimiser's last momentum buffers, None where it has none; `finite` [K]: which
-    rows of `delta` hold neither a nan nor infinity, None where the backend leaves that to be found out
-    (`fedsim.engine.engine.fetched` fetches it together with the losses)."""
+    """`delta` [K, ...]: w_k minus the model that client k started from, for all tensors that
+    travel, on the device; `losses` [K, S, B]: every sample's loss before the step that it was used
+    in (anything where the schedule's mask is false); `momentum` [K, ...]: the optimiser's last
+    momentum buffers, None where it has none; `finite` [K]: which rows of `delta` hold neither a nan
+    nor infinity, None where the backend leaves that to be found out (`fedsim.engine.engine.fetched`
+    fetches it together with the losses)."""
 
     delta: Stack
     losses: NDArray[Any]
@@ -66,8 +73,14 @@ class TrainingResult:
     def rows(self, rows: slice) -> "TrainingResult":
         """That of some clients, without a copy."""
         delta = {name: value[rows] for name, value in self.delta.items()}
-        momentum = None if self.momentum is None else {name: value[rows] for name, value in self.momentum.items()}
-        return TrainingResult(delta, self.losses[rows], momentum, None if self.finite is None else self.finite[rows])
+        momentum = (
+            None
+            if self.momentum is None
+            else {name: value[rows] for name, value in self.momentum.items()}
+        )
+        return TrainingResult(
+            delta, self.losses[rows], momentum, None if self.finite is None else self.finite[rows]
+        )
 
 
 class Backend(ABC):
@@ -78,16 +91,18 @@ class Backend(ABC):
     exact: bool = False
     """Whether it gives the same bits on every processor."""
     pass_size: int = 1
-    """Samples that `forward` passes at once: cut at multiples of it, a pass gives the same bits in parts."""
-    fewest_clients: int = 1
-    """Clients in one call of `train` from which on what one of them gets does not depend on how many they are."""
-    room: int | None = None
-    """Samples that it holds at once, where they are made on demand: a call of `train` that needs more is taken in
+    """Samples that `forward` passes at once: cut at multiples of it, a pass gives the same bits in
     parts."""
+    fewest_clients: int = 1
+    """Clients in one call of `train` from which on what one of them gets does not depend on how
+    many they are."""
+    room: int | None = None
+    """Samples that it holds at once, where they are made on demand: a call of `train` that needs
+    more is taken in parts."""
 
     def passed_in_order(self, count: int, x: Tensor) -> int:
-        """How many samples, from position 0 on, `forward` passes in their order where only `count` of those at `x` are
-        wanted; 0: it passes the wanted ones alone."""
+        """How many samples, from position 0 on, `forward` passes in their order where only `count`
+        of those at `x` are wanted; 0: it passes the wanted ones alone."""
         return 0
 
     @property
@@ -97,31 +112,43 @@ class Backend(ABC):
 
     @abstractmethod
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Train K models, each from `start[k]` (not modified; entries may be one object), by `schedule`."""
+        """Train K models, each from `start[k]` (not modified; entries may be one object), by
+        `schedule`."""
 
     @abstractmethod
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
-        """Logits of `params` in eval mode for `x` [n, ...], or for its rows `positions`: [n or len(positions), C]."""
+        """Logits of `params` in eval mode for `x` [n, ...], or for its rows `positions`: [n or
+        len(positions), C]."""
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
         """-log p of the `labels` [n] by `logits` [n, C], float64, one for each sample [n]."""
         return F.cross_entropy(logits.double(), labels, reduction="none")
 
     def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Whether the highest logit, of equal ones the first, is that of the label [n], on the logits' device."""
+        """Whether the highest logit, of equal ones the first, is that of the label [n], on the
+        logits' device."""
         return logits.argmax(1) == labels
 
     @abstractmethod
-    def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
-        """For each list of positions in the workload's data, the gradient of its mean cross-entropy in eval mode, in
-        the parameters `names`, flat [D] in their order; zeros for an empty list."""
+    def gradients(
+        self, params: Params, positions: Sequence[Positions], names: Sequence[str]
+    ) -> Iterator[Tensor]:
+        """For each list of positions in the workload's data, the gradient of its mean cross-entropy
+        in eval mode, in the parameters `names`, flat [D] in their order; zeros for an empty
+        list."""
 
     @property
     def max_joint_clients(self) -> int:
-        """Clients of several runs that are worth training in one call (1: training them jointly gains nothing)."""
+        """Clients of several runs that are worth training in one call (1: training them jointly
+        gains nothing)."""
         return 1
 
     def joint_key(self, schedule: Schedule) -> Hashable:
-        """Schedules with equal keys give the same bits whether they are trained in one call or each in its own. Here:
-        products of matrices of one shape are the same however many there are, from two on."""
-        return (schedule.lr, schedule.widths, schedule.correction.kind) if len(schedule) > 1 else object()
+        """Schedules with equal keys give the same bits whether they are trained in one call or each
+        in its own. Here: products of matrices of one shape are the same however many there are,
+        from two on."""
+        return (
+            (schedule.lr, schedule.widths, schedule.correction.kind)
+            if len(schedule) > 1
+            else object()
+        )

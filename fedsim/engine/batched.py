@@ -1,4 +1,5 @@
-"""All clients as one tensor program: their models stacked on a client axis, one forward and backward pass for all."""
+"""All clients as one tensor program: their models stacked on a client axis, one forward and
+backward pass for all."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -19,8 +20,9 @@ from fedsim.engine.torch_backend import TorchBackend
 
 
 class BatchedBackend(TorchBackend):
-    """torch.func's vmap over clients. Clients with fewer samples are padded and masked; those with fewer steps are the
-    last rows of the stack and leave it early. The passes of chains of linear layers are written out, and not compiled.
+    """torch.func's vmap over clients. Clients with fewer samples are padded and masked; those with
+    fewer steps are the last rows of the stack and leave it early. The passes of chains of linear
+    layers are written out, and not compiled.
     """
 
     fewest_clients = 2
@@ -70,14 +72,18 @@ class BatchedBackend(TorchBackend):
         back = np.argsort(order, kind="stable")
         delta, momentum = as_columns(_in_order(program.delta(), back)), program.momentum()
         values, finite = fetched(losses, delta)
-        return TrainingResult(delta, values[back], None if momentum is None else _in_order(momentum, back), finite)
+        return TrainingResult(
+            delta, values[back], None if momentum is None else _in_order(momentum, back), finite
+        )
 
 
 def _stacked(models: Sequence[Params]) -> Stack:
     """The models [K, ...], which may share memory where they are one object."""
     distinct = list({id(model): model for model in models}.values())
     if len(distinct) == 1:
-        return {name: value.expand(len(models), *value.shape) for name, value in distinct[0].items()}
+        return {
+            name: value.expand(len(models), *value.shape) for name, value in distinct[0].items()
+        }
     number = {id(model): row for row, model in enumerate(distinct)}
     rows = torch.as_tensor([number[id(model)] for model in models])
     stacked = {name: torch.stack([model[name] for model in distinct]) for name in distinct[0]}
@@ -88,4 +94,6 @@ def _in_order(stack: Stack, rows: NDArray[np.int64]) -> Stack:
     """`stack` with its rows in the order `rows`, without a copy where they are so already."""
     if (rows[:-1] < rows[1:]).all():
         return stack
-    return {name: value[torch.as_tensor(rows, device=value.device)] for name, value in stack.items()}
+    return {
+        name: value[torch.as_tensor(rows, device=value.device)] for name, value in stack.items()
+    }

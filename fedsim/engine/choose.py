@@ -1,4 +1,5 @@
-"""The backend that fits model, device and length of the run, by a fixed rule: a repeated run is the same run."""
+"""The backend that fits model, device and length of the run, by a fixed rule: a repeated run is the
+same run."""
 
 from contextlib import suppress
 
@@ -17,25 +18,36 @@ from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import Schedule
 
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
-"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a step of ten MLPs of
-workload W1 on two cores is some .8 ms shorter, one of a client of W2 some 5 ms of a core (docs/performance.md)."""
+"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a
+step of ten MLPs of workload W1 on two cores is some .8 ms shorter, one of a client of W2 some 5 ms
+of a core (docs/performance.md)."""
 TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
-"""Of the first losses and changes, relative to their size: rounding is far below, and a wrong kernel far above."""
+"""Of the first losses and changes, relative to their size: rounding is far below, and a wrong
+kernel far above."""
 
 
 def choose_backend(
     workload: Workload, *, precision: Precision, compile: Compile, deterministic: bool | None = None
 ) -> Backend:
-    """On a GPU, `graph` for what it can train, where its first steps agree with those of the engine that would train
-    otherwise: recorded steps are the fewest launches. On a CPU, `native` for what it can train, in runs long enough to
-    compile for. Else `sequential` for convolutional models on a CPU, where grouped convolutions are slow, and for
-    models that cannot run batched; `batched` otherwise."""
+    """On a GPU, `graph` for what it can train, where its first steps agree with those of the engine
+    that would train otherwise: recorded steps are the fewest launches. On a CPU, `native` for what
+    it can train, in runs long enough to compile for. Else `sequential` for convolutional models on
+    a CPU, where grouped convolutions are slow, and for models that cannot run batched; `batched`
+    otherwise."""
     convolutional, on_gpu = is_convolutional(workload.model), workload.data.x.is_cuda
-    reason = ("convolutions on a GPU" if on_gpu else "convolutions on a CPU") if convolutional else "no convolutions"
+    reason = (
+        ("convolutions on a GPU" if on_gpu else "convolutions on a CPU")
+        if convolutional
+        else "no convolutions"
+    )
     if on_gpu:
         with suppress(ConfigError):
-            graph = GraphBackend(workload, precision=precision, chunk_size="auto", deterministic=deterministic)
-            problem = _disagreement(graph, _in_torch(workload, precision, False, deterministic, reason), precision)
+            graph = GraphBackend(
+                workload, precision=precision, chunk_size="auto", deterministic=deterministic
+            )
+            problem = _disagreement(
+                graph, _in_torch(workload, precision, False, deterministic, reason), precision
+            )
             if problem is None:
                 return _because("a GPU", graph)
             tell(f"engine=auto: not engine=graph, {problem}")
@@ -52,7 +64,11 @@ def choose_backend(
 
 
 def _in_torch(
-    workload: Workload, precision: Precision, compile: Compile, deterministic: bool | None, reason: str
+    workload: Workload,
+    precision: Precision,
+    compile: Compile,
+    deterministic: bool | None,
+    reason: str,
 ) -> Backend:
     """Batched where that can be; not convolutions on a CPU, and those on a GPU uncompiled."""
     convolutional = is_convolutional(workload.model)
@@ -60,12 +76,18 @@ def _in_torch(
         compile = False if convolutional else compile
         try:
             batched = BatchedBackend(
-                workload, precision=precision, chunk_size="auto", compile=compile, deterministic=deterministic
+                workload,
+                precision=precision,
+                chunk_size="auto",
+                compile=compile,
+                deterministic=deterministic,
             )
             return _because(reason, batched)
         except ConfigError as error:
             reason = error.problems[0].rule
-    one_by_one = ReferenceBackend(workload, precision=precision, workers="auto", deterministic=deterministic)
+    one_by_one = ReferenceBackend(
+        workload, precision=precision, workers="auto", deterministic=deterministic
+    )
     return _because(reason, one_by_one)
 
 
@@ -75,8 +97,8 @@ def _because(reason: str, backend: Backend) -> Backend:
 
 
 def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> str | None:
-    """Why recorded steps are not to be trusted on this machine: None where two short steps of two clients give what
-    `other` gives, up to rounding, or no finite values."""
+    """Why recorded steps are not to be trusted on this machine: None where two short steps of two
+    clients give what `other` gives, up to rounding, or no finite values."""
     x, model = graph.data.x, graph.model
     if not len(x):
         return None
@@ -91,8 +113,14 @@ def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> 
         reason = str(error).strip().partition("\n")[0][:200]
         return f"which fails on this machine: {reason}"
     losses = [torch.as_tensor(result.losses[schedule.mask]) for result in (wanted, found)]
-    changes = [torch.cat([result.delta[n].flatten().cpu() for n in wanted.delta]) for result in (wanted, found)]
+    changes = [
+        torch.cat([result.delta[n].flatten().cpu() for n in wanted.delta])
+        for result in (wanted, found)
+    ]
     for right, own in (losses, changes):
-        if right.isfinite().all() and not (right - own).norm() <= TOLERANCE[precision] * right.norm():
+        if (
+            right.isfinite().all()
+            and not (right - own).norm() <= TOLERANCE[precision] * right.norm()
+        ):
             return "whose first steps on this machine differ from those of the other engines"
     return None

@@ -1,7 +1,9 @@
-"""What a device is asked for: compiled functions, the precision of its passes, and how much fits into its memory.
+"""What a device is asked for: compiled functions, the precision of its passes, and how much fits
+into its memory.
 
-Parameters, updates and losses are float32 always. What torch computes in on a GPU depends on switches of the whole
-process, which every backend that computes with torch sets here: outside of passes, products are those of float32.
+Parameters, updates and losses are float32 always. What torch computes in on a GPU depends on
+switches of the whole process, which every backend that computes with torch sets here: outside of
+passes, products are those of float32.
 """
 
 import copy
@@ -20,21 +22,25 @@ from fedsim.core.errors import Problem, rule
 
 Compile = Literal["auto"] | bool
 WORTH_STEPS = 10_000
-"""Local steps of a run, one client's, from which on compiling pays: it takes some 10 s, and saves 1 to 3 ms a step
-(docs/performance.md)."""
+"""Local steps of a run, one client's, from which on compiling pays: it takes some 10 s, and saves 1
+to 3 ms a step (docs/performance.md)."""
 
 
 def worth_compiling(choice: Compile, num_steps: int, enough: int = WORTH_STEPS) -> bool:
-    """Whether to compile for a run with so many local steps. A fixed rule, so that a repeated run is the same run."""
+    """Whether to compile for a run with so many local steps. A fixed rule, so that a repeated run
+    is the same run."""
     return num_steps >= enough if choice == "auto" else choice
 
 
 class Compiled:
-    """A function that is compiled at its first call. Where that fails, it is called uncompiled from then on, and a
-    warning is printed. It must not change its arguments, because a call that fails is repeated."""
+    """A function that is compiled at its first call. Where that fails, it is called uncompiled from
+    then on, and a warning is printed. It must not change its arguments, because a call that fails
+    is repeated."""
 
     def __init__(self, plain: Callable[..., Any]) -> None:
-        logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # it warns that there is no GPU
+        logging.getLogger("torch.utils.cpp_extension").setLevel(
+            logging.ERROR
+        )  # it warns that there is no GPU
         self._plain = plain
         self._fast = torch.compile(plain)
         self.failure: str | None = None
@@ -64,8 +70,8 @@ def tell(text: str) -> None:
 
 
 Precision = Literal["float32", "tf32", "bf16"]
-"""`tf32`: products and convolutions of tensors rounded to 10 bits behind the point, summed in float32 (a GPU's tensor
-cores). `bf16`: the same in bfloat16 (torch.autocast)."""
+"""`tf32`: products and convolutions of tensors rounded to 10 bits behind the point, summed in
+float32 (a GPU's tensor cores). `bf16`: the same in bfloat16 (torch.autocast)."""
 
 _CUDNN: Any = torch.backends.cudnn
 
@@ -78,12 +84,14 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 def precision_problem(precision: Precision, device: torch.device) -> Problem | None:
     """TF32 is refused on a CPU, whose results would pass for those of a GPU's."""
     possible = precision != "tf32" or device.type == "cuda"
-    return rule(possible, "precision", precision, "needs a CUDA GPU", "use engine.precision=float32")
+    return rule(
+        possible, "precision", precision, "needs a CUDA GPU", "use engine.precision=float32"
+    )
 
 
 def prepare(device: torch.device, deterministic: bool | None) -> None:
-    """Set the switches of a GPU for what is computed outside of passes. `deterministic`: cuDNN takes only algorithms
-    that add in the same order every time (None: yes)."""
+    """Set the switches of a GPU for what is computed outside of passes. `deterministic`: cuDNN
+    takes only algorithms that add in the same order every time (None: yes)."""
     if device.type == "cuda":
         _set_products("ieee")
         _CUDNN.deterministic = deterministic is not False
@@ -91,7 +99,8 @@ def prepare(device: torch.device, deterministic: bool | None) -> None:
 
 
 def passes_in(precision: Precision, device: torch.device) -> AbstractContextManager[None]:
-    """The context of forward and backward passes, or of their recording; may be entered again, not inside itself."""
+    """The context of forward and backward passes, or of their recording; may be entered again, not
+    inside itself."""
     return _Tf32() if precision == "tf32" and device.type == "cuda" else nullcontext()
 
 
@@ -112,22 +121,28 @@ def switches() -> dict[str, Any]:
 
 
 def _set_products(kind: Literal["ieee", "tf32"]) -> None:
-    _CUDNN.allow_tf32 = kind == "tf32"  # the older name: torch refuses to read it where it disagrees
+    _CUDNN.allow_tf32 = (
+        kind == "tf32"
+    )  # the older name: torch refuses to read it where it disagrees
     torch.backends.cuda.matmul.fp32_precision = kind
     _CUDNN.conv.fp32_precision = kind
     _CUDNN.rnn.fp32_precision = kind
 
 
 MEMORY_SHARE = 0.2
-"""Share of the device's memory that the stacked models of one chunk may take with `chunk_size: auto`, and a pass."""
+"""Share of the device's memory that the stacked models of one chunk may take with `chunk_size:
+auto`, and a pass."""
 COPIES = 6
-"""A model's size counts so often while it trains: parameters, gradients, optimiser state and results."""
+"""A model's size counts so often while it trains: parameters, gradients, optimiser state and
+results."""
 PASSES = 2
-"""Outputs of layers count so often: what functions without a layer keep, and gradients, take as much again."""
+"""Outputs of layers count so often: what functions without a layer keep, and gradients, take as
+much again."""
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of the whole memory, and not of what is free, so that a run on the same machine is always cut alike."""
+    """Bytes of the whole memory, and not of what is free, so that a run on the same machine is
+    always cut alike."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return memory_of_machine()
@@ -135,11 +150,14 @@ def device_memory(device: torch.device) -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether there was no memory left; torch has no class of error for that on a CPU."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator" in str(
+        error
+    )
 
 
 def rows_that_fit(model: nn.Module, device: torch.device, activations: int = 0) -> int:
-    """Clients that fit into a share of the memory; `activations`: bytes of the outputs of one client's layers."""
+    """Clients that fit into a share of the memory; `activations`: bytes of the outputs of one
+    client's layers."""
     row = COPIES * model_bytes(model) + PASSES * activations
     return max(1, int(device_memory(device) * MEMORY_SHARE / max(row, 1)))
 
@@ -155,7 +173,8 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def activation_bytes(model: nn.Module, x: Tensor) -> int:
-    """Bytes of the outputs of all layers for one sample of `x` [n, ...], and of the sample; 0 without samples."""
+    """Bytes of the outputs of all layers for one sample of `x` [n, ...], and of the sample; 0
+    without samples."""
     if not len(x):
         return 0
     found = [x[0].nbytes]

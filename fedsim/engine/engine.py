@@ -1,4 +1,5 @@
-"""Local training, losses, gradients and evaluation of the clients of one run, on top of a backend."""
+"""Local training, losses, gradients and evaluation of the clients of one run, on top of a
+backend."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,8 +20,11 @@ from fedsim.engine.model import has_batch_norm, has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 
 
-def mean_losses(losses: NDArray[Any], schedule: Schedule) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """`loss` and `rms_loss` [K] of a `Cohort`, of the `losses` [K, S, B] of all samples; nan without a step."""
+def mean_losses(
+    losses: NDArray[Any], schedule: Schedule
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`loss` and `rms_loss` [K] of a `Cohort`, of the `losses` [K, S, B] of all samples; nan
+    without a step."""
     losses = np.where(schedule.mask, losses, 0.0).astype(np.float64)
     with np.errstate(invalid="ignore"):
         loss = _sum(_sum(losses) / np.maximum(schedule.counts, 1)) / schedule.steps
@@ -28,21 +32,26 @@ def mean_losses(losses: NDArray[Any], schedule: Schedule) -> tuple[NDArray[np.fl
 
 
 def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
-    """The `losses` and `finite` of a `TrainingResult`, from a GPU in one copy, which the host waits for once."""
+    """The `losses` and `finite` of a `TrainingResult`, from a GPU in one copy, which the host waits
+    for once."""
     if not losses.is_cuda:
         return losses.numpy(), None
-    sums = flat_rows(delta).sum(1)  # finite exactly where all entries are, or they are so large that it is not
+    sums = flat_rows(delta).sum(
+        1
+    )  # finite exactly where all entries are, or they are so large that it is not
     values = torch.cat([losses.flatten(), sums.to(losses.dtype)]).cpu().numpy()
     return values[: losses.numel()].reshape(losses.shape), np.isfinite(values[losses.numel() :])
 
 
 def _sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Over the last axis, one term after another: zeros at its end, which stand for padding, change no bit."""
+    """Over the last axis, one term after another: zeros at its end, which stand for padding, change
+    no bit."""
     return values.cumsum(-1)[..., -1] if values.shape[-1] else np.zeros(values.shape[:-1])
 
 
 def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> TrainingResult:
-    """Consecutive parts of a schedule, each of which was trained without the steps that none of its clients makes."""
+    """Consecutive parts of a schedule, each of which was trained without the steps that none of its
+    clients makes."""
     losses = np.zeros(schedule.positions.shape, parts[0].losses.dtype)
     first = 0
     for part in parts:
@@ -59,9 +68,12 @@ def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> 
 
 
 class Engine:
-    """Knows which client holds which samples, and the random streams of their batches; the backend computes."""
+    """Knows which client holds which samples, and the random streams of their batches; the backend
+    computes."""
 
-    def __init__(self, backend: Backend, workload: Workload, work: LocalWork, streams: Streams) -> None:
+    def __init__(
+        self, backend: Backend, workload: Workload, work: LocalWork, streams: Streams
+    ) -> None:
         self.backend = backend
         self.workload = workload
         self.data = workload.data
@@ -86,9 +98,7 @@ class Engine:
         if not num_alone or not has_batch_norm(self.workload.model):
             return None
         fault = f"{num_alone} of {len(sizes)} clients have a batch of one sample, in which batch norm sees no variance"
-        return (
-            f"local.batch_size={self.work.batch_size}: {fault}; another size, or a model without batch norm, avoids it"
-        )
+        return f"local.batch_size={self.work.batch_size}: {fault}; another size, or a model without batch norm, avoids it"
 
     def train(
         self,
@@ -99,20 +109,26 @@ class Engine:
         start: Sequence[Params] | None = None,
         correction: Correction | None = None,
     ) -> Cohort:
-        """Train clients `ids` from `params` (not modified) in `round` (1-based) with learning rate `lr`.
+        """Train clients `ids` from `params` (not modified) in `round` (1-based) with learning rate
+        `lr`.
 
-        `start`: a model for each of them in place of `params`; updates are differences to `params` all the same.
-        `correction`: of their gradients (the losses are those without it). Raises `FedsimError` where its shift has not
-        the trained parameters' names, sizes, type and device.
+        `start`: a model for each of them in place of `params`; updates are differences to `params`
+        all the same. `correction`: of their gradients (the losses are those without it). Raises
+        `FedsimError` where its shift has not the trained parameters' names, sizes, type and device.
         """
-        schedule = make_schedule(self.data.train, self.work, self._streams, round, ids, lr, dropout=self._dropout)
+        schedule = make_schedule(
+            self.data.train, self.work, self._streams, round, ids, lr, dropout=self._dropout
+        )
         if correction:
             self._check_shift(correction.shift, params, len(ids))
             schedule = replace(schedule, correction=correction)
         result = self.backend.train([params] * len(ids) if start is None else start, schedule)
         delta = result.delta
         if start is not None:
-            moved = {name: torch.stack([model[name] for model in start]) - value for name, value in params.items()}
+            moved = {
+                name: torch.stack([model[name] for model in start]) - value
+                for name, value in params.items()
+            }
             delta = {name: change + moved[name] for name, change in delta.items()}
         loss, rms_loss = mean_losses(result.losses, schedule)
         return Cohort(
@@ -133,28 +149,41 @@ class Engine:
         if shift is None:
             return
         like = {name: params[name].expand(count, *params[name].shape) for name in self.trained}
-        found, wanted = ({n: f"{list(v.shape)} {v.dtype} {v.device}" for n, v in one.items()} for one in (shift, like))
+        found, wanted = (
+            {n: f"{list(v.shape)} {v.dtype} {v.device}" for n, v in one.items()}
+            for one in (shift, like)
+        )
         for name in {**wanted, **found}:
             if (was := found.get(name, "missing")) != (must := wanted.get(name, "missing")):
                 raise FedsimError(f"the shift of a correction: {name} is {was}; must be {must}")
 
     def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Mean cross-entropy of `params` in eval mode over each list of positions in `data` [len(positions)]; of none,
-        nan. All lists pass through the model together."""
+        """Mean cross-entropy of `params` in eval mode over each list of positions in `data`
+        [len(positions)]; of none, nan. All lists pass through the model together."""
         return self._means(params, positions, self.backend.cross_entropies)
 
-    def accuracies(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Accuracy of `params` in eval mode over each list of positions in `data` [len(positions)]; of none, nan."""
+    def accuracies(
+        self, params: Params, positions: Sequence[NDArray[np.int64]]
+    ) -> NDArray[np.float64]:
+        """Accuracy of `params` in eval mode over each list of positions in `data` [len(positions)];
+        of none, nan."""
         return self._means(params, positions, self.backend.hits)
 
     def _means(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], values: Callable[[Tensor, Tensor], Tensor]
+        self,
+        params: Params,
+        positions: Sequence[NDArray[np.int64]],
+        values: Callable[[Tensor, Tensor], Tensor],
     ) -> NDArray[np.float64]:
         own = ByClient.of(positions)
         sizes, chosen = own.sizes, own.flat
         if not len(chosen):
             return np.full(len(sizes), np.nan)
-        found = values(self.backend.forward(params, self.data.x, chosen), self._labels(chosen)).cpu().numpy()
+        found = (
+            values(self.backend.forward(params, self.data.x, chosen), self._labels(chosen))
+            .cpu()
+            .numpy()
+        )
         totals = np.bincount(np.repeat(np.arange(len(sizes)), sizes), found, minlength=len(sizes))
         with np.errstate(invalid="ignore"):
             return totals / sizes
@@ -164,19 +193,24 @@ class Engine:
         return y[to_device(torch.as_tensor(positions), y.device)]
 
     def client_gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
+        self,
+        params: Params,
+        positions: Sequence[NDArray[np.int64]],
+        names: Sequence[str] | None = None,
     ) -> Iterator[Tensor]:
-        """For each list of positions in `data`, the gradient of its mean cross-entropy in eval mode, flat [D], in the
-        parameters `names` (None: all that are trained). An empty list gives zeros."""
+        """For each list of positions in `data`, the gradient of its mean cross-entropy in eval
+        mode, flat [D], in the parameters `names` (None: all that are trained). An empty list gives
+        zeros."""
         return self.backend.gradients(params, positions, self.trained if names is None else names)
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
-        """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the device."""
+        """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the
+        device."""
         return self.evaluate_samples(params, x, y)[0]
 
     def evaluate_samples(self, params: Params, x: Tensor, y: Tensor) -> tuple[Evaluation, Tensor]:
-        """As `evaluate`, and which of the samples are classified correctly [n], on the device. Raises `ConfigError` for
-        a model whose output is not logits."""
+        """As `evaluate`, and which of the samples are classified correctly [n], on the device.
+        Raises `ConfigError` for a model whose output is not logits."""
         output = self.backend.forward(params, x)
         classes, shape = self.data.num_classes, list(output.shape)
         if len(shape) != 2 or shape[0] != len(x) or shape[1] < classes:
@@ -190,9 +224,14 @@ class Engine:
         return Evaluation(found[0] / len(y), found[1] / len(y)), hits
 
     def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of the samples at these positions in `data` are classified correctly, by their true labels."""
+        """Which of the samples at these positions in `data` are classified correctly, by their true
+        labels."""
         labels = self._labels(positions, self.data.true_y)
-        return self.backend.hits(self.backend.forward(params, self.data.x, positions), labels).cpu().numpy()
+        return (
+            self.backend.hits(self.backend.forward(params, self.data.x, positions), labels)
+            .cpu()
+            .numpy()
+        )
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""

@@ -1,8 +1,8 @@
 """Users' models as engines take them: what travels, copies that can be trained, and what cannot.
 
-Dropout masks are counter-based: functions of (seed, round, client, step, layer, element) alone, whether clients train
-one by one or side by side, padded or not. An element is its place in the layer's input, so that padding changes masks
-where the batch is not the first axis.
+Dropout masks are counter-based: functions of (seed, round, client, step, layer, element) alone,
+whether clients train one by one or side by side, padded or not. An element is its place in the
+layer's input, so that padding changes masks where the batch is not the first axis.
 """
 
 import copy
@@ -54,15 +54,17 @@ _CALLS = 2**20  # more applications of one layer in a step than there will ever 
 
 
 def mix(z: Tensor) -> Tensor:
-    """SplitMix64's finaliser (Steele, Lea and Flood, 2014) on int64; the arithmetic wraps as unsigned would."""
+    """SplitMix64's finaliser (Steele, Lea and Flood, 2014) on int64; the arithmetic wraps as
+    unsigned would."""
     z = (z ^ ((z >> 30) & (2**34 - 1))) * _MIX_1
     z = (z ^ ((z >> 27) & (2**37 - 1))) * _MIX_2
     return z ^ ((z >> 31) & (2**33 - 1))
 
 
 class KeyedDropout(nn.Module):
-    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine supplies per step), and
-    of `calls`, the applications within a step, which the engine sets back to 0 before each."""
+    """Inverted dropout whose mask is a pure function of `key` (an int64 scalar that the engine
+    supplies per step), and of `calls`, the applications within a step, which the engine sets back
+    to 0 before each."""
 
     key: Tensor
 
@@ -83,9 +85,11 @@ class KeyedDropout(nn.Module):
 
 
 def dropout_mask(keys: Tensor, layer: int, calls: int, shape: Sequence[int], p: float) -> Tensor:
-    """What the `calls`-th application of a layer keeps of an input of `shape`, for each of `keys` [...]: bool
-    [..., *shape]."""
-    salt = ((1 + calls + layer * _CALLS) * _GOLDEN + 2**63) % 2**64 - 2**63  # as an int64 would hold it
+    """What the `calls`-th application of a layer keeps of an input of `shape`, for each of `keys`
+    [...]: bool [..., *shape]."""
+    salt = (
+        (1 + calls + layer * _CALLS) * _GOLDEN + 2**63
+    ) % 2**64 - 2**63  # as an int64 would hold it
     element = torch.arange(math.prod(shape), device=keys.device).view(*shape)
     start = mix(keys + salt)
     bits = mix(start.view(*start.shape, *[1] * len(shape)) + element * _GOLDEN)
@@ -93,8 +97,8 @@ def dropout_mask(keys: Tensor, layer: int, calls: int, shape: Sequence[int], p: 
 
 
 class MaskedBatchNorm(nn.Module):
-    """BatchNorm over the samples that `mask` [batch] marks, as torch's layer on these alone; one value per channel,
-    which torch refuses in training, counts as a batch of variance zero."""
+    """BatchNorm over the samples that `mask` [batch] marks, as torch's layer on these alone; one
+    value per channel, which torch refuses in training, counts as a batch of variance zero."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -124,7 +128,9 @@ class MaskedBatchNorm(nn.Module):
             self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)
             self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)
         y = centred * torch.rsqrt(var + self.eps).view(channels)
-        return y if self.weight is None else y * self.weight.view(channels) + self.bias.view(channels)
+        return (
+            y if self.weight is None else y * self.weight.view(channels) + self.bias.view(channels)
+        )
 
 
 class _LenientBatchNorm(nn.BatchNorm2d):
@@ -138,7 +144,11 @@ class _LenientBatchNorm(nn.BatchNorm2d):
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)
             if self.running_mean is not None and self.running_var is not None:
-                share = 1 / int(self.num_batches_tracked or 1) if self.momentum is None else self.momentum
+                share = (
+                    1 / int(self.num_batches_tracked or 1)
+                    if self.momentum is None
+                    else self.momentum
+                )
                 self.running_mean.lerp_(x.flatten(), share)
                 self.running_var.lerp_(torch.zeros_like(self.running_var), share)
         shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -147,7 +157,8 @@ class _LenientBatchNorm(nn.BatchNorm2d):
 
 
 def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
-    """torch's own layer, which takes one value per channel for a batch of variance zero instead of refusing it."""
+    """torch's own layer, which takes one value per channel for a batch of variance zero instead of
+    refusing it."""
     layer = copy.deepcopy(source)
     layer.__class__ = _LenientBatchNorm
     return layer
@@ -155,8 +166,8 @@ def lenient(source: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
 
 @contextmanager
 def recurrent_in_training(model: nn.Module) -> Iterator[None]:
-    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their gradients; without
-    dropout, they compute the same in both."""
+    """Recurrent layers of a model in eval mode are in training mode, which cuDNN wants for their
+    gradients; without dropout, they compute the same in both."""
     layers = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase)]
     for layer in layers:
         layer.train()
@@ -173,8 +184,8 @@ ONE_BY_ONE = "engine=sequential runs it"
 
 @contextmanager
 def refused_if_it_fails(model: nn.Module, what: str) -> Iterator[None]:
-    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it cannot do, unless there
-    is no memory."""
+    """Try out a pass of `model`: what torch raises in it is a `ConfigError` that says `what` it
+    cannot do, unless there is no memory."""
     try:
         yield
     except RuntimeError as error:
@@ -186,29 +197,35 @@ def refused_if_it_fails(model: nn.Module, what: str) -> Iterator[None]:
 
 
 def for_batched(model: nn.Module) -> nn.Module:
-    """A copy in training mode with keyed dropout and masked BatchNorm. Raises `ConfigError` naming unfit layers."""
+    """A copy in training mode with keyed dropout and masked BatchNorm. Raises `ConfigError` naming
+    unfit layers."""
     check(*_problems(model, lambda layer: _random(layer) or _coupled(layer)))
     return _adapted(model, MaskedBatchNorm)
 
 
 def for_sequential(model: nn.Module) -> nn.Module:
-    """A copy in training mode with keyed dropout, and BatchNorm of torch's that takes batches of one value. Raises
-    `ConfigError` naming layers whose randomness is hidden."""
+    """A copy in training mode with keyed dropout, and BatchNorm of torch's that takes batches of
+    one value. Raises `ConfigError` naming layers whose randomness is hidden."""
     check(*_problems(model, _random))
     return _adapted(model, lenient)
 
 
 def refuse_mixed_samples(model: nn.Module, first: Tensor, other: Tensor) -> None:
-    """Raise `ConfigError` where `first` and `other`, what a batch of a valid sample and padding gives for the valid one
-    with two samples as padding, are finite and differ: the model would train on padding."""
-    if torch.isfinite(first).all() and torch.isfinite(other).all() and not torch.allclose(first, other, 1e-3, 1e-3):
+    """Raise `ConfigError` where `first` and `other`, what a batch of a valid sample and padding
+    gives for the valid one with two samples as padding, are finite and differ: the model would
+    train on padding."""
+    if (
+        torch.isfinite(first).all()
+        and torch.isfinite(other).all()
+        and not torch.allclose(first, other, 1e-3, 1e-3)
+    ):
         rule = f"model {type(model).__name__} mixes the samples of a batch, so that padding would change its training"
         raise ConfigError([Problem("", ..., rule, ONE_BY_ONE)])
 
 
 def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
-    """Raise `ConfigError` if two samples of `x` that pass in training mode draw from torch's global generator (a
-    functional dropout, added noise), which is put back."""
+    """Raise `ConfigError` if two samples of `x` that pass in training mode draw from torch's global
+    generator (a functional dropout, added noise), which is put back."""
     worker = for_sequential(model).to(x.device)
 
     def generator_state() -> Tensor:
@@ -220,14 +237,16 @@ def refuse_hidden_randomness(model: nn.Module, x: Tensor) -> None:
             worker(x[:2])
         drew = not torch.equal(before, generator_state())
     if drew:
-        rule = f"model {type(model).__name__} draws from torch's global generator in its training pass"
+        rule = (
+            f"model {type(model).__name__} draws from torch's global generator in its training pass"
+        )
         raise ConfigError([Problem("", ..., rule, KEYED)])
 
 
 def layout_for(model: nn.Module, x: Tensor, precision: str = "float32") -> torch.memory_format:
-    """How batches of `x` should lie in memory: channels last for convolutions on a CPU (1.3 to 2 times as fast) and in
-    bf16 on a GPU (1.3 times; in float32 it is 1.4 to 4 times as slow), but for models that cannot take it, such as
-    those with `view` behind a convolution."""
+    """How batches of `x` should lie in memory: channels last for convolutions on a CPU (1.3 to 2
+    times as fast) and in bf16 on a GPU (1.3 times; in float32 it is 1.4 to 4 times as slow), but
+    for models that cannot take it, such as those with `view` behind a convolution."""
     convolutional = any(isinstance(m, nn.Conv2d) for m in model.modules())
     if x.dim() != 4 or not len(x) or not convolutional or (x.is_cuda and precision != "bf16"):
         return torch.contiguous_format
@@ -244,26 +263,38 @@ def has_dropout(model: nn.Module) -> bool:
 
 
 def is_convolutional(model: nn.Module) -> bool:
-    """Whether there are convolutions: vmap over clients makes grouped ones of them, on a CPU slower than one by one."""
+    """Whether there are convolutions: vmap over clients makes grouped ones of them, on a CPU slower
+    than one by one."""
     return any(isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) for layer in model.modules())
 
 
 def keyed_dropouts(model: nn.Module) -> dict[str, KeyedDropout]:
     """The dropout layers of an adapted model, by the name of their key buffer."""
-    return {_name(path, "key"): layer for path, layer in model.named_modules() if isinstance(layer, KeyedDropout)}
+    return {
+        _name(path, "key"): layer
+        for path, layer in model.named_modules()
+        if isinstance(layer, KeyedDropout)
+    }
 
 
 def masked_norms(model: nn.Module) -> list[str]:
     """Names of the mask buffers of a model's MaskedBatchNorm layers."""
-    return [_name(path, "mask") for path, layer in model.named_modules() if isinstance(layer, MaskedBatchNorm)]
+    return [
+        _name(path, "mask")
+        for path, layer in model.named_modules()
+        if isinstance(layer, MaskedBatchNorm)
+    ]
 
 
 def _name(path: str, buffer: str) -> str:
     return f"{path}.{buffer}" if path else buffer
 
 
-def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNorm2d], nn.Module]) -> nn.Module:
-    """Layers that stand at several places (a shared dropout) are replaced by one new layer at all of them."""
+def _adapted(
+    model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNorm2d], nn.Module]
+) -> nn.Module:
+    """Layers that stand at several places (a shared dropout) are replaced by one new layer at all
+    of them."""
     model = copy.deepcopy(model)
     replaced: dict[nn.Module, nn.Module] = {}
     for path, layer in list(model.named_modules(remove_duplicate=False)):
@@ -271,7 +302,11 @@ def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNo
             continue
         if layer not in replaced:
             number = len(replaced)
-            replaced[layer] = KeyedDropout(layer.p, number) if isinstance(layer, nn.Dropout) else batch_norm(layer)
+            replaced[layer] = (
+                KeyedDropout(layer.p, number)
+                if isinstance(layer, nn.Dropout)
+                else batch_norm(layer)
+            )
         if not path:
             return replaced[layer].train()
         parent, _, name = path.rpartition(".")
@@ -279,7 +314,9 @@ def _adapted(model: nn.Module, batch_norm: Callable[[nn.BatchNorm1d | nn.BatchNo
     return model.train()
 
 
-def _problems(model: nn.Module, unfit: Callable[[nn.Module], tuple[str, str] | None]) -> Iterator[Problem]:
+def _problems(
+    model: nn.Module, unfit: Callable[[nn.Module], tuple[str, str] | None]
+) -> Iterator[Problem]:
     for path, layer in model.named_modules():
         if found := unfit(layer):
             why, remedy = found
@@ -296,7 +333,9 @@ def _random(layer: nn.Module) -> tuple[str, str] | None:
 def _coupled(layer: nn.Module) -> tuple[str, str] | None:
     """Layers that mix the samples of a batch, among them padding, or that vmap does not know."""
     known = isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)
-    norm = isinstance(layer, _BatchNorm) and not (known and layer.track_running_stats and layer.momentum is not None)
+    norm = isinstance(layer, _BatchNorm) and not (
+        known and layer.track_running_stats and layer.momentum is not None
+    )
     instance = isinstance(layer, _InstanceNorm) and layer.track_running_stats
     unfit = norm or instance or isinstance(layer, nn.RNNBase)
     return ("cannot run for several clients at once", ONE_BY_ONE) if unfit else None

@@ -1,4 +1,5 @@
-"""Any backend on samples that are made on demand: those of one call are put where it expects them."""
+"""Any backend on samples that are made on demand: those of one call are put where it expects
+them."""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -18,20 +19,29 @@ from fedsim.engine.torch_backend import EVALUATION_BATCH, MOST
 
 
 class OnDemandBackend(Backend):
-    """A backend that finds in a tensor of fixed size, `data.x`, the samples that the present call needs. Calls whose
-    samples do not fit are taken in parts: training gives the same bits as with all samples in memory where those of a
-    call fit (64 MiB, `fedsim.engine.data.ROOM_BYTES`), and else the same up to rounding."""
+    """A backend that finds in a tensor of fixed size, `data.x`, the samples that the present call
+    needs. Calls whose samples do not fit are taken in parts: training gives the same bits as with
+    all samples in memory where those of a call fit (64 MiB, `fedsim.engine.data.ROOM_BYTES`), and
+    else the same up to rounding."""
 
     def __init__(self, workload: Workload, build: Callable[[Workload], Backend]) -> None:
-        """`build` makes the backend that computes, from a workload whose data are those in the room."""
+        """`build` makes the backend that computes, from a workload whose data are those in the
+        room."""
         data = workload.data
         assert data.source is not None
         self.source, self.x, self.y = data.source, data.x, data.y
         self.labels = torch.zeros(len(data.x), dtype=torch.int64, device=data.y.device)
-        self._place(np.arange(min(len(data.x), EVALUATION_BATCH)))  # on which a backend may try out its model
+        self._place(
+            np.arange(min(len(data.x), EVALUATION_BATCH))
+        )  # on which a backend may try out its model
         held = ClientData(self.x, self.labels, (), (), data.num_classes)
         self.backend = own = build(replace(workload, data=held))
-        self.reason, self.exact, self.fewest_clients, self.room = own.reason, own.exact, own.fewest_clients, len(self.x)
+        self.reason, self.exact, self.fewest_clients, self.room = (
+            own.reason,
+            own.exact,
+            own.fewest_clients,
+            len(self.x),
+        )
         unit = own.pass_size
         self._placed_at_once = len(self.x) // unit * unit or len(self.x)
         cut_within_passes = self._placed_at_once % unit and len(self.x) < len(self.source)
@@ -71,7 +81,9 @@ class OnDemandBackend(Backend):
             return logits[to_device(torch.as_tensor(positions), logits.device)]
         return self._forward(params, positions)
 
-    def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
+    def gradients(
+        self, params: Params, positions: Sequence[Positions], names: Sequence[str]
+    ) -> Iterator[Tensor]:
         """Some at a time: whoever takes one of them may use the backend before the next."""
         length = sum(params[name].nbytes for name in names)
         most, first = max(ROOM_BYTES // max(length, 1), 1), 0
@@ -80,7 +92,9 @@ class OnDemandBackend(Backend):
             some = positions[first : first + max(int(fits.sum()), 1)]
             self._place(np.concatenate(some))
             ends = np.cumsum([len(own) for own in some])
-            yield from list(self.backend.gradients(params, np.split(np.arange(ends[-1]), ends[:-1]), names))
+            yield from list(
+                self.backend.gradients(params, np.split(np.arange(ends[-1]), ends[:-1]), names)
+            )
             first += len(some)
 
     def _place(self, positions: Positions) -> None:
@@ -97,10 +111,13 @@ class OnDemandBackend(Backend):
     def _train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         needed, rows = np.unique(schedule.positions, return_inverse=True)
         self._place(needed)
-        return self.backend.train(start, replace(schedule, positions=rows.reshape(schedule.positions.shape)))
+        return self.backend.train(
+            start, replace(schedule, positions=rows.reshape(schedule.positions.shape))
+        )
 
     def _parts_that_fit(self, schedule: Schedule) -> list[slice]:
-        """Consecutive clients whose samples find room; none is alone in a part, if there are several."""
+        """Consecutive clients whose samples find room; none is alone in a part, if there are
+        several."""
         if np.unique(schedule.positions).size <= len(self.x):
             return [slice(0, len(schedule))]
         cuts, held = [0], 0

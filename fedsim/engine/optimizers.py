@@ -17,7 +17,8 @@ from fedsim.core.types import Stack
 
 
 class Schedule(ABC):
-    """A factor on the learning rate as a function of the round (1-based); constant within a round."""
+    """A factor on the learning rate as a function of the round (1-based); constant within a
+    round."""
 
     @abstractmethod
     def factor(self, round: int, num_rounds: int) -> float:
@@ -26,8 +27,8 @@ class Schedule(ABC):
 
 @parameters
 class LocalOptimizer(ABC):
-    """An optimiser of the clients' local training, on stacked parameters: all tensors have a leading axis of clients.
-    Its state is initialised anew in every round."""
+    """An optimiser of the clients' local training, on stacked parameters: all tensors have a
+    leading axis of clients. Its state is initialised anew in every round."""
 
     lr: Positive
     schedule: Schedule
@@ -42,8 +43,9 @@ class LocalOptimizer(ABC):
 
     @abstractmethod
     def step(self, params: Stack, grads: Stack, state: Any, lr: float) -> None:
-        """One optimiser step, in place, of the clients in `params` and `grads`: maybe only the first rows of those that
-        `state` was made for, which have all made the same number of steps. `grads` may be overwritten."""
+        """One optimiser step, in place, of the clients in `params` and `grads`: maybe only the
+        first rows of those that `state` was made for, which have all made the same number of steps.
+        `grads` may be overwritten."""
 
     def momentum_buffers(self, state: Any) -> Stack | None:
         """The momentum buffers in `state`, or None if the optimiser has none."""
@@ -56,9 +58,11 @@ class LocalOptimizer(ABC):
 
 @parameters
 class SGD(LocalOptimizer):
-    """The update rule of torch.optim.SGD: g <- grad + weight_decay w; v <- momentum v + g; w <- w - lr v.
+    """The update rule of torch.optim.SGD: g <- grad + weight_decay w; v <- momentum v + g; w <- w -
+    lr v.
 
-    With `nesterov` the step is along g + momentum v in place of v. v is 0 initially, so that the first step has v = g.
+    With `nesterov` the step is along g + momentum v in place of v. v is 0 initially, so that the
+    first step has v = g.
     """
 
     momentum: Annotated[float, Interval(ge=0, lt=1)]
@@ -97,14 +101,16 @@ class SGD(LocalOptimizer):
         return 1 if self.momentum else 0
 
     def scalars(self, lr: float, steps: int) -> NDArray[np.float64]:
-        """The numbers of each of so many steps [steps, 2] for `recorded_step`: lr, 1 - lr * weight_decay."""
+        """The numbers of each of so many steps [steps, 2] for `recorded_step`: lr, 1 - lr *
+        weight_decay."""
         return np.tile([lr, 1 - lr * self.weight_decay], (steps, 1))
 
     def recorded_step(
         self, values: Tensor, grads: Tensor, buffers: list[Tensor], live: Tensor, scalars: Tensor
     ) -> None:
-        """As `step`, of parameters `values` [R, P], with all that changes from call to call in tensors: `scalars` [C],
-        and `buffers`, zero before a first step. Rows that are not `live` [R, 1] stay as they are."""
+        """As `step`, of parameters `values` [R, P], with all that changes from call to call in
+        tensors: `scalars` [C], and `buffers`, zero before a first step. Rows that are not `live`
+        [R, 1] stay as they are."""
         lr, keep = scalars[0], scalars[1]
         if not buffers:
             kept = values * keep if self.weight_decay else values
@@ -119,7 +125,12 @@ class SGD(LocalOptimizer):
 
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         return torch.optim.SGD(
-            params, lr=lr, momentum=self.momentum, nesterov=self.nesterov, weight_decay=self.weight_decay, fused=True
+            params,
+            lr=lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            weight_decay=self.weight_decay,
+            fused=True,
         )
 
 
@@ -134,8 +145,8 @@ class AdamState:
 
 @parameters
 class Adam(LocalOptimizer):
-    """Adam with bias correction (Kingma and Ba, 2015). `decoupled` applies weight decay to the parameters directly in
-    place of the gradient (AdamW; Loshchilov and Hutter, 2019)."""
+    """Adam with bias correction (Kingma and Ba, 2015). `decoupled` applies weight decay to the
+    parameters directly in place of the gradient (AdamW; Loshchilov and Hutter, 2019)."""
 
     beta1: Annotated[float, Interval(ge=0, lt=1)]
     beta2: Annotated[float, Interval(ge=0, lt=1)]
@@ -144,7 +155,9 @@ class Adam(LocalOptimizer):
     decoupled: bool
 
     def init(self, params: Stack) -> AdamState:
-        first, second = ({name: torch.zeros_like(p) for name, p in params.items()} for _ in range(2))
+        first, second = (
+            {name: torch.zeros_like(p) for name, p in params.items()} for _ in range(2)
+        )
         return AdamState(first, second)
 
     def step(self, params: Stack, grads: Stack, state: AdamState, lr: float) -> None:
@@ -167,8 +180,9 @@ class Adam(LocalOptimizer):
     num_buffers = 2
 
     def scalars(self, lr: float, steps: int) -> NDArray[np.float64]:
-        """The numbers of steps t = 1, 2, ... [steps, 3] for `recorded_step`: lr / (1 - beta1^t), 1 - beta2^t,
-        1 - lr * weight_decay. All clients start at t = 1; for one that has finished the state no longer matters."""
+        """The numbers of steps t = 1, 2, ... [steps, 3] for `recorded_step`: lr / (1 - beta1^t), 1
+        - beta2^t, 1 - lr * weight_decay. All clients start at t = 1; for one that has finished the
+        state no longer matters."""
         t = np.arange(1, steps + 1)
         keep = np.full(steps, 1 - lr * self.weight_decay)
         return np.stack([lr / (1 - self.beta1**t), 1 - self.beta2**t, keep], axis=1)
@@ -188,11 +202,18 @@ class Adam(LocalOptimizer):
 
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
-        return kind(params, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, weight_decay=self.weight_decay)
+        return kind(
+            params,
+            lr=lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
 
 
 def _keep_where(live: Tensor, new: Tensor, old: Tensor) -> None:
-    """`old` becomes `new` in the rows that are `live`: by choice and not by arithmetic, so that no nan spreads."""
+    """`old` becomes `new` in the rows that are `live`: by choice and not by arithmetic, so that no
+    nan spreads."""
     torch.where(live, new, old, out=old)
 
 
@@ -204,15 +225,19 @@ class Constant(Schedule):
 
 
 class Step(Schedule):
-    """Multiplies the learning rate by `factor` after each round in `milestones`; round m still has the old rate.
+    """Multiplies the learning rate by `factor` after each round in `milestones`; round m still has
+    the old rate.
 
-    The published codes count rounds from 0 and multiply before their round m, which is also after m rounds: FedCor's at
-    150 and 300, GPFL's at 162 and 244.
+    The published codes count rounds from 0 and multiply before their round m, which is also after m
+    rounds: FedCor's at 150 and 300, GPFL's at 162 and 244.
     """
 
     def __init__(self, *, milestones: list[int], factor: float) -> None:
         ascending = all(m >= 1 for m in milestones) and sorted(set(milestones)) == milestones
-        check(rule(ascending, "milestones", milestones, "must be ascending rounds >= 1"), positive("factor", factor))
+        check(
+            rule(ascending, "milestones", milestones, "must be ascending rounds >= 1"),
+            positive("factor", factor),
+        )
         self.milestones = milestones
         self.multiplier = factor
 

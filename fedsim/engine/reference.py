@@ -23,22 +23,32 @@ from fedsim.engine.torch_backend import TorchBackend
 class ClientTrainer:
     """A copy of the model that trains one client after another. Not for two threads at once."""
 
-    def __init__(self, workload: Workload, layout: torch.memory_format, precision: Precision) -> None:
+    def __init__(
+        self, workload: Workload, layout: torch.memory_format, precision: Precision
+    ) -> None:
         self.data, self.optimizer = workload.data, workload.optimizer
         self.model = for_sequential(workload.model).to(self.data.x.device)
         self.layout, self.precision = layout, precision
         self.dropouts = list(keyed_dropouts(self.model).values())
         self.tensors = traveling(self.model)
         self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        own = {name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors}
-        self.counters = list(own.values())  # what no client gets, such as the number of BatchNorm's batches
+        own = {
+            name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors
+        }
+        self.counters = list(
+            own.values()
+        )  # what no client gets, such as the number of BatchNorm's batches
         self.counters_before = [buffer.clone() for buffer in self.counters]
 
-    def train(self, params: Params, schedule: Schedule, losses: NDArray[Any]) -> tuple[Params, Params]:
-        """Train from `params` by the `schedule` of one client; its samples' losses go into `losses` [S, B]. Returns
-        w_k - w, and the optimiser's momentum buffers, empty for one without."""
+    def train(
+        self, params: Params, schedule: Schedule, losses: NDArray[Any]
+    ) -> tuple[Params, Params]:
+        """Train from `params` by the `schedule` of one client; its samples' losses go into `losses`
+        [S, B]. Returns w_k - w, and the optimiser's momentum buffers, empty for one without."""
         with torch.no_grad():
-            torch._foreach_copy_(list(self.tensors.values()), [params[name] for name in self.tensors])
+            torch._foreach_copy_(
+                list(self.tensors.values()), [params[name] for name in self.tensors]
+            )
             if self.counters:
                 torch._foreach_copy_(self.counters, self.counters_before)
         optimizer = self.optimizer.torch_optimizer(list(self.trained.values()), schedule.lr)
@@ -47,10 +57,14 @@ class ClientTrainer:
         return delta, self._momentum(optimizer)
 
     @torch.enable_grad()  # whatever the caller computes with
-    def _steps(self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]) -> None:
+    def _steps(
+        self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]
+    ) -> None:
         device = self.data.x.device
         positions = to_device(torch.as_tensor(schedule.positions[0]), device)
-        keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys[0]), device)
+        keys = (
+            None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys[0]), device)
+        )
         each: list[Tensor] = []
         for step, count in enumerate(schedule.counts[0].tolist()):
             if keys is not None:
@@ -61,15 +75,25 @@ class ClientTrainer:
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
             for parameter in (p for p in self.trained.values() if p.grad is None):
-                parameter.grad = torch.zeros_like(parameter)  # without one, torch leaves out weight decay
+                parameter.grad = torch.zeros_like(
+                    parameter
+                )  # without one, torch leaves out weight decay
             if schedule.correction:
-                grads = {name: p.grad.unsqueeze(0) for name, p in self.trained.items() if p.grad is not None}
-                schedule.correction.add_to(grads, {name: self.trained[name].unsqueeze(0) for name in grads})
+                grads = {
+                    name: p.grad.unsqueeze(0)
+                    for name, p in self.trained.items()
+                    if p.grad is not None
+                }
+                schedule.correction.add_to(
+                    grads, {name: self.trained[name].unsqueeze(0) for name in grads}
+                )
             optimizer.step()
             each.append(values.detach())
         if each:
             _, steps, width = schedule.positions.shape
-            losses[:steps, :width][schedule.mask[0]] = torch.cat(each).cpu().numpy()  # one copy for all steps
+            losses[:steps, :width][schedule.mask[0]] = (
+                torch.cat(each).cpu().numpy()
+            )  # one copy for all steps
 
     def _losses(self, chosen: Tensor) -> Tensor:
         x = self.data.x.index_select(0, chosen).contiguous(memory_format=self.layout)
@@ -81,12 +105,14 @@ class ClientTrainer:
         if not optimizer.defaults.get("momentum"):
             return {}
         buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in self.trained.items()}
-        return {n: torch.zeros_like(self.trained[n]) if b is None else b for n, b in buffers.items()}
+        return {
+            n: torch.zeros_like(self.trained[n]) if b is None else b for n, b in buffers.items()
+        }
 
 
 class ReferenceBackend(TorchBackend):
-    """Clients one after another, or, on a CPU, `workers` at a time on one core each (`auto`: as many as torch has
-    threads; one on a GPU)."""
+    """Clients one after another, or, on a CPU, `workers` at a time on one core each (`auto`: as
+    many as torch has threads; one on a GPU)."""
 
     def __init__(
         self,
@@ -98,7 +124,11 @@ class ReferenceBackend(TorchBackend):
     ) -> None:
         check(workers_problem(workers))
         super().__init__(workload, precision, deterministic)
-        count = (1 if self.data.x.is_cuda else torch.get_num_threads()) if workers == "auto" else workers
+        count = (
+            (1 if self.data.x.is_cuda else torch.get_num_threads())
+            if workers == "auto"
+            else workers
+        )
         self._trainers = [ClientTrainer(workload, self.layout, precision) for _ in range(count)]
         self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
         if len(self.data.x):
@@ -110,8 +140,9 @@ class ReferenceBackend(TorchBackend):
         return "sequential" if count == 1 else f"sequential, {count} clients at a time"
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Clients who would leave a thread without work at the end are trained one by one by the caller's thread, with
-        all of torch's threads. (torch's operations release the global interpreter lock: threads do run in parallel.)"""
+        """Clients who would leave a thread without work at the end are trained one by one by the
+        caller's thread, with all of torch's threads. (torch's operations release the global
+        interpreter lock: threads do run in parallel.)"""
         losses = torch.zeros(schedule.positions.shape, dtype=real_dtype(self.data.x)).numpy()
         count, workers = len(schedule), len(self._trainers)
         side_by_side = count - count % workers if workers > 1 else 0
@@ -119,11 +150,15 @@ class ReferenceBackend(TorchBackend):
 
         def train_clients(trainer: ClientTrainer, queue: Iterator[int]) -> None:
             for row in queue:
-                done[row] = trainer.train(start[row], schedule.rows(slice(row, row + 1)), losses[row])
+                done[row] = trainer.train(
+                    start[row], schedule.rows(slice(row, row + 1)), losses[row]
+                )
 
         with self.passes:
             if side_by_side:
-                list(self._pool.map(train_clients, self._trainers, repeat(iter(range(side_by_side)))))
+                list(
+                    self._pool.map(train_clients, self._trainers, repeat(iter(range(side_by_side))))
+                )
             train_clients(self._trainers[0], iter(range(side_by_side, count)))
         delta, momentum = (
             {name: torch.stack([model[name] for model in models]) for name in models[0]}

@@ -1,4 +1,5 @@
-"""Which samples each client trains on in each local step: fixed before the training, the same for all backends."""
+"""Which samples each client trains on in each local step: fixed before the training, the same for
+all backends."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ _KEY_STRIDE = 0x2545F4914F6CDD1D
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Local training: `steps` optimiser steps, or, where `steps` is None, `epochs` passes; batches of `batch_size`.
+    """Local training: `steps` optimiser steps, or, where `steps` is None, `epochs` passes; batches
+    of `batch_size`.
 
-    Batches are cut from consecutive shuffled epochs. An epoch's last batch is short where `batch_size` does not divide
-    the number n_k of the client's samples, so `steps = epochs * ceil(n_k / batch_size)` is the same work as `epochs`.
+    Batches are cut from consecutive shuffled epochs. An epoch's last batch is short where
+    `batch_size` does not divide the number n_k of the client's samples, so `steps = epochs *
+    ceil(n_k / batch_size)` is the same work as `epochs`.
     """
 
     epochs: int | None
@@ -44,13 +47,18 @@ class LocalWork:
         return epochs * size + min(rest * self.batch_size, size)
 
     def too_large(self, sizes: NDArray[np.int64], cohort_size: int) -> Problem | None:
-        """The problem of a round whose schedule would not fit in memory, for clients with `sizes` samples [N]."""
+        """The problem of a round whose schedule would not fit in memory, for clients with `sizes`
+        samples [N]."""
         largest = int(sizes.max(initial=0))
         count = cohort_size * self.num_steps(largest) * min(self.batch_size, largest)
-        key, value = ("local.epochs", self.epochs) if self.steps is None else ("local.steps", self.steps)
+        key, value = (
+            ("local.epochs", self.epochs) if self.steps is None else ("local.steps", self.steps)
+        )
         clients = f"cohort_size={cohort_size} clients of up to {largest} samples"
         text = f"makes batches of {count} samples in a round for {clients}; must make at most {MAX_POSITIONS}"
-        return rule(count <= MAX_POSITIONS, key, value, text, "lower it, local.batch_size or cohort_size")
+        return rule(
+            count <= MAX_POSITIONS, key, value, text, "lower it, local.batch_size or cohort_size"
+        )
 
     def median_steps(self, positions: Sequence[Positions]) -> int:
         """Optimiser steps, in one round, of a client whose number of samples is the median."""
@@ -59,11 +67,13 @@ class LocalWork:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The local training of K clients with learning rate `lr`, in arrays of fixed shape: S steps of at most B samples.
+    """The local training of K clients with learning rate `lr`, in arrays of fixed shape: S steps of
+    at most B samples.
 
-    `positions` [K, S, B] are rows of the data, of which the first `counts` [K, S] are valid; the others repeat a sample
-    of the same client. A count of 0 means that the client has finished. `keys` [K, S] are those of the dropout masks
-    (None: the model has no dropout). `correction` is added to the gradients.
+    `positions` [K, S, B] are rows of the data, of which the first `counts` [K, S] are valid; the
+    others repeat a sample of the same client. A count of 0 means that the client has finished.
+    `keys` [K, S] are those of the dropout masks (None: the model has no dropout). `correction` is
+    added to the gradients.
     """
 
     positions: NDArray[np.int64]
@@ -96,20 +106,25 @@ class Schedule:
         return tuple(self.counts.max(0, initial=0).tolist())
 
     def rows(self, rows: slice | NDArray[np.int64], *, padded: bool = False) -> "Schedule":
-        """Those clients, in this order, without the steps and columns that none of them uses; `padded`: with all
-        columns, so that their batches have the shape that they have among all clients."""
+        """Those clients, in this order, without the steps and columns that none of them uses;
+        `padded`: with all columns, so that their batches have the shape that they have among all
+        clients."""
         counts = self.counts[rows]
         steps = int(np.count_nonzero(counts.any(0)))
         width = self.positions.shape[2] if padded else int(counts.max(initial=0))
         keys = None if self.keys is None else self.keys[rows, :steps]
         return Schedule(
-            self.positions[rows, :steps, :width], counts[:, :steps], keys, self.lr, self.correction.rows(rows)
+            self.positions[rows, :steps, :width],
+            counts[:, :steps],
+            keys,
+            self.lr,
+            self.correction.rows(rows),
         )
 
 
 def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
-    """All clients of `parts`, which agree in the learning rate and the kind of correction, padded to the most steps and
-    the largest batch."""
+    """All clients of `parts`, which agree in the learning rate and the kind of correction, padded
+    to the most steps and the largest batch."""
     if len(parts) == 1:
         return parts[0]
     steps, width = (max(part.positions.shape[axis] for part in parts) for axis in (1, 2))
@@ -124,15 +139,26 @@ def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
 
 
 def _padded(array: NDArray[np.int64], *shape: int) -> NDArray[np.int64]:
-    """`array` [K, ...] with zeros behind its entries, up to `shape` in the axes from the second on."""
-    return np.pad(array, [(0, 0), *((0, new - old) for old, new in zip(array.shape[1:], shape, strict=True))])
+    """`array` [K, ...] with zeros behind its entries, up to `shape` in the axes from the second
+    on."""
+    return np.pad(
+        array, [(0, 0), *((0, new - old) for old, new in zip(array.shape[1:], shape, strict=True))]
+    )
 
 
 def make_schedule(
-    positions: Sequence[Positions], work: LocalWork, streams: Streams, round: int, ids: Ids, lr: float, *, dropout: bool
+    positions: Sequence[Positions],
+    work: LocalWork,
+    streams: Streams,
+    round: int,
+    ids: Ids,
+    lr: float,
+    *,
+    dropout: bool,
 ) -> Schedule:
-    """The schedule of clients `ids` in `round`, from the `positions` of all N clients. The order of a client's samples
-    depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed, DROPOUT, round, client) and the step.
+    """The schedule of clients `ids` in `round`, from the `positions` of all N clients. The order of
+    a client's samples depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed,
+    DROPOUT, round, client) and the step.
     """
     own = chosen(positions, ids)
     steps = np.array([work.num_steps(size) for size in own.sizes.tolist()], dtype=np.int64)
@@ -143,21 +169,28 @@ def make_schedule(
     each = list(own)
     for row, rng in zip(busy.tolist(), generators, strict=True):
         _fill(batches[row, : steps[row]], each[row], rng)
-    keys = dropout_keys(streams.keys(Purpose.DROPOUT, round, last=ids), shape[1]) if dropout else None
+    keys = (
+        dropout_keys(streams.keys(Purpose.DROPOUT, round, last=ids), shape[1]) if dropout else None
+    )
     return Schedule(batches, _counts(own.sizes, steps, work.batch_size), keys, lr)
 
 
-def _counts(sizes: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int) -> NDArray[np.int64]:
-    """Samples in each step of clients that make so many `steps` [K, S]; the last batch of an epoch may be short."""
+def _counts(
+    sizes: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int
+) -> NDArray[np.int64]:
+    """Samples in each step of clients that make so many `steps` [K, S]; the last batch of an epoch
+    may be short."""
     sizes, steps, step = sizes[:, None], steps[:, None], np.arange(steps.max(initial=0))
     per_epoch = np.maximum(-(-sizes // batch_size), 1)
     return np.where(step < steps, np.minimum(sizes - step % per_epoch * batch_size, batch_size), 0)
 
 
 def _fill(batches: NDArray[np.int64], positions: Positions, rng: np.random.Generator) -> None:
-    """One client's `batches` [steps, B]: shuffled epochs, cut into batches; its first position is the padding.
+    """One client's `batches` [steps, B]: shuffled epochs, cut into batches; its first position is
+    the padding.
 
-    An epoch is a run of the batches' entries: a client has either B samples or more, or a single batch an epoch.
+    An epoch is a run of the batches' entries: a client has either B samples or more, or a single
+    batch an epoch.
     """
     flat, size, width = batches.reshape(-1), len(positions), batches.shape[1]
     flat[:] = positions[0]
@@ -176,6 +209,7 @@ def mean_weights(counts: NDArray[np.int64], width: int) -> NDArray[np.float64]:
 
 
 def dropout_keys(keys: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
-    """One 63-bit key for each step of clients [K, num_steps], from their own keys in the round [K]."""
+    """One 63-bit key for each step of clients [K, num_steps], from their own keys in the round
+    [K]."""
     strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(_KEY_STRIDE)
     return ((keys.astype(np.uint64)[:, None] + strides) & np.uint64(2**63 - 1)).astype(np.int64)

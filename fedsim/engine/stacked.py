@@ -1,5 +1,5 @@
-"""Losses and gradients of many clients at once: by torch.func's vmap, or, for chains of linear layers, with both
-passes written out over models stacked on a client axis."""
+"""Losses and gradients of many clients at once: by torch.func's vmap, or, for chains of linear
+layers, with both passes written out over models stacked on a client axis."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +34,12 @@ from fedsim.engine.schedule import Schedule, mean_weights
 
 @dataclass(frozen=True)
 class StackedBatch:
-    """One step's samples of R clients: `x` [R, B, ...], `y` [R, B], and `keys` [R] of dropout, if the model has any.
+    """One step's samples of R clients: `x` [R, B, ...], `y` [R, B], and `keys` [R] of dropout, if
+    the model has any.
 
-    `weights` [R, B] is 1 / count for valid samples and 0 for padding, None where nothing is padded. `repeats_last`:
-    only the first row is a client's that still trains, and the second row repeats its samples.
+    `weights` [R, B] is 1 / count for valid samples and 0 for padding, None where nothing is padded.
+    `repeats_last`: only the first row is a client's that still trains, and the second row repeats
+    its samples.
     """
 
     x: Tensor
@@ -48,10 +50,11 @@ class StackedBatch:
 
 
 def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBatch]:
-    """One step after another of clients that are ordered by falling number of steps; who has finished is left out.
+    """One step after another of clients that are ordered by falling number of steps; who has
+    finished is left out.
 
-    torch multiplies one pair of matrices in another order of additions than several, so where a single client is
-    left of several, its batch comes twice.
+    torch multiplies one pair of matrices in another order of additions than several, so where a
+    single client is left of several, its batch comes twice.
     """
     device = data.x.device
     positions = to_device(torch.as_tensor(schedule.positions), device)
@@ -68,7 +71,9 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
             own = None if own is None else own.expand(2)
         weights: Tensor | None = None
         if valid.min() < width:
-            weights = to_device(torch.as_tensor(mean_weights(valid, width), dtype=real_dtype(data.x)), device)
+            weights = to_device(
+                torch.as_tensor(mean_weights(valid, width), dtype=real_dtype(data.x)), device
+            )
         yield StackedBatch(samples_at(data.x, where), y, weights, own, repeats_last)
 
 
@@ -77,17 +82,26 @@ def samples_at(x: Tensor, where: Tensor) -> Tensor:
 
 
 class Functional:
-    """An adapted module whose tensors are passed in, keys of dropout and masks of BatchNorm among them."""
+    """An adapted module whose tensors are passed in, keys of dropout and masks of BatchNorm among
+    them."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module, self.dropouts, self.masks = module, keyed_dropouts(module), masked_norms(module)
+        self.module, self.dropouts, self.masks = (
+            module,
+            keyed_dropouts(module),
+            masked_norms(module),
+        )
 
     def side_inputs(self, batch: StackedBatch) -> Stack:
         """Keys and masks for each row."""
         side = {} if batch.keys is None else dict.fromkeys(self.dropouts, batch.keys)
         if self.masks:
             dtype = real_dtype(batch.x)
-            valid = batch.x.new_ones(batch.x.shape[:2], dtype=dtype) if batch.weights is None else batch.weights > 0
+            valid = (
+                batch.x.new_ones(batch.x.shape[:2], dtype=dtype)
+                if batch.weights is None
+                else batch.weights > 0
+            )
             side |= dict.fromkeys(self.masks, valid.to(dtype))
         return side
 
@@ -108,7 +122,11 @@ class StackedGradients:
         """Raises `ConfigError` naming a layer that cannot run batched."""
         self.precision, self.device = precision, device
         module = for_batched(model).to(device)
-        self.template, self.trained, self.buffers = Functional(module), trained_names(module), buffer_names(module)
+        self.template, self.trained, self.buffers = (
+            Functional(module),
+            trained_names(module),
+            buffer_names(module),
+        )
         self._full, self._padded = self._transforms()
         self.compiled: tuple[Compiled, ...] = ()
 
@@ -118,7 +136,9 @@ class StackedGradients:
         if batch.weights is None:
             grads, (_, (losses, statistics)) = self._full(trained, rest, batch.x, batch.y)
         else:
-            grads, (_, (losses, statistics)) = self._padded(trained, rest, batch.x, batch.y, batch.weights)
+            grads, (_, (losses, statistics)) = self._padded(
+                trained, rest, batch.x, batch.y, batch.weights
+            )
         for name in self.buffers:
             stack[name].copy_(statistics[name])
         return grads, losses
@@ -128,20 +148,27 @@ class StackedGradients:
         self._full, self._padded = self.compiled = (Compiled(self._full), Compiled(self._padded))
 
     def try_out(self, x: Tensor, y: Tensor) -> None:
-        """One gradient of two models on two samples. Raises `ConfigError` where the model cannot run batched
-        (data-dependent control flow, an operation that vmap does not know), or gives another loss for a sample with
-        another one as padding beside it."""
-        stack = {name: torch.stack([value, value]) for name, value in initial(self.template.module).items()}
+        """One gradient of two models on two samples. Raises `ConfigError` where the model cannot
+        run batched (data-dependent control flow, an operation that vmap does not know), or gives
+        another loss for a sample with another one as padding beside it."""
+        stack = {
+            name: torch.stack([value, value])
+            for name, value in initial(self.template.module).items()
+        }
         pair = torch.zeros(2, dtype=torch.int64, device=x.device)
         weights = torch.zeros((2, len(x[:2])), dtype=real_dtype(x), device=x.device)
         weights[:, 0] = 1
         twice = torch.cat([x[:1]] * len(x[:2]))
-        batch = StackedBatch(torch.stack([x[:2], twice]), torch.stack([y[:2], y[:2]]), weights, pair)
+        batch = StackedBatch(
+            torch.stack([x[:2], twice]), torch.stack([y[:2], y[:2]]), weights, pair
+        )
         with refused_if_it_fails(self.template.module, "cannot run for several clients at once"):
             _, losses = self(stack, batch)
         refuse_mixed_samples(self.template.module, losses[0, 0], losses[1, 0])
 
-    def _transforms(self) -> tuple[Callable[..., tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]], ...]:
+    def _transforms(
+        self,
+    ) -> tuple[Callable[..., tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]], ...]:
         def loss(
             trained: Params, rest: Params, x: Tensor, y: Tensor, weights: Tensor | None
         ) -> tuple[Tensor, tuple[Tensor, Params]]:
@@ -167,8 +194,9 @@ def joint_gradients(
     names: Sequence[str],
     most_samples: int,
 ) -> Tensor:
-    """The gradients of the mean cross-entropy of `model` in eval mode over each list of positions, in the parameters
-    `names` [K, D]; zeros for an empty list. At most `most_samples` of each list pass at once."""
+    """The gradients of the mean cross-entropy of `model` in eval mode over each list of positions,
+    in the parameters `names` [K, D]; zeros for an empty list. At most `most_samples` of each list
+    pass at once."""
     wanted = {name: params[name] for name in names}
     rest = {name: value for name, value in params.items() if name not in wanted}
     x, device = data.x, data.x.device
@@ -181,7 +209,9 @@ def joint_gradients(
     gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))
     where, weights = padded(positions)
     parts = to_device(torch.as_tensor(where), device).split(most_samples, dim=1)
-    shares = to_device(torch.as_tensor(weights, dtype=real_dtype(x)), device).split(most_samples, dim=1)
+    shares = to_device(torch.as_tensor(weights, dtype=real_dtype(x)), device).split(
+        most_samples, dim=1
+    )
     total: Tensor | None = None
     for part, share in zip(parts, shares, strict=True):
         found = gradients(wanted, samples_at(x, part), data.y[part], share)
@@ -193,8 +223,9 @@ def joint_gradients(
 
 
 def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The lists as rows [K, W], W >= 1, and weights [K, W]: 1 / length within a list, 0 behind its end, where its own
-    first position is repeated, so that a sample that is not finite stays with its list."""
+    """The lists as rows [K, W], W >= 1, and weights [K, W]: 1 / length within a list, 0 behind its
+    end, where its own first position is repeated, so that a sample that is not finite stays with
+    its list."""
     lengths = np.array([len(own) for own in positions])
     where = np.zeros((len(positions), max(int(lengths.max()), 1)), np.int64)
     for row, own in zip(where, positions, strict=True):
@@ -204,11 +235,16 @@ def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], N
 
 
 class Program(ABC):
-    """Local steps of R clients, from models `start` [R, ...], which are not modified, in those of `stack`, with the
-    learning rate and the correction of `schedule`."""
+    """Local steps of R clients, from models `start` [R, ...], which are not modified, in those of
+    `stack`, with the learning rate and the correction of `schedule`."""
 
     def __init__(
-        self, optimizer: LocalOptimizer, start: Stack, stack: Stack, trained: Sequence[str], schedule: Schedule
+        self,
+        optimizer: LocalOptimizer,
+        start: Stack,
+        stack: Stack,
+        trained: Sequence[str],
+        schedule: Schedule,
     ) -> None:
         self.optimizer, self.start, self.stack = optimizer, start, stack
         self.lr, self.correction = schedule.lr, schedule.correction
@@ -216,7 +252,8 @@ class Program(ABC):
 
     @abstractmethod
     def step(self, batch: StackedBatch) -> Tensor:
-        """One step of the leading rows, as many as the batch has; its samples' losses before the step [rows, B]."""
+        """One step of the leading rows, as many as the batch has; its samples' losses before the
+        step [rows, B]."""
 
     def row(self, row: int) -> list[Tensor]:
         """The parameters and momentum buffers of one client; share memory with the program's."""
@@ -224,7 +261,9 @@ class Program(ABC):
 
     def delta(self) -> Stack:
         """w_k - w of all rows; the models are lost."""
-        return {name: value.sub_(self.start[name]).contiguous() for name, value in self.stack.items()}
+        return {
+            name: value.sub_(self.start[name]).contiguous() for name, value in self.stack.items()
+        }
 
     def momentum(self) -> Stack | None:
         return {name: value.contiguous() for name, value in self._buffers().items()} or None
@@ -237,9 +276,16 @@ class Differentiated(Program):
     """Any model and optimiser, through `StackedGradients`."""
 
     def __init__(
-        self, gradients: StackedGradients, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
+        self,
+        gradients: StackedGradients,
+        optimizer: LocalOptimizer,
+        start: Stack,
+        schedule: Schedule,
     ) -> None:
-        stack = {name: value.clone(memory_format=torch.contiguous_format) for name, value in start.items()}
+        stack = {
+            name: value.clone(memory_format=torch.contiguous_format)
+            for name, value in start.items()
+        }
         super().__init__(optimizer, start, stack, gradients.trained, schedule)
         self.gradients = gradients
 
@@ -253,32 +299,42 @@ class Differentiated(Program):
 
 
 Layer = tuple[Tensor, Tensor | None]
-"""Weight [R, in, out], so that no product needs a transposed one, and bias [R, 1, out] of R clients."""
+"""Weight [R, in, out], so that no product needs a transposed one, and bias [R, 1, out] of R
+clients."""
 
 
 def layers_of(chain: Chain, stack: Stack) -> list[Layer]:
     """The chain's layers as views of `stack`."""
     return [
-        (stack[k.weight].transpose(1, 2), None if k.bias is None else stack[k.bias].unsqueeze(1)) for k in chain.links
+        (stack[k.weight].transpose(1, 2), None if k.bias is None else stack[k.bias].unsqueeze(1))
+        for k in chain.links
     ]
 
 
 @torch.no_grad()
-def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Forward and backward pass of as many clients as the batch has, those of `layers`: their samples' losses
-    [R, width], and each layer's input [R, width, in] and the gradient at its output [R, width, out].
+def passes(
+    chain: Chain, layers: Sequence[Layer], batch: StackedBatch
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Forward and backward pass of as many clients as the batch has, those of `layers`: their
+    samples' losses [R, width], and each layer's input [R, width, in] and the gradient at its output
+    [R, width, out].
 
     The same mathematics as automatic differentiation, in fewer and larger operations.
     """
     inputs = [batch.x.flatten(2)]
     for (weight, bias), link in zip(layers, chain.links, strict=True):
-        output = torch.bmm(inputs[-1], weight) if bias is None else torch.baddbmm(bias, inputs[-1], weight)
+        output = (
+            torch.bmm(inputs[-1], weight)
+            if bias is None
+            else torch.baddbmm(bias, inputs[-1], weight)
+        )
         if len(inputs) < len(layers):
             if link.rate and batch.keys is not None:
                 mask = dropout_mask(batch.keys, link.dropout, 0, output.shape[1:], link.rate)
                 output.mul_(mask.to(output.dtype)).mul_(link.scale)
             inputs.append(output.relu_())
-    # The cross-entropy written out, because torch's softmax over a short last axis takes twice as long.
+    # The cross-entropy written out, because torch's softmax over a short last axis takes twice as
+    # long.
     index = batch.y.unsqueeze(2)
     output.sub_(output.amax(2, keepdim=True))
     chosen = output.gather(2, index)
@@ -289,7 +345,9 @@ def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[
     slopes = [slope]
     for number in range(len(layers) - 1, 0, -1):
         weight, link = layers[number][0], chain.links[number - 1]
-        below = torch.bmm(slopes[0], weight.transpose(1, 2))  # where an input is positive, its dropout has kept it
+        below = torch.bmm(
+            slopes[0], weight.transpose(1, 2)
+        )  # where an input is positive, its dropout has kept it
         below = torch.ops.aten.threshold_backward(below, inputs[number], 0)
         slopes.insert(0, below.mul_(link.scale) if link.rate else below)
     return total.log_().sub_(chosen).squeeze(2), inputs, slopes
@@ -298,20 +356,32 @@ def passes(chain: Chain, layers: Sequence[Layer], batch: StackedBatch) -> tuple[
 class LinearChain(Program):
     """A chain of linear layers; the step of plain SGD is part of the matrix products."""
 
-    def __init__(self, chain: Chain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule) -> None:
+    def __init__(
+        self, chain: Chain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
+    ) -> None:
         stack = {name: _transposed(value) for name, value in start.items()}
         super().__init__(optimizer, start, stack, list(stack), schedule)
         self.chain, self.layers = chain, layers_of(chain, stack)
         pull, shift = self.correction.pull, self.correction.shift or {}
         shift = {name: _transposed(value) for name, value in shift.items()}
         self.correction = Correction(pull, shift or None)
-        self.decay = optimizer.weight_decay + pull if type(optimizer) is SGD and not optimizer.momentum else None
-        self.drift = {} if self.decay is None else {name: value.mul_(-self.lr) for name, value in shift.items()}
+        self.decay = (
+            optimizer.weight_decay + pull
+            if type(optimizer) is SGD and not optimizer.momentum
+            else None
+        )
+        self.drift = (
+            {}
+            if self.decay is None
+            else {name: value.mul_(-self.lr) for name, value in shift.items()}
+        )
 
     @torch.no_grad()
     def step(self, batch: StackedBatch) -> Tensor:
         rows = len(batch.x)
-        live = [(weight[:rows], None if bias is None else bias[:rows]) for weight, bias in self.layers]
+        live = [
+            (weight[:rows], None if bias is None else bias[:rows]) for weight, bias in self.layers
+        ]
         losses, inputs, slopes = passes(self.chain, live, batch)
         if self.decay is None:
             grads: Stack = {}
@@ -341,7 +411,8 @@ def _transposed(value: Tensor) -> Tensor:
 
 
 def run_steps(program: Program, data: ClientData, schedule: Schedule) -> Tensor:
-    """All steps of clients that are ordered by falling number of steps; their samples' losses [R, steps, width]."""
+    """All steps of clients that are ordered by falling number of steps; their samples' losses [R,
+    steps, width]."""
     losses = data.x.new_zeros(schedule.positions.shape, dtype=real_dtype(data.x))
     kept: list[Tensor] = []
     for step, batch in enumerate(stacked_batches(data, schedule)):

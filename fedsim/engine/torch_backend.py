@@ -33,22 +33,26 @@ from fedsim.engine.stacked import joint_gradients
 Found = TypeVar("Found")
 
 EVALUATION_BATCH = 1000
-"""Samples in one forward pass on a CPU, and at least on a GPU, which takes as many as fit into its memory."""
+"""Samples in one forward pass on a CPU, and at least on a GPU, which takes as many as fit into its
+memory."""
 MOST = 0.7
-"""Share of all samples from which on it is faster to pass all of them in their order than to gather some."""
+"""Share of all samples from which on it is faster to pass all of them in their order than to gather
+some."""
 SMALL, MANY = 64, 1000
-"""A CPU computes the gradients of several clients at once where none has more samples, and as many are asked for: what
-that takes is imported in a second."""
+"""A CPU computes the gradients of several clients at once where none has more samples, and as many
+are asked for: what that takes is imported in a second."""
 CACHED_BYTES = 4 * 2**20
-"""Stacked models of several runs in one call on a CPU: beyond, products wait for memory (docs/performance.md)."""
+"""Stacked models of several runs in one call on a CPU: beyond, products wait for memory
+(docs/performance.md)."""
 
 
 class TorchBackend(Backend):
-    """Keeps a copy of the model in eval mode, into which parameters are copied before they are used.
+    """Keeps a copy of the model in eval mode, into which parameters are copied before they are
+    used.
 
-    `chunk_size`: clients whose batches are padded and stacked, in training and, on a GPU, for their gradients; `auto`
-    takes what fits. On running out of memory it is halved and the chunk repeated. 1 in backends whose models need not
-    be able to take padded batches.
+    `chunk_size`: clients whose batches are padded and stacked, in training and, on a GPU, for their
+    gradients; `auto` takes what fits. On running out of memory it is halved and the chunk repeated.
+    1 in backends whose models need not be able to take padded batches.
     """
 
     def __init__(
@@ -60,7 +64,12 @@ class TorchBackend(Backend):
     ) -> None:
         x = workload.data.x
         check(
-            rule(chunk_size == "auto" or chunk_size >= 1, "chunk_size", chunk_size, "must be auto or >= 1"),
+            rule(
+                chunk_size == "auto" or chunk_size >= 1,
+                "chunk_size",
+                chunk_size,
+                "must be auto or >= 1",
+            ),
             precision_problem(precision, x.device),
         )
         prepare(x.device, deterministic)
@@ -73,8 +82,12 @@ class TorchBackend(Backend):
         if x.is_cuda:
             self.activations = activation_bytes(self.model, x)
             self.pass_size = samples_that_fit(self.activations, x.device, EVALUATION_BATCH)
-        self.chunk_size = rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
-        self._counts_activations = chunk_size == "auto" and x.is_cuda  # a CPU trains what has large ones one by one
+        self.chunk_size = (
+            rows_that_fit(self.model, x.device) if chunk_size == "auto" else chunk_size
+        )
+        self._counts_activations = (
+            chunk_size == "auto" and x.is_cuda
+        )  # a CPU trains what has large ones one by one
         self.joint = not is_convolutional(self.model)
 
     @property
@@ -85,22 +98,33 @@ class TorchBackend(Backend):
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """By `_train_chunk`, for as many clients at once as fit."""
-        size = self._that_fit(schedule.positions.shape[2]) if self._counts_activations else self.chunk_size
+        size = (
+            self._that_fit(schedule.positions.shape[2])
+            if self._counts_activations
+            else self.chunk_size
+        )
         if len(schedule) <= size:
             found = self._if_it_fits(lambda: self._train_chunk(start, schedule), len(schedule))
             return self.train(start, schedule) if found is None else found
         cuts = [slice(first, first + size) for first in range(0, len(schedule), size)]
-        return concatenate_results([self.train(start[cut], schedule.rows(cut)) for cut in cuts], schedule)
+        return concatenate_results(
+            [self.train(start[cut], schedule.rows(cut)) for cut in cuts], schedule
+        )
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         raise NotImplementedError
 
     def _that_fit(self, width: int) -> int:
         """Clients at once, with the activations of batches of `width`."""
-        return min(self.chunk_size, rows_that_fit(self.model, self.data.x.device, self.activations * width))
+        return min(
+            self.chunk_size, rows_that_fit(self.model, self.data.x.device, self.activations * width)
+        )
 
-    def _if_it_fits(self, compute: Callable[[], Found], count: int, what: str = "clients") -> Found | None:
-        """What `compute` returns for `count` clients at once; None where memory ran out: chunks are then halved."""
+    def _if_it_fits(
+        self, compute: Callable[[], Found], count: int, what: str = "clients"
+    ) -> Found | None:
+        """What `compute` returns for `count` clients at once; None where memory ran out: chunks are
+        then halved."""
         try:
             with self.passes:
                 return compute()
@@ -128,12 +152,18 @@ class TorchBackend(Backend):
             logits = torch.cat([self._logits(part) for part in x.split(self.pass_size)])
             return logits if chosen is None else logits[chosen]
 
-    def gradients(self, params: Params, positions: Sequence[Positions], names: Sequence[str]) -> Iterator[Tensor]:
+    def gradients(
+        self, params: Params, positions: Sequence[Positions], names: Sequence[str]
+    ) -> Iterator[Tensor]:
         done, longest = 0, max(map(len, positions), default=0)
         while done < len(positions):
             some = positions[done : done + self._lists_that_fit(len(positions), longest)]
             alone = len(some) == 1
-            found = [self._gradient(params, some[0], names)] if alone else self._joint_gradients(params, some, names)
+            found = (
+                [self._gradient(params, some[0], names)]
+                if alone
+                else self._joint_gradients(params, some, names)
+            )
             done += len(found)
             yield from found
 
@@ -153,7 +183,9 @@ class TorchBackend(Backend):
             return [] if found is None else found.unbind()
         except RuntimeError as error:  # of an operation that vmap does not know
             reason = str(error).strip().partition("\n")[0]
-            tell(f"gradients of one client after another, which is slower and else the same: {reason}")
+            tell(
+                f"gradients of one client after another, which is slower and else the same: {reason}"
+            )
             self.joint = False
         self._free_memory()
         return []

@@ -1,7 +1,8 @@
-"""The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where a process enters.
+"""The command line of an experiment: composes it, checks it, runs every job. `fedsim.run` is where
+a process enters.
 
-Jobs run from the plans that were checked. Hydra answers questions (`--cfg job`, `--info`). Neither they nor jobs that
-have ended wait for PyTorch.
+Jobs run from the plans that were checked. Hydra answers questions (`--cfg job`, `--info`). Neither
+they nor jobs that have ended wait for PyTorch.
 """
 
 import sys
@@ -32,10 +33,13 @@ Batches = Callable[[Sequence[Plan], Attempts], Iterable[Sequence[Plan]]]
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line asks for and return the exit code. Raises `FedsimError` before any work is done."""
+    """Do what the command line asks for and return the exit code. Raises `FedsimError` before any
+    work is done."""
     args = read(argv)
     if args.experimental_rerun:
-        raise ConfigError([Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")])
+        raise ConfigError(
+            [Problem("--experimental-rerun", ..., "is not supported: it would unpickle a file")]
+        )
     if not asks_hydra(args):
         return run_jobs(compose_words(args), argv)
     if args.cfg == "job" and args.config_name is args.config_path is None:
@@ -55,9 +59,12 @@ def question(args: Namespace) -> list[str]:
         return for_hydra(args, more if args.cfg else [])
 
 
-def run_jobs(jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batches = lambda plans, _: [plans]) -> int:
-    """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it goes on. `batches`:
-    of the plans of all jobs, those to be run next, asked when the ones before have ended, until no more are to be."""
+def run_jobs(
+    jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batches = lambda plans, _: [plans]
+) -> int:
+    """Check all jobs, run them, and close a sweep with one table. `argv`: the words with which it
+    goes on. `batches`: of the plans of all jobs, those to be run next, asked when the ones before
+    have ended, until no more are to be."""
     plans, overwriting = prepare(jobs)
     launcher = check_all(jobs, plans)
     progress = Progress(plans)
@@ -85,7 +92,9 @@ def cost_of(jobs: Sequence[Composed]) -> str:
     """What the files of the jobs' presets say that these take, empty if nothing."""
     names = dict.fromkeys(job.choices["preset"] for job in jobs if job.choices.get("preset"))
     heads = {name: head_of(read_text(jobs[0].files.read("preset", name).path))[1] for name in names}
-    return "; ".join(f"cost of preset={name}: {head['cost']}" for name, head in heads.items() if "cost" in head)
+    return "; ".join(
+        f"cost of preset={name}: {head['cost']}" for name, head in heads.items() if "cost" in head
+    )
 
 
 def hand_to_hydra(words: Sequence[str]) -> None:
@@ -98,6 +107,8 @@ def hand_to_hydra(words: Sequence[str]) -> None:
     page = StringIO()
     try:
         with safeguards(), redirect_stdout(page):  # Hydra prints a traceback where it cannot print
-            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(task)()
+            hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(
+                task
+            )()
     finally:  # it exits after its own help
         print(page.getvalue(), end="", flush=True)

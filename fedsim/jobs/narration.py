@@ -1,4 +1,5 @@
-"""What a command says around its jobs: what it is about to do, how far they are, how each ended, what to do next."""
+"""What a command says around its jobs: what it is about to do, how far they are, how each ended,
+what to do next."""
 
 import os
 import time
@@ -16,7 +17,14 @@ from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.process import Preempted
 from fedsim.tracking.base import SweepPosition
 from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_left
-from fedsim.tracking.tables import CONSOLE, differing_keys, show_seconds, show_share, sweep_table, tell_line
+from fedsim.tracking.tables import (
+    CONSOLE,
+    differing_keys,
+    show_seconds,
+    show_share,
+    sweep_table,
+    tell_line,
+)
 
 WINDOW = 500
 """Rounds over which the time of a round is averaged: the latest ones of all jobs together."""
@@ -25,11 +33,15 @@ LEAST_ROUNDS = 5
 
 
 class Progress:
-    """Rounds left of each of `plans`, by folder; those of jobs that other processes run count for nothing. `now`: a
-    clock in seconds."""
+    """Rounds left of each of `plans`, by folder; those of jobs that other processes run count for
+    nothing. `now`: a clock in seconds."""
 
-    def __init__(self, plans: Sequence[Plan] = (), now: Callable[[], float] = time.monotonic) -> None:
-        self._numbers = {plan.folder: number for number, plan in reversed([*enumerate(plans, 1)])}  # the first of each
+    def __init__(
+        self, plans: Sequence[Plan] = (), now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._numbers = {
+            plan.folder: number for number, plan in reversed([*enumerate(plans, 1)])
+        }  # the first of each
         self._total, self._now = len(plans), now
         self._left = {plan.folder: plan.settings.num_rounds for plan in plans}
         self._times: deque[float] = deque(maxlen=WINDOW + 1)
@@ -38,7 +50,11 @@ class Progress:
     def position(self, folder: Path) -> SweepPosition | None:
         """Where the job of `folder` stands in its sweep; None if it is none of several."""
         number = self._numbers.get(folder)
-        return None if number is None or self._total < 2 else SweepPosition(number, self._total, self.remaining_seconds)
+        return (
+            None
+            if number is None or self._total < 2
+            else SweepPosition(number, self._total, self.remaining_seconds)
+        )
 
     def round_ended(self, folder: Path, rounds_left: int, accuracy: float | None) -> None:
         """`accuracy`: on the test set, None if it was not measured."""
@@ -52,8 +68,8 @@ class Progress:
         self._left[folder] = 0
 
     def remaining_seconds(self) -> float | None:
-        """The rounds left times the mean seconds between the ends of the latest rounds, in turn or side by side; None
-        before that can be estimated, and where nothing is left."""
+        """The rounds left times the mean seconds between the ends of the latest rounds, in turn or
+        side by side; None before that can be estimated, and where nothing is left."""
         rounds, left = len(self._times) - 1, sum(self._left.values())
         if rounds < LEAST_ROUNDS or not left:
             return None
@@ -84,7 +100,9 @@ class Narration:
     ) -> None:
         self.plans, self.progress, self._overwriting = plans, progress, overwriting or Overwriting()
         self._labels = {
-            plan.folder: {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
+            plan.folder: {
+                key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)
+            }
             for plan, words in zip(plans, overrides, strict=True)
         }
         self._told_keys = differing_keys(list(self._labels.values()))
@@ -93,19 +111,25 @@ class Narration:
 
     def begin(self, cost: str = "") -> None:
         """`cost`: what the jobs take, told before a sweep that has work left."""
-        self._ended_before = {p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite}
+        self._ended_before = {
+            p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite
+        }
         for folder in self._ended_before:
             self.progress.leaves(folder)
         if self._is_sweep:
             others = len(self._ended_before - self._overwriting.replaced)
-            before = f"; {others} have ended before (overwrite=true runs them again)" if others else ""
+            before = (
+                f"; {others} have ended before (overwrite=true runs them again)" if others else ""
+            )
             tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
             if cost and len(self._ended_before) < len(self._labels):
                 tell_line(cost)
         own = [p for p in self.plans if p.folder in self._ended_before and user_code(p.config)]
         if unknown := sum("code" not in outcome_on_file(plan).summary for plan in own):
             told = f"{unknown} of the results that are there do not say by which code of yours they were made"
-            tell_line(f"{told}; they are taken as those of the present one (overwrite=true runs them again)")
+            tell_line(
+                f"{told}; they are taken as those of the present one (overwrite=true runs them again)"
+            )
         if self._overwriting.notice:
             tell_line(self._overwriting.notice)
 
@@ -128,9 +152,16 @@ class Narration:
         elif self._is_sweep:
             position, labels = self.progress.position(plan.folder), self._labels[plan.folder]
             names = " ".join(f"{key}={labels[key]}" for key in self._told_keys if key in labels)
-            text = " · ".join(filter(None, (outcome.status, names, *_results(outcome), time_left(position))))
+            text = " · ".join(
+                filter(None, (outcome.status, names, *_results(outcome), time_left(position)))
+            )
             style = None if outcome.status == "done" else "red"
-            CONSOLE.print(job_number(position) + text, style=style, soft_wrap=not CONSOLE.is_terminal, markup=False)
+            CONSOLE.print(
+                job_number(position) + text,
+                style=style,
+                soft_wrap=not CONSOLE.is_terminal,
+                markup=False,
+            )
         elif not has_console(plan) and outcome.status not in ("data", "config"):
             tell_line(" · ".join((outcome.status, *_results(outcome))))
             tell_line(f"results in {plan.folder}")
@@ -140,7 +171,9 @@ class Narration:
         if self._is_sweep:
             rows = []
             for plan, one in zip(self.plans, outcomes, strict=True):
-                labels = {key: value for key, value in self._labels[plan.folder].items() if key != "seed"}
+                labels = {
+                    key: value for key, value in self._labels[plan.folder].items() if key != "seed"
+                }
                 about = {"seed": plan.settings.seed, "status": one.status, "summary": one.summary}
                 rows.append({"labels": labels, **about})
             sweep_table(rows)
@@ -187,12 +220,22 @@ class Narration:
         """What is to be done about jobs that are not done."""
         if diverged := sum(outcome.status == "diverged" for outcome in outcomes):
             tell_line(f"{diverged} diverged: a lower optimizer.lr may help")
-        left = [plan for plan, outcome in zip(self.plans, outcomes, strict=True) if not outcome.final]
-        for file in [file for plan in left if (file := worked_in(plan) / ERROR).is_file()][:MOST_NAMED]:
+        left = [
+            plan for plan, outcome in zip(self.plans, outcomes, strict=True) if not outcome.final
+        ]
+        for file in [file for plan in left if (file := worked_in(plan) / ERROR).is_file()][
+            :MOST_NAMED
+        ]:
             tell_line(f"its traceback: {file}")
         if left:
-            what = f"{len(left)} jobs that are not done" if len(left) > 1 else "the one that is not done"
-            tell_line(f"the same command goes on with {what if self._is_sweep else 'it'}: {self._command}")
+            what = (
+                f"{len(left)} jobs that are not done"
+                if len(left) > 1
+                else "the one that is not done"
+            )
+            tell_line(
+                f"the same command goes on with {what if self._is_sweep else 'it'}: {self._command}"
+            )
 
 
 def _results(outcome: Outcome) -> tuple[str, ...]:
@@ -201,7 +244,9 @@ def _results(outcome: Outcome) -> tuple[str, ...]:
         return ("see the error at the end",)
     if outcome.status != "done":
         return (str(summary["error"]),) if summary.get("error") else ()
-    return f"final accuracy {show_share(summary.get('smoothed_accuracy'))}", show_seconds(summary["wall_seconds"])
+    return f"final accuracy {show_share(summary.get('smoothed_accuracy'))}", show_seconds(
+        summary["wall_seconds"]
+    )
 
 
 def has_console(plan: Plan) -> bool:

@@ -1,8 +1,9 @@
-"""`overwrite=true` over several jobs: which of them are replaced already. The same command goes on with the others.
+"""`overwrite=true` over several jobs: which of them are replaced already. The same command goes on
+with the others.
 
-A job is replaced when its summary was written after the overwriting began: in this command, or in an earlier one with
-the same jobs that was killed before all of them had ended. It leaves a note in `.replacements/` of when it began,
-which is deleted when all jobs have ended.
+A job is replaced when its summary was written after the overwriting began: in this command, or in
+an earlier one with the same jobs that was killed before all of them had ended. It leaves a note in
+`.replacements/` of when it began, which is deleted when all jobs have ended.
 """
 
 import hashlib
@@ -22,8 +23,8 @@ from fedsim.running.outcome import outcome_on_file
 class Overwriting:
     """The jobs of a command that overwrite what is there, those of `plans` with `overwrite=true`.
 
-    `since`: when the overwriting began (seconds since 1970); None for now, or when the earlier command's did.
-    `replaced`: folders of jobs that the earlier command has replaced.
+    `since`: when the overwriting began (seconds since 1970); None for now, or when the earlier
+    command's did. `replaced`: folders of jobs that the earlier command has replaced.
     """
 
     def __init__(self, plans: Sequence[Plan] = (), since: float | None = None) -> None:
@@ -35,10 +36,13 @@ class Overwriting:
         if since is None and len(self._plans) > 1:
             with suppress(DamagedError, ValueError):
                 self.since = float(content_of(self._note))
-                self.replaced = frozenset(folder for folder, plan in self._plans.items() if self.has_ended(plan))
+                self.replaced = frozenset(
+                    folder for folder, plan in self._plans.items() if self.has_ended(plan)
+                )
 
     def has_ended(self, plan: Plan) -> bool:
-        """Whether nothing is left to do for a job: it is replaced, or finished where it is not to be."""
+        """Whether nothing is left to do for a job: it is replaced, or finished where it is not to
+        be."""
         final = outcome_on_file(plan).final
         return final and (not plan.settings.overwrite or _written(plan.folder) > self.since)
 
@@ -54,7 +58,8 @@ class Overwriting:
 
     @property
     def notice(self) -> str:
-        """What is not run again though the command says `overwrite=true`, and how it would be; empty if nothing is."""
+        """What is not run again though the command says `overwrite=true`, and how it would be;
+        empty if nothing is."""
         if not self.replaced:
             return ""
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.since))
@@ -63,7 +68,8 @@ class Overwriting:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Keep the note while jobs are run, and longer where the command ends before all of them have."""
+        """Keep the note while jobs are run, and longer where the command ends before all of them
+        have."""
         made = [folder for folder in self._note.parents if not folder.exists()]
         with suppress(OSError):  # without a note, the same command starts anew with all jobs
             if len(self._plans) > 1:

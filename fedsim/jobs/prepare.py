@@ -1,4 +1,5 @@
-"""The jobs of a command line, ready to be run: composed and checked, with their launcher and room for results."""
+"""The jobs of a command line, ready to be run: composed and checked, with their launcher and room
+for results."""
 
 import sys
 from argparse import Namespace
@@ -24,22 +25,26 @@ if TYPE_CHECKING:
 def compose_words(args: Namespace) -> list[Composed]:
     """The jobs that a command line (`fedsim.config.words.read`) describes. Raises `ConfigError`."""
     with search_path(args.config_dir, args.config_path):
-        return compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name or "config")
+        return compose_jobs(
+            args.overrides, multirun=args.multirun, config_name=args.config_name or "config"
+        )
 
 
 def prepare(jobs: Sequence[Composed]) -> tuple[list[Plan], Overwriting]:
-    """The plans of jobs, as their overwriting has found them. Raises `ConfigError` with all mistakes that show without
-    PyTorch."""
+    """The plans of jobs, as their overwriting has found them. Raises `ConfigError` with all
+    mistakes that show without PyTorch."""
     plans = outlined(jobs)
     overwriting = Overwriting(plans)
     return [overwriting.as_found(plan) for plan in plans], overwriting
 
 
-def check_all(jobs: Sequence[Composed], plans: Sequence[Plan], *, room: bool = True) -> "Lanes | TaskLauncher | None":
-    """Check all else that can be checked before work starts, and return the launcher, None where jobs run one after
-    another. Raises `FedsimError`; with all problems of all jobs where their configs are wrong. `room`: also whether
-    there is room for results, and whether data can be read or fetched. Nothing of jobs that have ended takes
-    PyTorch."""
+def check_all(
+    jobs: Sequence[Composed], plans: Sequence[Plan], *, room: bool = True
+) -> "Lanes | TaskLauncher | None":
+    """Check all else that can be checked before work starts, and return the launcher, None where
+    jobs run one after another. Raises `FedsimError`; with all problems of all jobs where their
+    configs are wrong. `room`: also whether there is room for results, and whether data can be read
+    or fetched. Nothing of jobs that have ended takes PyTorch."""
     node = jobs[0].launcher
     left = [number for number, plan in enumerate(plans) if not has_passed(plan)]
     check_rest([jobs[number] for number in left], [plans[number] for number in left])
@@ -52,22 +57,31 @@ def check_all(jobs: Sequence[Composed], plans: Sequence[Plan], *, room: bool = T
 
 
 def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
-    """What the config's node `hydra.launcher` describes; None for `basic`, Hydra's own. Raises `ConfigError`."""
+    """What the config's node `hydra.launcher` describes; None for `basic`, Hydra's own. Raises
+    `ConfigError`."""
     module_name, _, name = str(node.get("_target_")).rpartition(".")
     if not module_name.startswith("fedsim."):
         return None
     module = import_module(module_name)
     cls = getattr(module, name)
-    return module.launcher_of(node, cls) if hasattr(cls, "cluster") else instantiate(node, cls, "hydra.launcher")
+    return (
+        module.launcher_of(node, cls)
+        if hasattr(cls, "cluster")
+        else instantiate(node, cls, "hydra.launcher")
+    )
 
 
 def has_passed(plan: Plan) -> bool:
-    """Whether a job has passed all checks before: this version of fedsim has run it to its end, and it is made of
-    classes of fedsim alone, whose values are in the hash that names its folder."""
+    """Whether a job has passed all checks before: this version of fedsim has run it to its end, and
+    it is made of classes of fedsim alone, whose values are in the hash that names its folder."""
     if plan.settings.overwrite or plan.settings.device not in ("auto", "cpu"):
         return False
     found = outcome_on_file(plan)
     version = (found.summary.get("environment") or {}).get("fedsim")
-    made_of = [str(value) for key, value in flat(plan.config) if key.endswith("._target_") and key[:8] != "tracker."]
+    made_of = [
+        str(value)
+        for key, value in flat(plan.config)
+        if key.endswith("._target_") and key[:8] != "tracker."
+    ]
     known = all(target.startswith("fedsim.") and declared(target) is not None for target in made_of)
     return found.final and version == fedsim.__version__ and known

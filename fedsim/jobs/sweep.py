@@ -1,6 +1,8 @@
-"""The jobs of a command: one after another, or side by side; those that another process is running are waited for.
+"""The jobs of a command: one after another, or side by side; those that another process is running
+are waited for.
 
-Before any work starts, it is asked whether data can be read or fetched, and whether there is room for the results.
+Before any work starts, it is asked whether data can be read or fetched, and whether there is room
+for the results.
 """
 
 import json
@@ -31,13 +33,13 @@ if TYPE_CHECKING:
     from fedsim.running.interleaving import InterleavedRun
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
-"""Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of a client in it.
-Models are left out."""
+"""Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of
+a client in it. Models are left out."""
 
 
 def require_room(plans: Iterable[Plan]) -> None:
-    """Raise `ConfigError` unless the folders for results can be written and have room for the runs still to come, and
-    source files of their data can be read, or fetched where they are missing."""
+    """Raise `ConfigError` unless the folders for results can be written and have room for the runs
+    still to come, and source files of their data can be read, or fetched where they are missing."""
     plans = to_come(plans)
     for plan in plans:
         refuse_links(plan.folder)
@@ -54,25 +56,38 @@ def output_problems(to_come: Iterable[Plan]) -> list[Problem]:
     needs: Counter[Path] = Counter()
     for plan in to_come:
         needs[plan.settings.output_dir] += _bytes_of(plan)
-    return [problem for folder, need in needs.items() if (problem := room_problem("output_dir", folder, need))]
+    return [
+        problem
+        for folder, need in needs.items()
+        if (problem := room_problem("output_dir", folder, need))
+    ]
 
 
 def source_problems(to_come: Iterable[Plan]) -> list[Problem]:
     """The problems of the source files of their data that show before those are read."""
-    return list(dict.fromkeys(problem for plan in by_source(to_come) if (problem := _source_problem(plan))))
+    return list(
+        dict.fromkeys(problem for plan in by_source(to_come) if (problem := _source_problem(plan)))
+    )
 
 
 def by_source(plans: Iterable[Plan]) -> list[Plan]:
     """One plan for each data set and `data_dir`."""
-    keys = {json.dumps([p.config["dataset"], str(p.data_dir)], sort_keys=True, default=str): p for p in plans}
+    keys = {
+        json.dumps([p.config["dataset"], str(p.data_dir)], sort_keys=True, default=str): p
+        for p in plans
+    }
     return list(keys.values())
 
 
 def _source_problem(plan: Plan) -> Problem | None:
     from fedsim.data.base import Dataset
 
-    with suppress(Exception):  # whatever else is wrong with a data set, or a user's class of one, its own job tells
-        return instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir).source_problem()
+    with suppress(
+        Exception
+    ):  # whatever else is wrong with a data set, or a user's class of one, its own job tells
+        return instantiate(
+            plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir
+        ).source_problem()
     return None
 
 
@@ -94,8 +109,8 @@ OnRound = Callable[[Plan, Record], str | None]
 
 @dataclass(eq=False)
 class Attempts:
-    """Jobs as they are run: how each ended, and which ones other processes hold. `screen` (None: nobody) and `on_round`
-    are told of them."""
+    """Jobs as they are run: how each ended, and which ones other processes hold. `screen` (None:
+    nobody) and `on_round` are told of them."""
 
     progress: Progress = field(default_factory=Progress)
     screen: Narration | None = None
@@ -108,10 +123,15 @@ class Attempts:
     @property
     def refused(self) -> list[FedsimError]:
         """What has kept jobs from their first round."""
-        return [outcome.cause for outcome in self.ended.values() if isinstance(outcome.cause, FedsimError)]
+        return [
+            outcome.cause
+            for outcome in self.ended.values()
+            if isinstance(outcome.cause, FedsimError)
+        ]
 
     def run(self, plan: Plan, interleaved: "InterleavedRun | None" = None) -> Outcome:
-        """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside of its rounds."""
+        """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside
+        of its rounds."""
         plan = self.overwriting.as_found(plan)
         if self.screen is not None:
             self.screen.job_begins(plan)
@@ -134,12 +154,15 @@ class Attempts:
         except FedsimError as error:
             if isinstance(error, DataError) and not is_prepared(plan):
                 self._unprepared[data_key(plan)] = error
-            status = {DataError.exit_code: "data", ConfigError.exit_code: "config"}.get(error.exit_code, "failed")
+            status = {DataError.exit_code: "data", ConfigError.exit_code: "config"}.get(
+                error.exit_code, "failed"
+            )
             return Outcome(status, {"error": str(error)}, cause=error)
         return replace(outcome, cause=None)  # whose traceback holds the run's data
 
     def ends(self, plan: Plan, outcome: Outcome) -> None:
-        """A job has ended, here or in another process; `held`: a process that is none of this command's has it."""
+        """A job has ended, here or in another process; `held`: a process that is none of this
+        command's has it."""
         self.progress.leaves(plan.folder)
         if outcome.status == "held":
             self.held[plan.folder] = plan
@@ -157,7 +180,8 @@ class Attempts:
     def shown(
         self, plans: Sequence[Plan], num_rounds: int, how: str = "side by side"
     ) -> AbstractContextManager[Callable[[int, int], None]]:
-        """Where the progress of runs at the same time is shown (`lanes_progress`): on the terminal, if anything is."""
+        """Where the progress of runs at the same time is shown (`lanes_progress`): on the terminal,
+        if anything is."""
         if self.screen is None:
             return nullcontext(lambda left, round: None)
         accuracies = partial(self.progress.accuracies, [plan.folder for plan in plans])
@@ -165,8 +189,9 @@ class Attempts:
         return lanes_progress(len(plans), num_rounds, accuracies, left, how=how)
 
     def run_held(self, run: Callable[[Sequence[Plan]], None]) -> None:
-        """Wait for the jobs that other processes hold, and let `run` look at each as soon as it is free: it takes what
-        was finished meanwhile, and goes on with what was not. A signal ends the wait by its exception."""
+        """Wait for the jobs that other processes hold, and let `run` look at each as soon as it is
+        free: it takes what was finished meanwhile, and goes on with what was not. A signal ends the
+        wait by its exception."""
         told: set[str] = set()
         while self.held:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
@@ -184,22 +209,30 @@ SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_di
 
 @parameters
 class Lanes:
-    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by side."""
+    """The launcher `lanes` (conf/hydra/launcher/lanes.yaml): at most `max_lanes` runs side by
+    side."""
 
     max_lanes: Count
 
     def groups(self, plans: Sequence[Plan]) -> list[list[Plan]]:
-        """Plans that can train together, at most `max_lanes` each; a folder that comes twice is run once."""
+        """Plans that can train together, at most `max_lanes` each; a folder that comes twice is run
+        once."""
         alike: dict[str, list[Plan]] = {}
         for plan in {plan.folder: plan for plan in plans}.values():
-            key = json.dumps([plan.config.get(name) for name in SHARED], sort_keys=True, default=str)
+            key = json.dumps(
+                [plan.config.get(name) for name in SHARED], sort_keys=True, default=str
+            )
             alike.setdefault(key, []).append(plan)
         size = self.max_lanes
-        return [group[start : start + size] for group in alike.values() for start in range(0, len(group), size)]
+        return [
+            group[start : start + size]
+            for group in alike.values()
+            for start in range(0, len(group), size)
+        ]
 
     def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
-        """Run jobs, as many at a time as there are lanes and as fit together; a single one as without a launcher, and
-        those that have all ended."""
+        """Run jobs, as many at a time as there are lanes and as fit together; a single one as
+        without a launcher, and those that have all ended."""
         if len(plans) == 1 or not to_come(plans):
             return attempts.run_in_turn(plans)
         from fedsim.running.interleaving import run_interleaved  # takes time: it imports PyTorch
@@ -211,13 +244,20 @@ class Lanes:
 
 
 class _Rounds(Watch):
-    """Counts the rounds of a job, and hands them on; says on the screen, if any, what its first one waits for."""
+    """Counts the rounds of a job, and hands them on; says on the screen, if any, what its first one
+    waits for."""
 
     def __init__(self, plan: Plan, attempts: Attempts) -> None:
-        self.sweep, self._plan, self._attempts = attempts.progress.position(plan.folder), plan, attempts
+        self.sweep, self._plan, self._attempts = (
+            attempts.progress.position(plan.folder),
+            plan,
+            attempts,
+        )
 
     def setting_up(self) -> AbstractContextManager[None]:
-        told = f"setting up {self._plan.settings.num_clients:,} clients: what they hold, and the model"
+        told = (
+            f"setting up {self._plan.settings.num_clients:,} clients: what they hold, and the model"
+        )
         return nullcontext() if self._attempts.screen is None else told_if_slow(told)
 
     def round_ended(self, record: Record) -> str | None:

@@ -1,7 +1,7 @@
 """Jobs in a process that other software has started: what a task of joblib, Ray or submitit runs.
 
-This module is imported in the task's process before its environment is set: it needs the standard library alone, and
-the plans of the jobs come as bytes, whose classes need NumPy and torch.
+This module is imported in the task's process before its environment is set: it needs the standard
+library alone, and the plans of the jobs come as bytes, whose classes need NumPy and torch.
 """
 
 import os
@@ -21,15 +21,21 @@ if TYPE_CHECKING:
 
 
 class Task:
-    """Checked jobs that run in one process, side by side if there are several, from where the command was started.
+    """Checked jobs that run in one process, side by side if there are several, from where the
+    command was started.
 
-    `since`: when their overwriting began (`fedsim.jobs.overwriting`): a task that is started again has replaced what
-    was written later. `environment`: variables that it is given. `quiet`: nothing is printed on the screen that it
-    shares with others, whose lines would mix.
+    `since`: when their overwriting began (`fedsim.jobs.overwriting`): a task that is started again
+    has replaced what was written later. `environment`: variables that it is given. `quiet`: nothing
+    is printed on the screen that it shares with others, whose lines would mix.
     """
 
     def __init__(
-        self, plans: "Sequence[Plan]", since: float, environment: Mapping[str, str], *, quiet: bool = False
+        self,
+        plans: "Sequence[Plan]",
+        since: float,
+        environment: Mapping[str, str],
+        *,
+        quiet: bool = False,
     ) -> None:
         self.work = pickle.dumps((list(plans), since))
         self.directory, self.path = str(Path.cwd()), [entry for entry in sys.path if entry]
@@ -49,7 +55,10 @@ class Task:
         os.chdir(self.directory)
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
         tune()
-        with Path(os.devnull).open("w") if self.quiet else nullcontext(sys.stdout) as screen, redirect_stdout(screen):
+        with (
+            Path(os.devnull).open("w") if self.quiet else nullcontext(sys.stdout) as screen,
+            redirect_stdout(screen),
+        ):
             return run_jobs(*pickle.loads(self.work))
 
 
@@ -73,10 +82,11 @@ class SubmittedTask(Task):
     """A task of submitit, which announces its end, by a time limit or a preemption, by the signal
     `JobEnvironment.USR_SIG` (USR2).
 
-    submitit's own handler would requeue it in mid-round; here the round is finished and saved first, and the jobs go on
-    from their checkpoints. By any other signal the task is saved and not requeued, with one exception: Slurm sends
-    SIGTERM, too, when it requeues a task itself, and before the announcement of a preemption. There the jobs work on
-    until the announcement, or until they are killed.
+    submitit's own handler would requeue it in mid-round; here the round is finished and saved
+    first, and the jobs go on from their checkpoints. By any other signal the task is saved and not
+    requeued, with one exception: Slurm sends SIGTERM, too, when it requeues a task itself, and
+    before the announcement of a preemption. There the jobs work on until the announcement, or until
+    they are killed.
     """
 
     def __call__(self) -> "list[Outcome]":
@@ -90,10 +100,16 @@ class SubmittedTask(Task):
         if environment.cluster == "slurm":
             signal.signal(signal.SIGTERM, on_sigterm)  # which notes it in the log
         outcomes = self.outcomes()
-        if set(STOP.received) == {number} and any(outcome.status == "preempted" for outcome in outcomes):
+        if set(STOP.received) == {number} and any(
+            outcome.status == "preempted" for outcome in outcomes
+        ):
             try:
-                requeue(number, None)  # ends the process, unless the task may not be requeued once more
-            except Exception as error:  # a time limit too many, or `scontrol` failed; the log has it
+                requeue(
+                    number, None
+                )  # ends the process, unless the task may not be requeued once more
+            except (
+                Exception
+            ) as error:  # a time limit too many, or `scontrol` failed; the log has it
                 sys.stderr.write(f"fedsim: {type(error).__name__}: {error}\n")
         return outcomes
 

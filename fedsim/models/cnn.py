@@ -7,9 +7,11 @@ from fedsim.models.shapes import Chain, Shape, require_images
 
 
 class CNN(Chain):
-    """conv3x3 32, pool2, ReLU; conv3x3 64, pool2, ReLU; conv3x3 64, ReLU; linear 64, ReLU; linear C. No padding.
+    """conv3x3 32, pool2, ReLU; conv3x3 64, pool2, ReLU; conv3x3 64, ReLU; linear 64, ReLU; linear
+    C. No padding.
 
-    122,570 parameters for 3x32x32 inputs and 10 classes. Pooling before ReLU is the same function, with less work.
+    122,570 parameters for 3x32x32 inputs and 10 classes. Pooling before ReLU is the same function,
+    with less work.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int) -> None:
@@ -26,8 +28,8 @@ class CNN(Chain):
 class FemnistCNN(Chain):
     """conv3x3 32, ReLU; conv3x3 64, ReLU; pool2; linear 128, ReLU; linear C. No padding.
 
-    Dropout with probability `dropout` / 2 before the first linear layer and `dropout` before the last one (.25 and .5
-    in the source). 1,199,882 parameters for 1x28x28 inputs and 10 classes.
+    Dropout with probability `dropout` / 2 before the first linear layer and `dropout` before the
+    last one (.25 and .5 in the source). 1,199,882 parameters for 1x28x28 inputs and 10 classes.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int, *, dropout: float) -> None:
@@ -35,6 +37,19 @@ class FemnistCNN(Chain):
         require_images(input_shape, "model=femnist_cnn", 6)
         check(between("dropout", dropout, 0, 1, open_high=True))
         height, width = ((side - 4) // 2 for side in input_shape[1:])
-        convolutions = nn.Conv2d(input_shape[0], 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)
-        hidden = nn.Dropout(dropout / 2), nn.Flatten(), nn.Linear(64 * height * width, 128), nn.ReLU()
-        self.layers = nn.Sequential(*convolutions, *hidden, nn.Dropout(dropout), nn.Linear(128, num_classes))
+        convolutions = (
+            nn.Conv2d(input_shape[0], 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        hidden = (
+            nn.Dropout(dropout / 2),
+            nn.Flatten(),
+            nn.Linear(64 * height * width, 128),
+            nn.ReLU(),
+        )
+        self.layers = nn.Sequential(
+            *convolutions, *hidden, nn.Dropout(dropout), nn.Linear(128, num_classes)
+        )

@@ -8,12 +8,15 @@ from fedsim.models.shapes import Chain, Shape, require_numbers, too_many_paramet
 
 
 class MLP(Chain):
-    """Hidden layers of Linear, Dropout, ReLU, in this order as in FedCor's code, and a linear output layer.
+    """Hidden layers of Linear, Dropout, ReLU, in this order as in FedCor's code, and a linear
+    output layer.
 
     Widths 784-64-30-10 have 52,500 parameters, 784-64-10 have 50,890.
     """
 
-    def __init__(self, input_shape: Shape, num_classes: int, *, hidden: list[int], dropout: float) -> None:
+    def __init__(
+        self, input_shape: Shape, num_classes: int, *, hidden: list[int], dropout: float
+    ) -> None:
         super().__init__()
         require_numbers(input_shape, "model=mlp")
         widths = [math.prod(input_shape), *hidden]

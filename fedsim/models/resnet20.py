@@ -14,11 +14,13 @@ Norm = Callable[[int], nn.Module]
 
 
 class ResNet20(nn.Module):
-    """conv3x3 16; three stages of three basic blocks (16, 32, 64 channels; strides 1, 2, 2); global pooling; linear C.
+    """conv3x3 16; three stages of three basic blocks (16, 32, 64 channels; strides 1, 2, 2); global
+    pooling; linear C.
 
-    `shortcut` is used where the shape changes: `pad` subsamples and adds zero channels (option A; 269,722 parameters
-    for 3x32x32 inputs and 10 classes), `conv` is a 1x1 convolution with normalisation (272,474 parameters; FedCor's).
-    `norm`: `batch`, whose running statistics are averaged like parameters, or `group` with `groups` groups.
+    `shortcut` is used where the shape changes: `pad` subsamples and adds zero channels (option A;
+    269,722 parameters for 3x32x32 inputs and 10 classes), `conv` is a 1x1 convolution with
+    normalisation (272,474 parameters; FedCor's). `norm`: `batch`, whose running statistics are
+    averaged like parameters, or `group` with `groups` groups.
     """
 
     def __init__(
@@ -33,7 +35,9 @@ class ResNet20(nn.Module):
         super().__init__()
         require_images(input_shape, "model=resnet20", 4)
         check(rule(groups >= 1 and 16 % groups == 0, "groups", groups, "must divide 16"))
-        make_norm: Norm = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(groups, channels)
+        make_norm: Norm = (
+            nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(groups, channels)
+        )
         self.stem = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
         self.norm = make_norm(16)
         blocks, channels = [], 16
@@ -59,7 +63,9 @@ class _Block(nn.Module):
         self.stride, self.extra = stride, width - channels
         self.project: nn.Module | None = None
         if shortcut == "conv" and (stride > 1 or self.extra):
-            self.project = nn.Sequential(nn.Conv2d(channels, width, 1, stride, bias=False), norm(width))
+            self.project = nn.Sequential(
+                nn.Conv2d(channels, width, 1, stride, bias=False), norm(width)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
@@ -70,4 +76,6 @@ class _Block(nn.Module):
             return self.project(x)
         if self.extra == 0:
             return x
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+        return F.pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra // 2)
+        )

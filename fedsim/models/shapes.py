@@ -1,4 +1,5 @@
-"""What models share: a chain of layers; checks of shapes and sizes, which raise `ConfigError` with the `model`."""
+"""What models share: a chain of layers; checks of shapes and sizes, which raise `ConfigError` with
+the `model`."""
 
 import itertools
 from collections.abc import Sequence
@@ -25,12 +26,21 @@ class Chain(nn.Module):
         return output
 
 
-def require_images(input_shape: Shape, model: str, smallest: int, channels: tuple[int, ...] = ()) -> None:
-    """Inputs must be images [C, H, W] of at least `smallest` pixels per side; C one of `channels`, if any are given."""
+def require_images(
+    input_shape: Shape, model: str, smallest: int, channels: tuple[int, ...] = ()
+) -> None:
+    """Inputs must be images [C, H, W] of at least `smallest` pixels per side; C one of `channels`,
+    if any are given."""
     require_numbers(input_shape, model)
-    if len(input_shape) != 3 or min(input_shape[1:]) < smallest or input_shape[0] not in (channels or input_shape):
+    if (
+        len(input_shape) != 3
+        or min(input_shape[1:]) < smallest
+        or input_shape[0] not in (channels or input_shape)
+    ):
         limit = f" with {' or '.join(map(str, channels))} channels" if channels else ""
-        raise _misfit(input_shape, f"{model} needs images [C, H, W] of at least {smallest}x{smallest}{limit}")
+        raise _misfit(
+            input_shape, f"{model} needs images [C, H, W] of at least {smallest}x{smallest}{limit}"
+        )
 
 
 def require_numbers(input_shape: Shape, model: str) -> None:
@@ -55,8 +65,8 @@ def _misfit(input_shape: Shape, needs: str) -> ConfigError:
 
 
 def too_many_parameters(key: str, value: Any, widths: Sequence[int]) -> Problem | None:
-    """None if linear layers between `widths`, which are yet to be made, have at most `MAX_PARAMETERS`, else the problem
-    of the key that sets them."""
+    """None if linear layers between `widths`, which are yet to be made, have at most
+    `MAX_PARAMETERS`, else the problem of the key that sets them."""
     count = sum((a + 1) * b for a, b in itertools.pairwise(widths))
     text = f"makes {count} parameters of {' x '.join(map(str, widths))}; must make at most {MAX_PARAMETERS}"
     return rule(count <= MAX_PARAMETERS, key, value, text, "fewer or narrower layers")

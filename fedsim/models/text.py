@@ -6,19 +6,25 @@ from fedsim.models.shapes import Shape, require_text, too_many_parameters
 
 
 class TextGRU(nn.Module):
-    """Embeddings of `embedding` numbers a token, a gated recurrent unit of `hidden` units, a linear layer on its state.
+    """Embeddings of `embedding` numbers a token, a gated recurrent unit of `hidden` units, a linear
+    layer on its state.
 
-    The unit is `torch.nn.GRU`'s (Cho et al. 2014) in plain operations, which run for several clients at once.
+    The unit is `torch.nn.GRU`'s (Cho et al. 2014) in plain operations, which run for several
+    clients at once.
     """
 
-    def __init__(self, input_shape: Shape, num_classes: int, *, embedding: int, hidden: int) -> None:
+    def __init__(
+        self, input_shape: Shape, num_classes: int, *, embedding: int, hidden: int
+    ) -> None:
         super().__init__()
         shape = require_text(input_shape, "model=text_gru")
         check(
             at_least("embedding", embedding, 1),
             at_least("hidden", hidden, 1),
             too_many_parameters("embedding", embedding, [shape.vocabulary, embedding]),
-            too_many_parameters("hidden", hidden, [max(hidden, embedding), 3 * hidden, num_classes]),
+            too_many_parameters(
+                "hidden", hidden, [max(hidden, embedding), 3 * hidden, num_classes]
+            ),
         )
         self.hidden = hidden
         self.embedding = nn.Embedding(shape.vocabulary, embedding)
@@ -40,13 +46,16 @@ class TextGRU(nn.Module):
 
 
 class TextMLP(nn.Module):
-    """Embeddings of `embedding` numbers a token, side by side, a hidden layer of `hidden` units with ReLU, a last one.
+    """Embeddings of `embedding` numbers a token, side by side, a hidden layer of `hidden` units
+    with ReLU, a last one.
 
-    The network of Bengio et al. 2003 ("A neural probabilistic language model", Eq. 1) without its direct connections,
-    and with ReLU in place of tanh.
+    The network of Bengio et al. 2003 ("A neural probabilistic language model", Eq. 1) without its
+    direct connections, and with ReLU in place of tanh.
     """
 
-    def __init__(self, input_shape: Shape, num_classes: int, *, embedding: int, hidden: int) -> None:
+    def __init__(
+        self, input_shape: Shape, num_classes: int, *, embedding: int, hidden: int
+    ) -> None:
         super().__init__()
         shape = require_text(input_shape, "model=text_mlp")
         width = shape[0] * embedding
@@ -57,7 +66,9 @@ class TextMLP(nn.Module):
             too_many_parameters("hidden", hidden, [width, hidden, num_classes]),
         )
         self.embedding = nn.Embedding(shape.vocabulary, embedding)
-        self.layers = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes))
+        self.layers = nn.Sequential(
+            nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, num_classes)
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         return self.layers(self.embedding(tokens).flatten(1))

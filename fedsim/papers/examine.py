@@ -1,9 +1,11 @@
-"""What our runs say about a number or a claim: two p-values, the verdict that follows, and Holm's correction.
+"""What our runs say about a number or a claim: two p-values, the verdict that follows, and Holm's
+correction.
 
-Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the true differences.
-The test for such a claim is an intersection-union test (Berger, 1982): every rival is tested at the full level, and the
-largest p-value counts. The test against it is a union-intersection test: the smallest p-value counts, multiplied by the
-number of rivals (Bonferroni). No rival is picked by the data.
+Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the
+true differences. The test for such a claim is an intersection-union test (Berger, 1982): every
+rival is tested at the full level, and the largest p-value counts. The test against it is a
+union-intersection test: the smallest p-value counts, multiplied by the number of rivals
+(Bonferroni). No rival is picked by the data.
 """
 
 import itertools
@@ -34,16 +36,17 @@ from fedsim.results.statistics import (
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of testing a number or a claim: p-values for it and against it, raw and after Holm's correction.
+    """The result of testing a number or a claim: p-values for it and against it, raw and after
+    Holm's correction.
 
-    `p_for` and `p_against` are compared with 5 %. `ours` is the decisive result: the difference to the method for which
-    the claim is weakest, for example.
+    `p_for` and `p_against` are compared with 5 %. `ours` is the decisive result: the difference to
+    the method for which the claim is weakest, for example.
 
-    `size_holds`: whether the interval of a gain holds the printed gain; None if none is printed; False also where runs
-    are of another size than the paper's, which say nothing about it.
-    `is_draw`: whether a printed number lies where one more run of ours would fall; None for other claims. `too_wide`:
-    whether that interval reaches further than the margin, so that to lie inside of it says nothing.
-    `holm_...` are nan until `holm_corrected`.
+    `size_holds`: whether the interval of a gain holds the printed gain; None if none is printed;
+    False also where runs are of another size than the paper's, which say nothing about it.
+    `is_draw`: whether a printed number lies where one more run of ours would fall; None for other
+    claims. `too_wide`: whether that interval reaches further than the margin, so that to lie inside
+    of it says nothing. `holm_...` are nan until `holm_corrected`.
     """
 
     ours: Estimate | Difference | Share | Median | None
@@ -63,7 +66,8 @@ class Evidence:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are enough seeds for a verdict, so that its tests count among those that are corrected."""
+        """Whether there are enough seeds for a verdict, so that its tests count among those that
+        are corrected."""
         return self.num >= MIN_SEEDS
 
     @property
@@ -81,10 +85,14 @@ class Evidence:
 
 
 def holm_corrected(evidences: Sequence[Evidence]) -> list[Evidence]:
-    """The evidences with Holm's correction: over all of their p-values for, and over all against."""
+    """The evidences with Holm's correction: over all of their p-values for, and over all
+    against."""
     for_them = holm([e.p_for if e.is_tested else math.nan for e in evidences])
     against = holm([e.p_against if e.is_tested else math.nan for e in evidences])
-    return [replace(e, holm_for=f, holm_against=a) for e, f, a in zip(evidences, for_them, against, strict=True)]
+    return [
+        replace(e, holm_for=f, holm_against=a)
+        for e, f, a in zip(evidences, for_them, against, strict=True)
+    ]
 
 
 def clipped(p_value: float) -> float:
@@ -92,9 +100,11 @@ def clipped(p_value: float) -> float:
     return 1.0 if p_value > 1 else p_value
 
 
-def is_number(printed: float, ours: Estimate | None, margin: float, tolerance: float = 0.0) -> Evidence:
-    """Test a number `printed` for one run, give or take `tolerance`: as one draw of ours, and for equivalence with our
-    mean within `margin`."""
+def is_number(
+    printed: float, ours: Estimate | None, margin: float, tolerance: float = 0.0
+) -> Evidence:
+    """Test a number `printed` for one run, give or take `tolerance`: as one draw of ours, and for
+    equivalence with our mean within `margin`."""
     if ours is None or ours.num < 2:
         return Evidence(ours)
     p_next, too_wide = ours.p_next(printed, tolerance), ours.next_half_width > margin
@@ -103,7 +113,8 @@ def is_number(printed: float, ours: Estimate | None, margin: float, tolerance: f
 
 
 def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
-    """Test that the median of censored values lies within `tolerance` of `value`, and against it that it does not."""
+    """Test that the median of censored values lies within `tolerance` of `value`, and against it
+    that it does not."""
     low, high = value - tolerance, value + tolerance
     inside = max(ours.p_above(low), ours.p_below(high))
     outside = min(ours.p_below(low), ours.p_above(high))
@@ -111,27 +122,36 @@ def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
 
 
 def holds_for_most(ours: Share) -> Evidence:
-    """Test that something holds for more than half of all runs, and against it that it holds for fewer."""
+    """Test that something holds for more than half of all runs, and against it that it holds for
+    fewer."""
     return Evidence(ours, clipped(2 * ours.p_above(MAJORITY)), clipped(2 * ours.p_below(MAJORITY)))
 
 
 P = Callable[[Difference], float]
 
 
-def _of_rivals(rivals: Mapping[str, Difference], p_for: P, p_against: P, words: str = "weakest against") -> Evidence:
-    """Test a claim about the differences to each of the rivals: the weakest for it counts, and any against it."""
+def _of_rivals(
+    rivals: Mapping[str, Difference], p_for: P, p_against: P, words: str = "weakest against"
+) -> Evidence:
+    """Test a claim about the differences to each of the rivals: the weakest for it counts, and any
+    against it."""
     weakest = max(rivals, key=lambda name: p_for(rivals[name]))
     against = len(rivals) * min(p_against(d) for d in rivals.values())
     detail = f"{words} {weakest}" if len(rivals) > 1 else ""
     return Evidence(rivals[weakest], clipped(p_for(rivals[weakest])), clipped(against), detail)
 
 
-def exceeds(rivals: Mapping[str, Difference], gain: float = 0.0, tolerance: float = 0.0) -> Evidence:
-    """Test that a method exceeds each of its rivals, by `gain` +- `tolerance` if that is printed (> 0).
+def exceeds(
+    rivals: Mapping[str, Difference], gain: float = 0.0, tolerance: float = 0.0
+) -> Evidence:
+    """Test that a method exceeds each of its rivals, by `gain` +- `tolerance` if that is printed (>
+    0).
 
     `rivals` are the differences to them. All p-values are two-sided, those of 95 % intervals.
     """
-    found = _of_rivals(rivals, lambda d: 2 * d.p_above(0.0), lambda d: 2 * d.p_below(gain - tolerance))
+    found = _of_rivals(
+        rivals, lambda d: 2 * d.p_above(0.0), lambda d: 2 * d.p_below(gain - tolerance)
+    )
     above_printed = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
     return replace(found, size_holds=min(found.p_against, above_printed) >= ALPHA if gain else None)
 
@@ -142,7 +162,8 @@ def is_not_worse(rivals: Mapping[str, Difference], margin: float) -> Evidence:
 
 
 def is_level(rivals: Mapping[str, Difference], margin: float) -> Evidence:
-    """Test that a method differs from each rival by at most `margin`: two one-sided tests (Schuirmann, 1987)."""
+    """Test that a method differs from each rival by at most `margin`: two one-sided tests
+    (Schuirmann, 1987)."""
 
     def outside(d: Difference) -> float:
         return 2 * min(d.p_above(margin), d.p_below(-margin))
@@ -159,8 +180,11 @@ def below_zero(ours: Difference | None, detail: str = "", *, above: bool = False
     return Evidence(ours, p_for, p_against, detail)
 
 
-def rises(at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False) -> Evidence:
-    """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope of each seed."""
+def rises(
+    at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False
+) -> Evidence:
+    """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope
+    of each seed."""
     slopes = differences([float(np.polyfit(at, values, 1)[0]) for values in by_seed])
     return below_zero(slopes, "slope", above=not falls)
 
@@ -175,7 +199,9 @@ def examine_number(number: Number, cases: Cases) -> Evidence:
     if cases.scale != "full":
         raise UnjudgedError(OTHER_SIZE)
     values = list(measures.values_by_seed(group, number.measure).values())
-    return is_number(number.value, estimate(values, measures.bounds_of(number.measure)), number.margin)
+    return is_number(
+        number.value, estimate(values, measures.bounds_of(number.measure)), number.margin
+    )
 
 
 def examine_claim(claim: Claim, cases: Cases) -> Evidence:
@@ -210,14 +236,23 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
     return replace(found, detail="; ".join(filter(None, (found.detail, BY_SIGN))), size_holds=False)
 
 
-def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, dict[Seeds, float]]:
-    """The differences by seed to each of the other methods; with `all_pairs`, those of all pairs of methods."""
-    if missing := [name for name in claim.others if cases.find({**about, claim.among: name}) is None]:
+def _differences(
+    claim: Claim, about: Mapping[str, str], cases: Cases
+) -> dict[str, dict[Seeds, float]]:
+    """The differences by seed to each of the other methods; with `all_pairs`, those of all pairs of
+    methods."""
+    if missing := [
+        name for name in claim.others if cases.find({**about, claim.among: name}) is None
+    ]:
         raise UnjudgedError(f"no runs of {', '.join(missing)}")
     groups = {"": cases.usable(about)}
     groups |= {name: cases.usable({**about, claim.among: name}) for name in claim.others}
     values = {name: measures.values_by_seed(group, claim.measure) for name, group in groups.items()}
-    pairs = itertools.combinations(groups, 2) if claim.all_pairs else [("", name) for name in claim.others]
+    pairs = (
+        itertools.combinations(groups, 2)
+        if claim.all_pairs
+        else [("", name) for name in claim.others]
+    )
     return {
         f"{first} to {second}" if first else second: paired_values(values[first], values[second])
         for first, second in pairs
@@ -225,7 +260,8 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
 
 
 def _trend(claim: Claim, cases: Cases) -> Evidence:
-    """Of the measure, or of its difference to the method in `minus`; values that are no numbers are at 0, 1, ..."""
+    """Of the measure, or of its difference to the method in `minus`; values that are no numbers are
+    at 0, 1, ..."""
     by_value: list[dict[Seeds, float]] = []
     for value in claim.values:
         wanted = {**claim.about, str(claim.grows_with): str(value)}
@@ -261,20 +297,39 @@ def _bound(claim: Claim, group: Group) -> Evidence:
     outcomes = [_is_within(claim, run, measure(run)) for run in group.complete]
     known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
-        raise UnjudgedError(f"all runs end at round {group.complete[0].num_rounds}, before the bound")
+        raise UnjudgedError(
+            f"all runs end at round {group.complete[0].num_rounds}, before the bound"
+        )
     too_short = len(outcomes) - len(known)
     detail = f"{too_short} end before the bound" if too_short else ""
     return replace(holds_for_most(Share(sum(known), len(known))), detail=detail)
 
 
 def _is_within(claim: Claim, run: Run, value: float | None) -> bool | None:
-    """Whether a run is within the bound of a claim; None if it ended too early to tell, or has no value."""
+    """Whether a run is within the bound of a claim; None if it ended too early to tell, or has no
+    value."""
     name = measures.base_name(claim.measure)
     if claim.at_most is not None:
         if value is None:
-            return False if name in measures.FIRST_ROUND_MEASURES and run.num_rounds >= claim.at_most else None
-        return None if name in measures.COUNT_MEASURES and run.num_rounds <= claim.at_most else value <= claim.at_most
+            return (
+                False
+                if name in measures.FIRST_ROUND_MEASURES and run.num_rounds >= claim.at_most
+                else None
+            )
+        return (
+            None
+            if name in measures.COUNT_MEASURES and run.num_rounds <= claim.at_most
+            else value <= claim.at_most
+        )
     assert claim.at_least is not None
     if value is None:
-        return True if name in measures.FIRST_ROUND_MEASURES and run.num_rounds + 1 >= claim.at_least else None
-    return None if name in measures.COUNT_MEASURES and run.num_rounds < claim.at_least else value >= claim.at_least
+        return (
+            True
+            if name in measures.FIRST_ROUND_MEASURES and run.num_rounds + 1 >= claim.at_least
+            else None
+        )
+    return (
+        None
+        if name in measures.COUNT_MEASURES and run.num_rounds < claim.at_least
+        else value >= claim.at_least
+    )

@@ -1,9 +1,12 @@
-"""PNCS's Table I from the traces of `selector=pair_study`: which feature of a pair of gradients predicts its quality.
+"""PNCS's Table I from the traces of `selector=pair_study`: which feature of a pair of gradients
+predicts its quality.
 
-A condition is one round of one run. The label of a pair is its negated validation loss, min-max scaled within the
-condition; features are standardised over the training conditions. Training and test conditions are split by seed.
+A condition is one round of one run. The label of a pair is its negated validation loss, min-max
+scaled within the condition; features are standardised over the training conditions. Training and
+test conditions are split by seed.
 
-Claims about the table are judged as `RULE` says. They were written after that of the runs at `scale=small` was seen.
+Claims about the table are judged as `RULE` says. They were written after that of the runs at
+`scale=small` was seen.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +37,8 @@ RANDOM_PAIR = "a random pair"
 
 @dataclass(frozen=True)
 class Condition:
-    """One round of one run: `features` [P, F] of its P pairs, and validation `losses` [P] after each pair's step."""
+    """One round of one run: `features` [P, F] of its P pairs, and validation `losses` [P] after
+    each pair's step."""
 
     seed: int
     setting: str
@@ -44,17 +48,23 @@ class Condition:
 
     @property
     def labels(self) -> Floats:
-        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all losses are equal. A
-        pair's relative loss is 1 minus its label."""
+        """Labels [P]: 1 for the pair with the lowest loss, 0 for that with the highest; .5 if all
+        losses are equal. A pair's relative loss is 1 minus its label."""
         low, high = self.losses.min(), self.losses.max()
-        return np.full(len(self.losses), 0.5) if high == low else (high - self.losses) / (high - low)
+        return (
+            np.full(len(self.losses), 0.5) if high == low else (high - self.losses) / (high - low)
+        )
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
-    """The names of the features that all runs have, and all conditions of all runs whose values are finite. A damaged
-    trace is left out with a line."""
+    """The names of the features that all runs have, and all conditions of all runs whose values are
+    finite. A damaged trace is left out with a line."""
     traces = [(run, lines) for run in runs if (lines := _trace_of(run))]
-    common = set.intersection(*(set(line["features"]) for _, lines in traces for line in lines)) if traces else set()
+    common = (
+        set.intersection(*(set(line["features"]) for _, lines in traces for line in lines))
+        if traces
+        else set()
+    )
     names = [name for name in (traces[0][1][0]["features"] if traces else ()) if name in common]
     conditions = []
     for run, lines in traces:
@@ -68,9 +78,14 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
 
 
 def _trace_of(run: Run) -> list[dict[str, Any]]:
-    """The lines of a run's trace that have pairs, each with as many values of each feature as losses."""
+    """The lines of a run's trace that have pairs, each with as many values of each feature as
+    losses."""
     try:
-        lines = [line for line in read_metrics(run.folder, TRACE) if line.get("pairs") and "features" in line]
+        lines = [
+            line
+            for line in read_metrics(run.folder, TRACE)
+            if line.get("pairs") and "features" in line
+        ]
         for line in lines:
             values = [line["loss"], *line["features"].values()]
             if not isinstance(line["round"], int) or np.array(values, np.float64).shape != (
@@ -79,13 +94,21 @@ def _trace_of(run: Run) -> list[dict[str, Any]]:
             ):
                 raise ValueError("a line has not as many values of each feature as losses")
         return lines
-    except (DamagedError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+    except (
+        DamagedError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+    ) as error:
         tell_left_out(run.folder / TRACE, error)
         return []
 
 
 def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], list[Condition]]:
-    """Training and test conditions: the last 30 % of the seeds are for testing, at least one; a single one for both."""
+    """Training and test conditions: the last 30 % of the seeds are for testing, at least one; a
+    single one for both."""
     seeds = sorted({c.seed for c in conditions})
     held = set(seeds[-max(1, round(TEST_SHARE * len(seeds))) :])
     testing = [c for c in conditions if c.seed in held]
@@ -93,7 +116,8 @@ def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], lis
 
 
 def standardised(conditions: Sequence[Condition], by: Sequence[Condition]) -> Floats:
-    """All features by the mean and the standard deviation of those of `by`; features constant there become 0."""
+    """All features by the mean and the standard deviation of those of `by`; features constant there
+    become 0."""
     values, given = (np.concatenate([c.features for c in some]) for some in (conditions, by))
     deviation = given.std(0)
     varies = deviation > 1e-12 * np.abs(given).max(0, initial=0)
@@ -105,7 +129,8 @@ def labels_of(conditions: Sequence[Condition]) -> Floats:
 
 
 def fit(features: Floats, labels: Floats) -> Floats:
-    """Weights and, last, intercept [F + 1] of a logistic regression with soft labels and penalty 1e-3 |weights|^2."""
+    """Weights and, last, intercept [F + 1] of a logistic regression with soft labels and penalty
+    1e-3 |weights|^2."""
 
     from scipy.optimize import minimize  # here: most reports have no traces
 
@@ -124,12 +149,14 @@ def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
 
 
 PNCS_FEATURE, COSINE_PREFIX = "cos_4", "cos_"
-"""The feature that the paper chooses (p = 4 by its public summary), and the name prefix of cosines for other p."""
+"""The feature that the paper chooses (p = 4 by its public summary), and the name prefix of cosines
+for other p."""
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Conditions that are `held` out, and the `others`, by which features are judged; the F features have `names`."""
+    """Conditions that are `held` out, and the `others`, by which features are judged; the F
+    features have `names`."""
 
     names: list[str]
     held: Sequence[Condition]
@@ -137,34 +164,45 @@ class Fold:
 
     @cached_property
     def alone(self) -> list[Floats]:
-        """Weight and intercept of the model of each single feature, fitted on the others, [F][2]."""
+        """Weight and intercept of the model of each single feature, fitted on the others,
+        [F][2]."""
         features, labels = standardised(self.others, self.others), labels_of(self.others)
         return [fit(features[:, [number]], labels) for number in range(len(self.names))]
 
     def entropies(self, conditions: Sequence[Condition]) -> Floats:
         """Cross-entropy [F] of the model of each single feature."""
         features, labels = standardised(conditions, self.others), labels_of(conditions)
-        return np.array([cross_entropy(w, features[:, [number]], labels) for number, w in enumerate(self.alone)])
+        return np.array(
+            [cross_entropy(w, features[:, [number]], labels) for number, w in enumerate(self.alone)]
+        )
 
     def relative_losses(self, conditions: Sequence[Condition]) -> Floats:
-        """Relative losses [F, len(conditions)] of the pair that each feature picks in each condition: that of its
-        lowest value if its weight is negative, else of its highest."""
+        """Relative losses [F, len(conditions)] of the pair that each feature picks in each
+        condition: that of its lowest value if its weight is negative, else of its highest."""
         negative = np.array([w[0] < 0 for w in self.alone])
-        picked = [np.where(negative, c.features.argmin(0), c.features.argmax(0)) for c in conditions]
-        return np.array([1 - c.labels[pairs] for c, pairs in zip(conditions, picked, strict=True)]).T
+        picked = [
+            np.where(negative, c.features.argmin(0), c.features.argmax(0)) for c in conditions
+        ]
+        return np.array(
+            [1 - c.labels[pairs] for c, pairs in zip(conditions, picked, strict=True)]
+        ).T
 
     @property
     def pncs(self) -> int:
         return self.names.index(PNCS_FEATURE)
 
     def rival(self, score: Floats, prefix: str = "") -> int:
-        """The feature with the lowest `score` [F], cos_4 excluded, among those whose names begin so."""
-        candidates = [f for f, name in enumerate(self.names) if f != self.pncs and name.startswith(prefix)]
+        """The feature with the lowest `score` [F], cos_4 excluded, among those whose names begin
+        so."""
+        candidates = [
+            f for f, name in enumerate(self.names) if f != self.pncs and name.startswith(prefix)
+        ]
         return min(candidates, key=lambda f: float(score[f]))
 
 
 def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[Table]:
-    """Tables of the features over all `conditions`, and of relative losses by setting and by round; [] without them."""
+    """Tables of the features over all `conditions`, and of relative losses by setting and by round;
+    [] without them."""
     if not conditions:
         return []
     training, testing = split_by_seed(conditions)
@@ -180,7 +218,11 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
         losses[name] = relative[feature]
     losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
     rows = [
-        [name, *cells[name], Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found)))]
+        [
+            name,
+            *cells[name],
+            Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found))),
+        ]
         for name, found in losses.items()
     ]
     sizes = f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
@@ -189,9 +231,22 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
     head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
     rounds = [(c.round - 1) // 5 * 5 + 1 for c in testing]
     return [
-        Table("pair_features", "Features of pairs of gradients (PNCS, Table I)", head, rows, f"{sizes} {NOTE}"),
-        _losses_by("setting", "Relative loss by shards a client", losses, [c.setting for c in testing]),
-        _losses_by("rounds", "Relative loss by rounds", losses, [f"{first} to {first + 4}" for first in rounds]),
+        Table(
+            "pair_features",
+            "Features of pairs of gradients (PNCS, Table I)",
+            head,
+            rows,
+            f"{sizes} {NOTE}",
+        ),
+        _losses_by(
+            "setting", "Relative loss by shards a client", losses, [c.setting for c in testing]
+        ),
+        _losses_by(
+            "rounds",
+            "Relative loss by rounds",
+            losses,
+            [f"{first} to {first + 4}" for first in rounds],
+        ),
     ]
 
 
@@ -203,10 +258,17 @@ NOTE = (
 
 
 def _losses_by(name: str, title: str, losses: Mapping[str, Floats], kinds: Sequence[str]) -> Table:
-    """A table of mean relative losses per feature, with one column for each of the `kinds` of conditions."""
+    """A table of mean relative losses per feature, with one column for each of the `kinds` of
+    conditions."""
     columns = sorted(set(kinds), key=sort_key)
     rows = [
-        [feature, *(number(float(np.mean(found[np.array(kinds) == column])), ".3f") for column in columns)]
+        [
+            feature,
+            *(
+                number(float(np.mean(found[np.array(kinds) == column])), ".3f")
+                for column in columns
+            ),
+        ]
         for feature, found in losses.items()
     ]
     return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
@@ -221,7 +283,8 @@ RULE = (
 
 
 def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judged]:
-    """Judge the paper's claims on `conditions`, whose features have the given `names`; [] without conditions."""
+    """Judge the paper's claims on `conditions`, whose features have the given `names`; [] without
+    conditions."""
     if not conditions:
         return []
     table = replace(_claim("best", "Table I"), id="pncs.table1")
@@ -276,23 +339,29 @@ TEXTS = {
 
 
 def _negative(folds: Sequence[Fold]) -> Judged:
-    values = [(standardised(fold.held, fold.held)[:, [fold.pncs]], labels_of(fold.held)) for fold in folds]
+    values = [
+        (standardised(fold.held, fold.held)[:, [fold.pncs]], labels_of(fold.held)) for fold in folds
+    ]
     weights = [float(fit(features, labels)[0]) for features, labels in values]
     return _tested_claim("negative", weights, "weight of each seed's own model")
 
 
 def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
-    """The pair of lowest cos_4 against the mean pair, in all conditions or those of one `setting`."""
+    """The pair of lowest cos_4 against the mean pair, in all conditions or those of one
+    `setting`."""
     gains = []
     for fold in folds:
         chosen = [c for c in fold.held if setting in (None, c.setting)]
-        found = [float(np.mean(c.labels) - c.labels[c.features[:, fold.pncs].argmin()]) for c in chosen]
+        found = [
+            float(np.mean(c.labels) - c.labels[c.features[:, fold.pncs].argmin()]) for c in chosen
+        ]
         gains += [float(np.mean(found))] if found else []
     return _tested_claim("random", gains, "difference in relative loss", setting=setting)
 
 
 def _rank(folds: Sequence[Fold]) -> Judged:
-    """Whether cos_4 has the largest weight in the model of each seed's own data, which makes seeds independent."""
+    """Whether cos_4 has the largest weight in the model of each seed's own data, which makes seeds
+    independent."""
     ranks = []
     for fold in folds:
         weights = np.abs(fit(standardised(fold.held, fold.held), labels_of(fold.held))[:-1])
@@ -315,10 +384,16 @@ Score = Callable[[Fold, Sequence[Condition]], Floats]
 
 
 def _against_rival(
-    name: str, folds: Sequence[Fold], by: tuple[Score, Score], detail: str, prefix: str = "", *, above: bool = False
+    name: str,
+    folds: Sequence[Fold],
+    by: tuple[Score, Score],
+    detail: str,
+    prefix: str = "",
+    *,
+    above: bool = False,
 ) -> Judged:
-    """cos_4 minus its rival, one value per held-out seed: the best other feature `by` the first score on the other
-    seeds; they are compared by the second."""
+    """cos_4 minus its rival, one value per held-out seed: the best other feature `by` the first
+    score on the other seeds; they are compared by the second."""
     values, names = [], set()
     for fold in folds:
         rival, found = fold.rival(by[0](fold, fold.others), prefix), by[1](fold, fold.held)
@@ -328,7 +403,14 @@ def _against_rival(
 
 
 def _tested_claim(
-    name: str, values: Sequence[float], detail: str, *, setting: str | None = None, above: bool = False
+    name: str,
+    values: Sequence[float],
+    detail: str,
+    *,
+    setting: str | None = None,
+    above: bool = False,
 ) -> Judged:
     """Test the claim that the mean of `values`, one per seed, is below 0, or `above` it."""
-    return Judged(_claim(name, setting=setting), below_zero(differences(values), above=above), detail)
+    return Judged(
+        _claim(name, setting=setting), below_zero(differences(values), above=above), detail
+    )

@@ -1,5 +1,6 @@
-"""Numbers and claims printed in papers, each with the runs of ours that it is about, and in words the rules by which
-they are judged. `examine` has the same rules as code; their error rates are simulated in tests/test_report_rules.py.
+"""Numbers and claims printed in papers, each with the runs of ours that it is about, and in words
+the rules by which they are judged. `examine` has the same rules as code; their error rates are
+simulated in tests/test_report_rules.py.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -13,7 +14,13 @@ import yaml
 from fedsim.results.statistics import LEVEL, MIN_SEEDS
 
 Verdict = Literal[
-    "reproduced", "direction only", "consistent with", "too wide to tell", "not reproduced", "undecided", "not judged"
+    "reproduced",
+    "direction only",
+    "consistent with",
+    "too wide to tell",
+    "not reproduced",
+    "undecided",
+    "not judged",
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
@@ -34,10 +41,11 @@ RULES: Mapping[str, str] = {
 class Number:
     """A number that a paper prints for one of its runs.
 
-    `about`: the choices of config groups, or config values, that identify our runs; `measure`: one of
-    `fedsim.results.measures`; `where`: the place in the paper; `plus_minus`: the printed deviation; `margin`: how close
-    our mean has to be for the number to be reproduced. `added_after_runs`: as of a `Claim`. `statement`: what of the
-    paper it is, equal for readings of a method and presets that are about the same printed number.
+    `about`: the choices of config groups, or config values, that identify our runs; `measure`: one
+    of `fedsim.results.measures`; `where`: the place in the paper; `plus_minus`: the printed
+    deviation; `margin`: how close our mean has to be for the number to be reproduced.
+    `added_after_runs`: as of a `Claim`. `statement`: what of the paper it is, equal for readings of
+    a method and presets that are about the same printed number.
     """
 
     id: str
@@ -53,7 +61,8 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper about the runs identified by `about`. Which of these fields is given determines its form:
+    """A claim of a paper about the runs identified by `about`. Which of these fields is given
+    determines its form:
 
     - `at_most`, `at_least`: the `measure` of each run is at most, or at least, this value.
     - `value`: the `measure` is about this value, that is, within `tolerance` of it.
@@ -65,11 +74,13 @@ class Claim:
     - `grows_with`: the `measure` increases along the `values` of this config key or group (with `falls` it decreases).
       With `minus`, this is about the difference to the runs that made the choices `minus`.
 
-    A comparison that is `pooled_over` a config key or group is about the mean of its differences at these `values`.
+    A comparison that is `pooled_over` a config key or group is about the mean of its differences at
+    these `values`.
 
-    `any_size`: the claim is about shares and therefore also holds at a smaller size of the preset. `added_after_runs`:
-    the claim was written down after results of the preset had been seen. `revised_after_runs`: its form or wording was
-    changed then, its thresholds were not. `note` is shown with the verdict.
+    `any_size`: the claim is about shares and therefore also holds at a smaller size of the preset.
+    `added_after_runs`: the claim was written down after results of the preset had been seen.
+    `revised_after_runs`: its form or wording was changed then, its thresholds were not. `note` is
+    shown with the verdict.
     """
 
     id: str
@@ -99,7 +110,8 @@ class Claim:
 
     @property
     def statement(self) -> Hashable:
-        """What of the paper it is: equal where only the name of our method, or the preset, differs in the words."""
+        """What of the paper it is: equal where only the name of our method, or the preset, differs
+        in the words."""
         return self.where, self.text.replace(self.about.get("selector", "\0"), "")
 
     @property
@@ -109,10 +121,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Publication:
-    """A file of numbers/: the numbers and claims of a paper that are compared with runs of `presets`.
+    """A file of numbers/: the numbers and claims of a paper that are compared with runs of
+    `presets`.
 
-    Runs of the presets in `claims_only` have another size than the paper's, so that only claims can be compared.
-    `substitutes`: choices of config groups that may replace those of the preset. `paper`: its short name.
+    Runs of the presets in `claims_only` have another size than the paper's, so that only claims can
+    be compared. `substitutes`: choices of config groups that may replace those of the preset.
+    `paper`: its short name.
     """
 
     paper: str
@@ -134,7 +148,11 @@ def publications() -> Sequence[Publication]:
 def publications_about(preset: str, scale: str) -> list[Publication]:
     """The publications that runs of a preset at this scale are compared with."""
     full = scale == "full"
-    return [p for p in publications() if (preset in p.presets if full else f"{preset}_{scale}" in p.claims_only)]
+    return [
+        p
+        for p in publications()
+        if (preset in p.presets if full else f"{preset}_{scale}" in p.claims_only)
+    ]
 
 
 def _read(path: Path) -> Publication:
@@ -145,15 +163,18 @@ def _read(path: Path) -> Publication:
 
 
 def _numbers(table: Mapping[str, Any]) -> list[Number]:
-    """The numbers of a printed table, whose `rows` map choices of the config group `row` to one value per column.
+    """The numbers of a printed table, whose `rows` map choices of the config group `row` to one
+    value per column.
 
-    `margin` is given for the table or for a column; `rows_added_after_runs` names those of the rows. Rows with equal
-    values are one row of the paper, to which several of ours are compared.
+    `margin` is given for the table or for a column; `rows_added_after_runs` names those of the
+    rows. Rows with equal values are one row of the paper, to which several of ours are compared.
     """
     numbers, rows = [], list(table["rows"].values())
     for choice, values in table["rows"].items():
         for index, (column, printed) in enumerate(zip(table["columns"], values, strict=True)):
-            alike = [row for at, row in enumerate(rows) if row[index] == printed and row not in rows[:at]]
+            alike = [
+                row for at, row in enumerate(rows) if row[index] == printed and row not in rows[:at]
+            ]
             value, plus_minus = printed if isinstance(printed, list) else (printed, None)
             one = Number(
                 id=f"{table['id']}/{choice}/{column['title']}",

@@ -24,11 +24,21 @@ def totals(compared: Sequence[tuple[Publication, Sequence[Judged]]]) -> Table:
     for paper, some in by_paper.items():
         for kind, of_kind in (("numbers", Number), ("claims", Claim)):
             for after in (False, True):
-                chosen = [j for j in some if isinstance(j.printed, of_kind) and j.printed.added_after_runs == after]
+                chosen = [
+                    j
+                    for j in some
+                    if isinstance(j.printed, of_kind) and j.printed.added_after_runs == after
+                ]
                 counts = Counter(judgement.verdict for judgement in chosen)
                 name = kind + (AFTER if after else "")
-                rows += [[paper, name, number(len(chosen)), *(number(counts[v]) for v in VERDICTS)]] if chosen else []
-    return Table("totals", "Verdicts by paper", ["paper", "", "all", *VERDICTS], rows, RULES["holm"])
+                rows += (
+                    [[paper, name, number(len(chosen)), *(number(counts[v]) for v in VERDICTS)]]
+                    if chosen
+                    else []
+                )
+    return Table(
+        "totals", "Verdicts by paper", ["paper", "", "all", *VERDICTS], rows, RULES["holm"]
+    )
 
 
 def numbers(judged: Sequence[Judged]) -> Table:
@@ -40,20 +50,32 @@ def numbers(judged: Sequence[Judged]) -> Table:
             continue
         ours = found.ours if isinstance(found.ours, Estimate) else None
         plus_minus = "" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"
-        name = printed.id.partition("/")[2].replace("/", " ") + (AFTER if printed.added_after_runs else "")
+        name = printed.id.partition("/")[2].replace("/", " ") + (
+            AFTER if printed.added_after_runs else ""
+        )
         next_one = ours if ours is not None and ours.num > 1 else None
         cells = [
             Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
             show_estimate(ours),
             number(None if ours is None else ours.num),
-            Cell("{:.3f} to {:.3f}".format(*next_one.next_interval), next_one.next_interval[0]) if next_one else "-",
+            Cell("{:.3f} to {:.3f}".format(*next_one.next_interval), next_one.next_interval[0])
+            if next_one
+            else "-",
             number(next_one.next_half_width if next_one else None, ".3f"),
             number(None if ours is None else ours.mean - printed.value, "+.4f"),
             number(printed.margin, "g"),
         ]
         rows.append([place, name, *cells, *_judged_cells(judgement)])
     header = ["where", "what", "paper", "ours", "seeds", "one more run of ours", "half its width"]
-    header += ["difference", "margin", "p close / no draw", "the same (Holm)", "verdict", OVER_PAPER, ""]
+    header += [
+        "difference",
+        "margin",
+        "p close / no draw",
+        "the same (Holm)",
+        "verdict",
+        OVER_PAPER,
+        "",
+    ]
     note = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
     return Table("numbers", "The paper's numbers and ours", header, rows, note)
 
@@ -76,15 +98,21 @@ def all_numbers(judged: Sequence[Judged]) -> Table:
 
 
 def _places(judged: Sequence[Judged]) -> list[str]:
-    """The place of each in the paper; in a report of several presets also the preset whose runs are judged."""
+    """The place of each in the paper; in a report of several presets also the preset whose runs are
+    judged."""
     several = len({one.preset for one in judged}) > 1
-    return [f"{one.printed.where} ({one.preset})" if several else one.printed.where for one in judged]
+    return [
+        f"{one.printed.where} ({one.preset})" if several else one.printed.where for one in judged
+    ]
 
 
 def _judged_cells(one: Judged) -> list[str]:
     """The p-values, the verdict of either reading, and what is to be said of it."""
     found = one.evidence or Evidence(None)
-    p_values = show_both(found.p_for, found.p_against), show_both(found.holm_for, found.holm_against)
+    p_values = (
+        show_both(found.p_for, found.p_against),
+        show_both(found.holm_for, found.holm_against),
+    )
     return [*p_values, one.verdict, one.over_paper, one.detail]
 
 
@@ -94,8 +122,21 @@ def claims(judged: Sequence[Judged]) -> Table:
     for place, judgement in zip(_places(judged), judged, strict=True):
         if isinstance(judgement.printed, Claim):
             claim, found = judgement.printed, judgement.evidence or Evidence(None)
-            text = claim.text + (AFTER if claim.added_after_runs else REVISED if claim.revised_after_runs else "")
+            text = claim.text + (
+                AFTER if claim.added_after_runs else REVISED if claim.revised_after_runs else ""
+            )
             rows.append([place, text, show_result(found.ours), *_judged_cells(judgement)])
-    note = " ".join(RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm"))
-    header = ["where", "claim", "ours [95 %]", "p for / against", "the same (Holm)", "verdict", OVER_PAPER, ""]
+    note = " ".join(
+        RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm")
+    )
+    header = [
+        "where",
+        "claim",
+        "ours [95 %]",
+        "p for / against",
+        "the same (Holm)",
+        "verdict",
+        OVER_PAPER,
+        "",
+    ]
     return Table("claims", "The paper's claims", header, rows, note)

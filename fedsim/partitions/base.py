@@ -14,7 +14,8 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Labelled:
-    """The data that a partition may use: `labels` [n], the number of classes, and `owners` [n] if there are any."""
+    """The data that a partition may use: `labels` [n], the number of classes, and `owners` [n] if
+    there are any."""
 
     labels: NDArray[np.int64]
     num_classes: int
@@ -22,16 +23,21 @@ class Labelled:
 
 
 class Partition(ABC):
-    """A rule that divides samples among clients by their labels or owners, with keyword-only hyper-parameters."""
+    """A rule that divides samples among clients by their labels or owners, with keyword-only
+    hyper-parameters."""
 
     @abstractmethod
-    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> Sequence[Indices]:
-        """`num_clients` disjoint arrays of positions in `data.labels`, one per client: a list, or a `ByClient`, which
-        is faster where clients are many. Raises `DataError` if the data cannot be divided in this way."""
+    def split(
+        self, data: Labelled, num_clients: int, rng: np.random.Generator
+    ) -> Sequence[Indices]:
+        """`num_clients` disjoint arrays of positions in `data.labels`, one per client: a list, or a
+        `ByClient`, which is faster where clients are many. Raises `DataError` if the data cannot be
+        divided in this way."""
 
 
 def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
-    """Integers [n] proportional to `shares` [n] with sum `total` (Hamilton's method; ties go to the lower index)."""
+    """Integers [n] proportional to `shares` [n] with sum `total` (Hamilton's method; ties go to the
+    lower index)."""
     quotas = shares / shares.sum() * total
     counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
     order = np.argsort(-(quotas - counts), kind="stable")
@@ -40,7 +46,8 @@ def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int
 
 
 def require_samples(num_samples: int, num_clients: int, min_per_client: int, key: str) -> None:
-    """Raise `DataError` if there are fewer than `min_per_client` samples per client, as the setting `key` requires."""
+    """Raise `DataError` if there are fewer than `min_per_client` samples per client, as the setting
+    `key` requires."""
     if num_samples < num_clients * min_per_client:
         raise DataError(
             f"num_clients={num_clients}: {key} needs at least {num_clients * min_per_client} training samples and "
@@ -48,6 +55,8 @@ def require_samples(num_samples: int, num_clients: int, min_per_client: int, key
         )
 
 
-def shuffled_by_class(labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+def shuffled_by_class(
+    labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator
+) -> list[NDArray[np.int64]]:
     """For each class, the positions of its samples in random order."""
     return [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]

@@ -1,4 +1,5 @@
-"""Label skew by Dirichlet draws, per class or per client. For the variant with a quadratic program: dirichlet_qp.py."""
+"""Label skew by Dirichlet draws, per class or per client. For the variant with a quadratic program:
+dirichlet_qp.py."""
 
 from typing import Annotated
 
@@ -8,18 +9,27 @@ from numpy.typing import NDArray
 
 from fedsim.core.errors import DataError
 from fedsim.core.parameters import CountOrZero, Positive, parameters
-from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples, shuffled_by_class
+from fedsim.partitions.base import (
+    Indices,
+    Labelled,
+    Partition,
+    largest_remainder,
+    require_samples,
+    shuffled_by_class,
+)
 
 
 @parameters
 class DirichletClass(Partition):
-    """Each class is divided among the clients in proportions ~ Dir(alpha 1_N) (FedABC; Yurochkin et al., 2019).
+    """Each class is divided among the clients in proportions ~ Dir(alpha 1_N) (FedABC; Yurochkin et
+    al., 2019).
 
-    The shuffled samples of a class are cut at the rounded cumulative proportions. `balanced`: a client that already
-    holds n / N samples or more gets none of the next class, and the proportions of the others are scaled to sum to 1
-    (as in the code of Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", 2022, which rounds
-    down); if these are all 0, the clients below n / N get equal proportions. The partition is drawn again until every
-    client has `min_size` samples, at most `max_tries` times; then it raises `DataError`.
+    The shuffled samples of a class are cut at the rounded cumulative proportions. `balanced`: a
+    client that already holds n / N samples or more gets none of the next class, and the proportions
+    of the others are scaled to sum to 1 (as in the code of Li et al., "Federated Learning on
+    Non-IID Data Silos: An Experimental Study", 2022, which rounds down); if these are all 0, the
+    clients below n / N get equal proportions. The partition is drawn again until every client has
+    `min_size` samples, at most `max_tries` times; then it raises `DataError`.
     """
 
     alpha: Positive
@@ -28,7 +38,12 @@ class DirichletClass(Partition):
     max_tries: Annotated[int, Ge(1), Le(100_000)]  # about a millisecond each
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        require_samples(len(data.labels), num_clients, max(self.min_size, 1), f"partition.min_size={self.min_size}")
+        require_samples(
+            len(data.labels),
+            num_clients,
+            max(self.min_size, 1),
+            f"partition.min_size={self.min_size}",
+        )
         smallest = 0
         for _ in range(self.max_tries):
             parts = self._draw(data, num_clients, rng)
@@ -56,7 +71,8 @@ class DirichletClass(Partition):
 
 
 def _restricted(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """`shares` [n] where `has_room` is true, else 0; equal ones there, or everywhere, if that leaves nothing."""
+    """`shares` [n] where `has_room` is true, else 0; equal ones there, or everywhere, if that
+    leaves nothing."""
     kept = np.where(has_room, shares, 0.0)
     if kept.sum() <= 0:
         kept = has_room.astype(float) if has_room.any() else np.ones(len(shares))
@@ -65,11 +81,12 @@ def _restricted(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDA
 
 @parameters
 class DirichletClient(Partition):
-    """Each client draws its labels from its own distribution q_i ~ Dir(alpha 1_C); client sizes differ by at most one.
+    """Each client draws its labels from its own distribution q_i ~ Dir(alpha 1_C); client sizes
+    differ by at most one.
 
-    This is what "Dir(.2)" often stands for (Hsu et al., 2019, whose alpha is C times this one). Clients draw one sample
-    at a time, in an order that is random in each pass; when a class is used up, the probabilities of the others are
-    renormalised. All samples are used.
+    This is what "Dir(.2)" often stands for (Hsu et al., 2019, whose alpha is C times this one).
+    Clients draw one sample at a time, in an order that is random in each pass; when a class is used
+    up, the probabilities of the others are renormalised. All samples are used.
     """
 
     alpha: Positive
@@ -81,7 +98,9 @@ class DirichletClient(Partition):
         remaining = np.array([len(c) for c in classes])
         label_mixes = rng.dirichlet(np.full(data.num_classes, self.alpha), num_clients)
         sizes = largest_remainder(np.ones(num_clients), num)
-        turns = np.concatenate([rng.permutation(np.flatnonzero(sizes > t)) for t in range(int(sizes.max()))])
+        turns = np.concatenate(
+            [rng.permutation(np.flatnonzero(sizes > t)) for t in range(int(sizes.max()))]
+        )
         parts: list[list[int]] = [[] for _ in range(num_clients)]
         for client, u in zip(turns, rng.random(num), strict=True):
             c = _draw_class(label_mixes[client], remaining, u)
@@ -91,9 +110,10 @@ class DirichletClient(Partition):
 
 
 def _draw_class(probabilities: NDArray[np.float64], remaining: NDArray[np.int64], u: float) -> int:
-    """The class at quantile `u` of `probabilities` [C], restricted to classes with samples remaining; uniform over
-    these if all of their probabilities are 0."""
+    """The class at quantile `u` of `probabilities` [C], restricted to classes with samples
+    remaining; uniform over these if all of their probabilities are 0."""
     weights = _restricted(probabilities, remaining > 0)
     cumulative, last = np.cumsum(weights), int(np.flatnonzero(weights)[-1])
-    # of weights near the smallest numbers that there are, `u` times their sum may be rounded up to the sum itself
+    # of weights near the smallest numbers that there are, `u` times their sum may be rounded up to
+    # the sum itself
     return min(int(np.searchsorted(cumulative, u * cumulative[-1], side="right")), last)

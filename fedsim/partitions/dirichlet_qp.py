@@ -1,4 +1,5 @@
-"""The Dirichlet partition of FedCor and GPFL: Dirichlet label mixes, and sizes from a quadratic program."""
+"""The Dirichlet partition of FedCor and GPFL: Dirichlet label mixes, and sizes from a quadratic
+program."""
 
 from typing import Annotated, Literal
 
@@ -16,14 +17,17 @@ TOLERANCE = 1e-6
 
 @parameters
 class DirichletQP(Partition):
-    """q_i ~ Dir(alpha p) with p the class frequencies; sizes x = argmin |x|^2 subject to Q x = b, x >= 0.
+    """q_i ~ Dir(alpha p) with p the class frequencies; sizes x = argmin |x|^2 subject to Q x = b, x
+    >= 0.
 
-    Q [C, N] holds the label mixes q_i as columns and b [C] the class sizes, so that all samples are used. `alpha` is
-    the total concentration: with 10 balanced classes alpha = 0.2 is 0.02 per class, and the largest class makes up 90 %
-    of a client's samples on average. Client i gets floor(Q_ci x_i) samples of class c; the samples left by rounding go
-    to uniformly random clients one by one. (FedCor does not check the solver's status.) If the program has no solution,
-    which is common below 50 clients, label mixes are drawn again up to `retries` times. After that a `DataError` is
-    raised, or, with `fallback: nnls`, x >= 0 is the least-squares solution and every class is scaled to its size.
+    Q [C, N] holds the label mixes q_i as columns and b [C] the class sizes, so that all samples are
+    used. `alpha` is the total concentration: with 10 balanced classes alpha = 0.2 is 0.02 per
+    class, and the largest class makes up 90 % of a client's samples on average. Client i gets
+    floor(Q_ci x_i) samples of class c; the samples left by rounding go to uniformly random clients
+    one by one. (FedCor does not check the solver's status.) If the program has no solution, which
+    is common below 50 clients, label mixes are drawn again up to `retries` times. After that a
+    `DataError` is raised, or, with `fallback: nnls`, x >= 0 is the least-squares solution and every
+    class is scaled to its size.
     """
 
     alpha: Positive
@@ -51,19 +55,26 @@ class DirichletQP(Partition):
         remedy = "raise num_clients (100 rarely fails) or alpha, or set partition.fallback=nnls"
         raise DataError(f"partition.alpha={self.alpha}: {told}; {remedy}")
 
-    def _label_mixes(self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator) -> NDArray[np.float64]:
-        """The label mixes Q [C, N] with columns of sum 1; the row of a class without samples is zero."""
+    def _label_mixes(
+        self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.float64]:
+        """The label mixes Q [C, N] with columns of sum 1; the row of a class without samples is
+        zero."""
         present = b > 0
         q = np.zeros((len(b), num_clients))
         draws = rng.dirichlet(self.alpha * b[present] / b.sum(), num_clients)
-        undrawn = ~np.isfinite(draws).all(1)  # every gamma draw underflowed: the limit is a single class
+        undrawn = ~np.isfinite(draws).all(
+            1
+        )  # every gamma draw underflowed: the limit is a single class
         if undrawn.any():
             draws[undrawn] = rng.multinomial(1, b[present] / b.sum(), int(undrawn.sum()))
         q[present] = draws.T
         return q
 
 
-def solve_sizes(q: NDArray[np.float64], b: NDArray[np.float64], solver: str) -> NDArray[np.float64] | None:
+def solve_sizes(
+    q: NDArray[np.float64], b: NDArray[np.float64], solver: str
+) -> NDArray[np.float64] | None:
     """The x >= 0 [N] of least norm with Q x = b, verified; None if the solver finds none."""
     import cvxpy as cp
 
@@ -89,15 +100,22 @@ def _least_squares_counts(q: NDArray[np.float64], b: NDArray[np.float64]) -> NDA
     return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
 
 
-def _assign_samples(quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator) -> list[Indices]:
-    """Positions per client: floor(quotas) [C, N] random samples of each class; the rest go to random clients."""
+def _assign_samples(
+    quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator
+) -> list[Indices]:
+    """Positions per client: floor(quotas) [C, N] random samples of each class; the rest go to
+    random clients."""
     num_clients = quotas.shape[1]
     parts: list[list[Indices]] = [[] for _ in range(num_clients)]
-    for positions, quota in zip(shuffled_by_class(data.labels, data.num_classes, rng), quotas, strict=True):
+    for positions, quota in zip(
+        shuffled_by_class(data.labels, data.num_classes, rng), quotas, strict=True
+    ):
         cuts = np.minimum(np.cumsum(np.floor(quota + TOLERANCE).astype(np.int64)), len(positions))
         *pieces, leftover = np.split(positions, cuts)
         for part, piece in zip(parts, pieces, strict=True):
             part.append(piece)
-        for position, client in zip(leftover, rng.integers(num_clients, size=len(leftover)), strict=True):
+        for position, client in zip(
+            leftover, rng.integers(num_clients, size=len(leftover)), strict=True
+        ):
             parts[client].append(np.array([position]))
     return [rng.permutation(np.concatenate(p)) for p in parts]

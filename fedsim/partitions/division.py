@@ -1,5 +1,5 @@
-"""The division of the training set between clients, their held-out samples and the server: a function of the config and
-the seed; and its file format."""
+"""The division of the training set between clients, their held-out samples and the server: a
+function of the config and the seed; and its file format."""
 
 import hashlib
 import io
@@ -19,12 +19,14 @@ from fedsim.partitions.base import Indices, Labelled, Partition, largest_remaind
 from fedsim.partitions.server_split import ServerSplit
 
 COMPRESSION = 1
-"""zlib's level for partition.npz: of a million clients, a fifth of the time that the usual 6 takes."""
+"""zlib's level for partition.npz: of a million clients, a fifth of the time that the usual 6
+takes."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Positions in the training set: of each client's training and held-out samples, and of the server's two sets.
+    """Positions in the training set: of each client's training and held-out samples, and of the
+    server's two sets.
 
     `histograms` [N, C] are the label counts of the clients' training samples.
     """
@@ -51,11 +53,21 @@ class Division:
 
     def _arrays(self) -> dict[str, NDArray[np.int64]]:
         train, holdout = ByClient.of(self.train), ByClient.of(self.holdout)
-        held = {"train": train.flat, "sizes": train.sizes, "holdout": holdout.flat, "holdout_sizes": holdout.sizes}
-        return held | {"validation": self.validation, "public": self.public, "histograms": self.histograms}
+        held = {
+            "train": train.flat,
+            "sizes": train.sizes,
+            "holdout": holdout.flat,
+            "holdout_sizes": holdout.sizes,
+        }
+        return held | {
+            "validation": self.validation,
+            "public": self.public,
+            "histograms": self.histograms,
+        }
 
     def to_bytes(self) -> bytes:
-        """The content of partition.npz: flat arrays with the sizes of the clients, the histograms and the hash."""
+        """The content of partition.npz: flat arrays with the sizes of the clients, the histograms
+        and the hash."""
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as archive:
             for name, array in {"hash": np.array(self.hash), **self._arrays()}.items():
@@ -65,43 +77,65 @@ class Division:
 
     @classmethod
     def load(cls, path: Path) -> "Division":
-        """Read a file that holds `to_bytes`. Raises `DataError` if it cannot be read or does not match its hash."""
+        """Read a file that holds `to_bytes`. Raises `DataError` if it cannot be read or does not
+        match its hash."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 train = ByClient(file["train"], file["sizes"])
                 holdout = ByClient(file["holdout"], file["holdout_sizes"])
-                division = cls(train, holdout, file["validation"], file["public"], file["histograms"])
+                division = cls(
+                    train, holdout, file["validation"], file["public"], file["histograms"]
+                )
                 intact = division.hash == str(file["hash"])
-        except Exception as error:  # a damaged archive fails in zipfile, zlib or numpy, each in its own way
+        except (
+            Exception
+        ) as error:  # a damaged archive fails in zipfile, zlib or numpy, each in its own way
             reason = f"cannot be read as a saved partition ({type(error).__name__}: {error})"
             raise DataError(f"{path}: {reason}; delete the run's folder and run again") from error
         if not intact:
-            raise DataError(f"{path}: the partition's content does not match its hash; delete the run's folder")
+            raise DataError(
+                f"{path}: the partition's content does not match its hash; delete the run's folder"
+            )
         return division
 
 
 def divide(
-    data: Labelled, partition: Partition, num_clients: int, streams: Streams, server: ServerSplit, holdout_share: float
+    data: Labelled,
+    partition: Partition,
+    num_clients: int,
+    streams: Streams,
+    server: ServerSplit,
+    holdout_share: float,
 ) -> Division:
-    """Take the server's samples, partition the rest, then hold out a share `holdout_share` of each client's samples.
-    Raises `DataError` if there are too few samples."""
-    public, validation, rest = _server_samples(data, server, streams.generator(Purpose.SERVER_SPLIT))
-    remaining = Labelled(data.labels[rest], data.num_classes, None if data.owners is None else data.owners[rest])
+    """Take the server's samples, partition the rest, then hold out a share `holdout_share` of each
+    client's samples. Raises `DataError` if there are too few samples."""
+    public, validation, rest = _server_samples(
+        data, server, streams.generator(Purpose.SERVER_SPLIT)
+    )
+    remaining = Labelled(
+        data.labels[rest], data.num_classes, None if data.owners is None else data.owners[rest]
+    )
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
     own = _checked(parts, num_clients, len(rest), type(partition).__name__)
     train, holdout = _hold_out(ByClient(rest[own.flat], own.sizes), holdout_share, streams)
     cells = np.repeat(np.arange(num_clients) * data.num_classes, train.sizes)
     cells += data.labels[train.flat]
     counts = np.bincount(cells, minlength=num_clients * data.num_classes)
-    return Division(train, holdout, validation, public, counts.reshape(num_clients, data.num_classes))
+    return Division(
+        train, holdout, validation, public, counts.reshape(num_clients, data.num_classes)
+    )
 
 
 def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> ByClient:
-    """What a partition returned, which may be a user's class. Raises `DataError` unless it is as many arrays of
-    different positions as there are clients; empty ones may be of any type."""
+    """What a partition returned, which may be a user's class. Raises `DataError` unless it is as
+    many arrays of different positions as there are clients; empty ones may be of any type."""
     told = f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); it"
     if not isinstance(parts, ByClient):
-        arrays = [np.asarray(part) for part in parts] if isinstance(parts, Iterable) else [np.asarray(parts)]
+        arrays = (
+            [np.asarray(part) for part in parts]
+            if isinstance(parts, Iterable)
+            else [np.asarray(parts)]
+        )
         for one in arrays:
             if one.ndim != 1 or (len(one) and not np.issubdtype(one.dtype, np.integer)):
                 raise DataError(f"{told} returned one of {one.dtype} with the shape {one.shape}")
@@ -111,14 +145,18 @@ def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> By
     found[own.flat[(own.flat >= 0) & (own.flat < num_samples)]] = True
     num_different = int(np.count_nonzero(found))
     if len(own) != num_clients or num_different < len(own.flat):
-        different = f"{len(own.flat)} positions, {num_different} of them different and in that range"
+        different = (
+            f"{len(own.flat)} positions, {num_different} of them different and in that range"
+        )
         raise DataError(f"{told} returned {len(own)} arrays of {different}")
     return own
 
 
-def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generator) -> tuple[Indices, Indices, Indices]:
-    """Positions of the public set (in random order), the validation set and the rest (ascending). The validation set is
-    stratified and does not depend on the size of the public set."""
+def _server_samples(
+    data: Labelled, server: ServerSplit, rng: np.random.Generator
+) -> tuple[Indices, Indices, Indices]:
+    """Positions of the public set (in random order), the validation set and the rest (ascending).
+    The validation set is stratified and does not depend on the size of the public set."""
     num = len(data.labels)
     num_validation = round(server.validation_fraction * num)
     if num_validation + server.public_samples >= num:
@@ -132,14 +170,17 @@ def _server_samples(data: Labelled, server: ServerSplit, rng: np.random.Generato
     public = order[:0]
     if server.public_samples:
         others = order[free[order]]
-        public = _stratified(data, others, server.public_samples) if server.public_stratified else others
+        public = (
+            _stratified(data, others, server.public_samples) if server.public_stratified else others
+        )
         public = public[: server.public_samples]
     free[public] = False
     return public, np.sort(validation), np.flatnonzero(free)
 
 
 def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
-    """The first `count` of `positions`, in their order, with classes in proportion to their frequencies."""
+    """The first `count` of `positions`, in their order, with classes in proportion to their
+    frequencies."""
     labels = data.labels[positions]
     frequencies = np.bincount(labels, minlength=data.num_classes).astype(np.float64)
     quota = largest_remainder(frequencies, count)
@@ -148,10 +189,15 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
 
 
 def _hold_out(own: ByClient, fraction: float, streams: Streams) -> tuple[ByClient, ByClient]:
-    """The clients' training and held-out positions, `own` shuffled; one is left to train on, if there is any."""
-    counts = np.minimum(np.round(fraction * own.sizes).astype(np.int64), np.maximum(own.sizes - 1, 0))
+    """The clients' training and held-out positions, `own` shuffled; one is left to train on, if
+    there is any."""
+    counts = np.minimum(
+        np.round(fraction * own.sizes).astype(np.int64), np.maximum(own.sizes - 1, 0)
+    )
     clients = np.flatnonzero(counts)
-    for client, rng in zip(clients.tolist(), streams.generators(Purpose.HOLDOUT, last=clients), strict=True):
+    for client, rng in zip(
+        clients.tolist(), streams.generators(Purpose.HOLDOUT, last=clients), strict=True
+    ):
         rng.shuffle(own[client])
     holdout, train = own.first(counts) if counts.any() else (ByClient(own.flat[:0], counts), own)
     return train, holdout

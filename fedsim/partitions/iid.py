@@ -1,4 +1,5 @@
-"""Partitions without label skew of their own: equal or skewed sizes, or one client per owner (writer, user)."""
+"""Partitions without label skew of their own: equal or skewed sizes, or one client per owner
+(writer, user)."""
 
 from typing import Annotated, Literal
 
@@ -22,10 +23,12 @@ class IID(Partition):
 
 @parameters
 class QuantitySkew(Partition):
-    """Clients differ only in size: sizes are proportional to log-normal or power-law draws, labels are random.
+    """Clients differ only in size: sizes are proportional to log-normal or power-law draws, labels
+    are random.
 
-    `law: lognormal`: exp(skew z) with z standard normal. `law: powerlaw`: u^(-1 / skew) with u uniform on (0, 1], a
-    Pareto tail of index `skew` (smaller is more skewed). Every client gets `min_size` samples in advance.
+    `law: lognormal`: exp(skew z) with z standard normal. `law: powerlaw`: u^(-1 / skew) with u
+    uniform on (0, 1], a Pareto tail of index `skew` (smaller is more skewed). Every client gets
+    `min_size` samples in advance.
     """
 
     law: Literal["lognormal", "powerlaw"]
@@ -46,8 +49,9 @@ class QuantitySkew(Partition):
 
 @parameters
 class Natural(Partition):
-    """Clients are `num_clients` random owners, in ascending order, among those with at least `min_samples` samples.
-    `cap` limits the samples per client to the first in the data set (GPFL's Fig. 7: 10) or to random ones (`keep`)."""
+    """Clients are `num_clients` random owners, in ascending order, among those with at least
+    `min_samples` samples. `cap` limits the samples per client to the first in the data set (GPFL's
+    Fig. 7: 10) or to random ones (`keep`)."""
 
     min_samples: Count
     cap: Count | None
@@ -56,7 +60,9 @@ class Natural(Partition):
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> ByClient:
         if data.owners is None:
             remedy = "use one with owners, such as dataset=femnist, or dataset=parquet with dataset.client_column"
-            raise DataError(f"partition=natural: this data set does not say whose samples are whose; {remedy}")
+            raise DataError(
+                f"partition=natural: this data set does not say whose samples are whose; {remedy}"
+            )
         order = np.argsort(data.owners, kind="stable")
         ordered = data.owners[order]
         starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
@@ -64,7 +70,9 @@ class Natural(Partition):
         eligible = owners[counts >= self.min_samples]
         if len(eligible) < num_clients:
             found = f"only {len(eligible)} of {len(owners)} owners have partition.min_samples={self.min_samples}"
-            raise DataError(f"num_clients={num_clients}: {found} training samples; lower one of the two")
+            raise DataError(
+                f"num_clients={num_clients}: {found} training samples; lower one of the two"
+            )
         chosen = np.sort(rng.choice(eligible, num_clients, replace=False))
         owned = ByClient(order, counts).rows(np.searchsorted(owners, chosen))
         if self.keep == "first":

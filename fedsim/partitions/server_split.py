@@ -9,8 +9,9 @@ from fedsim.core.parameters import CountOrZero, parameters
 
 @parameters
 class ServerSplit:
-    """The samples that the server takes from the training set before the rest is partitioned: a share of it to validate
-    on, and a number of public ones, with `public_stratified` in proportion to the classes."""
+    """The samples that the server takes from the training set before the rest is partitioned: a
+    share of it to validate on, and a number of public ones, with `public_stratified` in proportion
+    to the classes."""
 
     validation_fraction: Annotated[float, Interval(ge=0, lt=1)]
     public_samples: CountOrZero

@@ -1,4 +1,5 @@
-"""Figures of ablations (`fedsim.results.ablations`): final accuracy by the values of a number, or a map by two."""
+"""Figures of ablations (`fedsim.results.ablations`): final accuracy by the values of a number, or a
+map by two."""
 
 from collections.abc import Sequence
 
@@ -22,7 +23,9 @@ def _line_plot(ablation: Ablation) -> Plot:
     figure, axes = line_axes(ablation.panels, looks)
     for panel, ax in zip(ablation.panels, axes, strict=True):
         if is_logarithmic(values):
-            ax.set_xscale("symlog", linthresh=min(value for value in values if value > 0), linscale=0.5)
+            ax.set_xscale(
+                "symlog", linthresh=min(value for value in values if value > 0), linscale=0.5
+            )
         for number, name in enumerate(panel.lines):
             beside = 5.0 * (number - (len(panel.lines) - 1) / 2)  # so that intervals can be seen
             _draw_line(ax, ablation.lines[panel.title, name], looks[name], beside)
@@ -33,7 +36,8 @@ def _line_plot(ablation: Ablation) -> Plot:
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
-    """Whether the closest of the positive values, ascending, are further apart on a logarithmic axis."""
+    """Whether the closest of the positive values, ascending, are further apart on a logarithmic
+    axis."""
     if values[0] < 0:
         return False
     positive = np.array([value for value in values if value > 0])
@@ -42,17 +46,35 @@ def is_logarithmic(values: Sequence[float]) -> bool:
 
 
 def _draw_line(ax: Axes, points: Sequence[Point], look: Look, beside: float) -> None:
-    """Means with intervals, the best filled, and the seeds' values, so many points (1/72 inch) to the right."""
+    """Means with intervals, the best filled, and the seeds' values, so many points (1/72 inch) to
+    the right."""
     place, right = (
-        ax.transData + ScaledTranslation(shift / 72, 0, ax.figure.dpi_scale_trans) for shift in (beside, beside + 2.5)
+        ax.transData + ScaledTranslation(shift / 72, 0, ax.figure.dpi_scale_trans)
+        for shift in (beside, beside + 2.5)
     )
     x, means = [point.values[0] for point in points], [point.mean for point in points]
     reach = [[abs(mean.interval[end] - mean.mean) for mean in means] for end in (0, 1)]
-    ax.errorbar(x, [mean.mean for mean in means], reach, elinewidth=0.8, capsize=2, transform=place, **look)
+    ax.errorbar(
+        x, [mean.mean for mean in means], reach, elinewidth=0.8, capsize=2, transform=place, **look
+    )
     for at, mean, point in zip(x, means, points, strict=True):
-        ax.plot([at] * mean.num, mean.values, ".", color=look["color"], alpha=0.5, markersize=3, transform=right)
+        ax.plot(
+            [at] * mean.num,
+            mean.values,
+            ".",
+            color=look["color"],
+            alpha=0.5,
+            markersize=3,
+            transform=right,
+        )
         if point.best:
-            ax.plot(at, mean.mean, zorder=3, transform=place, **{**look, "markerfacecolor": look["color"]})
+            ax.plot(
+                at,
+                mean.mean,
+                zorder=3,
+                transform=place,
+                **{**look, "markerfacecolor": look["color"]},
+            )
         ax.update_datalim([(at, end) for end in (*mean.interval, *mean.values)])
     ax.autoscale_view()
 
@@ -68,18 +90,32 @@ def _map_plot(ablation: Ablation) -> Plot:
             at = rows.index(point.values[0]), columns.index(point.values[1])
             cells[at] = point.mean.mean
             _draw_cell(ax, point, *at)
-        image = ax.imshow(cells, vmin=min(means), vmax=max(means), cmap="viridis", aspect="auto", origin="lower")
+        image = ax.imshow(
+            cells, vmin=min(means), vmax=max(means), cmap="viridis", aspect="auto", origin="lower"
+        )
         ax.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
         ax.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
         ax.set(xlabel=ablation.keys[1], ylabel=ablation.keys[0], title=" ".join(line).strip())
     figure.colorbar(image, ax=axes, label="final test accuracy", pad=0.02)
-    return Plot(ablation.name, CAPTIONS["ablation_map"].format(keys=" and ".join(ablation.keys)), figure)
+    return Plot(
+        ablation.name, CAPTIONS["ablation_map"].format(keys=" and ".join(ablation.keys)), figure
+    )
 
 
 def _draw_cell(ax: Axes, point: Point, row: int, column: int) -> None:
-    """The mean in its cell; that of the best framed, the cells that cannot be told apart from it hatched."""
+    """The mean in its cell; that of the best framed, the cells that cannot be told apart from it
+    hatched."""
     if point.level:
         corner = column - 0.5, row - 0.5
-        ax.add_patch(Rectangle(corner, 1, 1, fill=False, hatch="////", edgecolor="white", linewidth=0, alpha=0.5))
-    box = {"facecolor": "white", "edgecolor": "#D55E00" if point.best else "none", "linewidth": 1.5, "pad": 1.5}
+        ax.add_patch(
+            Rectangle(
+                corner, 1, 1, fill=False, hatch="////", edgecolor="white", linewidth=0, alpha=0.5
+            )
+        )
+    box = {
+        "facecolor": "white",
+        "edgecolor": "#D55E00" if point.best else "none",
+        "linewidth": 1.5,
+        "pad": 1.5,
+    }
     ax.text(column, row, f"{point.mean.mean:.3f}", size=SMALL, ha="center", va="center", bbox=box)

@@ -1,17 +1,17 @@
-"""`fedsim report <folder or preset>`: prints what is best, and writes the whole report to <folder>/report/.
+"""`fedsim report <folder or preset>`: prints what is best, and writes the whole report to
+<folder>/report/.
 
-    fedsim report outputs/default
-    fedsim report gpfl_table2_fmnist          # the preset's folder below outputs/
-    fedsim report gpfl_table2_fmnist --against docs/results/gpfl_table2_fmnist/summary.json
-    fedsim report gpfl_table2_fmnist --archive runs.parquet    # also all runs in one small file
-    fedsim report runs.parquet                # the report of the runs in such a file
-    fedsim report outputs/mine runs.parquet   # of both in one
-    fedsim report runs.parquet --where 'cell=cifar_*' --where selector=random,gpfl     # of some of the runs
-    fedsim report gpfl_table2_fmnist --all    # print all tables
-    fedsim report --rules                     # the rules of verdicts on papers
+    fedsim report outputs/default fedsim report gpfl_table2_fmnist          # the preset's folder
+    below outputs/ fedsim report gpfl_table2_fmnist --against
+    docs/results/gpfl_table2_fmnist/summary.json fedsim report gpfl_table2_fmnist --archive
+    runs.parquet    # also all runs in one small file fedsim report runs.parquet                #
+    the report of the runs in such a file fedsim report outputs/mine runs.parquet   # of both in one
+    fedsim report runs.parquet --where 'cell=cifar_*' --where selector=random,gpfl     # of some of
+    the runs fedsim report gpfl_table2_fmnist --all    # print all tables fedsim report --rules
+    # the rules of verdicts on papers
 
-Writes report.html (one page with everything), tables.md, and for each table a .tex and a .csv file, figures as PNG and
-PDF, and summary.json, which is small enough to keep and to compare.
+Writes report.html (one page with everything), tables.md, and for each table a .tex and a .csv file,
+figures as PNG and PDF, and summary.json, which is small enough to keep and to compare.
 """
 
 import gc
@@ -64,21 +64,31 @@ def arguments(parser: ArgumentParser) -> None:
         help="a folder with runs below it, the name of a preset that has been run, or an archive; several: one report",
     )
     parser.add_argument(
-        "--output-dir", type=user_path, default=Path("outputs"), help="where presets' folders are (outputs)"
+        "--output-dir",
+        type=user_path,
+        default=Path("outputs"),
+        help="where presets' folders are (outputs)",
     )
     where = "only runs with one of these values of a key or choices of a group, such as 'cell=cifar_*'; may be repeated"
     parser.add_argument("--where", action="append", default=[], metavar="KEY=VALUES", help=where)
     parser.add_argument("--to", type=user_path, help="where to write (report in the first folder)")
     parser.add_argument("--all", action="store_true", help="print all tables")
-    parser.add_argument("--rules", action=PrintRules, nargs=0, help="print the rules of verdicts on papers, and exit")
+    parser.add_argument(
+        "--rules",
+        action=PrintRules,
+        nargs=0,
+        help="print the rules of verdicts on papers, and exit",
+    )
     parser.add_argument("--no-figures", action="store_true", help="tables only")
     parser.add_argument("--against", type=user_path, help="an earlier summary.json to compare with")
-    parser.add_argument("--archive", type=user_path, help="a .parquet file to write the runs to, to publish them")
+    parser.add_argument(
+        "--archive", type=user_path, help="a .parquet file to write the runs to, to publish them"
+    )
 
 
 def run(options: Namespace) -> int:
-    """Make the report. Raises `ReportError` where there is nothing to report, `OutputError` where it cannot be
-    written."""
+    """Make the report. Raises `ReportError` where there is nothing to report, `OutputError` where
+    it cannot be written."""
     source, *others = [find_source(name, options.output_dir) for name in options.folder]
     runs = [run for path in (source, *others) for run in read_source(path)]
     for word in options.where:
@@ -86,30 +96,43 @@ def run(options: Namespace) -> int:
     if options.archive is not None:
         write_archive(runs, source, options.archive)
     figures = not options.no_figures
-    report(runs, source, options.to, figures=figures, against=options.against, everything=options.all)
+    report(
+        runs, source, options.to, figures=figures, against=options.against, everything=options.all
+    )
     return 0
 
 
 def find_source(name: str, output_dir: Path) -> Path:
-    """The archive or folder `name`, or the folder of the preset `name` below `output_dir`. Raises `ReportError` if none
-    of them exists."""
+    """The archive or folder `name`, or the folder of the preset `name` below `output_dir`. Raises
+    `ReportError` if none of them exists."""
     path = next((path for path in (Path(name), output_dir / name) if path.is_dir()), None)
     if path is None and Path(name).is_file():
         return Path(name)
     if path is None:
-        raise ReportError(f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first")
+        raise ReportError(
+            f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first"
+        )
     return path
 
 
 def chosen(runs: Sequence[Run], word: str) -> list[Run]:
-    """The runs of which `word`, KEY=VALUES, holds: values with a comma between them, in which * stands for any text.
-    Raises `ReportError` if there are none."""
+    """The runs of which `word`, KEY=VALUES, holds: values with a comma between them, in which *
+    stands for any text. Raises `ReportError` if there are none."""
     key, _, values = word.partition("=")
-    told = [str(run.choices.get(key) or {**dict(flat(run.config)), "code": run.code}.get(key)) for run in runs]
-    found = [run for run, text in zip(runs, told, strict=True) if any(fnmatchcase(text, v) for v in values.split(","))]
+    told = [
+        str(run.choices.get(key) or {**dict(flat(run.config)), "code": run.code}.get(key))
+        for run in runs
+    ]
+    found = [
+        run
+        for run, text in zip(runs, told, strict=True)
+        if any(fnmatchcase(text, v) for v in values.split(","))
+    ]
     if not found:
         known = listed(sorted({*told} - {"None"}))
-        raise ReportError(f"--where {word}: holds of no run; {f'there are {known}' if known else f'none has a {key}'}")
+        raise ReportError(
+            f"--where {word}: holds of no run; {f'there are {known}' if known else f'none has a {key}'}"
+        )
     return found
 
 
@@ -122,19 +145,27 @@ def report(
     against: Path | None = None,
     everything: bool = False,
 ) -> None:
-    """Print what is best in `runs`, or all tables, and write the report to `to` (None: the folder `report` in or beside
-    `source`)."""
+    """Print what is best in `runs`, or all tables, and write the report to `to` (None: the folder
+    `report` in or beside `source`)."""
     counted = distinct(runs)
     if repeated := len(runs) - len(counted):
-        sys.stderr.write(f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n")
+        sys.stderr.write(
+            f"fedsim report: {repeated} runs differ from others in name alone; each counts once\n"
+        )
     found = find(runs, counted, against)
     lines = headline(found.panels, None if everything else MOST, found.over)
     screen = Output()  # the files are written even if nobody reads the tables to their end
-    console = Console(highlight=False, file=cast(IO[str], screen), width=None if screen.isatty() else DEFAULT_WIDTH)
+    console = Console(
+        highlight=False,
+        file=cast(IO[str], screen),
+        width=None if screen.isatty() else DEFAULT_WIDTH,
+    )
     console.print(*(printable_lines(line) for line in lines), "", sep="\n", markup=False)
     console.print(*(table.rich() for table in (found.tables if everything else found.brief)))
     target = to or (source.parent if source.is_file() else source) / "report"
-    place = to.resolve() if to else target  # a link is followed where it was typed, not where a stranger has left it
+    place = (
+        to.resolve() if to else target
+    )  # a link is followed where it was typed, not where a stranger has left it
     told = source.resolve()
     of_file = told.parent.name if told.stem == "runs" else told.stem
     try:
@@ -146,8 +177,9 @@ def report(
 
 @dataclass(frozen=True)
 class Findings:
-    """What a report is made of. `results`: the table of all runs. `tables`: the others, none of them empty. `brief`:
-    those that are printed unless all are wanted. `sources`: titles of papers, and where they are."""
+    """What a report is made of. `results`: the table of all runs. `tables`: the others, none of
+    them empty. `brief`: those that are printed unless all are wanted. `sources`: titles of papers,
+    and where they are."""
 
     groups: Sequence[Group]
     panels: Sequence[Panel]
@@ -161,7 +193,8 @@ class Findings:
 
 
 def find(runs: Sequence[Run], counted: Sequence[Run], against: Path | None) -> Findings:
-    """All comparisons and verdicts; `counted`: each of `runs` once. Raises `ReportError` for `against`."""
+    """All comparisons and verdicts; `counted`: each of `runs` once. Raises `ReportError` for
+    `against`."""
     groups = group_runs(counted)
     panels = make_panels(groups)
     over = compare(panels)
@@ -169,19 +202,32 @@ def find(runs: Sequence[Run], counted: Sequence[Run], against: Path | None) -> F
     judged = [judgement for _, judgements in compared for judgement in judgements]
     pairs = read_conditions(counted)
     pair_rows = judge_conditions(*pairs)
-    summary = make_summary(groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged])
+    summary = make_summary(
+        groups, verdicts_by_id([*judged, *pair_rows]), [judgement.printed for judgement in judged]
+    )
     totals, ablations = papers.totals(compared), find_ablations(groups)
     varied = [ablation.table() for ablation in ablations]
     tables = [totals, papers.numbers(judged), papers.all_numbers(judged), papers.claims(judged)]
-    tables += [*varied, *all_tables(groups, panels, over), claims_table(pair_rows), *make_tables(*pairs)]
+    tables += [
+        *varied,
+        *all_tables(groups, panels, over),
+        claims_table(pair_rows),
+        *make_tables(*pairs),
+    ]
     tables = [table for table in tables if table.rows]
-    asked = [] if against is None else [compare_summaries(summary, read_summary_file(against, "--against"))]
+    asked = (
+        []
+        if against is None
+        else [compare_summaries(summary, read_summary_file(against, "--against"))]
+    )
     opening = [table for table in tables if table.name in OPENING]
     verdicts = [replace(totals, note="")] if totals.rows else []
     results = by_group("results", groups)
     brief = [*opening, results, *varied, *verdicts, *asked]
     sources = [f"{publication.title}: {publication.source}" for publication, _ in compared]
-    return Findings(groups, panels, over, ablations, results, [*tables, *asked], brief, summary, sources)
+    return Findings(
+        groups, panels, over, ablations, results, [*tables, *asked], brief, summary, sources
+    )
 
 
 def _write(found: Findings, target: Path, name: str, lines: Sequence[str], figures: bool) -> None:
@@ -198,18 +244,28 @@ def _write(found: Findings, target: Path, name: str, lines: Sequence[str], figur
         pictures=pictures,
         sources=found.sources,
     )
-    texts = {"report.html": printable_lines(html), "summary.json": json.dumps(found.summary, indent=1) + "\n"}
+    texts = {
+        "report.html": printable_lines(html),
+        "summary.json": json.dumps(found.summary, indent=1) + "\n",
+    }
     write_files(target, {file: text.encode() for file, text in texts.items()})
 
 
-def _draw(found: Findings, drawn: Sequence[Panel], folder: Path) -> tuple[Pictures, Pictures, Pictures]:
+def _draw(
+    found: Findings, drawn: Sequence[Panel], folder: Path
+) -> tuple[Pictures, Pictures, Pictures]:
     """Save the figures over settings, of ablations, and all others."""
-    from fedsim.report.ablations import ablation_plots  # here: matplotlib takes half a second to import
+    from fedsim.report.ablations import (
+        ablation_plots,
+    )  # here: matplotlib takes half a second to import
     from fedsim.report.figures import all_plots, save
     from fedsim.report.settings_figures import settings_plots
 
     gc.freeze()  # `save` collects after large figures: not all runs each time
     overview = save(settings_plots(found.over), folder)
-    ablated, pictures = save(ablation_plots(found.ablations), folder), save(all_plots(drawn), folder)
+    ablated, pictures = (
+        save(ablation_plots(found.ablations), folder),
+        save(all_plots(drawn), folder),
+    )
     gc.unfreeze()
     return overview, ablated, pictures

@@ -1,4 +1,5 @@
-"""The report as one self-contained HTML page: what is best, curves that page.js draws, costs; all else is folded."""
+"""The report as one self-contained HTML page: what is best, curves that page.js draws, costs; all
+else is folded."""
 
 import base64
 import json
@@ -18,7 +19,14 @@ from fedsim.core.record import FINAL_WINDOW
 from fedsim.papers.published import RULES, VERDICTS
 from fedsim.report.headline import header_facts
 from fedsim.report.tables import FINAL, LAST
-from fedsim.results.curves import AXES, SMOOTHED_FROM, accuracy_curve, is_recorded, spent_until, stack_series
+from fedsim.results.curves import (
+    AXES,
+    SMOOTHED_FROM,
+    accuracy_curve,
+    is_recorded,
+    spent_until,
+    stack_series,
+)
 from fedsim.results.groups import NEW_GROUPS, Group, Panel, relevant, sort_key
 from fedsim.results.measures import final_accuracy, last_accuracy
 from fedsim.results.runs import Run
@@ -29,8 +37,8 @@ UNCOMPARED = ("preset", "tracker", "scale")
 
 
 def config_differences(groups: Sequence[Group]) -> tuple[Table, str]:
-    """How the configs of groups differ: a table with a column for each key of all of them, and one for keys that only
-    some have; and the keys and values that all have in common, a line each."""
+    """How the configs of groups differ: a table with a column for each key of all of them, and one
+    for keys that only some have; and the keys and values that all have in common, a line each."""
     configs = [_compared(group) for group in groups]
     keys = list(dict.fromkeys(key for config in configs for key in config))
     everywhere = [key for key in keys if all(key in config for config in configs)]
@@ -42,37 +50,50 @@ def config_differences(groups: Sequence[Group]) -> tuple[Table, str]:
         cells = [Cell(str(one), one) if type(one) in (int, float) else str(one) for one in values]
         rows.append([group.name, *cells, own])
     shared = "\n".join(f"{key}: {configs[0][key]}" for key in everywhere if key not in columns)
-    return Table("configs", "How the configs differ", ["run", *columns, "keys of its own"], rows), shared
+    return Table(
+        "configs", "How the configs differ", ["run", *columns, "keys of its own"], rows
+    ), shared
 
 
 def _compared(group: Group) -> dict[str, Any]:
-    """The choices and values of a group that can change its results; of engine and device, in which its runs may
-    differ, all. A class is told by the choice that names it."""
+    """The choices and values of a group that can change its results; of engine and device, in which
+    its runs may differ, all. A class is told by the choice that names it."""
     run = group.runs[0]
-    choices = NEW_GROUPS | {name: choice for name, choice in run.choices.items() if name not in UNCOMPARED}
+    choices = NEW_GROUPS | {
+        name: choice for name, choice in run.choices.items() if name not in UNCOMPARED
+    }
     told = {f"{name.replace('/', '.')}._target_" for name in choices}
     values = choices | {key: value for key, value in flat(relevant(run.config)) if key not in told}
     ran = {"engine": [one.choices.get("engine") for one in group.runs]}
     ran["device"] = [one.config.get("device") for one in group.runs]
     values |= {"code": run.code} if run.code else {}
-    return values | {key: " and ".join(dict.fromkeys(map(str, ran[key]))) for key in ran if key in values}
+    return values | {
+        key: " and ".join(dict.fromkeys(map(str, ran[key]))) for key in ran if key in values
+    }
 
 
 def runs_table(groups: Sequence[Group]) -> Table:
-    """Every run: its group, seed, status, accuracies if it reached its last round, and the name of its folder."""
+    """Every run: its group, seed, status, accuracies if it reached its last round, and the name of
+    its folder."""
     rows = []
     for group in groups:
         for run in group.runs:
             is_done = run.status == "done"
-            shown = [number(of(run) if is_done else None, ".4f") for of in (final_accuracy, last_accuracy)]
-            rows.append([group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name])
+            shown = [
+                number(of(run) if is_done else None, ".4f")
+                for of in (final_accuracy, last_accuracy)
+            ]
+            rows.append(
+                [group.name, Cell(str(run.seeds), run.seed), run.status, *shown, run.folder.name]
+            )
     return Table("runs", "Runs", ["run", "seed", "status", FINAL, LAST, "folder"], rows)
 
 
 Look = Mapping[str, Any]
 """The colour, dash and marker of a method, as matplotlib's keyword arguments."""
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Okabe and Ito's palette, told apart with any colour blindness, without its yellow, which white paper swallows."""
+"""Okabe and Ito's palette, told apart with any colour blindness, without its yellow, which white
+paper swallows."""
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 MARKERS = {
     **{"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down"},
@@ -82,13 +103,16 @@ MARKERS = {
 
 
 def make_looks(panels: Sequence[Panel]) -> Mapping[str, Look]:
-    """The look of each line of the panels by its name, in the order in which legends have them. Colours repeat after
-    seven methods, with another dash; colour and marker together after 63."""
+    """The look of each line of the panels by its name, in the order in which legends have them.
+    Colours repeat after seven methods, with another dash; colour and marker together after 63."""
     names = sorted({name for panel in panels for name in panel.lines}, key=sort_key)
     dashes, markers = list(DASHES), list(MARKERS)
     looks = {}
     for at, name in enumerate(names):
-        style = {"linestyle": dashes[at // len(COLOURS) % len(dashes)], "marker": markers[at % len(markers)]}
+        style = {
+            "linestyle": dashes[at // len(COLOURS) % len(dashes)],
+            "marker": markers[at % len(markers)],
+        }
         looks[name] = {"color": COLOURS[at % len(COLOURS)], **style, "markerfacecolor": "white"}
     return looks
 
@@ -106,7 +130,8 @@ VALUES = {
 
 
 def curves_data(panels: Sequence[Panel]) -> dict[str, Any]:
-    """Axes and values with their labels, axes' units, which value the ranges are of, methods' looks, panels' lines."""
+    """Axes and values with their labels, axes' units, which value the ranges are of, methods'
+    looks, panels' lines."""
     runs = [run for panel in panels for group in panel.lines.values() for run in group.complete]
     axes = {name: axis.label for name, axis in AXES.items() if is_recorded(runs, axis.names)}
     points = min(MAX_POINTS, ALL_POINTS // max(1, sum(len(panel.lines) for panel in panels)))
@@ -116,13 +141,22 @@ def curves_data(panels: Sequence[Panel]) -> dict[str, Any]:
         "points": points,
         "units": {name: AXES[name].unit for name in axes if AXES[name].unit is not None},
         "range_of": "raw" if short else "smoothed",
-        "values": {name: label for name, label in VALUES.items() if not (short and name == "smoothed")},
+        "values": {
+            name: label for name, label in VALUES.items() if not (short and name == "smoothed")
+        },
         "looks": {
-            name: {"color": look["color"], "dash": DASHES[look["linestyle"]], "symbol": MARKERS[look["marker"]]}
+            name: {
+                "color": look["color"],
+                "dash": DASHES[look["linestyle"]],
+                "symbol": MARKERS[look["marker"]],
+            }
             for name, look in make_looks(panels).items()
         },
         "panels": [
-            {"title": panel.title, "lines": [_line(name, g.complete, axes, points) for name, g in panel.lines.items()]}
+            {
+                "title": panel.title,
+                "lines": [_line(name, g.complete, axes, points) for name, g in panel.lines.items()],
+            }
             for panel in panels
         ],
     }
@@ -139,7 +173,9 @@ def _line(name: str, runs: Sequence[Run], axes: Iterable[str], most: int) -> dic
         "participation": stack_series(runs, "participation_ratio").mean(0)[at],
     }
     kept = np.unique(np.linspace(0, len(at) - 1, min(len(at), most)).round().astype(np.int64))
-    points = {key: [float(f"{value:.5g}") for value in values[kept]] for key, values in series.items()}
+    points = {
+        key: [float(f"{value:.5g}") for value in values[kept]] for key, values in series.items()
+    }
     return {"name": name, "seeds": len(runs), **points}
 
 
@@ -169,19 +205,25 @@ def html_page(
     pictures: Sequence[tuple[str, bytes]] = (),
     sources: Sequence[str] = (),
 ) -> str:
-    """The HTML text of the page that will lie in `folder`, from which it links to the runs' folders.
+    """The HTML text of the page that will lie in `folder`, from which it links to the runs'
+    folders.
 
-    `headline`: the lines at its head; the `OPENING` and the first of the `tables` are below them. `panels`: those with
-    finished runs; none of them, none of the curves. `overview` (below `OPENING`), `ablations`, `pictures`: captions and
-    PNG files' contents.
+    `headline`: the lines at its head; the `OPENING` and the first of the `tables` are below them.
+    `panels`: those with finished runs; none of them, none of the curves. `overview` (below
+    `OPENING`), `ablations`, `pictures`: captions and PNG files' contents.
     """
     opening = [_cells(table.shown) for table in tables if table.name in OPENING]
     first, *others = [_cells(table.shown) for table in tables if table.name not in OPENING]
-    runs, (configs, shared) = [run for group in groups for run in group.runs], config_differences(groups)
+    runs, (configs, shared) = (
+        [run for group in groups for run in group.runs],
+        config_differences(groups),
+    )
     template = (HERE / "page.html.j2").read_text(encoding="utf-8")
     curves = plotly = thinned = ""
     if panels:  # as JSON that can stand in a script element, whatever texts are in it
-        from plotly.offline import get_plotlyjs  # here: 0.3 s, which a report without curves does not pay
+        from plotly.offline import (
+            get_plotlyjs,
+        )  # here: 0.3 s, which a report without curves does not pay
 
         plotly, data = get_plotlyjs(), curves_data(panels)
         thinned = _thinned(panels, groups, data["points"])
@@ -202,7 +244,9 @@ def html_page(
             shared=shared,
             runs=_cells(runs_table(groups)),
             links=[
-                None if run.archived else f"{quote(Path(os.path.relpath(run.folder, folder)).as_posix())}/"
+                None
+                if run.archived
+                else f"{quote(Path(os.path.relpath(run.folder, folder)).as_posix())}/"
                 for run in runs
             ],
             sources=sources,
@@ -220,11 +264,20 @@ def html_page(
 
 def _thinned(panels: Sequence[Panel], groups: Sequence[Group], points: int) -> str:
     """What is left out of the curves, in words."""
-    drawn, known = sum(len(panel.lines) for panel in panels), sum(bool(group.complete) for group in groups)
-    most = max(run.rounds.num for panel in panels for group in panel.lines.values() for run in group.complete)
+    drawn, known = (
+        sum(len(panel.lines) for panel in panels),
+        sum(bool(group.complete) for group in groups),
+    )
+    most = max(
+        run.rounds.num
+        for panel in panels
+        for group in panel.lines.values()
+        for run in group.complete
+    )
     fewer = f"{drawn} of {known} lines: the most accurate of each setting, and what they are compared with."
     return " ".join(
-        [f"Each line is thinned to {points} rounds."] * (most > points) + [f"Drawn are {fewer}"] * (known > drawn)
+        [f"Each line is thinned to {points} rounds."] * (most > points)
+        + [f"Drawn are {fewer}"] * (known > drawn)
     )
 
 
@@ -236,8 +289,8 @@ def _embedded(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
 
 
 def _cells(table: Table) -> dict[str, Any]:
-    """A table for the template: each cell with its text, the number it is sorted by, and its class if it has one. No
-    note with rules of verdicts, which end the page."""
+    """A table for the template: each cell with its text, the number it is sorted by, and its class
+    if it has one. No note with rules of verdicts, which end the page."""
     shown = table.rows[:MOST_ROWS]
     sorts = [[_number_in(cell) for cell in row] for row in shown]
     of_text = [all(value is None for value in column) for column in zip(*sorts, strict=True)]
@@ -255,9 +308,16 @@ def _cells(table: Table) -> dict[str, Any]:
     ]
     note = "" if any(rule in table.note for rule in RULES.values()) else table.note
     if len(shown) < len(table.rows):
-        file = "" if table.name in ("configs", "runs", "results") else f": {table.name}.csv has all of them"
+        file = (
+            ""
+            if table.name in ("configs", "runs", "results")
+            else f": {table.name}.csv has all of them"
+        )
         note = f"The first {len(shown)} of {len(table.rows)} rows{file}. {note}".strip()
-    header = [{"text": text or "setting", "left": left} for text, left in zip(table.header, of_text, strict=True)]
+    header = [
+        {"text": text or "setting", "left": left}
+        for text, left in zip(table.header, of_text, strict=True)
+    ]
     return {"name": table.name, "title": table.title, "header": header, "rows": rows, "note": note}
 
 

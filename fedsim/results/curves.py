@@ -1,4 +1,5 @@
-"""Curves of a group: means and ranges over its seeds round by round, and what the rounds had cost by then."""
+"""Curves of a group: means and ranges over its seeds round by round, and what the rounds had cost
+by then."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +11,17 @@ from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.results.runs import Floats, Run
 
 SMOOTHED_FROM = 5 * FINAL_WINDOW
-"""Rounds from which on accuracies are smoothed: in shorter runs the window would be most of the curve."""
+"""Rounds from which on accuracies are smoothed: in shorter runs the window would be most of the
+curve."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What accuracy is drawn against: a label, and the recorded quantities whose sum is spent (none: a round counts 1).
+    """What accuracy is drawn against: a label, and the recorded quantities whose sum is spent
+    (none: a round counts 1).
 
-    `per`: how many of them are 1 on the axis. `unit`: that of the numbers on it, which then have a prefix (5 MB).
+    `per`: how many of them are 1 on the axis. `unit`: that of the numbers on it, which then have a
+    prefix (5 MB).
     """
 
     label: str
@@ -31,7 +35,8 @@ AXES: Mapping[str, Axis] = {
     "bytes": Axis("bytes sent, both ways", ("bytes_down", "bytes_up"), unit="B"),
     "samples": Axis("samples passed by clients", ("train_samples", "forward_samples"), unit=""),
     "seconds": Axis(
-        "computing time without evaluation [s]", [f"seconds_{phase}" for phase in PHASES if phase != "evaluate"]
+        "computing time without evaluation [s]",
+        [f"seconds_{phase}" for phase in PHASES if phase != "evaluate"],
     ),
     "simulated": Axis("simulated time [min]", ("simulated_seconds",), per=60.0),
 }
@@ -41,9 +46,10 @@ AXES: Mapping[str, Axis] = {
 class AccuracyCurve:
     """Test accuracy after the rounds that were evaluated, over seeds.
 
-    `rounds` [T], 1-based; `raw` [T]: the mean; `smoothed` [T]: the mean of the seeds' smoothed accuracies, whose last
-    value is the final accuracy; `low`, `high` [T]: their range. `window`: the rounds in the mean that is drawn, those
-    of the final accuracy, and one in runs too short for it.
+    `rounds` [T], 1-based; `raw` [T]: the mean; `smoothed` [T]: the mean of the seeds' smoothed
+    accuracies, whose last value is the final accuracy; `low`, `high` [T]: their range. `window`:
+    the rounds in the mean that is drawn, those of the final accuracy, and one in runs too short for
+    it.
     """
 
     rounds: NDArray[np.int64]
@@ -57,7 +63,10 @@ class AccuracyCurve:
 def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
     """The accuracies of finished runs of one group. Raises `ValueError` if there are none."""
     values = stack_series(runs, "test_accuracy")
-    measured, window = np.isfinite(values).any(0), FINAL_WINDOW if values.shape[1] >= SMOOTHED_FROM else 1
+    measured, window = (
+        np.isfinite(values).any(0),
+        FINAL_WINDOW if values.shape[1] >= SMOOTHED_FROM else 1,
+    )
     smoothed = np.stack([smooth(row, window) for row in values])[:, measured]
     raw = np.nanmean(values[:, measured], 0)
     ends = np.nanmin(smoothed, 0), np.nanmax(smoothed, 0)
@@ -65,7 +74,8 @@ def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
 
 
 def smooth(values: Floats, window: int) -> Floats:
-    """At each round the mean over those of the last `window` rounds that were evaluated; nan where none was. [T]"""
+    """At each round the mean over those of the last `window` rounds that were evaluated; nan where
+    none was. [T]"""
     known = np.isfinite(values)
     sums, counts = (
         np.convolve(part, np.ones(window))[: len(values)]
@@ -75,10 +85,13 @@ def smooth(values: Floats, window: int) -> Floats:
 
 
 def spent_until(runs: Sequence[Run], axis: str) -> Floats:
-    """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs [T]."""
+    """What had been spent of `axis`, one of `AXES`, by the end of each round, mean over runs
+    [T]."""
     of = AXES[axis]
     spent = [
-        np.sum([run.columns[name] for name in of.names], 0) / of.per if of.names else np.ones(run.rounds.num)
+        np.sum([run.columns[name] for name in of.names], 0) / of.per
+        if of.names
+        else np.ones(run.rounds.num)
         for run in runs
     ]
     return _stacked([np.cumsum(one) for one in spent]).mean(0)
@@ -87,7 +100,8 @@ def spent_until(runs: Sequence[Run], axis: str) -> Floats:
 def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
     """Whether all runs have records of rounds with these quantities."""
     return all(
-        run.rounds.num and all(name in run.columns and not np.isnan(run.columns[name][0]) for name in names)
+        run.rounds.num
+        and all(name in run.columns and not np.isnan(run.columns[name][0]) for name in names)
         for run in runs
     )
 

@@ -1,5 +1,6 @@
-"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are the authoritative
-record of a run. While it is not finished, checkpoints lie beside them (fedsim.running.checkpoint)."""
+"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are
+the authoritative record of a run. While it is not finished, checkpoints lie beside them
+(fedsim.running.checkpoint)."""
 
 import errno
 import hashlib
@@ -31,10 +32,15 @@ from fedsim.results.reading import CONFIG, METRICS, SUMMARY
 ERROR = "error.txt"
 TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"
 IMPERFECT = "imperfect.json"
-MODEL, NEWEST, PREVIOUS = "model.safetensors", "checkpoint.safetensors", "checkpoint.previous.safetensors"
+MODEL, NEWEST, PREVIOUS = (
+    "model.safetensors",
+    "checkpoint.safetensors",
+    "checkpoint.previous.safetensors",
+)
 WANDB_ID = "wandb.id"
 REPLACEMENTS = ".replacements"
-"""Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place of the old one."""
+"""Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place
+of the old one."""
 MOST_OF_HOLDER = 10_000
 """Bytes of the file that says who holds a lock."""
 LOOK_SECONDS = 0.5
@@ -52,29 +58,44 @@ class HeldError(FedsimError):
         self.holder = ""
         with suppress(OSError, ValueError):
             self.holder = read_regular(_beside(folder, "holder.txt"), MOST_OF_HOLDER).decode()
-        super().__init__(f"{folder}: another process is running this now ({self.holder or 'unknown which'})")
+        super().__init__(
+            f"{folder}: another process is running this now ({self.holder or 'unknown which'})"
+        )
 
 
 class RunFolder:
-    """The writer of a run's folder. A file is there completely or not at all; records are appended as whole lines."""
+    """The writer of a run's folder. A file is there completely or not at all; records are appended
+    as whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunFolder":
-        """Create `path` for a new run, delete the files that an earlier run left there, and write the config."""
+        """Create `path` for a new run, delete the files that an earlier run left there, and write
+        the config."""
         folder = cls(path)
         refuse_links(path)
         with _write_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            folder._delete(SUMMARY, NEWEST, PREVIOUS, METRICS, TRACE, MODEL, CLIENTS, IMPERFECT, ERROR, WANDB_ID)
+            folder._delete(
+                SUMMARY,
+                NEWEST,
+                PREVIOUS,
+                METRICS,
+                TRACE,
+                MODEL,
+                CLIENTS,
+                IMPERFECT,
+                ERROR,
+                WANDB_ID,
+            )
         folder.write_config(config)
         return folder
 
     def reopen(self, lengths: Mapping[str, int]) -> None:
-        """Go on with a run that has not ended: files of records are cut to `lengths` (bytes), what is not to be kept is
-        deleted."""
+        """Go on with a run that has not ended: files of records are cut to `lengths` (bytes), what
+        is not to be kept is deleted."""
         refuse_links(self.path)
         with _write_errors_explained(self.path):
             self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
@@ -90,7 +111,8 @@ class RunFolder:
         remove_folder(self.path / "wandb")
 
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
-        """Append `record` as one JSON line to the file `name`, which survives a kill of the process."""
+        """Append `record` as one JSON line to the file `name`, which survives a kill of the
+        process."""
         path, line = self.path / name, (json.dumps(json_ready(record)) + "\n").encode()
         with _write_errors_explained(path), opened(path, "ab") as file:
             end = file.tell()
@@ -107,16 +129,22 @@ class RunFolder:
         found = {}
         for name in (METRICS, TRACE):
             if (self.path / name).exists():
-                with _write_errors_explained(self.path / name), opened(self.path / name, "rb+") as file:
+                with (
+                    _write_errors_explained(self.path / name),
+                    opened(self.path / name, "rb+") as file,
+                ):
                     os.fsync(file.fileno())
                     found[name] = os.fstat(file.fileno()).st_size
         return found
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        self.write_text(CONFIG, yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True))
+        self.write_text(
+            CONFIG, yaml.safe_dump(json_ready(config), sort_keys=False, allow_unicode=True)
+        )
 
     def write_error(self, config: Mapping[str, Any], text: str) -> None:
-        """Write why a run could not begin, and its config; what an earlier run has left stays as it is."""
+        """Write why a run could not begin, and its config; what an earlier run has left stays as it
+        is."""
         refuse_links(self.path)
         with _write_errors_explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -130,10 +158,14 @@ class RunFolder:
     def write_text(self, name: str, text: str) -> None:
         self.write_bytes(name, text.encode())
 
-    def write_bytes(self, name: str, content: bytes | bytearray, keep_as: str | None = None) -> None:
+    def write_bytes(
+        self, name: str, content: bytes | bytearray, keep_as: str | None = None
+    ) -> None:
         """`keep_as`: another name for the file that was there before."""
         with _write_errors_explained(self.path / name):
-            write_atomically(self.path / name, content, None if keep_as is None else self.path / keep_as)
+            write_atomically(
+                self.path / name, content, None if keep_as is None else self.path / keep_as
+            )
 
     def rename(self, name: str, new: str) -> None:
         """Give the file `name` the name `new`, and with it the place of the file that has it."""
@@ -147,8 +179,9 @@ def replacement_of(folder: Path) -> Path:
 
 
 def replace_folder(folder: Path) -> None:
-    """Put the replacement of `folder`, whose lock is held, in its place; the old one is deleted last. A process that is
-    killed between the two renames leaves no `folder`, and both of what belongs there."""
+    """Put the replacement of `folder`, whose lock is held, in its place; the old one is deleted
+    last. A process that is killed between the two renames leaves no `folder`, and both of what
+    belongs there."""
     new, old = replacement_of(folder), folder.parent / REPLACEMENTS / f"{folder.name}.old"
     with _write_errors_explained(folder):
         if folder.exists():
@@ -162,15 +195,16 @@ def replace_folder(folder: Path) -> None:
 
 
 def code_digits(summary: Mapping[str, Any]) -> str | None:
-    """Six digits that stand for the user's code of a run, or the codes if it has gone on with another; None if there is
-    none, or none recorded."""
+    """Six digits that stand for the user's code of a run, or the codes if it has gone on with
+    another; None if there is none, or none recorded."""
     codes = [*(summary.get("earlier_code") or ()), summary.get("code")]
     return hashlib.sha256(json.dumps(codes).encode()).hexdigest()[:6] if any(codes) else None
 
 
 def set_aside(folder: Path, code: str | None, wanted: str | None) -> Path:
-    """Move a result of other code next to the run's folder, whose lock is held, and put one of the `wanted` code in its
-    place if it was moved there before. Both are told by their `code_digits`. Returns where it is."""
+    """Move a result of other code next to the run's folder, whose lock is held, and put one of the
+    `wanted` code in its place if it was moved there before. Both are told by their `code_digits`.
+    Returns where it is."""
     aside, other = (folder.with_name(f"{folder.name}-code-{digits}") for digits in (code, wanted))
     with _write_errors_explained(folder):
         while aside.exists():
@@ -184,8 +218,9 @@ def set_aside(folder: Path, code: str | None, wanted: str | None) -> Path:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, and say so beside it; however its process ends, it is released. Raises
-    `HeldError` if another process holds it, and `OutputError` if the folder is a link."""
+    """Hold the lock of a run's folder, and say so beside it; however its process ends, it is
+    released. Raises `HeldError` if another process holds it, and `OutputError` if the folder is a
+    link."""
     refuse_links(folder)
     lock = FileLock(_beside(folder, "lock"))
     with _write_errors_explained(_beside(folder, "lock")):
@@ -206,10 +241,13 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise `OutputError` if a run's folder is a link, or one next to it in which fedsim writes for the run."""
+    """Raise `OutputError` if a run's folder is a link, or one next to it in which fedsim writes for
+    the run."""
     for place in (folder, folder.parent / LOCKS, folder.parent / REPLACEMENTS):
         if place.is_symlink():
-            raise OutputError(f"output_dir: {place} is a link; remove it, or choose another output_dir")
+            raise OutputError(
+                f"output_dir: {place} is a link; remove it, or choose another output_dir"
+            )
 
 
 def is_free(folder: Path) -> bool:
@@ -249,21 +287,26 @@ MOST_OF_HEADER = 100_000_000
 
 
 def is_whole_model(path: Path, before: int = 0) -> bool:
-    """Return whether a file of safetensors is as long as its header says. The header comes `before` bytes after the
-    beginning of the file. Raises OSError where it cannot be read."""
+    """Return whether a file of safetensors is as long as its header says. The header comes `before`
+    bytes after the beginning of the file. Raises OSError where it cannot be read."""
     with open_regular(path) as file:
         file.seek(before)
         length = int.from_bytes(file.read(8), "little")
         try:
             header = json.loads(file.read(length)) if length <= MOST_OF_HEADER else {}
-            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            ends = [
+                tensor["data_offsets"][1]
+                for name, tensor in header.items()
+                if name != "__metadata__"
+            ]
             return bool(os.fstat(file.fileno()).st_size == before + 8 + length + max(ends))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
 
 
 def json_ready(value: Any) -> Any:
-    """`value` as plain JSON types: converts NumPy and torch values, paths and tuples; nan and infinity become None."""
+    """`value` as plain JSON types: converts NumPy and torch values, paths and tuples; nan and
+    infinity become None."""
     if isinstance(value, Mapping):
         return {str(k): json_ready(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):

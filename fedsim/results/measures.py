@@ -1,7 +1,7 @@
 """Single numbers of a run, by name; None if the run ended too early or the number does not exist.
 
-A measure is a function of a run and perhaps of one argument, which stands behind @ in its name: `final_accuracy`,
-`accuracy@0.15`.
+A measure is a function of a run and perhaps of one argument, which stands behind @ in its name:
+`final_accuracy`, `accuracy@0.15`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,18 +16,34 @@ from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_la
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import Group, Panel
 from fedsim.results.runs import Floats, Run, Seeds
-from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, UNIT, Difference, Estimate, holm, paired_values, pooled
+from fedsim.results.statistics import (
+    MIN_SEEDS,
+    UNBOUNDED,
+    UNIT,
+    Difference,
+    Estimate,
+    holm,
+    paired_values,
+    pooled,
+)
 
 Measure = Callable[[Run], float | None]
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
-BYTES, SAMPLES, SIMULATED = ("bytes_down", "bytes_up"), ("train_samples", "forward_samples"), ("simulated_seconds",)
+BYTES, SAMPLES, SIMULATED = (
+    ("bytes_down", "bytes_up"),
+    ("train_samples", "forward_samples"),
+    ("simulated_seconds",),
+)
 SPENT = {"bytes": BYTES, "samples": SAMPLES, "simulated time": SIMULATED}
 
 
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float | None:
-    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds, rounded down to one."""
+    """Mean test accuracy in a window of `width` rounds centred on the `share` of all rounds,
+    rounded down to one."""
     round = floor(share * run.num_rounds)
-    return _finite_mean(run.columns["test_accuracy"][max(round - 1 - width // 2, 0) : round + width // 2])
+    return _finite_mean(
+        run.columns["test_accuracy"][max(round - 1 - width // 2, 0) : round + width // 2]
+    )
 
 
 def final_accuracy(run: Run) -> float | None:
@@ -43,12 +59,14 @@ def last_accuracy(run: Run) -> float | None:
 
 
 def client_accuracy(run: Run, aggregate: str) -> float | None:
-    """One of `AGGREGATES` over clients: the mean over the last rounds that have it; None where it was not measured."""
+    """One of `AGGREGATES` over clients: the mean over the last rounds that have it; None where it
+    was not measured."""
     return mean_of_last(run.columns.get(f"{KEY}_{aggregate}", np.empty(0)).tolist(), FINAL_WINDOW)
 
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
-    """Mean test accuracy over the first `share` of all rounds (area under the learning curve): speed of convergence."""
+    """Mean test accuracy over the first `share` of all rounds (area under the learning curve):
+    speed of convergence."""
     return _finite_mean(run.columns["test_accuracy"][: floor(share * run.num_rounds)])
 
 
@@ -76,14 +94,16 @@ def rounds_to(run: Run, target: float) -> float | None:
 
 
 def spent_to(run: Run, target: float, names: Sequence[str]) -> float | None:
-    """The sum of quantities until the test accuracy first reaches `target`; None if they were not recorded."""
+    """The sum of quantities until the test accuracy first reaches `target`; None if they were not
+    recorded."""
     reached, spent = rounds_to(run, target), _spent(run, names)
     return float(spent[: int(reached)].sum()) if reached is not None and len(spent) else None
 
 
 def accuracy_by_bytes(run: Run, budget: float) -> float | None:
-    """Mean test accuracy over the first `budget` bytes sent (area under accuracy against bytes): 0 before the first
-    evaluation, between two that of the former, the last one where a run ends earlier; None without records of bytes."""
+    """Mean test accuracy over the first `budget` bytes sent (area under accuracy against bytes): 0
+    before the first evaluation, between two that of the former, the last one where a run ends
+    earlier; None without records of bytes."""
     spent, known = _spent(run, BYTES), np.isfinite(run.columns["test_accuracy"])
     if not len(spent) or budget <= 0:
         return None
@@ -92,37 +112,43 @@ def accuracy_by_bytes(run: Run, budget: float) -> float | None:
 
 
 def participation_rise(run: Run) -> float | None:
-    """Mean share of clients that upload in the second half of the rounds, minus that in the first half."""
+    """Mean share of clients that upload in the second half of the rounds, minus that in the first
+    half."""
     ratios = run.columns["participation_ratio"]
     early, late = _finite_mean(ratios[: len(ratios) // 2]), _finite_mean(ratios[len(ratios) // 2 :])
     return None if early is None or late is None else late - early
 
 
 def imperfect_choices(run: Run) -> float | None:
-    """The share of all choices that went to imperfect clients; None if all are honest, or nobody was chosen."""
+    """The share of all choices that went to imperfect clients; None if all are honest, or nobody
+    was chosen."""
     if run.imperfect is None or not len(run.rounds.chosen[1]):
         return None
     return float(np.isin(run.rounds.chosen[1], run.imperfect).mean())
 
 
 def peak_selections(run: Run) -> float:
-    """The mode of the histogram of the clients' numbers of selections (the median if there are several modes)."""
+    """The mode of the histogram of the clients' numbers of selections (the median if there are
+    several modes)."""
     counts = np.bincount(run.selections)
     return float(np.median(np.flatnonzero(counts == counts.max())))
 
 
 def _of_sizes(of: Callable[[NDArray[np.int64]], float]) -> Measure:
-    """A statistic of the clients' numbers of training samples [N]; None if the partition was not saved."""
+    """A statistic of the clients' numbers of training samples [N]; None if the partition was not
+    saved."""
     return lambda run: None if run.histograms is None else float(of(run.histograms.sum(1)))
 
 
 def gini(values: Floats) -> float:
-    """Gini coefficient: the mean absolute difference of all pairs divided by twice the mean; 0 if all values are equal,
-    near 1 if a few have all."""
+    """Gini coefficient: the mean absolute difference of all pairs divided by twice the mean; 0 if
+    all values are equal, near 1 if a few have all."""
     ordered = np.sort(values)
     total = ordered.sum()
     ranks = np.arange(1, len(ordered) + 1)
-    return float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total)) if total else 0.0
+    return (
+        float((2 * ranks - len(ordered) - 1) @ ordered / (len(ordered) * total)) if total else 0.0
+    )
 
 
 def _finite_mean(values: Floats) -> float | None:
@@ -141,17 +167,23 @@ def _negative(measure: Measure) -> Measure:
 
 def _spent(run: Run, names: Sequence[str]) -> Floats:
     """The sum of quantities in every round, [T]; empty if they were not recorded."""
-    return np.sum([run.columns[name] for name in names], 0) if is_recorded([run], names) else np.empty(0)
+    return (
+        np.sum([run.columns[name] for name in names], 0)
+        if is_recorded([run], names)
+        else np.empty(0)
+    )
 
 
 def total_cost(run: Run, names: Sequence[str]) -> float | None:
-    """What the whole run cost, in the sum of quantities (bytes, seconds, samples); None if they were not recorded."""
+    """What the whole run cost, in the sum of quantities (bytes, seconds, samples); None if they
+    were not recorded."""
     spent = _spent(run, names)
     return float(spent.sum()) if len(spent) else None
 
 
 def start_up_cost(run: Run, names: Sequence[str]) -> float | None:
-    """Return what the start-up rounds cost in the sum of recorded quantities: 0 if the run has none.
+    """Return what the start-up rounds cost in the sum of recorded quantities: 0 if the run has
+    none.
 
     None if the run did not record how many they are, or ended within them.
     """
@@ -160,17 +192,20 @@ def start_up_cost(run: Run, names: Sequence[str]) -> float | None:
 
 
 def cost_a_round(run: Run, names: Sequence[str]) -> float | None:
-    """The mean cost of a round after the start-up rounds, in the sum of recorded quantities; None as above."""
+    """The mean cost of a round after the start-up rounds, in the sum of recorded quantities; None
+    as above."""
     spent, start = _spent(run, names), run.start_up_rounds
     return None if start is None or len(spent) <= start else float(spent[start:].mean())
 
 
 def cost_of_rounds(run: Run, names: Sequence[str], rounds: int = 200) -> float | None:
-    """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes, samples).
+    """The cost of the first `rounds` rounds in the sum of recorded quantities (seconds, bytes,
+    samples).
 
-    For judging papers' times of 200 rounds; tables show what runs did cost. Each round that is missing is assumed to
-    cost the mean of those after the start-up, which is wrong where a method does more every so many rounds. None if a
-    run ended during its start-up or did not record how long it lasts.
+    For judging papers' times of 200 rounds; tables show what runs did cost. Each round that is
+    missing is assumed to cost the mean of those after the start-up, which is wrong where a method
+    does more every so many rounds. None if a run ended during its start-up or did not record how
+    long it lasts.
     """
     spent = _spent(run, names)
     if len(spent) >= rounds:
@@ -180,15 +215,23 @@ def cost_of_rounds(run: Run, names: Sequence[str], rounds: int = 200) -> float |
 
 
 def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float | None:
-    """Seconds of 200 rounds in some phases; of selection: by the server, and by clients to answer its requests."""
+    """Seconds of 200 rounds in some phases; of selection: by the server, and by clients to answer
+    its requests."""
     spent = [cost_of_rounds(run, [f"seconds_{phase}"]) for phase in phases]
     return None if None in spent else sum(value for value in spent if value is not None)
 
 
 def selection_overhead(run: Run) -> float | None:
-    """Seconds spent on selection, by the server and by clients for it, divided by those of all other phases."""
-    choosing, whole = (total_cost(run, names) for names in (["seconds_select", "seconds_ask"], PHASE_SECONDS))
-    return None if choosing is None or whole is None or whole == choosing else choosing / (whole - choosing)
+    """Seconds spent on selection, by the server and by clients for it, divided by those of all
+    other phases."""
+    choosing, whole = (
+        total_cost(run, names) for names in (["seconds_select", "seconds_ask"], PHASE_SECONDS)
+    )
+    return (
+        None
+        if choosing is None or whole is None or whole == choosing
+        else choosing / (whole - choosing)
+    )
 
 
 MEASURES: Mapping[str, Callable[..., float | None]] = {
@@ -233,10 +276,18 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     **{f"{KEY}_{name}": partial(client_accuracy, aggregate=name) for name in AGGREGATES},
 }
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
-"""Measures of the first round in which something happens; no value means that it never happened in the run."""
+"""Measures of the first round in which something happens; no value means that it never happened in
+the run."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
 """Measures that cannot exceed the number of rounds."""
-SHARES = ("final_accuracy", "mean_accuracy", "accuracy", "accuracy_around", "participation", "imperfect_choices")
+SHARES = (
+    "final_accuracy",
+    "mean_accuracy",
+    "accuracy",
+    "accuracy_around",
+    "participation",
+    "imperfect_choices",
+)
 """Measures that lie between 0 and 1."""
 
 
@@ -258,8 +309,9 @@ def find_measure(text: str) -> Measure:
 
 
 class Preference(NamedTuple):
-    """The share of its `choices` that a line gave to imperfect clients, and their share of the `clients`. `p_value`: of
-    choosing them no more often than that, one-sided; `corrected`: by Holm over all lines; nan below `MIN_SEEDS`."""
+    """The share of its `choices` that a line gave to imperfect clients, and their share of the
+    `clients`. `p_value`: of choosing them no more often than that, one-sided; `corrected`: by Holm
+    over all lines; nan below `MIN_SEEDS`."""
 
     setting: str
     line: str
@@ -272,10 +324,16 @@ class Preference(NamedTuple):
 def preferences(panels: Iterable[Panel]) -> list[Preference]:
     """Of all lines with imperfect clients."""
     found: list[Preference] = []
-    for setting, line, group in ((panel.title, *line) for panel in panels for line in panel.lines.items()):
+    for setting, line, group in (
+        (panel.title, *line) for panel in panels for line in panel.lines.items()
+    ):
         choices = Estimate(tuple(values_by_seed(group, "imperfect_choices").values()), UNIT)
         if choices.num:
-            numbers = [len(run.imperfect) / run.num_clients for run in group.complete if run.imperfect is not None]
+            numbers = [
+                len(run.imperfect) / run.num_clients
+                for run in group.complete
+                if run.imperfect is not None
+            ]
             p_value = choices.p_above(numbers[0]) if choices.num >= MIN_SEEDS else np.nan
             found.append(Preference(setting, line, choices, numbers[0], p_value))
     corrected_p = holm([one.p_value for one in found])
@@ -289,8 +347,8 @@ def measured(group: Group, measures: Iterable[str | Measure]) -> list[list[float
 
 
 def values_by_seed(group: Group, measure: str | Measure) -> dict[Seeds, float]:
-    """A measure, named or given, of the group's finished runs by their seeds, without runs for which it does not
-    exist."""
+    """A measure, named or given, of the group's finished runs by their seeds, without runs for
+    which it does not exist."""
     found = find_measure(measure) if isinstance(measure, str) else measure
     return {run.seeds: value for run in group.complete if (value := found(run)) is not None}
 

@@ -1,6 +1,8 @@
-"""The one door through which results come back. Each file is read and checked, or rejected by a `DamagedError`.
+"""The one door through which results come back. Each file is read and checked, or rejected by a
+`DamagedError`.
 
-Whoever reads a run's folder, an archive or a reference goes through it: reports, searches, resuming, "already done".
+Whoever reads a run's folder, an archive or a reference goes through it: reports, searches,
+resuming, "already done".
 """
 
 import json
@@ -30,7 +32,8 @@ CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 FINAL = ("done", "diverged")
 """Statuses of runs that have an end; runs of others go on with the same command."""
 MOST_BYTES, MOST_BYTES_OF_ROUNDS = 2**24, 2**29
-"""Sizes up to which a config or summary is read, and files that grow with the rounds or the clients."""
+"""Sizes up to which a config or summary is read, and files that grow with the rounds or the
+clients."""
 MOST_NODES, MOST_DEPTH, LARGEST_INT, LARGEST = 1_000_000, 64, 2**63, float("inf")
 SURROGATE = re.compile("[\ud800-\udfff]")
 SUSPICIOUS = re.compile(r"&|^[ ?:-]{100}", re.MULTILINE)
@@ -54,7 +57,8 @@ def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes, name: str, *, is_large: bool = False) -> Any:
-    """The plain values in a JSON text; any, of one that `is_large`. Raises `DamagedError`, which calls it `name`."""
+    """The plain values in a JSON text; any, of one that `is_large`. Raises `DamagedError`, which
+    calls it `name`."""
     try:
         value = json.loads(text)
         return value if is_large else plain(value, name)
@@ -63,27 +67,33 @@ def parse_json(text: str | bytes, name: str, *, is_large: bool = False) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The plain values in a YAML text without aliases. Raises `DamagedError`, which calls it `name`."""
+    """The plain values in a YAML text without aliases. Raises `DamagedError`, which calls it
+    `name`."""
     try:
         if SUSPICIOUS.search(text) or text.count("[") + text.count("{") > MOST_DEPTH:
             _check_events(text)
         return plain(yaml.load(text, LOADER), name)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise DamagedError(f"{name} is no YAML of a run ({' '.join(str(error).split())[:100]})") from error
+        raise DamagedError(
+            f"{name} is no YAML of a run ({' '.join(str(error).split())[:100]})"
+        ) from error
 
 
 def _check_events(text: str) -> None:
-    """Raise ValueError where a YAML text has aliases, which can multiply it, or would exhaust the loader's stack."""
+    """Raise ValueError where a YAML text has aliases, which can multiply it, or would exhaust the
+    loader's stack."""
     depth = 0
     for event in yaml.parse(text, LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
             raise ValueError("it has aliases, or is too deep")
 
 
 def plain(value: Any, name: str) -> Any:
-    """`value`, if it is made of mappings, lists, texts, finite numbers, booleans and None, and neither deep nor huge.
-    Raises `DamagedError`, which calls it `name`."""
+    """`value`, if it is made of mappings, lists, texts, finite numbers, booleans and None, and
+    neither deep nor huge. Raises `DamagedError`, which calls it `name`."""
     left, count = [(value, 0)], 0
     while left:
         node, depth = left.pop()
@@ -97,7 +107,11 @@ def plain(value: Any, name: str) -> Any:
         elif isinstance(node, str):
             is_sound = is_sound and (node.isascii() or SURROGATE.search(node) is None)
         elif isinstance(node, int | float):
-            is_sound = is_sound and abs(node) < LARGEST and (isinstance(node, float) or abs(node) < LARGEST_INT)
+            is_sound = (
+                is_sound
+                and abs(node) < LARGEST
+                and (isinstance(node, float) or abs(node) < LARGEST_INT)
+            )
         else:
             is_sound = is_sound and node is None
         if not is_sound:
@@ -124,7 +138,15 @@ OF_SUMMARY: Mapping[str, Kinds] = {
     **dict.fromkeys(("initial_accuracy", "smoothed_accuracy", "last_accuracy"), NUMBER | NONE),
 }
 """Types of values where they are there."""
-RECORDED = {"round", "selected", "test_accuracy", "participation_ratio", "coverage", "bytes_down", "bytes_up"}
+RECORDED = {
+    "round",
+    "selected",
+    "test_accuracy",
+    "participation_ratio",
+    "coverage",
+    "bytes_down",
+    "bytes_up",
+}
 """Keys of every record."""
 SMOOTHED = "smoothed_accuracy"
 """A key that summaries of earlier versions lack."""
@@ -144,8 +166,11 @@ OF_RECORD = {name: _kinds_of(hint) for name, hint in get_type_hints(Record).item
 
 
 def has_kinds(values: Any, kinds: Mapping[str, Kinds]) -> bool:
-    """Whether `values` is a mapping in which those that `kinds` names have one of its types, if they are there."""
-    return isinstance(values, dict) and all(type(values[key]) in kinds[key] for key in kinds.keys() & values.keys())
+    """Whether `values` is a mapping in which those that `kinds` names have one of its types, if
+    they are there."""
+    return isinstance(values, dict) and all(
+        type(values[key]) in kinds[key] for key in kinds.keys() & values.keys()
+    )
 
 
 def is_mapping_of(values: Any, kinds: Kinds) -> bool:
@@ -155,7 +180,11 @@ def is_mapping_of(values: Any, kinds: Kinds) -> bool:
 
 def check_config(config: Any) -> dict[str, Any]:
     """`config`, if it can be that of a run. Raises `DamagedError`."""
-    if not has_kinds(config, OF_CONFIG) or not config.keys() >= {"seed", "num_clients", "num_rounds"}:
+    if not has_kinds(config, OF_CONFIG) or not config.keys() >= {
+        "seed",
+        "num_clients",
+        "num_rounds",
+    }:
         raise DamagedError(f"{CONFIG} is not that of a run")
     found: dict[str, Any] = config
     return found
@@ -164,8 +193,8 @@ def check_config(config: Any) -> dict[str, Any]:
 def check_summary(summary: Any) -> dict[str, Any]:
     """`summary`, if it can be that of a run, with present names. Raises `DamagedError`.
 
-    Earlier versions called the accuracy of the last round `final_accuracy`, which is the mean of the last rounds
-    everywhere else.
+    Earlier versions called the accuracy of the last round `final_accuracy`, which is the mean of
+    the last rounds everywhere else.
     """
     if isinstance(summary, dict) and "final_accuracy" in summary:
         summary.setdefault("last_accuracy", summary.pop("final_accuracy"))
@@ -199,9 +228,9 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 def read_metrics(
     folder: Path, name: str = METRICS, end: int | None = None, *, whole: bool = False
 ) -> list[dict[str, Any]]:
-    """The records in a file of JSON lines, or in its first `end` bytes; none if it does not exist. They end before the
-    first line that is none, as where a process was killed. Raises `DamagedError` where it cannot be read, and for such
-    a line where the file is to be `whole`."""
+    """The records in a file of JSON lines, or in its first `end` bytes; none if it does not exist.
+    They end before the first line that is none, as where a process was killed. Raises
+    `DamagedError` where it cannot be read, and for such a line where the file is to be `whole`."""
     path = folder / name
     content = content_of(path, MOST_BYTES_OF_ROUNDS) if path.exists() else b""
     lines = content[:end].splitlines()
@@ -232,8 +261,8 @@ def _records_in(text: bytes) -> list[dict[str, Any]]:
 class Rounds:
     """What is kept of the records of T rounds.
 
-    `columns`: numbers by name, [T] each, nan where one was not measured, and of lists (`late`) how long they are;
-    `chosen`: rounds, from 0, and the clients selected in them, [2, M].
+    `columns`: numbers by name, [T] each, nan where one was not measured, and of lists (`late`) how
+    long they are; `chosen`: rounds, from 0, and the clients selected in them, [2, M].
     """
 
     num: int
@@ -251,7 +280,9 @@ class Rounds:
         values: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
         kinds = {name: Kinds(map(type, column)) for name, column in values.items()}
         for name, kind in kinds.items():
-            if kind <= LIST | NONE and not INT.issuperset(map(type, chain.from_iterable(filter(None, values[name])))):
+            if kind <= LIST | NONE and not INT.issuperset(
+                map(type, chain.from_iterable(filter(None, values[name])))
+            ):
                 kinds[name] |= TEXT
         check_kinds(kinds)
         columns: dict[str, Floats] = {}
@@ -262,8 +293,15 @@ class Rounds:
                     column = [None if ids is None else len(ids) for ids in column]
                 columns[name] = np.array(column, np.float64)
             selected = values.get("selected", ())
-            chosen = np.repeat(np.arange(len(selected)), [*map(len, selected)]), [*chain.from_iterable(selected)]
-            return cls(len(records), columns or defaultdict(lambda: np.empty(0)), np.array(chosen, np.int32))
+            chosen = (
+                np.repeat(np.arange(len(selected)), [*map(len, selected)]),
+                [*chain.from_iterable(selected)],
+            )
+            return cls(
+                len(records),
+                columns or defaultdict(lambda: np.empty(0)),
+                np.array(chosen, np.int32),
+            )
         except OverflowError as error:
             raise DamagedError(f"{METRICS} holds numbers that no run writes") from error
 
@@ -280,14 +318,19 @@ def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str
     """Raise `DamagedError` where rounds are not those of a run with such a config and summary."""
     columns = rounds.columns
     for at in np.flatnonzero(columns["round"] != np.arange(1, rounds.num + 1))[:1]:
-        raise DamagedError(f"{METRICS} has round {columns['round'][at]:g} where round {at + 1} belongs")
+        raise DamagedError(
+            f"{METRICS} has round {columns['round'][at]:g} where round {at + 1} belongs"
+        )
     for name, column in columns.items():
         known = column[~np.isnan(column)] if type(None) in OF_RECORD[name] else column
         low = -sys.float_info.max if name.endswith("_loss") else 0.0
         high = 1.0 if SHARE.search(name) else sys.float_info.max
         if len(known) and not (known.min() >= low and known.max() <= high):
             raise DamagedError(f"{METRICS} has a {name} that is out of range")
-    if rounds.chosen.size and not 0 <= rounds.chosen[1].min() <= rounds.chosen[1].max() < config["num_clients"]:
+    if (
+        rounds.chosen.size
+        and not 0 <= rounds.chosen[1].min() <= rounds.chosen[1].max() < config["num_clients"]
+    ):
         raise DamagedError(f"{METRICS} names clients that the run does not have")
     if summary["status"] == "done" and rounds.num != config["num_rounds"]:
         raise DamagedError(f"{METRICS} holds {rounds.num} of {config['num_rounds']} rounds")

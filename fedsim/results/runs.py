@@ -1,8 +1,9 @@
 """Finished runs, read back from their folders, or from an archive: a small Parquet file to publish.
 
-An archive has one row a round of a run: `run` (its number), `seed`, `engine`, `commit` and a column `choice.<group>`
-for each config group, then the columns of metrics.jsonl, seconds and losses in single precision. The first row of a run
-also has, as JSON, its `TOLD`; a run that ended before its first round is that row alone.
+An archive has one row a round of a run: `run` (its number), `seed`, `engine`, `commit` and a column
+`choice.<group>` for each config group, then the columns of metrics.jsonl, seconds and losses in
+single precision. The first row of a run also has, as JSON, its `TOLD`; a run that ended before its
+first round is that row alone.
 """
 
 import io
@@ -24,7 +25,15 @@ from numpy.typing import NDArray
 from fedsim.core.configs import IRRELEVANT, by_meaning, flat
 from fedsim.core.disk import open_regular, unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
-from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION, REPLACEMENTS, OutputError, code_digits, json_ready
+from fedsim.results.files import (
+    CLIENTS,
+    IMPERFECT,
+    PARTITION,
+    REPLACEMENTS,
+    OutputError,
+    code_digits,
+    json_ready,
+)
 from fedsim.results.reading import (
     CONFIG,
     FINAL,
@@ -65,7 +74,8 @@ class Seeds(NamedTuple):
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Seeds":
-        """The seeds in a config: those of partition and first model are `seed` unless numbers of their own are set."""
+        """The seeds in a config: those of partition and first model are `seed` unless numbers of
+        their own are set."""
         own = [config.get(name) for name in cls._fields]
         return cls(*(one if isinstance(one, int) else int(config["seed"]) for one in own))
 
@@ -83,7 +93,8 @@ class Seeds(NamedTuple):
 class Run:
     """A finished run: its folder, config (as saved) and summary.
 
-    Of one that was read from an archive, `folder` is the name that it had, and `archived` its `rows` [T] and `TOLD`.
+    Of one that was read from an archive, `folder` is the name that it had, and `archived` its
+    `rows` [T] and `TOLD`.
     """
 
     folder: Path
@@ -117,7 +128,8 @@ class Run:
 
     @cached_property
     def start_up_rounds(self) -> int | None:
-        """Number of initial rounds whose cost differs from that of later ones; None if it was not recorded."""
+        """Number of initial rounds whose cost differs from that of later ones; None if it was not
+        recorded."""
         return self.summary.get("start_up_rounds")
 
     @cached_property
@@ -128,11 +140,14 @@ class Run:
     def own_classes(self) -> list[str]:
         """The user's classes in its config, by their paths."""
         values = flat(by_meaning({k: v for k, v in self.config.items() if k not in IRRELEVANT}))
-        return [str(value) for key, value in values if key.endswith("_target_") and "." in str(value)]
+        return [
+            str(value) for key, value in values if key.endswith("_target_") and "." in str(value)
+        ]
 
     @cached_property
     def code(self) -> str | None:
-        """Digits that stand for the user's code in it, or `unknown`, as of earlier runs; None if there is none."""
+        """Digits that stand for the user's code in it, or `unknown`, as of earlier runs; None if
+        there is none."""
         return code_digits(self.summary) or ("unknown" if self.own_classes else None)
 
     @property
@@ -174,7 +189,8 @@ class Run:
 
     @cached_property
     def client_accuracies(self) -> Floats | None:
-        """The final model's accuracy on each client, [N], nan where there is none; None if it was not measured."""
+        """The final model's accuracy on each client, [N], nan where there is none; None if it was
+        not measured."""
         return self._saved("client_accuracies", CLIENTS, "accuracy", np.float64)
 
     @cached_property
@@ -183,8 +199,8 @@ class Run:
         return self._saved("imperfect", IMPERFECT, "clients", np.int64)
 
     def _saved(self, told: str, file: str, name: str, dtype: type[Any], dimensions: int = 1) -> Any:
-        """What an archive tells, or what a file of arrays or JSON has as `name`; None if it is not there (as in earlier
-        archives) or damaged."""
+        """What an archive tells, or what a file of arrays or JSON has as `name`; None if it is not
+        there (as in earlier archives) or damaged."""
         path = self.folder / file
         try:
             if self.archived:
@@ -194,29 +210,35 @@ class Run:
             elif file == IMPERFECT:
                 found = parse_json(content_of(path), file, is_large=True)[name]
             else:
-                found = np.load(io.BytesIO(content_of(path, MOST_BYTES_OF_ROUNDS)), allow_pickle=False)[name]
+                found = np.load(
+                    io.BytesIO(content_of(path, MOST_BYTES_OF_ROUNDS)), allow_pickle=False
+                )[name]
             values = None if found is None else np.asarray(found, dtype)
             if values is not None and (values.ndim != dimensions or len(values) > self.num_clients):
                 raise DamagedError(f"{name} are not those of {self.num_clients} clients")
             return values
-        except Exception as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
+        except (
+            Exception
+        ) as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
             tell_left_out(path, error)
             return None
 
 
 def read_source(path: Path, left_out: list[str] | None = None) -> list[Run]:
-    """The sound runs in an archive, or below a folder. `left_out`: where the others are named, instead of on stderr.
-    Raises `ReportError` if there are none."""
+    """The sound runs in an archive, or below a folder. `left_out`: where the others are named,
+    instead of on stderr. Raises `ReportError` if there are none."""
     return (read_archive if path.is_file() else read_runs)(path, left_out)
 
 
 def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
-    """All runs below `folder` that have ended, sorted by path, without damaged ones (`left_out` as in `read_source`).
-    Raises `ReportError` if there are none."""
+    """All runs below `folder` that have ended, sorted by path, without damaged ones (`left_out` as
+    in `read_source`). Raises `ReportError` if there are none."""
     runs = []
     for path in sorted(folder.rglob(SUMMARY)):
         place = path.parent
-        if REPLACEMENTS not in path.parts and (place / CONFIG).exists():  # else a summary of something else
+        if (
+            REPLACEMENTS not in path.parts and (place / CONFIG).exists()
+        ):  # else a summary of something else
             try:
                 run = Run(place, read_config(place), parse_json(content_of(path), SUMMARY))
                 run.check()
@@ -224,7 +246,9 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
             except DamagedError as error:
                 tell_left_out(place, f"{error}; run it again with overwrite=true", left_out)
     if not runs:
-        raise ReportError(f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})")
+        raise ReportError(
+            f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})"
+        )
     return runs
 
 
@@ -243,21 +267,35 @@ TOLD = ("folder", "config", "summary", "histograms", "imperfect", "client_accura
 """Columns with what holds for a whole run; earlier archives lack the last two."""
 PLACES = ("data_dir", "cache_dir", "output_dir")
 """Keys that name folders of the machine: left out, as archives are published."""
-KINDS = {"run": pa.int32(), "seed": pa.int64(), **dict.fromkeys(("engine", "commit", *TOLD), pa.string())}
+KINDS = {
+    "run": pa.int32(),
+    "seed": pa.int64(),
+    **dict.fromkeys(("engine", "commit", *TOLD), pa.string()),
+}
 
 
 def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
-    """Write `runs`, whose folders are below `root`, to the file `path`. Raises `OutputError` where it cannot."""
+    """Write `runs`, whose folders are below `root`, to the file `path`. Raises `OutputError` where
+    it cannot."""
     rows = [row for number, run in enumerate(runs) for row in _rows(number, run, root)]
     records = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
     groups = sorted({f"choice.{group}" for run in runs for group in run.choices})
     names = ["run", "seed", "engine", "commit", *groups, *records, *TOLD]
-    table = pa.table({name: pa.array([row.get(name) for row in rows], _kind(name)) for name in names})
-    table = table.replace_schema_metadata({META: json.dumps({"format": FORMAT, "records": records}).encode()})
+    table = pa.table(
+        {name: pa.array([row.get(name) for row in rows], _kind(name)) for name in names}
+    )
+    table = table.replace_schema_metadata(
+        {META: json.dumps({"format": FORMAT, "records": records}).encode()}
+    )
     single = [name for name in names if table[name].type == pa.float32()]
     coded, file = [name for name in names if name not in single], io.BytesIO()
     pq.write_table(
-        table, file, compression="zstd", compression_level=19, use_dictionary=coded, use_byte_stream_split=single
+        table,
+        file,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=coded,
+        use_byte_stream_split=single,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -268,14 +306,21 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
 
 def _rows(number: int, run: Run, root: Path) -> list[dict[str, Any]]:
     told = {
-        "folder": (run.folder.relative_to(root) if run.folder.is_relative_to(root) else run.folder).as_posix(),
+        "folder": (
+            run.folder.relative_to(root) if run.folder.is_relative_to(root) else run.folder
+        ).as_posix(),
         "config": {key: value for key, value in run.config.items() if key not in PLACES},
         "summary": dict(run.summary),
         "histograms": None if run.histograms is None else run.histograms.tolist(),
         "client_accuracies": json_ready(run.client_accuracies),
         "imperfect": json_ready(run.imperfect),
     }
-    whole = {"run": number, "seed": run.seed, "engine": run.summary.get("engine"), "commit": run.commit}
+    whole = {
+        "run": number,
+        "seed": run.seed,
+        "engine": run.summary.get("engine"),
+        "commit": run.commit,
+    }
     whole |= {f"choice.{group}": choice for group, choice in run.choices.items()}
     first, *others = [{**whole, **record} for record in run.records or [{}]]
     return [first | {key: json.dumps(value) for key, value in told.items()}, *others]
@@ -289,12 +334,13 @@ def _kind(name: str) -> pa.DataType | None:
 
 
 MOST_VALUES, MOST_BYTES_OF_ARCHIVE = 2**29, 2**33
-"""Numbers and texts in an archive, and bytes that they take when it is unpacked, by what its end says."""
+"""Numbers and texts in an archive, and bytes that they take when it is unpacked, by what its end
+says."""
 
 
 def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
-    """The runs in the file `path`, without damaged ones (`left_out` as in `read_source`). Raises `ReportError` if it is
-    not an archive of runs."""
+    """The runs in the file `path`, without damaged ones (`left_out` as in `read_source`). Raises
+    `ReportError` if it is not an archive of runs."""
     try:
         with open_regular(path) as file:
             table, records = _read_table(pq.ParquetFile(file, read_dictionary=TOLD[:4]))
@@ -322,14 +368,26 @@ def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
 
 
 def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
-    """The rows of an archive, and the names of the columns that are records. Raises `DamagedError` if it is none."""
+    """The rows of an archive, and the names of the columns that are records. Raises `DamagedError`
+    if it is none."""
     meta = parse_json((file.schema_arrow.metadata or {}).get(META, b"null"), "its description")
-    if not has_kinds(meta, {"format": INT, "records": LIST}) or meta.get("format") != FORMAT or "records" not in meta:
+    if (
+        not has_kinds(meta, {"format": INT, "records": LIST})
+        or meta.get("format") != FORMAT
+        or "records" not in meta
+    ):
         raise DamagedError("not an archive of runs (fedsim report <folder> --archive writes one)")
     groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-    values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
-    if values > MOST_VALUES or sum(group.total_byte_size for group in groups) > MOST_BYTES_OF_ARCHIVE:
-        raise DamagedError(f"holds {values:,} values, more than an archive that is read; write several")
+    values = sum(
+        group.column(number).num_values for group in groups for number in range(group.num_columns)
+    )
+    if (
+        values > MOST_VALUES
+        or sum(group.total_byte_size for group in groups) > MOST_BYTES_OF_ARCHIVE
+    ):
+        raise DamagedError(
+            f"holds {values:,} values, more than an archive that is read; write several"
+        )
     told = [name for name in TOLD if name in file.schema_arrow.names]
     return file.read(["run", *meta["records"], *told]), meta["records"]
 
@@ -341,7 +399,9 @@ def _archived(table: pa.Table, records: Sequence[str], first: int, length: int) 
         told[key] = parse_json(table[key][first].as_py() or "null", key, is_large=key in TOLD[3:])
     if not isinstance(told["folder"], str):
         raise DamagedError("its folder is not a text")
-    told["rows"] = table.select(records).slice(first, 0 if table["round"][first].as_py() is None else length)
+    told["rows"] = table.select(records).slice(
+        first, 0 if table["round"][first].as_py() is None else length
+    )
     return Run(Path(told["folder"]), told["config"], told["summary"], told)
 
 
@@ -351,7 +411,9 @@ def rounds_in(rows: pa.Table) -> Rounds:
     check_kinds({name: _kinds(rows[name]) for name in names})
     columns: dict[str, Floats] = {}
     for name in names:
-        column = pc.list_value_length(rows[name]) if pa.types.is_list(rows[name].type) else rows[name]
+        column = (
+            pc.list_value_length(rows[name]) if pa.types.is_list(rows[name].type) else rows[name]
+        )
         columns[name] = column.to_numpy().astype(np.float64)
     selected = rows["selected"].combine_chunks() if names else pa.array([], pa.list_(pa.int32()))
     chosen = np.array([pc.list_parent_indices(selected), pc.list_flatten(selected)], np.int32)
@@ -359,9 +421,12 @@ def rounds_in(rows: pa.Table) -> Rounds:
 
 
 def _is_there(rows: pa.Table, name: str) -> bool:
-    """Whether a run of an archive has this field of records: of those that are never None, others may have it alone."""
+    """Whether a run of an archive has this field of records: of those that are never None, others
+    may have it alone."""
     column = rows[name]
-    return name in OF_RECORD and column.null_count < len(column) + (type(None) in OF_RECORD[name] and len(column) > 0)
+    return name in OF_RECORD and column.null_count < len(column) + (
+        type(None) in OF_RECORD[name] and len(column) > 0
+    )
 
 
 def _kinds(column: pa.ChunkedArray) -> Kinds:
@@ -369,6 +434,10 @@ def _kinds(column: pa.ChunkedArray) -> Kinds:
     kind, absent = column.type, NONE if column.null_count else Kinds()
     if column.null_count == len(column):
         return NONE
-    if pa.types.is_list(kind) and (pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type)):
+    if pa.types.is_list(kind) and (
+        pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type)
+    ):
         return absent | LIST
-    return absent | (INT if pa.types.is_integer(kind) else NUMBER if pa.types.is_floating(kind) else TEXT)
+    return absent | (
+        INT if pa.types.is_integer(kind) else NUMBER if pa.types.is_floating(kind) else TEXT
+    )

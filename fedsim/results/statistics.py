@@ -1,8 +1,9 @@
-"""Means with intervals over seeds, paired comparisons at equal seeds, and corrections for many of them.
+"""Means with intervals over seeds, paired comparisons at equal seeds, and corrections for many of
+them.
 
-Intervals and p-values are Student's t, which hold their level at the three to ten seeds that experiments have; a
-percentile bootstrap covers 76 to 90 % there in place of 95. Shares and medians have exact intervals from the binomial
-distribution.
+Intervals and p-values are Student's t, which hold their level at the three to ten seeds that
+experiments have; a percentile bootstrap covers 76 to 90 % there in place of 95. Shares and medians
+have exact intervals from the binomial distribution.
 """
 
 import itertools
@@ -30,11 +31,12 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of `values`, one a seed, by Student's t with n - 1 degrees of freedom; all but it is nan for one seed.
+    """The mean of `values`, one a seed, by Student's t with n - 1 degrees of freedom; all but it is
+    nan for one seed.
 
-    `interval`: of 95 % confidence; `next_interval`: the 95 % prediction interval of one more run. Both are cut at
-    `bounds`, outside of which the quantity cannot lie. Tests use mean and `sd` (the sample's, divisor n - 1), which
-    stay.
+    `interval`: of 95 % confidence; `next_interval`: the 95 % prediction interval of one more run.
+    Both are cut at `bounds`, outside of which the quantity cannot lie. Tests use mean and `sd` (the
+    sample's, divisor n - 1), which stay.
     """
 
     values: tuple[float, ...]
@@ -101,7 +103,8 @@ class Mean:
         return t_tail(value - self.mean, self.error, self.df)
 
     def p_equivalent(self, margin: float, value: float = 0.0) -> float:
-        """p-value of the two one-sided tests (Schuirmann, 1987) that the true mean is within `margin` of `value`."""
+        """p-value of the two one-sided tests (Schuirmann, 1987) that the true mean is within
+        `margin` of `value`."""
         return t_tail(margin - abs(self.mean - value), self.error, self.df)
 
 
@@ -109,13 +112,15 @@ class Estimate(Mean):
     """A mean over seeds of a quantity."""
 
     def p_next(self, value: float, tolerance: float = 0.0) -> float:
-        """Two-sided p-value of the hypothesis that one more run gives a value within `tolerance` of `value`."""
+        """Two-sided p-value of the hypothesis that one more run gives a value within `tolerance` of
+        `value`."""
         distance = max(abs(value - self.mean) - tolerance, 0.0)
         return 2 * t_tail(distance, self.next_error, self.df)
 
     def standardised_error(self, value: float) -> float:
-        """The distance of `value` from the mean as a standard normal variable, if `value` is one more run; nan where
-        that cannot be told: the t statistic of the prediction interval at the same probability."""
+        """The distance of `value` from the mean as a standard normal variable, if `value` is one
+        more run; nan where that cannot be told: the t statistic of the prediction interval at the
+        same probability."""
         if not self.df or self.next_error < ROUNDING:
             return math.nan
         t = (value - self.mean) / self.next_error
@@ -124,7 +129,8 @@ class Estimate(Mean):
 
 @dataclass(frozen=True)
 class Difference(Mean):
-    """The mean of paired differences at equal seeds, each perhaps a mean over `strata` settings (`pooled`)."""
+    """The mean of paired differences at equal seeds, each perhaps a mean over `strata` settings
+    (`pooled`)."""
 
     strata: int = 1
 
@@ -152,8 +158,8 @@ def paired_values(first: Mapping[Key, float], second: Mapping[Key, float]) -> di
 def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
     """The mean over strata, such as partitions of the data, of paired differences by seed.
 
-    They are averaged at each seed that all strata have, and these means are tested: strata of one seed are not
-    independent. None if these seeds are fewer than two.
+    They are averaged at each seed that all strata have, and these means are tested: strata of one
+    seed are not independent. None if these seeds are fewer than two.
     """
     return differences([*pooled_values(strata).values()], len(strata))
 
@@ -166,22 +172,27 @@ def pooled_values(strata: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
-    """The ratio of the means of paired values, one a seed each, and its 95 % interval by Fieller (1954): r for which a
-    t-test does not tell the mean of above - r below from 0. nan where the interval of the lower mean holds 0; None
-    below two pairs."""
+    """The ratio of the means of paired values, one a seed each, and its 95 % interval by Fieller
+    (1954): r for which a t-test does not tell the mean of above - r below from 0. nan where the
+    interval of the lower mean holds 0; None below two pairs."""
     if (num := len(above)) < 2:
         return None
     top, bottom = float(np.mean(above)), float(np.mean(below))
-    (of_top, both), (_, of_bottom) = np.cov(above, below) * t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
+    (of_top, both), (_, of_bottom) = (
+        np.cov(above, below) * t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
+    )
     if (square := bottom**2 - of_bottom) <= ROUNDING:
         return math.nan, math.nan, math.nan
-    middle, root = top * bottom - both, math.sqrt(max((top * bottom - both) ** 2 - square * (top**2 - of_top), 0.0))
+    middle, root = (
+        top * bottom - both,
+        math.sqrt(max((top * bottom - both) ** 2 - square * (top**2 - of_top), 0.0)),
+    )
     return top / bottom, float(middle - root) / square, float(middle + root) / square
 
 
 def t_tail(distance: float, error: float, df: float) -> float:
-    """P(T > distance / error) of Student's t with `df` degrees of freedom; nan if these are below 1. If the error is 0
-    it is 0, 1/2 or 1 for a positive, zero or negative distance."""
+    """P(T > distance / error) of Student's t with `df` degrees of freedom; nan if these are below
+    1. If the error is 0 it is 0, 1/2 or 1 for a positive, zero or negative distance."""
     if not df >= 1:
         return math.nan
     if error < ROUNDING:
@@ -195,8 +206,8 @@ def t_quantile(share: float, df: float) -> float:
 
 
 def sign_flip_test(values: Sequence[float]) -> float:
-    """Share of all sign patterns that give a mean at least as far from 0 (Fisher's permutation test for pairs); n pairs
-    cannot give less than 2 / 2^n."""
+    """Share of all sign patterns that give a mean at least as far from 0 (Fisher's permutation test
+    for pairs); n pairs cannot give less than 2 / 2^n."""
     if len(values) <= EXACT_PAIRS:
         signs = np.array(list(itertools.product((1, -1), repeat=len(values))))
     else:
@@ -207,30 +218,36 @@ def sign_flip_test(values: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for multiple tests by Holm's method (1979): the i-th smallest of m is multiplied by m - i + 1;
-    results are made monotone and limited to 1. A nan stays nan and does not count as a test."""
+    """p-values corrected for multiple tests by Holm's method (1979): the i-th smallest of m is
+    multiplied by m - i + 1; results are made monotone and limited to 1. A nan stays nan and does
+    not count as a test."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")[: np.isfinite(p).sum()]  # nan is sorted to the end
     corrected = np.full(len(p), math.nan)
-    corrected[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0)
+    corrected[order] = np.minimum(
+        np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0
+    )
     return corrected.tolist()
 
 
 def half_width_in_sd(num: int) -> float:
-    """Half the width of the 95 % interval of a mean of `num` values, in units of their standard deviation."""
+    """Half the width of the 95 % interval of a mean of `num` values, in units of their standard
+    deviation."""
     return t_quantile((1 + LEVEL) / 2, num - 1) / math.sqrt(num)
 
 
 @dataclass(frozen=True)
 class Share:
-    """For `count` of `num` runs something holds. Hypotheses are tested as those of a mean, by the binomial test."""
+    """For `count` of `num` runs something holds. Hypotheses are tested as those of a mean, by the
+    binomial test."""
 
     count: int
     num: int
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it holds."""
+        """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it
+        holds."""
         failed, outside = self.num - self.count, (1 - LEVEL) / 2
         low = special.betaincinv(self.count, failed + 1, outside) if self.count else 0.0
         high = special.betaincinv(self.count + 1, failed, 1 - outside) if failed else 1.0
@@ -245,8 +262,8 @@ class Share:
 
 @dataclass(frozen=True)
 class Median:
-    """The median of values of which some are only known to lie beyond `beyond`; these are inf in `values`. Hypotheses
-    are tested by the sign test."""
+    """The median of values of which some are only known to lie beyond `beyond`; these are inf in
+    `values`. Hypotheses are tested by the sign test."""
 
     values: tuple[float, ...]
     beyond: float
@@ -262,9 +279,12 @@ class Median:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the median by order statistics (the sign test inverted); infinite below six values."""
+        """95 % interval of the median by order statistics (the sign test inverted); infinite below
+        six values."""
         ordered = [-math.inf, *sorted(self.values), math.inf]
-        rank = int(np.searchsorted(special.bdtr(np.arange(self.num), self.num, 0.5), (1 - LEVEL) / 2))
+        rank = int(
+            np.searchsorted(special.bdtr(np.arange(self.num), self.num, 0.5), (1 - LEVEL) / 2)
+        )
         return ordered[rank], ordered[self.num + 1 - rank]
 
     def p_above(self, value: float) -> float:

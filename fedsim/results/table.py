@@ -1,4 +1,5 @@
-"""Tables: cells of text that know the number they show, for a terminal and as Markdown, LaTeX and CSV."""
+"""Tables: cells of text that know the number they show, for a terminal and as Markdown, LaTeX and
+CSV."""
 
 import csv
 import io
@@ -37,20 +38,27 @@ def is_bold(cell: str) -> bool:
 
 def number(value: float | None, form: Format = "") -> str:
     """The cell of a number; '-' for None."""
-    return "-" if value is None else Cell(format(value, form) if isinstance(form, str) else form(value), value)
+    return (
+        "-"
+        if value is None
+        else Cell(format(value, form) if isinstance(form, str) else form(value), value)
+    )
 
 
 def show_estimate(value: Mean | None) -> str:
     if value is None:
         return "-"
-    digits = 4 if abs(value.mean) < 10 else 1  # shares have four digits; rounds and numbers of selections have one
+    digits = (
+        4 if abs(value.mean) < 10 else 1
+    )  # shares have four digits; rounds and numbers of selections have one
     low, high = value.interval
     interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if value.num > 1 else ""
     return Cell(f"{value.mean:.{digits}f}{interval}", value.mean)
 
 
 def show_result(value: Mean | Share | Median | None) -> str:
-    """A result with its 95 % interval: differences with signs, shares as counts, medians with what is never reached."""
+    """A result with its 95 % interval: differences with signs, shares as counts, medians with what
+    is never reached."""
     if isinstance(value, Difference):
         settings = f" (mean of {value.strata} settings)" if value.strata > 1 else ""
         return Cell(" ".join(show_interval(value)) + settings, value.mean)
@@ -59,7 +67,9 @@ def show_result(value: Mean | Share | Median | None) -> str:
         return f"holds for {value.count} of {value.num} seeds [{low:.2f}, {high:.2f}]"
     if isinstance(value, Median):
         ends = (value.median, *value.interval)
-        median, *reach = [f"> {value.beyond:.0f}" if end == math.inf else f"{max(end, 0):.0f}" for end in ends]
+        median, *reach = [
+            f"> {value.beyond:.0f}" if end == math.inf else f"{max(end, 0):.0f}" for end in ends
+        ]
         return f"median {median} [{', '.join(reach)}]"
     return show_estimate(value)
 
@@ -86,8 +96,9 @@ Values = Sequence[float | None]
 
 
 def show_values(values: Values, form: Format) -> str:
-    """A measure over seeds. `form`: "accuracy" for the mean with its interval, which is cut at 0 and 1, "reached" for
-    the median of where a run first gets; else the format of the mean, which is '-' if a run does not have it."""
+    """A measure over seeds. `form`: "accuracy" for the mean with its interval, which is cut at 0
+    and 1, "reached" for the median of where a run first gets; else the format of the mean, which is
+    '-' if a run does not have it."""
     if form == "reached":
         return show_median_reached(values)
     known = [value for value in values if value is not None]
@@ -97,7 +108,8 @@ def show_values(values: Values, form: Format) -> str:
 
 
 def show_median_reached(values: Values, show: Callable[[float], str] = "{:.0f}".format) -> str:
-    """The `median_reached` as text. If not all runs reach it, the number of those that do is added."""
+    """The `median_reached` as text. If not all runs reach it, the number of those that do is
+    added."""
     median, reaching = median_reached(values), sum(value is not None for value in values)
     if median is None:
         return "-"
@@ -106,7 +118,8 @@ def show_median_reached(values: Values, show: Callable[[float], str] = "{:.0f}".
 
 
 def median_reached(values: Values) -> float | None:
-    """The lower median of values of which None is beyond all others, then inf; None if there are no values."""
+    """The lower median of values of which None is beyond all others, then inf; None if there are no
+    values."""
     ordered = sorted(math.inf if value is None else value for value in values)
     return ordered[(len(ordered) - 1) // 2] if ordered else None
 
@@ -124,9 +137,15 @@ class Table:
     @cached_property
     def shown(self) -> "Table":
         """The table without columns that say nothing: whose cells are all empty or `-`."""
-        kept = [at for at in range(len(self.header)) if not all(row[at] in ("", "-") for row in self.rows)]
+        kept = [
+            at
+            for at in range(len(self.header))
+            if not all(row[at] in ("", "-") for row in self.rows)
+        ]
         rows = [[row[at] for at in kept] for row in self.rows]
-        return replace(self, header=[self.header[at] for at in kept], rows=rows) if self.rows else self
+        return (
+            replace(self, header=[self.header[at] for at in kept], rows=rows) if self.rows else self
+        )
 
     def rich(self) -> rich.table.Table:
         shown = self.shown
@@ -135,7 +154,9 @@ class Table:
             title=title, title_justify="left", caption=note, caption_justify="left", box=SIMPLE_HEAD
         )
         for number, name in enumerate(shown.header):
-            table.add_column(_on_screen(name), justify="left" if number < 2 else "right", overflow="fold")
+            table.add_column(
+                _on_screen(name), justify="left" if number < 2 else "right", overflow="fold"
+            )
         for row in shown.rows:
             table.add_row(*map(_on_screen, row))
         return table
@@ -150,15 +171,26 @@ class Table:
     def latex(self) -> str:
         """A `tabular` environment with the rules of the package booktabs."""
         shown = self.shown
-        head, *body = [" & ".join(map(_escape_latex, row)) + r" \\" for row in (shown.header, *shown.rows)]
+        head, *body = [
+            " & ".join(map(_escape_latex, row)) + r" \\" for row in (shown.header, *shown.rows)
+        ]
         columns = "ll".ljust(len(shown.header), "r")[: len(shown.header)]
-        rules = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+        rules = [
+            f"\\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            head,
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+        ]
         return "\n".join([f"% {printable(self.title)}", *rules, r"\end{tabular}", ""])
 
     def csv(self) -> str:
         """All columns, the empty ones, too. No cell is a formula for a spreadsheet."""
         out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows([*map(_no_formula, row)] for row in [self.header, *self.rows])
+        csv.writer(out, lineterminator="\n").writerows(
+            [*map(_no_formula, row)] for row in [self.header, *self.rows]
+        )
         return out.getvalue()
 
 
@@ -184,7 +216,13 @@ def _escape_markdown(text: str) -> str:
 
 LATEX = str.maketrans(
     {c: f"\\{c}" for c in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}", "±": r"$\pm$", "≈": r"$\approx$"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\^{}",
+        "±": r"$\pm$",
+        "≈": r"$\approx$",
+    }
 )
 
 
@@ -194,7 +232,8 @@ def _escape_latex(text: str) -> str:
 
 
 def _no_formula(cell: str) -> str:
-    """`cell` in one line; one that a spreadsheet would compute begins with an apostrophe. Signed numbers stay."""
+    """`cell` in one line; one that a spreadsheet would compute begins with an apostrophe. Signed
+    numbers stay."""
     text = printable(cell)
     signed = re.fullmatch(r"[+-][-\d.,eE+±\s\[\]%]*", text) is not None
     return f"'{text}" if text.lstrip()[:1] in ("=", "@", "+", "-") and not signed else text

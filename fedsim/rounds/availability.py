@@ -10,17 +10,23 @@ from fedsim.core.parameters import Problems, parameters
 
 
 class Availability(ABC):
-    """The interface of availability models. Hyper-parameters are keyword-only fields, as of selectors."""
+    """The interface of availability models. Hyper-parameters are keyword-only fields, as of
+    selectors."""
 
     @abstractmethod
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-        """Mask [num_clients] of the clients available in `round` (1-based); `rng` is a random stream of this round."""
+    def available(
+        self, round: int, num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
+        """Mask [num_clients] of the clients available in `round` (1-based); `rng` is a random
+        stream of this round."""
 
 
 class Always(Availability):
     """All clients are available in every round."""
 
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def available(
+        self, round: int, num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
         return np.ones(num_clients, dtype=bool)
 
 
@@ -33,22 +39,26 @@ class Bernoulli(Availability):
     def problems(self) -> Problems:
         yield rule(0 < self.probability <= 1, "probability", self.probability, "must lie in (0, 1]")
 
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def available(
+        self, round: int, num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
         return rng.random(num_clients) < self.probability
 
 
 @parameters
 class Intermittent(Availability):
-    """Intermittent availability as in Cho et al.'s experiments with power-of-choice: two halves of the clients
-    alternate.
+    """Intermittent availability as in Cho et al.'s experiments with power-of-choice: two halves of
+    the clients alternate.
 
-    Available in even rounds are the first half of the ids, in odd rounds the second half, without a random share
-    `absent` of it (rounded down), which is drawn anew in every round.
+    Available in even rounds are the first half of the ids, in odd rounds the second half, without a
+    random share `absent` of it (rounded down), which is drawn anew in every round.
     """
 
     absent: Annotated[float, Interval(ge=0, lt=1)]
 
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    def available(
+        self, round: int, num_clients: int, rng: np.random.Generator
+    ) -> NDArray[np.bool_]:
         half = num_clients // 2
         group = np.arange(half) if round % 2 == 0 else np.arange(half, num_clients)
         num_absent = floor(self.absent * len(group))

@@ -25,13 +25,15 @@ class AvailabilityError(FedsimError):
 
 
 def refuse(kind: type[FedsimError], part: object, round: int, fault: str | None) -> None:
-    """Raise an error that says which part it was, in which round, and what was wrong, if anything."""
+    """Raise an error that says which part it was, in which round, and what was wrong, if
+    anything."""
     if fault:
         raise kind(f"round {round}: {type(part).__name__} {fault}")
 
 
 def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:
-    """What is wrong with a selection, in words, or None. `expected` is the number of clients, None for adaptive."""
+    """What is wrong with a selection, in words, or None. `expected` is the number of clients, None
+    for adaptive."""
     if not isinstance(selection, Selection):
         return f"must return a fedsim.core.types.Selection, not {_shown(selection)}"
     ids, weights = selection.ids, selection.weights
@@ -44,13 +46,20 @@ def selection_fault(selection: object, available: Ids, expected: int | None) -> 
         return f"selected clients that are not available this round: {strangers.tolist()}"
     if expected is not None and len(ids) != expected:
         return f"must return {expected} clients, not {len(ids)} (`adaptive = True` if the method decides the number)"
-    if weights is not None and not (_is_numeric(weights) and weights.shape == ids.shape and np.isfinite(weights).all()):
-        return f"must return weights as an array with one finite number per id, not {_shown(weights)}"
+    if weights is not None and not (
+        _is_numeric(weights) and weights.shape == ids.shape and np.isfinite(weights).all()
+    ):
+        return (
+            f"must return weights as an array with one finite number per id, not {_shown(weights)}"
+        )
     return None
 
 
-def check_unmodified(part: object, round: int, model: Sequence[str], updates: Sequence[str] = ()) -> None:
-    """Raise `SelectionError` if a selector has modified these tensors of the model or of the clients' updates."""
+def check_unmodified(
+    part: object, round: int, model: Sequence[str], updates: Sequence[str] = ()
+) -> None:
+    """Raise `SelectionError` if a selector has modified these tensors of the model or of the
+    clients' updates."""
     fault = _updates_fault(updates)
     if model:
         names = ", ".join(model[:3])
@@ -60,8 +69,15 @@ def check_unmodified(part: object, round: int, model: Sequence[str], updates: Se
 
 
 def _updates_fault(modified: Sequence[str]) -> str | None:
-    names, remedy = ", ".join(modified[:3]), "compute new tensors, as in m / norm in place of m /= norm"
-    return f"modified the updates' {names} in place, which others use, too; {remedy}" if modified else None
+    names, remedy = (
+        ", ".join(modified[:3]),
+        "compute new tensors, as in m / norm in place of m /= norm",
+    )
+    return (
+        f"modified the updates' {names} in place, which others use, too; {remedy}"
+        if modified
+        else None
+    )
 
 
 def check_available(part: object, round: int, mask: object, num_clients: int) -> None:
@@ -73,16 +89,19 @@ def check_available(part: object, round: int, mask: object, num_clients: int) ->
     refuse(AvailabilityError, part, round, rule + hint)
 
 
-def check_model(part: object, round: int, model: Params, like: Params, modified: Sequence[str]) -> None:
-    """Raise `AggregationError` unless an aggregator has left the updates as they were and returned a model with the
-    tensors of the one before, and `DivergedError` where that holds a nan or infinity; on a GPU there is one answer to
-    wait for."""
+def check_model(
+    part: object, round: int, model: Params, like: Params, modified: Sequence[str]
+) -> None:
+    """Raise `AggregationError` unless an aggregator has left the updates as they were and returned
+    a model with the tensors of the one before, and `DivergedError` where that holds a nan or
+    infinity; on a GPU there is one answer to wait for."""
     refuse(AggregationError, part, round, _updates_fault(modified) or _model_fault(model, like))
     require_finite(model, round)
 
 
 def check_combined(part: object, round: int, cohort: object, modified: Sequence[str]) -> None:
-    """Raise `AggregationError` unless a local algorithm has left the updates as they were and returned a cohort."""
+    """Raise `AggregationError` unless a local algorithm has left the updates as they were and
+    returned a cohort."""
     fault = _updates_fault(modified)
     if fault is None and not isinstance(cohort, Cohort):
         fault = f"must return the cohort for the aggregator from `combine`, not {_shown(cohort)}"
@@ -94,7 +113,9 @@ def _model_fault(model: object, like: Params) -> str | None:
         return f"must return a model, that is, a dict of tensors by name, not {_shown(model)}"
     if model.keys() != like.keys():
         lacks, more = [n for n in like if n not in model], [n for n in model if n not in like]
-        return f"must return the tensors of `params`: it lacks {lacks[:3]}, and has {more[:3]} besides"
+        return (
+            f"must return the tensors of `params`: it lacks {lacks[:3]}, and has {more[:3]} besides"
+        )
     for name, old in like.items():
         new = model[name]
         if not isinstance(new, Tensor):
@@ -115,11 +136,14 @@ def _shown(value: object) -> str:
 
 
 def require_finite(params: Params, t: int) -> None:
-    """Raise `DivergedError` for a model with nan or infinity; on a GPU there is one answer to wait for."""
+    """Raise `DivergedError` for a model with nan or infinity; on a GPU there is one answer to wait
+    for."""
     values = list(params.values())
     if any(p.is_cuda for p in values):
         finite = math.isfinite(torch.cat([p.flatten() for p in values]).sum().item())
     else:
         finite = all(np.isfinite(p.numpy()).all() for p in values)
     if not finite:
-        raise DivergedError(f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help")
+        raise DivergedError(
+            f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help"
+        )

@@ -1,4 +1,5 @@
-"""The round loop: federated averaging with a selector, an aggregator, and a ledger of what it costs."""
+"""The round loop: federated averaging with a selector, an aggregator, and a ledger of what it
+costs."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -51,10 +52,11 @@ from fedsim.selectors.base import Selector
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What arrived of a cohort's updates (None: nothing), and their weights, scaled to keep their sum.
+    """What arrived of a cohort's updates (None: nothing), and their weights, scaled to keep their
+    sum.
 
-    `late`: the clients whose updates did not arrive in time, or not among the first that count. `seconds`: from the
-    request until the server went on.
+    `late`: the clients whose updates did not arrive in time, or not among the first that count.
+    `seconds`: from the request until the server went on.
     """
 
     cohort: Cohort | None
@@ -65,12 +67,13 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Components:
-    """What a simulation is made of. Frozen, but for what the parts with a state carry across rounds.
+    """What a simulation is made of. Frozen, but for what the parts with a state carry across
+    rounds.
 
-    `learning_rate` gives the local learning rate of a round (1-based); `first_model` the model from which a client
-    trains in the first round in which clients can be reached (None: the server's); `client_accuracy` what measures the
-    accuracy client by client at evaluations (None: nothing); `now` is the clock, in seconds; `simulated` that of
-    clients' devices.
+    `learning_rate` gives the local learning rate of a round (1-based); `first_model` the model from
+    which a client trains in the first round in which clients can be reached (None: the server's);
+    `client_accuracy` what measures the accuracy client by client at evaluations (None: nothing);
+    `now` is the clock, in seconds; `simulated` that of clients' devices.
     """
 
     engine: Engine
@@ -91,18 +94,20 @@ class Components:
 
 
 class Simulation:
-    """Iterate over it to run: each step is one round and yields its `Record`. `observed`: the selector's `observe` was
-    called in the latest round, which it is not if no update arrived.
+    """Iterate over it to run: each step is one round and yields its `Record`. `observed`: the
+    selector's `observe` was called in the latest round, which it is not if no update arrived.
 
-    Raises `SelectionError` on a faulty selection and `DivergedError` when no finite update is left; the state is then
-    that of the last good round.
+    Raises `SelectionError` on a faulty selection and `DivergedError` when no finite update is left;
+    the state is then that of the last good round.
     """
 
     def __init__(self, components: Components, params: Params) -> None:
         self.components = components
         self.params = params
         components.aggregator.begin(components.selector, params)
-        components.aggregator.account(components.selector, components.local_algorithm, components.simulated)
+        components.aggregator.account(
+            components.selector, components.local_algorithm, components.simulated
+        )
         self.round = 0
         self.wall_seconds = 0.0
         self.simulated_time = 0.0
@@ -126,7 +131,9 @@ class Simulation:
         parts, selector = self.components, self.components.selector
         context = self._context(t)
         ledger, clock, simulated = context.ledger, context.clock, context.simulated
-        clients = Clients(parts.engine, context, self.params, None if self.started else parts.first_model)
+        clients = Clients(
+            parts.engine, context, self.params, None if self.started else parts.first_model
+        )
         params, cohort, weights, num_dropped = self.params, None, None, 0
 
         clock.enter("select")
@@ -135,7 +142,9 @@ class Simulation:
         clock.enter("train")
         arrived = Arrivals(None, None, selection.ids, seconds=0.0)
         if len(selection.ids):
-            arrived = self._arrivals(clients.collect(selection.ids), selection.weights, context, begun)
+            arrived = self._arrivals(
+                clients.collect(selection.ids), selection.weights, context, begun
+            )
         if arrived.cohort is not None or (parts.aggregator.is_private and len(context.available)):
             clock.enter("aggregate")
             parts.aggregator.begin_round(context, selection.ids)
@@ -158,7 +167,9 @@ class Simulation:
         self.covered[selection.ids] = True
         clock.enter("evaluate")
         measured = self._evaluate(t)
-        spent: dict[str, Any] = {f"seconds_{phase}": seconds for phase, seconds in clock.seconds.items()}
+        spent: dict[str, Any] = {
+            f"seconds_{phase}": seconds for phase, seconds in clock.seconds.items()
+        }
         self.wall_seconds += sum(spent.values())
         return Record(
             round=t,
@@ -177,9 +188,14 @@ class Simulation:
 
     def _context(self, t: int) -> RoundContext:
         parts, population = self.components, self.components.population
-        mask = parts.availability.available(t, population.num_clients, parts.streams.generator(Purpose.AVAILABILITY, t))
+        mask = parts.availability.available(
+            t, population.num_clients, parts.streams.generator(Purpose.AVAILABILITY, t)
+        )
         check_available(parts.availability, t, mask, population.num_clients)
-        if parts.simulated is not None and (present := parts.simulated.present(self.simulated_time)) is not None:
+        if (
+            parts.simulated is not None
+            and (present := parts.simulated.present(self.simulated_time)) is not None
+        ):
             mask = mask & present
         return RoundContext(
             round=t,
@@ -192,7 +208,9 @@ class Simulation:
             clock=Clock(parts.server_data.test.x.device, parts.now),
             public=parts.server_data.public,
             validation=parts.server_data.validation,
-            simulated=None if parts.simulated is None else parts.simulated.round(t, self.simulated_time),
+            simulated=None
+            if parts.simulated is None
+            else parts.simulated.round(t, self.simulated_time),
             behaviour=parts.behaviour,
             local_algorithm=parts.local_algorithm,
         )
@@ -201,20 +219,27 @@ class Simulation:
         if not len(available):
             return Selection(available)
         selector, available = self.components.selector, available.copy()
-        selection = selector.select(t, clients, self.components.streams.generator(Purpose.SELECT, t))
+        selection = selector.select(
+            t, clients, self.components.streams.generator(Purpose.SELECT, t)
+        )
         expected = None if selector.adaptive else selector.cohort_size(clients)
         refuse(SelectionError, selector, t, selection_fault(selection, available, expected))
         check_unmodified(selector, t, *clients.modified)
         return selection
 
-    def _arrivals(self, cohort: Cohort, weights: Weights, context: RoundContext, begun: float) -> Arrivals:
-        """What arrives of the updates that the server asks for `begun` seconds after the round's start."""
+    def _arrivals(
+        self, cohort: Cohort, weights: Weights, context: RoundContext, begun: float
+    ) -> Arrivals:
+        """What arrives of the updates that the server asks for `begun` seconds after the round's
+        start."""
         if context.simulated is None or self.components.simulated is None:
             return Arrivals(cohort, weights, cohort.ids[:0], seconds=0.0)
         assert cohort.durations is not None
         wanted = self.components.simulated.wanted
         in_time, seconds = context.simulated.race(cohort.ids, cohort.durations, begun, wanted)
-        unsent = ~in_time & (cohort.durations > 0)  # updates that the server did not have before it asked
+        unsent = ~in_time & (
+            cohort.durations > 0
+        )  # updates that the server did not have before it asked
         context.ledger.uploaded.difference_update(cohort.ids[unsent].tolist())
         late = cohort.ids[~in_time]
         if not in_time.any():
@@ -224,7 +249,8 @@ class Simulation:
         return Arrivals(cohort, weights, late, seconds)
 
     def _finite(self, arrived: Arrivals) -> tuple[Cohort | None, Weights, int]:
-        """As `drop_nonfinite`. A private run goes on where no update is left (None): an end would tell of a client."""
+        """As `drop_nonfinite`. A private run goes on where no update is left (None): an end would
+        tell of a client."""
         if arrived.cohort is None:
             return None, None, 0
         try:
@@ -244,7 +270,9 @@ class Simulation:
                 return torch.stack(list(engine.client_gradients(self.params, own)))
 
         def average() -> NDArray[np.float64]:
-            return aggregator.averaging_weights(cohort, aggregator.weights(cohort) if weights is None else weights)
+            return aggregator.averaging_weights(
+                cohort, aggregator.weights(cohort) if weights is None else weights
+            )
 
         population = self.components.population
 
@@ -264,7 +292,9 @@ class Simulation:
         check_combined(self.components.local_algorithm, t, cohort, updates.modified)
         updates.add(cohort.delta)
         mine = {name: torch.empty_like(value) for name, value in self.params.items()}
-        torch._foreach_copy_(list(mine.values()), list(self.params.values()))  # in one launch on a GPU
+        torch._foreach_copy_(
+            list(mine.values()), list(self.params.values())
+        )  # in one launch on a GPU
         params = aggregator.aggregate(mine, replace(cohort, start=mine), weights)
         check_model(aggregator, t, params, self.params, updates.modified)
         return {name: params[name] for name in self.params}
@@ -273,7 +303,9 @@ class Simulation:
         if self.components.simulated is None:
             return {}
         idle = not len(context.available)
-        seconds = self.components.simulated.system.idle_seconds if idle else asking + arrived.seconds
+        seconds = (
+            self.components.simulated.system.idle_seconds if idle else asking + arrived.seconds
+        )
         self.simulated_time += seconds
         parts = {"": seconds, "_ask": asking, "_train": arrived.seconds}
         times = {f"simulated_seconds{part}": value for part, value in parts.items()}
@@ -289,12 +321,15 @@ class Simulation:
         return {"test_accuracy": evaluation.accuracy, "test_loss": evaluation.loss, **found}
 
     def measure(self) -> tuple[Evaluation, NDArray[np.float64] | None]:
-        """The global model on the test set, and its accuracy on each client [N]; None where that is not measured."""
+        """The global model on the test set, and its accuracy on each client [N]; None where that is
+        not measured."""
         parts, test = self.components, self.components.server_data.test
         if parts.client_accuracy is None:
             return parts.engine.evaluate(self.params, test.x, test.y), None
         evaluation, hits = parts.engine.evaluate_samples(self.params, test.x, test.y)
-        return evaluation, parts.client_accuracy.measure(parts.engine, self.params, hits.cpu().numpy())
+        return evaluation, parts.client_accuracy.measure(
+            parts.engine, self.params, hits.cpu().numpy()
+        )
 
     def evaluate(self) -> Evaluation:
         """The global model on the test set."""
@@ -311,12 +346,18 @@ class Simulation:
             "selector": self.components.selector.state_dict(),
             "aggregator": self.components.aggregator.state_dict(),
             "local_algorithm": self.components.local_algorithm.state_dict(),
-            **({} if self.components.simulated is None else {"simulated_time": self.simulated_time}),
+            **(
+                {} if self.components.simulated is None else {"simulated_time": self.simulated_time}
+            ),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue exactly where `state_dict` was taken."""
-        self.round, self.started, self.wall_seconds = state["round"], state["started"], state["wall_seconds"]
+        self.round, self.started, self.wall_seconds = (
+            state["round"],
+            state["started"],
+            state["wall_seconds"],
+        )
         self.covered = state["covered"].copy()
         self.params = {name: value.clone() for name, value in state["params"].items()}
         if self.components.simulated is not None:

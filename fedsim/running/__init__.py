@@ -1,1 +1,2 @@
-"""One run: its parts from a checked plan, its rounds, its checkpoints, how it ends, and what it depends on."""
+"""One run: its parts from a checked plan, its rounds, its checkpoints, how it ends, and what it
+depends on."""

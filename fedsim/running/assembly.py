@@ -1,4 +1,5 @@
-"""The simulation of a run from its plan: data, kept for the next run that wants the same, division, model, parts."""
+"""The simulation of a run from its plan: data, kept for the next run that wants the same, division,
+model, parts."""
 
 import json
 from collections.abc import Mapping
@@ -45,8 +46,9 @@ from fedsim.selectors.base import Selector
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Training samples `x` [n, ...] float32, or what makes them on demand, `y` [n], and the test set; read only.
-    `input_shape` is that of the data set, also where a model trains on features; `source` has its fingerprint."""
+    """Training samples `x` [n, ...] float32, or what makes them on demand, `y` [n], and the test
+    set; read only. `input_shape` is that of the data set, also where a model trains on features;
+    `source` has its fingerprint."""
 
     x: Tensor | SampleSource
     y: Tensor
@@ -65,12 +67,16 @@ class PreparedData:
 
 
 _latest: dict[tuple[str, object, object], PreparedData] = {}
-"""The samples of the latest run, by its `data_key` and its classes, which may be others of the same names."""
+"""The samples of the latest run, by its `data_key` and its classes, which may be others of the same
+names."""
 
 
 def prepare(plan: Plan) -> PreparedData:
     """Load, decode and normalise, unless the run before had the same. Raises `DataError`."""
-    classes = resolve(plan.config["dataset"], Dataset, "dataset"), resolve(plan.config["model"], nn.Module, "model")
+    classes = (
+        resolve(plan.config["dataset"], Dataset, "dataset"),
+        resolve(plan.config["model"], nn.Module, "model"),
+    )
     key = (data_key(plan), *classes)
     if key not in _latest:
         _latest.clear()
@@ -84,8 +90,14 @@ def forget() -> None:
 
 
 def data_key(plan: Plan) -> str:
-    """Equal for runs that have the same prepared data, from files that do not change. Paths may be relative."""
-    places = [str(plan.data_dir), str(plan.cache_dir), str(Path.cwd()), resolve_device(plan.settings.device)]
+    """Equal for runs that have the same prepared data, from files that do not change. Paths may be
+    relative."""
+    places = [
+        str(plan.data_dir),
+        str(plan.cache_dir),
+        str(Path.cwd()),
+        resolve_device(plan.settings.device),
+    ]
     decisive = [plan.config["dataset"], plan.config["model"], *places]
     return json.dumps(decisive, sort_keys=True, default=str)
 
@@ -103,47 +115,68 @@ def _load(plan: Plan, device: torch.device) -> PreparedData:
         if not is_out_of_memory(error):
             raise
         remedy = "close other programs, lower dataset.size, or use a smaller data set"
-        raise DataError(f"dataset: the data do not fit into memory ({error or 'no more'}); {remedy}") from error
+        raise DataError(
+            f"dataset: the data do not fit into memory ({error or 'no more'}); {remedy}"
+        ) from error
     if not isinstance(data, LoadedData):
         expected = f"{LoadedData.__module__}.{LoadedData.__name__}"
-        raise DataError(f"{type(dataset).__name__}.load must return a {expected}, not {type(data).__name__}")
+        raise DataError(
+            f"{type(dataset).__name__}.load must return a {expected}, not {type(data).__name__}"
+        )
     shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
     model_class = resolve(plan.config["model"], nn.Module, "model")
-    if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):  # what a function returns: see there
-        model = build_model(plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed))
+    if hasattr(model_class, "load_backbone") or not isinstance(
+        model_class, type
+    ):  # what a function returns: see there
+        model = build_model(
+            plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed)
+        )
         if isinstance(model, TrainsOnFeatures):
             code = user_code({key: plan.config[key] for key in ("dataset", "model")})
             data = extract(data, model, plan.data_dir, plan.cache_dir, device, code)
-    test = LabelledSamples(_aligned(data.normalise(data.test.tensor).to(device)), data.test.y.to(device))
+    test = LabelledSamples(
+        _aligned(data.normalise(data.test.tensor).to(device)), data.test.y.to(device)
+    )
     x, y = data.train.x, data.train.y.to(device)
     x = x if isinstance(x, SampleSource) else _aligned(data.normalise(x).to(device))
     return PreparedData(x, y, test, data.num_classes, shape, data.owners, source, data.test_owners)
 
 
 def _aligned(x: Tensor) -> Tensor:
-    """`x` at a multiple of 64 bytes, where torch puts it. What was read from a file lies at any address, on which the
-    order of additions in products of matrices, and so their last bits, depend."""
+    """`x` at a multiple of 64 bytes, where torch puts it. What was read from a file lies at any
+    address, on which the order of additions in products of matrices, and so their last bits,
+    depend."""
     return x.clone() if x.data_ptr() % 64 else x
 
 
 def build_model(
-    node: Mapping[str, Any], shape: tuple[int, ...], num_classes: int, streams: Streams, client: int | None = None
+    node: Mapping[str, Any],
+    shape: tuple[int, ...],
+    num_classes: int,
+    streams: Streams,
+    client: int | None = None,
 ) -> nn.Module:
-    """The model, initialised from its own stream, not torch's: the server's, or that with which `client` begins where
-    every client has its own. Raises `ConfigError` for hooks on its parameters."""
-    key = () if client is None else (client + 1,)  # a stream's key that ends in 0 is that without it
+    """The model, initialised from its own stream, not torch's: the server's, or that with which
+    `client` begins where every client has its own. Raises `ConfigError` for hooks on its
+    parameters."""
+    key = (
+        () if client is None else (client + 1,)
+    )  # a stream's key that ends in 0 is that without it
     with torch.random.fork_rng(devices=[]), UniformDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(streams.key(Purpose.INIT, *key))
         model = instantiate(node, nn.Module, "model", shape, num_classes)
     for name, p in model.named_parameters():
         if p._backward_hooks or p._post_accumulate_grad_hooks:
             rule = f"has a hook on its parameter {name}: clients train copies, which torch makes without it"
-            check(Problem("model", type(model).__name__, rule, "let the forward pass do what it does"))
+            check(
+                Problem("model", type(model).__name__, rule, "let the forward pass do what it does")
+            )
     return model
 
 
 def resolve_device(name: str) -> str:
-    """`cpu`, or a GPU by its number (else that of the process's local rank), which becomes torch's current one."""
+    """`cpu`, or a GPU by its number (else that of the process's local rank), which becomes torch's
+    current one."""
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     device = torch.device("cuda" if name == "auto" else name)
@@ -154,7 +187,8 @@ def resolve_device(name: str) -> str:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A simulation ready to run, the division of its data, the model as it was built, and what identifies the data."""
+    """A simulation ready to run, the division of its data, the model as it was built, and what
+    identifies the data."""
 
     simulation: Simulation
     division: Division
@@ -163,7 +197,8 @@ class Experiment:
 
 
 def build(plan: Plan) -> Experiment:
-    """All parts of a run from its config. Raises `ConfigError` and `DataError`; writes nothing but caches."""
+    """All parts of a run from its config. Raises `ConfigError` and `DataError`; writes nothing but
+    caches."""
     config, settings = plan.config, plan.settings
     init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
     streams = Streams(settings.seed, settings.partition_seed, init_seed)
@@ -171,16 +206,22 @@ def build(plan: Plan) -> Experiment:
     model = build_model(config["model"], data.input_shape, data.num_classes, streams)
     labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
     partition = instantiate(config["partition"], Partition, "partition")
-    division = divide(labelled, partition, settings.num_clients, streams, plan.server, plan.local.holdout_fraction)
+    division = divide(
+        labelled, partition, settings.num_clients, streams, plan.server, plan.local.holdout_fraction
+    )
     share, largest = plan.local.holdout_fraction, division.sizes.max(initial=0)
     if share and not sizes_of(division.holdout).any():
         fault = f"holds out no sample of any client, of whom the largest has {largest}"
-        raise DataError(f"local.holdout_fraction={share}: {fault}; raise it, or set num_clients lower")
+        raise DataError(
+            f"local.holdout_fraction={share}: {fault}; raise it, or set num_clients lower"
+        )
     simulation = _simulation(plan, data, division, model.to(data.y.device), streams)
     return Experiment(simulation, division, model, data.source)
 
 
-def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams) -> Simulation:
+def _simulation(
+    plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams
+) -> Simulation:
     config, settings, local = plan.config, plan.settings, plan.local
     behaviour = HONEST
     if config.get("clients") is not None:
@@ -195,7 +236,9 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         num_selected = system.num_selected(settings.cohort_size, len(division.sizes))
         simulated = SimulatedClock(system, len(division.sizes), settings.cohort_size, streams)
     check(work.too_large(division.sizes, num_selected))
-    workload = Workload(model, clients, optimizer, settings.num_rounds * work.median_steps(division.train))
+    workload = Workload(
+        model, clients, optimizer, settings.num_rounds * work.median_steps(division.train)
+    )
     population = Population(division.sizes, num_selected, settings.num_rounds)
     params, trained = initial(model), trained_names(model)
     selector = instantiate(config["selector"], Selector, "selector", population)
@@ -204,7 +247,9 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
     accuracy = None
     if settings.client_accuracy is not None:
         test_labels = data.test.y.cpu().numpy()
-        accuracy = client_accuracy(settings.client_accuracy, division, test_labels, data.owners, data.test_owners)
+        accuracy = client_accuracy(
+            settings.client_accuracy, division, test_labels, data.owners, data.test_owners
+        )
 
     def backend(workload: Workload) -> Backend:
         return instantiate(config["engine"], Backend, "engine", workload)
@@ -219,7 +264,9 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         engine=Engine(trains, workload, work, streams),
         population=population,
         selector=selector,
-        aggregator=instantiate(config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained)),
+        aggregator=instantiate(
+            config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained)
+        ),
         availability=instantiate(config["availability"], Availability, "availability"),
         server_data=_server_data(data, division, selector),
         streams=streams,
@@ -229,21 +276,29 @@ def _simulation(plan: Plan, data: PreparedData, division: Division, model: nn.Mo
         simulated=simulated,
         client_accuracy=accuracy,
         behaviour=behaviour,
-        local_algorithm=LocalAlgorithm() if chosen is None else instantiate(chosen, LocalAlgorithm, "local_algorithm"),
+        local_algorithm=LocalAlgorithm()
+        if chosen is None
+        else instantiate(chosen, LocalAlgorithm, "local_algorithm"),
     )
     return Simulation(components, params)
 
 
-def _client_data(plan: Plan, data: PreparedData, division: Division, behaviour: ClientBehaviour) -> ClientData:
+def _client_data(
+    plan: Plan, data: PreparedData, division: Division, behaviour: ClientBehaviour
+) -> ClientData:
     evaluated = division.train if plan.local.evaluate_on == "train" else division.holdout
     held = (behaviour.labels(data.y, division), division.train, evaluated, data.num_classes)
-    clients = ClientData.on_demand(data.x, *held) if isinstance(data.x, SampleSource) else ClientData(data.x, *held)
+    clients = (
+        ClientData.on_demand(data.x, *held)
+        if isinstance(data.x, SampleSource)
+        else ClientData(data.x, *held)
+    )
     return replace(clients, true_y=data.y)
 
 
 def _server_data(data: PreparedData, division: Division, selector: Selector) -> ServerData:
-    """The test set, and what the division leaves to the server: validation samples only for a selector that names
-    them."""
+    """The test set, and what the division leaves to the server: validation samples only for a
+    selector that names them."""
     validation = public = None
     if len(division.validation) and Signal.VALIDATION in selector.needs:
         labels = data.y[torch.as_tensor(division.validation, device=data.y.device)]

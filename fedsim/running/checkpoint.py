@@ -1,7 +1,9 @@
-"""Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing had happened.
+"""Checkpoints: a run's whole state in one file, from which the same command goes on as if nothing
+had happened.
 
-The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON; nothing in it is ever
-executed. As a SHA-256 can be forged, the types, shapes and ranges of what is read are checked, too.
+The SHA-256 of what follows, and a file of safetensors whose metadata hold the state as JSON;
+nothing in it is ever executed. As a SHA-256 can be forged, the types, shapes and ranges of what is
+read are checked, too.
 """
 
 import hashlib
@@ -36,7 +38,8 @@ from fedsim.running.process import CODES
 FORMAT = 2
 """Of checkpoint files; to be counted up whenever older ones can no longer be read."""
 LEAST_SECONDS, LARGEST_SHARE = 5.0, 0.01
-"""`checkpoint.every=auto` saves at most this often, and takes at most this part of the run's time."""
+"""`checkpoint.every=auto` saves at most this often, and takes at most this part of the run's
+time."""
 STATEFUL = ("selector", "aggregator", "local_algorithm")
 """Parts with a state."""
 START_ANEW = "overwrite=true runs it from the start"
@@ -50,8 +53,9 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The `state` of the simulation, `lengths` of the files of records in bytes, when the run `started` (seconds since
-    1970), whether by `overwrite=true`, and the `user_code` of the rounds up to `until_round`, where it has changed."""
+    """The `state` of the simulation, `lengths` of the files of records in bytes, when the run
+    `started` (seconds since 1970), whether by `overwrite=true`, and the `user_code` of the rounds
+    up to `until_round`, where it has changed."""
 
     state: dict[str, Any]
     lengths: dict[str, int]
@@ -62,8 +66,8 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """Those of one run. Raises `EncodingError` where one could not hold the state of its selector, aggregator or
-    local algorithm."""
+    """Those of one run. Raises `EncodingError` where one could not hold the state of its selector,
+    aggregator or local algorithm."""
 
     def __init__(self, folder: RunFolder, plan: Plan, experiment: Experiment) -> None:
         self.folder, self.settings, self.simulation = folder, plan.checkpoint, experiment.simulation
@@ -87,14 +91,19 @@ class Checkpoints:
     def save(self, begun: Checkpoint) -> None:
         """Write the checkpoint of a run since `begun`; the one before it is kept."""
         start = time.monotonic()
-        checkpoint = replace(begun, state=self.simulation.state_dict(), lengths=self.folder.sync_records())
-        self.folder.write_bytes(NEWEST, pack(self.identity, vars(checkpoint), self.dataclasses), keep_as=PREVIOUS)
+        checkpoint = replace(
+            begun, state=self.simulation.state_dict(), lengths=self.folder.sync_records()
+        )
+        self.folder.write_bytes(
+            NEWEST, pack(self.identity, vars(checkpoint), self.dataclasses), keep_as=PREVIOUS
+        )
         self.saved_at, self.cost = self.simulation.wall_seconds, time.monotonic() - start
 
     def load(self, overwrite: bool) -> tuple[Checkpoint, list[Record]] | None:
-        """The latest checkpoint that is sound, with the records of its rounds; damaged ones are set aside. `overwrite`:
-        only one of a run by `overwrite=true` that was killed or asked to end. Raises `CheckpointError` if one cannot be
-        read for another reason than damage, `ConfigError` if its identity is another."""
+        """The latest checkpoint that is sound, with the records of its rounds; damaged ones are set
+        aside. `overwrite`: only one of a run by `overwrite=true` that was killed or asked to end.
+        Raises `CheckpointError` if one cannot be read for another reason than damage, `ConfigError`
+        if its identity is another."""
         if not overwrite:
             return self._latest()
         if (read_summary(self.folder.path) or {"status": "preempted"})["status"] not in CODES:
@@ -111,8 +120,14 @@ class Checkpoints:
                     return self._read(path)
             except ConfigError:
                 raise
-            except (OSError, MemoryError, RuntimeError) as error:  # of the machine; the file may be sound
-                raise CheckpointError(f"the run cannot go on: {path}: {error!r}; {START_ANEW}") from error
+            except (
+                OSError,
+                MemoryError,
+                RuntimeError,
+            ) as error:  # of the machine; the file may be sound
+                raise CheckpointError(
+                    f"the run cannot go on: {path}: {error!r}; {START_ANEW}"
+                ) from error
             except Exception as error:  # damage shows itself in many ways
                 what = str(error) if isinstance(error, FedsimError) else repr(error)
                 aside = path.with_suffix(f".damaged{path.suffix}").name
@@ -132,7 +147,9 @@ class Checkpoints:
         until = checkpoint.state["round"]
         if found:
             checkpoint.earlier_code.append({"code": saved["code"], "until_round": until})
-            sys.stderr.write(f"fedsim: {path}: going on with other code of yours than up to round {until}\n")
+            sys.stderr.write(
+                f"fedsim: {path}: going on with other code of yours than up to round {until}\n"
+            )
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
         check_rounds(Rounds.of(records), self.config, {"status": "preempted"})
         if len(records) != until:
@@ -154,19 +171,25 @@ class Checkpoints:
             "initial_accuracy": _within(checkpoint.initial_accuracy, 1),
             "started": _within(checkpoint.started),
             "lengths": all(
-                isinstance(n, int) and _within(n, self._size(name)) for name, n in checkpoint.lengths.items()
+                isinstance(n, int) and _within(n, self._size(name))
+                for name, n in checkpoint.lengths.items()
             ),
             "overwrite": isinstance(checkpoint.overwrite, bool),
             "earlier_code": isinstance(checkpoint.earlier_code, list),
-            "state.round": isinstance(state.get("round"), int) and _within(state["round"], population.num_rounds),
+            "state.round": isinstance(state.get("round"), int)
+            and _within(state["round"], population.num_rounds),
             "state.started": isinstance(state.get("started"), bool),
             "state.wall_seconds": _within(state.get("wall_seconds")),
             "state.simulated_time": parts.simulated is None or _within(state.get("simulated_time")),
-            "state.covered": isinstance(covered, np.ndarray) and (covered.dtype, covered.shape) == (np.bool_, (num,)),
+            "state.covered": isinstance(covered, np.ndarray)
+            and (covered.dtype, covered.shape) == (np.bool_, (num,)),
             "state.params": isinstance(params, dict)
             and params.keys() == own.keys()
             and all(_alike(params[name], value) for name, value in own.items()),
-            **{f"state.{name}": fits(state.get(name), first, num) for name, first in self.first.items()},
+            **{
+                f"state.{name}": fits(state.get(name), first, num)
+                for name, first in self.first.items()
+            },
         }
         return next((name for name, sound in holds.items() if not sound), None)
 
@@ -176,8 +199,9 @@ class Checkpoints:
 
 
 def fits(state: Any, first: Mapping[str, Any], num_clients: int) -> bool:
-    """Whether a part's state can be what became of `first`, that before round 1: the same names, a number for a number,
-    an array for an array, with a row for each client where that has them. None may become anything."""
+    """Whether a part's state can be what became of `first`, that before round 1: the same names, a
+    number for a number, an array for an array, with a row for each client where that has them. None
+    may become anything."""
     return (
         isinstance(state, dict)
         and state.keys() == first.keys()
@@ -207,7 +231,8 @@ def _within(value: Any, high: float = math.inf) -> bool:
 
 
 def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:
-    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the last bit."""
+    """All that must be the same for a checkpoint to be gone on from: what decides a result, to the
+    last bit."""
     parts = experiment.simulation.components
     config = {k: v for k, v in plan.config.items() if k not in IRRELEVANT}
     return {
@@ -225,8 +250,9 @@ def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:
 
 
 def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
-    """A problem for each key in which the identity of a checkpoint differs from that of the run. A key of the config
-    that one side lacks is one that is null there: new keys are null where nothing changes."""
+    """A problem for each key in which the identity of a checkpoint differs from that of the run. A
+    key of the config that one side lacks is one that is null there: new keys are null where nothing
+    changes."""
     before, after = dict(flat(saved)), dict(flat(now))
     found = []
     for key in sorted(key for key in {*before, *after} if before.get(key) != after.get(key)):
@@ -236,16 +262,21 @@ def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def pack(
-    identity: Mapping[str, Any], content: Mapping[str, Any], dataclasses: Mapping[str, type] | None = None
+    identity: Mapping[str, Any],
+    content: Mapping[str, Any],
+    dataclasses: Mapping[str, type] | None = None,
 ) -> bytes:
     """The bytes of a checkpoint file. `dataclasses`: those that `content` may hold, by path."""
     tensors: dict[str, Tensor] = {}
     encoded = encode(dict(content), tensors, "checkpoint", dataclasses)
     own = {name: value.cpu().clone() for name, value in tensors.items()}
-    data = safetensors.torch.save(own, {"checkpoint": json.dumps({"identity": identity, "content": encoded})})
+    data = safetensors.torch.save(
+        own, {"checkpoint": json.dumps({"identity": identity, "content": encoded})}
+    )
     return hashlib.sha256(data).digest() + data
 
 
 def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it was written."""
+    """The JSON and the tensors of a checkpoint file. Raises `CheckpointError` if it is not as it
+    was written."""
     return header_of(content), safetensors.torch.load(content[HASH_BYTES:])

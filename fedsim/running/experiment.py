@@ -1,5 +1,5 @@
-"""One run from its plan: assemble it, run the rounds or those that are missing, keep the records. Nothing is written
-into the run's folder before everything that can refuse has been built."""
+"""One run from its plan: assemble it, run the rounds or those that are missing, keep the records.
+Nothing is written into the run's folder before everything that can refuse has been built."""
 
 import io
 import json
@@ -31,7 +31,15 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import Checkpoint, Checkpoints
 from fedsim.running.interleaving import InterleavedRun
-from fedsim.running.outcome import Outcome, Watch, ended_by, outcome_on_file, tell, totals_of, worked_in
+from fedsim.running.outcome import (
+    Outcome,
+    Watch,
+    ended_by,
+    outcome_on_file,
+    tell,
+    totals_of,
+    worked_in,
+)
 from fedsim.running.process import STOP
 from fedsim.running.provenance import environment, own_revision
 from fedsim.running.ranks import RANKS, backend_name
@@ -40,10 +48,13 @@ from fedsim.tracking.base import RunInfo, Tracker, Trackers
 UNWATCHED = Watch()
 
 
-def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch = UNWATCHED) -> Outcome:
-    """Run `plan`, or go on with it from its checkpoint, or return at once what an identical finished run recorded.
-    Raises `FedsimError`s that are found before round 1, `HeldError` if another process is running it; later ones, and
-    whatever a user's class raises, end in the status. `interleaved`: which of several side by side it is."""
+def execute(
+    plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch = UNWATCHED
+) -> Outcome:
+    """Run `plan`, or go on with it from its checkpoint, or return at once what an identical
+    finished run recorded. Raises `FedsimError`s that are found before round 1, `HeldError` if
+    another process is running it; later ones, and whatever a user's class raises, end in the
+    status. `interleaved`: which of several side by side it is."""
     earlier = outcome_on_file(plan)
     if earlier.final and not plan.settings.overwrite:
         return replace(earlier, skipped=True)
@@ -62,16 +73,22 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
     if interleaved is not None:
         interleaved.join(experiment.simulation, experiment.model)
     with files.owned(plan.folder):
-        complete = outcome_on_file(plan, files.replacement_of(plan.folder)).final  # but for its last step
+        complete = outcome_on_file(
+            plan, files.replacement_of(plan.folder)
+        ).final  # but for its last step
         if complete:
             replace_folder(plan.folder)
         found = outcome_on_file(plan)
         if found.status == "changed":
             now = files.code_digits({"code": user_code(plan.config)})
             aside = files.set_aside(plan.folder, files.code_digits(found.summary), now)
-            tell(f"fedsim: {plan.folder}: {found.summary['error']}; that result is kept in {aside.name}\n")
+            tell(
+                f"fedsim: {plan.folder}: {found.summary['error']}; that result is kept in {aside.name}\n"
+            )
             found = outcome_on_file(plan)
-        if found.final and (complete or not plan.settings.overwrite):  # another process has been faster
+        if found.final and (
+            complete or not plan.settings.overwrite
+        ):  # another process has been faster
             return replace(found, skipped=True)
         place = worked_in(plan)
         outcome = _run(plan, experiment, place, watch, alone=interleaved is None)
@@ -81,8 +98,9 @@ def execute(plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch 
 
 
 def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone: bool) -> Outcome:
-    """Run the rounds that are missing in the folder `place`; write every record as it comes, then the summary.
-    Interrupted in mid-round, it leaves the latest checkpoint, and raises KeyboardInterrupt after the summary."""
+    """Run the rounds that are missing in the folder `place`; write every record as it comes, then
+    the summary. Interrupted in mid-round, it leaves the latest checkpoint, and raises
+    KeyboardInterrupt after the summary."""
     with STOP.deferred():
         try:
             run = _Run(plan, experiment, place, watch, alone)
@@ -104,14 +122,18 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
 
 
 def of_clients(simulation: Simulation) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
-    """What the summary has of the final model's accuracy on each client, and the arrays of clients.npz (all [N]):
-    `accuracy`, nan where there is none; `samples`, on how many it rests; `selected`, whether the client ever was."""
+    """What the summary has of the final model's accuracy on each client, and the arrays of
+    clients.npz (all [N]): `accuracy`, nan where there is none; `samples`, on how many it rests;
+    `selected`, whether the client ever was."""
     measure = simulation.components.client_accuracy
     accuracies = None if measure is None else simulation.measure()[1]
     if accuracies is None or measure is None:
         return {}, None
     selected = simulation.covered
-    counts = {"clients": int(np.isfinite(accuracies).sum()), "clients_never_selected": int((~selected).sum())}
+    counts = {
+        "clients": int(np.isfinite(accuracies).sum()),
+        "clients_never_selected": int((~selected).sum()),
+    }
     arrays = {"accuracy": accuracies, "samples": measure.samples, "selected": selected}
     return {KEY: {**aggregates(accuracies, selected), **counts}}, arrays
 
@@ -126,10 +148,13 @@ TEXTS = {
 
 
 class Incidents:
-    """How much of each kind there was; the first of a kind is told. `adaptive`: fewer than K clients are none."""
+    """How much of each kind there was; the first of a kind is told. `adaptive`: fewer than K
+    clients are none."""
 
     def __init__(self, population: Population, adaptive: bool, tell: Callable[[str], None]) -> None:
-        self._expected = 1 if adaptive else min(population.cohort_size, int((population.sizes > 0).sum()))
+        self._expected = (
+            1 if adaptive else min(population.cohort_size, int((population.sizes > 0).sum()))
+        )
         self._tell = tell
         self.counts = dict.fromkeys(TEXTS, 0)
         self._add("before round 1", {"empty_clients": int((population.sizes == 0).sum())})
@@ -155,7 +180,9 @@ class Incidents:
 class _Run:
     """A run whose next round can be run, after `records` since `begun`."""
 
-    def __init__(self, plan: Plan, experiment: Experiment, place: Path, watch: Watch, alone: bool) -> None:
+    def __init__(
+        self, plan: Plan, experiment: Experiment, place: Path, watch: Watch, alone: bool
+    ) -> None:
         """Trackers begin, and hear of earlier rounds, when nothing can refuse any more."""
         self.plan, self.experiment, self.watch = plan, experiment, watch
         self.simulation, self.parts = experiment.simulation, experiment.simulation.components
@@ -167,20 +194,32 @@ class _Run:
         of_states = self.parts.local_algorithm.warning(self.parts.population.num_clients, size)
         aggregator = self.parts.aggregator
         by_size = weighting_warning(selector, aggregator)
-        warnings = selector.warning, aggregator.warning, by_size, of_states, self.parts.engine.warning
+        warnings = (
+            selector.warning,
+            aggregator.warning,
+            by_size,
+            of_states,
+            self.parts.engine.warning,
+        )
         adaptive, self.start_up_rounds = selector.adaptive, selector.start_up_rounds
         self.begun, self.records = self._begin()
         self.of_clients: tuple[dict[str, Any], Mapping[str, Any] | None] = {}, None
         nodes, settings = plan.config["tracker"], plan.settings
-        self.trackers = Trackers({n: partial(instantiate, nodes[n], Tracker, f"tracker.{n}") for n in nodes})
+        self.trackers = Trackers(
+            {n: partial(instantiate, nodes[n], Tracker, f"tracker.{n}") for n in nodes}
+        )
         of_run = settings.name, place, plan.config, plan.choices, settings.seed, settings.num_rounds
         self.trackers.start(RunInfo(*of_run, alone, plan.folder, watch.sweep))
         for warning in filter(None, warnings):
             self.trackers.message(warning)
-        wanted = replace(self.parts.population, cohort_size=plan.settings.cohort_size)  # without spare ones
+        wanted = replace(
+            self.parts.population, cohort_size=plan.settings.cohort_size
+        )  # without spare ones
         self.incidents = Incidents(wanted, adaptive, self.trackers.message)
         if self.records:
-            self.trackers.message(f"going on after round {self.simulation.round} of {plan.settings.num_rounds}")
+            self.trackers.message(
+                f"going on after round {self.simulation.round} of {plan.settings.num_rounds}"
+            )
         for entry in self.records:
             self.incidents.see(entry, told=True)
             self.trackers.replay(entry.as_dict())
@@ -193,8 +232,12 @@ class _Run:
             RunFolder.create(self.folder.path, self.plan.config)
             self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
             if len(imperfect := self.parts.behaviour.imperfect):
-                self.folder.write_text(files.IMPERFECT, json.dumps({"clients": imperfect.tolist()}) + "\n")
-            return Checkpoint({}, {}, self.simulation.evaluate().accuracy, time.time(), overwrite), []
+                self.folder.write_text(
+                    files.IMPERFECT, json.dumps({"clients": imperfect.tolist()}) + "\n"
+                )
+            return Checkpoint(
+                {}, {}, self.simulation.evaluate().accuracy, time.time(), overwrite
+            ), []
         begun, records = found
         self.simulation.load_state_dict(begun.state)
         self.folder.reopen(begun.lengths)
@@ -233,15 +276,27 @@ class _Run:
             if ended is not None and not last:
                 self.checkpoints.save(self.begun)
                 return Outcome("interrupted", {"error": f"{ended} after round {entry.round}"})
-            if STOP.status is None and not last and self.checkpoints.due(entry.round, entry.wall_seconds):
+            if (
+                STOP.status is None
+                and not last
+                and self.checkpoints.due(entry.round, entry.wall_seconds)
+            ):
                 self.checkpoints.save(self.begun)
         return Outcome("done", {"error": None})
 
     def summary(self, ending: Outcome) -> dict[str, Any]:
         """The content of summary.json."""
         plan, begun, checkpoints = self.plan, self.begun, self.checkpoints
-        ranks = {} if RANKS.others is None else {"processes": {"count": RANKS.others.size, "backend": backend_name()}}
-        compiled = self.parts.server_data.test.x.dtype if checkpoints.identity["engine"] == "native" else None
+        ranks = (
+            {}
+            if RANKS.others is None
+            else {"processes": {"count": RANKS.others.size, "backend": backend_name()}}
+        )
+        compiled = (
+            self.parts.server_data.test.x.dtype
+            if checkpoints.identity["engine"] == "native"
+            else None
+        )
         return {
             "status": ending.status,
             "error": ending.summary["error"],
@@ -266,8 +321,9 @@ class _Run:
         }
 
     def kept(self, summary: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Write what a run leaves: of one that has an end, the final model, too, in place of its checkpoints. If it
-        cannot be written, these stay, and the run counts as failed. Returns the summary as it should be."""
+        """Write what a run leaves: of one that has an end, the final model, too, in place of its
+        checkpoints. If it cannot be written, these stay, and the run counts as failed. Returns the
+        summary as it should be."""
         final = summary["status"] in FINAL
         try:
             self.folder.sync_records()
@@ -280,10 +336,16 @@ class _Run:
             self.folder.write_summary(summary)
         except OutputError as error:
             tell(f"fedsim: {error}\n")
-            there = read_summary(self.folder.path) == files.json_ready(summary)  # if not yet on the disk
+            there = read_summary(self.folder.path) == files.json_ready(
+                summary
+            )  # if not yet on the disk
             if not there:
                 reason = "; ".join(filter(None, (summary["error"], str(error))))
-                summary = {**summary, "status": "failed" if final else summary["status"], "error": reason}
+                summary = {
+                    **summary,
+                    "status": "failed" if final else summary["status"],
+                    "error": reason,
+                }
                 self.rewrite(summary)
                 return summary
         if final:

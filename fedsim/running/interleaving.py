@@ -1,5 +1,6 @@
-"""The runs of a sweep side by side in one process: coroutines (greenlets), suspended where they train, in common
-batches. The clock of each counts its own work and, in proportion to its samples, its share of the common training."""
+"""The runs of a sweep side by side in one process: coroutines (greenlets), suspended where they
+train, in common batches. The clock of each counts its own work and, in proportion to its samples,
+its share of the common training."""
 
 import hashlib
 import time
@@ -23,7 +24,8 @@ from fedsim.rounds.loop import Simulation
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """The arguments of `Backend.train`, and the backend that they are for. One backend trains calls of one `kind`."""
+    """The arguments of `Backend.train`, and the backend that they are for. One backend trains calls
+    of one `kind`."""
 
     backend: Backend
     start: Sequence[Params]
@@ -32,7 +34,8 @@ class TrainingCall:
 
 
 class InterleavedRun:
-    """One run as a coroutine: it works between `resume` and its next `call` for training, and is suspended else."""
+    """One run as a coroutine: it works between `resume` and its next `call` for training, and is
+    suspended else."""
 
     def __init__(self, work: Callable[["InterleavedRun"], object]) -> None:
         self._coroutine = greenlet(lambda: work(self))
@@ -41,13 +44,16 @@ class InterleavedRun:
         self.call: Any = None
 
     def join(self, simulation: Simulation, model: nn.Module) -> None:
-        """Let the simulation's training go through this run, and give it the run's clock. `model` holds what its
-        backend does not train: runs in which that or their labels differ are not trained by one backend."""
+        """Let the simulation's training go through this run, and give it the run's clock. `model`
+        holds what its backend does not train: runs in which that or their labels differ are not
+        trained by one backend."""
         self._simulation = simulation
         sent, engine = traveling(model), simulation.components.engine
         frozen = [(name, value) for name, value in model.state_dict().items() if name not in sent]
         digest = hashlib.sha256(engine.data.y.cpu().numpy().tobytes())
-        digest.update(b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen))
+        digest.update(
+            b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen)
+        )
         engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, digest.hexdigest()))
         simulation.components = replace(simulation.components, now=self.now)
 
@@ -68,9 +74,11 @@ class InterleavedRun:
         """The one that it is in (from 1); 0 before its first."""
         return 0 if self._simulation is None else self._simulation.round + 1
 
-    def resume(self, result: TrainingResult | BaseException | None = None, seconds: float = 0.0) -> bool:
-        """Let it work with the result of its call, whose training took so long, or the error that it raised. Returns
-        whether it calls again; else it has ended."""
+    def resume(
+        self, result: TrainingResult | BaseException | None = None, seconds: float = 0.0
+    ) -> bool:
+        """Let it work with the result of its call, whose training took so long, or the error that
+        it raised. Returns whether it calls again; else it has ended."""
         self._seconds += seconds
         self._since = time.perf_counter()
         if isinstance(result, BaseException):
@@ -82,7 +90,8 @@ class InterleavedRun:
 
 
 class SuspendingBackend:
-    """A backend of one run that leaves training to the scheduler of all runs, and does the rest itself."""
+    """A backend of one run that leaves training to the scheduler of all runs, and does the rest
+    itself."""
 
     def __init__(self, backend: Backend, run: InterleavedRun, frozen_digest: str) -> None:
         self._backend, self._run, self._frozen_digest = backend, run, frozen_digest
@@ -98,8 +107,9 @@ class SuspendingBackend:
 def run_interleaved(
     works: Sequence[Callable[[InterleavedRun], object]], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Run all of `works` side by side, to their end. `on_progress` is told how many are left, and the latest round,
-    whenever some train. What a run raises, as on Ctrl-C, interrupts all others, and is raised."""
+    """Run all of `works` side by side, to their end. `on_progress` is told how many are left, and
+    the latest round, whenever some train. What a run raises, as on Ctrl-C, interrupts all others,
+    and is raised."""
     waiting: deque[InterleavedRun] = deque()
     answers: Sequence[TrainingResult | BaseException]
     try:
@@ -107,13 +117,18 @@ def run_interleaved(
         while waiting:
             batch: list[InterleavedRun] = []
             space = waiting[0].call.backend.max_joint_clients
-            for run in waiting:  # those that have waited longest, as many as are worth training at once
+            for (
+                run
+            ) in waiting:  # those that have waited longest, as many as are worth training at once
                 space -= len(run.call.schedule)
                 if batch and space < 0:
                     break
                 batch.append(run)
             on_progress(len(waiting), batch[-1].round)
-            start, samples = time.perf_counter(), [float(run.call.schedule.samples.sum()) for run in batch]
+            start, samples = (
+                time.perf_counter(),
+                [float(run.call.schedule.samples.sum()) for run in batch],
+            )
             try:
                 answers = train_jointly([run.call for run in batch])
             except (Exception, SystemExit) as error:  # of a user's model: each run ends as failed
@@ -131,8 +146,9 @@ def run_interleaved(
 
 
 def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
-    """The result of each call, to the last bit what it would be alone; those that agree in their kind and in
-    `Backend.joint_key`, and whose samples find room together, are trained at once, by the backend of the first."""
+    """The result of each call, to the last bit what it would be alone; those that agree in their
+    kind and in `Backend.joint_key`, and whose samples find room together, are trained at once, by
+    the backend of the first."""
     groups: dict[Hashable, list[int]] = {}
     for number, call in enumerate(calls):
         groups.setdefault((call.kind, call.backend.joint_key(call.schedule)), []).append(number)
@@ -144,7 +160,8 @@ def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
 
 
 def _trained_at_once(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
-    """In two halves where the samples do not find room together: a backend would cut them elsewhere than each alone."""
+    """In two halves where the samples do not find room together: a backend would cut them elsewhere
+    than each alone."""
     backend = calls[0].backend
     needed = sum(np.unique(call.schedule.positions).size for call in calls)
     if backend.room is not None and needed > backend.room and len(calls) > 1:

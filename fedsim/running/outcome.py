@@ -1,5 +1,5 @@
-"""How runs end, as it is returned and as it is on file, what a summary has of their records, and who is told of them.
-Needs no PyTorch."""
+"""How runs end, as it is returned and as it is on file, what a summary has of their records, and
+who is told of them. Needs no PyTorch."""
 
 import hashlib
 import json
@@ -36,10 +36,11 @@ from fedsim.tracking.base import SweepPosition
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; before its first round also `data`,
-    `config`, `held` (by another process). `changed`: it has an end, which other code of the user's has reached.
-    `skipped`: an earlier run did so; `cause`: the exception that has ended it in this process, of a command's jobs only
-    one that has kept it from its first round."""
+    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; before its first
+    round also `data`, `config`, `held` (by another process). `changed`: it has an end, which other
+    code of the user's has reached. `skipped`: an earlier run did so; `cause`: the exception that
+    has ended it in this process, of a command's jobs only one that has kept it from its first
+    round."""
 
     status: str
     summary: Mapping[str, Any]
@@ -53,9 +54,9 @@ class Outcome:
 
 
 def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
-    """What its folder (or `place`) says of a run; `failed` where there is no summary, or one of an end whose files are
-    not whole, which are then named in `error`; `changed` where other code of the user's has made it, and it is not to
-    be replaced."""
+    """What its folder (or `place`) says of a run; `failed` where there is no summary, or one of an
+    end whose files are not whole, which are then named in `error`; `changed` where other code of
+    the user's has made it, and it is not to be replaced."""
     folder = place or plan.folder
     summary = read_summary(folder)
     if summary is None:
@@ -64,13 +65,16 @@ def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
         if fault := _fault_of(folder, plan.config, summary):
             return Outcome("failed", {**summary, "error": fault})
         if not plan.settings.overwrite and (modules := changed_since(summary, plan.config)):
-            return Outcome("changed", {**summary, "error": f"the code of {modules} has changed since it was run"})
+            return Outcome(
+                "changed",
+                {**summary, "error": f"the code of {modules} has changed since it was run"},
+            )
     return Outcome(summary["status"], summary)
 
 
 def _fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Why the files in the folder of a run with an end are not what it left; empty if they are. Files that have not
-    changed since they were found sound are not read again."""
+    """Why the files in the folder of a run with an end are not what it left; empty if they are.
+    Files that have not changed since they were found sound are not read again."""
     seen = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
     if _SOUND.get(folder) == seen:
         return ""
@@ -88,7 +92,8 @@ def _fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file: inode, size, and the time of its last change in nanoseconds; None if it is missing."""
+    """What changes with a file: inode, size, and the time of its last change in nanoseconds; None
+    if it is missing."""
     with suppress(OSError):
         stat = path.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
@@ -102,14 +107,15 @@ SETTLED_SECONDS = 2.0
 
 
 def worked_in(plan: Plan) -> Path:
-    """Where a run leaves its files until it ends: in its folder, or beside a finished result that it is to replace."""
+    """Where a run leaves its files until it ends: in its folder, or beside a finished result that
+    it is to replace."""
     beside = plan.settings.overwrite and outcome_on_file(plan).final
     return files.replacement_of(plan.folder) if beside else plan.folder
 
 
 def ended_by(reason: BaseException, plan: Plan, place: Path, round: int = 0) -> Outcome:
-    """The end of a run in the folder `place` that has raised `reason` in a `round`, or before round 1. The traceback of
-    what is no `FedsimError` is kept there, or on a full disk shown."""
+    """The end of a run in the folder `place` that has raised `reason` in a `round`, or before round
+    1. The traceback of what is no `FedsimError` is kept there, or on a full disk shown."""
     if isinstance(reason, KeyboardInterrupt):
         return Outcome("interrupted", {"error": "Ctrl-C"}, cause=reason)
     if isinstance(reason, OutputError):
@@ -129,10 +135,15 @@ def ended_by(reason: BaseException, plan: Plan, place: Path, round: int = 0) -> 
 
 
 def _line_of(reason: BaseException) -> list[str]:
-    """The line of the user's code, or of other code where there is none of it, that has raised `reason`."""
+    """The line of the user's code, or of other code where there is none of it, that has raised
+    `reason`."""
     lines = list(traceback.walk_tb(reason.__traceback__))
     modules = [str(frame.f_globals.get("__name__", "builtins")) for frame, _ in lines]
-    own = [line for line, module in zip(lines, modules, strict=True) if module == "__main__" or is_users(module)]
+    own = [
+        line
+        for line, module in zip(lines, modules, strict=True)
+        if module == "__main__" or is_users(module)
+    ]
     for frame, number in (own or lines)[-1:]:
         return [f"{Path(frame.f_code.co_filename).name}, line {number}, in {frame.f_code.co_name}"]
     return []
@@ -158,7 +169,9 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "smoothed_accuracy": mean_of_last([r.test_accuracy for r in records]),
         "last_accuracy": evaluated[-1] if evaluated else None,
         "best_accuracy": max(evaluated, default=None),
-        "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records])) if records else None,
+        "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records]))
+        if records
+        else None,
         **{name: getattr(last, name) if last else 0.0 for name in LASTS},
         **simulated,
         **({} if last is None or last.epsilon is None else {"epsilon": last.epsilon}),
@@ -167,7 +180,8 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
 
 
 class Watch:
-    """The one to whom a run is told. This one does nothing. `sweep`: where the run stands in its sweep."""
+    """The one to whom a run is told. This one does nothing. `sweep`: where the run stands in its
+    sweep."""
 
     sweep: SweepPosition | None = None
 
@@ -176,7 +190,8 @@ class Watch:
         return nullcontext()
 
     def round_ended(self, record: Record) -> str | None:
-        """The record of a round that is in the run's files. Returns why the run is to end here, or None to go on."""
+        """The record of a round that is in the run's files. Returns why the run is to end here, or
+        None to go on."""
         return None
 
 
@@ -188,17 +203,21 @@ class CheckpointError(DataError):
 
 
 def checkpoint_content(path: Path) -> bytes:
-    """The bytes of a checkpoint file. Raises OSError, and `CheckpointError` if it is not as long as it says."""
+    """The bytes of a checkpoint file. Raises OSError, and `CheckpointError` if it is not as long as
+    it says."""
     if not files.is_whole_model(path, HASH_BYTES):
         raise CheckpointError("is damaged: it is not as long as its header says")
     return read_regular(path, path.stat().st_size)
 
 
 def header_of(checkpoint: bytes) -> dict[str, Any]:
-    """The JSON of a checkpoint file. Raises `CheckpointError` if the file is not as it was written."""
+    """The JSON of a checkpoint file. Raises `CheckpointError` if the file is not as it was
+    written."""
     digest, data = checkpoint[:HASH_BYTES], checkpoint[HASH_BYTES:]
     if hashlib.sha256(data).digest() != digest:
         raise CheckpointError("is damaged: its SHA-256 is not that of its content")
     length = int.from_bytes(data[:8], "little")
-    header: dict[str, Any] = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"])
+    header: dict[str, Any] = json.loads(
+        json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"]
+    )
     return header

@@ -1,5 +1,6 @@
-"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and its exit code. Needs
-the standard library alone: it is in place before the first import that takes time."""
+"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and
+its exit code. Needs the standard library alone: it is in place before the first import that takes
+time."""
 
 import ctypes
 import io
@@ -20,19 +21,26 @@ T = TypeVar("T")
 
 
 def tune() -> None:
-    """Short spinning of idle threads, which stalls runs that share cores, and freed memory kept, which glibc gives back
-    to the kernel for every step to get anew; each only where the user's environment does not say otherwise."""
+    """Short spinning of idle threads, which stalls runs that share cores, and freed memory kept,
+    which glibc gives back to the kernel for every step to get anew; each only where the user's
+    environment does not say otherwise."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    if sys.platform == "linux" and not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(os.environ):
+    if sys.platform == "linux" and not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(
+        os.environ
+    ):
         if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # none in another C library
-            for option, value in ((MMAP_THRESHOLD, 2**30), (TRIM_THRESHOLD, 2**31 - 1), (TOP_PAD, 64 * 2**20)):
+            for option, value in (
+                (MMAP_THRESHOLD, 2**30),
+                (TRIM_THRESHOLD, 2**31 - 1),
+                (TOP_PAD, 64 * 2**20),
+            ):
                 mallopt(option, value)
 
 
 def open_missing_streams() -> None:
-    """Open /dev/null for each of stdin, stdout and stderr that the process was started without. Otherwise the next file
-    gets its number, and a notice on stderr is written into a result."""
+    """Open /dev/null for each of stdin, stdout and stderr that the process was started without.
+    Otherwise the next file gets its number, and a notice on stderr is written into a result."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
@@ -42,7 +50,10 @@ def open_missing_streams() -> None:
 
 PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 """What clusters send before they take a machine away."""
-CODES = {"interrupted": 130, "preempted": 75}  # of a process that was asked to end, by the status of its runs
+CODES = {
+    "interrupted": 130,
+    "preempted": 75,
+}  # of a process that was asked to end, by the status of its runs
 NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
 
 
@@ -51,9 +62,9 @@ class Preempted(BaseException):
 
 
 class StopRequests:
-    """What signals have asked for. Before jobs run, and after that, their handler ends the process; within `deferred`,
-    where rounds are run, it only notes the signal, and the second Ctrl-C raises KeyboardInterrupt; elsewhere it raises
-    KeyboardInterrupt or `Preempted`."""
+    """What signals have asked for. Before jobs run, and after that, their handler ends the process;
+    within `deferred`, where rounds are run, it only notes the signal, and the second Ctrl-C raises
+    KeyboardInterrupt; elsewhere it raises KeyboardInterrupt or `Preempted`."""
 
     def __init__(self) -> None:
         self.received: list[int] = []
@@ -67,7 +78,8 @@ class StopRequests:
         return "interrupted" if self.received[0] == signal.SIGINT else "preempted"
 
     def install(self) -> None:
-        """Handle Ctrl-C and the signals of `PREEMPTING`; those that the parent has ignored (nohup) stay so."""
+        """Handle Ctrl-C and the signals of `PREEMPTING`; those that the parent has ignored (nohup)
+        stay so."""
         if threading.current_thread() is not threading.main_thread():
             return
         for name in ("SIGINT", *PREEMPTING):
@@ -87,11 +99,13 @@ class StopRequests:
             self._deferring -= deferring
 
     def deferred(self) -> AbstractContextManager[None]:
-        """Rounds are run, of one run or (entered once for each) of several side by side: they look at `status`."""
+        """Rounds are run, of one run or (entered once for each) of several side by side: they look
+        at `status`."""
         return self.working(deferring=1)
 
     def defer_always(self) -> None:
-        """This process is given jobs by another, which learns from their results that it was asked to end."""
+        """This process is given jobs by another, which learns from their results that it was asked
+        to end."""
         if not self._deferring:
             self.install()
             self._working, self._deferring, self._notice = 1, 1, b""
@@ -119,7 +133,8 @@ STOP = StopRequests()
 
 @dataclass(frozen=True)
 class World:
-    """`rank` of `size` processes; `local_rank` among those of this machine, whose GPU of that number it takes."""
+    """`rank` of `size` processes; `local_rank` among those of this machine, whose GPU of that
+    number it takes."""
 
     rank: int = 0
     size: int = 1
@@ -127,10 +142,13 @@ class World:
 
 
 def world() -> World:
-    """As torchrun has set it in the environment; a process of its own where that is not complete."""
+    """As torchrun has set it in the environment; a process of its own where that is not
+    complete."""
     there = {"LOCAL_RANK": "0", **os.environ}
     numbers = [there.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    placed = all(map(str.isdecimal, numbers)) and there.get("MASTER_ADDR") and there.get("MASTER_PORT")
+    placed = (
+        all(map(str.isdecimal, numbers)) and there.get("MASTER_ADDR") and there.get("MASTER_PORT")
+    )
     return World(*map(int, numbers)) if placed and int(numbers[1]) > 1 else World()
 
 
@@ -139,8 +157,8 @@ CLOSED_PIPE = 141  # as shells report a process whose output nobody reads
 
 
 def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
-    """What `work` returns, or the code of the error or signal that ends it; an error is told in the name of `program`.
-    What is no `FedsimError`, a mistake in fedsim itself, is raised."""
+    """What `work` returns, or the code of the error or signal that ends it; an error is told in the
+    name of `program`. What is no `FedsimError`, a mistake in fedsim itself, is raised."""
     try:
         return work()
     except FedsimError as error:
@@ -168,8 +186,8 @@ def silence() -> None:
 
 
 def outside_cause(error: OSError) -> str:
-    """Return why an error is none of fedsim's own: a standard output that cannot be written, which is silent from here
-    on, or a working folder that was deleted. Empty if neither is so."""
+    """Return why an error is none of fedsim's own: a standard output that cannot be written, which
+    is silent from here on, or a working folder that was deleted. Empty if neither is so."""
     try:
         print(end="", flush=True)
     except OSError:
@@ -187,7 +205,9 @@ def tell(error: FedsimError, program: str = "fedsim") -> None:
     lines = [f"{program}: {error}"]
     if isinstance(error, ConfigError):
         count = len(error.problems)
-        lines = [f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run"]
+        lines = [
+            f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run"
+        ]
         lines += [f"  {problem}" for problem in error.problems]
     with suppress(OSError):  # it may be full, too
         for line in lines:

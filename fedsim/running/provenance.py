@@ -22,7 +22,8 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def environment(device: torch.device, compiled: torch.dtype | None = None) -> dict[str, Any]:
-    """Versions and machine, as far as a result depends on them. `compiled`: the C library's type of numbers, if any."""
+    """Versions and machine, as far as a result depends on them. `compiled`: the C library's type of
+    numbers, if any."""
     found = {
         "fedsim": fedsim.__version__,
         "python": platform.python_version(),
@@ -38,15 +39,23 @@ def environment(device: torch.device, compiled: torch.dtype | None = None) -> di
     if compiled is not None:
         found["compiled"] = library_description(compiled)
     if device.type == "cuda":
-        versions = {"driver": driver_version(), "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+        versions = {
+            "driver": driver_version(),
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+        }
         found["gpu"] = {**versions, **switches()}
     return found
 
 
 def processor() -> str:
-    """The name of the processor, with the numbers that tell generations of one name apart where they are known."""
+    """The name of the processor, with the numbers that tell generations of one name apart where
+    they are known."""
     text = _content(PROCESSORS).split("\n\n")[0]
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.splitlines())}
+    told = {
+        key.strip(): value.strip()
+        for key, _, value in (line.partition(":") for line in text.splitlines())
+    }
     name = told.get("model name") or platform.processor() or platform.machine()
     known = {"cpu family", "model"} <= set(told)
     return f"{name} (family {told['cpu family']}, model {told['model']})" if known else name
@@ -79,38 +88,58 @@ def _content(path: Path) -> str:
 
 PACKAGE = Path(fedsim.__file__).parent
 TIMEOUT = 30.0
-"""Seconds that each git command gets: `git status` may read every file of a checkout, which a busy disk slows."""
-LOCATIONS = {"GIT_DIR", "GIT_WORK_TREE", "GIT_COMMON_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX"}
-"""Environment variables that lead git to another repository than that of the current folder; it sets them for hooks."""
+"""Seconds that each git command gets: `git status` may read every file of a checkout, which a busy
+disk slows."""
+LOCATIONS = {
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_COMMON_DIR",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_PREFIX",
+}
+"""Environment variables that lead git to another repository than that of the current folder; it
+sets them for hooks."""
 
 
 @functools.cache
 def own_revision() -> dict[str, Any] | None:
-    """`revision` of this package, read once per process: later changes of the checkout do not reach loaded modules."""
+    """`revision` of this package, read once per process: later changes of the checkout do not reach
+    loaded modules."""
     return revision(PACKAGE)
 
 
 def revision(package: Path) -> dict[str, Any] | None:
-    """The `commit` that the folder of a package is checked out at, and whether any tracked file of the checkout differs
-    from it (`dirty`; None where git does not tell that). None if its `__init__.py` is not tracked (an installed wheel),
-    there is no commit, or git is missing, refuses or takes longer than `TIMEOUT`. Never raises."""
+    """The `commit` that the folder of a package is checked out at, and whether any tracked file of
+    the checkout differs from it (`dirty`; None where git does not tell that). None if its
+    `__init__.py` is not tracked (an installed wheel), there is no commit, or git is missing,
+    refuses or takes longer than `TIMEOUT`. Never raises."""
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     commit = _git(package, "rev-parse", "--verify", "HEAD")
     changed = _git(package, "status", "--porcelain", "--untracked-files=no")
-    return None if commit is None else {"commit": commit, "dirty": None if changed is None else bool(changed)}
+    return (
+        None
+        if commit is None
+        else {"commit": commit, "dirty": None if changed is None else bool(changed)}
+    )
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What `git words` prints in `folder`, None if it fails; it takes no lock and starts no other process. A checkout
-    may be another user's, as in a container, where the package's own code is that user's, too."""
+    """What `git words` prints in `folder`, None if it fails; it takes no lock and starts no other
+    process. A checkout may be another user's, as in a container, where the package's own code is
+    that user's, too."""
     root = folder.parent.resolve()
     try:
-        own = (root / ".git").exists() and (root / ".git").stat().st_uid == (folder / "__init__.py").stat().st_uid
+        own = (root / ".git").exists() and (root / ".git").stat().st_uid == (
+            folder / "__init__.py"
+        ).stat().st_uid
         trusted = ["-c", f"safe.directory={root}"] if own else []
         command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *trusted, *words]
         environment = {name: value for name, value in os.environ.items() if name not in LOCATIONS}
-        done = subprocess.run(command, cwd=folder, env=environment, timeout=TIMEOUT, check=True, capture_output=True)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, timeout=TIMEOUT, check=True, capture_output=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode(errors="replace").strip()

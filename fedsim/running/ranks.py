@@ -1,5 +1,6 @@
-"""The processes (ranks) that torchrun has started for one command: rank 0 does what it says; others compose the same
-jobs, build what rank 0 runs, and compute their parts of that; they print and write nothing."""
+"""The processes (ranks) that torchrun has started for one command: rank 0 does what it says; others
+compose the same jobs, build what rank 0 runs, and compute their parts of that; they print and write
+nothing."""
 
 import ctypes
 import hashlib
@@ -43,13 +44,15 @@ class Ranks:
         self.others: Others | None = None
 
     def agree(self, plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
-        """Let the other ranks serve these jobs. Raises `FedsimError` if one of them has composed others."""
+        """Let the other ranks serve these jobs. Raises `FedsimError` if one of them has composed
+        others."""
         if self.others is not None:
             check_jobs(plans, launcher)
             self._ask_all(self.others, Message("jobs"), lambda: plans, identity_of)
 
     def build(self, plan: Plan, build: Callable[[Plan], Experiment]) -> Experiment:
-        """The run of a plan, which all ranks build; its training and evaluation are divided among them."""
+        """The run of a plan, which all ranks build; its training and evaluation are divided among
+        them."""
         if self.others is None:
             return build(plan)
         request = Message("build", {"job": plan.config_hash})
@@ -60,7 +63,8 @@ class Ranks:
         return experiment
 
     def end(self, code: int) -> int:
-        """Let the other ranks end with this exit code, and return it; 1 where one of them was lost in mid-run."""
+        """Let the other ranks end with this exit code, and return it; 1 where one of them was lost
+        in mid-run."""
         if self.others is None:
             return code
         code = code if self.others.lost is None else 1
@@ -72,14 +76,19 @@ class Ranks:
             dist.destroy_process_group()
         return code
 
-    def _ask_all(self, others: Others, request: Message, own: Callable[[], T], told: Callable[[T], Facts]) -> T:
-        """What `own` makes here. Raises `FedsimError` unless the answers of all ranks are what is `told` of it."""
+    def _ask_all(
+        self, others: Others, request: Message, own: Callable[[], T], told: Callable[[T], Facts]
+    ) -> T:
+        """What `own` makes here. Raises `FedsimError` unless the answers of all ranks are what is
+        `told` of it."""
         made, answers = others.ask(dict.fromkeys(range(1, others.size), request), own)
         for key, mine in told(made).items():
             for rank, answer in answers.items():
                 if answer.content[key] != mine:
                     text = f"rank {rank} has another {key}: {answer.content[key]!r}, not {mine!r}"
-                    remedy = "all ranks need the same installation, command line, environment and data"
+                    remedy = (
+                        "all ranks need the same installation, command line, environment and data"
+                    )
                     raise FedsimError(f"{text}; {remedy}")
         return made
 
@@ -92,15 +101,23 @@ def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
     target = str(launcher.get("_target_", "BasicLauncher")).rpartition(".")[2]
     text = f"{target} places jobs side by side, and torchrun divides each among its processes"
     problems = [rule(target == "BasicLauncher", "hydra/launcher", ..., text, "use one of the two")]
-    for device in sorted({plan.settings.device for plan in plans if plan.settings.device.startswith("cuda:")}):
+    for device in sorted(
+        {plan.settings.device for plan in plans if plan.settings.device.startswith("cuda:")}
+    ):
         text = "is one GPU for all processes of torchrun; each needs its own"
-        problems.append(Problem("device", device, text, "use device=cuda: each takes the GPU of its local rank"))
+        problems.append(
+            Problem("device", device, text, "use device=cuda: each takes the GPU of its local rank")
+        )
     check(*problems)
 
 
 def identity_of(plans: Sequence[Plan]) -> Facts:
     """What must be the same on all ranks before any of them builds a run."""
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": np.__version__}
+    versions = {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
     jobs = hashlib.sha256("".join(plan.config_hash for plan in plans).encode()).hexdigest()[:12]
     return {"list of jobs": jobs, "fedsim": fedsim.__version__, **versions}
 
@@ -108,26 +125,44 @@ def identity_of(plans: Sequence[Plan]) -> Facts:
 def built(experiment: Experiment) -> Facts:
     """What must be the same on all ranks of a run that they have built."""
     engine, source = experiment.simulation.components.engine, dict(experiment.data_source)
-    return {"engine": engine.description, "division of the data": experiment.division.hash, "data set": source}
+    return {
+        "engine": engine.description,
+        "division of the data": experiment.division.hash,
+        "data set": source,
+    }
 
 
 def holdings(experiment: Experiment) -> Holdings:
     """What this rank has of the run."""
     parts, server = experiment.simulation.components, experiment.simulation.components.server_data
     validation = None if server.validation is None else server.validation.x
-    samples = {"clients": parts.engine.data.x, "test": server.test.x, "validation": validation, "public": server.public}
+    samples = {
+        "clients": parts.engine.data.x,
+        "test": server.test.x,
+        "validation": validation,
+        "public": server.public,
+    }
     return Holdings(parts.engine.backend, {name: x for name, x in samples.items() if x is not None})
 
 
-def run_over_ranks(place: World, run: Callable[[], int], compose: Callable[[], Sequence[Plan]]) -> int:
-    """The exit code of this process. `run` does what the command line says and returns the exit code, at rank 0 alone;
-    `compose` gives its jobs, at the others. Raises `FedsimError` where the processes do not find each other."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:  # end when torchrun is killed
+def run_over_ranks(
+    place: World, run: Callable[[], int], compose: Callable[[], Sequence[Plan]]
+) -> int:
+    """The exit code of this process. `run` does what the command line says and returns the exit
+    code, at rank 0 alone; `compose` gives its jobs, at the others. Raises `FedsimError` where the
+    processes do not find each other."""
+    if (
+        sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ
+    ):  # end when torchrun is killed
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     try:
-        dist.init_process_group(backend_name(), timeout=WORKING, rank=place.rank, world_size=place.size)
+        dist.init_process_group(
+            backend_name(), timeout=WORKING, rank=place.rank, world_size=place.size
+        )
     except (RuntimeError, ValueError) as error:
-        raise FedsimError(f"rank {place.rank} of {place.size} cannot join the others: {error}") from error
+        raise FedsimError(
+            f"rank {place.rank} of {place.size} cannot join the others: {error}"
+        ) from error
     if place.rank:
         return Worker(Link(place.size), compose).serve(place.rank)
     RANKS.others, code = Others(Link(place.size)), 1
@@ -139,7 +174,8 @@ def run_over_ranks(place: World, run: Callable[[], int], compose: Callable[[], S
 
 
 class Worker:
-    """Answers the messages of rank 0, one after another. `compose` gives the jobs of the command."""
+    """Answers the messages of rank 0, one after another. `compose` gives the jobs of the
+    command."""
 
     def __init__(self, link: Link, compose: Callable[[], Sequence[Plan]]) -> None:
         self._link, self._compose = link, compose
@@ -147,8 +183,8 @@ class Worker:
         self._held: Holdings | None = None
 
     def serve(self, rank: int) -> int:
-        """Until rank 0 says that all is done, with an exit code, or has ended. Signals are left to rank 0, which gets
-        them, too, and ends when it has saved its round."""
+        """Until rank 0 says that all is done, with an exit code, or has ended. Signals are left to
+        rank 0, which gets them, too, and ends when it has saved its round."""
         STOP.defer_always()
         told = sys.stderr
         if os.environ.get("FEDSIM_DEBUG") != "1":
@@ -170,7 +206,9 @@ class Worker:
             return Message("answer", self._answer(request.kind, request.content))
         except (Exception, SystemExit) as error:
             known, text = isinstance(error, FedsimError), str(error)
-            return Message("error", {"text": text, "known": known, "traceback": traceback.format_exc()})
+            return Message(
+                "error", {"text": text, "known": known, "traceback": traceback.format_exc()}
+            )
 
     def _answer(self, kind: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
         if kind == "jobs":
@@ -178,7 +216,9 @@ class Worker:
             return identity_of(self._plans)
         if kind == "build":
             self._held = None  # first, that its memory is free
-            experiment = build(next(plan for plan in self._plans if plan.config_hash == content["job"]))
+            experiment = build(
+                next(plan for plan in self._plans if plan.config_hash == content["job"])
+            )
             self._held = holdings(experiment)
             self._link.device = experiment.simulation.components.engine.data.x.device
             return built(experiment)

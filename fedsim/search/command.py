@@ -24,15 +24,21 @@ def run(words: Sequence[str]) -> int:
         from fedsim.search.study import OWN_KEYS, Settings, mistaken, search, space_of
     except ModuleNotFoundError as error:
         remedy = "pip install 'fedsim-selection[search]'"
-        raise ConfigError([Problem("search", ..., f"needs {error.name}, which is not installed", remedy)]) from error
+        raise ConfigError(
+            [Problem("search", ..., f"needs {error.name}, which is not installed", remedy)]
+        ) from error
     with search_path(args.config_dir, args.config_path):
         parsed = parse(args.overrides)
         check(*map(mistaken, parsed))
-        settings = construct(Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, "")
+        settings = construct(
+            Settings, {o.key_or_group: o.value() for o in parsed if o.key_or_group in OWN_KEYS}, ""
+        )
         space = space_of([o for o in parsed if o.key_or_group not in OWN_KEYS])
 
     def plans_of(params: Mapping[str, Any]) -> list[Plan]:
-        jobs = compose_words(Namespace(**{**vars(args), "overrides": space.words_of(params), "multirun": True}))
+        jobs = compose_words(
+            Namespace(**{**vars(args), "overrides": space.words_of(params), "multirun": True})
+        )
         return _of_seeds_alone(check_jobs(jobs))
 
     plans: list[Plan] = []
@@ -71,10 +77,15 @@ def _parser() -> ArgumentParser:
 
 
 def _of_seeds_alone(plans: list[Plan]) -> list[Plan]:
-    """`plans`, which a trial is the mean of. Raises `ConfigError` where they differ in more than their seeds, as with a
-    preset that is a sweep."""
-    configs = [{key: value for key, value in plan.config.items() if key not in SEEDS} for plan in plans]
-    groups = {repr((sorted(plan.choices.items()), config)) for plan, config in zip(plans, configs, strict=True)}
+    """`plans`, which a trial is the mean of. Raises `ConfigError` where they differ in more than
+    their seeds, as with a preset that is a sweep."""
+    configs = [
+        {key: value for key, value in plan.config.items() if key not in SEEDS} for plan in plans
+    ]
+    groups = {
+        repr((sorted(plan.choices.items()), config))
+        for plan, config in zip(plans, configs, strict=True)
+    }
     text = "makes each trial a sweep over more than seeds"
     remedy = "give one value, or values to search in, for each key that the preset sweeps over"
     check(rule(len(groups) == 1, "preset", plans[0].choices.get("preset", ...), text, remedy))

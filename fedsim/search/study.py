@@ -1,10 +1,13 @@
-"""The search: trials proposed by Optuna's tree-structured Parzen estimator, run one after another, and their table.
+"""The search: trials proposed by Optuna's tree-structured Parzen estimator, run one after another,
+and their table.
 
-What is searched in is written in Hydra's syntax of sweeps: `optimizer.lr=tag(log,interval(0.001,0.1))`,
-`local.steps=int(interval(5,40))`, `cohort_size=range(2,10,2)`, or a choice, `selector=gpfl,random`.
+What is searched in is written in Hydra's syntax of sweeps:
+`optimizer.lr=tag(log,interval(0.001,0.1))`, `local.steps=int(interval(5,40))`,
+`cohort_size=range(2,10,2)`, or a choice, `selector=gpfl,random`.
 
-A trial has one run for each seed, in ordinary run folders; one that is pruned ends as a run does that is interrupted.
-What a folder already holds is not run again, so the same search goes on where it was.
+A trial has one run for each seed, in ordinary run folders; one that is pruned ends as a run does
+that is interrupted. What a folder already holds is not run again, so the same search goes on where
+it was.
 """
 
 import math
@@ -43,8 +46,8 @@ Axis = CategoricalDistribution | FloatDistribution | IntDistribution
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`trials` in all, of which the first `startup` are drawn at random and never pruned; rounds up to `warmup` (None:
-    a quarter of a run's) are never pruned either."""
+    """`trials` in all, of which the first `startup` are drawn at random and never pruned; rounds up
+    to `warmup` (None: a quarter of a run's) are never pruned either."""
 
     trials: int = 20
     startup: int = 5
@@ -76,17 +79,24 @@ class Space:
         return [*self.words, *(f"{key}={value}" for key, value in params.items())]
 
     def corners(self) -> list[dict[str, Any]]:
-        """Values of trials in which each choice and each end of a range occurs: what is checked before any is run."""
+        """Values of trials in which each choice and each end of a range occurs: what is checked
+        before any is run."""
         ends: dict[str, Sequence[Any]] = {
-            key: axis.choices if isinstance(axis, CategoricalDistribution) else (axis.low, axis.high)
+            key: axis.choices
+            if isinstance(axis, CategoricalDistribution)
+            else (axis.low, axis.high)
             for key, axis in self.axes.items()
         }
         first = {key: values[0] for key, values in ends.items()}
-        return [first, *({**first, key: value} for key, values in ends.items() for value in values[1:])]
+        return [
+            first,
+            *({**first, key: value} for key, values in ends.items() for value in values[1:]),
+        ]
 
 
 def space_of(overrides: Sequence[Override]) -> Space:
-    """The space that sweeps describe. Raises `ConfigError` for what cannot be searched in, or without any sweep."""
+    """The space that sweeps describe. Raises `ConfigError` for what cannot be searched in, or
+    without any sweep."""
     swept = [o for o in overrides if o.is_sweep_override() and key_of(o) not in SEEDS]
     axes: dict[str, Axis] = {}
     problems: list[Problem] = []
@@ -99,7 +109,13 @@ def space_of(overrides: Sequence[Override]) -> Space:
             problems.append(Problem(override.get_key_element(), typed_in(override), str(error)))
     check(
         *problems,
-        rule(bool(swept), "search", ..., "has nothing to search in", "'optimizer.lr=interval(0.01,0.3)', say"),
+        rule(
+            bool(swept),
+            "search",
+            ...,
+            "has nothing to search in",
+            "'optimizer.lr=interval(0.01,0.3)', say",
+        ),
     )
     return Space(axes, [o.input_line or "" for o in overrides if o not in swept])
 
@@ -108,7 +124,12 @@ def mistaken(override: Override) -> Problem | None:
     """What is wrong with a word that is about the search, and not about its runs."""
     key = override.key_or_group
     if key in OWN_KEYS and override.is_sweep_override():
-        return Problem(key, typed_in(override), "is a setting of the search itself, and takes one value", "give one")
+        return Problem(
+            key,
+            typed_in(override),
+            "is a setting of the search itself, and takes one value",
+            "give one",
+        )
     if key == "hydra/launcher" and typed_in(override) != "basic":
         told = "must be basic: a search runs its trials one after another, in this process"
         remedy = "leave it out; on a cluster, let a job of the scheduler run the search (docs/clusters.md)"
@@ -136,7 +157,8 @@ def _distribution(override: Override) -> Axis:
 
 @dataclass(frozen=True)
 class Result:
-    """`accuracy`: the mean of the final accuracies over the seeds; None of a trial that was pruned, diverged or failed.
+    """`accuracy`: the mean of the final accuracies over the seeds; None of a trial that was pruned,
+    diverged or failed.
 
     `rounds`: those of its first run. `reason`: which run has failed, and why; None if none has.
     """
@@ -149,12 +171,16 @@ class Result:
     def __str__(self) -> str:
         if self.accuracy is not None:
             return f"final accuracy {100 * self.accuracy:.2f} %"
-        return f"{self.status}, {self.reason}" if self.reason else f"{self.status} after round {self.rounds}"
+        return (
+            f"{self.status}, {self.reason}"
+            if self.reason
+            else f"{self.status} after round {self.rounds}"
+        )
 
 
 class Rounds:
-    """The rounds of a trial's first run, which decide whether `trial` (Optuna's) is pruned: on its accuracy as of now,
-    smoothed as the final one is."""
+    """The rounds of a trial's first run, which decide whether `trial` (Optuna's) is pruned: on its
+    accuracy as of now, smoothed as the final one is."""
 
     def __init__(self, trial: Any) -> None:
         self._trial, self.pruned = trial, False
@@ -165,7 +191,8 @@ class Rounds:
         return len(self._accuracies)
 
     def see(self, round: int, accuracy: float | None) -> str | None:
-        """The test accuracy after a round (None: not measured). Returns why the run is to end there, if it is."""
+        """The test accuracy after a round (None: not measured). Returns why the run is to end
+        there, if it is."""
         if round <= self.seen:  # a killed run repeats those since its checkpoint
             return None
         self._accuracies.append(accuracy)
@@ -177,13 +204,15 @@ class Rounds:
 
 
 def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
-    """Run `plans`, one for each seed, to the first that fails. Raises what stops a search: what refuses a run, or the
-    user."""
+    """Run `plans`, one for each seed, to the first that fails. Raises what stops a search: what
+    refuses a run, or the user."""
     first, rounds = plans[0], Rounds(trial)
     earlier = outcome_on_file(first)
     if not (first.settings.overwrite or changed_since(earlier.summary, first.config)):
         with suppress(DamagedError):  # of which the run itself tells
-            accuracies = reading.Rounds.of(read_metrics(first.folder)).columns["test_accuracy"].tolist()
+            accuracies = (
+                reading.Rounds.of(read_metrics(first.folder)).columns["test_accuracy"].tolist()
+            )
             for round, accuracy in enumerate(accuracies, 1):
                 rounds.see(round, None if math.isnan(accuracy) else accuracy)
         if rounds.pruned and not earlier.final:
@@ -193,7 +222,9 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
     for plan in plans:
         outcome = _run(plan, rounds if plan is first else None)
         if outcome.status == "failed":
-            return Result("failed", None, rounds.seen, f"{plan.folder}: {outcome.summary.get('error')}")
+            return Result(
+                "failed", None, rounds.seen, f"{plan.folder}: {outcome.summary.get('error')}"
+            )
         if rounds.pruned:
             return Result("pruned", None, rounds.seen)
         accuracy = outcome.summary.get("smoothed_accuracy")
@@ -204,7 +235,9 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
 
 
 def _run(plan: Plan, rounds: Rounds | None) -> Outcome:
-    attempts = Attempts(on_round=None if rounds is None else lambda _, r: rounds.see(r.round, r.test_accuracy))
+    attempts = Attempts(
+        on_round=None if rounds is None else lambda _, r: rounds.see(r.round, r.test_accuracy)
+    )
     outcome = attempts.run(plan)
     attempts.run_held(attempts.run_in_turn)
     STOP.raise_if_asked()
@@ -220,13 +253,17 @@ def search(
     num_rounds: int,
     flags: Sequence[str] = (),
 ) -> int:
-    """Run all trials and print the best ones. Returns the exit code: 1 if a trial has failed, else 4 if none has ended
-    with an accuracy. `num_rounds`: of a run. `flags`: what comes before the words of a run, such as `--config-dir`.
+    """Run all trials and print the best ones. Returns the exit code: 1 if a trial has failed, else
+    4 if none has ended with an accuracy. `num_rounds`: of a run. `flags`: what comes before the
+    words of a run, such as `--config-dir`.
 
-    Trials are asked for in turn from a seeded sampler, so that the same command makes the same ones.
+    Trials are asked for in turn from a seeded sampler, so that the same command makes the same
+    ones.
     """
     sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
-    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=_pruner(settings, num_rounds))
+    study = optuna.create_study(
+        direction="maximize", sampler=sampler, pruner=_pruner(settings, num_rounds)
+    )
     results: list[tuple[dict[str, Any], Result]] = []
     for number in range(settings.trials):
         trial = study.ask(dict(space.axes))
@@ -244,12 +281,21 @@ def _pruner(settings: Settings, num_rounds: int) -> BasePruner:
     if settings.pruner == "none":
         return NopPruner()
     warmup = num_rounds // 4 if settings.warmup is None else settings.warmup
-    return MedianPruner(n_startup_trials=settings.startup, n_warmup_steps=warmup + 1)  # the first step that it may end
+    return MedianPruner(
+        n_startup_trials=settings.startup, n_warmup_steps=warmup + 1
+    )  # the first step that it may end
 
 
-def _close(space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]) -> int:
-    ended = sorted(((r.accuracy, params) for params, r in results if r.accuracy is not None), key=lambda one: -one[0])
-    pruned, failed = (sum(r.status == status for _, r in results) for status in ("pruned", "failed"))
+def _close(
+    space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]
+) -> int:
+    ended = sorted(
+        ((r.accuracy, params) for params, r in results if r.accuracy is not None),
+        key=lambda one: -one[0],
+    )
+    pruned, failed = (
+        sum(r.status == status for _, r in results) for status in ("pruned", "failed")
+    )
     title = f"{len(ended)} of {len(results)} trials to the end, {pruned} pruned, {failed} failed"
     table = Table(title=title, title_justify="left")
     table.add_column("final %", justify="right")

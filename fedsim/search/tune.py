@@ -1,7 +1,9 @@
-"""`fedsim tune`: every selector in the search space that its own file declares, with one budget for all of them.
+"""`fedsim tune`: every selector in the search space that its own file declares, with one budget for
+all of them.
 
-A space is a line `tune:` at the head of conf/selector/<name>.yaml: words of a sweep, at most three. A selector's
-default and so many points of a Sobol sequence run in the same settings at the same seeds, as jobs of one sweep.
+A space is a line `tune:` at the head of conf/selector/<name>.yaml: words of a sweep, at most three.
+A selector's default and so many points of a Sobol sequence run in the same settings at the same
+seeds, as jobs of one sweep.
 """
 
 import json
@@ -40,19 +42,22 @@ MOST_PARAMETERS, MOST_POINTS = 3, 63
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """`points`: of the Sobol sequence, beside the default. Equal ones, as of a choice of three, are run once."""
+    """`points`: of the Sobol sequence, beside the default. Equal ones, as of a choice of three, are
+    run once."""
 
     points: int = 8
 
     def __post_init__(self) -> None:
-        most = rule(self.points <= MOST_POINTS, "points", self.points, f"must be at most {MOST_POINTS}")
+        most = rule(
+            self.points <= MOST_POINTS, "points", self.points, f"must be at most {MOST_POINTS}"
+        )
         check(at_least("points", self.points, 1), most)
 
 
 @dataclass
 class Point:
-    """`words`: beside those of the command, none for the default; `accuracy`: the mean over its jobs, None before all
-    have ended."""
+    """`words`: beside those of the command, none for the default; `accuracy`: the mean over its
+    jobs, None before all have ended."""
 
     words: Sequence[str]
     accuracy: float | None = None
@@ -66,8 +71,8 @@ class Tuned:
     jobs: list[list[int]] = field(default_factory=list)
 
     def add(self, point: Point, jobs: Sequence[Composed], all_jobs: list[Composed]) -> None:
-        """A point with its `jobs`, which go to `all_jobs`, unless they are those of another: its words may give the
-        default."""
+        """A point with its `jobs`, which go to `all_jobs`, unless they are those of another: its
+        words may give the default."""
         if any(all_jobs[numbers[0]].config == jobs[0].config for numbers in self.jobs):
             return
         self.points.append(point)
@@ -76,15 +81,16 @@ class Tuned:
 
     @property
     def best(self) -> Point | None:
-        """Of equal ones the first, so that the default stays where nothing is better; None before all have ended."""
+        """Of equal ones the first, so that the default stays where nothing is better; None before
+        all have ended."""
         if any(point.accuracy is None for point in self.points):
             return None
         return max(self.points, key=lambda point: point.accuracy or 0.0)
 
 
 def space_of(selector: str) -> "list[Override]":
-    """The search space that the file of a selector declares; none where it has no line `tune:`. Raises
-    `ConfigError`."""
+    """The search space that the file of a selector declares; none where it has no line `tune:`.
+    Raises `ConfigError`."""
     path = on_search_path().read("selector", selector).path
     words = head_of(read_text(path))[1].get("tune", "").split()
     told = f"at most {MOST_PARAMETERS} parameters are tuned"
@@ -93,17 +99,24 @@ def space_of(selector: str) -> "list[Override]":
 
 
 def points_of(space: "Sequence[Override]", count: int) -> list[Point]:
-    """The default, and the first `count` points of the Sobol sequence behind its zero, without those that repeat."""
+    """The default, and the first `count` points of the Sobol sequence behind its zero, without
+    those that repeat."""
     from scipy.stats.qmc import Sobol
 
-    sequence = Sobol(len(space), scramble=False).random_base2(int(count).bit_length())[1 : count + 1]
-    words = [tuple(word_at(one, share) for one, share in zip(space, row, strict=True)) for row in sequence]
+    sequence = Sobol(len(space), scramble=False).random_base2(int(count).bit_length())[
+        1 : count + 1
+    ]
+    words = [
+        tuple(word_at(one, share) for one, share in zip(space, row, strict=True))
+        for row in sequence
+    ]
     return [Point(chosen) for chosen in dict.fromkeys([(), *words])]
 
 
 def word_at(override: "Override", share: float) -> str:
-    """The word at a `share` in [0, 1) of an axis: of the way between the ends of an interval, on a logarithmic scale
-    with tag(log, ...), in three digits; of the values of a choice or range, the one at this place."""
+    """The word at a `share` in [0, 1) of an axis: of the way between the ends of an interval, on a
+    logarithmic scale with tag(log, ...), in three digits; of the values of a choice or range, the
+    one at this place."""
     value: Any = override.value()
     if override.is_discrete_sweep():
         words = [*values_of(override)]
@@ -115,7 +128,8 @@ def word_at(override: "Override", share: float) -> str:
 
 
 class Tuning:
-    """What is run of each selector that a command line names. Raises `ConfigError` where none declares a space."""
+    """What is run of each selector that a command line names. Raises `ConfigError` where none
+    declares a space."""
 
     def __init__(self, args: Namespace, settings: Settings) -> None:
         self.tuned: dict[str, Tuned] = {}
@@ -147,7 +161,9 @@ class Tuning:
                 self._write(attempts.screen.folder / "tuning.json")
 
     def _write(self, path: Path) -> None:
-        found = {name: [asdict(point) for point in tuned.points] for name, tuned in self.tuned.items()}
+        found = {
+            name: [asdict(point) for point in tuned.points] for name, tuned in self.tuned.items()
+        }
         with suppress(OSError):  # nothing reads it to go on
             write_atomically(path, json.dumps(found, indent=1).encode(), alone=False)
 
@@ -159,7 +175,9 @@ class Tuning:
             if best is None:
                 table.add_row(escape(name), "", "", "waits for a run that is not done")
                 continue
-            accuracies = (f"{100 * (point.accuracy or 0.0):.2f}" for point in (tuned.points[0], best))
+            accuracies = (
+                f"{100 * (point.accuracy or 0.0):.2f}" for point in (tuned.points[0], best)
+            )
             table.add_row(escape(name), *accuracies, escape(" ".join(best.words) or "its default"))
         CONSOLE.print(table)
         if self.without:
@@ -180,8 +198,13 @@ def run(words: Sequence[str]) -> int:
     keys, found, args.multirun = [*Settings.__dataclass_fields__], Gathered(), True
     with search_path(args.config_dir, args.config_path):
         own = [one for one in parse(args.overrides) if one.key_or_group in keys]
-    args.overrides = [word for word in args.overrides if word not in [one.input_line for one in own]]
-    settings = found.run(construct, Settings, {one.key_or_group: one.value() for one in own}, "") or Settings()
+    args.overrides = [
+        word for word in args.overrides if word not in [one.input_line for one in own]
+    ]
+    settings = (
+        found.run(construct, Settings, {one.key_or_group: one.value() for one in own}, "")
+        or Settings()
+    )
     tuning = found.run(Tuning, args, settings)
     check(*(with_own_keys(problem, keys, "tune") for problem in found.problems))
     assert tuning is not None

@@ -1,21 +1,34 @@
-"""DELTA (Wang et al., "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS 2023), the practical
-algorithm."""
+"""DELTA (Wang et al., "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS
+2023), the practical algorithm."""
 
 import numpy as np
 
-from fedsim.selectors.base import Clients, Cohort, Floats, NonNegative, Selection, Selector, Server, Signal, parameters
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Floats,
+    NonNegative,
+    Selection,
+    Selector,
+    Server,
+    Signal,
+    parameters,
+)
 
 
 @parameters
 class Delta(Selector):
-    """K draws with replacement from probabilities P that grow with gradient diversity and local gradient variance.
+    """K draws with replacement from probabilities P that grow with gradient diversity and local
+    gradient variance.
 
-    Initially P_k = p_k = n_k / n. After a round, the probability mass of its participants is redistributed among them
-    in proportion to sqrt(`diversity` zeta_k^2 + `variance` sigma_k^2). zeta_k is the distance of client k's mean
-    gradient (its update divided by learning rate and number of steps) from the cohort's mean; sigma_k is the root mean
-    square distance of its mini-batch gradients from their mean, one number that the client sends after a pass over its
-    data. A client drawn m times gets the aggregation weight m p_k / (K P_k), so that the average is an unbiased
-    estimate of full participation's. If some clients are unavailable, p and P are renormalised over the others.
+    Initially P_k = p_k = n_k / n. After a round, the probability mass of its participants is
+    redistributed among them in proportion to sqrt(`diversity` zeta_k^2 + `variance` sigma_k^2).
+    zeta_k is the distance of client k's mean gradient (its update divided by learning rate and
+    number of steps) from the cohort's mean; sigma_k is the root mean square distance of its
+    mini-batch gradients from their mean, one number that the client sends after a pass over its
+    data. A client drawn m times gets the aggregation weight m p_k / (K P_k), so that the average is
+    an unbiased estimate of full participation's. If some clients are unavailable, p and P are
+    renormalised over the others.
     """
 
     adaptive = True
@@ -51,7 +64,8 @@ class Delta(Selector):
 
 
 def redistribute_mass(mass: Floats, scores: Floats) -> Floats:
-    """sum(`mass`) distributed in proportion to `scores`, both [K]; `mass` unless all scores are finite and > 0."""
+    """sum(`mass`) distributed in proportion to `scores`, both [K]; `mass` unless all scores are
+    finite and > 0."""
     if not (np.isfinite(scores) & (scores > 0)).all():
         return mass
     return mass.sum() * scores / scores.sum()

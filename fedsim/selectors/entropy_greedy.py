@@ -1,10 +1,20 @@
-"""FedEntOpt (Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based Client Selection", 2024,
-arXiv 2411.01240)."""
+"""FedEntOpt (Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based Client
+Selection", 2024, arXiv 2411.01240)."""
 
 import numpy as np
 
 from fedsim.core.parameters import Problems, parameters
-from fedsim.selectors.base import Clients, Floats, Selection, Selector, Signal, ascending, highest, log, rule
+from fedsim.selectors.base import (
+    Clients,
+    Floats,
+    Selection,
+    Selector,
+    Signal,
+    ascending,
+    highest,
+    log,
+    rule,
+)
 from fedsim.selectors.tools import collect_label_counts, not_queued
 
 
@@ -16,9 +26,10 @@ class EntropyGreedy(Selector):
     2. Until K are selected, add the client outside the queue that maximises the entropy of the pooled label counts.
     3. Append the selected clients to the queue; the oldest leave it while it is longer than `queue_length`.
 
-    Clients report their label counts once. The paper does not fix three things. `queue_length` (its Q) is N // 2 where
-    it is None: the paper finds about N / 2 best for Dirichlet skew. Ties are broken at random. If fewer than K clients
-    are outside the queue, those that have been in it longest are released.
+    Clients report their label counts once. The paper does not fix three things. `queue_length` (its
+    Q) is N // 2 where it is None: the paper finds about N / 2 best for Dirichlet skew. Ties are
+    broken at random. If fewer than K clients are outside the queue, those that have been in it
+    longest are released.
     """
 
     start_up_rounds = 1
@@ -32,7 +43,9 @@ class EntropyGreedy(Selector):
         yield rule(length is None or length >= 0, "queue_length", length, "must be null or >= 0")
 
     def __post_init__(self) -> None:
-        self.longest = self.population.num_clients // 2 if self.queue_length is None else self.queue_length
+        self.longest = (
+            self.population.num_clients // 2 if self.queue_length is None else self.queue_length
+        )
         self.counts = np.empty((self.population.num_clients, 0), np.int64)
         self.queue: list[int] = []
 

@@ -1,5 +1,5 @@
-"""F3AST (Ribero, Vikalo and de Veciana, "Federated Learning Under Intermittent Client Availability and Time-Varying
-Communication Constraints", IEEE JSTSP 2023; preprint 2022)."""
+"""F3AST (Ribero, Vikalo and de Veciana, "Federated Learning Under Intermittent Client Availability
+and Time-Varying Communication Constraints", IEEE JSTSP 2023; preprint 2022)."""
 
 import numpy as np
 
@@ -11,16 +11,19 @@ from fedsim.selectors.base import Clients, Selection, Selector, ascending, highe
 class F3AST(Selector):
     """Selects, of the available clients, the K with the highest marginal utility p_k^2 / r_k^2.
 
-    That is the gradient of -sum_k p_k^2 / r_k, the negative of a bound of the variance that selection adds, at the
-    tracked long-term rates r_k <- (1 - `beta`) r_k + `beta` [k selected]; p_k = n_k / n. Aggregation weights p_k / r_k,
-    with the rate that counts this selection (the authors' code), make the mean update unbiased in the limit of a small
-    `beta`, once the rates have settled, which takes some 1 / `beta` rounds. A client that is selected in a share r of
-    the rounds gets about 1 - `beta` / (2 r) of p_k on average, and all clients together 1 - `beta` N / (2 K). So `beta`
-    must be much smaller than K / N: None takes 0.01 K / N. (The authors' code has 0.01 as its default; the command in
-    its README 0.001, 0.05 K / N there.) Left open: rates start at K p_k (at most 1), where all utilities are equal and
-    weights sum to 1; in the code at p_k, and the update is divided by K. Ties are broken at random.
+    That is the gradient of -sum_k p_k^2 / r_k, the negative of a bound of the variance that
+    selection adds, at the tracked long-term rates r_k <- (1 - `beta`) r_k + `beta` [k selected];
+    p_k = n_k / n. Aggregation weights p_k / r_k, with the rate that counts this selection (the
+    authors' code), make the mean update unbiased in the limit of a small `beta`, once the rates
+    have settled, which takes some 1 / `beta` rounds. A client that is selected in a share r of the
+    rounds gets about 1 - `beta` / (2 r) of p_k on average, and all clients together 1 - `beta` N /
+    (2 K). So `beta` must be much smaller than K / N: None takes 0.01 K / N. (The authors' code has
+    0.01 as its default; the command in its README 0.001, 0.05 K / N there.) Left open: rates start
+    at K p_k (at most 1), where all utilities are equal and weights sum to 1; in the code at p_k,
+    and the update is divided by K. Ties are broken at random.
 
-    The paper lets the number of clients vary over time; here it is K, or all where fewer are available.
+    The paper lets the number of clients vary over time; here it is K, or all where fewer are
+    available.
     """
 
     state = ("rates", "round")
@@ -39,7 +42,9 @@ class F3AST(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids, shares = clients.available, self.population.shares
-        chosen = ascending(ids[highest(-self.rates[ids] / shares[ids], self.cohort_size(clients), rng)])
+        chosen = ascending(
+            ids[highest(-self.rates[ids] / shares[ids], self.cohort_size(clients), rng)]
+        )
         for _ in range(round - self.round):  # also for rounds in which nobody could be reached
             self.rates *= 1 - self.step
         self.rates[chosen] += self.step

@@ -4,7 +4,8 @@ from fedsim.selectors.base import Clients, Sampling, Selection, Selector
 
 
 class Full(Selector):
-    """Selects all available clients in every round (FedABC's "FedAvg"); `cohort_size` has no effect."""
+    """Selects all available clients in every round (FedABC's "FedAvg"); `cohort_size` has no
+    effect."""
 
     adaptive = True
     sampling = Sampling.ALL

@@ -1,8 +1,10 @@
-"""FedCor's Gaussian process over the loss changes of N clients, each of which has an embedding x_i in R^q.
+"""FedCor's Gaussian process over the loss changes of N clients, each of which has an embedding x_i
+in R^q.
 
-Linear kernels are handled in low-rank form, exactly and linear in N: the covariance is F^T F + noise^2 I with F [q, N],
-and by Woodbury's identity its inverse is (I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F. Other kernels and
-objectives use dense matrices and automatic differentiation.
+Linear kernels are handled in low-rank form, exactly and linear in N: the covariance is F^T F +
+noise^2 I with F [q, N], and by Woodbury's identity its inverse is (I - F^T A) / noise^2 with A =
+(noise^2 I + F F^T)^-1 F. Other kernels and objectives use dense matrices and automatic
+differentiation.
 """
 
 from collections.abc import Callable
@@ -14,17 +16,20 @@ from torch import Tensor
 
 from fedsim.core.types import Floats, Positions
 
-Parameters = dict[str, Floats]  # `embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []
+Parameters = dict[
+    str, Floats
+]  # `embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []
 Kernel = Literal["linear", "linear_normalised", "se"]
 Objective = Literal["mml", "loo"]
 
 JITTER = (0.0, 1e-6, 1e-5, 1e-4)
-"""Shares of the mean variance that are tried as additions to the diagonal until a Cholesky factor exists."""
+"""Shares of the mean variance that are tried as additions to the diagonal until a Cholesky factor
+exists."""
 
 
 class LowRank:
-    """The covariance matrix [N, N] F^T F + noise^2 I with `factor` F [q, N], in place of an array: its product with a
-    vector [N], its diagonal, and its column `[:, j]`."""
+    """The covariance matrix [N, N] F^T F + noise^2 I with `factor` F [q, N], in place of an array:
+    its product with a vector [N], its diagonal, and its column `[:, j]`."""
 
     def __init__(self, factor: Floats, noise: float) -> None:
         self.factor, self.noise = factor, noise
@@ -45,26 +50,33 @@ Covariance = LowRank | Floats
 
 
 class Process:
-    """A Gaussian process with the kernel x_i . x_j, or amplitude^2 cos(x_i, x_j) (`linear_normalised`), fitted by
-    marginal likelihood. `trained` names the parameters that a fit changes."""
+    """A Gaussian process with the kernel x_i . x_j, or amplitude^2 cos(x_i, x_j)
+    (`linear_normalised`), fitted by marginal likelihood. `trained` names the parameters that a fit
+    changes."""
 
     def __init__(self, noise: float, lr: float, *, kernel: Kernel) -> None:
         self.noise, self.lr, self.kernel = noise, lr, kernel
         self.trained = ("embedding",) if kernel == "linear" else ("embedding", "amplitude")
 
-    def fit(self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int) -> Parameters:
-        """`parameters` after `steps` steps of Adam, with fresh state, on -sum_e weights_e log p(residuals_e), with
-        `residuals` [E, N] and `weights` [E]; the last ones before a gradient that is not finite.
+    def fit(
+        self, parameters: Parameters, residuals: Floats, weights: Floats, steps: int
+    ) -> Parameters:
+        """`parameters` after `steps` steps of Adam, with fresh state, on -sum_e weights_e log
+        p(residuals_e), with `residuals` [E, N] and `weights` [E]; the last ones before a gradient
+        that is not finite.
         """
         start = {name: parameters[name] for name in self.trained}
-        return parameters | adam(start, lambda p: self.gradient(parameters | p, residuals, weights), self.lr, steps)
+        return parameters | adam(
+            start, lambda p: self.gradient(parameters | p, residuals, weights), self.lr, steps
+        )
 
     def covariance(self, parameters: Parameters) -> Covariance:
         """The covariance [N, N] of the clients in `parameters`, noise included."""
         return LowRank(self._factor(parameters), self.noise)
 
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
-        """dL/dF = 2 F dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, S = sum_e g_e r_e r_e^T."""
+        """dL/dF = 2 F dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, S = sum_e
+        g_e r_e r_e^T."""
         f = self._factor(parameters)
         try:
             a = np.linalg.solve(self.noise**2 * np.eye(len(f)) + f @ f.T, f)
@@ -78,18 +90,27 @@ class Process:
             return {"embedding": gradient_}
         x, amplitude = parameters["embedding"], parameters["amplitude"]
         unit = f / amplitude
-        tangent = amplitude * (gradient_ - unit * (unit * gradient_).sum(0)) / np.linalg.norm(x, axis=0)
+        tangent = (
+            amplitude * (gradient_ - unit * (unit * gradient_).sum(0)) / np.linalg.norm(x, axis=0)
+        )
         return {"embedding": tangent, "amplitude": np.asarray((gradient_ * unit).sum())}
 
     def _factor(self, parameters: Parameters) -> Floats:
         x = parameters["embedding"]
-        return x if self.kernel == "linear" else x / np.linalg.norm(x, axis=0) * parameters["amplitude"]
+        return (
+            x
+            if self.kernel == "linear"
+            else x / np.linalg.norm(x, axis=0) * parameters["amplitude"]
+        )
 
 
 class DenseProcess(Process):
-    """Any kernel (`se`: amplitude^2 exp(-|x_i - x_j|^2 / (2 length))); marginal or leave-one-out likelihood."""
+    """Any kernel (`se`: amplitude^2 exp(-|x_i - x_j|^2 / (2 length))); marginal or leave-one-out
+    likelihood."""
 
-    def __init__(self, noise: float, lr: float, *, kernel: Kernel, length: float, objective: Objective) -> None:
+    def __init__(
+        self, noise: float, lr: float, *, kernel: Kernel, length: float, objective: Objective
+    ) -> None:
         super().__init__(noise, lr, kernel=kernel)
         self.length, self.objective = length, objective
 
@@ -97,10 +118,17 @@ class DenseProcess(Process):
         return self._matrix({n: torch.as_tensor(p) for n, p in parameters.items()}).numpy()
 
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
-        leaves = {n: torch.tensor(p, dtype=torch.float64, requires_grad=True) for n, p in parameters.items()}
+        leaves = {
+            n: torch.tensor(p, dtype=torch.float64, requires_grad=True)
+            for n, p in parameters.items()
+        }
         sigma, r = self._matrix(leaves), torch.as_tensor(residuals)
-        each = (self._marginal if self.objective == "mml" else self._leave_one_out)(_cholesky(sigma), r)
-        gradients = torch.autograd.grad(-(torch.as_tensor(weights) * each).sum(), [leaves[n] for n in self.trained])
+        each = (self._marginal if self.objective == "mml" else self._leave_one_out)(
+            _cholesky(sigma), r
+        )
+        gradients = torch.autograd.grad(
+            -(torch.as_tensor(weights) * each).sum(), [leaves[n] for n in self.trained]
+        )
         return {n: s.numpy() for n, s in zip(self.trained, gradients, strict=True)}
 
     def _matrix(self, parameters: dict[str, Tensor]) -> Tensor:
@@ -123,7 +151,8 @@ class DenseProcess(Process):
 
     @staticmethod
     def _leave_one_out(factor: Tensor, residuals: Tensor) -> Tensor:
-        """sum_i log p(r_ei | the others) up to a constant, [E] (Rasmussen and Williams 2006, Eq. 5.10-5.12)."""
+        """sum_i log p(r_ei | the others) up to a constant, [E] (Rasmussen and Williams 2006, Eq.
+        5.10-5.12)."""
         inverse = torch.cholesky_inverse(factor)
         precision = inverse.diagonal()
         return (precision.log() / 2 - (residuals @ inverse).square() / (2 * precision)).sum(1)
@@ -134,14 +163,18 @@ def is_dense(kernel: Kernel, objective: Objective) -> bool:
     return kernel == "se" or objective != "mml"
 
 
-def make_process(kernel: Kernel, objective: Objective, noise: float, length: float, lr: float) -> Process:
+def make_process(
+    kernel: Kernel, objective: Objective, noise: float, length: float, lr: float
+) -> Process:
     """The process with this kernel and objective, in its cheapest exact form."""
     if not is_dense(kernel, objective):
         return Process(noise, lr, kernel=kernel)
     return DenseProcess(noise, lr, kernel=kernel, length=length, objective=objective)
 
 
-def adam(start: Parameters, gradient: Callable[[Parameters], Parameters], lr: float, steps: int) -> Parameters:
+def adam(
+    start: Parameters, gradient: Callable[[Parameters], Parameters], lr: float, steps: int
+) -> Parameters:
     """Minimise by Adam with betas .9 and .999 and eps 1e-8; stops if a gradient is not finite."""
     x = {n: np.array(p, dtype=np.float64) for n, p in start.items()}
     first, second = ({n: np.zeros_like(p) for n, p in x.items()} for _ in range(2))
@@ -152,7 +185,9 @@ def adam(start: Parameters, gradient: Callable[[Parameters], Parameters], lr: fl
         for n, gradient_ in gradients.items():
             first[n] += 0.1 * (gradient_ - first[n])
             second[n] += 0.001 * (gradient_**2 - second[n])
-            x[n] = x[n] - lr * (first[n] / (1 - 0.9**step)) / (np.sqrt(second[n] / (1 - 0.999**step)) + 1e-8)
+            x[n] = x[n] - lr * (first[n] / (1 - 0.9**step)) / (
+                np.sqrt(second[n] / (1 - 0.999**step)) + 1e-8
+            )
     return x
 
 
@@ -165,11 +200,13 @@ def greedy_selection(
     epsilon: float = 0.0,
     min_fall: float | None = None,
 ) -> Positions:
-    """FedCor's selection (Eq. 13): `count` positions, each with the largest expected fall of the weighted losses.
+    """FedCor's selection (Eq. 13): `count` positions, each with the largest expected fall of the
+    weighted losses.
 
-    Starting from the covariance C, it repeats j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik and
-    C <- C - C_:j C_j: / C_jj, with `shares` p [N] and `discounts` a [N]. With probability `epsilon` a pick is random.
-    From the second pick on, picking stops if the largest expected fall is below `min_fall`.
+    Starting from the covariance C, it repeats j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik and C
+    <- C - C_:j C_j: / C_jj, with `shares` p [N] and `discounts` a [N]. With probability `epsilon` a
+    pick is random. From the second pick on, picking stops if the largest expected fall is below
+    `min_fall`.
     """
     weighted_sums, diagonal = covariance @ shares, covariance.diagonal().copy()
     if not np.isfinite(weighted_sums).all():  # the fit failed: random selection
@@ -177,7 +214,9 @@ def greedy_selection(
     left = np.ones(len(shares), dtype=bool)
     removed: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
     for picks in range(count):
-        falls = np.where(left, discounts * weighted_sums / np.sqrt(np.maximum(diagonal, 1e-300)), -np.inf)
+        falls = np.where(
+            left, discounts * weighted_sums / np.sqrt(np.maximum(diagonal, 1e-300)), -np.inf
+        )
         if min_fall is not None and picks and falls.max() < min_fall:
             break
         at_random = epsilon > 0 and rng.random() < epsilon
@@ -196,9 +235,12 @@ def greedy_selection(
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
-    """The lower Cholesky factor, with jitter on the diagonal if rounding requires it; nan if no jitter suffices."""
+    """The lower Cholesky factor, with jitter on the diagonal if rounding requires it; nan if no
+    jitter suffices."""
     for share in JITTER:
-        padded = matrix + share * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=matrix.dtype)
+        padded = matrix + share * matrix.diagonal().mean() * torch.eye(
+            len(matrix), dtype=matrix.dtype
+        )
         factor, info = torch.linalg.cholesky_ex(padded)
         if not info:
             return factor

@@ -1,5 +1,5 @@
-"""GPFL: gradient projection and an exploit-explore bandit, as the paper describes it; gpfl_official.py is the different
-algorithm of the authors' code."""
+"""GPFL: gradient projection and an exploit-explore bandit, as the paper describes it;
+gpfl_official.py is the different algorithm of the authors' code."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,11 +14,24 @@ from fedsim.core.exact import exp, log, mean_row, row_sums
 from fedsim.core.flat import split_flat
 from fedsim.core.parameters import Count, NonNegative, Positive, parameters
 from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection, Stack
-from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, drop_nonfinite, highest, softmax
+from fedsim.selectors.base import (
+    Clients,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    drop_nonfinite,
+    highest,
+    softmax,
+)
 
 LocalDirection = Literal["per_lr", "update", "per_step", "momentum_buffer", "full_gradient"]
-REPORTED_DIRECTIONS = {"momentum_buffer": {Signal.TRAINING}, "full_gradient": {Signal.TRAINING, Signal.GRADIENTS}}
-"""Local directions that clients send in addition to their update, and the signals that they need."""
+REPORTED_DIRECTIONS = {
+    "momentum_buffer": {Signal.TRAINING},
+    "full_gradient": {Signal.TRAINING, Signal.GRADIENTS},
+}
+"""Local directions that clients send in addition to their update, and the signals that they
+need."""
 
 
 class Exploration(ABC):
@@ -33,8 +46,9 @@ class Exploration(ABC):
 class Linear(Exploration):
     """alpha_t = rho t / T (Eq. 7).
 
-    `reference` replaces T: a number of rounds if it is >= 1, else a share of T. GPFL's Fig. 7 ran 800 rounds with a
-    reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the authors' logs show.
+    `reference` replaces T: a number of rounds if it is >= 1, else a share of T. GPFL's Fig. 7 ran
+    800 rounds with a reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the
+    authors' logs show.
     """
 
     rho: NonNegative
@@ -67,7 +81,8 @@ class Decreasing(Exploration):
 
 @parameters
 class Triangular(Exploration):
-    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak); the authors' code has peak 100 by default."""
+    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak); the authors' code has peak
+    100 by default."""
 
     peak: Count
 
@@ -77,24 +92,27 @@ class Triangular(Exploration):
 
 @parameters
 class GPFL(Selector):
-    """Selects the K clients of highest index u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i) (GPCB, Eq. 6).
+    """Selects the K clients of highest index u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i)
+    (GPCB, Eq. 6).
 
     n_i counts the selections of client i; c_i is its gradient projection.
 
-    Round 1 (Algorithm 1), or the first round in which clients can be reached: all clients train and upload.
-    c_i = <g_i, g> / |g|, where g is the mean of all g_i. The K clients of highest c are selected and their models
-    averaged.
+    Round 1 (Algorithm 1), or the first round in which clients can be reached: all clients train and
+    upload. c_i = <g_i, g> / |g|, where g is the mean of all g_i. The K clients of highest c are
+    selected and their models averaged.
 
-    Later rounds: g_i = (w - w_i) / lr for the clients that trained; c_i is its projection on the server's own step of
-    the previous round (Eq. 3). The c of other clients are kept. The reward of *every* client is its share of the
-    softmax over all c (Eq. 5). For the clients selected last it is multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the
-    accuracy, or, if that did not change, by exp of the decrease of the loss (Eq. 8); by 1 after a round in which
-    nothing arrived. The mean reward is over rounds. What is not finite is dropped for the round; after a global
-    direction of zero, c is kept.
+    Later rounds: g_i = (w - w_i) / lr for the clients that trained; c_i is its projection on the
+    server's own step of the previous round (Eq. 3). The c of other clients are kept. The reward of
+    *every* client is its share of the softmax over all c (Eq. 5). For the clients selected last it
+    is multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the accuracy, or, if that did not change, by
+    exp of the decrease of the loss (Eq. 8); by 1 after a round in which nothing arrived. The mean
+    reward is over rounds. What is not finite is dropped for the round; after a global direction of
+    zero, c is kept.
 
-    The YAML file says what each switch does. `local_direction` is what g_i is: a momentum buffer (the client's last
-    one) and a full gradient (at the trained model) are sent in addition. `weights: by_gp`, the softmax of the selected
-    clients' c, is another interpretation of FedAvg(w, S, C); `factor: centred` is Eq. 8 without the 2.
+    The YAML file says what each switch does. `local_direction` is what g_i is: a momentum buffer
+    (the client's last one) and a full gradient (at the trained model) are sent in addition.
+    `weights: by_gp`, the softmax of the selected clients' c, is another interpretation of FedAvg(w,
+    S, C); `factor: centred` is Eq. 8 without the 2.
     """
 
     needs = frozenset({Signal.VALIDATION})
@@ -121,7 +139,9 @@ class GPFL(Selector):
         n = self.population.num_clients
         self.adaptive = self.init == "cover" or self.init_aggregate != "topk"
         self.start_up_rounds = {"all_clients": 1, "cover": self.cover_rounds, "none": 0}[self.init]
-        self.needs = frozenset({Signal(self.reward_eval), *REPORTED_DIRECTIONS.get(self.local_direction, ())})
+        self.needs = frozenset(
+            {Signal(self.reward_eval), *REPORTED_DIRECTIONS.get(self.local_direction, ())}
+        )
         self.first_pulls = 1.0 if self.init == "all_clients" else 0.0
         self.projections, self.reward_sum = np.zeros((2, n))
         self.pulls = np.full(n, self.first_pulls)
@@ -147,23 +167,32 @@ class GPFL(Selector):
         return self._selection()
 
     def _selection(self) -> Selection:
-        return Selection(self.selected, softmax(self.projections[self.selected]) if self.weights == "by_gp" else None)
+        return Selection(
+            self.selected,
+            softmax(self.projections[self.selected]) if self.weights == "by_gp" else None,
+        )
 
     def _choose(self, round: int, clients: Clients, rng: np.random.Generator) -> Ids:
         ids, count = clients.available, self.cohort_size(clients)
         unseen = ids[self.pulls[ids] == 0]
         if self.init == "cover" and round <= self.cover_rounds and len(unseen):
-            return ascending(rng.permutation(unseen)[: -(-self.population.num_clients // self.cover_rounds)])
+            return ascending(
+                rng.permutation(unseen)[: -(-self.population.num_clients // self.cover_rounds)]
+            )
         scores = self.projections if self.rank_by == "gp" else self.gpcb(round)
         return ascending(ids[highest(np.where(self.pulls == 0, np.inf, scores)[ids], count, rng)])
 
     def gpcb(self, t: int) -> Floats:
         """The index u [N] in round t (Eq. 6)."""
         pulls = self.pulls - self.first_pulls
-        divisor = {"pulls": pulls, "pulls_plus_one": pulls + 1}.get(self.reward_average, np.full(len(pulls), t - 1.0))
+        divisor = {"pulls": pulls, "pulls_plus_one": pulls + 1}.get(
+            self.reward_average, np.full(len(pulls), t - 1.0)
+        )
         mean = np.where(divisor > 0, self.reward_sum / np.maximum(divisor, 1), 0.0)
         alpha = self.exploration.alpha(t, self.population.num_rounds)
-        bonus: Floats = alpha * np.sqrt(2 * log(max(self.pulls.sum(), 1)) / np.maximum(self.pulls, 1))
+        bonus: Floats = alpha * np.sqrt(
+            2 * log(max(self.pulls.sum(), 1)) / np.maximum(self.pulls, 1)
+        )
         return mean + bonus
 
     def _first_round(self, clients: Clients, rng: np.random.Generator) -> Selection:
@@ -197,7 +226,9 @@ class GPFL(Selector):
     def _project(self, ids: Ids, cohort: Cohort) -> None:
         """Update c of `ids` from the directions that they reported, or else from their updates."""
         local = self._reported or {n: cohort.delta[n] for n in cohort.trained}
-        values = projections(local, self.direction, self.metric, self.per_tensor) * (1 if self._reported else -1)
+        values = projections(local, self.direction, self.metric, self.per_tensor) * (
+            1 if self._reported else -1
+        )
         if self.metric != "cosine" and self.local_direction in ("per_lr", "per_step"):
             values = values / self._lr
         if self.metric != "cosine" and self.local_direction == "per_step":
@@ -240,17 +271,25 @@ def usable(direction: Params) -> Params:
 
 
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:
-    """<g_i, g> / |g| [K] of the K directions in `local` on `direction`; 0 where a norm in the denominator is 0.
+    """<g_i, g> / |g| [K] of the K directions in `local` on `direction`; 0 where a norm in the
+    denominator is 0.
 
-    `metric` cosine divides by |g_i| as well, dot by nothing. `per_tensor`: the mean of one projection per tensor.
+    `metric` cosine divides by |g_i| as well, dot by nothing. `per_tensor`: the mean of one
+    projection per tensor.
     """
-    parts = [_dots_and_squares(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()]
+    parts = [
+        _dots_and_squares(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()
+    ]
     dots, local_squares, global_squares = (torch.stack(found) for found in zip(*parts, strict=True))
     if not per_tensor:
-        dots, local_squares, global_squares = (row_sums(t.T)[None] for t in (dots, local_squares, global_squares))
+        dots, local_squares, global_squares = (
+            row_sums(t.T)[None] for t in (dots, local_squares, global_squares)
+        )
     scale = torch.ones_like(dots)
     if metric != "dot":
-        scale = global_squares.sqrt().expand_as(dots) * (local_squares.sqrt() if metric == "cosine" else 1)
+        scale = global_squares.sqrt().expand_as(dots) * (
+            local_squares.sqrt() if metric == "cosine" else 1
+        )
     return mean_row(torch.where(scale > 0, dots / scale, 0.0)).cpu().numpy()
 
 

@@ -1,5 +1,5 @@
-"""LEFL (Abebe, Munoz and Jannesari, "LEFL: Low Entropy Client Sampling in Federated Learning", 2023): stratified
-sampling over clusters of clients whose models make similar predictions."""
+"""LEFL (Abebe, Munoz and Jannesari, "LEFL: Low Entropy Client Sampling in Federated Learning",
+2023): stratified sampling over clusters of clients whose models make similar predictions."""
 
 from typing import Literal
 
@@ -17,11 +17,13 @@ from fedsim.selectors.ward import cut_tree, ward_linkage
 class LEFL(Selector):
     """Draws one client at random from each of K strata in every round.
 
-    Once, when it is first available, every client trains and sends its predicted class probabilities for the public
-    samples. Clients are clustered into K strata by Ward's method on the symmetrised Kullback-Leibler divergences
-    between these predictions. If there are fewer than K strata with available clients, other random clients fill up.
+    Once, when it is first available, every client trains and sends its predicted class
+    probabilities for the public samples. Clients are clustered into K strata by Ward's method on
+    the symmetrised Kullback-Leibler divergences between these predictions. If there are fewer than
+    K strata with available clients, other random clients fill up.
 
-    `weights: aggregator` leaves the aggregation weights to the aggregator; `strata` uses each stratum's share of data.
+    `weights: aggregator` leaves the aggregation weights to the aggregator; `strata` uses each
+    stratum's share of data.
     """
 
     start_up_rounds = 1
@@ -44,23 +46,32 @@ class LEFL(Selector):
         unpicked = np.setdiff1d(np.arange(len(ids)), picks)
         fill = rng.choice(unpicked, count - len(picks), replace=False)
         chosen = np.sort(np.concatenate([np.array(picks, dtype=np.int64), fill]))
-        return Selection(ids[chosen], self._stratum_shares(ids[chosen]) if self.weights == "strata" else None)
+        return Selection(
+            ids[chosen], self._stratum_shares(ids[chosen]) if self.weights == "strata" else None
+        )
 
     def _query_predictions(self, clients: Clients) -> None:
-        new = np.array([i for i in clients.available if int(i) not in self.predictions], dtype=np.int64)
+        new = np.array(
+            [i for i in clients.available if int(i) not in self.predictions], dtype=np.int64
+        )
         if not len(new):
             return
-        found = torch.stack([torch.nan_to_num(labels, nan=0.0).float() for labels in clients.public_labels(new)]).cpu()
+        found = torch.stack(
+            [torch.nan_to_num(labels, nan=0.0).float() for labels in clients.public_labels(new)]
+        ).cpu()
         self.predictions.update(zip(new.tolist(), found.unbind(), strict=True))
         known = np.array(sorted(self.predictions), dtype=np.int64)
         self.strata[known] = self._cluster(known)
 
     def _cluster(self, known: Ids) -> NDArray[np.int64]:
         divergence = kl_divergences(torch.stack([self.predictions[int(i)] for i in known]), "sum")
-        return cut_tree(ward_linkage(np.maximum(divergence + divergence.T, 0) / 2), self.population.cohort_size)
+        return cut_tree(
+            ward_linkage(np.maximum(divergence + divergence.T, 0) / 2), self.population.cohort_size
+        )
 
     def _stratum_shares(self, chosen: Ids) -> Floats:
-        """Weights [K] of sum 1: each stratum's amount of data, divided equally among its chosen clients."""
+        """Weights [K] of sum 1: each stratum's amount of data, divided equally among its chosen
+        clients."""
         totals = np.bincount(self.strata[self.strata >= 0], self.population.sizes[self.strata >= 0])
         counts = np.bincount(self.strata[chosen], minlength=len(totals))
         data = totals[self.strata[chosen]] / counts[self.strata[chosen]]

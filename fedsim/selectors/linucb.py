@@ -1,5 +1,5 @@
-"""LinUCB (Li, Chu, Langford and Schapire, "A Contextual-Bandit Approach to Personalized News Article Recommendation",
-WWW 2010), as a bandit over clients."""
+"""LinUCB (Li, Chu, Langford and Schapire, "A Contextual-Bandit Approach to Personalized News
+Article Recommendation", WWW 2010), as a bandit over clients."""
 
 import numpy as np
 
@@ -10,10 +10,11 @@ from fedsim.selectors.base import Clients, Selection, Selector, Server, Signal, 
 
 @parameters
 class LinUCB(Selector):
-    """Selects the K clients with the highest upper confidence bounds x_k theta + `alpha` sqrt(x_k A^-1 x_k).
+    """Selects the K clients with the highest upper confidence bounds x_k theta + `alpha` sqrt(x_k
+    A^-1 x_k).
 
-    theta = A^-1 b is a ridge regression of rewards on contexts, A = `ridge` I + sum x x^T and b = sum reward x over all
-    that was observed. Left open, and chosen here:
+    theta = A^-1 b is a ridge regression of rewards on contexts, A = `ridge` I + sum x x^T and b =
+    sum reward x over all that was observed. Left open, and chosen here:
 
     - One theta for all clients, not one each (Li et al.'s disjoint models), since a client is seen a few times only;
       the K highest bounds at once are C2UCB's (Qin, Chen and Zhu, 2014) for a reward that is a sum over the cohort.
@@ -55,7 +56,9 @@ class LinUCB(Selector):
             if np.isfinite(loss):
                 x = self._contexts[client]
                 image = times(x[None], self.inverse)[0]
-                self.inverse -= image[:, None] * image / (1 + (image * x).sum())  # Sherman and Morrison
+                self.inverse -= (
+                    image[:, None] * image / (1 + (image * x).sum())
+                )  # Sherman and Morrison
                 self.b += loss * x
                 self.losses[client] = loss
 
@@ -74,9 +77,12 @@ class LinUCB(Selector):
         mean = self.losses[sent].mean() if sent.any() else 0.0
         sizes = self.population.sizes / self.population.sizes.max()
         counts, waits = self.counts / max(round - 1, 1), (round - self.last_round) / round
-        return np.stack([np.ones(len(sizes)), sizes, counts, waits, np.where(sent, self.losses, mean)], axis=1)
+        return np.stack(
+            [np.ones(len(sizes)), sizes, counts, waits, np.where(sent, self.losses, mean)], axis=1
+        )
 
 
 def times(rows: Floats, matrix: Floats) -> Floats:
-    """`rows` [n, d] times `matrix` [d, d], each sum in the order of d: the same on every processor."""
+    """`rows` [n, d] times `matrix` [d, d], each sum in the order of d: the same on every
+    processor."""
     return (rows[:, :, None] * matrix).sum(1)

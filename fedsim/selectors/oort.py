@@ -1,5 +1,6 @@
-"""Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant Selection",
-OSDI 2021), and its exploration by speed, as the paper's Algorithm 1 has it."""
+"""Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided
+Participant Selection", OSDI 2021), and its exploration by speed, as the paper's Algorithm 1 has
+it."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -10,40 +11,58 @@ from fedsim.core.errors import floor
 from fedsim.core.exact import log, power
 from fedsim.core.parameters import Count, NonNegative, Share, parameters
 from fedsim.core.types import Cohort, Floats, Ids, Selection
-from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, leading, weighted_without_replacement
+from fedsim.selectors.base import (
+    Clients,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    leading,
+    weighted_without_replacement,
+)
 from fedsim.selectors.tools import clients_to_try
 
-EXPLORATION_POOL = 5  # m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior
+EXPLORATION_POOL = (
+    5  # m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior
+)
 
 
 @parameters
 class Oort(Selector):
-    """Exploits clients of high statistical utility and explores clients that have not taken part yet ("unseen").
+    """Exploits clients of high statistical utility and explores clients that have not taken part
+    yet ("unseen").
 
-    Utility: U_k = n_k sqrt(mean squared loss of its samples), measured while client k last trained, over all its steps
-    (FedScale: the last mini-batch). The score of a seen client is `normalised(U_k)` + sqrt(.1 ln t / L_k), where L_k
-    is the round of its last participation, times (T / t_k)^`penalty` if its round duration t_k, observed on the
-    simulated clock when it last took part, exceeds the preferred duration T (Eq. 1). Without a simulated clock, or with
-    equal durations, time has no effect.
+    Utility: U_k = n_k sqrt(mean squared loss of its samples), measured while client k last trained,
+    over all its steps (FedScale: the last mini-batch). The score of a seen client is
+    `normalised(U_k)` + sqrt(.1 ln t / L_k), where L_k is the round of its last participation, times
+    (T / t_k)^`penalty` if its round duration t_k, observed on the simulated clock when it last took
+    part, exceeds the preferred duration T (Eq. 1). Without a simulated clock, or with equal
+    durations, time has no effect.
 
-    Exploitation: m = (1 - eps) K clients are drawn with probability proportional to their scores, from all seen clients
-    whose score is at least `cutoff` (.95 in the paper, .7 in the code) times the score of rank m (`cutoff_rank: last`,
-    the paper) or m + 1 (`next`, the code). The other clients are unseen ones, drawn by `prior`: n_k (`size`) or equal;
-    if there are too few, others are drawn uniformly. Once all clients with data have been seen, all K are exploited.
-    eps starts at `exploration` and is multiplied by `exploration_decay` every round, down to `exploration_floor`.
+    Exploitation: m = (1 - eps) K clients are drawn with probability proportional to their scores,
+    from all seen clients whose score is at least `cutoff` (.95 in the paper, .7 in the code) times
+    the score of rank m (`cutoff_rank: last`, the paper) or m + 1 (`next`, the code). The other
+    clients are unseen ones, drawn by `prior`: n_k (`size`) or equal; if there are too few, others
+    are drawn uniformly. Once all clients with data have been seen, all K are exploited. eps starts
+    at `exploration` and is multiplied by `exploration_decay` every round, down to
+    `exploration_floor`.
 
-    `first_round: prior` explores by prior in the first round in which clients can be reached, too. `random` follows the
-    published code, whose driver draws round 1 uniformly and calls the selector from round 2 on, so that ln t is
-    ln(t - 1). Deviation: the code draws uniformly for one more round after the last unseen client was selected.
+    `first_round: prior` explores by prior in the first round in which clients can be reached, too.
+    `random` follows the published code, whose driver draws round 1 uniformly and calls the selector
+    from round 2 on, so that ln t is ln(t - 1). Deviation: the code draws uniformly for one more
+    round after the last unseen client was selected.
 
-    Pacer, as in the published code: T is a percentile of the durations seen so far, here interpolated between two of
-    them. A round gains the mean utility of the exploited clients whose updates arrived, 0 if there are none. Every
-    `pacer_window` rounds, the gains of the last window are compared with those of the one before: the percentile rises
-    by `pacer_step` if their sums differ by at most 10 %, and falls if by 5 times the earlier one or more. (In the
-    paper's Algorithm 1, T itself grows where the sum of utilities has fallen.) Oort's blacklist is not implemented.
+    Pacer, as in the published code: T is a percentile of the durations seen so far, here
+    interpolated between two of them. A round gains the mean utility of the exploited clients whose
+    updates arrived, 0 if there are none. Every `pacer_window` rounds, the gains of the last window
+    are compared with those of the one before: the percentile rises by `pacer_step` if their sums
+    differ by at most 10 %, and falls if by 5 times the earlier one or more. (In the paper's
+    Algorithm 1, T itself grows where the sum of utilities has fallen.) Oort's blacklist is not
+    implemented.
 
-    Nothing is learnt of clients whose updates do not arrive in time: they are explored again now and then
-    (`clients_to_try`). Deviation: the published driver gives them the mean utility of those that arrived.
+    Nothing is learnt of clients whose updates do not arrive in time: they are explored again now
+    and then (`clients_to_try`). Deviation: the published driver gives them the mean utility of
+    those that arrived.
     """
 
     needs = frozenset({Signal.SQUARED_LOSS})
@@ -69,7 +88,9 @@ class Oort(Selector):
         self.last_round = np.zeros(n, np.int64)  # 0: never seen
         self.last_tried = np.zeros(n, np.int64)  # 0: never selected
         self.durations = np.full(n, np.nan)
-        self.expected = np.full(n, np.nan)  # seconds that clients report, for a subclass that asks them
+        self.expected = np.full(
+            n, np.nan
+        )  # seconds that clients report, for a subclass that asks them
         self.exploited = np.empty(0, np.int64)
         self.gained: list[float] = []
         self.gain = 0.0  # of the latest round, not yet in `gained`
@@ -82,10 +103,14 @@ class Oort(Selector):
         self.exploited = self._exploit(ids, self._num_exploited(round, count, new), round, rng)
         if self.first_round == "random" and clients.in_first_round:
             new = new[:0]
-        chosen = np.concatenate([self.exploited, self._explore(new, count - len(self.exploited), rng)])
+        chosen = np.concatenate(
+            [self.exploited, self._explore(new, count - len(self.exploited), rng)]
+        )
         if len(chosen) < count:
             others = np.setdiff1d(ids, chosen)
-            chosen = np.concatenate([chosen, rng.choice(others, count - len(chosen), replace=False)])
+            chosen = np.concatenate(
+                [chosen, rng.choice(others, count - len(chosen), replace=False)]
+            )
         chosen = ascending(chosen)
         self.last_tried[chosen] = round
         return Selection(chosen)
@@ -109,8 +134,9 @@ class Oort(Selector):
     def normalised(self, ids: Ids) -> Floats:
         """(min(U_k, c) - l) / (u - l) of the seen clients among `ids`, as in the published code.
 
-        Of the M positive values of all `ids`, where that of an unseen client is its prior, c is the one of ascending
-        rank floor(`clip` M) + 1, u the maximum and l .999 times the minimum. u - l is at least 1e-4.
+        Of the M positive values of all `ids`, where that of an unseen client is its prior, c is the
+        one of ascending rank floor(`clip` M) + 1, u the maximum and l .999 times the minimum. u - l
+        is at least 1e-4.
         """
         seen = self.last_round[ids] > 0
         values = np.where(seen, self.utility[ids], self._priors(ids))
@@ -131,7 +157,9 @@ class Oort(Selector):
         return np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
 
     def _num_exploited(self, t: int, count: int, new: Ids) -> int:
-        if not np.any((self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)):
+        if not np.any(
+            (self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)
+        ):
             return count - min(len(new), count)
         epsilon = max(self.exploration_floor, self.exploration * self.exploration_decay ** (t - 1))
         return floor((1 - epsilon) * count)
@@ -154,10 +182,15 @@ class Oort(Selector):
         return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
 
     def _priors(self, ids: Ids) -> Floats:
-        return self.population.sizes[ids].astype(np.float64) if self.prior == "size" else np.ones(len(ids))
+        return (
+            self.population.sizes[ids].astype(np.float64)
+            if self.prior == "size"
+            else np.ones(len(ids))
+        )
 
     def _pace(self) -> None:
-        """Count a past round; at the end of each pacer window, adjust the percentile for the preferred duration."""
+        """Count a past round; at the end of each pacer window, adjust the percentile for the
+        preferred duration."""
         self.gained.append(self.gain)
         self.gain = 0.0
         window = self.pacer_window
@@ -171,10 +204,11 @@ class Oort(Selector):
 
 
 class OortBySpeed(Oort):
-    """Oort whose unseen clients are drawn with probability proportional to their speed, 1 / (seconds of a round).
+    """Oort whose unseen clients are drawn with probability proportional to their speed, 1 /
+    (seconds of a round).
 
-    A client is asked for its resources once, when it is first available. `prior` stays the value of unseen clients in
-    the scale of utilities. Deviation: the paper infers speeds from device models.
+    A client is asked for its resources once, when it is first available. `prior` stays the value of
+    unseen clients in the scale of utilities. Deviation: the paper infers speeds from device models.
     """
 
     start_up_rounds = 1  # in which all clients are unseen, and asked

@@ -10,25 +10,45 @@ from torch import Tensor
 
 from fedsim.core.flat import split_flat
 from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection
-from fedsim.selectors.base import Clients, Positive, Problems, Selector, Server, Signal, ascending, parameters, rule
+from fedsim.selectors.base import (
+    Clients,
+    Positive,
+    Problems,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    parameters,
+    rule,
+)
 from fedsim.selectors.pncs import stack_vectors
 
-SPARSITY_THRESHOLD = 1e-3  # of its vector's largest magnitude, below which an entry counts as zero for `sparsity`
+SPARSITY_THRESHOLD = (
+    1e-3  # of its vector's largest magnitude, below which an entry counts as zero for `sparsity`
+)
 MAX_CLIENTS = 1000  # half a million pairs, each of which is a line of the trace of every round
 
 
 def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
-    """Features by name, with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i < j, row by row).
+    """Features by name, with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i <
+    j, row by row).
 
-    `powers` are the p of p-norms and of cos_p (the signed-power similarity of selectors.similarity). Features of each
-    client enter as the sum and the absolute difference over the pair.
+    `powers` are the p of p-norms and of cos_p (the signed-power similarity of
+    selectors.similarity). Features of each client enter as the sum and the absolute difference over
+    the pair.
     """
-    first, second = np.array(list(itertools.combinations(range(len(vectors)), 2)), dtype=np.int64).reshape(-1, 2).T
+    first, second = (
+        np.array(list(itertools.combinations(range(len(vectors)), 2)), dtype=np.int64)
+        .reshape(-1, 2)
+        .T
+    )
     features: dict[str, Floats] = {}
     for name, values in _client_features(vectors, powers).items():
         features[f"{name} sum"] = values[first] + values[second]
         features[f"{name} difference"] = np.abs(values[first] - values[second])
-    features |= {name: table[first, second] for name, table in _pair_features(vectors, powers).items()}
+    features |= {
+        name: table[first, second] for name, table in _pair_features(vectors, powers).items()
+    }
     return {name: values.tolist() for name, values in features.items()}
 
 
@@ -82,10 +102,10 @@ def _cosine(vectors: Floats) -> Floats:
 class PairStudy(Selector):
     """Selects K clients at random and records how good every pair of clients would have been.
 
-    In every round all clients send their gradients. For every pair the server takes a step along its mean gradient, of
-    length `step` learning rates (PNCS prints no length), and validates the resulting model. The trace of a round holds
-    of all pairs: `pairs`, `features` by name (see `pair_features`; `powers` are its p), `accuracy` and `loss`. Source:
-    PNCS, section V.
+    In every round all clients send their gradients. For every pair the server takes a step along
+    its mean gradient, of length `step` learning rates (PNCS prints no length), and validates the
+    resulting model. The trace of a round holds of all pairs: `pairs`, `features` by name (see
+    `pair_features`; `powers` are its p), `accuracy` and `loss`. Source: PNCS, section V.
     """
 
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
@@ -96,9 +116,13 @@ class PairStudy(Selector):
 
     def problems(self) -> Problems:
         powers, n = self.powers, self.population.num_clients
-        yield rule(bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0")
+        yield rule(
+            bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0"
+        )
         told = f"validates a model for each pair of num_clients={n} a round; must have at most {MAX_CLIENTS} clients"
-        yield rule(n <= MAX_CLIENTS, "", ..., told, "lower num_clients: it is no method to train with")
+        yield rule(
+            n <= MAX_CLIENTS, "", ..., told, "lower num_clients: it is no method to train with"
+        )
 
     def __post_init__(self) -> None:
         self._before: tuple[Params, float, list[str], Ids, Tensor] | None = None

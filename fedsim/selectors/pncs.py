@@ -8,7 +8,16 @@ from torch import Tensor
 from fedsim.clients.compression import Compressor, Identity, Int8
 from fedsim.core.parameters import CountOrZero, NonNegative, Positive, Problems, parameters
 from fedsim.core.types import Floats, Ids
-from fedsim.selectors.base import Clients, Problem, Selection, Selector, Signal, ascending, pairs_problem, rule
+from fedsim.selectors.base import (
+    Clients,
+    Problem,
+    Selection,
+    Selector,
+    Signal,
+    ascending,
+    pairs_problem,
+    rule,
+)
 from fedsim.selectors.similarity import PowerSimilarity, similarities
 from fedsim.selectors.tools import least_similar_subset, missing_layers, not_queued, subsets_problem
 
@@ -18,20 +27,22 @@ NORM_ORDERS = (0.1, 512.0)  # of p-norms of up to 10^9 numbers whose powers floa
 
 @parameters
 class PNCS(Selector):
-    """All clients report a gradient; the K clients with the lowest mean pairwise similarity are selected (Eq. 9-11).
+    """All clients report a gradient; the K clients with the lowest mean pairwise similarity are
+    selected (Eq. 9-11).
 
     `similarity` is one of five interpretations of "cosine similarity under the `p`-norm" (see
-    `similarity.similarities`). Clients report a `sketch` of a gradient (`grad`); with `local_update`, w - w_k after
-    local training, one that is then selected does not train again. `layers` selects parameters by prefixes of their
-    names, or compares `each` trained layer; `layer_agg` averages the similarities of several layers, or compares them
-    as one vector.
+    `similarity.similarities`). Clients report a `sketch` of a gradient (`grad`); with
+    `local_update`, w - w_k after local training, one that is then selected does not train again.
+    `layers` selects parameters by prefixes of their names, or compares `each` trained layer;
+    `layer_agg` averages the similarities of several layers, or compares them as one vector.
 
-    Queue: the last `queue_length` selected clients are not eligible, or clients selected in round t are not until
-    t' - t > queue_length (`queue_unit: rounds`; >= with `queue_bound: ge`). If fewer than K clients are eligible,
-    `on_shortage` releases those that have been in the queue longest, or random ones, or selects fewer, at least one.
+    Queue: the last `queue_length` selected clients are not eligible, or clients selected in round t
+    are not until t' - t > queue_length (`queue_unit: rounds`; >= with `queue_bound: ge`). If fewer
+    than K clients are eligible, `on_shortage` releases those that have been in the queue longest,
+    or random ones, or selects fewer, at least one.
 
-    `search` and `swap_passes` are those of `least_similar_subset`. `age_weight` is subtracted from a client's
-    similarities for every round since its last selection (COSAGE).
+    `search` and `swap_passes` are those of `least_similar_subset`. `age_weight` is subtracted from
+    a client's similarities for every round since its last selection (COSAGE).
     """
 
     state = ("queue", "last_round")
@@ -53,24 +64,41 @@ class PNCS(Selector):
     def problems(self) -> Problems:
         p, kind, sketch = self.p, self.similarity, self.sketch
         low, high = NORM_ORDERS
-        yield rule(kind != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power")
+        yield rule(
+            kind != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power"
+        )
         told = f"must lie in [{low:g}, {high:g}] for similarity={kind}: norms overflow beyond"
         remedy = "similarity=signed_power takes any p > 0"
         yield rule(kind in WITHOUT_NORMS or low <= p <= high, "p", p, told, remedy)
-        yield rule(self.layers != [], "layers", self.layers, "must be null or name at least one layer")
+        yield rule(
+            self.layers != [], "layers", self.layers, "must be null or name at least one layer"
+        )
         told = "must be concat where a sketch is taken of several layers"
         remedy = "selector.layer_agg=concat, or selector/sketch=identity"
-        yield rule(isinstance(sketch, Identity) or not self.separate, "layer_agg", self.layer_agg, told, remedy)
+        yield rule(
+            isinstance(sketch, Identity) or not self.separate,
+            "layer_agg",
+            self.layer_agg,
+            told,
+            remedy,
+        )
         told = "depends on the lengths of the vectors, which selector/sketch=int8 does not send"
         remedy = "selector/sketch=identity, or another similarity"
-        yield rule(kind != "polar" or not isinstance(sketch, Int8), "similarity", kind, told, remedy)
-        # at the peak: products in float32, as they are for many clients, similarities, and what a search keeps of them
-        yield pairs_problem(self.population, (16 if kind in WITHOUT_NORMS else 32) + 16 * self.separate)
+        yield rule(
+            kind != "polar" or not isinstance(sketch, Int8), "similarity", kind, told, remedy
+        )
+        # at the peak: products in float32, as they are for many clients, similarities, and what a
+        # search keeps of them
+        yield pairs_problem(
+            self.population, (16 if kind in WITHOUT_NORMS else 32) + 16 * self.separate
+        )
         yield subsets_problem(self.population, self.search)
 
     def __post_init__(self) -> None:
         self.adaptive = self.on_shortage == "shrink"
-        self.needs = frozenset({Signal.TRAINING if self.grad == "local_update" else Signal.GRADIENTS})
+        self.needs = frozenset(
+            {Signal.TRAINING if self.grad == "local_update" else Signal.GRADIENTS}
+        )
         self.queue: list[list[int]] = []
         self.last_round = np.zeros(self.population.num_clients, np.int64)
 
@@ -91,22 +119,31 @@ class PNCS(Selector):
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         similarity_matrix, ids = self._similarities(clients), clients.available
         if self.queue_unit == "rounds":  # in which nobody could be reached: the queue counts them
-            self._keep_latest([*self.queue, *([] for _ in range(round - 1 - int(self.last_round.max())))])
+            self._keep_latest(
+                [*self.queue, *([] for _ in range(round - 1 - int(self.last_round.max())))]
+            )
         eligible = self.eligible(ids, self.cohort_size(clients), rng)
         if len(eligible) < len(ids):
             rows = np.searchsorted(ids, eligible)
             similarity_matrix = similarity_matrix[np.ix_(rows, rows)]
         if self.age_weight:
             age = round - self.last_round[eligible]
-            similarity_matrix = similarity_matrix - self.age_weight * (age[:, None] + age[None, :]) / 2
+            similarity_matrix = (
+                similarity_matrix - self.age_weight * (age[:, None] + age[None, :]) / 2
+            )
         count = min(self.cohort_size(clients), len(eligible))
-        chosen = ascending(eligible[least_similar_subset(similarity_matrix, count, self.search, self.swap_passes, rng)])
+        chosen = ascending(
+            eligible[
+                least_similar_subset(similarity_matrix, count, self.search, self.swap_passes, rng)
+            ]
+        )
         self._enqueue(chosen, rng)
         self.last_round[chosen] = round
         return Selection(chosen)
 
     def eligible(self, available: Ids, count: int, rng: np.random.Generator) -> Ids:
-        """Ids of the `available` clients that may be selected, after `on_shortage` if they are fewer than `count`."""
+        """Ids of the `available` clients that may be selected, after `on_shortage` if they are
+        fewer than `count`."""
         queued = [i for batch in self.queue for i in batch]
         if self.queue_unit == "clients":
             queued = queued[-self.queue_length :] if self.queue_length else []
@@ -147,20 +184,26 @@ class PNCS(Selector):
         return list(layers.values())
 
     def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:
-        """The reports of all available clients, one matrix [N, d] per tensor (or a single one of sketches)."""
+        """The reports of all available clients, one matrix [N, d] per tensor (or a single one of
+        sketches)."""
         ids = clients.available
         if self.grad == "local_update":
             return clients.updates(ids, layers=self.prefixes, compressor=self.sketch)
-        reports = clients.gradients(ids, batch=self.grad == "batch", layers=self.prefixes, compressor=self.sketch)
+        reports = clients.gradients(
+            ids, batch=self.grad == "batch", layers=self.prefixes, compressor=self.sketch
+        )
         stack = stack_vectors(reports, len(ids))
         if not self.separate:
             return {"": stack}
         names = clients.layer_names(self.prefixes)
-        return dict(zip(names, stack.split([clients.params[n].numel() for n in names], dim=1), strict=True))
+        return dict(
+            zip(names, stack.split([clients.params[n].numel() for n in names], dim=1), strict=True)
+        )
 
 
 def stack_vectors(vectors: Iterator[Tensor], count: int) -> Tensor:
-    """A matrix [count, d] of `count` vectors [d], filled row by row so that the vectors need not exist at once."""
+    """A matrix [count, d] of `count` vectors [d], filled row by row so that the vectors need not
+    exist at once."""
     matrix = torch.empty(0)
     for row, vector in enumerate(vectors):
         if row == 0:

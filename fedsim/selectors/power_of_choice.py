@@ -1,4 +1,5 @@
-"""Power-of-choice (Cho, Wang, Joshi: "Towards Understanding Biased Client Selection in Federated Learning", 2022)."""
+"""Power-of-choice (Cho, Wang, Joshi: "Towards Understanding Biased Client Selection in Federated
+Learning", 2022)."""
 
 from typing import Literal
 
@@ -6,16 +7,27 @@ import numpy as np
 
 from fedsim.core.parameters import Problems, parameters
 from fedsim.core.types import Cohort, Floats, Ids, Selection
-from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule, without_infinity
+from fedsim.selectors.base import (
+    Clients,
+    Selector,
+    Server,
+    Signal,
+    ascending,
+    highest,
+    rule,
+    without_infinity,
+)
 from fedsim.selectors.base import weighted_without_replacement as drawn_by_weight
 from fedsim.selectors.tools import clients_to_try
 
 
 @parameters
 class PowerOfChoice(Selector):
-    """Draws d candidates with probability proportional to n_k, then selects the K with the highest local losses.
+    """Draws d candidates with probability proportional to n_k, then selects the K with the highest
+    local losses.
 
-    `num_candidates` is d, K <= d <= N (None: 2K, at most N). `estimate` says how a candidate's loss is obtained:
+    `num_candidates` is d, K <= d <= N (None: 2K, at most N). `estimate` says how a candidate's loss
+    is obtained:
 
     - `full` (pow-d): on all its data at the current model.
     - `batch` (cpow-d): on one random mini-batch at the current model.
@@ -25,10 +37,11 @@ class PowerOfChoice(Selector):
     - `trained`: all candidates train and upload, and their mean training losses are ranked (GPFL's code, which uses
       those of the last epoch).
 
-    `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then d = K; known only from
-    a public re-implementation of the authors' scripts). Candidates are drawn one by one without replacement. Ties among
-    losses are broken at random; losses that are not finite rank last. With d = K it is random selection by size. The
-    paper averages the selected models with equal weights: `aggregator=uniform`.
+    `schedule`: `constant`, or `adaptive` (adapow-d: d = N in the first half of the rounds, then d =
+    K; known only from a public re-implementation of the authors' scripts). Candidates are drawn one
+    by one without replacement. Ties among losses are broken at random; losses that are not finite
+    rank last. With d = K it is random selection by size. The paper averages the selected models
+    with equal weights: `aggregator=uniform`.
     """
 
     draws_by_size = True
@@ -49,7 +62,9 @@ class PowerOfChoice(Selector):
         self.seen = np.zeros(n, dtype=bool)
         self.last_tried = np.zeros(n, np.int64)
         self.start_up_rounds = 0 if self.schedule == "constant" else self.population.num_rounds // 2
-        self.needs = frozenset({Signal.TRAINING_LOSS if self.estimate in ("last", "trained") else Signal.LOSSES})
+        self.needs = frozenset(
+            {Signal.TRAINING_LOSS if self.estimate in ("last", "trained") else Signal.LOSSES}
+        )
 
     @property
     def drawn(self) -> int:
@@ -59,10 +74,14 @@ class PowerOfChoice(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count, available = self.cohort_size(clients), clients.available
-        drawn = drawn_by_weight(self.population.shares[available], self._num_candidates_in(round), rng)
+        drawn = drawn_by_weight(
+            self.population.shares[available], self._num_candidates_in(round), rng
+        )
         chosen = candidates = ascending(available[drawn])
         if len(candidates) > count:
-            chosen = ascending(candidates[highest(self._scores(candidates, clients, round), count, rng)])
+            chosen = ascending(
+                candidates[highest(self._scores(candidates, clients, round), count, rng)]
+            )
         self.last_tried[chosen] = round
         return Selection(chosen)
 

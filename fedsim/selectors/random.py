@@ -15,9 +15,11 @@ from fedsim.selectors.base import (
 
 @parameters
 class Random(Selector):
-    """K clients without replacement, with equal probability (`uniform`) or proportional to n_k (`size`).
+    """K clients without replacement, with equal probability (`uniform`) or proportional to n_k
+    (`size`).
 
-    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017, Algorithm 1.
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    2017, Algorithm 1.
     """
 
     mode: Literal["uniform", "size"]
@@ -38,7 +40,8 @@ class Random(Selector):
 
 
 class OtherRandom(Random):
-    """`Random` by draws that are independent of its own at the same seed: what differs between the two is chance."""
+    """`Random` by draws that are independent of its own at the same seed: what differs between the
+    two is chance."""
 
     sampling = Random.sampling
 
@@ -47,11 +50,12 @@ class OtherRandom(Random):
 
 
 class Poisson(Selector):
-    """Each client takes part with probability K / N, independently of the others: Poisson sampling, by which K clients
-    take part on average, and in some rounds nobody does.
+    """Each client takes part with probability K / N, independently of the others: Poisson sampling,
+    by which K clients take part on average, and in some rounds nobody does.
 
-    McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018, Algorithm 1. All N clients are
-    drawn for, and those that are unavailable are left out, so that nobody's chance depends on who else is there.
+    McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018, Algorithm 1.
+    All N clients are drawn for, and those that are unavailable are left out, so that nobody's
+    chance depends on who else is there.
     """
 
     adaptive = True
@@ -64,11 +68,13 @@ class Poisson(Selector):
 
 
 class MultinomialRandom(Selector):
-    """MD (multinomial distribution) sampling: K draws with replacement with probabilities p_k = n_k / n.
+    """MD (multinomial distribution) sampling: K draws with replacement with probabilities p_k = n_k
+    / n.
 
-    Scheme I of Li et al., "On the Convergence of FedAvg on Non-IID Data", 2020 (used by FedProx). A client drawn m
-    times gets the aggregation weight m / K, so that the average is an unbiased estimate of full participation's. If
-    some clients are unavailable, p is renormalised over the others.
+    Scheme I of Li et al., "On the Convergence of FedAvg on Non-IID Data", 2020 (used by FedProx). A
+    client drawn m times gets the aggregation weight m / K, so that the average is an unbiased
+    estimate of full participation's. If some clients are unavailable, p is renormalised over the
+    others.
     """
 
     adaptive = True

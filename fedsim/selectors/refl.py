@@ -1,5 +1,5 @@
-"""REFL (Abdelmoniem, Sahu, Canini and Fahmy, "REFL: Resource-Efficient Federated Learning", EuroSys 2023): its
-Intelligent Participant Selection."""
+"""REFL (Abdelmoniem, Sahu, Canini and Fahmy, "REFL: Resource-Efficient Federated Learning", EuroSys
+2023): its Intelligent Participant Selection."""
 
 import numpy as np
 
@@ -9,15 +9,17 @@ from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, asc
 
 @parameters
 class REFL(Selector):
-    """Selects the K clients that are the least likely to be available in the next round; ties at random.
+    """Selects the K clients that are the least likely to be available in the next round; ties at
+    random.
 
-    A participant is not eligible in the `hold_off` rounds after it was selected; where fewer than K are, those that
-    have waited longest are released first.
+    A participant is not eligible in the `hold_off` rounds after it was selected; where fewer than K
+    are, those that have waited longest are released first.
 
-    Deviations: the paper's clients forecast their own availability in the slot that begins a round from now, from
-    traces of days. Here the server counts: of the rounds in which a client could be reached, the share that was
-    followed by one in which it could be reached again; 0 before the first. The paper's second half, stale updates and
-    the number of participants that depends on them, belongs to aggregation and is not part of this selector.
+    Deviations: the paper's clients forecast their own availability in the slot that begins a round
+    from now, from traces of days. Here the server counts: of the rounds in which a client could be
+    reached, the share that was followed by one in which it could be reached again; 0 before the
+    first. The paper's second half, stale updates and the number of participants that depends on
+    them, belongs to aggregation and is not part of this selector.
     """
 
     state = ("followed", "returned", "reached", "round", "last_round")
@@ -26,7 +28,9 @@ class REFL(Selector):
 
     def __post_init__(self) -> None:
         num = self.population.num_clients
-        self.followed = np.zeros(num, np.int64)  # rounds in which a client was available, but for the latest,
+        self.followed = np.zeros(
+            num, np.int64
+        )  # rounds in which a client was available, but for the latest,
         self.returned = np.zeros(num, np.int64)  # and those of them after which it was again
         self.reached = np.empty(0, np.int64)
         self.round = 0  # of the latest selection, in which `reached` were available

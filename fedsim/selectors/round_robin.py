@@ -4,10 +4,11 @@ from fedsim.selectors.base import Clients, Positions, Selection, Selector, ascen
 
 
 class RoundRobin(Selector):
-    """Selects consecutive blocks of K clients in a random order drawn at first: all within ceil(N / K) rounds.
+    """Selects consecutive blocks of K clients in a random order drawn at first: all within ceil(N /
+    K) rounds.
 
-    A control for methods whose exploration visits all clients in turn. A client that is unavailable when it is due
-    stays at the head of the queue.
+    A control for methods whose exploration visits all clients in turn. A client that is unavailable
+    when it is due stays at the head of the queue.
     """
 
     state = ("queue",)

@@ -1,7 +1,8 @@
-"""Selection by Shapley values of clients, from the performance of averaged models on the validation split: greedy
-(GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client Selection for Communication-Efficient Federated
-Learning", 2024), as a bandit with an upper confidence bound, and S-FedAvg (Nagalapatti and Narayanam, "Game of
-Gradients: Mitigating Irrelevant Clients in Federated Learning", AAAI 2021)."""
+"""Selection by Shapley values of clients, from the performance of averaged models on the validation
+split: greedy (GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client Selection for
+Communication-Efficient Federated Learning", 2024), as a bandit with an upper confidence bound, and
+S-FedAvg (Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in Federated
+Learning", AAAI 2021)."""
 
 import math
 from abc import abstractmethod
@@ -19,7 +20,9 @@ from fedsim.core.types import Cohort, Floats, Ids, Params, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule
 from fedsim.selectors.tools import clients_to_try
 
-CoalitionValue = Callable[[frozenset[int]], float]  # V(A), the value of a coalition A: a set of positions in the cohort
+CoalitionValue = Callable[
+    [frozenset[int]], float
+]  # V(A), the value of a coalition A: a set of positions in the cohort
 
 MOST_EXACT = 15  # clients, whose values take 2^15 = 32,768 evaluations of a model in every round
 
@@ -28,11 +31,11 @@ MOST_EXACT = 15  # clients, whose values take 2^15 = 32,768 evaluations of a mod
 class Valuation:
     """How Shapley values are computed (the config group selector/valuation).
 
-    The value V(A) of a coalition A is that of the average of its models (`average`: uniform or by_size) on the
-    validation split: the accuracy, or minus the loss, as `utility` says. V of the empty set is that of the round's
-    initial model. `method: exact` evaluates all 2^K averages, of at most 15 clients; `sampled` averages marginal values
-    over `permutations` random orders, each of which ends when V is within `tolerance` of V(all); `auto` is exact up to
-    10 clients.
+    The value V(A) of a coalition A is that of the average of its models (`average`: uniform or
+    by_size) on the validation split: the accuracy, or minus the loss, as `utility` says. V of the
+    empty set is that of the round's initial model. `method: exact` evaluates all 2^K averages, of
+    at most 15 clients; `sampled` averages marginal values over `permutations` random orders, each
+    of which ends when V is within `tolerance` of V(all); `auto` is exact up to 10 clients.
     """
 
     utility: Literal["loss", "accuracy"]
@@ -42,11 +45,14 @@ class Valuation:
     tolerance: NonNegative
 
     def values(self, cohort: Cohort, server: Server, rng: np.random.Generator) -> Floats:
-        """Shapley values [K] of the cohort's clients; costs one validation pass per coalition evaluated."""
+        """Shapley values [K] of the cohort's clients; costs one validation pass per coalition
+        evaluated."""
 
         @cache
         def coalition_value(coalition: frozenset[int]) -> float:
-            evaluation = server.validate(average_model(cohort, coalition, self.average == "by_size"))
+            evaluation = server.validate(
+                average_model(cohort, coalition, self.average == "by_size")
+            )
             return evaluation.accuracy if self.utility == "accuracy" else -evaluation.loss
 
         num = len(cohort.ids)
@@ -55,9 +61,11 @@ class Valuation:
         return sampled_values(coalition_value, num, self.permutations, self.tolerance, rng)
 
 
-def average_model(cohort: Cohort, coalition: frozenset[int], by_size: bool, share: float = 1.0) -> Params:
-    """The average model of the `coalition` (positions in the cohort), or the model after a `share` of the step to it;
-    the round's initial model if it is empty."""
+def average_model(
+    cohort: Cohort, coalition: frozenset[int], by_size: bool, share: float = 1.0
+) -> Params:
+    """The average model of the `coalition` (positions in the cohort), or the model after a `share`
+    of the step to it; the round's initial model if it is empty."""
     if not coalition:
         return cohort.start
     rows = sorted(coalition)
@@ -77,14 +85,22 @@ def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:
     values = np.zeros(num)
     for i in range(num):
         without = codes[(codes >> i & 1) == 0]
-        values[i] = (weights[sizes[without]] * (coalition_values[without | (1 << i)] - coalition_values[without])).sum()
+        values[i] = (
+            weights[sizes[without]]
+            * (coalition_values[without | (1 << i)] - coalition_values[without])
+        ).sum()
     return values
 
 
 def sampled_values(
-    coalition_value: CoalitionValue, num: int, permutations: int, tolerance: float, rng: np.random.Generator
+    coalition_value: CoalitionValue,
+    num: int,
+    permutations: int,
+    tolerance: float,
+    rng: np.random.Generator,
 ) -> Floats:
-    """Shapley values [num] by truncated Monte Carlo over random orders (Ghorbani and Zou 2019, Algorithm 1)."""
+    """Shapley values [num] by truncated Monte Carlo over random orders (Ghorbani and Zou 2019,
+    Algorithm 1)."""
     values = np.zeros(num)
     grand_value = coalition_value(frozenset(range(num)))
     for _ in range(permutations):
@@ -113,7 +129,9 @@ class ByShapleyValues(Selector):
         method, count = self.valuation.method, self.population.cohort_size
         told = f"evaluates 2^{count} models a round for cohort_size={count}; must have at most {MOST_EXACT} clients"
         remedy = "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on"
-        yield rule(method != "exact" or count <= MOST_EXACT, "valuation.method", method, told, remedy)
+        yield rule(
+            method != "exact" or count <= MOST_EXACT, "valuation.method", method, told, remedy
+        )
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         values = self.valuation.values(cohort, server, self._rng)
@@ -127,12 +145,12 @@ class ByShapleyValues(Selector):
 
 @parameters
 class ShapleyBandit(ByShapleyValues):
-    """Selects the K clients of highest mean SV_k + `confidence` sqrt(ln t / m_k), m_k = number of Shapley values so
-    far.
+    """Selects the K clients of highest mean SV_k + `confidence` sqrt(ln t / m_k), m_k = number of
+    Shapley values so far.
 
-    Clients that have not been selected yet rank first, in random order. `confidence: 0` is GreedyFed. Deviation: a
-    client whose update did not arrive in time or was not finite is selected again now and then (`clients_to_try`), else
-    only where there are too few others.
+    Clients that have not been selected yet rank first, in random order. `confidence: 0` is
+    GreedyFed. Deviation: a client whose update did not arrive in time or was not finite is selected
+    again now and then (`clients_to_try`), else only where there are too few others.
     """
 
     state = ("total", "times", "last_tried")
@@ -161,11 +179,13 @@ class ShapleyBandit(ByShapleyValues):
 
 @parameters
 class SFedAvg(ByShapleyValues):
-    """Draws clients without replacement with probabilities softmax(phi), phi being a running mean of Shapley values.
+    """Draws clients without replacement with probabilities softmax(phi), phi being a running mean
+    of Shapley values.
 
-    phi_k = 1 / N initially; for the clients that took part it becomes `keep` phi_k + (1 - `keep`) SV_k, with SV_k the
-    Shapley value of the round. The K clients of the largest keys phi - ln(-ln u) are drawn, u uniform: Efraimidis and
-    Spirakis' (2006) u^(1/w) with w = exp(phi), twice in logarithms, so that no weight becomes 0.
+    phi_k = 1 / N initially; for the clients that took part it becomes `keep` phi_k + (1 - `keep`)
+    SV_k, with SV_k the Shapley value of the round. The K clients of the largest keys phi - ln(-ln
+    u) are drawn, u uniform: Efraimidis and Spirakis' (2006) u^(1/w) with w = exp(phi), twice in
+    logarithms, so that no weight becomes 0.
     """
 
     state = ("relevance",)

@@ -1,4 +1,5 @@
-"""What several selectors share: divergences, label counts, queues, the search for dissimilar clients."""
+"""What several selectors share: divergences, label counts, queues, the search for dissimilar
+clients."""
 
 import itertools
 import math
@@ -18,12 +19,16 @@ from fedsim.selectors.base import MAX_BYTES
 from fedsim.selectors.similarity import inner_products
 
 
-def clients_to_try(ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.int64], round: int) -> Ids:
-    """Those of the available `ids` that `round` is to select because nothing is `known` [N] of them, ascending.
+def clients_to_try(
+    ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.int64], round: int
+) -> Ids:
+    """Those of the available `ids` that `round` is to select because nothing is `known` [N] of
+    them, ascending.
 
-    `last_tried` [N] is the round in which each client was last selected, 0 for never. All that never were; if there are
-    none, the one selected longest ago (of several the lowest id) if the number of rounds has doubled since, so that
-    clients whose updates never arrive, or are never finite, take ever fewer places.
+    `last_tried` [N] is the round in which each client was last selected, 0 for never. All that
+    never were; if there are none, the one selected longest ago (of several the lowest id) if the
+    number of rounds has doubled since, so that clients whose updates never arrive, or are never
+    finite, take ever fewer places.
     """
     unknown = ids[~known[ids]]
     new: Ids = unknown[last_tried[unknown] == 0]
@@ -41,22 +46,28 @@ LOWEST = -18.420680743952367  # the logarithm of 1e-8
 
 
 def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
-    """KL(P_k || P_j) [K, K] averaged over samples, from log-probabilities [K models, M samples, C classes].
+    """KL(P_k || P_j) [K, K] averaged over samples, from log-probabilities [K models, M samples, C
+    classes].
 
-    `reduction: mean` divides by the number of classes as well, `sum` does not. Probabilities are clipped at 1e-8.
+    `reduction: mean` divides by the number of classes as well, `sum` does not. Probabilities are
+    clipped at 1e-8.
     """
     log_p = log_p.clamp(min=LOWEST)
     flat = log_p.flatten(1)
-    cross = inner_products([flat], lambda x: torch.from_numpy(exp(x.numpy())).to(x.dtype), lambda x: x)
+    cross = inner_products(
+        [flat], lambda x: torch.from_numpy(exp(x.numpy())).to(x.dtype), lambda x: x
+    )
     scale = log_p.shape[1] * (log_p.shape[2] if reduction == "mean" else 1)
     own = cross.diagonal().clone()
     return cross.neg_().add_(own[:, None]).div_(scale).numpy()
 
 
 def collect_label_counts(counts: NDArray[np.int64], clients: Clients) -> NDArray[np.int64]:
-    """`counts` [N, C] completed by the label counts of all available clients; each client is asked once.
+    """`counts` [N, C] completed by the label counts of all available clients; each client is asked
+    once.
 
-    Rows of clients that have not reported are -1; before any report, `counts` has no columns [N, 0].
+    Rows of clients that have not reported are -1; before any report, `counts` has no columns [N,
+    0].
     """
     is_known = np.any(counts >= 0, axis=1)
     new = clients.available[~is_known[clients.available]]
@@ -68,9 +79,16 @@ def collect_label_counts(counts: NDArray[np.int64], clients: Clients) -> NDArray
     return known
 
 
-def missing_layers(key: str, layers: Sequence[str] | None, trained: Sequence[str]) -> Problem | None:
-    """The problem of the hyper-parameter `key` if one of `layers` (None: all) names no `trained` parameter, or None."""
-    missing = [layer for layer in layers or () if not any(n == layer or n.startswith(f"{layer}.") for n in trained)]
+def missing_layers(
+    key: str, layers: Sequence[str] | None, trained: Sequence[str]
+) -> Problem | None:
+    """The problem of the hyper-parameter `key` if one of `layers` (None: all) names no `trained`
+    parameter, or None."""
+    missing = [
+        layer
+        for layer in layers or ()
+        if not any(n == layer or n.startswith(f"{layer}.") for n in trained)
+    ]
     known = dict.fromkeys(name.rpartition(".")[0] or name for name in trained)
     told = f"must name layers that the model trains, not {', '.join(missing)}"
     remedy = f"it has {', '.join(known)}; null and each take all of them"
@@ -78,7 +96,8 @@ def missing_layers(key: str, layers: Sequence[str] | None, trained: Sequence[str
 
 
 def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
-    """The `available` clients that are not in `queue`, from whose front as many are released as `min_count` takes."""
+    """The `available` clients that are not in `queue`, from whose front as many are released as
+    `min_count` takes."""
     present = set(available.tolist())
     queued = [i for i in queue if i in present]
     surplus = max(min_count - (len(available) - len(queued)), 0)
@@ -86,12 +105,15 @@ def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
 
 
 MAX_SUBSETS = 200_000
-SUBSET_BYTES = 80  # of a subset in an exact search, which holds the positions of its items twice besides
+SUBSET_BYTES = (
+    80  # of a subset in an exact search, which holds the positions of its items twice besides
+)
 TOLERANCE = 1e-12  # sums that differ by less count as equal
 
 
 def subsets_problem(population: Population, search: str) -> Problem | None:
-    """The problem of an `exact` search over more subsets of K of N clients than can be held at once, or None."""
+    """The problem of an `exact` search over more subsets of K of N clients than can be held at
+    once, or None."""
     n, k = population.num_clients, population.cohort_size
     count = math.comb(n, k) if search == "exact" and 1 < k < n else 0
     told = f"holds all subsets of cohort_size={k} of num_clients={n} clients at once; must take at most "
@@ -103,11 +125,13 @@ def subsets_problem(population: Population, search: str) -> Problem | None:
 def least_similar_subset(
     similarity: Floats, count: int, search: str, swap_passes: int, rng: np.random.Generator
 ) -> Positions:
-    """`count` positions in the symmetric matrix `similarity` [M, M] with the lowest mean similarity over their pairs.
+    """`count` positions in the symmetric matrix `similarity` [M, M] with the lowest mean similarity
+    over their pairs.
 
-    `search`: `exact` enumerates all subsets; `greedy` starts with the least similar pair, adds the item least similar
-    to those chosen one by one, and then makes up to `swap_passes` improving swaps; `auto` is exact up to 200,000
-    subsets. Ties are broken at random. For `count` 1 it is the item with the lowest mean similarity to the others.
+    `search`: `exact` enumerates all subsets; `greedy` starts with the least similar pair, adds the
+    item least similar to those chosen one by one, and then makes up to `swap_passes` improving
+    swaps; `auto` is exact up to 200,000 subsets. Ties are broken at random. For `count` 1 it is the
+    item with the lowest mean similarity to the others.
     """
     size = len(similarity)
     if count >= size:
@@ -133,7 +157,9 @@ def _enumerate(similarity: Floats, count: int, rng: np.random.Generator) -> Posi
     return subsets[_argmin(sums, rng)]
 
 
-def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator) -> Positions:
+def _greedy(
+    similarity: Floats, count: int, swap_passes: int, rng: np.random.Generator
+) -> Positions:
     diagonal = similarity.diagonal().copy()
     np.fill_diagonal(similarity, np.inf)
     chosen = list(divmod(_argmin(similarity, rng), len(similarity)))
@@ -151,7 +177,8 @@ def _greedy(similarity: Floats, count: int, swap_passes: int, rng: np.random.Gen
 
 
 def _best_swap(similarity: Floats, chosen: list[int]) -> bool:
-    """Make the swap of one chosen item that lowers the sum the most, in place; False if no swap lowers it."""
+    """Make the swap of one chosen item that lowers the sum the most, in place; False if no swap
+    lowers it."""
     sums = similarity[:, chosen].sum(1)
     inside, outside = np.array(chosen), np.setdiff1d(np.arange(len(similarity)), chosen)
     leave = sums[inside] - similarity.diagonal()[inside]

@@ -1,5 +1,5 @@
-"""Trackers receive the records of a run, and show or send them. Its files are the authoritative record: a tracker may
-be absent, slow or failing without affecting the run."""
+"""Trackers receive the records of a run, and show or send them. Its files are the authoritative
+record: a tracker may be absent, slow or failing without affecting the run."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SweepPosition:
-    """A job is `number` of `total` in its sweep, counted from 1. `remaining_seconds`: what the rest of the sweep will
-    take; None where that is not known."""
+    """A job is `number` of `total` in its sweep, counted from 1. `remaining_seconds`: what the rest
+    of the sweep will take; None where that is not known."""
 
     number: int
     total: int
@@ -21,9 +21,10 @@ class SweepPosition:
 class RunInfo:
     """Information about a run for its trackers.
 
-    `folder` is where its files are while it runs, `final_folder` where they will be then (None: the same). `choices`
-    maps config groups to the choices made; `alone` is false if several runs of a sweep progress side by side in one
-    process; `sweep` says which job of a sweep it is (None: it is the only one).
+    `folder` is where its files are while it runs, `final_folder` where they will be then (None: the
+    same). `choices` maps config groups to the choices made; `alone` is false if several runs of a
+    sweep progress side by side in one process; `sweep` says which job of a sweep it is (None: it is
+    the only one).
     """
 
     name: str
@@ -43,10 +44,11 @@ class RunInfo:
 
 
 class Tracker:
-    """Methods are called in the order start, log (once per round), finish; message at any time. All are optional.
+    """Methods are called in the order start, log (once per round), finish; message at any time. All
+    are optional.
 
-    `notice`: a line for the user after `start` or `finish`, which is shown once; `num_degraded`: how often this tracker
-    could not do its work.
+    `notice`: a line for the user after `start` or `finish`, which is shown once; `num_degraded`:
+    how often this tracker could not do its work.
     """
 
     notice: str | None = None
@@ -59,7 +61,8 @@ class Tracker:
         """That of one round, as in metrics.jsonl."""
 
     def replay(self, record: Mapping[str, Any]) -> None:
-        """The record of a round that an earlier process ran, whose run this one goes on with; by default as `log`."""
+        """The record of a round that an earlier process ran, whose run this one goes on with; by
+        default as `log`."""
         self.log(record)
 
     def message(self, text: str) -> None:
@@ -70,7 +73,8 @@ class Tracker:
 
 
 class Trackers:
-    """Several trackers as one. One that raises an error is told of once and left out; the run continues."""
+    """Several trackers as one. One that raises an error is told of once and left out; the run
+    continues."""
 
     def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
         self._trackers: dict[str, Tracker] = {}
@@ -95,7 +99,8 @@ class Trackers:
         self._each(lambda t: t.message(text))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Let each end its work. A signal that is raised meanwhile leaves those degraded that have not ended it."""
+        """Let each end its work. A signal that is raised meanwhile leaves those degraded that have
+        not ended it."""
         ended: list[Tracker] = []
 
         def end(tracker: Tracker) -> None:
@@ -106,13 +111,16 @@ class Trackers:
             self._each(end)
         except BaseException as signal:
             broken_off = f"{type(signal).__name__} before it had ended its work"
-            self._failed |= {name: broken_off for name, t in self._trackers.items() if t not in ended}
+            self._failed |= {
+                name: broken_off for name, t in self._trackers.items() if t not in ended
+            }
             raise
         self._show_notices()
 
     @property
     def degraded(self) -> dict[str, Any]:
-        """Trackers that could not do all of their work, by name: the number of failures, or the fatal error."""
+        """Trackers that could not do all of their work, by name: the number of failures, or the
+        fatal error."""
         counts = self._each(lambda t: t.num_degraded)
         return {**{name: count for name, count in counts.items() if count}, **self._failed}
 
@@ -122,7 +130,9 @@ class Trackers:
                 self._shown.add(notice)
                 self.message(str(notice))
 
-    def _each(self, call: Callable[[Any], Any], parts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def _each(
+        self, call: Callable[[Any], Any], parts: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """What `call` returns for each tracker, or each of `parts`, that raises no error."""
         found = {}
         for name, part in list((self._trackers if parts is None else parts).items()):

@@ -1,4 +1,5 @@
-"""The standard output, which may close or fill up, and the tables on it, which fit 80 columns, words unbroken."""
+"""The standard output, which may close or fill up, and the tables on it, which fit 80 columns,
+words unbroken."""
 
 import os
 import statistics
@@ -18,12 +19,14 @@ from fedsim.core.errors import printable, printable_lines
 from fedsim.core.record import FINAL_WINDOW, PHASES
 
 UNWRITABLE = (OSError, ValueError, AttributeError)
-"""What a standard output raises that cannot be written, is closed, or is none at all (`fedsim >&-`)."""
+"""What a standard output raises that cannot be written, is closed, or is none at all (`fedsim
+>&-`)."""
 
 
 class Output:
-    """`sys.stdout` of the moment, as a text stream that raises no error. Where it cannot be written, all further output
-    goes nowhere: in silence if its reader has gone (`fedsim | head -1`), else after a line on stderr."""
+    """`sys.stdout` of the moment, as a text stream that raises no error. Where it cannot be
+    written, all further output goes nowhere: in silence if its reader has gone (`fedsim | head
+    -1`), else after a line on stderr."""
 
     def __init__(self) -> None:
         self._refused = False
@@ -38,7 +41,9 @@ class Output:
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def write(self, text: str) -> int:
-        self._go_on(lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding)))
+        self._go_on(
+            lambda stream: stream.write(text.encode(self.encoding, "replace").decode(self.encoding))
+        )
         return len(text)
 
     def flush(self) -> None:
@@ -57,11 +62,17 @@ class Output:
         try:
             call(stream)
         except UNWRITABLE as error:
-            if isinstance(error, OSError) and not isinstance(error, BrokenPipeError) and not self._refused:
+            if (
+                isinstance(error, OSError)
+                and not isinstance(error, BrokenPipeError)
+                and not self._refused
+            ):
                 self._refused = True
                 with suppress(OSError):
                     reason = error.strerror or error
-                    sys.stderr.write(f"fedsim: cannot write to the standard output ({reason}); going on without it\n")
+                    sys.stderr.write(
+                        f"fedsim: cannot write to the standard output ({reason}); going on without it\n"
+                    )
             with suppress(*UNWRITABLE):  # what Python still writes as it exits goes there, too
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 os.dup2(nowhere, stream.fileno())
@@ -102,9 +113,15 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
 
     totals, simulated = summary["totals"], summary.get("simulated_seconds")
     clients = summary.get("client_accuracy") or {}
-    window, late, epsilon = min(FINAL_WINDOW, summary["rounds"]), summary.get("late_updates"), summary.get("epsilon")
+    window, late, epsilon = (
+        min(FINAL_WINDOW, summary["rounds"]),
+        summary.get("late_updates"),
+        summary.get("epsilon"),
+    )
     phases = ", ".join(f"{phase} {show_seconds(totals[f'seconds_{phase}'])}" for phase in PHASES)
-    names = [n for n in ("mean", "worst_tenth", "std", "never_selected") if clients.get(n) is not None]
+    names = [
+        n for n in ("mean", "worst_tenth", "std", "never_selected") if clients.get(n) is not None
+    ]
     accuracies = [f"{SPOKEN.get(n, n.replace('_', ' '))} {show_share(clients[n])}" for n in names]
     rows = {
         "final accuracy": f"[bold]{share('smoothed_accuracy')}[/]  mean of the last {window} rounds\n"
@@ -112,7 +129,9 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         f"before round 1 {share('initial_accuracy')}",
         "by client": ", ".join(accuracies),
         "participation": f"{share('mean_participation_ratio')} of clients a round, {share('coverage')} covered",
-        "privacy": "" if epsilon is None else f"epsilon {epsilon:.4g} of each client, at aggregator.delta",
+        "privacy": ""
+        if epsilon is None
+        else f"epsilon {epsilon:.4g} of each client, at aggregator.delta",
         "wall time": f"{show_seconds(summary['wall_seconds'])} ({phases})",
         "simulated time": ""
         if simulated is None
@@ -134,16 +153,26 @@ CURVE_LINES, BLOCKS = 8, " ▁▂▃▄▅▆▇█"
 
 
 def accuracy_curve(accuracies: Mapping[int, float], width: int) -> str:
-    """Test accuracies by round as lines of blocks, at most `width` wide: means of neighbours where they are many."""
+    """Test accuracies by round as lines of blocks, at most `width` wide: means of neighbours where
+    they are many."""
     rounds, values = list(accuracies), list(accuracies.values())
     low, high, columns = min(values), max(values), min(max(width, 30) - 10, 8 * len(values))
     starts = [column * len(values) // columns for column in range(columns + 1)]
-    means = [statistics.fmean(values[start : max(end, start + 1)]) for start, end in pairwise(starts)]
-    heights = [1 + round((8 * CURVE_LINES - 1) * (mean - low) / (high - low or 1)) for mean in means]
-    rows = ["".join(BLOCKS[min(max(height - 8 * row, 0), 8)] for height in heights) for row in range(CURVE_LINES)]
+    means = [
+        statistics.fmean(values[start : max(end, start + 1)]) for start, end in pairwise(starts)
+    ]
+    heights = [
+        1 + round((8 * CURVE_LINES - 1) * (mean - low) / (high - low or 1)) for mean in means
+    ]
+    rows = [
+        "".join(BLOCKS[min(max(height - 8 * row, 0), 8)] for height in heights)
+        for row in range(CURVE_LINES)
+    ]
     labels = [show_share(low), *[""] * (CURVE_LINES - 2), show_share(high)]
     lines = [f"{label:>8}  {row}" for label, row in zip(labels, rows, strict=True)]
-    return "\n".join([*lines[::-1], f"   round  {rounds[0]}{rounds[-1]:>{columns - len(str(rounds[0]))}}"])
+    return "\n".join(
+        [*lines[::-1], f"   round  {rounds[0]}{rounds[-1]:>{columns - len(str(rounds[0]))}}"]
+    )
 
 
 Row = Mapping[str, Any]
@@ -165,7 +194,8 @@ Line = tuple[Row, Mapping[str, str]]
 
 
 def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Print a line per job with the choices that differ, then means over jobs that differ only by seed."""
+    """Print a line per job with the choices that differ, then means over jobs that differ only by
+    seed."""
     console = console or CONSOLE
     differing = differing_keys([row["labels"] for row in rows])
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -175,29 +205,41 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     left_out = _print_table(differing, [(row, _job_cells(row)) for row in rows], console)
     console.print(CAPTION + left_out, style="dim")
     if len(groups) < len(rows):
-        console.print("over seeds (mean ± standard deviation of the runs that are done)", style="italic")
-        _print_table(differing, [(group[0], _mean_cells(group)) for group in groups.values()], console)
+        console.print(
+            "over seeds (mean ± standard deviation of the runs that are done)", style="italic"
+        )
+        _print_table(
+            differing, [(group[0], _mean_cells(group)) for group in groups.values()], console
+        )
 
 
 def _print_table(differing: Sequence[str], lines: Sequence[Line], console: Console) -> str:
-    """With as many columns as fit beside the longest word of the choices that differ. Returns which it leaves out."""
+    """With as many columns as fit beside the longest word of the choices that differ. Returns which
+    it leaves out."""
     wide = console.options.update(max_width=10_000)  # wider than any table
     for count in range(len(LEFT_OUT_FIRST) + 1):
         left_out = [name for name in LEFT_OUT_FIRST[:count] if name in lines[0][1]]
-        if console.measure(_table(differing, lines, left_out, "\n"), options=wide).maximum <= console.width:
+        if (
+            console.measure(_table(differing, lines, left_out, "\n"), options=wide).maximum
+            <= console.width
+        ):
             break
     console.print(_table(differing, lines, left_out, " "))
     return f"; left out at this width: {', '.join(left_out)}" if left_out else ""
 
 
-def _table(differing: Sequence[str], lines: Sequence[Line], left_out: Sequence[str], between: str) -> Table:
+def _table(
+    differing: Sequence[str], lines: Sequence[Line], left_out: Sequence[str], between: str
+) -> Table:
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(between.join(map(_shown, differing)), overflow="fold")
     heads = [head for head in lines[0][1] if head not in left_out]
     for head in heads:
         table.add_column(head, justify="left" if head == "status" else "right", no_wrap=True)
     for row, cells in lines:
-        table.add_row(between.join(map(_shown, _choices(row, differing))), *(cells[head] for head in heads))
+        table.add_row(
+            between.join(map(_shown, _choices(row, differing))), *(cells[head] for head in heads)
+        )
     return table
 
 

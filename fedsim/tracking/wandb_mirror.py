@@ -1,5 +1,5 @@
-"""The process that communicates with W&B: `fedsim.tracking.wandb_tracker` starts it for a run, `fedsim sync` for each
-that is sent later."""
+"""The process that communicates with W&B: `fedsim.tracking.wandb_tracker` starts it for a run,
+`fedsim sync` for each that is sent later."""
 
 import json
 import os
@@ -33,7 +33,8 @@ SUMMARY_KEYS = ("status", *ACCURACIES, "mean_participation_ratio", "revision", "
 
 
 def main() -> None:
-    """Mirror standard input (`--pipe <temporary folder>`) or the folder in argv; print `done` or the failure."""
+    """Mirror standard input (`--pipe <temporary folder>`) or the folder in argv; print `done` or
+    the failure."""
     arguments = sys.argv[1:]
     output, nowhere = os.fdopen(os.dup(1), "w"), os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 1)  # what W&B and its service write goes nowhere
@@ -45,7 +46,11 @@ def main() -> None:
     else:
         os.dup2(nowhere, 0)  # W&B would ask a terminal for a key
     try:
-        report = mirror(map(json.loads, sys.stdin) if piped else replay(Path(arguments[0]), json.loads(arguments[1])))
+        report = mirror(
+            map(json.loads, sys.stdin)
+            if piped
+            else replay(Path(arguments[0]), json.loads(arguments[1]))
+        )
     except Exception as error:  # W&B raises many kinds of errors
         report = one_line(error)
     with suppress(OSError):  # the run's process may have ended
@@ -68,8 +73,9 @@ def _exit_after_parent(seconds: float) -> None:
 
 
 def mirror(messages: Iterable[dict[str, Any]]) -> str:
-    """Begin a W&B run, log to it and finish it, as `messages` say; without `finish` it is marked as crashed. Returns
-    `done`, or why the run is only offline. W&B leaves out rounds (steps) that it has of an earlier process."""
+    """Begin a W&B run, log to it and finish it, as `messages` say; without `finish` it is marked as
+    crashed. Returns `done`, or why the run is only offline. W&B leaves out rounds (steps) that it
+    has of an earlier process."""
     run: Any = None
     report = "done"
     for message in messages:
@@ -88,12 +94,15 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
 
 
 def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The messages that the tracker of a finished run would have sent, from the files in its folder. `changed`: values
-    that its node is given. Raises `ConfigError` for names that W&B does not take."""
+    """The messages that the tracker of a finished run would have sent, from the files in its
+    folder. `changed`: values that its node is given. Raises `ConfigError` for names that W&B does
+    not take."""
     config = read_config(folder)
     summary = read_summary(folder) or {"status": "unfinished"}
     rounds = config.get("num_rounds", 0)
-    info = RunInfo(config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds)
+    info = RunInfo(
+        config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds
+    )
     node = {**next(iter(mirrors_in(config).values()), {}), **changed}
     check(*name_problems(node, "tracker.wandb."))
     yield {"start": start_message(info, node, LATER, MAX_SECONDS)}

@@ -2,10 +2,11 @@
 
     uv run python scripts/benchmark.py checkpoints
 
-A workload is run by the command `fedsim`, files and all, in processes of its own: with `checkpoint.every=null` and with
-the default, in turns. Each save is timed where it is made, in wall time (what a run waits for, forcing to the disk
-included) and in CPU time of the process. The difference of the two whole runs is shown besides; it is smaller than what
-whole runs differ by from one to the next.
+A workload is run by the command `fedsim`, files and all, in processes of its own: with
+`checkpoint.every=null` and with the default, in turns. Each save is timed where it is made, in wall
+time (what a run waits for, forcing to the disk included) and in CPU time of the process. The
+difference of the two whole runs is shown besides; it is smaller than what whole runs differ by from
+one to the next.
 """
 
 import argparse
@@ -34,16 +35,27 @@ LIMIT = 0.02
 def words_of(workload: Workload, rounds: int, every: str, folder: Path) -> list[str]:
     """The command line of a run."""
     words = [word for word in overrides_of(workload) if not word.startswith("num_rounds=")]
-    return [*words, f"num_rounds={rounds}", "tracker=files_only", f"checkpoint.every={every}", f"output_dir={folder}"]
+    return [
+        *words,
+        f"num_rounds={rounds}",
+        "tracker=files_only",
+        f"checkpoint.every={every}",
+        f"output_dir={folder}",
+    ]
 
 
 def measure(workload: Workload, rounds: int, every: str) -> dict[str, float]:
-    """One run in a process of its own: seconds of all rounds, number of saves, and the seconds that these took."""
+    """One run in a process of its own: seconds of all rounds, number of saves, and the seconds that
+    these took."""
     with tempfile.TemporaryDirectory() as folder:
         words = words_of(workload, rounds, every, Path(folder))
         command = [sys.executable, "-m", "scripts.benchmarks.checkpoints", "process", *words]
-        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    lines = [line.removeprefix(RESULT) for line in done.stdout.splitlines() if line.startswith(RESULT)]
+        done = subprocess.run(
+            command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
+        )
+    lines = [
+        line.removeprefix(RESULT) for line in done.stdout.splitlines() if line.startswith(RESULT)
+    ]
     if done.returncode or not lines:
         sys.exit(f"{workload.name}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}")
     found: dict[str, float] = json.loads(lines[-1])
@@ -77,8 +89,11 @@ def run_and_report(words: Sequence[str]) -> None:
     sys.exit(code)
 
 
-def compare(names: Sequence[str], rounds: int | None, repeats: int) -> dict[str, dict[str, list[dict[str, float]]]]:
-    """All measurements by workload and interval; the two intervals take turns, every other repeat the other way."""
+def compare(
+    names: Sequence[str], rounds: int | None, repeats: int
+) -> dict[str, dict[str, list[dict[str, float]]]]:
+    """All measurements by workload and interval; the two intervals take turns, every other repeat
+    the other way."""
     found: dict[str, dict[str, list[dict[str, float]]]] = {}
     for name in names:
         found[name] = {"null": [], "auto": []}
@@ -86,12 +101,16 @@ def compare(names: Sequence[str], rounds: int | None, repeats: int) -> dict[str,
             for every in ("null", "auto") if repeat % 2 == 0 else ("auto", "null"):
                 result = measure(WORKLOADS[name], rounds or ROUNDS[name], every)
                 found[name][every].append(result)
-                print(f"{name} {repeat + 1}/{repeats} checkpoint.every={every}: {json.dumps(result)}", flush=True)
+                print(
+                    f"{name} {repeat + 1}/{repeats} checkpoint.every={every}: {json.dumps(result)}",
+                    flush=True,
+                )
     return found
 
 
 def shares(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Of the runs with the default interval: saves a run, and the part of the rounds' time that they took, at most."""
+    """Of the runs with the default interval: saves a run, and the part of the rounds' time that
+    they took, at most."""
     auto, null = results["auto"], results["null"]
     cpu = [statistics.median(r["cpu_seconds"] for r in runs) for runs in (auto, null)]
     return {
@@ -104,8 +123,17 @@ def shares(results: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, fl
 
 
 def table_of(found: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]]) -> Table:
-    table = Table(title="checkpoints at the default interval", caption=f"limit: {LIMIT:.0%} of the wall time")
-    for column in ("workload", "saves", "ms each", "of wall time", "of CPU time", "CPU of whole runs"):
+    table = Table(
+        title="checkpoints at the default interval", caption=f"limit: {LIMIT:.0%} of the wall time"
+    )
+    for column in (
+        "workload",
+        "saves",
+        "ms each",
+        "of wall time",
+        "of CPU time",
+        "CPU of whole runs",
+    ):
         table.add_column(column, justify="left" if column == "workload" else "right")
     for name, results in found.items():
         cost = shares(results)
@@ -125,8 +153,12 @@ def within_limit(found: Mapping[str, Mapping[str, Sequence[Mapping[str, float]]]
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="W1 W2 (both)")
-    parser.add_argument("--rounds", type=int, default=None, help="of each run (500 of W1, 30 of W2)")
+    parser.add_argument(
+        "--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), help="W1 W2 (both)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=None, help="of each run (500 of W1, 30 of W2)"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     return parser.parse_args(argv)
 

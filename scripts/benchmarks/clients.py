@@ -1,17 +1,20 @@
 """What a run costs beside local training, for each selector, as the number of clients grows.
 
-    uv run python scripts/benchmark.py clients             # all selectors, N = 1,000, 10,000 and 100,000
-    uv run python scripts/benchmark.py clients random pncs --clients 1000 10000
-    uv run python scripts/benchmark.py clients --json docs/results/scale/selectors.json --markdown   # prints a table
+    uv run python scripts/benchmark.py clients             # all selectors, N = 1,000, 10,000 and
+    100,000 uv run python scripts/benchmark.py clients random pncs --clients 1000 10000 uv run
+    python scripts/benchmark.py clients --json docs/results/scale/selectors.json --markdown   #
+    prints a table
 
-Whole runs of K = 100 clients on `dataset=synthetic`, whose N clients have 20 samples each and a generator of their own,
-with a logistic model of 610 parameters. Times are seconds of the processor (of one core: OMP_NUM_THREADS=1), so that
-other processes of the machine do not count. Each case is a process of its own, forked from one that has made a small
-run, so that imports do not count. Cases that are in the file of --json already are not measured again.
+Whole runs of K = 100 clients on `dataset=synthetic`, whose N clients have 20 samples each and a
+generator of their own, with a logistic model of 610 parameters. Times are seconds of the processor
+(of one core: OMP_NUM_THREADS=1), so that other processes of the machine do not count. Each case is
+a process of its own, forked from one that has made a small run, so that imports do not count. Cases
+that are in the file of --json already are not measured again.
 
-Warm-ups are cut to two rounds. "select" is what the server computes in `select` and `observe`, without what it waits
-for (clients' answers, local training); "ledger" is what of it the account of bytes and samples takes; "growth" is the
-exponent of N, in a later round without local training, between the two largest sizes that ran.
+Warm-ups are cut to two rounds. "select" is what the server computes in `select` and `observe`,
+without what it waits for (clients' answers, local training); "ledger" is what of it the account of
+bytes and samples takes; "growth" is the exponent of N, in a later round without local training,
+between the two largest sizes that ran.
 """
 
 import argparse
@@ -36,16 +39,39 @@ ROOT = Path(__file__).parents[2]
 SIZES = [1_000, 10_000, 100_000]
 NUM_ROUNDS, COHORT_SIZE = 6, 100
 PATIENCE, LIMIT = 10.0, 900.0
-"""Seconds of the processor after which a case has shown enough (two rounds at least), and seconds after which it is
-ended."""
+"""Seconds of the processor after which a case has shown enough (two rounds at least), and seconds
+after which it is ended."""
 SAME = {
-    *("fedcor_2022", "fedcor_cifar", "fedcor_cifar_2022", "fedcor_gpfl", "fedcor_short", "fedcs_sequential"),
-    *("gpfl_alpha0", "gpfl_cosine", "hics_code", "oort_code", "pncs_each", "pncs_gradient", "pncs_q0", "pncs_q2"),
-    *("pncs_q4", "pncs_q6", "pncs_two", "power_of_choice_d10", "power_of_choice_trained_d10", "tifl_uniform"),
+    *(
+        "fedcor_2022",
+        "fedcor_cifar",
+        "fedcor_cifar_2022",
+        "fedcor_gpfl",
+        "fedcor_short",
+        "fedcs_sequential",
+    ),
+    *(
+        "gpfl_alpha0",
+        "gpfl_cosine",
+        "hics_code",
+        "oort_code",
+        "pncs_each",
+        "pncs_gradient",
+        "pncs_q0",
+        "pncs_q2",
+    ),
+    *(
+        "pncs_q4",
+        "pncs_q6",
+        "pncs_two",
+        "power_of_choice_d10",
+        "power_of_choice_trained_d10",
+        "tifl_uniform",
+    ),
     *("top_loss_7", "pair_study"),
 }
-"""Files of conf/selector/ whose cost is that of another (other values of the same numbers), which select few clients,
-or which are no method to train with."""
+"""Files of conf/selector/ whose cost is that of another (other values of the same numbers), which
+select few clients, or which are no method to train with."""
 _VALUES = ("s_fedavg", "greedy_shapley", "ucb_shapley")
 _CLOCK = ("fedcs", "tifl", "oort_by_speed")
 WORDS = {
@@ -65,10 +91,30 @@ def config(selector: str, num_clients: int, cache_dir: str) -> Any:
     from fedsim.config.compose import compose_jobs, make_plan
 
     words = [
-        *(f"selector={selector}", "dataset=synthetic", f"dataset.num_owners={num_clients}", "partition=natural"),
-        *("partition.min_samples=1", f"num_clients={num_clients}", f"cohort_size={min(COHORT_SIZE, num_clients)}"),
-        *(f"num_rounds={NUM_ROUNDS}", "model=logistic", "local.epochs=1", "local.batch_size=20", "eval_every=1"),
-        *("engine=batched", "tracker=files_only", f"cache_dir={cache_dir}", *WORDS.get(selector, [])),
+        *(
+            f"selector={selector}",
+            "dataset=synthetic",
+            f"dataset.num_owners={num_clients}",
+            "partition=natural",
+        ),
+        *(
+            "partition.min_samples=1",
+            f"num_clients={num_clients}",
+            f"cohort_size={min(COHORT_SIZE, num_clients)}",
+        ),
+        *(
+            f"num_rounds={NUM_ROUNDS}",
+            "model=logistic",
+            "local.epochs=1",
+            "local.batch_size=20",
+            "eval_every=1",
+        ),
+        *(
+            "engine=batched",
+            "tracker=files_only",
+            f"cache_dir={cache_dir}",
+            *WORDS.get(selector, []),
+        ),
     ]
     (job,) = compose_jobs(words, multirun=False)
     node = job.config["selector"]
@@ -113,7 +159,9 @@ def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
         plan = config(selector, num_clients, cache_dir)
     except ConfigError as error:
         return {"selector": selector, "clients": num_clients, "refused": str(error.problems[0])}
-    assembly.prepare(plan)  # the labels of all clients, unless the process that this one is forked from has them
+    assembly.prepare(
+        plan
+    )  # the labels of all clients, unless the process that this one is forked from has them
     partition, ledger, building = Stopwatch(), Stopwatch(), Stopwatch()
     partition.wrap(assembly, "divide")
     with building.running():
@@ -154,7 +202,8 @@ def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
 
 
 def record_bytes(simulation: Any, record: Any) -> int:
-    """What the round writes: its line of metrics.jsonl, and that of trace.jsonl where the selector has one."""
+    """What the round writes: its line of metrics.jsonl, and that of trace.jsonl where the selector
+    has one."""
     trace = simulation.components.selector.trace
     return sum(len(json.dumps(line)) + 1 for line in (record.as_dict(), trace) if line is not None)
 
@@ -178,7 +227,13 @@ def measure_apart(selector: str, num_clients: int, cache_dir: str) -> dict[str, 
         try:
             theirs.send(measure(selector, num_clients, cache_dir))
         except BaseException as error:
-            theirs.send({"selector": selector, "clients": num_clients, "error": f"{type(error).__name__}: {error}"})
+            theirs.send(
+                {
+                    "selector": selector,
+                    "clients": num_clients,
+                    "error": f"{type(error).__name__}: {error}",
+                }
+            )
 
     process = context.Process(target=work)
     process.start()
@@ -206,13 +261,22 @@ COLUMNS: list[tuple[str, Key]] = [
 
 def markdown(results: Sequence[dict[str, Any]], sizes: Sequence[int]) -> str:
     """A line for each selector: each column at all sizes, then growth and what is kept."""
-    head = ["selector", *(name for name, _ in COLUMNS), "growth", "record, kB", "checkpoint, MB", "peak, GiB"]
+    head = [
+        "selector",
+        *(name for name, _ in COLUMNS),
+        "growth",
+        "record, kB",
+        "checkpoint, MB",
+        "peak, GiB",
+    ]
     lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
     for selector in dict.fromkeys(r["selector"] for r in results):
         found = {r["clients"]: r for r in results if r["selector"] == selector}
         cells = [selector]
         cells += [" / ".join(_cell(found.get(size), key) for size in sizes) for _, key in COLUMNS]
-        last = next((found[size] for size in reversed(sizes) if "peak_gib" in found.get(size, {})), None)
+        last = next(
+            (found[size] for size in reversed(sizes) if "peak_gib" in found.get(size, {})), None
+        )
         cells += [growth(found, sizes)]
         kept: list[Key] = [
             lambda r: r["later"]["record_bytes"] / 1e3,
@@ -231,10 +295,17 @@ def common(results: Sequence[dict[str, Any]], sizes: Sequence[int]) -> str:
         ("set-up besides, s", lambda r: r["set_up"], 1.0),
         ("partition.npz, MB", lambda r: r["partition_bytes"], 1e-6),
     ]
-    lines = [f"| | {' | '.join(f'N = {size:,}' for size in sizes)} |", f"|---|{'---|' * len(sizes)}"]
+    lines = [
+        f"| | {' | '.join(f'N = {size:,}' for size in sizes)} |",
+        f"|---|{'---|' * len(sizes)}",
+    ]
     for name, key, unit in rows:
-        found = [[key(r) for r in results if r["clients"] == size and "later" in r] for size in sizes]
-        lines.append(f"| {name} | {' | '.join(f'{unit * np.median(v):.2f}' if v else '-' for v in found)} |")
+        found = [
+            [key(r) for r in results if r["clients"] == size and "later" in r] for size in sizes
+        ]
+        lines.append(
+            f"| {name} | {' | '.join(f'{unit * np.median(v):.2f}' if v else '-' for v in found)} |"
+        )
     return "\n".join(lines)
 
 
@@ -258,7 +329,11 @@ def growth(found: dict[int, dict[str, Any]], sizes: Sequence[int]) -> str:
     if len(ran) < 2:
         return "-"
     small, large = (found[s]["later"]["round"] - found[s]["later"]["train"] for s in ran[-2:])
-    return f"N^{math.log(large / small) / math.log(ran[-1] / ran[-2]):.1f}" if large > 0.01 else "< 10 ms"
+    return (
+        f"N^{math.log(large / small) / math.log(ran[-1] / ran[-2]):.1f}"
+        if large > 0.01
+        else "< 10 ms"
+    )
 
 
 def warm_up(cache_dir: str) -> None:
@@ -276,11 +351,17 @@ def prepare_once(num_clients: int, cache_dir: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = sorted(p.stem for p in (ROOT / "conf" / "selector").glob("*.yaml") if p.stem not in SAME)
+    names = sorted(
+        p.stem for p in (ROOT / "conf" / "selector").glob("*.yaml") if p.stem not in SAME
+    )
     parser.add_argument("selectors", nargs="*", default=names)
     parser.add_argument("--clients", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--json", type=Path, help="a file of results, to which those that it lacks are added")
-    parser.add_argument("--markdown", action="store_true", help="print all results of the file as a table")
+    parser.add_argument(
+        "--json", type=Path, help="a file of results, to which those that it lacks are added"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="print all results of the file as a table"
+    )
     options = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":  # read when torch is imported
         os.execve(
@@ -296,7 +377,9 @@ def main() -> None:
     done = {(r["selector"], r["clients"]) for r in results}
     console = Console()
     with search_path(), tempfile.TemporaryDirectory() as cache_dir:
-        missing = [(s, n) for n in sorted(options.clients) for s in options.selectors if (s, n) not in done]
+        missing = [
+            (s, n) for n in sorted(options.clients) for s in options.selectors if (s, n) not in done
+        ]
         if missing:
             warm_up(cache_dir)
         for selector, size in missing:
@@ -305,7 +388,9 @@ def main() -> None:
             console.print(json.dumps(results[-1]), highlight=False, soft_wrap=True)
             if options.json:
                 options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text("[\n" + ",\n".join(json.dumps(r) for r in results) + "\n]\n")
+                options.json.write_text(
+                    "[\n" + ",\n".join(json.dumps(r) for r in results) + "\n]\n"
+                )
     if options.markdown or not options.json:
         print(markdown(sorted(results, key=lambda r: r["selector"]), sorted(options.clients)))
         print(f"\n{common(results, sorted(options.clients))}")

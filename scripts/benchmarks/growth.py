@@ -1,11 +1,14 @@
-"""How the time and memory of a round grow with clients per round, clients, width of the model and local steps.
+"""How the time and memory of a round grow with clients per round, clients, width of the model and
+local steps.
 
-    uv run python scripts/benchmark.py growth                        # all four, some minutes
-    uv run python scripts/benchmark.py growth cohort_size --json outputs/growth.json --plot docs/figures/growth.png
+    uv run python scripts/benchmark.py growth                        # all four, some minutes uv run
+    python scripts/benchmark.py growth cohort_size --json outputs/growth.json --plot
+    docs/figures/growth.png
 
-Each case is a process of its own: random selection, an MLP 784-64-30-10 on random images, 64 samples a client, batches
-of 64, 30 local steps, K = 10, N = 100, no evaluation, compiled, unless it is the value that varies. "per unit" is the
-time of a round over that value; where it stays, the cost is linear, where it falls, a fixed cost is shared.
+Each case is a process of its own: random selection, an MLP 784-64-30-10 on random images, 64
+samples a client, batches of 64, 30 local steps, K = 10, N = 100, no evaluation, compiled, unless it
+is the value that varies. "per unit" is the time of a round over that value; where it stays, the
+cost is linear, where it falls, a fixed cost is shared.
 """
 
 import argparse
@@ -30,7 +33,8 @@ VALUES = {
 USUAL = {"cohort_size": 10, "num_clients": 100, "width": 64, "steps": 30}
 SAMPLES, BATCH, PIXELS, CLASSES = 64, 64, 784, 10
 DISTINCT = 20_000
-"""Samples there are; clients beyond share them, so that memory shows the simulation and not the data."""
+"""Samples there are; clients beyond share them, so that memory shows the simulation and not the
+data."""
 
 
 def measure(case: dict[str, int], seconds: float) -> dict[str, Any]:
@@ -81,7 +85,9 @@ def build(case: dict[str, int]) -> Any:
     model = MLP((PIXELS,), CLASSES, hidden=[case["width"], 30], dropout=0.0)
     work = LocalWork(None, case["steps"], BATCH)
     workload, streams = Workload(model, data, sgd), Streams(0)
-    engine = Engine(choose_backend(workload, precision="float32", compile=True), workload, work, streams)
+    engine = Engine(
+        choose_backend(workload, precision="float32", compile=True), workload, work, streams
+    )
     population = Population(np.full(case["num_clients"], SAMPLES), case["cohort_size"], 10**9)
     test = LabelledSamples(x[:1], y[:1])
     selector = Random(population, mode="uniform")
@@ -101,8 +107,18 @@ def build(case: dict[str, int]) -> Any:
 
 def measure_apart(case: dict[str, int], seconds: float) -> dict[str, Any]:
     """`measure` in a process of its own."""
-    command = [sys.executable, "-m", "scripts.benchmarks.growth", "--here", json.dumps(case), "--seconds", str(seconds)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ))
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.benchmarks.growth",
+        "--here",
+        json.dumps(case),
+        "--seconds",
+        str(seconds),
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=dict(os.environ)
+    )
     if done.returncode:
         raise RuntimeError(done.stderr)
     return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -114,7 +130,9 @@ def table_of(name: str, results: list[dict[str, Any]]) -> Table:
         table.add_column(column, justify="right")
     for r in results:
         per_unit = 1e6 * r["seconds"] / r[name]
-        table.add_row(f"{r[name]:,}", f"{1e3 * r['seconds']:.2f}", f"{per_unit:.1f}", f"{r['peak_gib']:.2f}")
+        table.add_row(
+            f"{r[name]:,}", f"{1e3 * r['seconds']:.2f}", f"{per_unit:.1f}", f"{r['peak_gib']:.2f}"
+        )
     return table
 
 
@@ -125,12 +143,16 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(2, len(results), figsize=(3.2 * len(results), 5), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(
+        2, len(results), figsize=(3.2 * len(results), 5), squeeze=False, layout="constrained"
+    )
     for (name, cases), column in zip(results.items(), axes.T, strict=True):
         values = [case[name] for case in cases]
         milliseconds = [1e3 * case["seconds"] for case in cases]
         column[0].loglog(values, milliseconds, "o-")
-        column[0].loglog(values, [milliseconds[-1] * v / values[-1] for v in values], ":", color="grey")
+        column[0].loglog(
+            values, [milliseconds[-1] * v / values[-1] for v in values], ":", color="grey"
+        )
         column[1].semilogx(values, [case["peak_gib"] for case in cases], "o-")
         column[1].set(xlabel=name, ylim=(0, None))
     axes[0, 0].set_ylabel("ms a round")
@@ -142,7 +164,9 @@ def plot(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=list(VALUES), help=", ".join(VALUES))
-    parser.add_argument("--seconds", type=float, default=3.0, help="time of each case after its first round")
+    parser.add_argument(
+        "--seconds", type=float, default=3.0, help="time of each case after its first round"
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="a PNG of time and memory")
     parser.add_argument("--here", type=json.loads, help=argparse.SUPPRESS)
@@ -152,7 +176,9 @@ def main() -> None:
         return
     everything: dict[str, list[dict[str, Any]]] = {}
     for name in options.names:
-        everything[name] = [measure_apart({**USUAL, name: value}, options.seconds) for value in VALUES[name]]
+        everything[name] = [
+            measure_apart({**USUAL, name: value}, options.seconds) for value in VALUES[name]
+        ]
         Console().print(table_of(name, everything[name]))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,12 @@
-"""What `fedsim report` takes for thousands of runs: seconds of a processor, peak memory, and the size of the page.
+"""What `fedsim report` takes for thousands of runs: seconds of a processor, peak memory, and the
+size of the page.
 
     uv run python scripts/benchmark.py reports
     uv run python scripts/benchmark.py reports --folders 600 --rounds 100 --keep folder
 
-Six runs of the default experiment (three selectors, two seeds) are copied under other seeds, learning rates, cohorts
-and shards a client: groups of five seeds, in five panels. Their records are those of the six, by hard links. Exit code
-1 where a figure is above its bound.
+Six runs of the default experiment (three selectors, two seeds) are copied under other seeds,
+learning rates, cohorts and shards a client: groups of five seeds, in five panels. Their records are
+those of the six, by hard links. Exit code 1 where a figure is above its bound.
 """
 
 import argparse
@@ -21,14 +22,31 @@ from rich.console import Console
 from rich.table import Table
 
 BOUNDS = {"seconds": 60.0, "GB of memory": 1.5, "MB of the page": 8.0}
-SELECTORS, SEEDS, SHARDS, COHORTS = ("random", "gpfl", "oort"), range(5), (1, 2, 3, 5, 10), (5, 10, 20, 30, 50)
+SELECTORS, SEEDS, SHARDS, COHORTS = (
+    ("random", "gpfl", "oort"),
+    range(5),
+    (1, 2, 3, 5, 10),
+    (5, 10, 20, 30, 50),
+)
 """Of the learning rates there are as many as it takes."""
 
 
 def make_originals(folder: Path, rounds: int) -> dict[tuple[str, int], Path]:
     """The folders of the runs that are copied, by selector and seed."""
-    words = ["-m", "tracker=files_only", "name=original", f"num_rounds={rounds}", "num_clients=100", "cohort_size=10"]
-    words += ["local.steps=1", f"selector={','.join(SELECTORS)}", "seed=0,1", f"output_dir={folder}"]
+    words = [
+        "-m",
+        "tracker=files_only",
+        "name=original",
+        f"num_rounds={rounds}",
+        "num_clients=100",
+        "cohort_size=10",
+    ]
+    words += [
+        "local.steps=1",
+        f"selector={','.join(SELECTORS)}",
+        "seed=0,1",
+        f"output_dir={folder}",
+    ]
     subprocess.run([sys.executable, "-m", "fedsim", *words], check=True, stdout=subprocess.DEVNULL)
     found = folder / "original"
     return {(s, seed): next(found.glob(f"*-{s}-s{seed}-*")) for s in SELECTORS for seed in (0, 1)}
@@ -53,7 +71,10 @@ def make_folders(folder: Path, number: int, rounds: int) -> None:
     each = itertools.product(rates, COHORTS, SHARDS, SELECTORS, SEEDS)
     for rate, cohort, shards, selector, seed in itertools.islice(each, number):
         own = [("  lr: 0.1", f"  lr: {rate}"), ("cohort_size: 10", f"cohort_size: {cohort}")]
-        own += [("  shards_per_client: 2", f"  shards_per_client: {shards}"), (f"seed: {seed % 2}", f"seed: {seed}")]
+        own += [
+            ("  shards_per_client: 2", f"  shards_per_client: {shards}"),
+            (f"seed: {seed % 2}", f"seed: {seed}"),
+        ]
         place = folder / "copies" / f"{selector}-{shards}-{cohort}-{rate}-s{seed}"
         copy_run(originals[selector, seed % 2], place, own)
 
@@ -74,7 +95,11 @@ def measure(folder: Path, words: Sequence[str]) -> tuple[dict[str, float], float
 def measure_all(folder: Path) -> bool:
     """Whether all is within the bounds."""
     table, sound = Table(title="fedsim report"), True
-    for column in ("words", *(f"{name} (bound {bound:g})" for name, bound in BOUNDS.items()), "MB of all files"):
+    for column in (
+        "words",
+        *(f"{name} (bound {bound:g})" for name, bound in BOUNDS.items()),
+        "MB of all files",
+    ):
         table.add_column(column, justify="right")
     for words in ((), ("--no-figures",)):
         found, size = measure(folder, words)
@@ -88,7 +113,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--folders", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--keep", type=Path, help="a folder to make the runs in, or with those of an earlier call")
+    parser.add_argument(
+        "--keep", type=Path, help="a folder to make the runs in, or with those of an earlier call"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) if options.keep is None else options.keep.resolve()

@@ -1,13 +1,14 @@
 """How the time and memory of selection grow with the number of clients.
 
-    uv run python scripts/benchmark.py selection                      # all, N = 100, 1000, 10000
-    uv run python scripts/benchmark.py selection pncs divfl --clients 100 1000
-    uv run python scripts/benchmark.py selection "pncs selector/sketch=coord selector.sketch.size=10000"
+    uv run python scripts/benchmark.py selection                      # all, N = 100, 1000, 10000 uv
+    run python scripts/benchmark.py selection pncs divfl --clients 100 1000 uv run python
+    scripts/benchmark.py selection "pncs selector/sketch=coord selector.sketch.size=10000"
 
-Clients are synthetic: their updates, of the cnn's 122,570 parameters, are random numbers and cost nothing here. What
-is timed is what the selector itself does in a round, in `select` and `observe`, with K = 10. Each case runs in a
-process of its own; its peak memory includes the N updates where a selector asks for them all. "growth" is the exponent
-of N between the two largest sizes. Writes a table and, with --json, a file.
+Clients are synthetic: their updates, of the cnn's 122,570 parameters, are random numbers and cost
+nothing here. What is timed is what the selector itself does in a round, in `select` and `observe`,
+with K = 10. Each case runs in a process of its own; its peak memory includes the N updates where a
+selector asks for them all. "growth" is the exponent of N between the two largest sizes. Writes a
+table and, with --json, a file.
 """
 
 import argparse
@@ -84,7 +85,13 @@ class SyntheticEngine(Engine):
         return self.pool[start : start + self.length] * (1 + start / self.length)
 
     def train(
-        self, params: Params, ids: Ids, round: int, lr: float, start: Any = None, correction: Any = None
+        self,
+        params: Params,
+        ids: Ids,
+        round: int,
+        lr: float,
+        start: Any = None,
+        correction: Any = None,
     ) -> Cohort:
         def work() -> Cohort:
             delta = {name: torch.empty(len(ids), *shape) for name, shape in self.shapes.items()}
@@ -92,7 +99,10 @@ class SyntheticEngine(Engine):
                 parts = self._vector().split([s.numel() for s in self.shapes.values()])
                 for (name, shape), part in zip(self.shapes.items(), parts, strict=True):
                     delta[name][row] = part.view(shape)
-            ones, losses = np.ones(len(ids), np.int64), np.random.default_rng(round).random(len(ids))
+            ones, losses = (
+                np.ones(len(ids), np.int64),
+                np.random.default_rng(round).random(len(ids)),
+            )
             known = {"loss": losses, "rms_loss": 1 + losses, "steps": ones, "samples": ones}
             return Cohort(ids, ones, params, delta, trained=self.trained, **known)
 
@@ -102,13 +112,19 @@ class SyntheticEngine(Engine):
         return np.random.default_rng(len(positions)).random(len(positions))
 
     def client_gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str] | None = None
+        self,
+        params: Params,
+        positions: Sequence[NDArray[np.int64]],
+        names: Sequence[str] | None = None,
     ) -> Iterator[Tensor]:
         for _ in positions:
             yield self._timed(self._vector)
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
-        logits = lambda: torch.randn(len(x), NUM_CLASSES, generator=self.generator).double().log_softmax(1)  # noqa: E731
+        def logits() -> Tensor:
+            drawn = torch.randn(len(x), NUM_CLASSES, generator=self.generator)
+            return drawn.double().log_softmax(1)
+
         return self._timed(logits)  # type: ignore[no-any-return]
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
@@ -123,7 +139,10 @@ def measure(choice: str, num_clients: int) -> dict[str, Any]:
     node = dict(job.config["selector"])
     node |= {name: value for name, value in SHORTER.items() if name in node}
     population = Population(np.full(num_clients, SAMPLES), COHORT_SIZE, NUM_ROUNDS)
-    selector, engine = instantiate(node, Selector, "selector", population), SyntheticEngine(num_clients)
+    selector, engine = (
+        instantiate(node, Selector, "selector", population),
+        SyntheticEngine(num_clients),
+    )
     watch = Stopwatch(selector, engine)
     samples = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     parts = Components(
@@ -177,16 +196,29 @@ class Stopwatch:
 
 def measure_apart(choice: str, num_clients: int) -> dict[str, Any]:
     """`measure` in a process of its own."""
-    command = [sys.executable, "-m", "scripts.benchmarks.selection", choice, "--clients", str(num_clients), "--here"]
+    command = [
+        sys.executable,
+        "-m",
+        "scripts.benchmarks.selection",
+        choice,
+        "--clients",
+        str(num_clients),
+        "--here",
+    ]
     environment = {"GOMP_SPINCOUNT": "1000", **os.environ}  # as `fedsim` sets it
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        return {"selector": choice, "clients": num_clients, "error": done.stderr.strip().splitlines()[-1:]}
+        return {
+            "selector": choice,
+            "clients": num_clients,
+            "error": done.stderr.strip().splitlines()[-1:],
+        }
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 
 def table_of(results: list[dict[str, Any]], sizes: list[int]) -> Table:
-    """One line a selector: first / median seconds at each size, growth of the median, peak memory at the largest."""
+    """One line a selector: first / median seconds at each size, growth of the median, peak memory
+    at the largest."""
     table = Table(
         title=f"Seconds of selection a round (first / median of the others), K = {COHORT_SIZE}, cnn's updates"
     )
@@ -196,7 +228,9 @@ def table_of(results: list[dict[str, Any]], sizes: list[int]) -> Table:
     table.add_column("growth", justify="right")
     table.add_column("peak GiB", justify="right")
     choices = dict.fromkeys(r["selector"] for r in results)
-    by_choice = {choice: {r["clients"]: r for r in results if r["selector"] == choice} for choice in choices}
+    by_choice = {
+        choice: {r["clients"]: r for r in results if r["selector"] == choice} for choice in choices
+    }
     for choice, found in by_choice.items():
         cells = [_seconds(found.get(size)) for size in sizes]
         last = found.get(sizes[-1], {})
@@ -222,7 +256,9 @@ def _growth(found: dict[int, dict[str, Any]], sizes: list[int]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("selectors", nargs="*", default=sorted(p.stem for p in FOLDER.glob("*.yaml")))
+    parser.add_argument(
+        "selectors", nargs="*", default=sorted(p.stem for p in FOLDER.glob("*.yaml"))
+    )
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000, 10_000])
     parser.add_argument("--json", type=Path)
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)

@@ -2,9 +2,10 @@
 
     FEDSIM_DATA=path uv run python scripts/benchmark.py server-only
 
-Selectors such as gpfl judge models on labelled samples at the server, 5 % of the training set. This is the accuracy
-that these samples give by themselves: the same network and optimiser, as many steps as one client would make if it took
-part in every round, and the mean test accuracy of the last 11 of 200 evaluations.
+Selectors such as gpfl judge models on labelled samples at the server, 5 % of the training set. This
+is the accuracy that these samples give by themselves: the same network and optimiser, as many steps
+as one client would make if it took part in every round, and the mean test accuracy of the last 11
+of 200 evaluations.
 """
 
 import argparse
@@ -32,7 +33,9 @@ def train_on_the_server(overrides: Sequence[str], seed: int) -> tuple[float, int
     model = components.engine.workload.model
     model.load_state_dict(simulation.params)
     settings = plan.config["optimizer"]
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"])
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"]
+    )
     generator = torch.Generator().manual_seed(seed)
     accuracies = []
     for _ in range(plan.settings.num_rounds):
@@ -50,13 +53,22 @@ def train_on_the_server(overrides: Sequence[str], seed: int) -> tuple[float, int
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=2)
     options = parser.parse_args(arguments)
-    overrides = ["preset=selection_benchmark", "cell=fmnist_iid", "selector=gpfl", "tracker=files_only"]
+    overrides = [
+        "preset=selection_benchmark",
+        "cell=fmnist_iid",
+        "selector=gpfl",
+        "tracker=files_only",
+    ]
     for seed in range(options.seeds):
         accuracy, count = train_on_the_server(overrides, seed)
-        print(f"seed {seed}: {count:,} labelled samples at the server, final accuracy {accuracy:.1f} %")
+        print(
+            f"seed {seed}: {count:,} labelled samples at the server, final accuracy {accuracy:.1f} %"
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""What one waits for before the first answer, in units of T, the time of `import torch` on the same machine.
+"""What one waits for before the first answer, in units of T, the time of `import torch` on the same
+machine.
 
     uv run python scripts/benchmark.py start-up
     uv run python scripts/benchmark.py start-up --repeats 9 --only report
 
-Every command runs in a process of its own, in turns with the bare import that it is compared with, after one run of
-each that is not counted. A bound is a multiple of that import's time, plus seconds; exit code 1 if a median is above.
+Every command runs in a process of its own, in turns with the bare import that it is compared with,
+after one run of each that is not counted. A bound is a multiple of that import's time, plus
+seconds; exit code 1 if a median is above.
 """
 
 import argparse
@@ -22,7 +24,14 @@ from rich.table import Table
 
 TORCH, FIGURES = "import torch", "import plotly, matplotlib.pyplot"
 ENDED = ("num_rounds=2", "tracker=files_only", "name=ended")
-NINE = ("-m", "num_rounds=2", "tracker=files_only", "name=nine", "selector=random,full,gpfl", "seed=range(3)")
+NINE = (
+    "-m",
+    "num_rounds=2",
+    "tracker=files_only",
+    "name=nine",
+    "selector=random,full,gpfl",
+    "seed=range(3)",
+)
 
 
 @dataclass(frozen=True)
@@ -60,12 +69,15 @@ def seconds(command: Sequence[str], folder: Path, code: int = 0) -> float:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     took = time.perf_counter() - start
     if done.returncode != code:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}, not {code}: {done.stderr.strip()[-500:]}")
+        sys.exit(
+            f"{' '.join(command)} ended with {done.returncode}, not {code}: {done.stderr.strip()[-500:]}"
+        )
     return took
 
 
 def measure(case: Case, folder: Path, repeats: int) -> list[tuple[float, float]]:
-    """Seconds of the command and of the bare import, in pairs of which every other one begins with the import."""
+    """Seconds of the command and of the bare import, in pairs of which every other one begins with
+    the import."""
     own, bare = [sys.executable, "-m", "fedsim", *case.words], [sys.executable, "-c", case.bare]
     pairs = []
     for repeat in range(repeats + 1):
@@ -84,12 +96,17 @@ def table_of(found: Sequence[tuple[Case, list[tuple[float, float]]]]) -> tuple[T
         table.add_column(column, justify="left" if column == "fedsim ..." else "right")
     sound = True
     for case, pairs in found:
-        took, bare = statistics.median(own for own, _ in pairs), statistics.median(bare for _, bare in pairs)
+        took, bare = (
+            statistics.median(own for own, _ in pairs),
+            statistics.median(bare for _, bare in pairs),
+        )
         within = took <= case.times * bare + case.seconds
         unit = "T" if case.bare == TORCH else "F"
         bound = f"{case.times:g} {unit}" + (f" + {case.seconds:g} s" if case.seconds else "")
         words = " ".join(case.words)
-        table.add_row(words, f"{took:.2f}", f"{took / bare:.2f} {unit}", bound if within else f"above {bound}")
+        table.add_row(
+            words, f"{took:.2f}", f"{took / bare:.2f} {unit}", bound if within else f"above {bound}"
+        )
         sound &= within
     return table, sound
 

@@ -18,7 +18,8 @@ def signed(found: Difference) -> str:
 
 
 def tested(found: Difference, corrected: float) -> str:
-    """A difference with its own interval and p-value, and the p-value that is corrected over its table."""
+    """A difference with its own interval and p-value, and the p-value that is corrected over its
+    table."""
     return f"{signed(found)}, p {show_p(found.p_value)}, Holm {show_p(corrected)}"
 
 

@@ -1,4 +1,5 @@
-"""How often the rules err in the families as they are shipped, and what stays open: which runs would decide it."""
+"""How often the rules err in the families as they are shipped, and what stays open: which runs
+would decide it."""
 
 import csv
 import io
@@ -30,7 +31,8 @@ FEW = 40
 
 
 def rates(shipped: Shipped) -> str:
-    """The verdicts on printed accuracies of a known truth, simulated with the shipped spreads, seeds and families."""
+    """The verdicts on printed accuracies of a known truth, simulated with the shipped spreads,
+    seeds and families."""
     known = [(p, one) for p, some in shipped.all_judged for one in some if _is_accuracy(one)]
     rows = []
     for off in OFF:
@@ -40,7 +42,9 @@ def rates(shipped: Shipped) -> str:
                 counts.update(_simulated(known, off, key, rng))
             shares = [f"{100 * counts[verdict] / TRIALS / len(known):.1f} %" for verdict in _SINGLE]
             rows.append(["exact" if not off else f"off by {off:.2f}", name, *shares])
-    return markdown([f"truth of {len(known)} printed accuracies", "corrected within", *_SINGLE], rows)
+    return markdown(
+        [f"truth of {len(known)} printed accuracies", "corrected within", *_SINGLE], rows
+    )
 
 
 _SINGLE = [verdict for verdict in VERDICTS if verdict not in ("direction only", "not judged")]
@@ -48,7 +52,11 @@ _SINGLE = [verdict for verdict in VERDICTS if verdict not in ("direction only", 
 
 def _is_accuracy(one: Judged) -> bool:
     ours = None if one.evidence is None else one.evidence.ours
-    return isinstance(one.printed, Number) and isinstance(ours, Estimate) and bounds_of(one.printed.measure) == UNIT
+    return (
+        isinstance(one.printed, Number)
+        and isinstance(ours, Estimate)
+        and bounds_of(one.printed.measure) == UNIT
+    )
 
 
 def _paper(publication: Publication, printed: Number | Claim) -> Hashable:
@@ -61,7 +69,8 @@ def _simulated(
     key: Callable[[Publication, Number | Claim], Hashable],
     rng: np.random.Generator,
 ) -> Iterator[str]:
-    """The verdicts on numbers of one run each, whose method's true mean lies `off` above or below ours."""
+    """The verdicts on numbers of one run each, whose method's true mean lies `off` above or below
+    ours."""
     families: dict[Hashable, list[Evidence]] = {}
     for publication, one in known:
         assert one.evidence is not None
@@ -79,9 +88,11 @@ def _simulated(
 
 @dataclass(frozen=True)
 class OpenItem:
-    """A number or a claim that is not decided, and what would decide it; `seeds`: None if no number of them would.
+    """A number or a claim that is not decided, and what would decide it; `seeds`: None if no number
+    of them would.
 
-    `groups`: the settings whose runs it is about. `hours`: of a core, for the seeds that are missing.
+    `groups`: the settings whose runs it is about. `hours`: of a core, for the seeds that are
+    missing.
     """
 
     folder: Path
@@ -93,7 +104,11 @@ class OpenItem:
     @property
     def more(self) -> int:
         """The seeds that are missing."""
-        return 0 if self.seeds is None or self.judged.evidence is None else self.seeds - self.judged.evidence.num
+        return (
+            0
+            if self.seeds is None or self.judged.evidence is None
+            else self.seeds - self.judged.evidence.num
+        )
 
     @property
     def hours(self) -> float:
@@ -116,7 +131,16 @@ def open_csv(items: Sequence[OpenItem]) -> str:
     """One line an item."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    names = ["runs", "where", "id", "verdict", "over the paper", "seeds", "tests in its family", "seeds needed"]
+    names = [
+        "runs",
+        "where",
+        "id",
+        "verdict",
+        "over the paper",
+        "seeds",
+        "tests in its family",
+        "seeds needed",
+    ]
     writer.writerow([*names, "more runs", "hours of a core"])
     for item in items:
         one = item.judged
@@ -128,7 +152,8 @@ def open_csv(items: Sequence[OpenItem]) -> str:
 
 
 def what_is_open(shipped: Shipped, *wanted: str) -> str:
-    """By folder: how many items are open, how many of them few seeds would decide, and what these runs would take.
+    """By folder: how many items are open, how many of them few seeds would decide, and what these
+    runs would take.
 
     With `row=<folder>` or `row=all` of that alone.
     """
@@ -142,7 +167,14 @@ def what_is_open(shipped: Shipped, *wanted: str) -> str:
         none = sum(item.seeds is None for item in items)
         hours = _hours_together(few)
         all_of_them.append((len(items), len(few), len(items) - len(few) - none, none, hours))
-        rows.append([f"`{name}`", *map(str, all_of_them[-1][:4]), str(seeds or "-"), f"{hours:.2g}" if few else "-"])
+        rows.append(
+            [
+                f"`{name}`",
+                *map(str, all_of_them[-1][:4]),
+                str(seeds or "-"),
+                f"{hours:.2g}" if few else "-",
+            ]
+        )
     sums = [sum(column) for column in zip(*all_of_them, strict=True)]
     rows.append(["all", *(f"{value:.0f}" for value in sums[:4]), "", f"{sums[4]:.2g}"])
     header = [
@@ -154,7 +186,9 @@ def what_is_open(shipped: Shipped, *wanted: str) -> str:
         "seeds for the second",
         "hours of a core",
     ]
-    return markdown(header, [row for row in rows if not wanted or f"row={row[0].strip('`')}" in wanted])
+    return markdown(
+        header, [row for row in rows if not wanted or f"row={row[0].strip('`')}" in wanted]
+    )
 
 
 def _hours_together(items: Sequence[OpenItem]) -> float:
@@ -167,7 +201,10 @@ def _hours_together(items: Sequence[OpenItem]) -> float:
 
 
 def _hours_a_run(groups: Sequence[Group]) -> float:
-    return float(np.mean([run.summary["wall_seconds"] for group in groups for run in group.complete])) / 3600
+    return (
+        float(np.mean([run.summary["wall_seconds"] for group in groups for run in group.complete]))
+        / 3600
+    )
 
 
 def _settings(printed: Number | Claim) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -189,4 +226,6 @@ def _key(about: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted(about.items()))
 
 
-MAKERS: Mapping[str, Callable[..., str]] = {maker.__name__: maker for maker in (rates, what_is_open)}
+MAKERS: Mapping[str, Callable[..., str]] = {
+    maker.__name__: maker for maker in (rates, what_is_open)
+}

@@ -1,11 +1,12 @@
-"""Fill the generated tables of docs/reproduction.md, verdicts.md, benchmark.md and reproduction/*.md from docs/results,
-and write those of TABLE_FILES, which the pages link to.
+"""Fill the generated tables of docs/reproduction.md, verdicts.md, benchmark.md and
+reproduction/*.md from docs/results, and write those of TABLE_FILES, which the pages link to.
 
-    uv run python -m scripts.reproduction.pages            # writes them
-    uv run python -m scripts.reproduction.pages --check    # changes nothing; exit code 1 if any table is not up to date
+    uv run python -m scripts.reproduction.pages            # writes them uv run python -m
+    scripts.reproduction.pages --check    # changes nothing; exit code 1 if any table is not up to
+    date
 
-A table stands between `<!-- table: <maker> <arguments> -->` and `<!-- end of table -->`; the makers are in
-tables.py, verdict_tables.py and open_items.py. The rest of these files is written by hand.
+A table stands between `<!-- table: <maker> <arguments> -->` and `<!-- end of table -->`; the makers
+are in tables.py, verdict_tables.py and open_items.py. The rest of these files is written by hand.
 """
 
 import argparse
@@ -58,14 +59,17 @@ TABLE_FILES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the tables are up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="only say whether the tables are up to date"
+    )
     check = parser.parse_args().check
     stale = update(read_shipped(), write=not check)
     return int(check and stale)
 
 
 def update(shipped: Shipped, write: bool) -> bool:
-    """Print which pages are not up to date; if `write`, fill them. Returns whether there was any."""
+    """Print which pages are not up to date; if `write`, fill them. Returns whether there was
+    any."""
     stale = False
     for path in [*pages(), *(RESULTS / "tables" / f"{name}.csv" for name in TABLE_FILES)]:
         before = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -97,7 +101,10 @@ def pages() -> list[Path]:
 
 def fill(text: str, shipped: Shipped) -> str:
     """The text with all its tables made anew."""
-    return TABLE.sub(lambda found: f"{found[1]}\n{make_table(found['words'].split(), shipped)}\n\n{found[3]}", text)
+    return TABLE.sub(
+        lambda found: f"{found[1]}\n{make_table(found['words'].split(), shipped)}\n\n{found[3]}",
+        text,
+    )
 
 
 def make_table(words: Sequence[str], shipped: Shipped) -> str:

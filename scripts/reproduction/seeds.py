@@ -1,4 +1,5 @@
-"""How many seeds would decide a number or a claim, if the mean and the spread of our runs were the true ones."""
+"""How many seeds would decide a number or a claim, if the mean and the spread of our runs were the
+true ones."""
 
 import math
 from collections.abc import Callable
@@ -15,13 +16,17 @@ Enough = Callable[[int], bool]
 
 
 def seeds_needed(printed: Number | Claim, evidence: Evidence, tests: int) -> int | None:
-    """The smallest number of seeds with which a verdict comes with 80 % probability, in a family of `tests` tests.
+    """The smallest number of seeds with which a verdict comes with 80 % probability, in a family of
+    `tests` tests.
 
-    The level is 5 % / `tests`. Of claims on every run that all or none of ours kept: the fewest that decide it if they
-    go on so. None: more than `MOST`, as where the truth seems to lie on the edge.
+    The level is 5 % / `tests`. Of claims on every run that all or none of ours kept: the fewest
+    that decide it if they go on so. None: more than `MOST`, as where the truth seems to lie on the
+    edge.
     """
     ways = _ways(printed, evidence, ALPHA / max(tests, 1))
-    return next((num for num in range(evidence.num + 1, MOST + 1) if any(way(num) for way in ways)), None)
+    return next(
+        (num for num in range(evidence.num + 1, MOST + 1) if any(way(num) for way in ways)), None
+    )
 
 
 def _ways(printed: Number | Claim, evidence: Evidence, level: float) -> list[Enough]:
@@ -34,9 +39,17 @@ def _ways(printed: Number | Claim, evidence: Evidence, level: float) -> list[Eno
         assert isinstance(printed, Claim)
         assert printed.value is not None
         low, high = printed.value - printed.tolerance, printed.value + printed.tolerance
-        below, above = sum(v < low for v in ours.values) / ours.num, sum(v > high for v in ours.values) / ours.num
-        above_low, below_high = (_sign_test(1 - share, level, math.sqrt(POWER)) for share in (below, above))
-        return [_sign_test(max(below, above), level / 2), lambda num: above_low(num) and below_high(num)]
+        below, above = (
+            sum(v < low for v in ours.values) / ours.num,
+            sum(v > high for v in ours.values) / ours.num,
+        )
+        above_low, below_high = (
+            _sign_test(1 - share, level, math.sqrt(POWER)) for share in (below, above)
+        )
+        return [
+            _sign_test(max(below, above), level / 2),
+            lambda num: above_low(num) and below_high(num),
+        ]
     if isinstance(ours, Estimate):
         return _of_single_value(printed, ours, level)
     if isinstance(ours, Difference):
@@ -71,8 +84,12 @@ def _of_difference(claim: Claim, ours: Difference, level: float, *, by_sign: boo
 
 
 def _t_test(distance: float, sd: float, level: float) -> Enough:
-    """Whether a one-sided t test at `level` shows a true `distance` with 80 % probability (approximately)."""
-    return lambda num: distance > (t_quantile(1 - level, num - 1) + t_quantile(POWER, num - 1)) * sd / math.sqrt(num)
+    """Whether a one-sided t test at `level` shows a true `distance` with 80 % probability
+    (approximately)."""
+    return lambda num: (
+        distance
+        > (t_quantile(1 - level, num - 1) + t_quantile(POWER, num - 1)) * sd / math.sqrt(num)
+    )
 
 
 def _sign_test(share: float, level: float, power: float = POWER) -> Enough:
@@ -80,7 +97,9 @@ def _sign_test(share: float, level: float, power: float = POWER) -> Enough:
 
     def is_enough(num: int) -> bool:
         counts = range(num // 2, num + 1)
-        least = next((count for count in counts if special.bdtrc(count - 1, num, MAJORITY) < level), None)
+        least = next(
+            (count for count in counts if special.bdtrc(count - 1, num, MAJORITY) < level), None
+        )
         return least is not None and float(special.bdtrc(least - 1, num, share)) >= power
 
     return is_enough

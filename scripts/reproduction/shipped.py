@@ -17,13 +17,15 @@ SMALL = "_small"
 
 @dataclass(frozen=True)
 class Shipped:
-    """The groups of runs by folder. A folder's name is that of its preset, and of its size if it ends in _small."""
+    """The groups of runs by folder. A folder's name is that of its preset, and of its size if it
+    ends in _small."""
 
     groups: dict[Path, list[Group]]
 
     @cached_property
     def judged(self) -> dict[Path, list[tuple[Publication, list[Judged]]]]:
-        """The judgements by folder; tests of a family are corrected together, whichever folder they are of.
+        """The judgements by folder; tests of a family are corrected together, whichever folder they
+        are of.
 
         Folders that are not of a preset hold runs in other settings, which claims are not about.
         """
@@ -33,7 +35,9 @@ class Shipped:
             if _is_of_preset(folder)
         }
         found = iter(correct([one for some in examined.values() for one in some]))
-        return {folder: list(itertools.islice(found, len(some))) for folder, some in examined.items()}
+        return {
+            folder: list(itertools.islice(found, len(some))) for folder, some in examined.items()
+        }
 
     @property
     def all_judged(self) -> list[tuple[Publication, list[Judged]]]:
@@ -46,8 +50,12 @@ def _is_of_preset(folder: Path) -> bool:
 
 def read_shipped(root: Path = RESULTS) -> Shipped:
     """All folders in docs/results that have a summary, with the runs in their archives."""
-    return Shipped({path.parent: read_groups(path.parent) for path in sorted(root.glob("*/summary.json"))})
+    return Shipped(
+        {path.parent: read_groups(path.parent) for path in sorted(root.glob("*/summary.json"))}
+    )
 
 
 def read_groups(folder: Path) -> list[Group]:
-    return group_runs([run for path in sorted(folder.glob("*.parquet")) for run in read_archive(path)])
+    return group_runs(
+        [run for path in sorted(folder.glob("*.parquet")) for run in read_archive(path)]
+    )

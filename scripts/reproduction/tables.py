@@ -8,10 +8,26 @@ from pathlib import Path
 import numpy as np
 
 from fedsim.commands.replay import verdict
-from fedsim.results.groups import CONTROL, REFERENCE, Group, Panel, group_runs, has_made, make_panels
+from fedsim.results.groups import (
+    CONTROL,
+    REFERENCE,
+    Group,
+    Panel,
+    group_runs,
+    has_made,
+    make_panels,
+)
 from fedsim.results.measures import values_by_seed
 from fedsim.results.runs import Run, Seeds
-from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired_values, pooled
+from fedsim.results.statistics import (
+    MIN_SEEDS,
+    UNIT,
+    Difference,
+    estimate,
+    holm,
+    paired_values,
+    pooled,
+)
 from scripts.reproduction.cells import markdown, short, signed, tested
 from scripts.reproduction.shipped import RESULTS, Shipped
 
@@ -24,17 +40,26 @@ PLANNED = 10
 """Equivalence of final accuracies, and the number of seeds, as preset gpfl_settings states them."""
 READINGS = ("gpfl", "gpfl_official")
 BY_SIZE = "gpfl_dir_by_size"
-TITLES = {"gpfl_1spc": "1SPC", "gpfl_2spc": "2SPC", "gpfl_dir": "Dir(0.2)", BY_SIZE: "Dir(0.2), by size"}
+TITLES = {
+    "gpfl_1spc": "1SPC",
+    "gpfl_2spc": "2SPC",
+    "gpfl_dir": "Dir(0.2)",
+    BY_SIZE: "Dir(0.2), by size",
+}
 
 
 def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
-    """Final accuracy with t intervals: a row a method, a column a setting. `wanted`: key=value that runs have made."""
+    """Final accuracy with t intervals: a row a method, a column a setting. `wanted`: key=value that
+    runs have made."""
     panels = _panels(shipped, folder, wanted)
-    return _pivot(panels, lambda panel, line: _estimated(values_by_seed(panel.lines[line], "final_accuracy")))
+    return _pivot(
+        panels, lambda panel, line: _estimated(values_by_seed(panel.lines[line], "final_accuracy"))
+    )
 
 
 def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
-    """Differences of final accuracy to random selection in the same setting, with p by Holm over the table.
+    """Differences of final accuracy to random selection in the same setting, with p by Holm over
+    the table.
 
     Or to `against=<choice>`, and of another `measure=<name>` (`fedsim.results.measures`).
     """
@@ -46,7 +71,9 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
         for p in panels
         for line in p.lines
     }
-    found = {key: one for key, one in found.items() if one is not None and max(map(abs, one.values)) > 0}
+    found = {
+        key: one for key, one in found.items() if one is not None and max(map(abs, one.values)) > 0
+    }
     corrected = dict(zip(found, holm([one.p_value for one in found.values()]), strict=True))
 
     def cell(panel: Panel, line: str) -> str:
@@ -57,7 +84,8 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
 
 
 def settings(shipped: Shipped, *folders: str) -> str:
-    """The decision of preset gpfl_settings: by local training and network, GPFL minus random, and what follows.
+    """The decision of preset gpfl_settings: by local training and network, GPFL minus random, and
+    what follows.
 
     Or GPFL minus `against=<choice>`. Runs of presets that differ in name alone count together.
     """
@@ -68,42 +96,70 @@ def settings(shipped: Shipped, *folders: str) -> str:
     for (labels, cells, mean), p in zip(found, corrected, strict=True):
         each = [f"{signed(one)} ({one.num})" for one in cells]
         rows.append([*labels, *each, f"{tested(mean, p)} ({mean.num})", _decision(mean)])
-    header = ["local training", "network", "", "1SPC", "2SPC", "Dir(0.2)", "mean of the three", f"GPFL and {against}"]
+    header = [
+        "local training",
+        "network",
+        "",
+        "1SPC",
+        "2SPC",
+        "Dir(0.2)",
+        "mean of the three",
+        f"GPFL and {against}",
+    ]
     return markdown(header, rows)
 
 
 def settings_means(shipped: Shipped, *folders: str) -> str:
-    """The means of the three partitions alone: GPFL minus random and minus round robin, p by Holm over each column."""
+    """The means of the three partitions alone: GPFL minus random and minus round robin, p by Holm
+    over each column."""
     columns = [_settings(shipped, folders, against) for against in (REFERENCE, "round_robin")]
     corrected = [holm([mean.p_value for *_, mean in found]) for found in columns]
     rows = [[*labels] for labels, *_ in columns[0]]
     for found, p_values in zip(columns, corrected, strict=True):
         for row, (*_, mean), p in zip(rows, found, p_values, strict=True):
             row += [tested(mean, p), _decision(mean).replace("equivalent within 0.02", "level")]
-    header = ["local training", "network", "", "minus random", "GPFL and random", "minus round robin"]
+    header = [
+        "local training",
+        "network",
+        "",
+        "minus random",
+        "GPFL and random",
+        "minus round robin",
+    ]
     return markdown([*header, "GPFL and round robin"], rows)
 
 
 def _settings(
     shipped: Shipped, folders: Sequence[str], against: str
 ) -> list[tuple[tuple[str, str, str], list[Difference], Difference]]:
-    """Of each training, network and reading of GPFL: the differences at the three partitions, and their mean."""
+    """Of each training, network and reading of GPFL: the differences at the three partitions, and
+    their mean."""
     rows = []
     for texts, network, by_method in _by_network(shipped, folders):
         for method in READINGS:
-            strata = [_by_seed(by_method, cell, method, against) for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")]
-            mean, cells = pooled(strata), [one for stratum in strata if (one := pooled([stratum])) is not None]
+            strata = [
+                _by_seed(by_method, cell, method, against)
+                for cell in ("gpfl_1spc", "gpfl_2spc", "gpfl_dir")
+            ]
+            mean, cells = (
+                pooled(strata),
+                [one for stratum in strata if (one := pooled([stratum])) is not None],
+            )
             if mean is not None:
                 rows.append(((texts, network, method), cells, mean))
     return rows
 
 
 def by_size(shipped: Shipped, *folders: str) -> str:
-    """As `settings`, of Dir(0.2) with all methods' models averaged by size: GPFL minus random and minus round robin."""
+    """As `settings`, of Dir(0.2) with all methods' models averaged by size: GPFL minus random and
+    minus round robin."""
     rows, found = [], []
     for texts, network, by_method in _by_network(shipped, folders):
         for method in READINGS:
-            both = [_paired(by_method, BY_SIZE, method, against) for against in (REFERENCE, "round_robin")]
+            both = [
+                _paired(by_method, BY_SIZE, method, against)
+                for against in (REFERENCE, "round_robin")
+            ]
             if all(both):
                 rows.append([texts, network, method])
                 found.append([one for one in both if one])
@@ -111,17 +167,32 @@ def by_size(shipped: Shipped, *folders: str) -> str:
     for i, (row, both) in enumerate(zip(rows, found, strict=True)):
         for one, p in zip(both, corrected, strict=True):
             row += [f"{tested(one, p[i])} ({one.num})", _decision(one)]
-    header = ["local training", "network", "", "minus random", "GPFL and random", "minus round_robin"]
+    header = [
+        "local training",
+        "network",
+        "",
+        "minus random",
+        "GPFL and random",
+        "minus round_robin",
+    ]
     return markdown([*header, "GPFL and round_robin"], rows)
 
 
 def rivals_by_size(shipped: Shipped, *folders: str) -> str:
-    """The same of FedCor and power-of-choice, minus random, and of both readings of GPFL minus FedCor."""
+    """The same of FedCor and power-of-choice, minus random, and of both readings of GPFL minus
+    FedCor."""
     rows, found = [], []
     for texts, network, by_method in _by_network(shipped, folders):
         names = [method for cell, method in by_method if cell == BY_SIZE]
-        fedcor, choice = (next((n for n in names if n.startswith(kind)), "") for kind in ("fedcor", "power_of_choice"))
-        asked = [(fedcor, REFERENCE), (choice, REFERENCE), *((reading, fedcor) for reading in READINGS)]
+        fedcor, choice = (
+            next((n for n in names if n.startswith(kind)), "")
+            for kind in ("fedcor", "power_of_choice")
+        )
+        asked = [
+            (fedcor, REFERENCE),
+            (choice, REFERENCE),
+            *((reading, fedcor) for reading in READINGS),
+        ]
         pairs = [one for pair in asked if (one := _paired(by_method, BY_SIZE, *pair))]
         if len(pairs) == len(asked):
             rows.append([texts, network])
@@ -138,47 +209,69 @@ def cost(shipped: Shipped) -> str:
     rows = []
     for folder, groups in shipped.groups.items():
         runs = [run for group in groups for run in group.complete]
-        seconds = [float(run.summary["wall_seconds"]) for run in runs if "wall_seconds" in run.summary]
+        seconds = [
+            float(run.summary["wall_seconds"]) for run in runs if "wall_seconds" in run.summary
+        ]
         rounds = sorted({run.num_rounds for run in runs})
         hours = f"{sum(seconds) / 3600:.2g}" if len(seconds) == len(runs) else "not recorded"
-        rows.append([f"`{folder.name}`", str(len(runs)), ", ".join(map(str, rounds)), hours, _made_by(runs)])
-    return markdown(["runs in docs/results", "runs", "rounds", "hours of a core", "engine, commit"], rows)
+        rows.append(
+            [f"`{folder.name}`", str(len(runs)), ", ".join(map(str, rounds)), hours, _made_by(runs)]
+        )
+    return markdown(
+        ["runs in docs/results", "runs", "rounds", "hours of a core", "engine, commit"], rows
+    )
 
 
 def early(shipped: Shipped, folder: str, *wanted: str) -> str:
-    """Mean accuracy of rounds 31 to 50, which the authors' logs of one code have, from the kept rounds of ours."""
+    """Mean accuracy of rounds 31 to 50, which the authors' logs of one code have, from the kept
+    rounds of ours."""
     panels = _panels(shipped, folder, wanted)
 
     def cell(panel: Panel, line: str) -> str:
         runs = panel.lines[line].complete
         return _estimated(
-            {run.seeds: float(np.mean([r["test_accuracy"] for r in _between(run, 31, 50)])) for run in runs}
+            {
+                run.seeds: float(np.mean([r["test_accuracy"] for r in _between(run, 31, 50)]))
+                for run in runs
+            }
         )
 
     return _pivot(panels, cell)
 
 
 def from_report(shipped: Shipped, folder: str, name: str, *wanted: str) -> str:
-    """A table of the folder's report, from its CSV file, and of that the columns `wanted` (all) and the first `rows=`.
+    """A table of the folder's report, from its CSV file, and of that the columns `wanted` (all) and
+    the first `rows=`.
 
     Spaces in names of columns are underscores here.
     """
     found = _read(RESULTS / folder / f"{name}.csv")
     limits = [int(word.removeprefix("rows=")) for word in wanted if word.startswith("rows=")]
-    names = [word.replace("_", " ") for word in wanted if not word.startswith("rows=")] or list(found[0])
+    names = [word.replace("_", " ") for word in wanted if not word.startswith("rows=")] or list(
+        found[0]
+    )
     shown = found[: limits[0]] if limits else found
     return markdown(names, [[row[name] for name in names] for row in shown])
 
 
 def over_settings(shipped: Shipped, file: str) -> str:
-    """Of a report's table over settings, `file=<path below docs>`: gains over random selection in points, the largest
-    first, verdicts with the number of seeds where they are preliminary, and bytes."""
+    """Of a report's table over settings, `file=<path below docs>`: gains over random selection in
+    points, the largest first, verdicts with the number of seeds where they are preliminary, and
+    bytes."""
     rows = []
-    for row in sorted(_read(DOCS / file.removeprefix("file=")), key=lambda row: -float(row["to random"] or 0)):
+    for row in sorted(
+        _read(DOCS / file.removeprefix("file=")), key=lambda row: -float(row["to random"] or 0)
+    ):
         gain = [
-            f"{100 * float(one):+.2f}" for one in re.findall(r"[+-][.\d]+", row["to random"] + row["95 % interval"])
+            f"{100 * float(one):+.2f}"
+            for one in re.findall(r"[+-][.\d]+", row["to random"] + row["95 % interval"])
         ]
-        verdict = row["verdict"].replace("preliminary", f"({row['seeds']})").replace(",", "").replace("reference", "")
+        verdict = (
+            row["verdict"]
+            .replace("preliminary", f"({row['seeds']})")
+            .replace(",", "")
+            .replace("reference", "")
+        )
         name = f"*{row['method']}*" if row["method"] == CONTROL else row["method"]
         told = f"{gain[0]} [{gain[1]}, {gain[2]}]" if gain else ""
         rows.append([name, row["asks for"], told, verdict, row["bytes"].partition(" (")[0]])
@@ -186,12 +279,22 @@ def over_settings(shipped: Shipped, file: str) -> str:
 
 
 def regret_and_accuracy(shipped: Shipped, folder: str, wanted: str) -> str:
-    """What `fedsim replay` says of regret and real accuracy, of docs/measured/replay_regret.csv and of the runs of
-    `cell=<name>` in the folder, which are not the same jobs (`fedsim.commands.replay.verdict`)."""
+    """What `fedsim replay` says of regret and real accuracy, of docs/measured/replay_regret.csv and
+    of the runs of `cell=<name>` in the folder, which are not the same jobs
+    (`fedsim.commands.replay.verdict`)."""
     cell = wanted.removeprefix("cell=")
-    regrets = {row["method"]: _leading(row["regret"]) for row in _read(DOCS / "measured/replay_regret.csv")}
-    runs = {row["run"]: _leading(row["final accuracy (last 11)"]) for row in _read(RESULTS / folder / "overview.csv")}
-    pairs = [(regret, runs[name]) for method, regret in regrets.items() if (name := f"{cell} {method}") in runs]
+    regrets = {
+        row["method"]: _leading(row["regret"]) for row in _read(DOCS / "measured/replay_regret.csv")
+    }
+    runs = {
+        row["run"]: _leading(row["final accuracy (last 11)"])
+        for row in _read(RESULTS / folder / "overview.csv")
+    }
+    pairs = [
+        (regret, runs[name])
+        for method, regret in regrets.items()
+        if (name := f"{cell} {method}") in runs
+    ]
     return verdict(*np.array(pairs).T)
 
 
@@ -210,7 +313,10 @@ def _between(run: Run, first: int, last: int) -> list[Mapping[str, float]]:
 
 def _groups(shipped: Shipped, folder: str, wanted: Sequence[str] = ()) -> list[Group]:
     made = dict(word.split("=", 1) for word in wanted)
-    made = {key: value.replace("_", " ") if value.startswith("[") else value for key, value in made.items()}
+    made = {
+        key: value.replace("_", " ") if value.startswith("[") else value
+        for key, value in made.items()
+    }
     groups = shipped.groups[RESULTS / folder]
     chosen = [g for g in groups if has_made(g.runs[0].config, g.choices, made)]
     return group_runs([run for group in chosen for run in group.runs])
@@ -226,8 +332,11 @@ def _network(group: Group) -> tuple[str, str]:
     return " and ".join(map(str, model["hidden"])), f"{model['dropout']:g}"
 
 
-def _by_network(shipped: Shipped, folders: Sequence[str]) -> list[tuple[str, str, Mapping[tuple[str, str], Values]]]:
-    """Local training, network, and by cell and selector the final accuracies, of presets named like gpfl_settings."""
+def _by_network(
+    shipped: Shipped, folders: Sequence[str]
+) -> list[tuple[str, str, Mapping[tuple[str, str], Values]]]:
+    """Local training, network, and by cell and selector the final accuracies, of presets named like
+    gpfl_settings."""
     found: dict[tuple[str, str, str], dict[tuple[str, str], dict[Seeds, float]]] = {}
     for folder in folders:
         texts = "authors' code" if folder.endswith("_code") else "paper"
@@ -237,7 +346,9 @@ def _by_network(shipped: Shipped, folders: Sequence[str]) -> list[tuple[str, str
             by_method.setdefault(key, {}).update(values_by_seed(group, "final_accuracy"))
     return [
         (texts, f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}", by_method)
-        for (texts, hidden, dropout), by_method in sorted(found.items(), key=lambda one: one[0], reverse=True)
+        for (texts, hidden, dropout), by_method in sorted(
+            found.items(), key=lambda one: one[0], reverse=True
+        )
     ]
 
 
@@ -247,7 +358,9 @@ def _taken(words: Sequence[str], key: str, default: str) -> tuple[tuple[str, ...
     return tuple(word for word in words if not word.startswith(f"{key}=")), (named or [default])[0]
 
 
-def _paired(by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str) -> Difference | None:
+def _paired(
+    by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str
+) -> Difference | None:
     return pooled([_by_seed(by, cell, method, against)])
 
 
@@ -258,14 +371,19 @@ def _by_seed(by: Mapping[tuple[str, str], Values], cell: str, method: str, again
 def _difference(group: Group, reference: Group | None, measure: str) -> Difference | None:
     if reference is None or group is reference:
         return None
-    return pooled([paired_values(values_by_seed(group, measure), values_by_seed(reference, measure))])
+    return pooled(
+        [paired_values(values_by_seed(group, measure), values_by_seed(reference, measure))]
+    )
 
 
 def _decision(found: Difference) -> str:
-    """What the rule of preset gpfl_settings says; at fewer seeds than it plans, it is what it says so far."""
+    """What the rule of preset gpfl_settings says; at fewer seeds than it plans, it is what it says
+    so far."""
     if found.num < MIN_SEEDS:
         return "-"
-    return _by_rule(found) + (f" (so far: {found.num} of {PLANNED} seeds)" if found.num < PLANNED else "")
+    return _by_rule(found) + (
+        f" (so far: {found.num} of {PLANNED} seeds)" if found.num < PLANNED else ""
+    )
 
 
 def _by_rule(found: Difference) -> str:
@@ -277,10 +395,17 @@ def _by_rule(found: Difference) -> str:
 
 
 def _pivot(
-    panels: Sequence[Panel], cell: Callable[[Panel, str], str], corner: str = "", *, without_empty_rows: bool = False
+    panels: Sequence[Panel],
+    cell: Callable[[Panel, str], str],
+    corner: str = "",
+    *,
+    without_empty_rows: bool = False,
 ) -> str:
     lines = list(dict.fromkeys(line for panel in panels for line in panel.lines))
-    rows = [[line, *(cell(panel, line) if line in panel.lines else "" for panel in panels)] for line in lines]
+    rows = [
+        [line, *(cell(panel, line) if line in panel.lines else "" for panel in panels)]
+        for line in lines
+    ]
     rows = [row for row in rows if any(row[1:]) or not without_empty_rows]
     titles = [" ".join(TITLES.get(word, word) for word in panel.title.split()) for panel in panels]
     return markdown([corner, *titles], rows)
@@ -294,15 +419,31 @@ def _estimated(values: Mapping[Seeds, float]) -> str:
 def _made_by(runs: Sequence[Run]) -> str:
     engines = {str(run.summary.get("engine")) for run in runs if "engine" in run.summary}
     commits = {
-        str((run.summary.get("revision") or {}).get("commit"))[:10] for run in runs if run.summary.get("revision")
+        str((run.summary.get("revision") or {}).get("commit"))[:10]
+        for run in runs
+        if run.summary.get("revision")
     }
-    return f"{', '.join(sorted(engines))}, {', '.join(sorted(commits))}" if engines else "an earlier version"
+    return (
+        f"{', '.join(sorted(engines))}, {', '.join(sorted(commits))}"
+        if engines
+        else "an earlier version"
+    )
 
 
 MAKERS: Mapping[str, Callable[..., str]] = {
     maker.__name__: maker
     for maker in (
-        *(accuracy, differences, settings, settings_means, by_size, rivals_by_size, cost, early, from_report),
+        *(
+            accuracy,
+            differences,
+            settings,
+            settings_means,
+            by_size,
+            rivals_by_size,
+            cost,
+            early,
+            from_report,
+        ),
         *(over_settings, regret_and_accuracy),
     )
 }

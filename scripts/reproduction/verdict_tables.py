@@ -1,4 +1,5 @@
-"""The generated tables of docs/reproduction and docs/verdicts.md that set papers' numbers and claims beside ours."""
+"""The generated tables of docs/reproduction and docs/verdicts.md that set papers' numbers and
+claims beside ours."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -11,7 +12,8 @@ from scripts.reproduction.shipped import RESULTS, Shipped
 
 
 def headlines(shipped: Shipped, *ids: str) -> str:
-    """One row a chosen claim or number (folder:id): what the paper prints, ours, the verdict, and how sure it is.
+    """One row a chosen claim or number (folder:id): what the paper prints, ours, the verdict, and
+    how sure it is.
 
     Spaces in ids are underscores here.
     """
@@ -37,26 +39,39 @@ def headlines(shipped: Shipped, *ids: str) -> str:
                 _confidence(one),
             ]
         )
-    return markdown(["claim", "runs", "paper", "ours [95 %]", "seeds", "verdict", "confidence"], rows)
+    return markdown(
+        ["claim", "runs", "paper", "ours [95 %]", "seeds", "verdict", "confidence"], rows
+    )
 
 
 def totals(shipped: Shipped) -> str:
-    """How many statements of the papers have which verdict, by paper and altogether, and by the stricter reading.
+    """How many statements of the papers have which verdict, by paper and altogether, and by the
+    stricter reading.
 
-    A statement is a printed number or a claim; readings of a method and presets that answer the same are one. Where
-    their verdicts differ it counts as "by setting". What all runs give alike is arithmetic; what is not judged counts
-    only if nothing of the statement is.
+    A statement is a printed number or a claim; readings of a method and presets that answer the
+    same are one. Where their verdicts differ it counts as "by setting". What all runs give alike is
+    arithmetic; what is not judged counts only if nothing of the statement is.
     """
     by_paper: dict[str, dict[Hashable, list[Judged]]] = {}
     for publication, some in shipped.all_judged:
         for one in some:
             statements = by_paper.setdefault(publication.paper, {})
             statements.setdefault((type(one.printed), one.printed.statement), []).append(one)
-    own = {paper: [_together(found, _own) for found in some.values()] for paper, some in by_paper.items()}
+    own = {
+        paper: [_together(found, _own) for found in some.values()]
+        for paper, some in by_paper.items()
+    }
     strict = [_together(found, _strict) for some in by_paper.values() for found in some.values()]
-    counted = {**own, "all": [verdict for some in own.values() for verdict in some], "all, over the paper": strict}
+    counted = {
+        **own,
+        "all": [verdict for some in own.values() for verdict in some],
+        "all, over the paper": strict,
+    }
     columns = [*VERDICTS[:-1], BY_SETTING, ARITHMETIC, VERDICTS[-1]]
-    rows = [[name, str(len(some)), *(str(some.count(column)) for column in columns)] for name, some in counted.items()]
+    rows = [
+        [name, str(len(some)), *(str(some.count(column)) for column in columns)]
+        for name, some in counted.items()
+    ]
     return markdown(["paper", "statements", *columns], rows)
 
 
@@ -72,7 +87,8 @@ BY_SETTING, ARITHMETIC = "by setting", "arithmetic"
 
 
 def _is_arithmetic(one: Judged) -> bool:
-    """Whether all runs give the same, as numbers of clients and samples do, so that there is nothing to test."""
+    """Whether all runs give the same, as numbers of clients and samples do, so that there is
+    nothing to test."""
     ours = None if one.evidence is None else one.evidence.ours
     return isinstance(ours, Mean) and ours.error < ROUNDING
 
@@ -93,14 +109,31 @@ def logs(shipped: Shipped, *folders: str) -> str:
         for _, some in shipped.judged.get(RESULTS / folder, []):
             for one in some:
                 row, column = one.printed.id.split("/")[1:]
-                by_about.setdefault(f"{'rho' if 'rho' in one.printed.id else 'alpha'} {row}", {})[column] = one
+                by_about.setdefault(f"{'rho' if 'rho' in one.printed.id else 'alpha'} {row}", {})[
+                    column
+                ] = one
     rows = []
     for name, found in by_about.items():
         final, most = found["final"], found["most selections"]
         assert isinstance(final.printed, Number)
         assert isinstance(most.printed, Number)
-        row = [name.replace("fixed_", ""), f"{final.printed.value:.3f}", _result(final), _half(final), _seeds(final)]
-        rows.append([*row, _verdict(final), f"{most.printed.value:.0f}", _result(most), _half(most), _verdict(most)])
+        row = [
+            name.replace("fixed_", ""),
+            f"{final.printed.value:.3f}",
+            _result(final),
+            _half(final),
+            _seeds(final),
+        ]
+        rows.append(
+            [
+                *row,
+                _verdict(final),
+                f"{most.printed.value:.0f}",
+                _result(most),
+                _half(most),
+                _verdict(most),
+            ]
+        )
     header = ["exploration", "their log", "ours [95 %]", "one more run, +-", "seeds", "verdict"]
     return markdown([*header, "most selected, log", "ours", "one more run, +-", "verdict"], rows)
 
@@ -115,7 +148,12 @@ def _text(one: Judged) -> str:
 def _printed_value(printed: Number | Claim) -> str:
     if isinstance(printed, Number):
         return f"{printed.value:g}"
-    for sign, value in (("+", printed.gain), ("≤ ", printed.at_most), ("≥ ", printed.at_least), ("", printed.value)):
+    for sign, value in (
+        ("+", printed.gain),
+        ("≤ ", printed.at_most),
+        ("≥ ", printed.at_least),
+        ("", printed.value),
+    ):
         if value:
             return f"{sign}{value:g}"
     if printed.level_with is not None:
@@ -138,7 +176,11 @@ def _half(one: Judged) -> str:
 
 def _verdict(one: Judged) -> str:
     """The verdict, and that of the stricter reading if it is another."""
-    return one.verdict if one.over_paper == one.verdict else f"{one.verdict} (over the paper: {one.over_paper})"
+    return (
+        one.verdict
+        if one.over_paper == one.verdict
+        else f"{one.verdict} (over the paper: {one.over_paper})"
+    )
 
 
 def _seeds(one: Judged) -> str:
@@ -154,4 +196,6 @@ def _confidence(one: Judged) -> str:
     return f"{words} (p {show_p(p)} by Holm)"
 
 
-MAKERS: Mapping[str, Callable[..., str]] = {maker.__name__: maker for maker in (headlines, totals, logs)}
+MAKERS: Mapping[str, Callable[..., str]] = {
+    maker.__name__: maker for maker in (headlines, totals, logs)
+}

@@ -1,11 +1,12 @@
-"""Verdicts on the papers from what docs/results holds of our runs, by the rules as they are now, without any new run.
+"""Verdicts on the papers from what docs/results holds of our runs, by the rules as they are now,
+without any new run.
 
     uv run python -m scripts.reproduction.verdicts          # prints verdicts by paper, and which are not as recorded
     uv run python -m scripts.reproduction.verdicts --write  # also writes tables and verdicts of each folder, and
                                                # open.csv: what is not decided and which seeds would decide it
 
-All folders are judged together, so that tests of a family are corrected together. Runs are read from *.parquet in
-a folder; a folder of which nothing is judged stays as it is.
+All folders are judged together, so that tests of a family are corrected together. Runs are read
+from *.parquet in a folder; a folder of which nothing is judged stays as it is.
 """
 
 import argparse
@@ -30,7 +31,8 @@ def main() -> None:
 
 
 def update(shipped: Shipped, write: bool) -> None:
-    """Print the totals by paper and which verdicts differ from those recorded; if `write`, record them."""
+    """Print the totals by paper and which verdicts differ from those recorded; if `write`, record
+    them."""
     for folder, some in shipped.judged.items():
         ours = [one for _, found in some for one in found]
         if any(one.evidence is not None for one in ours):
@@ -48,7 +50,10 @@ def show_changes(folder: Path, judged: Sequence[Judged]) -> None:
     recorded = read_summary_file(folder / "summary.json")["verdicts"]
     for one in judged:
         if (before := recorded.get(one.printed.id, "not judged")) != one.verdict:
-            print(f"{folder.name}: {one.printed.id}: {before}, now {one.verdict}", f"({one.detail})" * bool(one.detail))
+            print(
+                f"{folder.name}: {one.printed.id}: {before}, now {one.verdict}",
+                f"({one.detail})" * bool(one.detail),
+            )
     if gone := sorted(recorded.keys() - {one.printed.id for one in judged}):
         print(f"{folder.name}: no claims any more: {', '.join(gone)}")
 
@@ -56,7 +61,11 @@ def show_changes(folder: Path, judged: Sequence[Judged]) -> None:
 def write_folder(folder: Path, groups: Sequence[Group], judged: Sequence[Judged]) -> None:
     """Write tables in which anything is judged."""
     numbers = [one for one in judged if isinstance(one.printed, Number)]
-    tables = [papers.numbers(numbers), papers.all_numbers(numbers)] if any(one.evidence for one in numbers) else []
+    tables = (
+        [papers.numbers(numbers), papers.all_numbers(numbers)]
+        if any(one.evidence for one in numbers)
+        else []
+    )
     panels = make_panels(groups)
     own = results.by_group("overview", groups), results.pairs(panels), results.pooled_pairs(panels)
     for table in (*tables, papers.claims(judged), *own):

@@ -1,4 +1,5 @@
-"""All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every round."""
+"""All local steps of a cohort as a few launches: recorded on static buffers once, replayed in every
+round."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -27,24 +28,34 @@ from fedsim.engine.torch_backend import TorchBackend
 MOST_STEPS = 64
 """Local steps in one recording."""
 MOST_LAUNCHES = 5_000
-"""Kernels in one recording: a node of a graph takes memory on the device and time when the graph is made."""
+"""Kernels in one recording: a node of a graph takes memory on the device and time when the graph is
+made."""
 MOST_TRAINERS = 8
 """Sizes of cohorts and batches that are kept recorded."""
 
 
 class Trainer:
-    """Buffers for R clients, S steps and batches of B, the programs on them, and what was recorded so far."""
+    """Buffers for R clients, S steps and batches of B, the programs on them, and what was recorded
+    so far."""
 
     def __init__(
-        self, tables: Tables, state: State, optimizer: SGD | Adam, programs: Sequence[StepProgram], longest: int
+        self,
+        tables: Tables,
+        state: State,
+        optimizer: SGD | Adam,
+        programs: Sequence[StepProgram],
+        longest: int,
     ) -> None:
         self.tables, self.state, self.optimizer, self.programs = tables, state, optimizer, programs
         self._longest = longest
         self._recorded: dict[tuple[int, int, bool], Body] = {}
 
     @torch.no_grad()
-    def train(self, start: Sequence[Params], schedule: Schedule, recorder: Recorder) -> TrainingResult:
-        """Train K <= R clients by a schedule with batches of B, each from its model. The host waits once."""
+    def train(
+        self, start: Sequence[Params], schedule: Schedule, recorder: Recorder
+    ) -> TrainingResult:
+        """Train K <= R clients by a schedule with batches of B, each from its model. The host waits
+        once."""
         count, steps = schedule.counts.shape
         replays = [
             self._bodies(number, schedule.counts[program.rows], recorder)
@@ -54,7 +65,9 @@ class Trainer:
         self.tables.fill(schedule, self.optimizer.scalars(schedule.lr, steps))
         self.state.load(start, schedule.correction.shift)
         with recorder.side_by_side(len(replays)):
-            for turn in zip_longest(*replays):  # the first of each, the second of each: all tracks start at once
+            for turn in zip_longest(
+                *replays
+            ):  # the first of each, the second of each: all tracks start at once
                 for replay in turn:
                     if replay is not None:
                         replay()
@@ -66,7 +79,8 @@ class Trainer:
         return TrainingResult(delta, losses.transpose(1, 0, 2), momentum, finite)
 
     def _bodies(self, number: int, counts: NDArray[np.int64], recorder: Recorder) -> list[Body]:
-        """Recordings of that program which make up the steps of clients with these `counts` [R, S]."""
+        """Recordings of that program which make up the steps of clients with these `counts` [R,
+        S]."""
         program, used = self.programs[number], counts.T[counts.any(0)]
         forms = [program.two_forms and bool((column == self.tables.batch).all()) for column in used]
         keys = [(number, steps, full) for steps, full in recordings(forms, self._longest)]
@@ -84,7 +98,8 @@ def longest_recording(launches: int) -> int:
 
 
 def recordings(forms: Sequence[bool], longest: int) -> list[tuple[int, bool]]:
-    """Recordings that make up these steps: of powers of two, so that few do, of one form, and at most `longest`."""
+    """Recordings that make up these steps: of powers of two, so that few do, of one form, and at
+    most `longest`."""
     found: list[tuple[int, bool]] = []
     for form, run in groupby(forms):
         left = len(list(run))
@@ -96,12 +111,13 @@ def recordings(forms: Sequence[bool], longest: int) -> list[tuple[int, bool]]:
 
 
 class GraphBackend(TorchBackend):
-    """CUDA graphs of the local steps, whose batches, models, dropout keys and learning rate are read from static
-    buffers. Clients with fewer samples or steps are masked. On a CPU, the same step by step.
+    """CUDA graphs of the local steps, whose batches, models, dropout keys and learning rate are
+    read from static buffers. Clients with fewer samples or steps are masked. On a CPU, the same
+    step by step.
 
-    Of a chain of linear layers in float32, all clients' matrices are multiplied at once, and at least two clients
-    trained (torch multiplies one pair of matrices in another order of additions than several); other models train
-    client by client, side by side.
+    Of a chain of linear layers in float32, all clients' matrices are multiplied at once, and at
+    least two clients trained (torch multiplies one pair of matrices in another order of additions
+    than several); other models train client by client, side by side.
     """
 
     fewest_clients = 2
@@ -133,8 +149,8 @@ class GraphBackend(TorchBackend):
         return f"graph, {kind}, {self.recorder.description}"
 
     def joint_key(self, schedule: Schedule) -> Hashable:
-        """Batches are padded to the widest of the call, and products of one shape are the same for any number of
-        clients from two on, the fewest that are ever trained (on a CPU)."""
+        """Batches are padded to the widest of the call, and products of one shape are the same for
+        any number of clients from two on, the fewest that are ever trained (on a CPU)."""
         return schedule.lr, schedule.positions.shape[2], schedule.correction.kind
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
@@ -166,7 +182,11 @@ class GraphBackend(TorchBackend):
         return trainer
 
     def _new_trainer(self, rows: int, steps: int, batch: int, corrected: bool) -> Trainer:
-        data, rule, like = self.data, self.optimizer, self.data.x.new_empty(0, dtype=real_dtype(self.data.x))
+        data, rule, like = (
+            self.data,
+            self.optimizer,
+            self.data.x.new_empty(0, dtype=real_dtype(self.data.x)),
+        )
         assert isinstance(rule, SGD | Adam)
         state = State(self.model, rows, like, rule.num_buffers, corrected)
         tables = Tables(steps, rows, batch, rule.scalars(0.0, 1).shape[1], like)
@@ -182,6 +202,7 @@ class GraphBackend(TorchBackend):
 
 
 def capacity(count: int) -> int:
-    """`count` rounded up to four significant binary digits: few sizes, and at most an eighth of each unused."""
+    """`count` rounded up to four significant binary digits: few sizes, and at most an eighth of
+    each unused."""
     unit = 1 << max(count.bit_length() - 4, 0)
     return -(-count // unit) * unit

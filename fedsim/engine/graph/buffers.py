@@ -1,7 +1,8 @@
-"""The static buffers that recorded steps read and write: the models of R clients, and the schedule of one training.
+"""The static buffers that recorded steps read and write: the models of R clients, and the schedule
+of one training.
 
-A model is a row of one flat buffer. The schedule has one row a step, all in one buffer of int32, so that a round needs
-one copy to the device and a step one gather.
+A model is a row of one flat buffer. The schedule has one row a step, all in one buffer of int32, so
+that a round needs one copy to the device and a step one gather.
 """
 
 import math
@@ -18,15 +19,19 @@ from fedsim.engine.model import trained_names, traveling
 from fedsim.engine.schedule import Schedule, mean_weights
 
 ALIGNMENT = 32
-"""Every tensor starts at a multiple of so many elements: 128 bytes in float32, what vectorised loads ask for."""
+"""Every tensor starts at a multiple of so many elements: 128 bytes in float32, what vectorised
+loads ask for."""
 
 
 class State:
-    """The models of R clients, all zero at first, of the kind of `like`: `params` [R, P] that are trained, `statistics`
-    [R, Q], the other tensors that travel, `grads` [R, P], zero between the tensors, and `buffers` of the optimiser's,
-    as `grads`; `shift` is as `grads`, too, None unless gradients are `corrected`."""
+    """The models of R clients, all zero at first, of the kind of `like`: `params` [R, P] that are
+    trained, `statistics` [R, Q], the other tensors that travel, `grads` [R, P], zero between the
+    tensors, and `buffers` of the optimiser's, as `grads`; `shift` is as `grads`, too, None unless
+    gradients are `corrected`."""
 
-    def __init__(self, model: nn.Module, rows: int, like: Tensor, num_buffers: int, corrected: bool) -> None:
+    def __init__(
+        self, model: nn.Module, rows: int, like: Tensor, num_buffers: int, corrected: bool
+    ) -> None:
         self._trained, self._tensors = trained_names(model), traveling(model)
         self._slots: list[tuple[str, torch.Size, int]] = []
         width = num_trained = 0
@@ -43,7 +48,8 @@ class State:
         self._used = torch.cat(used).to(like.device)
 
     def views(self, flat: Tensor, begin: int = 0) -> Stack:
-        """The tensors in `flat` [R, W], each [R, ...], by name, if its columns are those of a model from `begin` on."""
+        """The tensors in `flat` [R, W], each [R, ...], by name, if its columns are those of a model
+        from `begin` on."""
         held = [slot for slot in self._slots if begin <= slot[2] < begin + flat.shape[1]]
         return {
             name: flat[:, first - begin : first - begin + shape.numel()].view(len(flat), *shape)
@@ -52,8 +58,8 @@ class State:
 
     @torch.no_grad()
     def load(self, start: Sequence[Params], shift: Stack | None) -> None:
-        """Row k starts from `start[k]` (entries may be one object) with that row of `shift` (None: zero), and the
-        optimiser before its first step."""
+        """Row k starts from `start[k]` (entries may be one object) with that row of `shift` (None:
+        zero), and the optimiser before its first step."""
         models = {id(model): model for model in start}
         parts = [model[name].reshape(-1) for model in models.values() for name in self._tensors]
         self._start = torch.cat(parts).view(len(models), -1)
@@ -74,12 +80,17 @@ class State:
     @torch.no_grad()
     def changes(self, count: int) -> Stack:
         """What the first `count` models have changed by since `load`, in new memory."""
-        return split_flat(self._models[:count].index_select(1, self._used) - self._start[:count], self._tensors)
+        return split_flat(
+            self._models[:count].index_select(1, self._used) - self._start[:count], self._tensors
+        )
 
     def trained(self, rows: Tensor) -> Stack:
         """The parameters in `rows` [K, P], in new memory."""
         trained = {name: self._tensors[name] for name in self._trained}
-        return split_flat(rows.index_select(1, self._used[: sum(value.numel() for value in trained.values())]), trained)
+        return split_flat(
+            rows.index_select(1, self._used[: sum(value.numel() for value in trained.values())]),
+            trained,
+        )
 
 
 _UNIT = 8
@@ -87,18 +98,18 @@ _UNIT = 8
 Fields = dict[str, Tensor]
 """Views of n rows of the table, for R clients and batches of B samples.
 
-`positions` [n, R, B] int32 are rows of the data, valid ones everywhere. `counts` [n, R] int32: how many of them are
-samples of the step, 0 for a client that takes no step. `weights` [n, R, B]: 1 / count for these and 0 for the others.
-`keys` [n, R] int64 are those of the dropout masks. `scalars` [n, C]: the optimiser's numbers of the step, and `pull`
-[n, 1] the correction's.
+`positions` [n, R, B] int32 are rows of the data, valid ones everywhere. `counts` [n, R] int32: how
+many of them are samples of the step, 0 for a client that takes no step. `weights` [n, R, B]: 1 /
+count for these and 0 for the others. `keys` [n, R] int64 are those of the dropout masks. `scalars`
+[n, C]: the optimiser's numbers of the step, and `pull` [n, 1] the correction's.
 """
 
 
 class Tables:
     """Room for S steps of R clients with batches of B samples and C numbers of the optimiser.
 
-    `numbers` [R] int64: the next step of the program that begins at that row; what is recorded ends each step by
-    `end_step`. `losses` [S, R, B] takes every sample's loss.
+    `numbers` [R] int64: the next step of the program that begins at that row; what is recorded ends
+    each step by `end_step`. `losses` [S, R, B] takes every sample's loss.
     """
 
     def __init__(self, steps: int, rows: int, batch: int, scalars: int, like: Tensor) -> None:
@@ -124,7 +135,10 @@ class Tables:
             name: part.view(dtype).view(len(table), *shape)
             for part, (name, (dtype, shape)) in zip(parts, self._fields.items(), strict=True)
         }
-        return {name: view if name in ("scalars", "pull") else view[:, rows] for name, view in whole.items()}
+        return {
+            name: view if name in ("scalars", "pull") else view[:, rows]
+            for name, view in whole.items()
+        }
 
     def next_step(self, rows: slice) -> Fields:
         """The fields of the next step (n = 1) of clients `rows`, in new memory; recordable."""
@@ -139,13 +153,15 @@ class Tables:
         return self.numbers[rows.start : rows.start + 1]
 
     def clear(self) -> None:
-        """No client takes a step, and the next step is the first: what is tried out then changes no model."""
+        """No client takes a step, and the next step is the first: what is tried out then changes no
+        model."""
         self._table.zero_()
         self.numbers.zero_()
 
     def fill(self, schedule: Schedule, scalars: NDArray[np.float64]) -> None:
-        """Put the schedule of K <= R clients with S' <= S steps and batches of B, and `scalars` [S', C], onto the
-        device, without waiting: torch keeps the pinned memory until it is copied."""
+        """Put the schedule of K <= R clients with S' <= S steps and batches of B, and `scalars`
+        [S', C], onto the device, without waiting: torch keeps the pinned memory until it is
+        copied."""
         count, steps = schedule.counts.shape
         width, on_gpu = self._table.shape[1], self._table.is_cuda
         table = torch.zeros((steps, width), dtype=torch.int32, pin_memory=on_gpu)

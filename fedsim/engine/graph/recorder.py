@@ -1,4 +1,5 @@
-"""Record what a function makes a device do, and replay it: the host then launches once what it launched many times."""
+"""Record what a function makes a device do, and replay it: the host then launches once what it
+launched many times."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,7 +9,8 @@ from typing import Any
 import torch
 
 WARM_UPS = 2
-"""Steps before a capture: libraries choose their kernels and allocate their workspaces in the first ones."""
+"""Steps before a capture: libraries choose their kernels and allocate their workspaces in the first
+ones."""
 
 Body = Callable[[], None]
 
@@ -18,15 +20,17 @@ class NotRecordedError(Exception):
 
 
 FIRST_WITH_OWN_WORKSPACES = "2.15"
-"""The first torch whose graphs hold cuBLAS's workspace themselves. Before, it is the stream's, and the end of one graph
-frees it (issue 193402 of pytorch/pytorch), which is harmless if it lies in the pool that the stream's graphs share."""
+"""The first torch whose graphs hold cuBLAS's workspace themselves. Before, it is the stream's, and
+the end of one graph frees it (issue 193402 of pytorch/pytorch), which is harmless if it lies in the
+pool that the stream's graphs share."""
 
 
 class Recorder:
-    """What takes steps on static tensors alone, which leave nothing in new memory that a later one needs. This one
-    records nothing and takes them each time; `reason` is why.
+    """What takes steps on static tensors alone, which leave nothing in new memory that a later one
+    needs. This one records nothing and takes them each time; `reason` is why.
 
-    Steps of different `track`s (0, 1, ...) share no tensor that either writes; their replays may run side by side.
+    Steps of different `track`s (0, 1, ...) share no tensor that either writes; their replays may
+    run side by side.
     """
 
     description: str
@@ -36,10 +40,11 @@ class Recorder:
         self.description = f"step by step ({reason})"
 
     def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
-        """What does the same as so many calls of `step` whenever it is called, on what the tensors hold then.
+        """What does the same as so many calls of `step` whenever it is called, on what the tensors
+        hold then.
 
-        `step` itself may be called for it, after `prepare`, which makes that harmless. Raises `NotRecordedError` where
-        that cannot be.
+        `step` itself may be called for it, after `prepare`, which makes that harmless. Raises
+        `NotRecordedError` where that cannot be.
         """
 
         def body() -> None:
@@ -49,14 +54,16 @@ class Recorder:
         return body
 
     def side_by_side(self, tracks: int) -> AbstractContextManager[None]:
-        """What is replayed inside may run side by side where the tracks differ; all is done behind it."""
+        """What is replayed inside may run side by side where the tracks differ; all is done behind
+        it."""
         return nullcontext()
 
 
 class CudaGraphs(Recorder):
-    """CUDA graphs, those of a track recorded and replayed on a stream of its own (libraries keep a workspace for each);
-    with one track, replayed on the current stream. Those of a stream share a pool of memory, which is right because
-    they are replayed one after another and none leaves a tensor behind in it."""
+    """CUDA graphs, those of a track recorded and replayed on a stream of its own (libraries keep a
+    workspace for each); with one track, replayed on the current stream. Those of a stream share a
+    pool of memory, which is right because they are replayed one after another and none leaves a
+    tensor behind in it."""
 
     MOST_STREAMS = 16
     description = "CUDA graphs"
@@ -76,9 +83,12 @@ class CudaGraphs(Recorder):
             graph = torch.cuda.CUDAGraph()
             prepare()
             if torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
-                torch._C._cuda_clearCublasWorkspaces()  # those of the warm-up: the capture takes new ones in the pool
+                # those of the warm-up: the capture takes new ones in the pool
+                torch._C._cuda_clearCublasWorkspaces()
             try:
-                with torch.cuda.graph(graph, pool=self._pools[number], stream=self._streams[number]):
+                with torch.cuda.graph(
+                    graph, pool=self._pools[number], stream=self._streams[number]
+                ):
                     for _ in range(times):
                         step()
             except torch.OutOfMemoryError:
@@ -98,7 +108,9 @@ class CudaGraphs(Recorder):
         current.wait_stream(side)
 
     def _replay(self, graph: torch.cuda.CUDAGraph, number: int) -> None:
-        with torch.cuda.stream(self._forked[number] if self._forked else None):  # None: the current one
+        with torch.cuda.stream(
+            self._forked[number] if self._forked else None
+        ):  # None: the current one
             graph.replay()
 
     @contextmanager
@@ -117,4 +129,8 @@ class CudaGraphs(Recorder):
 
 def recorder_for(device: torch.device) -> Recorder:
     """CUDA graphs on a CUDA device, else none."""
-    return CudaGraphs(device) if device.type == "cuda" else Recorder(f"no CUDA graphs on device {device.type}")
+    return (
+        CudaGraphs(device)
+        if device.type == "cuda"
+        else Recorder(f"no CUDA graphs on device {device.type}")
+    )

@@ -1,1 +1,2 @@
-"""Compiled kernels: C that is built on the machine that runs it, and called without Python's lock."""
+"""Compiled kernels: C that is built on the machine that runs it, and called without Python's
+lock."""

@@ -1,4 +1,5 @@
-"""Chains of layers in compiled C: each client's whole local training is one call, on a core of its own."""
+"""Chains of layers in compiled C: each client's whole local training is one call, on a core of its
+own."""
 
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -29,9 +30,10 @@ JOINT_CLIENTS = 16
 
 
 class NativeBackend(Backend):
-    """Clients side by side, `workers` at a time (`auto`: as many as torch has threads), each the same to the last bit
-    whoever trains beside it. For chains (`fedsim.engine.chain.any_chain`) under SGD in float32 on a CPU: raises
-    `ConfigError` for anything else, and where the C code cannot be compiled.
+    """Clients side by side, `workers` at a time (`auto`: as many as torch has threads), each the
+    same to the last bit whoever trains beside it. For chains (`fedsim.engine.chain.any_chain`)
+    under SGD in float32 on a CPU: raises `ConfigError` for anything else, and where the C code
+    cannot be compiled.
     """
 
     exact = True
@@ -46,7 +48,11 @@ class NativeBackend(Backend):
         try:
             self._calls(initial(workload.model))
         except (NotCompiledError, ValueError) as error:
-            text = f"cannot be compiled: {error}" if isinstance(error, NotCompiledError) else str(error)
+            text = (
+                f"cannot be compiled: {error}"
+                if isinstance(error, NotCompiledError)
+                else str(error)
+            )
             raise ConfigError([Problem("", ..., text, "engine=batched runs without C")]) from error
         self.workers = torch.get_num_threads() if workers == "auto" else workers
         self._pool = ThreadPoolExecutor(self.workers)
@@ -63,8 +69,12 @@ class NativeBackend(Backend):
         return schedule.lr, schedule.correction.kind
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """All clients in one queue. Those who would leave cores without work at the end share all of them."""
-        decay, shift = self.optimizer.weight_decay + schedule.correction.pull, schedule.correction.shift
+        """All clients in one queue. Those who would leave cores without work at the end share all
+        of them."""
+        decay, shift = (
+            self.optimizer.weight_decay + schedule.correction.pull,
+            schedule.correction.shift,
+        )
         sgd = Rule(schedule.lr, decay, self.optimizer.momentum, self.optimizer.nesterov)
         calls = {id(params): self._calls(params) for params in {id(p): p for p in start}.values()}
         delta = _zeros(start)
@@ -77,17 +87,26 @@ class NativeBackend(Backend):
                 return
             steps = slice(int(schedule.steps[row]))
             keys = None if schedule.keys is None else schedule.keys[row, steps]
-            positions, counts = np.ascontiguousarray(schedule.positions[row, steps]), schedule.counts[row, steps]
+            positions, counts = (
+                np.ascontiguousarray(schedule.positions[row, steps]),
+                schedule.counts[row, steps],
+            )
             work = Work(self.x, self.y, positions, counts, losses[row, steps], keys, threads)
             velocity = None if momentum is None else _row(momentum, row)
-            own = sgd if shift is None else replace(sgd, shift={n: v[row].contiguous() for n, v in shift.items()})
+            own = (
+                sgd
+                if shift is None
+                else replace(sgd, shift={n: v[row].contiguous() for n, v in shift.items()})
+            )
             finite[row] = calls[id(start[row])].train(work, own, _row(delta, row), velocity)
 
         alone = len(start) - len(start) % self.workers
         queue = iter(range(alone))
 
         def train_next(_: int) -> None:
-            for row in queue:  # that all workers take from: nobody waits until a client is handed over
+            for (
+                row
+            ) in queue:  # that all workers take from: nobody waits until a client is handed over
                 train_client(row)
 
         threads = max(min(self.workers, num_cores()) // max(len(start) - alone, 1), 1)
@@ -104,16 +123,22 @@ class NativeBackend(Backend):
         calls = self._calls(params)
         for first in range(0, len(positions), self.workers):
             some = positions[first : first + self.workers]
-            yield from self._pool.map(lambda chosen: self._mean_gradient(calls, chosen, names), some)
+            yield from self._pool.map(
+                lambda chosen: self._mean_gradient(calls, chosen, names), some
+            )
 
-    def forward(self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None) -> Tensor:
+    def forward(
+        self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None
+    ) -> Tensor:
         x = x.contiguous()
         chosen = np.arange(len(x)) if positions is None else positions
         calls, num_classes = self._calls(params), len(params[self.chain.links[-1].weight])
         result = x.new_empty(len(chosen), num_classes)
         size = max(-(-len(chosen) // self.workers), 1)
         parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
-        self._side_by_side(lambda part: calls.outputs(_batches(x, None, chosen[part]), result[part]), parts)
+        self._side_by_side(
+            lambda part: calls.outputs(_batches(x, None, chosen[part]), result[part]), parts
+        )
         return result
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -130,7 +155,9 @@ class NativeBackend(Backend):
         for other in others:
             other.result()
 
-    def _mean_gradient(self, calls: ChainCalls, chosen: NDArray[np.int64], names: Sequence[str]) -> Tensor:
+    def _mean_gradient(
+        self, calls: ChainCalls, chosen: NDArray[np.int64], names: Sequence[str]
+    ) -> Tensor:
         found = {name: torch.zeros_like(value) for name, value in calls.params.items()}
         calls.gradient(_batches(self.x, self.y, chosen), found)
         return torch.cat([found[name].flatten() for name in names]).div_(max(len(chosen), 1))
@@ -168,9 +195,20 @@ def unfit(workload: Workload) -> Problem | None:
         kinds = "plain convolutions, 2 x 2 max poolings and linear layers with ReLU between them"
         return Problem("", ..., f"runs chains of {kinds} alone", remedy)
     if type(workload.optimizer) is not SGD:
-        return Problem("", ..., f"knows optimizer=sgd alone, not {type(workload.optimizer).__name__}", remedy)
+        return Problem(
+            "", ..., f"knows optimizer=sgd alone, not {type(workload.optimizer).__name__}", remedy
+        )
     outputs = len(traveling(workload.model)[chain.links[-1].weight])
     if outputs < data.num_classes:
-        return Problem("", ..., f"needs an output for each of {data.num_classes} classes, not {outputs}", remedy)
+        return Problem(
+            "",
+            ...,
+            f"needs an output for each of {data.num_classes} classes, not {outputs}",
+            remedy,
+        )
     device = data.x.device
-    return None if device.type == "cpu" else Problem("", ..., f"runs on a CPU alone, not on {device}", remedy)
+    return (
+        None
+        if device.type == "cpu"
+        else Problem("", ..., f"runs on a CPU alone, not on {device}", remedy)
+    )

@@ -1,4 +1,5 @@
-"""Calls of the compiled library: tensors and arrays are checked and passed as addresses, status codes are raised.
+"""Calls of the compiled library: tensors and arrays are checked and passed as addresses, status
+codes are raised.
 
 The structures and status codes are those of `task.h`: change both together.
 """
@@ -36,7 +37,10 @@ class LayerSpec(ctypes.Structure):
     """`struct layer_spec`."""
 
     _fields_ = [
-        *((name, _Int) for name in ("inputs", "outputs", "dropout_index", "kernel", "padding", "pool")),
+        *(
+            (name, _Int)
+            for name in ("inputs", "outputs", "dropout_index", "kernel", "padding", "pool")
+        ),
         *((name, _Int) for name in ("height", "width")),
         ("dropout_rate", _Double),
     ]
@@ -46,7 +50,10 @@ class Task(ctypes.Structure):
     """`struct task`. It holds addresses only; what they point to must outlive it."""
 
     _fields_ = [
-        *((name, _Int) for name in ("num_layers", "num_steps", "batch_size", "num_samples", "num_threads")),
+        *(
+            (name, _Int)
+            for name in ("num_layers", "num_steps", "batch_size", "num_samples", "num_threads")
+        ),
         *((name, _Pointer) for name in ("layers", "initial", "shift", "samples", "labels")),
         *((name, _Pointer) for name in ("positions", "counts", "dropout_keys")),
         *((name, _Double) for name in ("learning_rate", "weight_decay", "momentum")),
@@ -56,8 +63,9 @@ class Task(ctypes.Structure):
 
 
 def layer_specs(chain: Chain, params: Params, shape: Sequence[int]) -> ctypes.Array[LayerSpec]:
-    """The layers of a chain with the sizes of their images, for samples of `shape`. Raises `ValueError` where a weight,
-    a bias or the samples do not have the size that the layer needs: C would read past their end."""
+    """The layers of a chain with the sizes of their images, for samples of `shape`. Raises
+    `ValueError` where a weight, a bias or the samples do not have the size that the layer needs: C
+    would read past their end."""
     specs: list[LayerSpec] = []
     image = chain.links[0].kernel > 0
     channels, height, width = shape if image and len(shape) == 3 else (math.prod(shape), 1, 1)
@@ -65,20 +73,35 @@ def layer_specs(chain: Chain, params: Params, shape: Sequence[int]) -> ctypes.Ar
         inputs = channels if link.kernel else channels * height * width
         outputs = _outputs(link, params, inputs, (height, width))
         specs.append(
-            LayerSpec(inputs, outputs, link.dropout, link.kernel, link.padding, link.pool, height, width, link.rate)
+            LayerSpec(
+                inputs,
+                outputs,
+                link.dropout,
+                link.kernel,
+                link.padding,
+                link.pool,
+                height,
+                width,
+                link.rate,
+            )
         )
         channels, height, width = outputs, _output_side(link, height), _output_side(link, width)
     return (LayerSpec * len(specs))(*specs)
 
 
 def _outputs(link: Link, params: Params, inputs: int, sides: tuple[int, int]) -> int:
-    """The number of a layer's outputs. Raises `ValueError` unless its parameters fit `inputs` and each other."""
+    """The number of a layer's outputs. Raises `ValueError` unless its parameters fit `inputs` and
+    each other."""
     weight, bias = params[link.weight], None if link.bias is None else params[link.bias]
     outputs, expected = weight.shape[:2]
     if inputs != expected or min(sides) < 1:
-        raise ValueError(f"{link.weight} is for {expected} inputs, not for {inputs} of {sides[0]} x {sides[1]} pixels")
+        raise ValueError(
+            f"{link.weight} is for {expected} inputs, not for {inputs} of {sides[0]} x {sides[1]} pixels"
+        )
     if weight.shape[2:] != ((link.kernel,) * 2 if link.kernel else ()):
-        raise ValueError(f"{link.weight} is {tuple(weight.shape)}, which is not for a kernel of {link.kernel}")
+        raise ValueError(
+            f"{link.weight} is {tuple(weight.shape)}, which is not for a kernel of {link.kernel}"
+        )
     if bias is not None and bias.shape != (outputs,):
         raise ValueError(f"{link.bias} is {tuple(bias.shape)}, not for {outputs} outputs")
     return outputs
@@ -90,7 +113,8 @@ def _output_side(link: Link, side: int) -> int:
 
 @dataclass(frozen=True)
 class Rule:
-    """The update rule of SGD, with the learning rate of a round. `shift` is added to every gradient (None: nothing)."""
+    """The update rule of SGD, with the learning rate of a round. `shift` is added to every gradient
+    (None: nothing)."""
 
     lr: float
     decay: float = 0.0
@@ -101,12 +125,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class Work:
-    """The samples of one call: rows of `x` [n, ...] and of the labels `y` [n] (int64; None where they are not needed).
+    """The samples of one call: rows of `x` [n, ...] and of the labels `y` [n] (int64; None where
+    they are not needed).
 
-    `positions` [steps, width] int64 are those rows, of which the first `counts` [steps] of each step are valid;
-    `losses` [steps, width] receives the cross-entropies of the valid ones; `keys` [steps] int64 are the steps' dropout
-    keys, needed to train a model that has dropout. All contiguous and on the CPU. The number of `threads` that share
-    the work does not change a bit of the results.
+    `positions` [steps, width] int64 are those rows, of which the first `counts` [steps] of each
+    step are valid; `losses` [steps, width] receives the cross-entropies of the valid ones; `keys`
+    [steps] int64 are the steps' dropout keys, needed to train a model that has dropout. All
+    contiguous and on the CPU. The number of `threads` that share the work does not change a bit of
+    the results.
     """
 
     x: Tensor
@@ -119,14 +145,16 @@ class Work:
 
 
 class ChainCalls:
-    """The library's functions for a chain with the parameters `params` and samples of `shape`, for several threads.
+    """The library's functions for a chain with the parameters `params` and samples of `shape`, for
+    several threads.
 
-    A call raises `ValueError` where an array has the wrong shape or type, or a count, position or label is out of its
-    range, before it has written anything, and `MemoryError`.
+    A call raises `ValueError` where an array has the wrong shape or type, or a count, position or
+    label is out of its range, before it has written anything, and `MemoryError`.
     """
 
     def __init__(self, chain: Chain, params: Params, shape: Sequence[int]) -> None:
-        """Raises `NotCompiledError`, and `ValueError` where samples of this shape do not fit the chain."""
+        """Raises `NotCompiledError`, and `ValueError` where samples of this shape do not fit the
+        chain."""
         self.params = params
         self.names = [name for link in chain.links for name in (link.weight, link.bias)]
         self.dtype, self.shape = params[chain.links[0].weight].dtype, tuple(shape)
@@ -139,38 +167,51 @@ class ChainCalls:
         self._initial = self._addresses(self._tensors)
 
     def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> bool:
-        """Local training from `params`: writes the change to `delta`, the final momentum buffers to `velocity` (None:
-        not wanted; else there must be a momentum) and `work.losses`, each sample's before its step. Returns whether all
-        of the change is finite."""
+        """Local training from `params`: writes the change to `delta`, the final momentum buffers to
+        `velocity` (None: not wanted; else there must be a momentum) and `work.losses`, each
+        sample's before its step. Returns whether all of the change is finite."""
         if self.dropout and work.keys is None:
             raise ValueError("training needs keys where the model has dropout")
         return self._call("train", work, rule, delta, velocity)
 
     def gradient(self, work: Work, result: Params) -> None:
-        """The gradient of the sum of the samples' cross-entropies in eval mode, to `result`; also `work.losses`."""
+        """The gradient of the sum of the samples' cross-entropies in eval mode, to `result`; also
+        `work.losses`."""
         self._call("gradient", work, Rule(0.0), result)
 
     def outputs(self, work: Work, result: Tensor) -> None:
-        """The logits of all valid samples in eval mode, one step after another, to `result` [samples, C]."""
+        """The logits of all valid samples in eval mode, one step after another, to `result`
+        [samples, C]."""
         self._call("outputs", work, Rule(0.0), result)
 
     def _addresses(self, tensors: Params) -> ctypes.Array[ctypes.c_void_p]:
         """Of weight and bias of layer after layer, 0 for no bias. The tensors must outlive it."""
         return (_Pointer * len(self.names))(
             *(
-                None if name is None else _address(name, tensors[name], self.params[name].shape, self.dtype)
+                None
+                if name is None
+                else _address(name, tensors[name], self.params[name].shape, self.dtype)
                 for name in self.names
             )
         )
 
-    def _call(self, name: str, work: Work, rule: Rule, result: Params | Tensor, velocity: Params | None = None) -> bool:
-        """Call the function `name` of the library; whether training's result is finite. Raises what `ChainCalls`
-        says."""
+    def _call(
+        self,
+        name: str,
+        work: Work,
+        rule: Rule,
+        result: Params | Tensor,
+        velocity: Params | None = None,
+    ) -> bool:
+        """Call the function `name` of the library; whether training's result is finite. Raises what
+        `ChainCalls` says."""
         x, y, keys = work.x, work.y, work.keys
         if y is None and name != "outputs":
             raise ValueError(f"a call of {name} needs labels")
         if x.dtype != self.dtype or tuple(x.shape[1:]) != self.shape:
-            raise ValueError(f"samples are {x.dtype} {tuple(x.shape[1:])}, not {self.dtype} {self.shape}")
+            raise ValueError(
+                f"samples are {x.dtype} {tuple(x.shape[1:])}, not {self.dtype} {self.shape}"
+            )
         if work.positions.ndim != 2:
             raise ValueError(f"positions must be [steps, width], not {work.positions.shape}")
         steps, width = work.positions.shape
@@ -180,7 +221,9 @@ class ChainCalls:
         else:
             into = self._addresses(result)
         finite = _Int(0)
-        velocities, shift = (None if one is None else self._addresses(one) for one in (velocity, rule.shift))
+        velocities, shift = (
+            None if one is None else self._addresses(one) for one in (velocity, rule.shift)
+        )
         task = Task(
             num_layers=len(self._layers),
             num_steps=steps,
@@ -209,7 +252,8 @@ class ChainCalls:
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
-    """-log softmax(logits)[label] of each sample [n] from `logits` [n, C] and `labels` [n] in 0..C - 1, in their type.
+    """-log softmax(logits)[label] of each sample [n] from `logits` [n, C] and `labels` [n] in 0..C
+    - 1, in their type.
 
     Raises what `ChainCalls` says.
     """
@@ -217,8 +261,8 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Whether the first of the highest logits, or the first that is nan, is that of the label [n] bool, as
-    `cross_entropies` takes them."""
+    """Whether the first of the highest logits, or the first that is nan, is that of the label [n]
+    bool, as `cross_entropies` takes them."""
     return _of_logits("hits", logits, labels, torch.empty(len(logits), dtype=torch.bool))
 
 
@@ -239,13 +283,25 @@ def _raise(status: int) -> None:
         raise (MemoryError if status == 1 else ValueError)(ERRORS[status - 1])
 
 
-def _address(name: str, values: Tensor | NDArray[Any], shape: Sequence[int], dtype: torch.dtype | DTypeLike) -> int:
-    """Raises `ValueError` unless the tensor or array has this shape and type, is contiguous and on the CPU."""
+def _address(
+    name: str, values: Tensor | NDArray[Any], shape: Sequence[int], dtype: torch.dtype | DTypeLike
+) -> int:
+    """Raises `ValueError` unless the tensor or array has this shape and type, is contiguous and on
+    the CPU."""
     if isinstance(values, Tensor):
         place, in_order, address = f" on {values.device}", values.is_contiguous(), values.data_ptr()
     else:
         place, in_order, address = "", values.flags.c_contiguous, values.ctypes.data
-    if values.shape != tuple(shape) or values.dtype != dtype or not in_order or place not in ("", " on cpu"):
-        found = f"{values.dtype} {tuple(values.shape)}{place}{'' if in_order else ', not contiguous'}"
-        raise ValueError(f"{name} must be contiguous, of {dtype} {tuple(shape)} on the CPU, not {found}")
+    if (
+        values.shape != tuple(shape)
+        or values.dtype != dtype
+        or not in_order
+        or place not in ("", " on cpu")
+    ):
+        found = (
+            f"{values.dtype} {tuple(values.shape)}{place}{'' if in_order else ', not contiguous'}"
+        )
+        raise ValueError(
+            f"{name} must be contiguous, of {dtype} {tuple(shape)} on the CPU, not {found}"
+        )
     return address

@@ -1,7 +1,9 @@
-"""The C sources of this folder as a library, compiled once per machine and kept in the user's cache.
+"""The C sources of this folder as a library, compiled once per machine and kept in the user's
+cache.
 
-A library is code that this process runs, so it is loaded only from a folder that nobody else can write to, and only if
-nobody else can write to the file. Else it is compiled anew, if need be for this process alone.
+A library is code that this process runs, so it is loaded only from a folder that nobody else can
+write to, and only if nobody else can write to the file. Else it is compiled anew, if need be for
+this process alone.
 """
 
 import ctypes
@@ -20,15 +22,25 @@ import platformdirs
 import torch
 
 SOURCES = Path(__file__).parent
-FLAGS = ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-shared", "-fPIC", "-pthread"]
-"""`-march` is that of CC, if it names one. What the library computes depends on none of these: simd.h."""
+FLAGS = [
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-shared",
+    "-fPIC",
+    "-pthread",
+]
+"""`-march` is that of CC, if it names one. What the library computes depends on none of these:
+simd.h."""
 REALS = {torch.float32: "float", torch.float64: "double"}
 """C's names of the types that a library can be compiled for."""
 TIMEOUT = 120
 """Seconds that a compiler gets."""
 OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 ENVIRONMENT = dict(os.environ)
-"""The user's environment when the process began: the compiler is that of the user, whatever a config does later."""
+"""The user's environment when the process began: the compiler is that of the user, whatever a
+config does later."""
 
 
 class NotCompiledError(Exception):
@@ -39,13 +51,19 @@ class NotCompiledError(Exception):
 def library(dtype: torch.dtype) -> ctypes.CDLL:
     """`native.c` for `dtype`. Raises `NotCompiledError` where it cannot be built or loaded."""
     compiler = _compiler()
-    flags = [flag for flag in FLAGS if not (flag.startswith("-march") and any("-march" in word for word in compiler))]
+    flags = [
+        flag
+        for flag in FLAGS
+        if not (flag.startswith("-march") and any("-march" in word for word in compiler))
+    ]
     command = [*compiler, *flags, f"-DREAL={REALS[dtype]}"]
     name = f"native-{_fingerprint(command)}.so"
     try:
         folder = _folder()
         if not _is_private(folder):
-            with tempfile.TemporaryDirectory(prefix="fedsim-native-") as own:  # gone once the library is loaded
+            with tempfile.TemporaryDirectory(
+                prefix="fedsim-native-"
+            ) as own:  # gone once the library is loaded
                 _build(command, Path(own) / name)
                 return ctypes.CDLL(str(Path(own) / name))
         path = folder / name
@@ -71,7 +89,9 @@ def _compiler() -> list[str]:
         except ValueError as error:
             raise NotCompiledError(f"CC={chosen}: {error}") from error
     path = ENVIRONMENT.get("PATH")
-    found = next(filter(None, (shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))), None)
+    found = next(
+        filter(None, (shutil.which(name, path=path) for name in ("cc", "gcc", "clang"))), None
+    )
     if found is None:
         raise NotCompiledError("there is no C compiler (cc, gcc, clang or CC)")
     return [found]
@@ -82,14 +102,18 @@ def _folder() -> Path:
 
 
 def _fingerprint(command: list[str]) -> str:
-    """Of sources, command, compiler and the processor that it compiles for: its predefined macros name both."""
+    """Of sources, command, compiler and the processor that it compiles for: its predefined macros
+    name both."""
     macros = _run([*command, "-E", "-dM", "-x", "c", os.devnull])
     sources = [path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]"))]
-    return hashlib.sha256(b"\0".join([*sources, macros, " ".join(command).encode()])).hexdigest()[:32]
+    return hashlib.sha256(b"\0".join([*sources, macros, " ".join(command).encode()])).hexdigest()[
+        :32
+    ]
 
 
 def _is_private(folder: Path) -> bool:
-    """Make `folder` if need be, and take others' right to write to it and to the folder that it is in.
+    """Make `folder` if need be, and take others' right to write to it and to the folder that it is
+    in.
 
     False where that cannot be: it belongs to another user, is a link or a file, or cannot be made.
     """
@@ -98,7 +122,11 @@ def _is_private(folder: Path) -> bool:
         folder.mkdir(mode=0o700, exist_ok=True)
         for own in (folder.parent, folder):
             status = own.lstat()
-            if status.st_mode & OTHERS_WRITE and status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
+            if (
+                status.st_mode & OTHERS_WRITE
+                and status.st_uid == os.getuid()
+                and stat.S_ISDIR(status.st_mode)
+            ):
                 own.chmod(0o700)
         return all(_is_own(own, stat.S_ISDIR) for own in (folder.parent, folder))
     except OSError:
@@ -107,7 +135,11 @@ def _is_private(folder: Path) -> bool:
 
 def _is_own(path: Path, is_kind: Callable[[int], bool]) -> bool:
     status = path.lstat()
-    return is_kind(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & OTHERS_WRITE
+    return (
+        is_kind(status.st_mode)
+        and status.st_uid == os.getuid()
+        and not status.st_mode & OTHERS_WRITE
+    )
 
 
 def _is_as_compiled(path: Path) -> bool:
@@ -115,7 +147,10 @@ def _is_as_compiled(path: Path) -> bool:
     checksum = path.with_suffix(".sha256")
     if not all(os.path.lexists(file) and _is_own(file, stat.S_ISREG) for file in (path, checksum)):
         return False
-    return checksum.read_text(encoding="ascii", errors="replace") == hashlib.sha256(path.read_bytes()).hexdigest()
+    return (
+        checksum.read_text(encoding="ascii", errors="replace")
+        == hashlib.sha256(path.read_bytes()).hexdigest()
+    )
 
 
 def _build(command: list[str], path: Path) -> None:
@@ -131,9 +166,13 @@ def _build(command: list[str], path: Path) -> None:
 
 def _run(command: list[str]) -> bytes:
     try:
-        return subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT).stdout
+        return subprocess.run(
+            command, check=True, capture_output=True, timeout=TIMEOUT, env=ENVIRONMENT
+        ).stdout
     except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {error.returncode}"]
+        lines = error.stderr.decode(errors="replace").strip().splitlines() or [
+            f"exit status {error.returncode}"
+        ]
         raise NotCompiledError(f"{command[0]}: {lines[0][:200]}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotCompiledError(f"{command[0]}: {error}") from error

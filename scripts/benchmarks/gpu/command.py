@@ -1,14 +1,16 @@
-"""All figures of training on a GPU in one go of less than eight minutes, on random data (speed does not depend on it).
+"""All figures of training on a GPU in one go of less than eight minutes, on random data (speed does
+not depend on it).
 
-    uv run python scripts/benchmark.py gpu --out outputs/gpu                        # on a GPU
-    uv run python scripts/benchmark.py gpu --out outputs/gpu --only engines lanes   # some sections
-    uv run python scripts/benchmark.py gpu --out outputs/gpu --device cpu --shrink 50    # whether the script works
+    uv run python scripts/benchmark.py gpu --out outputs/gpu                        # on a GPU uv
+    run python scripts/benchmark.py gpu --out outputs/gpu --only engines lanes   # some sections uv
+    run python scripts/benchmark.py gpu --out outputs/gpu --device cpu --shrink 50    # whether the
+    script works
 
-Each figure is a line of <out>/gpu.jsonl as soon as it is known; a section that fails leaves a line that says why, and
-one that would begin after --budget seconds is left out. `train_ms` is the local training of a cohort, `rounds_per_s`
-that with the test set every so many rounds; `difference` is that of the updates from those of the engine
-`sequential`, by their norms, relative to these. Matrix products and convolutions are float32 unless a row says
-otherwise.
+Each figure is a line of <out>/gpu.jsonl as soon as it is known; a section that fails leaves a line
+that says why, and one that would begin after --budget seconds is left out. `train_ms` is the local
+training of a cohort, `rounds_per_s` that with the test set every so many rounds; `difference` is
+that of the updates from those of the engine `sequential`, by their norms, relative to these. Matrix
+products and convolutions are float32 unless a row says otherwise.
 """
 
 import argparse
@@ -56,15 +58,24 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--budget", type=float, default=420.0, help="seconds after which no section begins")
-    parser.add_argument("--shrink", type=int, default=1, help="divides sizes and times; 1 for figures that are kept")
+    parser.add_argument(
+        "--budget", type=float, default=420.0, help="seconds after which no section begins"
+    )
+    parser.add_argument(
+        "--shrink", type=int, default=1, help="divides sizes and times; 1 for figures that are kept"
+    )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=[])
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[])
     options = parser.parse_args()
-    rows = run(Bench(options.out, options.device, options.shrink, options.budget, options.cases), options.only)
+    rows = run(
+        Bench(options.out, options.device, options.shrink, options.budget, options.cases),
+        options.only,
+    )
     Console(width=160).print(table_of(rows))
 
 

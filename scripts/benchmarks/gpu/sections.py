@@ -27,7 +27,9 @@ from scripts.benchmarks.gpu.workloads import LANES, TEST_SAMPLES, Bench, Case, s
 
 BACKENDS: dict[str, Callable[[Workload], Backend]] = {
     "sequential": lambda task: ReferenceBackend(task, precision="float32", workers=1),
-    "batched": lambda task: BatchedBackend(task, precision="float32", chunk_size="auto", compile=False),
+    "batched": lambda task: BatchedBackend(
+        task, precision="float32", chunk_size="auto", compile=False
+    ),
     "graph": lambda task: GraphBackend(task, precision="float32", chunk_size="auto"),
     "graph, tf32": lambda task: GraphBackend(task, precision="tf32", chunk_size="auto"),
     "graph, bf16": lambda task: GraphBackend(task, precision="bf16", chunk_size="auto"),
@@ -46,7 +48,11 @@ def environment(bench: Bench) -> None:
     ms = bench.milliseconds(lambda: target.copy_(source))
     bench.put("environment", "copy", terabytes_per_s=8 * len(source) / ms / 1e9)
     side = bench.size(8192, 64)
-    for label, dtype in (("float32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
+    for label, dtype in (
+        ("float32", torch.float32),
+        ("tf32", torch.float32),
+        ("bf16", torch.bfloat16),
+    ):
         matrix = torch.randn(side, side, device=bench.device).to(dtype)
         with passes_in("tf32" if label == "tf32" else "float32", bench.device):
             ms = bench.milliseconds(lambda matrix=matrix: matrix @ matrix)
@@ -67,13 +73,17 @@ def latencies(bench: Bench) -> None:
 
     bench.put("latencies", "launch", microseconds=bench.milliseconds(many) * 1e3 / number)
     replay = recorder.record(step, number, lambda: None, 0)
-    bench.put("latencies", "node of a graph", microseconds=bench.milliseconds(replay) * 1e3 / number)
+    bench.put(
+        "latencies", "node of a graph", microseconds=bench.milliseconds(replay) * 1e3 / number
+    )
     replay = recorder.record(step, 1, lambda: None, 0)
     bench.put("latencies", "graph of one node", microseconds=bench.milliseconds(replay) * 1e3)
     small = np.zeros(16, np.float32)
     to_device = bench.milliseconds(lambda: torch.as_tensor(small, device=bench.device))
     bench.put("latencies", "64 bytes to the device", microseconds=to_device * 1e3)
-    bench.put("latencies", "256 bytes to the host", microseconds=bench.milliseconds(value.cpu) * 1e3)
+    bench.put(
+        "latencies", "256 bytes to the host", microseconds=bench.milliseconds(value.cpu) * 1e3
+    )
 
 
 def engines(bench: Bench) -> None:
@@ -91,14 +101,23 @@ def engines(bench: Bench) -> None:
                 begin = time.perf_counter()
                 found = backend.train(start, schedule).delta
                 first = time.perf_counter() - begin
-                train_ms = bench.milliseconds(lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0)
+                train_ms = bench.milliseconds(
+                    lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0
+                )
                 test_ms = test_set(bench, backend, task, case)
             except Exception as error:  # the other rows are worth having
-                bench.put("engines", f"{name}, {label}", error=f"{type(error).__name__}: {error}"[:300])
+                bench.put(
+                    "engines", f"{name}, {label}", error=f"{type(error).__name__}: {error}"[:300]
+                )
                 continue
             bench.put(
                 *("engines", f"{name}, {label}"),
-                **{"train_ms": train_ms, "test_ms": test_ms, "first_s": first, "ran": backend.description},
+                **{
+                    "train_ms": train_ms,
+                    "test_ms": test_ms,
+                    "first_s": first,
+                    "ran": backend.description,
+                },
                 rounds_per_s=1e3 / (train_ms + test_ms / case.eval_every),
                 difference=float((flat_rows(found) - wanted).norm() / wanted.norm()),
             )
@@ -123,17 +142,28 @@ def lanes(bench: Bench) -> None:
         for label in ("batched", "graph"):
             backend = BACKENDS[label](task)
             ms = bench.milliseconds(lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0)
-            bench.put("lanes", f"{name}, {count} lanes, {label}", train_ms=ms, run_rounds_per_s=1e3 * count / ms)
+            bench.put(
+                "lanes",
+                f"{name}, {count} lanes, {label}",
+                train_ms=ms,
+                run_rounds_per_s=1e3 * count / ms,
+            )
 
 
 def loop(bench: Bench) -> None:
-    """The loop that one writes by hand: client after client, batch after batch, a copy of the model for each."""
+    """The loop that one writes by hand: client after client, batch after batch, a copy of the model
+    for each."""
     for name in bench.cases:
         case, task, ids = workload(bench, name)
         model, data = task.model, task.data
         positions = [torch.as_tensor(data.train[i], device=bench.device) for i in ids]
 
-        def train(case: Case = case, model: nn.Module = model, data: ClientData = data, own: Any = positions) -> None:
+        def train(
+            case: Case = case,
+            model: nn.Module = model,
+            data: ClientData = data,
+            own: Any = positions,
+        ) -> None:
             for mine in own:
                 train_client(copy.deepcopy(model).train(), data, mine, case)
 
@@ -145,7 +175,9 @@ def train_client(model: nn.Module, data: ClientData, own: Tensor, case: Case) ->
     optimizer = case.optimizer.torch_optimizer(list(model.parameters()), case.optimizer.lr)
     left = case.work.num_steps(len(own))
     while left:
-        for batch in own[torch.randperm(len(own), device=own.device)].split(case.work.batch_size)[:left]:
+        for batch in own[torch.randperm(len(own), device=own.device)].split(case.work.batch_size)[
+            :left
+        ]:
             optimizer.zero_grad()
             F.cross_entropy(model(data.x[batch]), data.y[batch]).backward()
             optimizer.step()

@@ -26,7 +26,8 @@ CLASSES, TEST_SAMPLES, LANES = 10, 10_000, 16
 
 @dataclass(frozen=True)
 class Case:
-    """A workload: K clients of so many samples (`ragged`: from an eighth of it to all), of `shape`."""
+    """A workload: K clients of so many samples (`ragged`: from an eighth of it to all), of
+    `shape`."""
 
     model: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -46,7 +47,15 @@ def resnet() -> nn.Module:
     return ResNet20((3, 32, 32), CLASSES, shortcut="pad", norm="batch", groups=4)
 
 
-ADAM = Adam(lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-8, weight_decay=0.0, decoupled=False, schedule=Constant())
+ADAM = Adam(
+    lr=1e-3,
+    beta1=0.9,
+    beta2=0.999,
+    eps=1e-8,
+    weight_decay=0.0,
+    decoupled=False,
+    schedule=Constant(),
+)
 CASES = {
     "W1": Case(
         lambda: MLP((1, 28, 28), CLASSES, hidden=[64, 30], dropout=0.0),
@@ -63,8 +72,15 @@ CASES = {
 class Bench:
     """A device, a budget of seconds, names of workloads (none: all), and the rows found so far."""
 
-    def __init__(self, out: Path, device: str, shrink: int, budget: float, cases: Sequence[str] = ()) -> None:
-        self.path, self.device, self.shrink, self.budget = out / "gpu.jsonl", torch.device(device), shrink, budget
+    def __init__(
+        self, out: Path, device: str, shrink: int, budget: float, cases: Sequence[str] = ()
+    ) -> None:
+        self.path, self.device, self.shrink, self.budget = (
+            out / "gpu.jsonl",
+            torch.device(device),
+            shrink,
+            budget,
+        )
         self.cases = list(cases or CASES)
         self.begin = time.perf_counter()
         self.rows: list[dict[str, Any]] = []
@@ -103,7 +119,9 @@ class Bench:
         return max(full // self.shrink, least)
 
 
-def workload(bench: Bench, name: str, device: torch.device | None = None) -> tuple[Case, Workload, list[int]]:
+def workload(
+    bench: Bench, name: str, device: torch.device | None = None
+) -> tuple[Case, Workload, list[int]]:
     """The case, its workload with data on the device, and its clients' ids."""
     case, device = CASES[name], bench.device if device is None else device
     work = case.work
@@ -111,7 +129,10 @@ def workload(bench: Bench, name: str, device: torch.device | None = None) -> tup
         work = LocalWork(None, bench.size(work.steps, 2), bench.size(work.batch_size, 2))
     case = replace(case, work=work)
     most = bench.size(case.samples, 8)
-    sizes = [most - (most * 7 // 8) * k // (case.clients - 1) if case.ragged else most for k in range(case.clients)]
+    sizes = [
+        most - (most * 7 // 8) * k // (case.clients - 1) if case.ragged else most
+        for k in range(case.clients)
+    ]
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     x = torch.randn(sum(sizes), *case.shape, generator=generator).to(device)
@@ -123,4 +144,6 @@ def workload(bench: Bench, name: str, device: torch.device | None = None) -> tup
 
 def schedule_of(case: Case, task: Workload, ids: list[int], round: int) -> Schedule:
     lr = case.optimizer.lr
-    return make_schedule(task.data.train, case.work, Streams(0), round, np.array(ids), lr, dropout=False)
+    return make_schedule(
+        task.data.train, case.work, Streams(0), round, np.array(ids), lr, dropout=False
+    )

@@ -11,7 +11,9 @@ from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Workload
 
 def new_network(workload: Workload) -> nn.Module:
     if workload.name == "W1":
-        return nn.Sequential(nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10))
+        return nn.Sequential(
+            nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 30), nn.ReLU(), nn.Linear(30, 10)
+        )
     return nn.Sequential(
         nn.Conv2d(3, 32, 3),
         nn.MaxPool2d(2),

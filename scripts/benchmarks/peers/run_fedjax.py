@@ -1,4 +1,5 @@
-"""FedJAX: its federated averaging (`for_each_client` on its jit backend) with a haiku network and haiku's pooling."""
+"""FedJAX: its federated averaging (`for_each_client` on its jit backend) with a haiku network and
+haiku's pooling."""
 
 import jax
 import jax.numpy as jnp
@@ -34,12 +35,18 @@ def model_of(workload: Workload, sample: dict[str, np.ndarray]) -> fedjax.Model:
         return -jnp.take_along_axis(jax.nn.log_softmax(output), batch["y"][:, None], 1)[:, 0]
 
     forward = hk.transform(lambda batch: hk.Sequential(layers(workload))(batch["x"]))
-    return fedjax.create_model_from_haiku(forward, sample, loss, {"accuracy": fedjax.metrics.Accuracy()})
+    return fedjax.create_model_from_haiku(
+        forward, sample, loss, {"accuracy": fedjax.metrics.Accuracy()}
+    )
 
 
 def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlgorithm:
     def penalty(params):  # whose gradient is the weight decay of SGD
-        return 0.5 * workload.weight_decay * sum(jnp.sum(p * p) for p in jax.tree_util.tree_leaves(params))
+        return (
+            0.5
+            * workload.weight_decay
+            * sum(jnp.sum(p * p) for p in jax.tree_util.tree_leaves(params))
+        )
 
     return fedjax.algorithms.fed_avg.federated_averaging(
         fedjax.model_grad(model, penalty),
@@ -50,11 +57,15 @@ def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlg
 
 
 def batching_of(workload: Workload) -> fedjax.ShuffleRepeatBatchHParams:
-    """As many epochs as the others train (`num_steps` alone would end after one, the default of `num_epochs`).
+    """As many epochs as the others train (`num_steps` alone would end after one, the default of
+    `num_epochs`).
 
-    FedJAX cuts full batches across the borders of epochs: on W1 29 steps with 1,856 samples in place of 30 with 1,800.
+    FedJAX cuts full batches across the borders of epochs: on W1 29 steps with 1,856 samples in
+    place of 30 with 1,800.
     """
-    return fedjax.ShuffleRepeatBatchHParams(batch_size=workload.batch_size, num_epochs=workload.epochs)
+    return fedjax.ShuffleRepeatBatchHParams(
+        batch_size=workload.batch_size, num_epochs=workload.epochs
+    )
 
 
 def test_batches(arrays: Arrays) -> list:
@@ -70,7 +81,10 @@ def main() -> None:
     sampler = fedjax.client_samplers.UniformGetClientSampler(
         fedjax.InMemoryFederatedData(examples), workload.cohort_size, seed=0
     )
-    model, test = model_of(workload, {k: v[:1] for k, v in examples[0].items()}), test_batches(arrays)
+    model, test = (
+        model_of(workload, {k: v[:1] for k, v in examples[0].items()}),
+        test_batches(arrays),
+    )
     algorithm, watch = algorithm_of(workload, model), Stopwatch(case)
     state = algorithm.init(model.init(jax.random.PRNGKey(0)))
     enough = False

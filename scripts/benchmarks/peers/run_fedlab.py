@@ -1,4 +1,5 @@
-"""FedLab: StandalonePipeline with its SGDSerialClientTrainer; batches are cut from tensors, without a DataLoader."""
+"""FedLab: StandalonePipeline with its SGDSerialClientTrainer; batches are cut from tensors, without
+a DataLoader."""
 
 import random
 from collections.abc import Iterator
@@ -44,18 +45,24 @@ class Trainer(SGDSerialClientTrainer):
         super().__init__(new_network(workload), workload.num_clients)
         self.setup_dataset(dataset)
         self.setup_optim(workload.epochs, workload.batch_size, workload.lr)
-        self.optimizer = torch.optim.SGD(self._model.parameters(), workload.lr, weight_decay=workload.weight_decay)
+        self.optimizer = torch.optim.SGD(
+            self._model.parameters(), workload.lr, weight_decay=workload.weight_decay
+        )
 
 
 class TimedPipeline(StandalonePipeline):
     """Evaluates when it is due, and ends when the watch has seen enough."""
 
-    def __init__(self, handler: SyncServerHandler, trainer: Trainer, watch: Stopwatch, test: list[Tensor]) -> None:
+    def __init__(
+        self, handler: SyncServerHandler, trainer: Trainer, watch: Stopwatch, test: list[Tensor]
+    ) -> None:
         super().__init__(handler, trainer)
         self.watch, self.test = watch, test
 
     def evaluate(self) -> None:
-        if self.watch.end_round(accuracy(self.handler.model, *self.test) if self.watch.evaluates else None):
+        if self.watch.end_round(
+            accuracy(self.handler.model, *self.test) if self.watch.evaluates else None
+        ):
             self.handler.round = self.handler.global_round
 
 
@@ -66,7 +73,9 @@ def main() -> None:
     torch.manual_seed(0)
     random.seed(0)
     x, y, *test = map(torch.from_numpy, read_arrays(case.data, workload))
-    handler = SyncServerHandler(new_network(workload), ENDLESS, workload.cohort_size / workload.num_clients)
+    handler = SyncServerHandler(
+        new_network(workload), ENDLESS, workload.cohort_size / workload.num_clients
+    )
     watch = Stopwatch(case)
     TimedPipeline(handler, Trainer(workload, InMemory(x, y)), watch, test).main()
     watch.report(["fedlab", "torch"])

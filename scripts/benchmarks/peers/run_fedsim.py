@@ -1,6 +1,8 @@
-"""fedsim by its public path: a composed config, `fedsim.running.assembly.build`, the rounds of the Simulation.
+"""fedsim by its public path: a composed config, `fedsim.running.assembly.build`, the rounds of the
+Simulation.
 
-The words of the case are overrides of the config, as on fedsim's command line. Records are not written to files.
+The words of the case are overrides of the config, as on fedsim's command line. Records are not
+written to files.
 """
 
 import os
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
     from fedsim.running.assembly import Experiment
 
 CIFAR_FILES = "cifar10"
-"""A folder of CIFAR-10 as parquet files; where the data folder has it, it is read in place of torchvision's files."""
+"""A folder of CIFAR-10 as parquet files; where the data folder has it, it is read in place of
+torchvision's files."""
 
 
 def overrides_of(workload: Workload) -> list[str]:
@@ -61,7 +64,9 @@ def main() -> None:
     tune()  # as the command `fedsim` does, before torch is imported
     case = parse_case()
     watch = Stopwatch(case)
-    simulation = experiment_of([*overrides_of(case.workload), f"device={case.device}", *case.words]).simulation
+    simulation = experiment_of(
+        [*overrides_of(case.workload), f"device={case.device}", *case.words]
+    ).simulation
     for record in simulation:
         if watch.end_round(record.test_accuracy):
             break

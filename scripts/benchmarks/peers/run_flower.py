@@ -1,4 +1,5 @@
-"""Flower's simulation runtime on Ray with its FedAvg strategy; one actor a core, each with one thread.
+"""Flower's simulation runtime on Ray with its FedAvg strategy; one actor a core, each with one
+thread.
 
 Every actor reads the data once. Batches are cut from tensors, without a DataLoader.
 """
@@ -34,14 +35,19 @@ def train_client(case: Case, client: int, arrays: ArrayRecord) -> RecordDict:
     x, y = (tensor[client] for tensor in client_tensors(case))
     model = new_network(workload)
     model.load_state_dict(arrays.to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr=workload.lr, weight_decay=workload.weight_decay)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=workload.lr, weight_decay=workload.weight_decay
+    )
     for _ in range(workload.epochs):
         for batch in torch.randperm(workload.samples).split(workload.batch_size):
             optimizer.zero_grad()
             F.cross_entropy(model(x[batch]), y[batch]).backward()
             optimizer.step()
     return RecordDict(
-        {"arrays": ArrayRecord(model.state_dict()), "metrics": MetricRecord({"num-examples": workload.samples})}
+        {
+            "arrays": ArrayRecord(model.state_dict()),
+            "metrics": MetricRecord({"num-examples": workload.samples}),
+        }
     )
 
 
@@ -54,7 +60,9 @@ def client_app(case: Case) -> ClientApp:
             train_client,  # the actor's own module, whose cache outlives a message
         )
 
-        trained = train_client(case, int(context.node_config["partition-id"]), message.content["arrays"])
+        trained = train_client(
+            case, int(context.node_config["partition-id"]), message.content["arrays"]
+        )
         return Message(trained, reply_to=message)
 
     return app
@@ -108,7 +116,11 @@ def main() -> None:
         num_supernodes=case.workload.num_clients,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {"num_cpus": case.threads, "include_dashboard": False, "log_to_driver": False},
+            "init_args": {
+                "num_cpus": case.threads,
+                "include_dashboard": False,
+                "log_to_driver": False,
+            },
         },
     )
 

@@ -1,8 +1,8 @@
 """Hand-written JAX.
 
-W1: the whole round is one compiled function, `vmap` over the cohort and `scan` over local steps. W2: XLA on a CPU runs
-convolutions inside a loop, or with a weight a client, on a slow path; there one step is compiled and called client by
-client, step by step, which is the fastest of the three.
+W1: the whole round is one compiled function, `vmap` over the cohort and `scan` over local steps.
+W2: XLA on a CPU runs convolutions inside a loop, or with a weight a client, on a slow path; there
+one step is compiled and called client by client, step by step, which is the fastest of the three.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,16 @@ Round = Callable[[Params, jax.Array, jax.Array], Params]
 def initial_params(workload: Workload, key: jax.Array) -> Params:
     """torch's initialisation: uniform within 1 / sqrt(fan-in)."""
     params = []
-    for layer, layer_key in zip(workload.layers, jax.random.split(key, len(workload.layers)), strict=True):
+    for layer, layer_key in zip(
+        workload.layers, jax.random.split(key, len(workload.layers)), strict=True
+    ):
         bound, keys = layer.fan_in**-0.5, jax.random.split(layer_key)
         convolution = layer.positions > 1
-        shape = (3, 3, layer.fan_in // 9, layer.fan_out) if convolution else (layer.fan_in, layer.fan_out)
+        shape = (
+            (3, 3, layer.fan_in // 9, layer.fan_out)
+            if convolution
+            else (layer.fan_in, layer.fan_out)
+        )
         params.append(
             {
                 "w": jax.random.uniform(keys[0], shape, minval=-bound, maxval=bound),
@@ -50,11 +56,15 @@ def logits(params: Params, x: jax.Array) -> jax.Array:
 
 def _convolved(layer: Layer, x: jax.Array) -> jax.Array:
     numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, layer["w"], (1, 1), "VALID", dimension_numbers=numbers) + layer["b"]
+    return (
+        jax.lax.conv_general_dilated(x, layer["w"], (1, 1), "VALID", dimension_numbers=numbers)
+        + layer["b"]
+    )
 
 
 def _pooled(x: jax.Array) -> jax.Array:
-    """The maxima of 2x2 cells. `lax.reduce_window` has a gradient that takes twice as long as all the rest."""
+    """The maxima of 2x2 cells. `lax.reduce_window` has a gradient that takes twice as long as all
+    the rest."""
     height, width = x.shape[1] // 2, x.shape[2] // 2
     cells = x[:, : 2 * height, : 2 * width].reshape(len(x), height, 2, width, 2, -1)
     return cells.max((2, 4))
@@ -66,7 +76,9 @@ def cross_entropy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
 
 def sgd_step(workload: Workload, params: Params, x: jax.Array, y: jax.Array) -> Params:
     gradient = jax.grad(cross_entropy)(params, x, y)
-    return jax.tree.map(lambda p, g: p - workload.lr * (g + workload.weight_decay * p), params, gradient)
+    return jax.tree.map(
+        lambda p, g: p - workload.lr * (g + workload.weight_decay * p), params, gradient
+    )
 
 
 def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
@@ -86,7 +98,9 @@ def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
         return jax.lax.scan(epoch, params, jax.random.split(key, workload.epochs))[0]
 
     @jax.jit
-    def run(params: Params, x: jax.Array, y: jax.Array, cohort: jax.Array, key: jax.Array) -> Params:
+    def run(
+        params: Params, x: jax.Array, y: jax.Array, cohort: jax.Array, key: jax.Array
+    ) -> Params:
         keys = jax.random.split(key, len(cohort))
         trained = jax.vmap(client, (None, 0, 0, 0))(params, x[cohort], y[cohort], keys)
         return jax.tree.map(lambda p: p.mean(0), trained)
@@ -127,10 +141,15 @@ def accuracy_of(x: jax.Array, y: jax.Array) -> Callable[[Params], jax.Array]:
     @jax.jit
     def accuracy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
         starts = range(0, len(x), EVALUATION_BATCH)
-        hits = [logits(params, x[s : s + EVALUATION_BATCH]).argmax(-1) == y[s : s + EVALUATION_BATCH] for s in starts]
+        hits = [
+            logits(params, x[s : s + EVALUATION_BATCH]).argmax(-1) == y[s : s + EVALUATION_BATCH]
+            for s in starts
+        ]
         return jnp.concatenate(hits).mean()
 
-    return lambda params: accuracy(params, x, y)  # arguments: as constants they would be compiled in
+    return lambda params: accuracy(
+        params, x, y
+    )  # arguments: as constants they would be compiled in
 
 
 def placed(arrays: Arrays) -> list[jax.Array]:
@@ -149,7 +168,9 @@ def main() -> None:
     enough = False
     while not enough:
         cohort = rng.choice(workload.num_clients, workload.cohort_size, replace=False)
-        params = jax.block_until_ready(run(params, jnp.asarray(cohort), jax.random.fold_in(key, watch.round)))
+        params = jax.block_until_ready(
+            run(params, jnp.asarray(cohort), jax.random.fold_in(key, watch.round))
+        )
         enough = watch.end_round(float(accuracy(params)) if watch.evaluates else None)
     watch.report(["jax"])
 

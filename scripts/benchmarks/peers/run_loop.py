@@ -1,4 +1,5 @@
-"""Hand-written PyTorch: one client after another, data in memory, no DataLoader. Runs in fedsim's own environment."""
+"""Hand-written PyTorch: one client after another, data in memory, no DataLoader. Runs in fedsim's
+own environment."""
 
 import copy
 from collections.abc import Iterable, Sequence
@@ -22,7 +23,12 @@ def shuffled_batches(workload: Workload, device: str) -> Iterable[Tensor]:
 
 
 def train_client(
-    model: nn.Module, x: Tensor, y: Tensor, batches: Iterable[Tensor], lr: float, weight_decay: float
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    batches: Iterable[Tensor],
+    lr: float,
+    weight_decay: float,
 ) -> State:
     """The state of a copy of `model` after one step of SGD a batch."""
     model = copy.deepcopy(model).train()
@@ -43,15 +49,23 @@ def main() -> None:
     workload = case.workload
     torch.set_num_threads(case.threads)
     torch.manual_seed(0)
-    x, y, x_test, y_test = (torch.from_numpy(a).to(case.device) for a in read_arrays(case.data, workload))
-    model, watch, rng = new_network(workload).to(case.device), Stopwatch(case), np.random.default_rng(0)
+    x, y, x_test, y_test = (
+        torch.from_numpy(a).to(case.device) for a in read_arrays(case.data, workload)
+    )
+    model, watch, rng = (
+        new_network(workload).to(case.device),
+        Stopwatch(case),
+        np.random.default_rng(0),
+    )
     enough = False
     while not enough:
         cohort = rng.choice(workload.num_clients, workload.cohort_size, replace=False)
         states = []
         for i in cohort:
             batches = shuffled_batches(workload, case.device)
-            states.append(train_client(model, x[i], y[i], batches, workload.lr, workload.weight_decay))
+            states.append(
+                train_client(model, x[i], y[i], batches, workload.lr, workload.weight_decay)
+            )
         model.load_state_dict(average(states))
         enough = watch.end_round(accuracy(model, x_test, y_test) if watch.evaluates else None)
     watch.report(["torch"])

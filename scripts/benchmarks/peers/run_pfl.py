@@ -1,7 +1,8 @@
-"""Apple's pfl: SimulatedBackend with federated averaging, in one process or, under torchrun, in several.
+"""Apple's pfl: SimulatedBackend with federated averaging, in one process or, under torchrun, in
+several.
 
-pfl keeps a client's batches from its first round on, so they are shuffled once and not in every epoch: less work than
-everybody else's.
+pfl keeps a client's batches from its first round on, so they are shuffled once and not in every
+epoch: less work than everybody else's.
 """
 
 import os
@@ -47,7 +48,8 @@ def for_pfl(model: nn.Module) -> nn.Module:
 
 
 class TimedEvaluation(CentralEvaluationCallback):
-    """Central evaluation when it is due, by all processes together; the first one's watch ends the run for all."""
+    """Central evaluation when it is due, by all processes together; the first one's watch ends the
+    run for all."""
 
     def __init__(self, watch: Stopwatch, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -60,8 +62,12 @@ class TimedEvaluation(CentralEvaluationCallback):
         if not self.watch.evaluates:
             self.watch.end_round(None)
             return False, Metrics()
-        _, metrics = super().after_central_iteration(aggregate_metrics, model, central_iteration=self.watch.round + 1)
-        (accuracy,) = [value for name, value in metrics.to_simple_dict().items() if "accuracy" in str(name)]
+        _, metrics = super().after_central_iteration(
+            aggregate_metrics, model, central_iteration=self.watch.round + 1
+        )
+        (accuracy,) = [
+            value for name, value in metrics.to_simple_dict().items() if "accuracy" in str(name)
+        ]
         return agreed(self.watch.end_round(accuracy)), metrics
 
 
@@ -76,10 +82,14 @@ def agreed(enough: bool) -> bool:
 
 def federated(workload: Workload, arrays: Arrays) -> FederatedDataset:
     rng = np.random.default_rng(0)
-    orders = [torch.from_numpy(rng.permutation(workload.samples)) for _ in range(workload.num_clients)]
+    orders = [
+        torch.from_numpy(rng.permutation(workload.samples)) for _ in range(workload.num_clients)
+    ]
     x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
     users = [(x[i][order], y[i][order]) for i, order in enumerate(orders)]
-    return FederatedDataset.from_slices(users, get_user_sampler("random", range(workload.num_clients)))
+    return FederatedDataset.from_slices(
+        users, get_user_sampler("random", range(workload.num_clients))
+    )
 
 
 def main() -> None:
@@ -91,7 +101,9 @@ def main() -> None:
     network, train = for_pfl(new_network(workload)), federated(workload, arrays)
     model = PyTorchModel(
         network,
-        local_optimizer_create=lambda params, lr: torch.optim.SGD(params, lr, weight_decay=workload.weight_decay),
+        local_optimizer_create=lambda params, lr: torch.optim.SGD(
+            params, lr, weight_decay=workload.weight_decay
+        ),
         central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
     )
     watch, evaluation = Stopwatch(case), NNEvalHyperParams(local_batch_size=EVALUATION_BATCH)
@@ -103,10 +115,14 @@ def main() -> None:
             train_cohort_size=workload.cohort_size,
             val_cohort_size=0,
         ),
-        backend=SimulatedBackend(training_data=train, val_data=train, postprocessors=[WeightByUser()]),
+        backend=SimulatedBackend(
+            training_data=train, val_data=train, postprocessors=[WeightByUser()]
+        ),
         model=model,
         model_train_params=NNTrainHyperParams(
-            local_learning_rate=workload.lr, local_num_epochs=workload.epochs, local_batch_size=workload.batch_size
+            local_learning_rate=workload.lr,
+            local_num_epochs=workload.epochs,
+            local_batch_size=workload.batch_size,
         ),
         model_eval_params=evaluation,
         callbacks=[TimedEvaluation(watch, test, evaluation)],

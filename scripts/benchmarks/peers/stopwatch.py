@@ -1,4 +1,5 @@
-"""How every peer is timed: the options of its process, the clock over its rounds, and the line it reports."""
+"""How every peer is timed: the options of its process, the clock over its rounds, and the line it
+reports."""
 
 import argparse
 import json
@@ -14,7 +15,8 @@ from typing import Any
 from scripts.benchmarks.peers.workloads import WORKLOADS, Workload
 
 RESULT = "RESULT "
-"""Begins the line of a peer's output that holds its result; frameworks print all kinds of things around it."""
+"""Begins the line of a peer's output that holds its result; frameworks print all kinds of things
+around it."""
 STARTED = "FEDSIM_BENCHMARK_STARTED"
 """The environment variable with the time (`time.time()`) at which the process was started."""
 MILESTONES = (1, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -57,8 +59,8 @@ def parse_case(argv: Sequence[str] | None = None) -> Case:
 class Stopwatch:
     """Counts rounds until `seconds` have been measured.
 
-    Rounds are measured from the end of the warm-up to the end of a cycle of `eval_every` rounds, so that the share of
-    evaluations is the same whenever it ends.
+    Rounds are measured from the end of the warm-up to the end of a cycle of `eval_every` rounds, so
+    that the share of evaluations is the same whenever it ends.
     """
 
     def __init__(self, case: Case) -> None:
@@ -84,7 +86,9 @@ class Stopwatch:
             self.startup = time.time() - self.started
         if self.round == self.workload.warmup_rounds:
             self.measured_from = time.perf_counter()
-        elif self.round > self.workload.warmup_rounds and self.round % self.workload.eval_every == 0:
+        elif (
+            self.round > self.workload.warmup_rounds and self.round % self.workload.eval_every == 0
+        ):
             self.measured = time.perf_counter() - self.measured_from
             return self.measured >= self.seconds
         return False
@@ -98,7 +102,10 @@ class Stopwatch:
             "rounds_per_second": rounds / self.measured,
             "startup_seconds": self.startup,
             "accuracies": told,
-            "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
+            "versions": {
+                "python": platform.python_version(),
+                **{name: version(name) for name in packages},
+            },
             **more,
         }
         print(RESULT + json.dumps(found), flush=True)

@@ -1,14 +1,16 @@
-"""The two workloads of the speed race, and what they cost. Known to every peer, so nothing here but numpy.
+"""The two workloads of the speed race, and what they cost. Known to every peer, so nothing here but
+numpy.
 
-A round's floating-point operations are those of its matrix products and convolutions; a multiplication with its
-addition counts two. With m = positions * fan-in * fan-out of a layer,
+A round's floating-point operations are those of its matrix products and convolutions; a
+multiplication with its addition counts two. With m = positions * fan-in * fan-out of a layer,
 
     forward  = 2 sum(m)                          of a sample
     training = 3 forward - 2 m of the first layer      (each layer once forward and twice backward, for its weights and
                                                   its input; the first layer's input needs no gradient)
     round    = K * epochs * n * training + test samples * forward / eval_every
 
-Biases, activations, pooling, softmax, the optimiser's step and the average are left out: under 2% of either workload.
+Biases, activations, pooling, softmax, the optimiser's step and the average are left out: under 2%
+of either workload.
 """
 
 from dataclasses import dataclass
@@ -32,7 +34,8 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg by SGD on `num_clients` clients of `samples` each; the test set is passed every `eval_every` rounds.
+    """FedAvg by SGD on `num_clients` clients of `samples` each; the test set is passed every
+    `eval_every` rounds.
 
     `warmup_rounds` are not counted; a multiple of `eval_every`.
     """
@@ -116,7 +119,8 @@ WORKLOADS = {
 
 
 class Arrays(NamedTuple):
-    """`x` [N, n, ...] float32 (W1: flat pixels, W2: channels first), `y` [N, n] int64, and the test set."""
+    """`x` [N, n, ...] float32 (W1: flat pixels, W2: channels first), `y` [N, n] int64, and the test
+    set."""
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]

@@ -1,4 +1,5 @@
-"""Write a workload's arrays for all peers, normalised and divided among the clients as fedsim does it at seed 0."""
+"""Write a workload's arrays for all peers, normalised and divided among the clients as fedsim does
+it at seed 0."""
 
 import sys
 from pathlib import Path
@@ -7,7 +8,13 @@ import numpy as np
 
 from fedsim.core.errors import FedsimError
 from scripts.benchmarks.peers.run_fedsim import experiment_of, overrides_of
-from scripts.benchmarks.peers.workloads import TEST_SAMPLES, WORKLOADS, Arrays, Workload, write_arrays
+from scripts.benchmarks.peers.workloads import (
+    TEST_SAMPLES,
+    WORKLOADS,
+    Arrays,
+    Workload,
+    write_arrays,
+)
 
 
 def arrays_of(workload: Workload) -> Arrays:

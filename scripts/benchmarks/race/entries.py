@@ -15,8 +15,8 @@ DATA = FOLDER / "data"
 
 @dataclass(frozen=True)
 class Peer:
-    """A script of scripts/benchmarks/peers. `environment`: whose packages it needs (None: the project's own). `cuda`:
-    whether it can run on a GPU."""
+    """A script of scripts/benchmarks/peers. `environment`: whose packages it needs (None: the
+    project's own). `cuda`: whether it can run on a GPU."""
 
     script: str
     environment: str | None = None
@@ -87,7 +87,15 @@ def _install_one(environment: str) -> bool:
     requirements, target = requirements_of(environment), python_of(environment)
     print(f"{environment}: {' '.join(requirements)}", flush=True)
     commands = (
-        ["uv", "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(target.parents[1])],
+        [
+            "uv",
+            "venv",
+            "--quiet",
+            "--allow-existing",
+            "--python",
+            sys.executable,
+            str(target.parents[1]),
+        ],
         ["uv", "pip", "install", "--quiet", "--python", str(target), *requirements],
     )
     for command in commands:  # elsewhere, because uv would apply this project's pins here

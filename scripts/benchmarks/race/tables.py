@@ -64,7 +64,9 @@ COLUMNS = (
 """`/ framework`: times the fastest framework's rate."""
 
 
-def table_of(summaries: Sequence[Summary], workload: Workload, ceiling: Mapping[str, float]) -> Table:
+def table_of(
+    summaries: Sequence[Summary], workload: Workload, ceiling: Mapping[str, float]
+) -> Table:
     rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in ceiling.items())
     table = Table(
         title=f"{workload.name}: {workload.title}",
@@ -72,7 +74,9 @@ def table_of(summaries: Sequence[Summary], workload: Workload, ceiling: Mapping[
     )
     for column in COLUMNS:
         table.add_column(column, justify="left" if column == "peer" else "right")
-    framework = max((s.rate for s in summaries if PEERS[s.entry.peer].framework and s.rate), default=None)
+    framework = max(
+        (s.rate for s in summaries if PEERS[s.entry.peer].framework and s.rate), default=None
+    )
     by_hand = next((s.rate for s in summaries if s.entry.peer == "jax"), None)
     for summary in summaries:
         table.add_row(*cells_of(summary, workload, framework, by_hand, ceiling))

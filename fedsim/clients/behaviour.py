@@ -14,9 +14,9 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from annotated_types import Interval
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Bools
 from fedsim.core.errors import rule
 from fedsim.core.exact import length
 from fedsim.core.flat import split_flat
@@ -48,7 +48,7 @@ class ClientBehaviour:
         """What a client sends, or reports the norm of, in place of a gradient [D]."""
         return gradient
 
-    def works(self, ids: Ids) -> NDArray[np.bool_]:
+    def works(self, ids: Ids) -> Bools:
         """Which of these clients train, and are charged for it [len(ids)]."""
         return np.ones(len(ids), np.bool_)
 
@@ -208,5 +208,5 @@ class FreeRider(FalseUpdate):
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
         return torch.zeros_like(vector)
 
-    def works(self, ids: Ids) -> NDArray[np.bool_]:
+    def works(self, ids: Ids) -> Bools:
         return ~np.isin(ids, self.imperfect)

@@ -19,21 +19,21 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.compression import NUMBER, Compressor, Identity
 from fedsim.clients.context import RoundContext, Signal
 from fedsim.clients.local_results import Lent, LocalResults, row_norms
 from fedsim.clients.system import Resources
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
 from fedsim.core.record import QUANTITIES
-from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Work, chosen, sizes_of
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Work, chosen, sizes_of
 from fedsim.engine.engine import Engine
 
 WHOLE = Identity()
-Amounts = int | NDArray[np.int64]
+Amounts = int | Ints
 
 
 class Clients:
@@ -68,7 +68,7 @@ class Clients:
         self._results = LocalResults(num)
         self._bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
         self._has_model, self._collected, self._is_to_train = np.zeros((3, num), bool)
-        self._has_sent = defaultdict[str, NDArray[np.bool_]](
+        self._has_sent = defaultdict[str, Bools](
             lambda: np.zeros(num, bool)
         )  # by tensor of the update
 
@@ -117,7 +117,7 @@ class Clients:
         self._exchange(ids, forward=positions.sizes, up=NUMBER)
         return accuracies
 
-    def label_counts(self, ids: Ids) -> NDArray[np.int64]:
+    def label_counts(self, ids: Ids) -> Ints:
         """Training samples of each class per client [len(ids), C]: C numbers up each, without any
         model."""
         self._context.require(Signal.LABEL_COUNTS)
@@ -350,7 +350,7 @@ class Clients:
         seconds[busy] = self._context.simulated.spend(work, answered=up is not None)
         return seconds
 
-    def _tensors_to_send(self, ids: Ids, names: Iterable[str]) -> NDArray[np.int64]:
+    def _tensors_to_send(self, ids: Ids, names: Iterable[str]) -> Ints:
         """Bytes [n] of the tensors `names` of the clients' updates, but for those sent before."""
         total = np.zeros(len(ids), np.int64)
         for name in names:
@@ -362,7 +362,7 @@ class Clients:
         self,
         ids: Ids,
         known: dict[int, float],
-        samples: Callable[[Ids], Sequence[NDArray[np.int64]]],
+        samples: Callable[[Ids], Sequence[Ints]],
     ) -> Floats:
         """Losses [len(ids)] on the `samples` of each client; only those not `known` are asked for,
         and charged."""
@@ -377,7 +377,7 @@ class Clients:
             known.update(zip(new.tolist(), losses.tolist(), strict=True))
         return np.array([known[int(i)] for i in ids], dtype=np.float64)
 
-    def _train(self, ids: Ids) -> NDArray[np.int64]:
+    def _train(self, ids: Ids) -> Ints:
         """Local training of those of `ids` who have not trained on this model yet; the samples [n]
         that it takes."""
         new, samples, context = (
@@ -408,7 +408,7 @@ class Clients:
         self,
         params: Params,
         ids: Iterable[int],
-        positions: Sequence[NDArray[np.int64]],
+        positions: Sequence[Ints],
         names: Sequence[str] | None,
     ) -> Iterator[Tensor]:
         """What the clients send in place of their gradients at `params`."""
@@ -439,7 +439,7 @@ class Clients:
             numbers = list(answers)
             return np.array(torch.stack(numbers).tolist()) if numbers else np.empty(0)
 
-    def _batch(self, samples: Sequence[NDArray[np.int64]], client: int) -> NDArray[np.int64]:
+    def _batch(self, samples: Sequence[Ints], client: int) -> Ints:
         return self._context.shuffled(samples[client], client)[: self._engine.work.batch_size]
 
 

@@ -2,14 +2,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import RoundClock
+from fedsim.core.arrays import Ints
 from fedsim.core.errors import FedsimError
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Evaluation, Ids, Params
@@ -110,7 +109,7 @@ class RoundContext:
         self.ledger.server_forward_samples += len(held.y)
         return engine.evaluate(params, held.x, held.y)
 
-    def shuffled(self, positions: NDArray[np.int64], client: int) -> NDArray[np.int64]:
+    def shuffled(self, positions: Ints, client: int) -> Ints:
         """A client's `positions` in a random order of this round, from which mini-batches are
         cut."""
         return self.streams.generator(Purpose.LOSS_BATCH, self.round, int(client)).permutation(

@@ -16,12 +16,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Interval
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import ConfigError, Problem, rule
 from fedsim.core.exact import exp
 from fedsim.core.parameters import Positive, Problems, parameters
-from fedsim.core.types import Floats, Ids
+from fedsim.core.types import Ids
 from fedsim.partitions.base import largest_remainder
 
 BYTES_PER_KILOBIT = 125.0
@@ -42,14 +42,14 @@ class Presence:
     `intervals[i]` is float64 [J, 2], ascending and disjoint, within [0, periods[i]].
     """
 
-    intervals: Sequence[NDArray[np.float64]]
-    periods: NDArray[np.float64]
+    intervals: Sequence[Floats]
+    periods: Floats
 
-    def of(self, rows: NDArray[np.int64]) -> "Presence":
+    def of(self, rows: Ints) -> "Presence":
         """That of `rows`, in this order; a row may come several times."""
         return Presence([self.intervals[row] for row in rows], self.periods[rows])
 
-    def remaining(self, now: float) -> NDArray[np.float64]:
+    def remaining(self, now: float) -> Floats:
         """Seconds from `now` until each client leaves [N]: 0 if it is not there, infinity if it
         never leaves."""
         pairs = zip(self.intervals, self.periods.tolist(), strict=True)
@@ -58,7 +58,7 @@ class Presence:
         )
 
 
-def _remaining(intervals: NDArray[np.float64], period: float, now: float) -> float:
+def _remaining(intervals: Floats, period: float, now: float) -> float:
     position = int(np.searchsorted(intervals[:, 0], now, side="right")) - 1
     if position < 0 or now >= intervals[position, 1]:
         return 0.0
@@ -82,7 +82,7 @@ class Devices:
     up: Floats
     presence: Presence | None = None
 
-    def of(self, rows: NDArray[np.int64]) -> "Devices":
+    def of(self, rows: Ints) -> "Devices":
         """Those of `rows`, in this order; a row may come several times."""
         presence = None if self.presence is None else self.presence.of(rows)
         return Devices(self.forward[rows], self.down[rows], self.up[rows], presence)
@@ -117,7 +117,7 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
         columns = _columns(path, names)
         speeds: list[list[float]] = []
         ids: dict[int, int] = {}
-        presences: list[tuple[NDArray[np.float64], float]] = []
+        presences: list[tuple[Floats, float]] = []
         for row in reader:
             try:
                 if any(row.get(None, [])):
@@ -178,7 +178,7 @@ def _id(row: Mapping[str, Any]) -> int:
     return int(text)
 
 
-def _intervals(row: Mapping[str, Any], period: float) -> tuple[NDArray[np.float64], float]:
+def _intervals(row: Mapping[str, Any], period: float) -> tuple[Floats, float]:
     lists = [re.split(r"[;,\s]+", (row[name] or "").strip("[]() ")) for name in PRESENCE[:2]]
     starts, ends = (np.array(found, dtype=np.float64) for found in lists)
     if len(starts) != len(ends):

@@ -18,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import Problem, rule
 from fedsim.core.exact import weighted_sum
 from fedsim.core.flat import split_flat
 from fedsim.core.parameters import NonNegative, Positive, Stateful, parameters
-from fedsim.core.types import Cohort, Correction, Floats, Ids, Params
+from fedsim.core.types import Cohort, Correction, Ids, Params
 from fedsim.engine.optimizers import SGD, Adam, LocalOptimizer
 
 LARGE_BYTES = 2**30  # of clients' states: more is told before the run

@@ -2,11 +2,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Bools, Floats
 from fedsim.core.exact import row_sums
-from fedsim.core.types import Cohort, Floats, Ids, Params
+from fedsim.core.types import Cohort, Ids, Params
 
 BLOCK_ENTRIES = 2**20  # entries of a block of rows, small enough for the processor's cache
 
@@ -59,7 +59,7 @@ class LocalResults:
         """The updates."""
         self._part, self._row = np.full((2, num_clients), -1)  # where the update of each client is
 
-    def known(self, ids: Ids) -> NDArray[np.bool_]:
+    def known(self, ids: Ids) -> Bools:
         """Which of `ids` have trained."""
         return self._part[ids] >= 0
 

@@ -16,14 +16,14 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Interval
-from numpy.typing import NDArray
 
 from fedsim.clients.devices import DeviceModel, Devices, Sigma
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import ceil
 from fedsim.core.exact import exp
 from fedsim.core.parameters import NonNegative, Positive, parameters
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Floats, Ids, Work
+from fedsim.core.types import Ids, Work
 
 
 @parameters
@@ -97,7 +97,7 @@ class RoundClock:
         transfers = work.bytes_down / devices.down[ids] + work.bytes_up / devices.up[ids]
         return (transfers + samples * devices.forward[ids]) * factors
 
-    def resources(self, ids: Ids, samples: NDArray[np.int64], down: int, up: int) -> Resources:
+    def resources(self, ids: Ids, samples: Ints, down: int, up: int) -> Resources:
         """Those of clients `ids` who train on `samples` [n] in a round, all passes counted, and get
         and send so many bytes."""
         nothing, received, sent = (np.full(len(ids), each) for each in (0, down, up))
@@ -108,9 +108,7 @@ class RoundClock:
             upload=self.nominal(Work(ids, nothing, nothing, nothing, sent)),
         )
 
-    def race(
-        self, ids: Ids, seconds: Floats, begun: float, wanted: int
-    ) -> tuple[NDArray[np.bool_], float]:
+    def race(self, ids: Ids, seconds: Floats, begun: float, wanted: int) -> tuple[Bools, float]:
         """Whose updates arrive in time [n], of clients `ids` that take `seconds` [n] from `begun`
         seconds of the round on, and the seconds until the server goes on.
 
@@ -155,7 +153,7 @@ class SimulatedClock:
         self.system, self.wanted, self._streams = system, wanted, streams
         self.devices = system.devices.draw(num_clients, streams.generator(Purpose.DEVICES))
 
-    def present(self, now: float) -> NDArray[np.bool_] | None:
+    def present(self, now: float) -> Bools | None:
         """Which clients can be reached at `now` seconds of the run [N]; None: all of them,
         always."""
         return None if self.devices.presence is None else self.devices.presence.remaining(now) > 0

@@ -17,13 +17,13 @@ from fedsim.config.compose import check_jobs, make_plan
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
+from fedsim.core.arrays import Floats
 from fedsim.core.configs import flat
 from fedsim.core.disk import conf_dir, unwritable, write_files
 from fedsim.core.errors import Problem, at_least, check, rule
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import require_room
 from fedsim.results.files import OutputError
-from fedsim.results.runs import Floats
 from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
 from fedsim.results.table import Table, number, show_estimate, table_files
 from fedsim.running.outcome import outcome_on_file

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-Floats = NDArray[np.float64]
+from fedsim.core.arrays import Floats, Ints
 
 BLOCK = 8192
 """Elements that are worked on at once, so that all that is computed of them stays in the cache."""
@@ -116,7 +115,7 @@ def exp(x: Floats) -> Floats:
     return result
 
 
-def _power_of_two(n: NDArray[np.int64]) -> Floats:
+def _power_of_two(n: Ints) -> Floats:
     return ((n + 1023) << 52).view(np.float64)
 
 

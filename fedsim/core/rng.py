@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedsim.core.arrays import Ints
+
 
 class Purpose(IntEnum):
     """What a stream is for. The numbers are part of every result: never reuse or change one."""
@@ -75,9 +77,7 @@ class Streams:
         )
         return int(words[0] >> np.uint64(1))
 
-    def generators(
-        self, purpose: Purpose, *key: int, last: NDArray[np.int64]
-    ) -> Iterator[np.random.Generator]:
+    def generators(self, purpose: Purpose, *key: int, last: Ints) -> Iterator[np.random.Generator]:
         """`generator(purpose, *key, i)` for each i of `last` [n], a tenth of the time of that. It
         is one object, whose state is set anew: to be used before the next."""
         bits = np.random.PCG64(0)
@@ -91,7 +91,7 @@ class Streams:
             bits.state = state
             yield generator
 
-    def keys(self, purpose: Purpose, *key: int, last: NDArray[np.int64]) -> NDArray[np.int64]:
+    def keys(self, purpose: Purpose, *key: int, last: Ints) -> Ints:
         """`key(purpose, *key, i)` for each i of `last` [n]."""
         words = seed_words((self._root(purpose), int(purpose), *key), last, 1)[:, 0]
         return (words >> np.uint64(1)).astype(np.int64)
@@ -106,7 +106,7 @@ PCG_MULTIPLIER, MASK_128 = 0x2360ED051FC65DA44385DF649FCCF645, 2**128 - 1
 Words = NDArray[np.uint32]
 
 
-def seed_words(first: Sequence[int], last: NDArray[np.int64], count: int) -> NDArray[np.uint64]:
+def seed_words(first: Sequence[int], last: Ints, count: int) -> NDArray[np.uint64]:
     """`SeedSequence((*first, i)).generate_state(count, np.uint64)` for each i of `last` [n] in [0,
     2^32) [n, count]."""
     known = [

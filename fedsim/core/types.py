@@ -11,14 +11,13 @@ from typing import Any, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import DivergedError
 from fedsim.core.flat import to_device
 
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
+Ids = Ints
 """Client ids: unique and ascending."""
 Params = dict[str, Tensor]
 """One model: parameters and floating-point buffers by name (what clients and server send each
@@ -50,7 +49,7 @@ class Correction:
         """Whether anything is added."""
         return self.kind != (0.0, False)
 
-    def rows(self, rows: slice | NDArray[np.int64]) -> "Correction":
+    def rows(self, rows: slice | Ints) -> "Correction":
         """That of the clients at `rows`, in this order."""
         if self.shift is None:
             return self
@@ -90,7 +89,7 @@ class Population:
     """All that the server knows for free: training samples n_k [N], the cohort size K and the
     number of rounds T."""
 
-    sizes: NDArray[np.int64]
+    sizes: Ints
     cohort_size: int
     num_rounds: int
 
@@ -104,7 +103,7 @@ class Population:
         return len(self.sizes)
 
     @property
-    def shares(self) -> NDArray[np.float64]:
+    def shares(self) -> Floats:
         """p_k = n_k / n, [N]."""
         return self.sizes / self.sizes.sum()
 
@@ -117,7 +116,7 @@ class Selection:
     """
 
     ids: Ids
-    weights: NDArray[np.float64] | None = None
+    weights: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -135,16 +134,16 @@ class Cohort:
     """
 
     ids: Ids
-    sizes: NDArray[np.int64]
+    sizes: Ints
     start: Params
     delta: Stack
-    loss: NDArray[np.float64] | None
-    rms_loss: NDArray[np.float64] | None
-    steps: NDArray[np.int64]
+    loss: Floats | None
+    rms_loss: Floats | None
+    steps: Ints
     trained: Sequence[str]
-    durations: NDArray[np.float64] | None = None
-    finite: NDArray[np.bool_] | None = None
-    samples: NDArray[np.int64] | None = None
+    durations: Floats | None = None
+    finite: Bools | None = None
+    samples: Ints | None = None
     momentum: Stack | None = None
 
     @property
@@ -152,7 +151,7 @@ class Cohort:
         """w_k - w over all trained tensors, flat [K, P]."""
         return torch.cat([self.delta[name].flatten(1) for name in self.trained], dim=1)
 
-    def rows(self, rows: NDArray[np.int64] | NDArray[np.bool_]) -> "Cohort":
+    def rows(self, rows: Ints | Bools) -> "Cohort":
         """The clients at `rows`, in this order, or those that a mask [K] names."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
         index = to_device(torch.as_tensor(rows), next(iter(self.delta.values())).device)
@@ -196,10 +195,10 @@ BY_CLIENT = (
     "momentum",
 )
 """Fields of a `Cohort` whose axis 0 is the client."""
-Weights = NDArray[np.float64] | None
+Weights = Floats | None
 
 
-def kept_rows(cohort: Cohort, weights: Weights, keep: NDArray[np.bool_]) -> tuple[Cohort, Weights]:
+def kept_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, Weights]:
     """The clients that `keep` [K] names, at least one; the weights of these are scaled to keep
     their sum."""
     if weights is not None:
@@ -241,10 +240,10 @@ class Work:
     int64 [n]."""
 
     ids: Ids
-    bytes_down: NDArray[np.int64]
-    forward_samples: NDArray[np.int64]
-    train_samples: NDArray[np.int64]
-    bytes_up: NDArray[np.int64]
+    bytes_down: Ints
+    forward_samples: Ints
+    train_samples: Ints
+    bytes_up: Ints
 
 
 @dataclass(frozen=True)
@@ -255,16 +254,16 @@ class Evaluation:
     loss: float
 
 
-Positions = NDArray[np.int64]
+Positions = Ints
 
 
 class ByClient(Sequence[Positions]):
     """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes`
     [N]."""
 
-    def __init__(self, flat: Positions, sizes: NDArray[np.int64]) -> None:
+    def __init__(self, flat: Positions, sizes: Ints) -> None:
         self.flat, self.sizes = flat, sizes
-        self.ends: NDArray[np.int64] = np.cumsum(sizes)
+        self.ends: Ints = np.cumsum(sizes)
 
     @classmethod
     def of(cls, arrays: Sequence[Positions]) -> "ByClient":
@@ -290,7 +289,7 @@ class ByClient(Sequence[Positions]):
     def __iter__(self) -> Iterator[Positions]:
         return iter([self.flat[a:b] for a, b in pairwise([0, *self.ends.tolist()])])
 
-    def rows(self, ids: NDArray[np.int64]) -> "ByClient":
+    def rows(self, ids: Ints) -> "ByClient":
         """Those of the clients `ids`, in this order."""
         if np.array_equal(ids, np.arange(len(self))):
             return self
@@ -299,18 +298,18 @@ class ByClient(Sequence[Positions]):
         where += np.arange(len(where))
         return ByClient(self.flat[where], sizes)
 
-    def first(self, counts: NDArray[np.int64]) -> tuple["ByClient", "ByClient"]:
+    def first(self, counts: Ints) -> tuple["ByClient", "ByClient"]:
         """The first `counts` [N] of each, and the rest of each."""
         within = np.arange(len(self.flat)) - np.repeat(self.ends - self.sizes, self.sizes)
         head = within < np.repeat(counts, self.sizes)
         return ByClient(self.flat[head], counts), ByClient(self.flat[~head], self.sizes - counts)
 
 
-def sizes_of(arrays: Sequence[Positions]) -> NDArray[np.int64]:
+def sizes_of(arrays: Sequence[Positions]) -> Ints:
     """The length of each [N]."""
     return ByClient.of(arrays).sizes
 
 
-def chosen(arrays: Sequence[Positions], ids: NDArray[np.int64]) -> ByClient:
+def chosen(arrays: Sequence[Positions], ids: Ints) -> ByClient:
     """The arrays of the clients `ids`, in this order."""
     return ByClient.of(arrays).rows(ids)

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.exact import exp
 from fedsim.core.parameters import Problems, parameters
@@ -35,7 +36,7 @@ class SampleSource(ABC):
         return self.shape[0]
 
     @abstractmethod
-    def rows(self, positions: NDArray[np.int64]) -> Tensor:
+    def rows(self, positions: Ints) -> Tensor:
         """The samples at `positions` [m], which may repeat and come in any order: [m, ...] of
         `dtype`, on the CPU."""
 
@@ -102,9 +103,9 @@ class LoadedData:
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
     fingerprint: str
-    owners: NDArray[np.int64] | None = None
+    owners: Ints | None = None
     sha256: str | None = None
-    test_owners: NDArray[np.int64] | None = None
+    test_owners: Ints | None = None
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
@@ -169,7 +170,7 @@ class LoadedData:
         )
 
 
-def _check_form(samples: Samples, split: str, owners: NDArray[np.int64] | None) -> None:
+def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
     for what, value, kinds in (
         ("samples", samples.x, (Tensor, SampleSource)),
         ("labels", samples.y, (Tensor,)),
@@ -267,9 +268,7 @@ class ImageSet(Dataset):
         yield from normalisation_problems(self.mean, self.std, self.channels)
 
 
-def log_normal_sizes(
-    mean: float, deviation: float, normal: NDArray[np.float64]
-) -> NDArray[np.int64]:
+def log_normal_sizes(mean: float, deviation: float, normal: Floats) -> Ints:
     """Owners' log-normal numbers of samples, `mean` on average and at least one, from standard
     normal numbers."""
     return np.maximum(
@@ -277,7 +276,7 @@ def log_normal_sizes(
     )
 
 
-def numbers_in(known: NDArray[Any], values: NDArray[Any]) -> NDArray[np.int64]:
+def numbers_in(known: NDArray[Any], values: NDArray[Any]) -> Ints:
     """The position of each value in the sorted array `known`; -1 of those that are not in it."""
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.where(known[places] == values, places, -1).astype(np.int64)

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats
 from fedsim.data.base import ImageSet, LoadedData
 from fedsim.data.cache import digest
 
 TEST_SHARE = 0.2
 
 
-def read_table() -> NDArray[np.float64]:
+def read_table() -> Floats:
     """Rows of 64 pixels in 0..16 and the label [1797, 65], from scikit-learn's file: to import it
     takes a second."""
     folder = Path(find_spec("sklearn").submodule_search_locations[0])  # type: ignore[union-attr, index]

@@ -9,6 +9,7 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Floats32, Ints
 from fedsim.core.errors import at_most
 from fedsim.core.exact import exp
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
@@ -23,8 +24,6 @@ MAX_GLYPHS = MAX_IMAGES = 10_000_000
 """Writers times classes (480 MB of control points); on average, in either split (8 GB)."""
 GENERATOR_VERSION = 3
 """To be increased whenever a change of the code gives other tensors for the same parameters."""
-
-Floats = NDArray[np.float32]
 
 
 @parameters
@@ -84,9 +83,7 @@ class FemnistGenerated(ImageSet):
         made |= {"test_y": test_y, "test_owners": test_writers}
         return {name: torch.as_tensor(values) for name, values in made.items()}
 
-    def _training_labels(
-        self, rng: np.random.Generator
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _training_labels(self, rng: np.random.Generator) -> tuple[Ints, Ints]:
         normal = rng.standard_normal(self.num_writers)
         counts = log_normal_sizes(self.samples_per_writer, self.size_deviation, normal)
         known_classes = [
@@ -99,7 +96,7 @@ class FemnistGenerated(ImageSet):
             np.arange(self.num_writers, dtype=np.int64), counts
         )
 
-    def _handwriting(self, rng: np.random.Generator) -> list[Floats]:
+    def _handwriting(self, rng: np.random.Generator) -> list[Floats32]:
         """How W writers write C classes: control points of each class in [-1, 1] [C, P, 2], each
         writer's shifts of them [W, C, P, 2], linear maps (size and slant) [W, 2, 2], positions [W,
         2] and pen widths [W]."""
@@ -118,9 +115,9 @@ class FemnistGenerated(ImageSet):
 
     def _images(
         self,
-        handwriting: list[Floats],
-        labels: NDArray[np.int64],
-        writers: NDArray[np.int64],
+        handwriting: list[Floats32],
+        labels: Ints,
+        writers: Ints,
         rng: np.random.Generator,
     ) -> NDArray[np.uint8]:
         """Images, uint8 [n, 1, 28, 28], of the characters `labels` [n] written by `writers` [n]."""
@@ -140,7 +137,7 @@ class FemnistGenerated(ImageSet):
         return pixels.reshape(-1, 1, SIDE, SIDE)
 
 
-def _spline_basis() -> Floats:
+def _spline_basis() -> Floats32:
     """The basis of uniform cubic B-splines [NUM_POINTS, NUM_CONTROLS]: weights of control points
     per curve point."""
     spans = NUM_CONTROLS - 3
@@ -165,7 +162,7 @@ def _spline_basis() -> Floats:
     return basis
 
 
-def _ink(curve: Floats, widths: Floats) -> Floats:
+def _ink(curve: Floats32, widths: Floats32) -> Floats32:
     """Ink of each pixel [n, 784]: a Gaussian of its distance to the nearest point of `curve` [n, P,
     2]."""
     axis = np.linspace(-1.2, 1.2, SIDE, dtype=np.float32)

@@ -21,6 +21,7 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Ints
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData, normalisation_problems, numbers_in
@@ -178,9 +179,7 @@ class Parquet(FromPath):
             else tensors | _owners(rows, self.client_column, train, test)
         )
 
-    def _split_rows(
-        self, num_train: int, num_rows: int | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _split_rows(self, num_train: int, num_rows: int | None) -> tuple[Ints, Ints]:
         """The positions of the training rows and of the test rows, which come after `num_train`
         others.
 
@@ -351,7 +350,7 @@ def _is(kind: "pa.DataType", *names: str) -> bool:
     return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
-def _class_labels(table: "pa.Table", name: str) -> tuple[NDArray[np.int64], int]:
+def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
     """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted
     order."""
     values = _values(table, name, "label_column")
@@ -382,9 +381,7 @@ def _num_named_classes(table: "pa.Table", name: str) -> int:
         return 0
 
 
-def _owners(
-    table: "pa.Table", name: str, train: NDArray[np.int64], test: NDArray[np.int64]
-) -> dict[str, Tensor]:
+def _owners(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:
     """The owners of the training rows, and those of the test rows by the same numbers, -1 for
     owners of no training row; none of test rows if one of them lacks an owner."""
     known, codes = np.unique(_values(table.take(train), name, "client_column"), return_inverse=True)

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from annotated_types import Interval
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Floats, Floats32, Ints
 from fedsim.core.errors import at_most
 from fedsim.core.parameters import Count, Positive, Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource, log_normal_sizes
@@ -27,7 +27,6 @@ BLOCK_NUMBERS = 2**18
 MODEL, TRAIN, TEST = range(3)
 """What an owner's generator is for; each draws from a stream of its own."""
 
-Floats = NDArray[np.float32]
 Spread = Annotated[float, Interval(ge=0, le=1_000_000)]
 """Of owners' models and means; products of far larger ones are infinite."""
 
@@ -95,13 +94,13 @@ class Synthetic(Dataset):
         )
 
     @cached_property
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> Ints:
         """Training samples of each owner [num_owners], at least one."""
         normal = np.random.default_rng(self.seed).standard_normal(self.num_owners)
         return log_normal_sizes(self.samples_per_owner, self.size_deviation, normal)
 
     @cached_property
-    def test_counts(self) -> NDArray[np.int64]:
+    def test_counts(self) -> Ints:
         """Test samples of each owner [num_owners]."""
         return np.bincount(
             np.arange(self.test_samples) % self.num_owners, minlength=self.num_owners
@@ -132,9 +131,7 @@ class Synthetic(Dataset):
         made = {"train_y": train_y, "test_x": test_x, "test_y": test_y}
         return {name: torch.as_tensor(values) for name, values in made.items()}
 
-    def features(
-        self, owners: NDArray[np.int64], counts: NDArray[np.int64]
-    ) -> tuple[Floats, Floats]:
+    def features(self, owners: Ints, counts: Ints) -> tuple[Floats32, Floats32]:
         """The means [n, d] of some owners' features, and the first `counts` [n] training samples of
         each, one owner after another [sum of counts, d]."""
         normal = np.empty((len(owners), 1 + self.num_features))
@@ -144,11 +141,11 @@ class Synthetic(Dataset):
 
     def _drawn(
         self,
-        owners: NDArray[np.int64],
-        counts: NDArray[np.int64],
+        owners: Ints,
+        counts: Ints,
         purpose: int,
-        before: NDArray[np.float64],
-    ) -> Floats:
+        before: Floats,
+    ) -> Floats32:
         """Standard normal numbers [sum of counts, d] of the owners' streams, behind the rows
         `before` [n, ...]."""
         x = np.empty((int(counts.sum()), self.num_features), np.float32)
@@ -160,13 +157,13 @@ class Synthetic(Dataset):
             first += count
         return x
 
-    def _moved(self, x: Floats, means: Floats, counts: NDArray[np.int64]) -> Floats:
+    def _moved(self, x: Floats32, means: Floats32, counts: Ints) -> Floats32:
         """Standard normal `x`, spread by Sigma around the means of their owners; in place."""
         x *= (np.arange(1, self.num_features + 1) ** -0.6).astype(np.float32)
         x += np.repeat(means, counts, axis=0)
         return x
 
-    def _models(self, owners: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _models(self, owners: Ints) -> tuple[Floats, Floats]:
         """What labels the owners' samples: W [n, d, C] and b [n, C]."""
         normal = np.empty((len(owners), 1 + (self.num_features + 1) * self.num_classes))
         for row, owner in zip(normal, owners.tolist(), strict=True):
@@ -198,9 +195,7 @@ class Synthetic(Dataset):
         return np.random.Generator(np.random.Philox(key=0)), state
 
 
-def _labels(
-    models: tuple[NDArray[np.float64], NDArray[np.float64]], x: Floats, counts: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _labels(models: tuple[Floats, Floats], x: Floats32, counts: Ints) -> Ints:
     """argmax(W x + b) of samples in order of their owners, `counts` [n] of each [sum of counts]."""
     weights, biases = models
     labels = np.empty(len(x), np.int64)
@@ -222,7 +217,7 @@ class OwnerSamples(SampleSource):
         self.ends = np.cumsum(owners.counts)
         super().__init__(int(self.ends[-1]), (owners.num_features,))
 
-    def rows(self, positions: NDArray[np.int64]) -> Tensor:
+    def rows(self, positions: Ints) -> Tensor:
         owners = np.searchsorted(self.ends, positions, side="right")
         inside = positions - (self.ends - self.owners.counts)[owners]
         needed, which = np.unique(owners, return_inverse=True)

@@ -9,6 +9,7 @@ from annotated_types import Interval
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import at_most
 from fedsim.core.exact import exp
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, parameters
@@ -114,7 +115,7 @@ def made_up_words(count: int, rng: np.random.Generator) -> list[str]:
 
 
 def spoken(
-    words: list[str], shares: NDArray[np.float64], count: int, rng: np.random.Generator
+    words: list[str], shares: Floats, count: int, rng: np.random.Generator
 ) -> NDArray[np.uint8]:
     """The first `count` characters, as tokens, of words drawn by their `shares`, with spaces
     between them."""

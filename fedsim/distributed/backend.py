@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Ints
 from fedsim.core.flat import as_columns
 from fedsim.core.types import Params
 from fedsim.distributed.links import Message, Others
@@ -22,14 +22,14 @@ from fedsim.engine.backend import Backend, TrainingResult
 from fedsim.engine.engine import concatenate_results
 from fedsim.engine.schedule import Schedule
 
-Positions = NDArray[np.int64]
+Positions = Ints
 
 WINDOW = 2**24
 """Numbers in the gradients that a rank computes for one question: 64 MiB in float32, kept by rank 0
 for each rank."""
 
 
-def shares(work: Sequence[int] | NDArray[np.int64], count: int, unit: int = 1) -> dict[int, slice]:
+def shares(work: Sequence[int] | Ints, count: int, unit: int = 1) -> dict[int, slice]:
     """`count` consecutive parts of a list of items, cut where their `work` is the most even: those
     that are not empty, by rank. `unit`: so many samples are an item; the last one may have
     fewer."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.core.arrays import Bools
 from fedsim.core.errors import Problem, rule
 from fedsim.core.types import Params, Stack
 from fedsim.engine.chain import Chain, any_chain
@@ -68,7 +68,7 @@ class TrainingResult:
     delta: Stack
     losses: NDArray[Any]
     momentum: Stack | None
-    finite: NDArray[np.bool_] | None = None
+    finite: Bools | None = None
 
     def rows(self, rows: slice) -> "TrainingResult":
         """That of some clients, without a copy."""

@@ -6,8 +6,8 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Ints
 from fedsim.core.flat import as_columns
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload
@@ -90,7 +90,7 @@ def _stacked(models: Sequence[Params]) -> Stack:
     return {name: value[rows.to(value.device)] for name, value in stacked.items()}
 
 
-def _in_order(stack: Stack, rows: NDArray[np.int64]) -> Stack:
+def _in_order(stack: Stack, rows: Ints) -> Stack:
     """`stack` with its rows in the order `rows`, without a copy where they are so already."""
     if (rows[:-1] < rows[1:]).all():
         return stack

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.exact import log_softmax, row_sums
 from fedsim.core.flat import flat_rows, to_device
@@ -20,9 +21,7 @@ from fedsim.engine.model import has_batch_norm, has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 
 
-def mean_losses(
-    losses: NDArray[Any], schedule: Schedule
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def mean_losses(losses: NDArray[Any], schedule: Schedule) -> tuple[Floats, Floats]:
     """`loss` and `rms_loss` [K] of a `Cohort`, of the `losses` [K, S, B] of all samples; nan
     without a step."""
     losses = np.where(schedule.mask, losses, 0.0).astype(np.float64)
@@ -31,7 +30,7 @@ def mean_losses(
         return loss, np.sqrt(_sum(_sum(losses**2)) / schedule.samples)
 
 
-def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], NDArray[np.bool_] | None]:
+def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], Bools | None]:
     """The `losses` and `finite` of a `TrainingResult`, from a GPU in one copy, which the host waits
     for once."""
     if not losses.is_cuda:
@@ -43,7 +42,7 @@ def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], NDArray[np.bool
     return values[: losses.numel()].reshape(losses.shape), np.isfinite(values[losses.numel() :])
 
 
-def _sum(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sum(values: Floats) -> Floats:
     """Over the last axis, one term after another: zeros at its end, which stand for padding, change
     no bit."""
     return values.cumsum(-1)[..., -1] if values.shape[-1] else np.zeros(values.shape[:-1])
@@ -157,14 +156,12 @@ class Engine:
             if (was := found.get(name, "missing")) != (must := wanted.get(name, "missing")):
                 raise FedsimError(f"the shift of a correction: {name} is {was}; must be {must}")
 
-    def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
+    def losses(self, params: Params, positions: Sequence[Ints]) -> Floats:
         """Mean cross-entropy of `params` in eval mode over each list of positions in `data`
         [len(positions)]; of none, nan. All lists pass through the model together."""
         return self._means(params, positions, self.backend.cross_entropies)
 
-    def accuracies(
-        self, params: Params, positions: Sequence[NDArray[np.int64]]
-    ) -> NDArray[np.float64]:
+    def accuracies(self, params: Params, positions: Sequence[Ints]) -> Floats:
         """Accuracy of `params` in eval mode over each list of positions in `data` [len(positions)];
         of none, nan."""
         return self._means(params, positions, self.backend.hits)
@@ -172,9 +169,9 @@ class Engine:
     def _means(
         self,
         params: Params,
-        positions: Sequence[NDArray[np.int64]],
+        positions: Sequence[Ints],
         values: Callable[[Tensor, Tensor], Tensor],
-    ) -> NDArray[np.float64]:
+    ) -> Floats:
         own = ByClient.of(positions)
         sizes, chosen = own.sizes, own.flat
         if not len(chosen):
@@ -188,14 +185,14 @@ class Engine:
         with np.errstate(invalid="ignore"):
             return totals / sizes
 
-    def _labels(self, positions: NDArray[np.int64], true: Tensor | None = None) -> Tensor:
+    def _labels(self, positions: Ints, true: Tensor | None = None) -> Tensor:
         y = self.data.y if true is None else true
         return y[to_device(torch.as_tensor(positions), y.device)]
 
     def client_gradients(
         self,
         params: Params,
-        positions: Sequence[NDArray[np.int64]],
+        positions: Sequence[Ints],
         names: Sequence[str] | None = None,
     ) -> Iterator[Tensor]:
         """For each list of positions in `data`, the gradient of its mean cross-entropy in eval
@@ -223,7 +220,7 @@ class Engine:
         found = torch.stack([correct.double(), loss]).tolist()  # one copy from a GPU
         return Evaluation(found[0] / len(y), found[1] / len(y)), hits
 
-    def hits(self, params: Params, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def hits(self, params: Params, positions: Ints) -> Bools:
         """Which of the samples at these positions in `data` are classified correctly, by their true
         labels."""
         labels = self._labels(positions, self.data.true_y)

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 from annotated_types import Interval
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import check, positive, rule
 from fedsim.core.parameters import NonNegative, Positive, Problems, parameters
 from fedsim.core.types import Stack
@@ -100,7 +100,7 @@ class SGD(LocalOptimizer):
         """Of the state of `recorded_step`, each as the parameters; the first is the momentum."""
         return 1 if self.momentum else 0
 
-    def scalars(self, lr: float, steps: int) -> NDArray[np.float64]:
+    def scalars(self, lr: float, steps: int) -> Floats:
         """The numbers of each of so many steps [steps, 2] for `recorded_step`: lr, 1 - lr *
         weight_decay."""
         return np.tile([lr, 1 - lr * self.weight_decay], (steps, 1))
@@ -179,7 +179,7 @@ class Adam(LocalOptimizer):
 
     num_buffers = 2
 
-    def scalars(self, lr: float, steps: int) -> NDArray[np.float64]:
+    def scalars(self, lr: float, steps: int) -> Floats:
         """The numbers of steps t = 1, 2, ... [steps, 3] for `recorded_step`: lr / (1 - beta1^t), 1
         - beta2^t, 1 - lr * weight_decay. All clients start at t = 1; for one that has finished the
         state no longer matters."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import Problem, rule
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import UNCORRECTED, Correction, Ids, chosen, sizes_of
 
-Positions = NDArray[np.int64]
+Positions = Ints
 
 MAX_POSITIONS = 2**28
 """Of samples, in the schedule of a round: 2 GiB."""
@@ -46,7 +46,7 @@ class LocalWork:
         epochs, rest = divmod(self.num_steps(size), max(-(-size // self.batch_size), 1))
         return epochs * size + min(rest * self.batch_size, size)
 
-    def too_large(self, sizes: NDArray[np.int64], cohort_size: int) -> Problem | None:
+    def too_large(self, sizes: Ints, cohort_size: int) -> Problem | None:
         """The problem of a round whose schedule would not fit in memory, for clients with `sizes`
         samples [N]."""
         largest = int(sizes.max(initial=0))
@@ -76,9 +76,9 @@ class Schedule:
     added to the gradients.
     """
 
-    positions: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    keys: NDArray[np.int64] | None
+    positions: Ints
+    counts: Ints
+    keys: Ints | None
     lr: float
     correction: Correction = UNCORRECTED
 
@@ -86,17 +86,17 @@ class Schedule:
         return len(self.counts)
 
     @cached_property
-    def steps(self) -> NDArray[np.int64]:
+    def steps(self) -> Ints:
         """Optimiser steps of each client [K]."""
         return np.count_nonzero(self.counts, axis=1).astype(np.int64)
 
     @cached_property
-    def samples(self) -> NDArray[np.int64]:
+    def samples(self) -> Ints:
         """Samples that each client passes forward and backward [K]."""
         return self.counts.sum(1)
 
     @property
-    def mask(self) -> NDArray[np.bool_]:
+    def mask(self) -> Bools:
         """Which of `positions` are valid [K, S, B]."""
         return np.arange(self.positions.shape[2]) < self.counts[:, :, None]
 
@@ -105,7 +105,7 @@ class Schedule:
         """The largest batch of each step [S]."""
         return tuple(self.counts.max(0, initial=0).tolist())
 
-    def rows(self, rows: slice | NDArray[np.int64], *, padded: bool = False) -> "Schedule":
+    def rows(self, rows: slice | Ints, *, padded: bool = False) -> "Schedule":
         """Those clients, in this order, without the steps and columns that none of them uses;
         `padded`: with all columns, so that their batches have the shape that they have among all
         clients."""
@@ -138,7 +138,7 @@ def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
     )
 
 
-def _padded(array: NDArray[np.int64], *shape: int) -> NDArray[np.int64]:
+def _padded(array: Ints, *shape: int) -> Ints:
     """`array` [K, ...] with zeros behind its entries, up to `shape` in the axes from the second
     on."""
     return np.pad(
@@ -175,9 +175,7 @@ def make_schedule(
     return Schedule(batches, _counts(own.sizes, steps, work.batch_size), keys, lr)
 
 
-def _counts(
-    sizes: NDArray[np.int64], steps: NDArray[np.int64], batch_size: int
-) -> NDArray[np.int64]:
+def _counts(sizes: Ints, steps: Ints, batch_size: int) -> Ints:
     """Samples in each step of clients that make so many `steps` [K, S]; the last batch of an epoch
     may be short."""
     sizes, steps, step = sizes[:, None], steps[:, None], np.arange(steps.max(initial=0))
@@ -185,7 +183,7 @@ def _counts(
     return np.where(step < steps, np.minimum(sizes - step % per_epoch * batch_size, batch_size), 0)
 
 
-def _fill(batches: NDArray[np.int64], positions: Positions, rng: np.random.Generator) -> None:
+def _fill(batches: Ints, positions: Positions, rng: np.random.Generator) -> None:
     """One client's `batches` [steps, B]: shuffled epochs, cut into batches; its first position is
     the padding.
 
@@ -203,12 +201,12 @@ def _fill(batches: NDArray[np.int64], positions: Positions, rng: np.random.Gener
             flat[first:] = rng.permutation(positions)[: len(flat) - first]
 
 
-def mean_weights(counts: NDArray[np.int64], width: int) -> NDArray[np.float64]:
+def mean_weights(counts: Ints, width: int) -> Floats:
     """1 / count for valid samples and 0 for padding [..., width], for `counts` [...]."""
     return (np.arange(width) < counts[..., None]) / np.maximum(counts, 1)[..., None]
 
 
-def dropout_keys(keys: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
+def dropout_keys(keys: Ints, num_steps: int) -> Ints:
     """One 63-bit key for each step of clients [K, num_steps], from their own keys in the round
     [K]."""
     strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(_KEY_STRIDE)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Correction, Params, Stack
 from fedsim.engine.chain import Chain
@@ -190,7 +190,7 @@ def joint_gradients(
     data: ClientData,
     precision: Precision,
     params: Params,
-    positions: Sequence[NDArray[np.int64]],
+    positions: Sequence[Ints],
     names: Sequence[str],
     most_samples: int,
 ) -> Tensor:
@@ -222,7 +222,7 @@ def joint_gradients(
     return torch.where(to_device(filled, device), total, 0)
 
 
-def padded(positions: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def padded(positions: Sequence[Ints]) -> tuple[Ints, Floats]:
     """The lists as rows [K, W], W >= 1, and weights [K, W]: 1 / length within a list, 0 behind its
     end, where its own first position is repeated, so that a sample that is not finite stays with
     its list."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
+from fedsim.core.arrays import Floats
 from fedsim.core.configs import flat
 from fedsim.papers.examine import Evidence, below_zero, holds_for_most
 from fedsim.papers.judge import Judged, corrected
@@ -25,7 +26,7 @@ from fedsim.papers.tables import claims
 from fedsim.results.files import TRACE
 from fedsim.results.groups import sort_key
 from fedsim.results.reading import DamagedError, read_metrics
-from fedsim.results.runs import Floats, Run, tell_left_out
+from fedsim.results.runs import Run, tell_left_out
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
 from fedsim.results.table import Cell, Table, number
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import DataError
 
-Indices = NDArray[np.int64]
+Indices = Ints
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Labelled:
     """The data that a partition may use: `labels` [n], the number of classes, and `owners` [n] if
     there are any."""
 
-    labels: NDArray[np.int64]
+    labels: Ints
     num_classes: int
-    owners: NDArray[np.int64] | None = None
+    owners: Ints | None = None
 
 
 class Partition(ABC):
@@ -35,11 +35,11 @@ class Partition(ABC):
         divided in this way."""
 
 
-def largest_remainder(shares: NDArray[np.float64], total: int) -> NDArray[np.int64]:
+def largest_remainder(shares: Floats, total: int) -> Ints:
     """Integers [n] proportional to `shares` [n] with sum `total` (Hamilton's method; ties go to the
     lower index)."""
     quotas = shares / shares.sum() * total
-    counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
+    counts: Ints = np.floor(quotas).astype(np.int64)
     order = np.argsort(-(quotas - counts), kind="stable")
     counts[order[: total - counts.sum()]] += 1
     return counts
@@ -55,8 +55,6 @@ def require_samples(num_samples: int, num_clients: int, min_per_client: int, key
         )
 
 
-def shuffled_by_class(
-    labels: NDArray[np.int64], num_classes: int, rng: np.random.Generator
-) -> list[NDArray[np.int64]]:
+def shuffled_by_class(labels: Ints, num_classes: int, rng: np.random.Generator) -> list[Ints]:
     """For each class, the positions of its samples in random order."""
     return [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Ge, Le
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import DataError
 from fedsim.core.parameters import CountOrZero, Positive, parameters
 from fedsim.partitions.base import (
@@ -70,7 +70,7 @@ class DirichletClass(Partition):
         return [rng.permutation(np.concatenate(p)) for p in pieces]
 
 
-def _restricted(shares: NDArray[np.float64], has_room: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _restricted(shares: Floats, has_room: Bools) -> Floats:
     """`shares` [n] where `has_room` is true, else 0; equal ones there, or everywhere, if that
     leaves nothing."""
     kept = np.where(has_room, shares, 0.0)
@@ -109,7 +109,7 @@ class DirichletClient(Partition):
         return [np.array(p, dtype=np.int64) for p in parts]
 
 
-def _draw_class(probabilities: NDArray[np.float64], remaining: NDArray[np.int64], u: float) -> int:
+def _draw_class(probabilities: Floats, remaining: Ints, u: float) -> int:
     """The class at quantile `u` of `probabilities` [C], restricted to classes with samples
     remaining; uniform over these if all of their probabilities are 0."""
     weights = _restricted(probabilities, remaining > 0)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import DataError, rule
 from fedsim.core.parameters import Positive, Problems, parameters
 from fedsim.partitions.base import Indices, Labelled, Partition, require_samples, shuffled_by_class
@@ -55,9 +55,7 @@ class DirichletQP(Partition):
         remedy = "raise num_clients (100 rarely fails) or alpha, or set partition.fallback=nnls"
         raise DataError(f"partition.alpha={self.alpha}: {told}; {remedy}")
 
-    def _label_mixes(
-        self, b: NDArray[np.float64], num_clients: int, rng: np.random.Generator
-    ) -> NDArray[np.float64]:
+    def _label_mixes(self, b: Floats, num_clients: int, rng: np.random.Generator) -> Floats:
         """The label mixes Q [C, N] with columns of sum 1; the row of a class without samples is
         zero."""
         present = b > 0
@@ -72,9 +70,7 @@ class DirichletQP(Partition):
         return q
 
 
-def solve_sizes(
-    q: NDArray[np.float64], b: NDArray[np.float64], solver: str
-) -> NDArray[np.float64] | None:
+def solve_sizes(q: Floats, b: Floats, solver: str) -> Floats | None:
     """The x >= 0 [N] of least norm with Q x = b, verified; None if the solver finds none."""
     import cvxpy as cp
 
@@ -91,18 +87,16 @@ def solve_sizes(
     return sizes if np.abs(q @ sizes - b).max() <= TOLERANCE * b.max() else None
 
 
-def _least_squares_counts(q: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+def _least_squares_counts(q: Floats, b: Floats) -> Floats:
     from scipy.optimize import nnls
 
     sizes, _ = nnls(q, b)
-    counts: NDArray[np.float64] = q * sizes
+    counts: Floats = q * sizes
     totals = counts.sum(1, keepdims=True)
     return np.divide(counts, totals, out=np.zeros_like(counts), where=totals > 0) * b[:, None]
 
 
-def _assign_samples(
-    quotas: NDArray[np.float64], data: Labelled, rng: np.random.Generator
-) -> list[Indices]:
+def _assign_samples(quotas: Floats, data: Labelled, rng: np.random.Generator) -> list[Indices]:
     """Positions per client: floor(quotas) [C, N] random samples of each class; the rest go to
     random clients."""
     num_clients = quotas.shape[1]

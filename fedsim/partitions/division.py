@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Ints
 from fedsim.core.errors import DataError
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import ByClient, sizes_of
@@ -35,10 +35,10 @@ class Division:
     holdout: Sequence[Indices]
     validation: Indices
     public: Indices
-    histograms: NDArray[np.int64]
+    histograms: Ints
 
     @property
-    def sizes(self) -> NDArray[np.int64]:
+    def sizes(self) -> Ints:
         """Training samples n_k, [N]."""
         return sizes_of(self.train)
 
@@ -51,7 +51,7 @@ class Division:
             digest.update(np.ascontiguousarray(array, dtype="<i8").reshape(-1).data)
         return digest.hexdigest()
 
-    def _arrays(self) -> dict[str, NDArray[np.int64]]:
+    def _arrays(self) -> dict[str, Ints]:
         train, holdout = ByClient.of(self.train), ByClient.of(self.holdout)
         held = {
             "train": train.flat,

@@ -4,8 +4,8 @@ et al., 2017)."""
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import DataError
 from fedsim.core.parameters import Count, parameters
 from fedsim.partitions.base import (
@@ -72,7 +72,7 @@ class Shards(Partition):
         ]
 
 
-def _shards_per_class(sizes: NDArray[np.float64], num_shards: int) -> NDArray[np.int64]:
+def _shards_per_class(sizes: Floats, num_shards: int) -> Ints:
     """Number of shards of each class, proportional to the class sizes by largest remainder, at
     least one."""
     counts = np.maximum(largest_remainder(sizes, num_shards), 1)

@@ -20,9 +20,9 @@ from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
-from numpy.typing import NDArray
 from PIL import Image
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.disk import write_files
 from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.report.page import Look, make_looks
@@ -36,7 +36,7 @@ from fedsim.results.curves import (
 )
 from fedsim.results.groups import Group, Panel, show_labels
 from fedsim.results.measures import PHASE_SECONDS, measured, preferences
-from fedsim.results.runs import Floats, Run
+from fedsim.results.runs import Run
 from fedsim.results.table import Values, show_median_reached
 
 COLUMN, PAGE = 3.5, 7.16
@@ -323,7 +323,7 @@ DIVISION = ("cell", "dataset", "partition")
 def partitions_plot(panels: Sequence[Panel]) -> Plot | None:
     """The divisions at the first seed; None if none was saved. Panels with the same division share
     its map."""
-    shown: dict[str, NDArray[np.int64]] = {}
+    shown: dict[str, Ints] = {}
     for group in (group for panel in panels for group in panel.lines.values()):
         if (histograms := group.complete[0].histograms) is not None:
             labels = {

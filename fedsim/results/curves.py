@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.record import FINAL_WINDOW, PHASES
-from fedsim.results.runs import Floats, Run
+from fedsim.results.runs import Run
 
 SMOOTHED_FROM = 5 * FINAL_WINDOW
 """Rounds from which on accuracies are smoothed: in shorter runs the window would be most of the
@@ -52,7 +52,7 @@ class AccuracyCurve:
     it.
     """
 
-    rounds: NDArray[np.int64]
+    rounds: Ints
     raw: Floats
     smoothed: Floats
     low: Floats

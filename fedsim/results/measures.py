@@ -9,13 +9,13 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import floor
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_last
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import Group, Panel
-from fedsim.results.runs import Floats, Run, Seeds
+from fedsim.results.runs import Run, Seeds
 from fedsim.results.statistics import (
     MIN_SEEDS,
     UNBOUNDED,
@@ -134,7 +134,7 @@ def peak_selections(run: Run) -> float:
     return float(np.median(np.flatnonzero(counts == counts.max())))
 
 
-def _of_sizes(of: Callable[[NDArray[np.int64]], float]) -> Measure:
+def _of_sizes(of: Callable[[Ints], float]) -> Measure:
     """A statistic of the clients' numbers of training samples [N]; None if the partition was not
     saved."""
     return lambda run: None if run.histograms is None else float(of(run.histograms.sum(1)))
@@ -156,7 +156,7 @@ def _finite_mean(values: Floats) -> float | None:
     return float(finite.mean()) if len(finite) else None
 
 
-def _first_round(reached: NDArray[np.bool_]) -> float | None:
+def _first_round(reached: Bools) -> float | None:
     return float(np.argmax(reached)) + 1 if reached.any() else None
 
 

@@ -13,9 +13,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.results.groups import CEILING, CONTROL, NEW_GROUPS, REFERENCE, Group, Panel, class_of
 from fedsim.results.measures import finals, mean_final, measured, spent_to, total_cost
-from fedsim.results.runs import Floats, Seeds
+from fedsim.results.runs import Seeds
 from fedsim.results.statistics import (
     LEVEL,
     MIN_SEEDS,

@@ -22,12 +22,12 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats
 from fedsim.core.configs import LOADER, flat
 from fedsim.core.disk import read_regular
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import FINAL_WINDOW, LASTS, TOTALS, Record, mean_of_last
 
-Floats = NDArray[np.float64]
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 FINAL = ("done", "diverged")
 """Statuses of runs that have an end; runs of others go on with the same command."""

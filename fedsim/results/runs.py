@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.configs import IRRELEVANT, by_meaning, flat
 from fedsim.core.disk import open_regular, unwritable, write_atomically
 from fedsim.core.errors import FedsimError, printable
@@ -58,7 +58,6 @@ from fedsim.results.reading import (
     read_config,
     read_metrics,
 )
-from fedsim.results.reading import Floats as Floats
 
 
 class ReportError(FedsimError):
@@ -178,12 +177,12 @@ class Run:
         return self.columns[name]
 
     @cached_property
-    def selections(self) -> NDArray[np.int64]:
+    def selections(self) -> Ints:
         """Number of selections of each client, [N]."""
         return np.bincount(self.rounds.chosen[1], minlength=self.num_clients)
 
     @cached_property
-    def histograms(self) -> NDArray[np.int64] | None:
+    def histograms(self) -> Ints | None:
         """Training samples of each client by class, [N, C]; None if the partition was not saved."""
         return self._saved("histograms", PARTITION, "histograms", np.int64, 2)
 
@@ -194,7 +193,7 @@ class Run:
         return self._saved("client_accuracies", CLIENTS, "accuracy", np.float64)
 
     @cached_property
-    def imperfect(self) -> NDArray[np.int64] | None:
+    def imperfect(self) -> Ints | None:
         """Ids of the imperfect clients; None if all are honest."""
         return self._saved("imperfect", IMPERFECT, "clients", np.int64)
 

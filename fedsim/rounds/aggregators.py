@@ -6,15 +6,15 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import torch
 from annotated_types import Interval
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.context import RoundContext
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import SimulatedClock
+from fedsim.core.arrays import Floats
 from fedsim.core.flat import added, to_device, weighted_sums
 from fedsim.core.parameters import Positive, Problems, Stateful, parameters
-from fedsim.core.types import Cohort, Floats, Ids, Params, Stack
+from fedsim.core.types import Cohort, Ids, Params, Stack
 from fedsim.selectors.base import Selector
 
 Weighting = Literal["uniform", "by_size"]
@@ -75,9 +75,7 @@ class Aggregator(Stateful, ABC):
         arrived or not."""
 
     @abstractmethod
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         """The next global model from `params`, the present one. `weights` [K]: the selector's;
         None: its own."""
 
@@ -91,13 +89,13 @@ class Aggregator(Stateful, ABC):
         """The epsilon of differential privacy of the rounds so far; None where none holds."""
         return None
 
-    def weights(self, cohort: Cohort) -> NDArray[np.float64]:
+    def weights(self, cohort: Cohort) -> Floats:
         """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
         if self.weighting == "uniform":
             return np.full(len(cohort.ids), 1 / len(cohort.ids))
         return cohort.sizes / cohort.sizes.sum()
 
-    def mean_delta(self, cohort: Cohort, weights: NDArray[np.float64] | None) -> Params:
+    def mean_delta(self, cohort: Cohort, weights: Floats | None) -> Params:
         """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient.
 
         Of buffers, the mean under `averaging_weights`: importance weights, whose sum is one on
@@ -118,9 +116,7 @@ class Aggregator(Stateful, ABC):
         buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
         return {name: delta for name, delta in cohort.delta.items() if name not in buffers}, buffers
 
-    def averaging_weights(
-        self, cohort: Cohort, weights: NDArray[np.float64]
-    ) -> NDArray[np.float64]:
+    def averaging_weights(self, cohort: Cohort, weights: Floats) -> Floats:
         """`weights` [K] divided by their sum; the aggregator's own where one is negative or all are
         zero. `weights` itself where it sums to one up to rounding."""
         if (weights < 0).any() or not weights.any():
@@ -134,9 +130,7 @@ class FedAvg(Aggregator):
 
     is_mean = is_average = True
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         return added(params, self.mean_delta(cohort, weights))
 
 
@@ -146,9 +140,7 @@ class ServerOptimizer(Aggregator):
 
     is_mean = True
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         mean = self.mean_delta(cohort, weights)
         names = [name for name in params if name not in self.buffers]
         changes = self.changes(names, [mean[name] for name in names]) if names else []
@@ -245,9 +237,7 @@ class MIFA(Aggregator):
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
         self._lr = context.lr
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         if not len(self.rates):
             self.rates = np.full(len(self._sizes), np.nan)  # of clients that have not answered
         steps, buffers = self.parts(cohort)

@@ -3,8 +3,8 @@ from typing import Annotated
 
 import numpy as np
 from annotated_types import Interval
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Bools
 from fedsim.core.errors import floor, rule
 from fedsim.core.parameters import Problems, parameters
 
@@ -14,9 +14,7 @@ class Availability(ABC):
     selectors."""
 
     @abstractmethod
-    def available(
-        self, round: int, num_clients: int, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
         """Mask [num_clients] of the clients available in `round` (1-based); `rng` is a random
         stream of this round."""
 
@@ -24,9 +22,7 @@ class Availability(ABC):
 class Always(Availability):
     """All clients are available in every round."""
 
-    def available(
-        self, round: int, num_clients: int, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
         return np.ones(num_clients, dtype=bool)
 
 
@@ -39,9 +35,7 @@ class Bernoulli(Availability):
     def problems(self) -> Problems:
         yield rule(0 < self.probability <= 1, "probability", self.probability, "must lie in (0, 1]")
 
-    def available(
-        self, round: int, num_clients: int, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
         return rng.random(num_clients) < self.probability
 
 
@@ -56,9 +50,7 @@ class Intermittent(Availability):
 
     absent: Annotated[float, Interval(ge=0, lt=1)]
 
-    def available(
-        self, round: int, num_clients: int, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
         half = num_clients // 2
         group = np.arange(half) if round % 2 == 0 else np.arange(half, num_clients)
         num_absent = floor(self.absent * len(group))

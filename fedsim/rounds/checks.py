@@ -5,9 +5,9 @@ from typing import TypeGuard
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.types import Cohort, Ids, Params, Selection
 
@@ -126,7 +126,7 @@ def _model_fault(model: object, like: Params) -> str | None:
     return None
 
 
-def _is_numeric(value: object) -> TypeGuard[NDArray[np.float64]]:
+def _is_numeric(value: object) -> TypeGuard[Floats]:
     return isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
 
 

@@ -9,15 +9,15 @@ tenth, variance over clients).
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.record import KEY, MeasuredOn
-from fedsim.core.types import ByClient, Floats, Params
+from fedsim.core.types import ByClient, Params
 from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
 
-Owners = NDArray[np.int64] | None
+Owners = Ints | None
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class ClientAccuracy:
     it rests; the accuracy of a client with none is nan.
     """
 
-    samples: NDArray[np.int64]
-    groups: NDArray[np.int64]
-    positions: NDArray[np.int64] | None = None
-    counts: NDArray[np.int64] | None = None
+    samples: Ints
+    groups: Ints
+    positions: Ints | None = None
+    counts: Ints | None = None
 
-    def measure(self, engine: Engine, params: Params, test_hits: NDArray[np.bool_]) -> Floats:
+    def measure(self, engine: Engine, params: Params, test_hits: Bools) -> Floats:
         """The accuracy of `params` on each client [N]; `test_hits` says which test samples it
         classifies correctly."""
         hits = test_hits
@@ -54,7 +54,7 @@ class ClientAccuracy:
         return _divided((self.counts * np.nan_to_num(rates)).sum(1), self.samples)
 
 
-def by_labels(histograms: NDArray[np.int64], test_labels: NDArray[np.int64]) -> ClientAccuracy:
+def by_labels(histograms: Ints, test_labels: Ints) -> ClientAccuracy:
     """The test accuracy of each class, weighted by the share of that class in the client's training
     samples (`histograms` [N, C]): what is to be expected on test samples with the client's
     distribution of labels. Classes that the test set lacks are left out."""
@@ -65,7 +65,7 @@ def by_labels(histograms: NDArray[np.int64], test_labels: NDArray[np.int64]) -> 
 def client_accuracy(
     measured_on: MeasuredOn,
     division: Division,
-    test_labels: NDArray[np.int64],
+    test_labels: Ints,
     owners: Owners,
     test_owners: Owners,
 ) -> ClientAccuracy:
@@ -83,9 +83,7 @@ def client_accuracy(
     return ClientAccuracy(own.sizes, np.repeat(np.arange(len(own)), own.sizes), own.flat)
 
 
-def _clients_of_test_samples(
-    division: Division, owners: Owners, test_owners: Owners
-) -> NDArray[np.int64]:
+def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Owners) -> Ints:
     """The client whose owner each test sample has [n_test]; the number of clients where there is
     none."""
     if owners is None or test_owners is None:
@@ -103,7 +101,7 @@ def _clients_of_test_samples(
     )
 
 
-def aggregates(accuracies: Floats, selected: NDArray[np.bool_]) -> dict[str, float | None]:
+def aggregates(accuracies: Floats, selected: Bools) -> dict[str, float | None]:
     """`AGGREGATES` of the clients' accuracies [N], without those that are nan; None of no client.
 
     Every client counts once, whatever its size. `std` has the divisor N; a tenth is rounded up to
@@ -125,7 +123,7 @@ def _mean(values: Floats) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
-def _divided(totals: Floats, counts: NDArray[np.int64]) -> Floats:
+def _divided(totals: Floats, counts: Ints) -> Floats:
     shares = np.full(len(counts), np.nan)
     np.divide(totals, counts, out=shares, where=counts > 0)
     return shares

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
@@ -19,6 +18,7 @@ from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
 from fedsim.clients.local_results import Lent
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
+from fedsim.core.arrays import Bools, Floats
 from fedsim.core.errors import DivergedError
 from fedsim.core.record import KEY, Record
 from fedsim.core.rng import Purpose, Streams
@@ -113,7 +113,7 @@ class Simulation:
         self.simulated_time = 0.0
         self.observed = False
         self.started = False  # clients could be reached in some round
-        self.covered: NDArray[np.bool_] = np.zeros(components.population.num_clients, dtype=bool)
+        self.covered: Bools = np.zeros(components.population.num_clients, dtype=bool)
 
     def __iter__(self) -> Iterator[Record]:
         while self.round < self.components.population.num_rounds:
@@ -269,14 +269,14 @@ class Simulation:
                 own = [engine.data.train[i] for i in cohort.ids]
                 return torch.stack(list(engine.client_gradients(self.params, own)))
 
-        def average() -> NDArray[np.float64]:
+        def average() -> Floats:
             return aggregator.averaging_weights(
                 cohort, aggregator.weights(cohort) if weights is None else weights
             )
 
         population = self.components.population
 
-        def scales() -> NDArray[np.float64]:
+        def scales() -> Floats:
             equal = aggregator.weighting == "uniform"
             return np.ones(len(cohort.ids)) if equal else cohort.sizes / population.sizes.mean()
 
@@ -320,7 +320,7 @@ class Simulation:
         found = {f"{KEY}_{name}": value for name, value in of_clients.items()}
         return {"test_accuracy": evaluation.accuracy, "test_loss": evaluation.loss, **found}
 
-    def measure(self) -> tuple[Evaluation, NDArray[np.float64] | None]:
+    def measure(self) -> tuple[Evaluation, Floats | None]:
         """The global model on the test set, and its accuracy on each client [N]; None where that is
         not measured."""
         parts, test = self.components, self.components.server_data.test

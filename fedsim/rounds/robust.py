@@ -8,18 +8,18 @@ from typing import Annotated, ClassVar
 import numpy as np
 import torch
 from annotated_types import Ge, Interval, Le
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.context import RoundContext
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import SimulatedClock
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import check, floor, rule
 from fedsim.core.exact import mean_row, normal, row_sums, weighted_sum
 from fedsim.core.flat import added, flat_rows, split_flat, to_device, weighted_sums
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, parameters
 from fedsim.core.rng import Purpose
-from fedsim.core.types import Cohort, Floats, Ids, Params
+from fedsim.core.types import Cohort, Ids, Params
 from fedsim.rounds.aggregators import Aggregator, Weighting
 from fedsim.rounds.privacy import Accountant, why_no_epsilon
 from fedsim.selectors.base import Sampling, Selector
@@ -51,9 +51,7 @@ class TrimmedMean(Unweighted):
             text,
         )
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         num = len(cohort.ids)
         cut = min(floor(self.share * num), (num - 1) // 2)
         return added(
@@ -84,9 +82,7 @@ class Krum(Unweighted):
         text = f"must be at most {updates}, the updates of a round (cohort_size)"
         yield rule(self.m is None or self.m <= updates, "m", self.m, text)
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         num, rows = len(cohort.ids), cohort.updates
         near = max(num - max(min(self.f, (num - 3) // 2), 0) - 2, 0)
         squares = np.zeros((num, num))
@@ -115,9 +111,7 @@ class GeometricMedian(Aggregator):
     iterations: Annotated[int, Ge(1), Le(1000)]
     smoothing: Positive
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         own = self.averaging_weights(cohort, self.weights(cohort) if weights is None else weights)
         rows, used = cohort.updates, own
         for _ in range(self.iterations):
@@ -137,9 +131,7 @@ class NormClipping(Aggregator):
 
     norm: Positive
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         used = self.weights(cohort) if weights is None else weights
         steps, buffers = self.parts(cohort)
         changes = _clipped(steps, used, self.norm, params)
@@ -243,9 +235,7 @@ class DPFedAvg(Unweighted):
         self._rate = len(selected) / len(context.available) if is_fixed else self._usual_rate
         self._rng = context.streams.generator(Purpose.PRIVACY, context.round)
 
-    def aggregate(
-        self, params: Params, cohort: Cohort, weights: NDArray[np.float64] | None
-    ) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         self.rates.append(self._rate)
         divisor = self.denominator or self._expected
         if num := len(cohort.ids):

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
@@ -20,6 +18,7 @@ from fedsim.clients.system import SimulatedClock, System
 from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
+from fedsim.core.arrays import Ints
 from fedsim.core.errors import DataError, Problem, check
 from fedsim.core.rng import Purpose, Streams, UniformDraws
 from fedsim.core.types import Params, Population, sizes_of
@@ -55,11 +54,11 @@ class PreparedData:
     test: LabelledSamples
     num_classes: int
     input_shape: tuple[int, ...]
-    owners: NDArray[np.int64] | None
+    owners: Ints | None
     source: Mapping[str, str | None]
-    test_owners: NDArray[np.int64] | None = None
+    test_owners: Ints | None = None
 
-    def samples(self, positions: NDArray[np.int64]) -> Tensor:
+    def samples(self, positions: Ints) -> Tensor:
         """Training samples at `positions` [m], on the device [m, ...]."""
         if isinstance(self.x, SampleSource):
             return self.x.rows(positions).to(self.y.device)

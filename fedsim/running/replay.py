@@ -20,9 +20,10 @@ from scipy.stats import entropy
 
 from fedsim.clients.clients import Clients
 from fedsim.config.plan import Plan
+from fedsim.core.arrays import Floats
 from fedsim.core.record import Record
 from fedsim.core.rng import Purpose
-from fedsim.core.types import Cohort, Correction, Floats, Ids, Params, Selection
+from fedsim.core.types import Cohort, Correction, Ids, Params, Selection
 from fedsim.engine.engine import Engine
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare

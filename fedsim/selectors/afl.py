@@ -5,10 +5,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.core.parameters import NonNegative, Share, parameters
 from fedsim.selectors.base import (
     Clients,
-    Floats,
     Ids,
     Selection,
     Selector,

@@ -14,6 +14,7 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
 from fedsim.clients.system import Resources
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import (
     FedsimError,
     Problem,
@@ -40,7 +41,6 @@ from fedsim.core.parameters import (
 from fedsim.core.types import (
     Cohort,
     Evaluation,
-    Floats,
     Ids,
     Params,
     Population,

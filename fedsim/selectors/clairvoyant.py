@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le
 
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import DivergedError
 from fedsim.core.flat import flat_rows, split_flat
 from fedsim.core.parameters import Problems, parameters
-from fedsim.core.types import Cohort, Floats, Ids, Params, Selection, drop_nonfinite
+from fedsim.core.types import Cohort, Ids, Params, Selection, drop_nonfinite
 from fedsim.selectors.base import Clients, Selector, Signal, ascending, highest, rule
 from fedsim.selectors.shapley import average_model
 

@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.exact import arccos
-from fedsim.core.types import Floats, Ids, Positions
+from fedsim.core.types import Ids, Positions
 from fedsim.selectors.base import (
     Clients,
     Cohort,

@@ -3,10 +3,10 @@
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.selectors.base import (
     Clients,
     Cohort,
-    Floats,
     NonNegative,
     Selection,
     Selector,

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.selectors.base import (
     Clients,
-    Floats,
     Ids,
     Positions,
     Selection,

@@ -3,10 +3,10 @@ Selection", 2024, arXiv 2411.01240)."""
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.core.parameters import Problems, parameters
 from fedsim.selectors.base import (
     Clients,
-    Floats,
     Selection,
     Selector,
     Signal,

@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
 from fedsim.selectors.base import (
     Clients,
     Cohort,
-    Floats,
     Ids,
     Selection,
     Selector,

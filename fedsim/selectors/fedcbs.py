@@ -3,10 +3,10 @@ Learning via Class-Imbalance Reduction", ICML 2023)."""
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.core.exact import exp, log
 from fedsim.selectors.base import (
     Clients,
-    Floats,
     NonNegative,
     Selection,
     Selector,

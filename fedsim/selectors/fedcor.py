@@ -6,9 +6,10 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge, Le
 
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import DivergedError
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, Share, parameters
-from fedsim.core.types import Floats, Params, Selection
+from fedsim.core.types import Params, Selection
 from fedsim.selectors.base import (
     Clients,
     Selector,

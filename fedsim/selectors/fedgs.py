@@ -4,12 +4,11 @@ Availability", AAAI 2023)."""
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.parameters import CountOrZero, NonNegative, Positive, Problems, Share, parameters
 from fedsim.selectors.base import (
     Clients,
-    Floats,
     Ids,
     Selection,
     Selector,
@@ -88,7 +87,7 @@ class FedGS(Selector):
         return 2 * self.alpha / count * distances - growth[:, None] - growth[None, :]
 
 
-def shortest_paths(counts: NDArray[np.int64], epsilon: float, sigma2: float) -> Floats:
+def shortest_paths(counts: Ints, epsilon: float, sigma2: float) -> Floats:
     """Distances [n, n] in [0, 1] in the graph of n clients with the label counts `counts` [n, C]
     (Floyd, Warshall)."""
     numbers = counts.astype(np.float64)  # whole ones, whose products and sums are exact

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.types import Floats, Ids, Positions
+from fedsim.core.arrays import Floats
+from fedsim.core.types import Ids, Positions
 from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, parameters
 from fedsim.selectors.similarity import among, euclidean_distances, inner_products, with_latest
 

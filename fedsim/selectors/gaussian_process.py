@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.types import Floats, Positions
+from fedsim.core.arrays import Floats
+from fedsim.core.types import Positions
 
 Parameters = dict[
     str, Floats

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.local_results import row_blocks
+from fedsim.core.arrays import Floats
 from fedsim.core.exact import exp, log, mean_row, row_sums
 from fedsim.core.flat import split_flat
 from fedsim.core.parameters import Count, NonNegative, Positive, parameters
-from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection, Stack
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Selection, Stack
 from fedsim.selectors.base import (
     Clients,
     Selector,

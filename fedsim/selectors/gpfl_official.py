@@ -5,7 +5,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedsim.core.types import Cohort, Evaluation, Floats, Selection
+from fedsim.core.arrays import Floats
+from fedsim.core.types import Cohort, Evaluation, Selection
 from fedsim.selectors.base import (
     Clients,
     Count,

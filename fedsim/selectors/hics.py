@@ -7,10 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.exact import exp, log, mean_row
 from fedsim.core.flat import to_device
 from fedsim.core.parameters import Count, NonNegative, Positive, parameters
-from fedsim.core.types import Floats, Ids, Positions
+from fedsim.core.types import Ids, Positions
 from fedsim.selectors.base import (
     Clients,
     Cohort,

@@ -5,9 +5,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Floats, Ints
 from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, Signal, parameters
 from fedsim.selectors.tools import kl_divergences
 from fedsim.selectors.ward import cut_tree, ward_linkage
@@ -63,7 +63,7 @@ class LEFL(Selector):
         known = np.array(sorted(self.predictions), dtype=np.int64)
         self.strata[known] = self._cluster(known)
 
-    def _cluster(self, known: Ids) -> NDArray[np.int64]:
+    def _cluster(self, known: Ids) -> Ints:
         divergence = kl_divergences(torch.stack([self.predictions[int(i)] for i in known]), "sum")
         return cut_tree(
             ward_linkage(np.maximum(divergence + divergence.T, 0) / 2), self.population.cohort_size

@@ -3,8 +3,9 @@ Article Recommendation", WWW 2010), as a bandit over clients."""
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.core.parameters import NonNegative, Positive, parameters
-from fedsim.core.types import Cohort, Floats
+from fedsim.core.types import Cohort
 from fedsim.selectors.base import Clients, Selection, Selector, Server, Signal, ascending, highest
 
 

@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.flat import split_flat
-from fedsim.core.types import Cohort, Evaluation, Floats, Ids, Params, Selection
+from fedsim.core.types import Cohort, Evaluation, Ids, Params, Selection
 from fedsim.selectors.base import (
     Clients,
     Positive,

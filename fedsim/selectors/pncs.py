@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.compression import Compressor, Identity, Int8
+from fedsim.core.arrays import Floats
 from fedsim.core.parameters import CountOrZero, NonNegative, Positive, Problems, parameters
-from fedsim.core.types import Floats, Ids
+from fedsim.core.types import Ids
 from fedsim.selectors.base import (
     Clients,
     Problem,

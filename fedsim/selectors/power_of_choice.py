@@ -5,8 +5,9 @@ from typing import Literal
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.core.parameters import Problems, parameters
-from fedsim.core.types import Cohort, Floats, Ids, Selection
+from fedsim.core.types import Cohort, Ids, Selection
 from fedsim.selectors.base import (
     Clients,
     Selector,

@@ -13,10 +13,11 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge, Le
 
+from fedsim.core.arrays import Floats
 from fedsim.core.exact import log
 from fedsim.core.flat import added, weighted_sums
 from fedsim.core.parameters import NonNegative, Problems, Share, parameters
-from fedsim.core.types import Cohort, Floats, Ids, Params, Selection
+from fedsim.core.types import Cohort, Ids, Params, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule
 from fedsim.selectors.tools import clients_to_try
 

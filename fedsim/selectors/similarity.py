@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedsim.core.arrays import Floats
 from fedsim.core.exact import Factors, has_order, power, powers, row_sums
 from fedsim.core.flat import to_device
-from fedsim.core.types import Floats, Ids
+from fedsim.core.types import Ids
 
 Transform = Callable[[Tensor], Tensor]
 

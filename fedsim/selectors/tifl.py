@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
+from fedsim.core.arrays import Floats
 from fedsim.core.parameters import Count, Positive, Problems, parameters
 from fedsim.selectors.base import (
     Clients,
-    Floats,
     Ids,
     Selection,
     Selector,

@@ -8,20 +8,18 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.clients.clients import Clients
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import Problem, rule
 from fedsim.core.exact import exp
-from fedsim.core.types import Floats, Ids, Population, Positions
+from fedsim.core.types import Ids, Population, Positions
 from fedsim.selectors.base import MAX_BYTES
 from fedsim.selectors.similarity import inner_products
 
 
-def clients_to_try(
-    ids: Ids, known: NDArray[np.bool_], last_tried: NDArray[np.int64], round: int
-) -> Ids:
+def clients_to_try(ids: Ids, known: Bools, last_tried: Ints, round: int) -> Ids:
     """Those of the available `ids` that `round` is to select because nothing is `known` [N] of
     them, ascending.
 
@@ -62,7 +60,7 @@ def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
     return cross.neg_().add_(own[:, None]).div_(scale).numpy()
 
 
-def collect_label_counts(counts: NDArray[np.int64], clients: Clients) -> NDArray[np.int64]:
+def collect_label_counts(counts: Ints, clients: Clients) -> Ints:
     """`counts` [N, C] completed by the label counts of all available clients; each client is asked
     once.
 

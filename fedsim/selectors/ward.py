@@ -2,11 +2,10 @@
 this module."""
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import pdist
 
-from fedsim.core.types import Floats
+from fedsim.core.arrays import Floats, Ints
 from fedsim.selectors.tools import WardInput
 
 
@@ -26,7 +25,7 @@ def ward_linkage(distances: Floats, on: WardInput = "distances") -> Floats:
     return linkage(condensed.astype(np.float64, copy=False), method="ward")
 
 
-def cut_tree(tree: Floats, count: int) -> NDArray[np.int64]:
+def cut_tree(tree: Floats, count: int) -> Ints:
     """Cluster labels 0..M-1 [N] from cutting a linkage `tree` [N - 1, 4] into M <= `count`
     clusters."""
     if not len(tree):

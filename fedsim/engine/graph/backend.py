@@ -7,10 +7,9 @@ from functools import partial
 from itertools import groupby, zip_longest
 from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from fedsim.core.arrays import Ints
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
@@ -78,7 +77,7 @@ class Trainer:
         momentum = self.state.trained(self.state.buffers[0][:count]) if has_momentum else None
         return TrainingResult(delta, losses.transpose(1, 0, 2), momentum, finite)
 
-    def _bodies(self, number: int, counts: NDArray[np.int64], recorder: Recorder) -> list[Body]:
+    def _bodies(self, number: int, counts: Ints, recorder: Recorder) -> list[Body]:
         """Recordings of that program which make up the steps of clients with these `counts` [R,
         S]."""
         program, used = self.programs[number], counts.T[counts.any(0)]

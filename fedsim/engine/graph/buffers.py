@@ -8,11 +8,10 @@ that a round needs one copy to the device and a step one gather.
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedsim.core.arrays import Floats
 from fedsim.core.flat import flat_rows, split_flat, to_device
 from fedsim.core.types import Params, Stack
 from fedsim.engine.model import trained_names, traveling
@@ -158,7 +157,7 @@ class Tables:
         self._table.zero_()
         self.numbers.zero_()
 
-    def fill(self, schedule: Schedule, scalars: NDArray[np.float64]) -> None:
+    def fill(self, schedule: Schedule, scalars: Floats) -> None:
         """Put the schedule of K <= R clients with S' <= S steps and batches of B, and `scalars`
         [S', C], onto the device, without waiting: torch keeps the pinned memory until it is
         copied."""

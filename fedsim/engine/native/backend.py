@@ -9,9 +9,9 @@ from typing import Literal, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Ints
 from fedsim.core.errors import ConfigError, Problem, check
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import Backend, TrainingResult, Workload, workers_problem
@@ -118,7 +118,7 @@ class NativeBackend(Backend):
         return TrainingResult(delta, losses, momentum, finite)
 
     def gradients(
-        self, params: Params, positions: Sequence[NDArray[np.int64]], names: Sequence[str]
+        self, params: Params, positions: Sequence[Ints], names: Sequence[str]
     ) -> Iterator[Tensor]:
         calls = self._calls(params)
         for first in range(0, len(positions), self.workers):
@@ -127,9 +127,7 @@ class NativeBackend(Backend):
                 lambda chosen: self._mean_gradient(calls, chosen, names), some
             )
 
-    def forward(
-        self, params: Params, x: Tensor, positions: NDArray[np.int64] | None = None
-    ) -> Tensor:
+    def forward(self, params: Params, x: Tensor, positions: Ints | None = None) -> Tensor:
         x = x.contiguous()
         chosen = np.arange(len(x)) if positions is None else positions
         calls, num_classes = self._calls(params), len(params[self.chain.links[-1].weight])
@@ -155,9 +153,7 @@ class NativeBackend(Backend):
         for other in others:
             other.result()
 
-    def _mean_gradient(
-        self, calls: ChainCalls, chosen: NDArray[np.int64], names: Sequence[str]
-    ) -> Tensor:
+    def _mean_gradient(self, calls: ChainCalls, chosen: Ints, names: Sequence[str]) -> Tensor:
         found = {name: torch.zeros_like(value) for name, value in calls.params.items()}
         calls.gradient(_batches(self.x, self.y, chosen), found)
         return torch.cat([found[name].flatten() for name in names]).div_(max(len(chosen), 1))
@@ -166,7 +162,7 @@ class NativeBackend(Backend):
         return ChainCalls(self.chain, params, self.x.shape[1:])
 
 
-def _batches(x: Tensor, y: Tensor | None, chosen: NDArray[np.int64]) -> Work:
+def _batches(x: Tensor, y: Tensor | None, chosen: Ints) -> Work:
     """Samples at these positions in batches of `PRODUCT_ROWS`."""
     steps = -(-len(chosen) // PRODUCT_ROWS)
     positions = np.zeros((steps, PRODUCT_ROWS), np.int64)

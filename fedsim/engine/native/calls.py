@@ -15,6 +15,7 @@ import torch
 from numpy.typing import DTypeLike, NDArray
 from torch import Tensor
 
+from fedsim.core.arrays import Ints
 from fedsim.core.types import Params
 from fedsim.engine.chain import Chain, Link
 from fedsim.engine.native.library import library
@@ -137,10 +138,10 @@ class Work:
 
     x: Tensor
     y: Tensor | None
-    positions: NDArray[np.int64]
-    counts: NDArray[np.int64]
+    positions: Ints
+    counts: Ints
     losses: NDArray[Any]
-    keys: NDArray[np.int64] | None = None
+    keys: Ints | None = None
     threads: int = 1
 
 

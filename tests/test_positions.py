@@ -4,7 +4,7 @@ a count."""
 import numpy as np
 import pytest
 
-from fedsim.core.errors import ceil, floor
+from fedsim.core.rounding import ceil, floor
 from fedsim.core.types import ByClient, chosen, sizes_of
 from fedsim.selectors.base import leading
 

@@ -19,10 +19,10 @@ from annotated_types import Ge, Interval
 
 from fedsim.clients.devices import DeviceModel, Devices, Sigma
 from fedsim.core.arrays import Bools, Floats, Ints
-from fedsim.core.errors import ceil
 from fedsim.core.exact import exp
 from fedsim.core.parameters import NonNegative, Positive, parameters
 from fedsim.core.rng import Purpose, Streams
+from fedsim.core.rounding import ceil
 from fedsim.core.types import Ids, Work
 
 

@@ -16,7 +16,8 @@ from typing import Any, cast
 
 import fedsim
 from fedsim.commands.catalogue import Catalogue
-from fedsim.core.errors import FedsimError, nearest
+from fedsim.core.errors import FedsimError
+from fedsim.core.text import nearest
 from fedsim.running.process import World, exit_code, world
 
 

@@ -30,7 +30,8 @@ from fedsim.config.plan import Plan
 from fedsim.config.typecheck import DISTRIBUTION
 from fedsim.config.words import for_hydra, read_words
 from fedsim.core.disk import existing_folder, reading_problem, room_problem
-from fedsim.core.errors import ConfigError, DataError, Problem, command
+from fedsim.core.errors import ConfigError, DataError, Problem
+from fedsim.core.text import command
 from fedsim.data.base import Dataset
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.jobs.prepare import check_all, compose_words, prepare

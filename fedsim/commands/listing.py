@@ -14,7 +14,7 @@ from fedsim.commands.dispatch import MistakeError, entries, entry, wrap
 from fedsim.config.choice_files import other_names, spelt
 from fedsim.config.declared import ranges
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import command, nearest
+from fedsim.core.text import command, nearest
 
 SYMBOLS = (
     "What a method adds comes on top of K models down, K up and the training of the selected. B: bytes of a model, "

@@ -21,8 +21,9 @@ from fedsim.config.user_code import changed_since
 from fedsim.config.words import single_values
 from fedsim.core.configs import IRRELEVANT, flat, has_key, merged, placed
 from fedsim.core.disk import user_path
-from fedsim.core.errors import ConfigError, DataError, check, printable, rule
+from fedsim.core.errors import ConfigError, DataError, check, rule
 from fedsim.core.record import Record
+from fedsim.core.text import printable
 from fedsim.report.command import find_source
 from fedsim.results.reading import FINAL
 from fedsim.results.runs import ReportError, Run, read_source

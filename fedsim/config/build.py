@@ -25,7 +25,8 @@ from fedsim.config.typecheck import (
 )
 from fedsim.config.user_code import user_code
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import ConfigError, Problem, nearest
+from fedsim.core.errors import ConfigError, Problem
+from fedsim.core.text import nearest
 
 T = TypeVar("T")
 Node = Mapping[str, Any]

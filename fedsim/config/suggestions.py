@@ -14,7 +14,8 @@ from fedsim.config.sources import loader, on_search_path
 from fedsim.config.words import options, without_choice
 from fedsim.core.configs import SHORTHANDS, all_keys, has_key
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import Problem, nearest, rule
+from fedsim.core.errors import Problem, rule
+from fedsim.core.text import nearest
 
 OPTIONAL = ("preset", "cell")
 """Config groups of which no choice need be made: `preset=null`."""

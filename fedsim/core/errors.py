@@ -1,9 +1,6 @@
-"""Errors for users, each of which names the config key, its value, the violated rule and a remedy;
-their words."""
+"""Errors for users: each names the config key, its value, the violated rule and a remedy."""
 
 import math
-import os
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -99,46 +96,3 @@ def between(
 ) -> Problem | None:
     holds = low <= value < high if open_high else low <= value <= high
     return rule(holds, key, value, f"must lie in [{low:g}, {high:g}{')' if open_high else ']'}")
-
-
-def printable(text: str) -> str:
-    """`text` in one line; a character that cannot be printed as its escape sequence (`\\x1b`), so
-    that no control character of a config or a file reaches a terminal, a page or a table."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
-
-
-def printable_lines(text: str) -> str:
-    """The same line by line."""
-    return "\n".join(map(printable, text.split("\n")))
-
-
-def command(*words: str) -> str:
-    """A command for the user to type: behind `uv run`, if that has started this one."""
-    return shlex.join([*(("uv", "run") if "UV" in os.environ else ()), *words])
-
-
-TOLERANCE = 1e-9
-
-
-def floor(value: float) -> int:
-    """The integer below `value`, or `value` where it lies within 1e-9 below an integer: floor(.29 *
-    100) is 29."""
-    return math.floor(value + TOLERANCE)
-
-
-def ceil(value: float) -> int:
-    """The integer above `value`, or `value` where it lies within 1e-9 above one: ceil(1.1 * 100 /
-    10) is 11."""
-    return math.ceil(value - TOLERANCE)
-
-
-LIKE = 0.6  # the least share of characters in common, by difflib
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that is most like `word`, if one is."""
-    import difflib
-
-    return next(iter(difflib.get_close_matches(word, sorted(known), n=1, cutoff=LIKE)), None)

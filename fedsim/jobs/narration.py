@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
-from fedsim.core.errors import command
+from fedsim.core.text import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
 from fedsim.running.outcome import Outcome, outcome_on_file, worked_in

@@ -28,7 +28,7 @@ from rich.console import Console
 
 from fedsim.core.configs import flat
 from fedsim.core.disk import unwritable, user_path, write_files
-from fedsim.core.errors import printable_lines
+from fedsim.core.text import printable_lines
 from fedsim.papers import tables as papers
 from fedsim.papers.judge import correct, examine_all, verdicts_by_id
 from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions

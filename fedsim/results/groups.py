@@ -13,8 +13,8 @@ import numpy as np
 
 from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
 from fedsim.core.disk import conf_dir
-from fedsim.core.errors import printable
 from fedsim.core.server_data import declared_signals, server_data
+from fedsim.core.text import printable
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")

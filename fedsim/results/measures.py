@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.arrays import Bools, Floats, Ints
-from fedsim.core.errors import floor
 from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_last
+from fedsim.core.rounding import floor
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import Group, Panel
 from fedsim.results.runs import Run, Seeds

@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from fedsim.core.arrays import Floats, Ints
 from fedsim.core.configs import IRRELEVANT, by_meaning, flat
 from fedsim.core.disk import open_regular, unwritable, write_atomically
-from fedsim.core.errors import FedsimError, printable
+from fedsim.core.errors import FedsimError
+from fedsim.core.text import printable
 from fedsim.results.files import (
     CLIENTS,
     IMPERFECT,

@@ -14,7 +14,7 @@ import rich.table
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 
-from fedsim.core.errors import printable, printable_lines
+from fedsim.core.text import printable, printable_lines
 from fedsim.results.statistics import UNIT, Difference, Mean, Median, Share, estimate
 
 Format = str | Callable[[float], str]

@@ -5,8 +5,9 @@ import numpy as np
 from annotated_types import Interval
 
 from fedsim.core.arrays import Bools
-from fedsim.core.errors import floor, rule
+from fedsim.core.errors import rule
 from fedsim.core.parameters import Problems, parameters
+from fedsim.core.rounding import floor
 
 
 class Availability(ABC):

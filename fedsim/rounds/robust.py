@@ -14,11 +14,12 @@ from fedsim.clients.context import RoundContext
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import SimulatedClock
 from fedsim.core.arrays import Floats
-from fedsim.core.errors import check, floor, rule
+from fedsim.core.errors import check, rule
 from fedsim.core.exact import mean_row, normal, row_sums, weighted_sum
 from fedsim.core.flat import added, flat_rows, split_flat, to_device, weighted_sums
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, parameters
 from fedsim.core.rng import Purpose
+from fedsim.core.rounding import floor
 from fedsim.core.types import Cohort, Ids, Params
 from fedsim.rounds.aggregators import Aggregator, Weighting
 from fedsim.rounds.privacy import Accountant, why_no_epsilon

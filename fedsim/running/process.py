@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TypeVar
 
-from fedsim.core.errors import ConfigError, FedsimError, printable_lines
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.core.text import printable_lines
 
 TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # of mallopt
 T = TypeVar("T")

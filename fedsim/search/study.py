@@ -30,8 +30,9 @@ from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
 from fedsim.config.words import key_of, typed_in, values_of
 from fedsim.core.configs import SEEDS
-from fedsim.core.errors import ConfigError, Problem, at_least, check, command, rule
+from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.core.record import mean_of_last
+from fedsim.core.text import command
 from fedsim.jobs.sweep import Attempts
 from fedsim.results import reading
 from fedsim.results.reading import DamagedError, read_metrics

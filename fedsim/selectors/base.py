@@ -21,9 +21,7 @@ from fedsim.core.errors import (
     at_least,
     at_most,
     between,
-    ceil,
     check,
-    floor,
     positive,
     rule,
 )
@@ -38,6 +36,7 @@ from fedsim.core.parameters import (
     Stateful,
     parameters,
 )
+from fedsim.core.rounding import ceil, floor
 from fedsim.core.types import (
     Cohort,
     Evaluation,

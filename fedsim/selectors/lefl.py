@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.arrays import Floats, Ints
+from fedsim.core.arrays import Ints
 from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, Signal, parameters
 from fedsim.selectors.tools import kl_divergences
 from fedsim.selectors.ward import cut_tree, ward_linkage

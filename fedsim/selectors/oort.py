@@ -8,9 +8,9 @@ import numpy as np
 from annotated_types import Gt, Interval, Le
 
 from fedsim.core.arrays import Floats
-from fedsim.core.errors import floor
 from fedsim.core.exact import log, power
 from fedsim.core.parameters import Count, NonNegative, Share, parameters
+from fedsim.core.rounding import floor
 from fedsim.core.types import Cohort, Ids, Selection
 from fedsim.selectors.base import (
     Clients,

@@ -5,7 +5,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsim.core.arrays import Floats
 from fedsim.selectors.base import Clients, Count, Floats, Selection, Selector, Signal, parameters
 
 

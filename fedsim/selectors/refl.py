@@ -3,7 +3,6 @@
 
 import numpy as np
 
-from fedsim.core.arrays import Floats
 from fedsim.core.parameters import CountOrZero, parameters
 from fedsim.selectors.base import Clients, Floats, Ids, Selection, Selector, ascending, highest
 

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fedsim.core.errors import printable_lines
+from fedsim.core.text import printable_lines
 from fedsim.tracking.base import RunInfo, SweepPosition, Tracker
 from fedsim.tracking.tables import CONSOLE, accuracy_curve, closing_table, show_seconds, show_share
 

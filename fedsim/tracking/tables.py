@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.core.errors import printable, printable_lines
 from fedsim.core.record import FINAL_WINDOW, PHASES
+from fedsim.core.text import printable, printable_lines
 
 UNWRITABLE = (OSError, ValueError, AttributeError)
 """What a standard output raises that cannot be written, is closed, or is none at all (`fedsim

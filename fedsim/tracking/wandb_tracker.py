@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedsim.core.disk import remove_folder, write_atomically
-from fedsim.core.errors import Problem, check, command, positive, rule
+from fedsim.core.errors import Problem, check, positive, rule
+from fedsim.core.text import command
 from fedsim.results.files import WANDB_ID, json_ready
 from fedsim.tracking.base import RunInfo, Tracker
 

@@ -1,0 +1,37 @@
+"""Text for terminals, pages and messages."""
+
+import os
+import shlex
+from collections.abc import Iterable
+
+SIMILARITY = 0.6
+"""Smallest share of characters in common (by difflib) at which a word is suggested."""
+
+
+def printable(text: str) -> str:
+    """Return `text` in one line, with escape sequences for characters that cannot be printed.
+
+    No control character of a config or a file can then reach a terminal, a page or a table.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """Apply `printable` to each line."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def command(*words: str) -> str:
+    """Return a command that the user can type; it begins with `uv run` if this process did."""
+    prefix = ("uv", "run") if "UV" in os.environ else ()
+    return shlex.join([*prefix, *words])
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that is most similar to `word`; None if none is similar enough."""
+    import difflib
+
+    matches = difflib.get_close_matches(word, sorted(known), n=1, cutoff=SIMILARITY)
+    return matches[0] if matches else None

@@ -16,7 +16,7 @@ import torch
 
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.plan import Plan
-from fedsim.core.disk import room_problem
+from fedsim.core.disk import space_problem
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.jobs.sweep import require_room
 from fedsim.results.files import MODEL
@@ -65,7 +65,7 @@ def test_a_folder_that_takes_no_file_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    problem = room_problem("output_dir", tmp_path / "file" / "below", 1)
+    problem = space_problem("output_dir", tmp_path / "file" / "below", 1)
     assert problem is not None
     assert problem.rule.startswith(f"cannot write in {tmp_path / 'file'} (Not a directory)")
 

@@ -18,7 +18,7 @@ from fedsim.clients.context import Signal
 from fedsim.config.compose import search_path
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
-from fedsim.core.types import ByClient
+from fedsim.core.types import ClientPositions
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.report.figures import all_plots
@@ -98,7 +98,7 @@ def test_symmetric_labels_are_uniform_over_the_other_classes_and_a_lower_rate_is
 ):
     y, rows = torch.arange(20_000) % 5, np.arange(20_000)
     division = Division(
-        ByClient(rows, np.full(20, 1000)),
+        ClientPositions(rows, np.full(20, 1000)),
         [rows[:0]] * 20,
         rows[:0],
         rows[:0],

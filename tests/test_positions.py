@@ -5,15 +5,15 @@ import numpy as np
 import pytest
 
 from fedsim.core.rounding import ceil, floor
-from fedsim.core.types import ByClient, chosen, sizes_of
+from fedsim.core.types import ClientPositions, chosen, sizes_of
 from fedsim.selectors.base import leading
 
 LISTS = [np.array(own, np.int64) for own in ([4, 1], [], [7], [2, 9, 3], [])]
 
 
 def test_one_array_is_a_list_of_its_parts() -> None:
-    both = ByClient.of(LISTS)
-    assert ByClient.of(both) is both
+    both = ClientPositions.of(LISTS)
+    assert ClientPositions.of(both) is both
     assert (
         [own.tolist() for own in both]
         == [own.tolist() for own in LISTS]
@@ -28,14 +28,14 @@ def test_one_array_is_a_list_of_its_parts() -> None:
 
 @pytest.mark.parametrize("ids", [[3, 0, 1], [], [0, 1, 2, 3, 4], [4], [2, 2]])
 def test_rows_come_in_the_order_asked_for(ids: list[int]) -> None:
-    for arrays in (LISTS, ByClient.of(LISTS)):
+    for arrays in (LISTS, ClientPositions.of(LISTS)):
         assert [own.tolist() for own in chosen(arrays, np.array(ids, np.int64))] == [
             LISTS[i].tolist() for i in ids
         ]
 
 
 def test_each_is_cut_at_its_own_length() -> None:
-    head, rest = ByClient.of(LISTS).first(np.array([1, 0, 1, 2, 0]))
+    head, rest = ClientPositions.of(LISTS).first(np.array([1, 0, 1, 2, 0]))
     assert [own.tolist() for own in head] == [[4], [], [7], [2, 9], []]
     assert [own.tolist() for own in rest] == [[1], [], [], [3], []]
 

@@ -23,13 +23,13 @@ from torch import Tensor
 
 from fedsim.clients.compression import NUMBER, Compressor, Identity
 from fedsim.clients.context import RoundContext, Signal
-from fedsim.clients.local_results import Lent, LocalResults, row_norms
+from fedsim.clients.local_results import GuardedTensors, LocalResults, row_norms
 from fedsim.clients.system import Resources
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import FedsimError
 from fedsim.core.exact import length, mean_row, row_sums
 from fedsim.core.record import QUANTITIES
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Work, chosen, sizes_of
+from fedsim.core.types import Cohort, Evaluation, Exchange, Ids, Params, positions_of, sizes_of
 from fedsim.engine.engine import Engine
 
 WHOLE = Identity()
@@ -61,7 +61,7 @@ class Clients:
             params,
             first_model,
         )
-        self._lent = Lent(params)  # which a cohort's `start` is
+        self._lent = GuardedTensors(params)  # which a cohort's `start` is
         self._ledger, self._clock = context.ledger, context.clock
         self._losses, self._batch_losses = dict[int, float](), dict[int, float]()
         num = len(engine.data.train)
@@ -96,7 +96,7 @@ class Clients:
         """Mean cross-entropy of the current model on all local (evaluation) samples of each client
         [len(ids)]."""
         return self._report_losses(
-            ids, self._losses, lambda new: chosen(self._engine.data.evaluate, new)
+            ids, self._losses, lambda new: positions_of(self._engine.data.evaluate, new)
         )
 
     def batch_losses(self, ids: Ids) -> Floats:
@@ -111,7 +111,7 @@ class Clients:
         """Share of its local (evaluation) samples that the current model classifies rightly, of
         each client [len(ids)]; nan without any."""
         self._context.require(Signal.ACCURACIES)
-        positions = chosen(self._engine.data.evaluate, ids)
+        positions = positions_of(self._engine.data.evaluate, ids)
         with self._clock("ask"):
             accuracies = self._engine.accuracies(self._params, positions)
         self._exchange(ids, forward=positions.sizes, up=NUMBER)
@@ -346,7 +346,7 @@ class Clients:
         if self._context.simulated is None:
             return None
         busy, seconds = np.any(amounts, axis=0), np.zeros(len(ids))
-        work = Work(ids[busy], *(each[busy] for each in amounts))
+        work = Exchange(ids[busy], *(each[busy] for each in amounts))
         seconds[busy] = self._context.simulated.spend(work, answered=up is not None)
         return seconds
 

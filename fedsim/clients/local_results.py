@@ -11,7 +11,7 @@ from fedsim.core.types import Cohort, Ids, Params
 BLOCK_ENTRIES = 2**20  # entries of a block of rows, small enough for the processor's cache
 
 
-class Lent:
+class GuardedTensors:
     """Dictionaries of tensors that a part of the user's is given and others use, too, and which of
     the tensors it has modified in place.
 
@@ -55,7 +55,7 @@ class LocalResults:
 
     def __init__(self, num_clients: int) -> None:
         self._parts: list[Cohort] = []
-        self.lent = Lent()
+        self.lent = GuardedTensors()
         """The updates."""
         self._part, self._row = np.full((2, num_clients), -1)  # where the update of each client is
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.context import LabelledSamples, RoundContext, Signal
-from fedsim.clients.local_results import Lent
+from fedsim.clients.local_results import GuardedTensors
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort, Evaluation, Params
 from fedsim.engine.engine import Engine
@@ -29,7 +29,7 @@ class Server:
         self, engine: Engine, data: ServerData, context: RoundContext, params: Params
     ) -> None:
         self._engine, self._data, self._context, self._params = engine, data, context, params
-        self._lent = Lent()
+        self._lent = GuardedTensors()
 
     @cached_property
     def params(self) -> Params:

@@ -23,7 +23,7 @@ from fedsim.core.exact import exp
 from fedsim.core.parameters import NonNegative, Positive, parameters
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.rounding import ceil
-from fedsim.core.types import Ids, Work
+from fedsim.core.types import Exchange, Ids
 
 
 @parameters
@@ -75,7 +75,7 @@ class RoundClock:
         self._waiting: dict[int, float] = {}
         self.asked = 0.0
 
-    def spend(self, work: Work, *, answered: bool) -> Floats:
+    def spend(self, work: Exchange, *, answered: bool) -> Floats:
         """Seconds [n] that each client of an exchange takes for its `work`. The server waits for
         the slowest, unless the work is not `answered`: this delays the next answer of the
         client."""
@@ -90,7 +90,7 @@ class RoundClock:
         self.asked += float(seconds.max(initial=0.0))
         return seconds
 
-    def nominal(self, work: Work, factors: Floats | float = 1.0) -> Floats:
+    def nominal(self, work: Exchange, factors: Floats | float = 1.0) -> Floats:
         """Seconds [n] for `work` without latency, times the clients' `factors` of this round."""
         devices, ids = self._devices, work.ids
         samples = work.forward_samples + self._system.training_factor * work.train_samples
@@ -103,9 +103,9 @@ class RoundClock:
         nothing, received, sent = (np.full(len(ids), each) for each in (0, down, up))
         return Resources(
             download=self._system.latency
-            + self.nominal(Work(ids, received, nothing, nothing, nothing)),
-            training=self.nominal(Work(ids, nothing, nothing, samples, nothing)),
-            upload=self.nominal(Work(ids, nothing, nothing, nothing, sent)),
+            + self.nominal(Exchange(ids, received, nothing, nothing, nothing)),
+            training=self.nominal(Exchange(ids, nothing, nothing, samples, nothing)),
+            upload=self.nominal(Exchange(ids, nothing, nothing, nothing, sent)),
         )
 
     def race(self, ids: Ids, seconds: Floats, begun: float, wanted: int) -> tuple[Bools, float]:

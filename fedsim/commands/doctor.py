@@ -29,7 +29,7 @@ from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.config.typecheck import DISTRIBUTION
 from fedsim.config.words import for_hydra, read_words
-from fedsim.core.disk import existing_folder, reading_problem, room_problem
+from fedsim.core.disk import existing_folder, reading_problem, space_problem
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.text import command
 from fedsim.data.base import Dataset
@@ -151,7 +151,7 @@ def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
         if str(plan.settings.output_dir) not in told
     }
     for key, folder in sorted(used) + sorted({("cache_dir", plan.cache_dir) for plan in plans}):
-        if problem := room_problem(key, folder, BYTES_OF_RUN):
+        if problem := space_problem(key, folder, BYTES_OF_RUN):
             yield _found(warn, "disk", problem)
         else:
             free = shutil.disk_usage(existing_folder(folder)).free

@@ -48,7 +48,7 @@ def memory_of_machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def room_problem(key: str, folder: Path, need: int) -> Problem | None:
+def space_problem(key: str, folder: Path, need: int) -> Problem | None:
     """The problem of a `folder` to be made or written that has no room for `need` bytes, or None.
     It is tried out: permissions say little for the superuser and for network file systems."""
     place, needed = folder, f"need {need / 1e6:.1f} MB"

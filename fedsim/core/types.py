@@ -198,7 +198,7 @@ BY_CLIENT = (
 Weights = Floats | None
 
 
-def kept_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, Weights]:
+def keep_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, Weights]:
     """The clients that `keep` [K] names, at least one; the weights of these are scaled to keep
     their sum."""
     if weights is not None:
@@ -208,7 +208,7 @@ def kept_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, We
 
 
 def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, int]:
-    """As `kept_rows`, of the updates without nan and infinity, and how many the others were. Raises
+    """As `keep_rows`, of the updates without nan and infinity, and how many the others were. Raises
     `DivergedError` if no update is left."""
     keep = cohort.finite
     if keep is None:
@@ -224,10 +224,10 @@ def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, i
         raise DivergedError(
             "every update of the round holds a nan or infinity: a lower optimizer.lr may help"
         )
-    return *kept_rows(cohort, weights, keep), int((~keep).sum())
+    return *keep_rows(cohort, weights, keep), int((~keep).sum())
 
 
-def nobody(start: Params, trained: Sequence[str]) -> Cohort:
+def empty_cohort(start: Params, trained: Sequence[str]) -> Cohort:
     """Return the cohort of a round in which no update arrives."""
     none = np.empty(0, np.int64)
     delta = {name: value.new_empty(0, *value.shape) for name, value in start.items()}
@@ -235,7 +235,7 @@ def nobody(start: Params, trained: Sequence[str]) -> Cohort:
 
 
 @dataclass(frozen=True)
-class Work:
+class Exchange:
     """What each of n clients receives, computes and sends in one exchange with the server, all
     int64 [n]."""
 
@@ -257,7 +257,7 @@ class Evaluation:
 Positions = Ints
 
 
-class ByClient(Sequence[Positions]):
+class ClientPositions(Sequence[Positions]):
     """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes`
     [N]."""
 
@@ -266,9 +266,9 @@ class ByClient(Sequence[Positions]):
         self.ends: Ints = np.cumsum(sizes)
 
     @classmethod
-    def of(cls, arrays: Sequence[Positions]) -> "ByClient":
+    def of(cls, arrays: Sequence[Positions]) -> "ClientPositions":
         """`arrays` as they are if they are in one array already, else a copy."""
-        if isinstance(arrays, ByClient):
+        if isinstance(arrays, ClientPositions):
             return arrays
         sizes = np.array([len(own) for own in arrays], dtype=np.int64)
         return cls(np.concatenate([np.empty(0, np.int64), *arrays]), sizes)
@@ -289,27 +289,29 @@ class ByClient(Sequence[Positions]):
     def __iter__(self) -> Iterator[Positions]:
         return iter([self.flat[a:b] for a, b in pairwise([0, *self.ends.tolist()])])
 
-    def rows(self, ids: Ints) -> "ByClient":
+    def rows(self, ids: Ints) -> "ClientPositions":
         """Those of the clients `ids`, in this order."""
         if np.array_equal(ids, np.arange(len(self))):
             return self
         sizes = self.sizes[ids]
         where = np.repeat(self.ends[ids] - np.cumsum(sizes), sizes)
         where += np.arange(len(where))
-        return ByClient(self.flat[where], sizes)
+        return ClientPositions(self.flat[where], sizes)
 
-    def first(self, counts: Ints) -> tuple["ByClient", "ByClient"]:
+    def first(self, counts: Ints) -> tuple["ClientPositions", "ClientPositions"]:
         """The first `counts` [N] of each, and the rest of each."""
         within = np.arange(len(self.flat)) - np.repeat(self.ends - self.sizes, self.sizes)
         head = within < np.repeat(counts, self.sizes)
-        return ByClient(self.flat[head], counts), ByClient(self.flat[~head], self.sizes - counts)
+        return ClientPositions(self.flat[head], counts), ClientPositions(
+            self.flat[~head], self.sizes - counts
+        )
 
 
 def sizes_of(arrays: Sequence[Positions]) -> Ints:
     """The length of each [N]."""
-    return ByClient.of(arrays).sizes
+    return ClientPositions.of(arrays).sizes
 
 
-def chosen(arrays: Sequence[Positions], ids: Ints) -> ByClient:
+def positions_of(arrays: Sequence[Positions], ids: Ints) -> ClientPositions:
     """The arrays of the clients `ids`, in this order."""
-    return ByClient.of(arrays).rows(ids)
+    return ClientPositions.of(arrays).rows(ids)

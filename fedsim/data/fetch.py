@@ -7,7 +7,7 @@ from textwrap import shorten
 
 from filelock import FileLock
 
-from fedsim.core.disk import reading_problem, room_problem
+from fedsim.core.disk import reading_problem, space_problem
 from fedsim.core.errors import DataError, Problem
 
 STALL_SECONDS = 30.0
@@ -21,7 +21,7 @@ def source_problem(
     `missing()` names some, and there is no room for the `need` bytes (0: not known) of them."""
     between = [place for place in (folder, *folder.parents) if data_dir in place.parents]
     problem = reading_problem("data_dir", data_dir, between[::-1])
-    return problem or (room_problem("data_dir", data_dir, need) if missing() else None)
+    return problem or (space_problem("data_dir", data_dir, need) if missing() else None)
 
 
 def require_files(

@@ -15,7 +15,16 @@ from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.exact import log_softmax, row_sums
 from fedsim.core.flat import flat_rows, to_device
 from fedsim.core.rng import Streams
-from fedsim.core.types import ByClient, Cohort, Correction, Evaluation, Ids, Params, Stack, sizes_of
+from fedsim.core.types import (
+    ClientPositions,
+    Cohort,
+    Correction,
+    Evaluation,
+    Ids,
+    Params,
+    Stack,
+    sizes_of,
+)
 from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.model import has_batch_norm, has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
@@ -172,7 +181,7 @@ class Engine:
         positions: Sequence[Ints],
         values: Callable[[Tensor, Tensor], Tensor],
     ) -> Floats:
-        own = ByClient.of(positions)
+        own = ClientPositions.of(positions)
         sizes, chosen = own.sizes, own.flat
         if not len(chosen):
             return np.full(len(sizes), np.nan)

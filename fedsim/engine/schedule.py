@@ -10,7 +10,7 @@ import numpy as np
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import Problem, rule
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import UNCORRECTED, Correction, Ids, chosen, sizes_of
+from fedsim.core.types import UNCORRECTED, Correction, Ids, positions_of, sizes_of
 
 Positions = Ints
 
@@ -160,7 +160,7 @@ def make_schedule(
     a client's samples depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed,
     DROPOUT, round, client) and the step.
     """
-    own = chosen(positions, ids)
+    own = positions_of(positions, ids)
     steps = np.array([work.num_steps(size) for size in own.sizes.tolist()], dtype=np.int64)
     shape = len(ids), int(steps.max(initial=0))
     batches = np.zeros((*shape, min(work.batch_size, int(own.sizes.max(initial=0)))), np.int64)

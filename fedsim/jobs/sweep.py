@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
-from fedsim.core.disk import room_problem
+from fedsim.core.disk import space_problem
 from fedsim.core.errors import ConfigError, DataError, FedsimError, Problem, check
 from fedsim.core.parameters import Count, parameters
 from fedsim.core.record import Record
@@ -59,7 +59,7 @@ def output_problems(to_come: Iterable[Plan]) -> list[Problem]:
     return [
         problem
         for folder, need in needs.items()
-        if (problem := room_problem("output_dir", folder, need))
+        if (problem := space_problem("output_dir", folder, need))
     ]
 
 

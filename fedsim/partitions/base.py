@@ -31,7 +31,7 @@ class Partition(ABC):
         self, data: Labelled, num_clients: int, rng: np.random.Generator
     ) -> Sequence[Indices]:
         """`num_clients` disjoint arrays of positions in `data.labels`, one per client: a list, or a
-        `ByClient`, which is faster where clients are many. Raises `DataError` if the data cannot be
+        `ClientPositions`, which is faster where clients are many. Raises `DataError` if the data cannot be
         divided in this way."""
 
 

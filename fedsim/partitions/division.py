@@ -14,7 +14,7 @@ import numpy as np
 from fedsim.core.arrays import Ints
 from fedsim.core.errors import DataError
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import ByClient, sizes_of
+from fedsim.core.types import ClientPositions, sizes_of
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder
 from fedsim.partitions.server_split import ServerSplit
 
@@ -52,7 +52,7 @@ class Division:
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, Ints]:
-        train, holdout = ByClient.of(self.train), ByClient.of(self.holdout)
+        train, holdout = ClientPositions.of(self.train), ClientPositions.of(self.holdout)
         held = {
             "train": train.flat,
             "sizes": train.sizes,
@@ -81,8 +81,8 @@ class Division:
         match its hash."""
         try:
             with np.load(path, allow_pickle=False) as file:
-                train = ByClient(file["train"], file["sizes"])
-                holdout = ByClient(file["holdout"], file["holdout_sizes"])
+                train = ClientPositions(file["train"], file["sizes"])
+                holdout = ClientPositions(file["holdout"], file["holdout_sizes"])
                 division = cls(
                     train, holdout, file["validation"], file["public"], file["histograms"]
                 )
@@ -117,7 +117,7 @@ def divide(
     )
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
     own = _checked(parts, num_clients, len(rest), type(partition).__name__)
-    train, holdout = _hold_out(ByClient(rest[own.flat], own.sizes), holdout_share, streams)
+    train, holdout = _hold_out(ClientPositions(rest[own.flat], own.sizes), holdout_share, streams)
     cells = np.repeat(np.arange(num_clients) * data.num_classes, train.sizes)
     cells += data.labels[train.flat]
     counts = np.bincount(cells, minlength=num_clients * data.num_classes)
@@ -126,11 +126,11 @@ def divide(
     )
 
 
-def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> ByClient:
+def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> ClientPositions:
     """What a partition returned, which may be a user's class. Raises `DataError` unless it is as
     many arrays of different positions as there are clients; empty ones may be of any type."""
     told = f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); it"
-    if not isinstance(parts, ByClient):
+    if not isinstance(parts, ClientPositions):
         arrays = (
             [np.asarray(part) for part in parts]
             if isinstance(parts, Iterable)
@@ -140,7 +140,7 @@ def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> By
             if one.ndim != 1 or (len(one) and not np.issubdtype(one.dtype, np.integer)):
                 raise DataError(f"{told} returned one of {one.dtype} with the shape {one.shape}")
         parts = [one.astype(np.int64, copy=False) for one in arrays]
-    own = ByClient.of(parts)
+    own = ClientPositions.of(parts)
     found = np.zeros(num_samples, np.bool_)
     found[own.flat[(own.flat >= 0) & (own.flat < num_samples)]] = True
     num_different = int(np.count_nonzero(found))
@@ -188,7 +188,9 @@ def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
     return positions[np.sort(chosen)]
 
 
-def _hold_out(own: ByClient, fraction: float, streams: Streams) -> tuple[ByClient, ByClient]:
+def _hold_out(
+    own: ClientPositions, fraction: float, streams: Streams
+) -> tuple[ClientPositions, ClientPositions]:
     """The clients' training and held-out positions, `own` shuffled; one is left to train on, if
     there is any."""
     counts = np.minimum(
@@ -199,5 +201,7 @@ def _hold_out(own: ByClient, fraction: float, streams: Streams) -> tuple[ByClien
         clients.tolist(), streams.generators(Purpose.HOLDOUT, last=clients), strict=True
     ):
         rng.shuffle(own[client])
-    holdout, train = own.first(counts) if counts.any() else (ByClient(own.flat[:0], counts), own)
+    holdout, train = (
+        own.first(counts) if counts.any() else (ClientPositions(own.flat[:0], counts), own)
+    )
     return train, holdout

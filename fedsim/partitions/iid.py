@@ -9,7 +9,7 @@ from annotated_types import Interval
 from fedsim.core.errors import DataError
 from fedsim.core.exact import exp, log
 from fedsim.core.parameters import Count, parameters
-from fedsim.core.types import ByClient
+from fedsim.core.types import ClientPositions
 from fedsim.partitions.base import Indices, Labelled, Partition, largest_remainder, require_samples
 
 
@@ -57,7 +57,7 @@ class Natural(Partition):
     cap: Count | None
     keep: Literal["random", "first"]
 
-    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> ByClient:
+    def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> ClientPositions:
         if data.owners is None:
             remedy = "use one with owners, such as dataset=femnist, or dataset=parquet with dataset.client_column"
             raise DataError(
@@ -74,12 +74,12 @@ class Natural(Partition):
                 f"num_clients={num_clients}: {found} training samples; lower one of the two"
             )
         chosen = np.sort(rng.choice(eligible, num_clients, replace=False))
-        owned = ByClient(order, counts).rows(np.searchsorted(owners, chosen))
+        owned = ClientPositions(order, counts).rows(np.searchsorted(owners, chosen))
         if self.keep == "first":
             owned = self._capped(owned)
         for positions in owned:
             rng.shuffle(positions)
         return self._capped(owned)
 
-    def _capped(self, owned: ByClient) -> ByClient:
+    def _capped(self, owned: ClientPositions) -> ClientPositions:
         return owned if self.cap is None else owned.first(np.minimum(owned.sizes, self.cap))[0]

@@ -13,7 +13,7 @@ import numpy as np
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.record import KEY, MeasuredOn
-from fedsim.core.types import ByClient, Params
+from fedsim.core.types import ClientPositions, Params
 from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
 
@@ -79,7 +79,7 @@ def client_accuracy(
     if measured_on == "test":
         clients, num = _clients_of_test_samples(division, owners, test_owners), len(division.train)
         return ClientAccuracy(np.bincount(clients, minlength=num + 1)[:num], clients)
-    own = ByClient.of(division.holdout if measured_on == "holdout" else division.train)
+    own = ClientPositions.of(division.holdout if measured_on == "holdout" else division.train)
     return ClientAccuracy(own.sizes, np.repeat(np.arange(len(own)), own.sizes), own.flat)
 
 

@@ -15,7 +15,7 @@ from fedsim.clients.clients import Clients
 from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
 from fedsim.clients.ledger import Clock, Ledger
 from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
-from fedsim.clients.local_results import Lent
+from fedsim.clients.local_results import GuardedTensors
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
 from fedsim.core.arrays import Bools, Floats
@@ -31,8 +31,8 @@ from fedsim.core.types import (
     Selection,
     Weights,
     drop_nonfinite,
-    kept_rows,
-    nobody,
+    empty_cohort,
+    keep_rows,
 )
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
@@ -149,7 +149,7 @@ class Simulation:
             clock.enter("aggregate")
             parts.aggregator.begin_round(context, selection.ids)
             cohort, weights, num_dropped = self._finite(arrived)
-            arrivals = nobody(self.params, parts.engine.trained) if cohort is None else cohort
+            arrivals = empty_cohort(self.params, parts.engine.trained) if cohort is None else cohort
             params = self._aggregate(context, arrivals, weights)
         if cohort is not None:
             server = Server(parts.engine, parts.server_data, context, params)
@@ -245,7 +245,7 @@ class Simulation:
         if not in_time.any():
             return Arrivals(None, None, late, seconds)
         if len(late):
-            cohort, weights = kept_rows(cohort, weights, in_time)
+            cohort, weights = keep_rows(cohort, weights, in_time)
         return Arrivals(cohort, weights, late, seconds)
 
     def _finite(self, arrived: Arrivals) -> tuple[Cohort | None, Weights, int]:
@@ -286,7 +286,11 @@ class Simulation:
 
     def _aggregate(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Params:
         """The aggregator is given a copy of the present model, which it may work on in place."""
-        t, aggregator, updates = context.round, self.components.aggregator, Lent(cohort.delta)
+        t, aggregator, updates = (
+            context.round,
+            self.components.aggregator,
+            GuardedTensors(cohort.delta),
+        )
         if len(cohort.ids):
             cohort = self._combine(context, cohort, weights)
         check_combined(self.components.local_algorithm, t, cohort, updates.modified)

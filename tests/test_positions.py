@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedsim.core.rounding import ceil, floor
-from fedsim.core.types import ClientPositions, chosen, sizes_of
+from fedsim.core.types import ClientPositions, positions_of, sizes_of
 from fedsim.selectors.base import leading
 
 LISTS = [np.array(own, np.int64) for own in ([4, 1], [], [7], [2, 9, 3], [])]
@@ -29,7 +29,7 @@ def test_one_array_is_a_list_of_its_parts() -> None:
 @pytest.mark.parametrize("ids", [[3, 0, 1], [], [0, 1, 2, 3, 4], [4], [2, 2]])
 def test_rows_come_in_the_order_asked_for(ids: list[int]) -> None:
     for arrays in (LISTS, ClientPositions.of(LISTS)):
-        assert [own.tolist() for own in chosen(arrays, np.array(ids, np.int64))] == [
+        assert [own.tolist() for own in positions_of(arrays, np.array(ids, np.int64))] == [
             LISTS[i].tolist() for i in ids
         ]
 

@@ -23,9 +23,10 @@ from fedsim import Record, StopRun, compose, load_runs, load_summaries, run_expe
 from fedsim.api import experiments
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError
+from fedsim.results.archive import write_archive
 from fedsim.results.files import MODEL, HeldError, owned
 from fedsim.results.reading import read_metrics, read_summary
-from fedsim.results.runs import read_runs, write_archive
+from fedsim.results.runs import read_runs
 from fedsim.selectors.random import Random
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"

@@ -22,8 +22,9 @@ from fedsim.core.types import ClientPositions
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.report.figures import all_plots
+from fedsim.results.archive import write_archive
 from fedsim.results.reading import read_metrics
-from fedsim.results.runs import read_runs, write_archive
+from fedsim.results.runs import read_runs
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.selectors.full import Full

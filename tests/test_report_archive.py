@@ -13,15 +13,8 @@ import yaml
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.jobs.cli import run as fedsim_run
 from fedsim.results import measures
-from fedsim.results.runs import (
-    META,
-    PLACES,
-    TOLD,
-    ReportError,
-    read_archive,
-    read_runs,
-    write_archive,
-)
+from fedsim.results.archive import META, PLACES, TOLD, read_archive, write_archive
+from fedsim.results.runs import ReportError, read_runs
 from tests.report_toys import make_report, write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
 
@@ -163,7 +156,7 @@ def test_simulated_times_and_accuracies_of_clients_are_kept(
         assert (again.client_accuracies is None) == (run.client_accuracies is None)
         if run.client_accuracies is not None:
             np.testing.assert_array_equal(again.client_accuracies, run.client_accuracies)
-    monkeypatch.setattr("fedsim.results.runs.TOLD", TOLD[:-1])  # as an earlier version
+    monkeypatch.setattr("fedsim.results.archive.TOLD", TOLD[:-1])  # as an earlier version
     write_archive(runs, tmp_path / "runs", tmp_path / "earlier.parquet")
     assert [run.client_accuracies for run in read_archive(tmp_path / "earlier.parquet")] == [
         None
@@ -246,7 +239,7 @@ def test_archives_that_are_none_or_would_fill_the_memory(
         pq.write_table(sound.replace_schema_metadata({META: meta}), tmp_path / "b.parquet")
         with pytest.raises(ReportError, match=r"b\.parquet: "):
             read_archive(tmp_path / "b.parquet")
-    monkeypatch.setattr("fedsim.results.runs.MOST_VALUES", 10)
+    monkeypatch.setattr("fedsim.results.archive.MOST_VALUES", 10)
     with pytest.raises(ReportError, match=r"holds .* values, more than an archive that is read"):
         read_archive(tmp_path / "a.parquet")
 

@@ -14,9 +14,10 @@ import pytest
 
 from fedsim.commands.verify import differences
 from fedsim.results import measures
+from fedsim.results.archive import read_archive, write_archive
 from fedsim.results.groups import group_runs
 from fedsim.results.measures import values_by_seed
-from fedsim.results.runs import Run, read_archive, read_runs, write_archive
+from fedsim.results.runs import Run, read_runs
 from scripts.reproduction import pages as reproduction
 from scripts.reproduction import ship as ship_results
 from scripts.reproduction import tables as reproduction_tables

@@ -15,8 +15,9 @@ from fedsim.commands import show, verify
 from fedsim.config.user_code import changed_since, user_code
 from fedsim.core.errors import ConfigError
 from fedsim.jobs.cli import run
+from fedsim.results.archive import write_archive
 from fedsim.results.reading import read_summary
-from fedsim.results.runs import read_runs, write_archive
+from fedsim.results.runs import read_runs
 from tests.checkpoint_toys import Killed
 from tests.launcher_toys import plans_of, sent
 from tests.report_toys import make_report

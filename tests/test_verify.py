@@ -10,8 +10,9 @@ import torch
 
 from fedsim.commands.verify import run, spread
 from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.results.archive import write_archive
 from fedsim.results.reading import read_summary
-from fedsim.results.runs import read_runs, write_archive
+from fedsim.results.runs import read_runs
 from fedsim.running import provenance as module
 from tests.report_toys import change_run
 from tests.run_toys import Run, folders

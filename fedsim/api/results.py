@@ -22,7 +22,8 @@ from fedsim.results.ablations import find_ablations
 from fedsim.results.files import MODEL
 from fedsim.results.groups import group_runs
 from fedsim.results.reading import read_metrics
-from fedsim.results.runs import Run, read_source
+from fedsim.results.runs import Run
+from fedsim.results.sources import read_source
 from fedsim.tracking.tables import show_share
 
 if TYPE_CHECKING:

@@ -38,10 +38,12 @@ from fedsim.report.page import OPENING, html_page
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.tables import all_tables, by_group
 from fedsim.results.ablations import Ablation, find_ablations
+from fedsim.results.archive import write_archive
 from fedsim.results.files import OutputError
 from fedsim.results.groups import Group, Panel, distinct, group_runs, make_panels
 from fedsim.results.ranking import Comparison, compare
-from fedsim.results.runs import ReportError, Run, read_source, write_archive
+from fedsim.results.runs import ReportError, Run
+from fedsim.results.sources import read_source
 from fedsim.results.table import Table, table_files
 from fedsim.tracking.tables import Output
 

@@ -29,8 +29,9 @@ from PIL import Image
 
 from fedsim.core.record import FINAL_WINDOW, KEY
 from fedsim.report.command import report
+from fedsim.results.archive import TOLD, read_archive, write_archive
 from fedsim.results.reading import FINAL
-from fedsim.results.runs import TOLD, ReportError, Run, read_archive, read_runs, write_archive
+from fedsim.results.runs import ReportError, Run, read_runs
 from scripts.reproduction import pages, verdicts
 from scripts.reproduction.shipped import RESULTS, read_shipped
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from fedsim.papers.judge import Judged, correct, examine_all
 from fedsim.papers.published import Publication
+from fedsim.results.archive import read_archive
 from fedsim.results.groups import Group, group_runs
-from fedsim.results.runs import read_archive
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRESETS = RESULTS.parents[1] / "conf" / "preset"

@@ -1,81 +1,55 @@
-"""Every entry of docs/mutants.yaml still applies to the code; which random mutants there are. None
-is run here: scripts/mutants.py does that."""
+"""scripts/mutants.py: which mutants a file has. No mutant is run here."""
 
-import shlex
-from pathlib import Path
+import ast
 
-import pytest
 import yaml
 
-from scripts import random_mutants
-from scripts.mutants import ROOT, SURVIVORS, Mutant, complaint, mutants
+from scripts.mutants import ROOT, SURVIVORS, Mutant, mutants_of
+
+SOURCE = '''\
+LIMIT: int = 3
 
 
-def test_every_mutant_applies() -> None:
-    stale = [told for mutant in mutants() if (told := complaint(mutant, ROOT))]
-    assert not stale, "\n".join([f"{len(stale)} stale entries in docs/mutants.yaml:", *stale])
-
-
-def test_survivors_have_a_reason_and_the_files_of_all_are_there() -> None:
-    known = yaml.safe_load(SURVIVORS.read_text(encoding="utf-8"))
-    assert all(
-        reason and (ROOT / told.partition(": ")[0]).is_file() for told, reason in known.items()
-    )
-    files = {
-        word.partition("::")[0]
-        for m in mutants()
-        for word in shlex.split(m.tests)
-        if word.startswith("tests/")
-    }
-    assert [file for file in sorted(files) if not (ROOT / file).exists()] == []
-
-
-def test_what_is_stale_is_told(tmp_path: Path) -> None:
-    (tmp_path / "one.py").write_text("a = 1\nb = 1\n", encoding="utf-8")
-    told = [
-        complaint(Mutant("one.py", old, "c", "tests"), tmp_path) for old in ("a = 1", "gone", "= 1")
-    ]
-    assert told == [
-        "",
-        "one.py: 'gone' occurs 0 times",
-        "one.py: '= 1' occurs 2 times",
-    ]
-    assert (
-        complaint(Mutant("two.py", "a = 1", "c", "tests"), tmp_path)
-        == "two.py: there is no such file"
-    )
-
-
-CODE = """
-ANNOTATED: int = 3
-
-class A:
-    def f(self, x: int = 1) -> bool:
-        \"\"\"Up to 4.\"\"\"
+class Box:
+    def size(self, x: int = 1) -> bool:
+        """Up to 4."""
         assert x > 5
         if not x:
             raise ValueError(f"{x + 6}")
-        return min(x, 0.0) < -x * 7 or self.g(strict=True)
-"""
+        return min(x, 0.0) < -x * 7 or self.size(strict=True)
+'''
+RETURN = "min(x, 0.0) < -x * 7 or self.size(strict=True)"
 
 
-def test_random_mutants_are_of_what_is_computed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(random_mutants, "ROOT", tmp_path)
-    (tmp_path / "one.py").write_text(CODE, encoding="utf-8")
-    found = [make() for make in random_mutants.candidates(tmp_path / "one.py")]
-    changed = [one.told.removeprefix("one.py: ").removesuffix(" in f") for one in found]
-    whole, product = "min(x, 0.0) < -x * 7", "-x * 7"
-    assert changed == [
-        "`not x` to `not not x`",
-        f"`{whole} or self.g(strict=True)` to `{whole} and self.g(strict=True)`",
-        f"`{whole}` to `min(x, 0.0) <= {product}`",
-        f"`{whole}` to `min(x, 0.0) > {product}`",
-        "`min` to `max`",
-        "`0.0` to `1.0`",
-        f"`{product}` to `-x / 7`",
-        "`-x` to `+x`",
-        "`7` to `8`",
+def changed_text(mutant: Mutant) -> str:
+    """Return the condition, or the returned expression, whichever a mutant changes."""
+    function = ast.parse(mutant.source).body[-1].body[0]  # type: ignore[attr-defined]
+    condition = ast.unparse(function.body[2].test)
+    return condition if condition != "not x" else ast.unparse(function.body[3].value)
+
+
+def test_mutants_change_what_a_function_computes_and_nothing_else() -> None:
+    changes = [(m.line, m.kind, changed_text(m)) for m in mutants_of("box.py", SOURCE)]
+    assert changes == [
+        (8, "boolean: without not", "x"),
+        (10, "boolean: or to and", RETURN.replace(" or ", " and ")),
+        (10, "compare: < to <=", RETURN.replace("<", "<=")),
+        (10, "compare: < to >", RETURN.replace("<", ">")),
+        (10, "name: min to max", RETURN.replace("min", "max")),
+        (10, "constant: 0.0 to 1.0", RETURN.replace("0.0", "1.0")),
+        (10, "arithmetic: * to /", RETURN.replace("*", "/")),
+        (10, "arithmetic: without minus", RETURN.replace("-x", "x")),
+        (10, "constant: 7 to 8", RETURN.replace("7", "8")),
     ]
-    assert {one.lines for one in found} == {(8, 8), (10, 10)}
+
+
+def test_methods_are_named_with_their_class() -> None:
+    assert {mutant.function for mutant in mutants_of("box.py", SOURCE)} == {"Box.size"}
+
+
+def test_each_accepted_survivor_is_a_mutant_and_has_a_reason() -> None:
+    for entry in yaml.safe_load(SURVIVORS.read_text(encoding="utf-8")):
+        source = (ROOT / entry["file"]).read_text(encoding="utf-8")
+        mutants = {(m.function, m.kind) for m in mutants_of(entry["file"], source)}
+        assert (entry["function"], entry["kind"]) in mutants, entry
+        assert entry["reason"]

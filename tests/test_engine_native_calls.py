@@ -13,7 +13,7 @@ from torch import nn
 
 from fedsim.core.types import Params
 from fedsim.engine.chain import any_chain
-from fedsim.engine.native.calls import ChainCalls, Rule, Work, cross_entropies, hits
+from fedsim.engine.native.calls import ChainCalls, SampleBatches, SgdRule, cross_entropies, hits
 
 pytestmark = pytest.mark.usefixtures("compiled")
 NUM_SAMPLES, CLASSES, STEPS, WIDTH = 20, 3, 2, 5
@@ -52,7 +52,7 @@ class Calls:
         assert chain is not None
         params = {key: value.detach() for key, value in model.named_parameters()}
         self.calls = ChainCalls(chain, params, (1, 8, 8))
-        self.work = Work(
+        self.work = SampleBatches(
             x=torch.randn(NUM_SAMPLES, 1, 8, 8, generator=generator, dtype=torch.float64),
             y=torch.randint(CLASSES, (NUM_SAMPLES,), generator=generator),
             positions=rng.permuted(np.tile(np.arange(NUM_SAMPLES), (len(counts), 1)), axis=1)[
@@ -67,19 +67,19 @@ class Calls:
         return {key: torch.zeros_like(value) for key, value in self.calls.params.items()}
 
 
-def train(calls: Calls, work: Work) -> list[Any]:
+def train(calls: Calls, work: SampleBatches) -> list[Any]:
     delta, velocity = calls.zeros(), calls.zeros()
-    calls.calls.train(work, Rule(0.1, 0.01, 0.9), delta, velocity)
+    calls.calls.train(work, SgdRule(0.1, 0.01, 0.9), delta, velocity)
     return [*delta.values(), *velocity.values(), work.losses]
 
 
-def gradient(calls: Calls, work: Work) -> list[Any]:
+def gradient(calls: Calls, work: SampleBatches) -> list[Any]:
     result = calls.zeros()
     calls.calls.gradient(work, result)
     return [*result.values(), work.losses]
 
 
-def outputs(calls: Calls, work: Work) -> list[Any]:
+def outputs(calls: Calls, work: SampleBatches) -> list[Any]:
     result = torch.zeros(int(work.counts.sum()), CLASSES, dtype=torch.float64)
     calls.calls.outputs(work, result)
     return [result]
@@ -87,7 +87,7 @@ def outputs(calls: Calls, work: Work) -> list[Any]:
 
 WITH_LABELS = [train, gradient]
 ALL = [*WITH_LABELS, outputs]
-Call = Callable[[Calls, Work], list[Any]]
+Call = Callable[[Calls, SampleBatches], list[Any]]
 WRONG = [
     *(("y", label) for label in (-1, 3, 2**62, -100)),
     *(("positions", position) for position in (-1, NUM_SAMPLES, 2**62, -(2**62))),
@@ -145,7 +145,7 @@ def test_results_of_other_shapes_or_types_are_refused() -> None:
     results = {**calls.zeros(), "1.weight": torch.zeros(64, 20).double().T}
     rule = "1.weight must be .* not contiguous"
     with pytest.raises(ValueError, match=rule):
-        calls.calls.train(calls.work, Rule(0.1, momentum=0.9), calls.zeros(), results)
+        calls.calls.train(calls.work, SgdRule(0.1, momentum=0.9), calls.zeros(), results)
     with pytest.raises(ValueError, match=rule):
         calls.calls.gradient(calls.work, results)
     with pytest.raises(ValueError, match=r"result must be .* \(8, 3\)"):
@@ -167,7 +167,9 @@ def test_losses_of_logits() -> None:
     chain, x, labels = any_chain(model), 9 * torch.randn(150, 9), torch.randint(7, (150,))
     assert chain is not None
     calls = ChainCalls(chain, dict(model.named_parameters()), (9,))
-    work = Work(x, labels, np.arange(150)[None], np.array([150]), np.zeros((1, 150), np.float32))
+    work = SampleBatches(
+        x, labels, np.arange(150)[None], np.array([150]), np.zeros((1, 150), np.float32)
+    )
     logits = torch.zeros(150, 7)
     calls.outputs(work, logits)
     calls.gradient(work, {name: torch.zeros_like(value) for name, value in calls.params.items()})
@@ -205,7 +207,7 @@ def test_hits_of_logits() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_training_says_whether_its_change_is_finite(bad: float) -> None:
     calls = Calls()
-    rule, results = Rule(0.1, 0.01), calls.zeros()
+    rule, results = SgdRule(0.1, 0.01), calls.zeros()
     assert calls.calls.train(calls.work, rule, results, None)
     calls.work.x[calls.work.positions[0, 0]] = bad
     assert not calls.calls.train(calls.work, rule, results, None)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedsim.core.errors import DivergedError
 from fedsim.core.flat import as_columns, flat_rows, split_flat
 from fedsim.core.types import Cohort, drop_nonfinite
-from fedsim.engine.engine import fetched
+from fedsim.engine.backend import fetched
 from fedsim.rounds.aggregators import FedAvg
 from fedsim.rounds.checks import require_finite
 from tests.card_runs import order_of_torch

@@ -15,8 +15,8 @@ from fedsim.engine.optimizers import (
     Constant,
     Cosine,
     Exponential,
+    LearningRateSchedule,
     LocalOptimizer,
-    Schedule,
     Step,
 )
 
@@ -155,7 +155,7 @@ def test_values_out_of_range_are_told_together(
 # --- schedules -------------------------------------------------------------------------------------------------------
 
 
-def factors(schedule: Schedule, num_rounds: int) -> list[float]:
+def factors(schedule: LearningRateSchedule, num_rounds: int) -> list[float]:
     return [schedule.factor(t, num_rounds) for t in range(1, num_rounds + 1)]
 
 

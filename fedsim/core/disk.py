@@ -48,6 +48,11 @@ def memory_of_machine() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def space_problem(key: str, folder: Path, need: int) -> Problem | None:
     """The problem of a `folder` to be made or written that has no room for `need` bytes, or None.
     It is tried out: permissions say little for the superuser and for network file systems."""

@@ -18,8 +18,7 @@ from fedsim.core.arrays import Ints
 from fedsim.core.flat import as_columns
 from fedsim.core.types import Params
 from fedsim.distributed.links import Message, Others
-from fedsim.engine.backend import Backend, TrainingResult
-from fedsim.engine.engine import concatenate_results
+from fedsim.engine.backend import Backend, TrainingResult, concatenate_results
 from fedsim.engine.schedule import Schedule
 
 Positions = Ints

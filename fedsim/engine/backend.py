@@ -8,14 +8,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.core.arrays import Bools
 from fedsim.core.errors import Problem, rule
+from fedsim.core.flat import flat_rows
 from fedsim.core.types import Params, Stack
-from fedsim.engine.chain import Chain, any_chain
+from fedsim.engine.chain import LayerChain, any_chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.optimizers import LocalOptimizer
 from fedsim.engine.schedule import Positions, Schedule
@@ -40,13 +43,13 @@ class Workload:
     total_steps: int = 0
 
     @cached_property
-    def chain(self) -> Chain | None:
+    def chain(self) -> LayerChain | None:
         """The model as a plain chain of layers, if it is one on samples of this shape."""
         chain, shape = any_chain(self.model), self.data.x.shape
         several_axes = shape[1:].numel() != shape[-1]
         return None if chain is not None and chain.flattens_late and several_axes else chain
 
-    def linear_chain(self, precision: str) -> Chain | None:
+    def linear_chain(self, precision: str) -> LayerChain | None:
         """The chain, if it is one of linear layers alone: its passes are written out, though not in
         bfloat16."""
         return (
@@ -62,8 +65,8 @@ class TrainingResult:
     travel, on the device; `losses` [K, S, B]: every sample's loss before the step that it was used
     in (anything where the schedule's mask is false); `momentum` [K, ...]: the optimiser's last
     momentum buffers, None where it has none; `finite` [K]: which rows of `delta` hold neither a nan
-    nor infinity, None where the backend leaves that to be found out (`fedsim.engine.engine.fetched`
-    fetches it together with the losses)."""
+    nor infinity, None where the backend leaves that to be found out (`fetched` fetches it
+    together with the losses)."""
 
     delta: Stack
     losses: NDArray[Any]
@@ -152,3 +155,33 @@ class Backend(ABC):
             if len(schedule) > 1
             else object()
         )
+
+
+def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], Bools | None]:
+    """The `losses` and `finite` of a `TrainingResult`, from a GPU in one copy, which the host waits
+    for once."""
+    if not losses.is_cuda:
+        return losses.numpy(), None
+    sums = flat_rows(delta).sum(
+        1
+    )  # finite exactly where all entries are, or they are so large that it is not
+    values = torch.cat([losses.flatten(), sums.to(losses.dtype)]).cpu().numpy()
+    return values[: losses.numel()].reshape(losses.shape), np.isfinite(values[losses.numel() :])
+
+
+def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> TrainingResult:
+    """Consecutive parts of a schedule, each of which was trained without the steps that none of its
+    clients makes."""
+    losses = np.zeros(schedule.positions.shape, parts[0].losses.dtype)
+    first = 0
+    for part in parts:
+        rows, steps, width = part.losses.shape
+        losses[first : first + rows, :steps, :width] = part.losses
+        first += rows
+    known = [part.finite for part in parts if part.finite is not None]
+    finite = np.concatenate(known) if len(known) == len(parts) else None
+    delta, momentum = (
+        {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
+        for stacks in ([part.delta for part in parts], [part.momentum or {} for part in parts])
+    )
+    return TrainingResult(delta, losses, momentum or None, finite)

@@ -10,9 +10,8 @@ import torch
 from fedsim.core.arrays import Ints
 from fedsim.core.flat import as_columns
 from fedsim.core.types import Params, Stack
-from fedsim.engine.backend import TrainingResult, Workload
+from fedsim.engine.backend import TrainingResult, Workload, fetched
 from fedsim.engine.device import Compile, Precision, worth_compiling
-from fedsim.engine.engine import fetched
 from fedsim.engine.model import refuse_hidden_randomness
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import Differentiated, LinearChain, Program, StackedGradients, run_steps

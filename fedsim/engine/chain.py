@@ -11,7 +11,7 @@ from torch import fx, nn
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLayer:
     """A linear layer, or, with a `kernel`, a convolution of stride 1: names of its weight and bias
     (None without), the number and rate of the dropout behind a linear layer, and whether a 2 x 2
     max pooling is behind a convolution."""
@@ -31,7 +31,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Chain:
+class LayerChain:
     """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only, and before
     it, if there are convolutions, relu(pool(conv(... relu(pool(conv(x))))) in place of x.
 
@@ -39,7 +39,7 @@ class Chain:
     model is on vectors alone: of samples with several axes, the layers before it take the last one.
     """
 
-    links: Sequence[Link]
+    links: Sequence[ChainLayer]
     flattens_late: bool = False
 
     @property
@@ -47,7 +47,7 @@ class Chain:
         return not any(link.kernel for link in self.links)
 
 
-def any_chain(model: nn.Module) -> Chain | None:
+def any_chain(model: nn.Module) -> LayerChain | None:
     """The chain of layers that `model` is, or None if it is anything else.
 
     Convolutions, if any, and then linear layers, with a ReLU between any two, all trained, each
@@ -83,7 +83,7 @@ def any_chain(model: nn.Module) -> Chain | None:
     links = _links(
         model, [(str(node.target), layer) for node, layer in called if layer is not None]
     )
-    return None if links is None else Chain(links, "l" in before and bool(flatten))
+    return None if links is None else LayerChain(links, "l" in before and bool(flatten))
 
 
 CHAIN = re.compile("(c(rp?|pr))*(l(d?r|rd))*l")
@@ -108,16 +108,18 @@ def _letter(node: fx.Node, layer: nn.Module | None) -> str:
     return {nn.Linear: "l", nn.Identity: ""}.get(type(layer), "?")
 
 
-def _links(model: nn.Module, called: Sequence[tuple[str, nn.Module]]) -> list[Link] | None:
+def _links(model: nn.Module, called: Sequence[tuple[str, nn.Module]]) -> list[ChainLayer] | None:
     """Of layers that are a chain by their letters; None unless each is used once, and their tensors
     are all of the model's, and all trained."""
     dropouts = [
         layer for layer in model.modules() if isinstance(layer, nn.Dropout)
     ]  # as the engines count them
-    links: list[Link] = []
+    links: list[ChainLayer] = []
     for name, layer in called:
         if isinstance(layer, nn.Linear | nn.Conv2d):
-            links.append(Link(f"{name}.weight", None if layer.bias is None else f"{name}.bias"))
+            links.append(
+                ChainLayer(f"{name}.weight", None if layer.bias is None else f"{name}.bias")
+            )
         if isinstance(layer, nn.Conv2d):
             links[-1] = replace(
                 links[-1], kernel=layer.kernel_size[0], padding=int(layer.padding[0])

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.exact import log_softmax, row_sums
-from fedsim.core.flat import flat_rows, to_device
+from fedsim.core.flat import to_device
 from fedsim.core.rng import Streams
 from fedsim.core.types import (
     ClientPositions,
@@ -25,7 +25,7 @@ from fedsim.core.types import (
     Stack,
     sizes_of,
 )
-from fedsim.engine.backend import Backend, TrainingResult, Workload
+from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.model import has_batch_norm, has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 
@@ -39,40 +39,10 @@ def mean_losses(losses: NDArray[Any], schedule: Schedule) -> tuple[Floats, Float
         return loss, np.sqrt(_sum(_sum(losses**2)) / schedule.samples)
 
 
-def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], Bools | None]:
-    """The `losses` and `finite` of a `TrainingResult`, from a GPU in one copy, which the host waits
-    for once."""
-    if not losses.is_cuda:
-        return losses.numpy(), None
-    sums = flat_rows(delta).sum(
-        1
-    )  # finite exactly where all entries are, or they are so large that it is not
-    values = torch.cat([losses.flatten(), sums.to(losses.dtype)]).cpu().numpy()
-    return values[: losses.numel()].reshape(losses.shape), np.isfinite(values[losses.numel() :])
-
-
 def _sum(values: Floats) -> Floats:
     """Over the last axis, one term after another: zeros at its end, which stand for padding, change
     no bit."""
     return values.cumsum(-1)[..., -1] if values.shape[-1] else np.zeros(values.shape[:-1])
-
-
-def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> TrainingResult:
-    """Consecutive parts of a schedule, each of which was trained without the steps that none of its
-    clients makes."""
-    losses = np.zeros(schedule.positions.shape, parts[0].losses.dtype)
-    first = 0
-    for part in parts:
-        rows, steps, width = part.losses.shape
-        losses[first : first + rows, :steps, :width] = part.losses
-        first += rows
-    known = [part.finite for part in parts if part.finite is not None]
-    finite = np.concatenate(known) if len(known) == len(parts) else None
-    delta, momentum = (
-        {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
-        for stacks in ([part.delta for part in parts], [part.momentum or {} for part in parts])
-    )
-    return TrainingResult(delta, losses, momentum or None, finite)
 
 
 class Engine:

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from fedsim.core.flat import to_device
 from fedsim.core.types import Params
-from fedsim.engine.backend import Backend, TrainingResult, Workload
+from fedsim.engine.backend import Backend, TrainingResult, Workload, concatenate_results
 from fedsim.engine.data import ROOM_BYTES, ClientData
-from fedsim.engine.engine import concatenate_results
 from fedsim.engine.schedule import Positions, Schedule
 from fedsim.engine.torch_backend import EVALUATION_BATCH, MOST
 

@@ -16,7 +16,7 @@ from fedsim.core.parameters import NonNegative, Positive, Problems, parameters
 from fedsim.core.types import Stack
 
 
-class Schedule(ABC):
+class LearningRateSchedule(ABC):
     """A factor on the learning rate as a function of the round (1-based); constant within a
     round."""
 
@@ -31,7 +31,7 @@ class LocalOptimizer(ABC):
     leading axis of clients. Its state is initialised anew in every round."""
 
     lr: Positive
-    schedule: Schedule
+    schedule: LearningRateSchedule
 
     def lr_at(self, round: int, num_rounds: int) -> float:
         """The learning rate in `round` (1-based) of `num_rounds`."""
@@ -217,14 +217,14 @@ def _keep_where(live: Tensor, new: Tensor, old: Tensor) -> None:
     torch.where(live, new, old, out=old)
 
 
-class Constant(Schedule):
+class Constant(LearningRateSchedule):
     """A constant learning rate."""
 
     def factor(self, round: int, num_rounds: int) -> float:
         return 1.0
 
 
-class Step(Schedule):
+class Step(LearningRateSchedule):
     """Multiplies the learning rate by `factor` after each round in `milestones`; round m still has
     the old rate.
 
@@ -246,7 +246,7 @@ class Step(Schedule):
 
 
 @parameters
-class Exponential(Schedule):
+class Exponential(LearningRateSchedule):
     """Multiplies the learning rate by `gamma` in every round from the second on."""
 
     gamma: Positive
@@ -256,7 +256,7 @@ class Exponential(Schedule):
 
 
 @parameters
-class Cosine(Schedule):
+class Cosine(LearningRateSchedule):
     """A factor that falls along half a cosine from 1 in the first round to `final` in the last."""
 
     final: Positive

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedsim.core.arrays import Floats, Ints
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Correction, Params, Stack
-from fedsim.engine.chain import Chain
+from fedsim.engine.chain import LayerChain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Compiled, Precision, autocast
 from fedsim.engine.model import (
@@ -303,7 +303,7 @@ Layer = tuple[Tensor, Tensor | None]
 clients."""
 
 
-def layers_of(chain: Chain, stack: Stack) -> list[Layer]:
+def layers_of(chain: LayerChain, stack: Stack) -> list[Layer]:
     """The chain's layers as views of `stack`."""
     return [
         (stack[k.weight].transpose(1, 2), None if k.bias is None else stack[k.bias].unsqueeze(1))
@@ -313,7 +313,7 @@ def layers_of(chain: Chain, stack: Stack) -> list[Layer]:
 
 @torch.no_grad()
 def passes(
-    chain: Chain, layers: Sequence[Layer], batch: StackedBatch
+    chain: LayerChain, layers: Sequence[Layer], batch: StackedBatch
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
     """Forward and backward pass of as many clients as the batch has, those of `layers`: their
     samples' losses [R, width], and each layer's input [R, width, in] and the gradient at its output
@@ -357,7 +357,7 @@ class LinearChain(Program):
     """A chain of linear layers; the step of plain SGD is part of the matrix products."""
 
     def __init__(
-        self, chain: Chain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
+        self, chain: LayerChain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
     ) -> None:
         stack = {name: _transposed(value) for name, value in start.items()}
         super().__init__(optimizer, start, stack, list(stack), schedule)

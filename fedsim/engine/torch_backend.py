@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fedsim.core.errors import check, rule
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Params
-from fedsim.engine.backend import Backend, TrainingResult, Workload
+from fedsim.engine.backend import Backend, TrainingResult, Workload, concatenate_results
 from fedsim.engine.device import (
     Precision,
     activation_bytes,
@@ -25,7 +25,6 @@ from fedsim.engine.device import (
     samples_that_fit,
     tell,
 )
-from fedsim.engine.engine import concatenate_results
 from fedsim.engine.model import is_convolutional, layout_for, recurrent_in_training, traveling
 from fedsim.engine.schedule import Positions, Schedule
 from fedsim.engine.stacked import joint_gradients

@@ -27,6 +27,7 @@ from joblib.externals.loky import get_reusable_executor  # type: ignore[import-u
 
 from fedsim.config.build import construct
 from fedsim.config.plan import Plan
+from fedsim.core.disk import num_cores
 from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.core.parameters import Count, CountOrZero, NonNegative, Problems, parameters
 from fedsim.jobs.task_worker import SubmittedTask, Task
@@ -372,12 +373,7 @@ class LocalJobs(SubmititJobs):
 
     @property
     def tasks_at_a_time(self) -> int:
-        cores = (
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1
-        )
-        return self.max_in_flight or max(1, cores // self.num_threads)
+        return self.max_in_flight or max(1, num_cores() // self.num_threads)
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         """Processes that ignore the terminal's Ctrl-C, at which submitit would kill the jobs after

@@ -13,9 +13,8 @@ from fedsim.core.arrays import Ints
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
-from fedsim.engine.backend import TrainingResult, Workload
+from fedsim.engine.backend import TrainingResult, Workload, fetched
 from fedsim.engine.device import Precision, tell
-from fedsim.engine.engine import fetched
 from fedsim.engine.graph.buffers import State, Tables
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder, recorder_for
 from fedsim.engine.graph.steps import LinearProgram, OneByOne, Passes, StepProgram

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
 from fedsim.engine.backend import Workload
-from fedsim.engine.chain import Chain
+from fedsim.engine.chain import LayerChain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision, autocast
 from fedsim.engine.graph.buffers import State, Tables
@@ -84,7 +84,7 @@ class LinearProgram(StepProgram):
         state: State,
         optimizer: SGD | Adam,
         rows: slice,
-        chain: Chain,
+        chain: LayerChain,
     ) -> None:
         super().__init__(data, tables, state, optimizer, rows)
         self.chain, self.layers = chain, layers_of(chain, state.views(self.params))

@@ -1,7 +1,6 @@
 """Chains of layers in compiled C: each client's whole local training is one call, on a core of its
 own."""
 
-import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,12 +11,13 @@ import torch
 from torch import Tensor
 
 from fedsim.core.arrays import Ints
+from fedsim.core.disk import num_cores
 from fedsim.core.errors import ConfigError, Problem, check
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import Backend, TrainingResult, Workload, workers_problem
 from fedsim.engine.model import initial, traveling
 from fedsim.engine.native import calls
-from fedsim.engine.native.calls import ChainCalls, Rule, Work
+from fedsim.engine.native.calls import ChainCalls, SampleBatches, SgdRule
 from fedsim.engine.native.library import NotCompiledError
 from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import Schedule
@@ -75,7 +75,7 @@ class NativeBackend(Backend):
             self.optimizer.weight_decay + schedule.correction.pull,
             schedule.correction.shift,
         )
-        sgd = Rule(schedule.lr, decay, self.optimizer.momentum, self.optimizer.nesterov)
+        sgd = SgdRule(schedule.lr, decay, self.optimizer.momentum, self.optimizer.nesterov)
         calls = {id(params): self._calls(params) for params in {id(p): p for p in start}.values()}
         delta = _zeros(start)
         momentum = _zeros(start) if self.optimizer.momentum else None
@@ -91,7 +91,9 @@ class NativeBackend(Backend):
                 np.ascontiguousarray(schedule.positions[row, steps]),
                 schedule.counts[row, steps],
             )
-            work = Work(self.x, self.y, positions, counts, losses[row, steps], keys, threads)
+            work = SampleBatches(
+                self.x, self.y, positions, counts, losses[row, steps], keys, threads
+            )
             velocity = None if momentum is None else _row(momentum, row)
             own = (
                 sgd
@@ -162,13 +164,13 @@ class NativeBackend(Backend):
         return ChainCalls(self.chain, params, self.x.shape[1:])
 
 
-def _batches(x: Tensor, y: Tensor | None, chosen: Ints) -> Work:
+def _batches(x: Tensor, y: Tensor | None, chosen: Ints) -> SampleBatches:
     """Samples at these positions in batches of `PRODUCT_ROWS`."""
     steps = -(-len(chosen) // PRODUCT_ROWS)
     positions = np.zeros((steps, PRODUCT_ROWS), np.int64)
     positions.reshape(-1)[: len(chosen)] = chosen
     counts = np.minimum(PRODUCT_ROWS, len(chosen) - PRODUCT_ROWS * np.arange(steps))
-    return Work(x, y, positions, counts, np.empty(positions.shape, x.numpy().dtype))
+    return SampleBatches(x, y, positions, counts, np.empty(positions.shape, x.numpy().dtype))
 
 
 def _zeros(start: Sequence[Params]) -> Stack:
@@ -177,11 +179,6 @@ def _zeros(start: Sequence[Params]) -> Stack:
 
 def _row(stack: Stack, row: int) -> Params:
     return {name: value[row] for name, value in stack.items()}
-
-
-def num_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def unfit(workload: Workload) -> Problem | None:

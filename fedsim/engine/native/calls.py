@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.core.arrays import Ints
 from fedsim.core.types import Params
-from fedsim.engine.chain import Chain, Link
+from fedsim.engine.chain import ChainLayer, LayerChain
 from fedsim.engine.native.library import library
 
 _Int, _Double, _Pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
@@ -34,7 +34,7 @@ ERRORS = (
 """Of a function of the library: those of `enum status` behind 0, in their order."""
 
 
-class LayerSpec(ctypes.Structure):
+class LayerStruct(ctypes.Structure):
     """`struct layer_spec`."""
 
     _fields_ = [
@@ -47,7 +47,7 @@ class LayerSpec(ctypes.Structure):
     ]
 
 
-class Task(ctypes.Structure):
+class TaskStruct(ctypes.Structure):
     """`struct task`. It holds addresses only; what they point to must outlive it."""
 
     _fields_ = [
@@ -63,18 +63,20 @@ class Task(ctypes.Structure):
     ]
 
 
-def layer_specs(chain: Chain, params: Params, shape: Sequence[int]) -> ctypes.Array[LayerSpec]:
+def layer_specs(
+    chain: LayerChain, params: Params, shape: Sequence[int]
+) -> ctypes.Array[LayerStruct]:
     """The layers of a chain with the sizes of their images, for samples of `shape`. Raises
     `ValueError` where a weight, a bias or the samples do not have the size that the layer needs: C
     would read past their end."""
-    specs: list[LayerSpec] = []
+    specs: list[LayerStruct] = []
     image = chain.links[0].kernel > 0
     channels, height, width = shape if image and len(shape) == 3 else (math.prod(shape), 1, 1)
     for link in chain.links:
         inputs = channels if link.kernel else channels * height * width
         outputs = _outputs(link, params, inputs, (height, width))
         specs.append(
-            LayerSpec(
+            LayerStruct(
                 inputs,
                 outputs,
                 link.dropout,
@@ -87,10 +89,10 @@ def layer_specs(chain: Chain, params: Params, shape: Sequence[int]) -> ctypes.Ar
             )
         )
         channels, height, width = outputs, _output_side(link, height), _output_side(link, width)
-    return (LayerSpec * len(specs))(*specs)
+    return (LayerStruct * len(specs))(*specs)
 
 
-def _outputs(link: Link, params: Params, inputs: int, sides: tuple[int, int]) -> int:
+def _outputs(link: ChainLayer, params: Params, inputs: int, sides: tuple[int, int]) -> int:
     """The number of a layer's outputs. Raises `ValueError` unless its parameters fit `inputs` and
     each other."""
     weight, bias = params[link.weight], None if link.bias is None else params[link.bias]
@@ -108,12 +110,12 @@ def _outputs(link: Link, params: Params, inputs: int, sides: tuple[int, int]) ->
     return outputs
 
 
-def _output_side(link: Link, side: int) -> int:
+def _output_side(link: ChainLayer, side: int) -> int:
     return (side + 2 * link.padding - link.kernel + 1) // (1 + link.pool) if link.kernel else 1
 
 
 @dataclass(frozen=True)
-class Rule:
+class SgdRule:
     """The update rule of SGD, with the learning rate of a round. `shift` is added to every gradient
     (None: nothing)."""
 
@@ -125,7 +127,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Work:
+class SampleBatches:
     """The samples of one call: rows of `x` [n, ...] and of the labels `y` [n] (int64; None where
     they are not needed).
 
@@ -153,7 +155,7 @@ class ChainCalls:
     label is out of its range, before it has written anything, and `MemoryError`.
     """
 
-    def __init__(self, chain: Chain, params: Params, shape: Sequence[int]) -> None:
+    def __init__(self, chain: LayerChain, params: Params, shape: Sequence[int]) -> None:
         """Raises `NotCompiledError`, and `ValueError` where samples of this shape do not fit the
         chain."""
         self.params = params
@@ -167,7 +169,9 @@ class ChainCalls:
         self._tensors = {name: params[name].contiguous() for name in self.names if name is not None}
         self._initial = self._addresses(self._tensors)
 
-    def train(self, work: Work, rule: Rule, delta: Params, velocity: Params | None) -> bool:
+    def train(
+        self, work: SampleBatches, rule: SgdRule, delta: Params, velocity: Params | None
+    ) -> bool:
         """Local training from `params`: writes the change to `delta`, the final momentum buffers to
         `velocity` (None: not wanted; else there must be a momentum) and `work.losses`, each
         sample's before its step. Returns whether all of the change is finite."""
@@ -175,15 +179,15 @@ class ChainCalls:
             raise ValueError("training needs keys where the model has dropout")
         return self._call("train", work, rule, delta, velocity)
 
-    def gradient(self, work: Work, result: Params) -> None:
+    def gradient(self, work: SampleBatches, result: Params) -> None:
         """The gradient of the sum of the samples' cross-entropies in eval mode, to `result`; also
         `work.losses`."""
-        self._call("gradient", work, Rule(0.0), result)
+        self._call("gradient", work, SgdRule(0.0), result)
 
-    def outputs(self, work: Work, result: Tensor) -> None:
+    def outputs(self, work: SampleBatches, result: Tensor) -> None:
         """The logits of all valid samples in eval mode, one step after another, to `result`
         [samples, C]."""
-        self._call("outputs", work, Rule(0.0), result)
+        self._call("outputs", work, SgdRule(0.0), result)
 
     def _addresses(self, tensors: Params) -> ctypes.Array[ctypes.c_void_p]:
         """Of weight and bias of layer after layer, 0 for no bias. The tensors must outlive it."""
@@ -199,8 +203,8 @@ class ChainCalls:
     def _call(
         self,
         name: str,
-        work: Work,
-        rule: Rule,
+        work: SampleBatches,
+        rule: SgdRule,
         result: Params | Tensor,
         velocity: Params | None = None,
     ) -> bool:
@@ -225,7 +229,7 @@ class ChainCalls:
         velocities, shift = (
             None if one is None else self._addresses(one) for one in (velocity, rule.shift)
         )
-        task = Task(
+        task = TaskStruct(
             num_layers=len(self._layers),
             num_steps=steps,
             batch_size=width,

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 
 from fedsim.commands.dispatch import answer
-from fedsim.core.record import LASTS, TOTALS, mean_of_last
+from fedsim.core.record import LAST_FIELDS, TOTAL_FIELDS, mean_of_last
 from fedsim.partitions.division import Division
 from fedsim.report.headline import drawn_lines
 from fedsim.results.groups import Group, Panel, group_runs, make_panels
@@ -113,9 +113,9 @@ def summary_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "smoothed_accuracy": mean_of_last([record["test_accuracy"] for record in records]),
         "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
-        **{name: last[name] for name in LASTS if name in last},
+        **{name: last[name] for name in LAST_FIELDS if name in last},
         "totals": {
-            name: sum(record[name] for record in records) for name in TOTALS if name in last
+            name: sum(record[name] for record in records) for name in TOTAL_FIELDS if name in last
         },
     }
 

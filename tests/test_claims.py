@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.core.rng import Streams
 from fedsim.jobs.cli import run as fedsim_run
 from fedsim.papers import published
@@ -46,7 +46,7 @@ def runs_of(preset: str) -> list[dict[str, str]]:
     if len(runs) > 1:
         return runs
     (plan,) = plans_of(preset)
-    return [{**{key: str(value) for key, value in flat(plan.config)}, **plan.choices}]
+    return [{**{key: str(value) for key, value in leaves(plan.config)}, **plan.choices}]
 
 
 def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:

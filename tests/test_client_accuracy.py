@@ -12,7 +12,7 @@ import torch
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.plan import hash_config
 from fedsim.core.errors import ConfigError
-from fedsim.core.record import AGGREGATES
+from fedsim.core.record import CLIENT_ACCURACY_MEASURES
 from fedsim.jobs.cli import run
 from fedsim.partitions.division import Division
 from fedsim.results.files import CLIENTS
@@ -143,10 +143,12 @@ def test_aggregates_by_hand() -> None:
             "never_selected": 0.7,
         }
     )
-    assert tuple(found) == AGGREGATES
+    assert tuple(found) == CLIENT_ACCURACY_MEASURES
     eleven = aggregates(np.array([0.0, 0.2, *[1.0] * 9]), np.ones(11, bool))
     assert (eleven["worst_tenth"], eleven["never_selected"]) == (pytest.approx(0.1), None)
-    assert aggregates(np.full(3, np.nan), np.zeros(3, bool)) == dict.fromkeys(AGGREGATES)
+    assert aggregates(np.full(3, np.nan), np.zeros(3, bool)) == dict.fromkeys(
+        CLIENT_ACCURACY_MEASURES
+    )
 
 
 # --- whole runs ----------------------------------------------------------------------------------------------------
@@ -205,7 +207,9 @@ def test_a_run_records_what_its_model_gets_right_on_each_client(
     assert (arrays["selected"] == selected).all()
     assert [sorted(k for k in r if k.startswith("client")) for r in records[::2]] == [[], []]
     expected = aggregates(arrays["accuracy"], selected)
-    assert {name: records[-1][f"client_accuracy_{name}"] for name in AGGREGATES} == expected
+    assert {
+        name: records[-1][f"client_accuracy_{name}"] for name in CLIENT_ACCURACY_MEASURES
+    } == expected
     told = {
         "clients": int((arrays["samples"] > 0).sum()),
         "clients_never_selected": int((~selected).sum()),

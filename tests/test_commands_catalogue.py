@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedsim.clients.context import OF_SERVER, Signal
+from fedsim.clients.context import SERVER_SIGNALS, Signal
 from fedsim.commands.catalogue import GROUP, INHERITED, KEY, Catalogue, comments
 from fedsim.config.choice_files import head_of
 from fedsim.config.compose import search_path
@@ -94,7 +94,7 @@ def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) 
     for signal in needs & WORDS.keys():
         assert WORDS[signal] in fields["asks"]
     assert fields["asks"].startswith("nothing") == (not needs - {Signal.VALIDATION, Signal.TEST})
-    told = ("; ".join(sorted(needs - OF_SERVER)) or "nothing", fields["asks"])
+    told = ("; ".join(sorted(needs - SERVER_SIGNALS)) or "nothing", fields["asks"])
     assert (
         len(
             {next(key for key, tells in CLASSES.items() if re.search(tells, text)) for text in told}

@@ -11,7 +11,7 @@ import torch
 from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DataError
-from fedsim.core.record import OF_CLOCK, Record
+from fedsim.core.record import CLOCK_FIELDS, Record
 from fedsim.data.digits import Digits
 from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
@@ -161,7 +161,7 @@ def test_samples_are_kept_for_runs_that_have_the_same_and_a_model_is_built_once(
 def entry(round: int, accuracy: float | None, **more: Any) -> Record:
     names = [n for n in Record.__dataclass_fields__ if n not in more]
     values = {"round": round, "test_accuracy": accuracy, "selected": [0], **more}
-    return Record(**(dict.fromkeys(names, 1) | dict.fromkeys(OF_CLOCK) | values))
+    return Record(**(dict.fromkeys(names, 1) | dict.fromkeys(CLOCK_FIELDS) | values))
 
 
 def test_results_are_those_of_the_rounds() -> None:

@@ -20,7 +20,7 @@ from fedsim.clients.compression import (
     TopK,
 )
 from fedsim.clients.context import Signal, UndeclaredSignalError
-from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.ledger import Ledger, PhaseTimer
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Cohort, Ids, Params
@@ -188,7 +188,7 @@ def test_gradients_are_of_training_samples_and_losses_of_those_that_they_are_rep
 
 def test_a_phase_inside_another_stops_the_outer_ones_time() -> None:
     now = iter([0.0, 1.0, 4.0, 9.0, 20.0, 21.0])
-    clock = Clock(torch.device("cpu"), lambda: next(now))
+    clock = PhaseTimer(torch.device("cpu"), lambda: next(now))
     with clock("select"), clock("train"):
         pass
     with clock("select"):
@@ -244,7 +244,7 @@ def test_what_clients_compute_is_charged_to_their_time(
     for owner, name, seconds in slow:
         monkeypatch.setattr(owner, name, slowed(getattr(owner, name), seconds))
     clock, needs = (
-        Clock(torch.device("cpu"), lambda: time[0]),
+        PhaseTimer(torch.device("cpu"), lambda: time[0]),
         LOSSES | TRAINING | {Signal.GRADIENTS},
     )
     clients = toy_clients([2, 2], needs, engine=engine, clock=clock)

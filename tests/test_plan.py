@@ -11,7 +11,7 @@ import torch
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan, hash_config
-from fedsim.core.configs import IRRELEVANT
+from fedsim.core.configs import IRRELEVANT_KEYS
 from fedsim.core.errors import ConfigError
 
 
@@ -66,9 +66,9 @@ def test_every_value_that_can_change_a_result_changes_the_hash_and_no_other_does
     config = job().config
     for path, value in DECISIVE:
         assert hash_config(changed(config, path, value)) != hash_config(config), path
-    for key in IRRELEVANT:
+    for key in IRRELEVANT_KEYS:
         assert hash_config({**config, key: "another"}) == hash_config(config)
-    assert set(IRRELEVANT) == {
+    assert set(IRRELEVANT_KEYS) == {
         "name",
         "data_dir",
         "cache_dir",
@@ -77,7 +77,7 @@ def test_every_value_that_can_change_a_result_changes_the_hash_and_no_other_does
         "checkpoint",
         "tracker",
     }
-    assert {p.partition(".")[0] for p, _ in DECISIVE} == set(config) - set(IRRELEVANT)
+    assert {p.partition(".")[0] for p, _ in DECISIVE} == set(config) - set(IRRELEVANT_KEYS)
     backwards = {
         k: dict(reversed(v.items())) if isinstance(v, dict) else v
         for k, v in reversed(config.items())

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from fedsim.clients.ledger import Clock
+from fedsim.clients.ledger import PhaseTimer
 from fedsim.engine.device import activation_bytes, samples_that_fit
 from fedsim.engine.torch_backend import EVALUATION_BATCH
 from tests.card_runs import RESNET20, W1, W2, counts_of_a_round, made_up
@@ -39,7 +39,7 @@ def test_a_round_with_an_evaluation_keeps_its_budget(name: str) -> None:
 
 def test_borders_of_phases_do_not_wait_and_the_times_are_the_hosts() -> None:
     with PretendedCard() as card:
-        began, clock = time.perf_counter(), Clock(CUDA)
+        began, clock = time.perf_counter(), PhaseTimer(CUDA)
         with clock("select"), clock("ask"):
             time.sleep(0.02)
         with clock("train"):
@@ -59,7 +59,9 @@ def test_borders_of_phases_do_not_wait_and_the_times_are_the_hosts() -> None:
     assert 0.07 <= sum(seconds.values()) <= whole
     assert clock.seconds == seconds
     with PretendedCard() as card:
-        with Clock(CUDA, now=lambda: 0.0)("train"):  # a clock of one's own waits at every border
+        with PhaseTimer(CUDA, now=lambda: 0.0)(
+            "train"
+        ):  # a clock of one's own waits at every border
             pass
         assert card.counts.waits.total() == 2
 

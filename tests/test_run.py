@@ -8,7 +8,7 @@ import torch
 import yaml
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
-from fedsim.core.record import TOTALS
+from fedsim.core.record import TOTAL_FIELDS
 from fedsim.partitions.division import Division
 from fedsim.results.reading import read_metrics, read_summary
 from tests.run_toys import ROOT, Run, folders, without_seconds
@@ -24,7 +24,8 @@ def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path
     records, summary = read_metrics(folder), read_summary(folder) or {}
     assert [r["round"] for r in records] == [1, 2, 3]
     assert all(
-        set(r) >= {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTALS}
+        set(r)
+        >= {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTAL_FIELDS}
         for r in records
     )
     assert summary["status"] == "done"

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsim.clients.context import OF_SYSTEM, Signal
+from fedsim.clients.context import CLOCK_SIGNALS, Signal
 from fedsim.config.build import instantiate
 from fedsim.config.compose import compose_jobs, search_path
 from fedsim.core.record import Record
@@ -106,7 +106,7 @@ def simulation(
     engine = ToyEngine(sizes)
     engine.broken = set(broken)
     selector = build(choice, population)
-    clock = fixed_clock(len(sizes), cohort_size) if selector.needs & OF_SYSTEM else None
+    clock = fixed_clock(len(sizes), cohort_size) if selector.needs & CLOCK_SIGNALS else None
     parts = toy_components(
         engine, population, selector, validation=True, num_public=3, simulated=clock
     )

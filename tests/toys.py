@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import LabelledSamples, RoundContext, Signal
-from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.ledger import Ledger, PhaseTimer
 from fedsim.clients.server import ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
 from fedsim.core.rng import Streams
@@ -160,7 +160,7 @@ def toy_clients(
     ledger: Ledger | None = None,
     engine: Engine | None = None,
     cohort_size: int = 2,
-    clock: Clock | None = None,
+    clock: PhaseTimer | None = None,
     params: Params | None = None,
     simulated: RoundClock | None = None,
 ) -> Clients:
@@ -177,7 +177,7 @@ def toy_clients(
         streams=Streams(0),
         first=round == 1,
         ledger=Ledger() if ledger is None else ledger,
-        clock=clock or Clock(torch.device("cpu")),
+        clock=clock or PhaseTimer(torch.device("cpu")),
         public=torch.arange(3.0)[:, None],
         validation=LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)),
         simulated=simulated,

@@ -16,7 +16,7 @@ import safetensors.torch
 from torch import Tensor
 
 from fedsim.config.plan import Plan
-from fedsim.core.configs import IRRELEVANT, flat
+from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.errors import FedsimError
 from fedsim.results.ablations import find_ablations
 from fedsim.results.files import MODEL
@@ -227,7 +227,7 @@ def summaries_frame(runs: Sequence[Run]) -> "DataFrame":
     """A row for each of `runs`."""
     rows = []
     for run, about in _about(runs):
-        outcome = flat(
+        outcome = leaves(
             {
                 key: value
                 for key, value in run.summary.items()
@@ -242,10 +242,10 @@ def summaries_frame(runs: Sequence[Run]) -> "DataFrame":
 def _about(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
     """Each run with the columns that tell it from others."""
     groups = sorted({group for run in runs for group in run.choices})
-    ignored = (*IRRELEVANT, "seed")  # cannot change a result, or has a column of its own
+    ignored = (*IRRELEVANT_KEYS, "seed")  # cannot change a result, or has a column of its own
     values = []
     for run in runs:
-        config = flat({key: value for key, value in run.config.items() if key not in ignored})
+        config = leaves({key: value for key, value in run.config.items() if key not in ignored})
         values.append(
             {
                 key: value

@@ -32,7 +32,7 @@ from fedsim.core.record import QUANTITIES
 from fedsim.core.types import Cohort, Evaluation, Exchange, Ids, Params, positions_of, sizes_of
 from fedsim.engine.engine import Engine
 
-WHOLE = Identity()
+UNCOMPRESSED = Identity()
 Amounts = int | Ints
 
 
@@ -136,7 +136,7 @@ class Clients:
         *,
         batch: bool = False,
         layers: Sequence[str] | None = None,
-        compressor: Compressor = WHOLE,
+        compressor: Compressor = UNCOMPRESSED,
     ) -> Iterator[Tensor]:
         """The gradient of each client's mean training loss at the current model in eval mode, flat
         [D], client after client, on all its training samples or on one fresh mini-batch of them.
@@ -193,7 +193,11 @@ class Clients:
             return row_norms(self._matrices(ids, self._engine.trained)) if len(ids) else np.empty(0)
 
     def updates(
-        self, ids: Ids, *, layers: Sequence[str] | None = None, compressor: Compressor = WHOLE
+        self,
+        ids: Ids,
+        *,
+        layers: Sequence[str] | None = None,
+        compressor: Compressor = UNCOMPRESSED,
     ) -> dict[str, Tensor]:
         """w_k - w of each client after training, of the `layers` named, as matrices [len(ids), d]
         by tensor.

@@ -5,7 +5,7 @@ from functools import cached_property
 from torch import Tensor
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
-from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.ledger import Ledger, PhaseTimer
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import RoundClock
 from fedsim.core.arrays import Ints
@@ -47,10 +47,10 @@ class Signal(StrEnum):
     """Accuracy on the test set: a method that asks for it selects by the data it is judged on."""
 
 
-OF_SYSTEM = frozenset(
+CLOCK_SIGNALS = frozenset(
     {Signal.RESOURCES, Signal.RESPONSE_TIMES}
 )  # signals that there are only on a simulated clock
-OF_SERVER = frozenset({Signal.VALIDATION, Signal.TEST})  # signals that no client is asked for
+SERVER_SIGNALS = frozenset({Signal.VALIDATION, Signal.TEST})  # signals that no client is asked for
 
 
 class UndeclaredSignalError(FedsimError):
@@ -78,7 +78,7 @@ class RoundContext:
     streams: Streams
     first: bool
     ledger: Ledger
-    clock: Clock
+    clock: PhaseTimer
     public: Tensor | None = None
     validation: LabelledSamples | None = None
     simulated: RoundClock | None = None

@@ -43,7 +43,7 @@ class Ledger:
         }
 
 
-class Clock:
+class PhaseTimer:
     """Seconds by phase. A phase inside another one stops the outer one's time meanwhile.
 
     On a GPU, queued work is charged to the phase that asked for it, without waiting for it at the

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, first_sentence, head_of
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.server_data import declared_signals, server_data, tree_of
@@ -110,7 +110,7 @@ class Choice:
             k: v for k, v in self.file.values.items() if k not in ("_target_", "hydra", "small")
         }
         package = self.file.package
-        shown = values if package else dict(flat(values))
+        shown = values if package else dict(leaves(values))
         return [
             (f"{package}.{key}".lstrip("."), value, self.comments.get(key, ""))
             for key, value in shown.items()

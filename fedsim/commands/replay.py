@@ -18,7 +18,7 @@ from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import read_words
 from fedsim.core.arrays import Floats
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir, unwritable, write_files
 from fedsim.core.errors import Problem, at_least, check, rule
 from fedsim.jobs.prepare import compose_words
@@ -74,7 +74,7 @@ def _parser() -> ArgumentParser:
 
 def _problems(jobs: Sequence[Composed], plans: Sequence[Plan]) -> Iterator[Problem | None]:
     configs = [
-        dict(flat({k: v for k, v in plan.config.items() if k not in ("selector", "seed")}))
+        dict(leaves({k: v for k, v in plan.config.items() if k not in ("selector", "seed")}))
         for plan in plans
     ]
     text, remedy = (

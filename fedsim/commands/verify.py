@@ -19,7 +19,7 @@ from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
 from fedsim.config.words import single_values
-from fedsim.core.configs import IRRELEVANT, flat, has_key, merged, placed
+from fedsim.core.configs import IRRELEVANT_KEYS, has_key, leaves, merge, nest
 from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, check, rule
 from fedsim.core.record import Record
@@ -37,7 +37,7 @@ COMPARED = [
 """All that is recorded of a round but measured seconds."""
 PLACES = {"data_dir": "FEDSIM_DATA", "cache_dir": "FEDSIM_CACHE"}
 """Folders of the machine, which archives leave out, and the variables that name them."""
-OWN = {*IRRELEVANT} - {*PLACES}
+OWN = {*IRRELEVANT_KEYS} - {*PLACES}
 """Keys that `fedsim verify` sets itself."""
 WHERE_DATA_ARE = "say behind the folder's name where its data are: data_dir=..., dataset.path=..., dataset.root=..."
 
@@ -172,9 +172,9 @@ def plan_of(run: Run, changed: Mapping[str, Any], place: str) -> Plan:
     config["checkpoint"] = {"every": None, "other_code": False}
     for key, value in changed.items():
         if not has_key(config, key):
-            raise ConfigError([unknown(key, dict(flat(config)))])
+            raise ConfigError([unknown(key, dict(leaves(config)))])
         above, _, last = key.rpartition(".")
-        config = merged(config, placed({last: value}, above))
+        config = merge(config, nest({last: value}, above))
     return make_plan(config, run.choices)
 
 
@@ -230,4 +230,4 @@ def _circumstances(run: Run) -> dict[str, Any]:
     told = {"engine": "engine", "division of the data": "partition_hash", "code": "code"}
     found = {name: run.summary.get(key) for name, key in told.items()}
     found |= {"data": (run.summary.get("data") or {}).get("fingerprint"), "revision": run.commit}
-    return {**dict(flat(run.summary.get("environment") or {})), **found}
+    return {**dict(leaves(run.summary.get("environment") or {})), **found}

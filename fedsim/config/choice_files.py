@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from fedsim.core.configs import LOADER, all_keys, merged, placed
+from fedsim.core.configs import YAML_LOADER, all_keys, merge, nest
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 MAX_NAME = 200
@@ -26,7 +26,7 @@ FIELD = re.compile(r"#\s{2,}([a-z]+(?: [a-z]+)?):\s+(\S.*)")
 CONTINUED = re.compile(r"#\s{4,}(\S.*)")
 
 
-class Loader(LOADER):  # type: ignore[misc]
+class Loader(YAML_LOADER):  # type: ignore[misc]
     """Reads a plain value as the command line does: `010`, `1:30`, `0x1F`, `on` and dates are
     texts. YAML 1.1 makes other numbers, truth values and dates of them."""
 
@@ -282,12 +282,12 @@ class ChoiceFiles:
             entries if (group, "_self_") in entries else [*entries, (group, "_self_")]
         ):
             if choice == "_self_":
-                values = merged(values, own)
+                values = merge(values, own)
             elif sub != group:
                 subgroups[sub] = choice
             elif choice not in (*above, name) and self.has(group, choice):
                 bases.append(base := self.read(group, choice, [*above, name]))
-                values, inherited = merged(values, base.values), {**inherited, **base.subgroups}
+                values, inherited = merge(values, base.values), {**inherited, **base.subgroups}
         made, package = {**inherited, **subgroups}, package_of(text, group)
         self._read[group, name] = ChoiceFile(
             group, name, path, text, package, values, listed, made, bases
@@ -315,7 +315,7 @@ class ChoiceFiles:
         found: dict[str, Any] = {}
         for one in [*self.made(group, name).items(), (group, name)]:
             file = self.read(*one)
-            found = merged(found, placed(file.values, file.package))
+            found = merge(found, nest(file.values, file.package))
         return found
 
     def _path(self, group: str, name: str) -> Path | None:

@@ -24,8 +24,8 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.resolvers import oc
 
-from fedsim.core.configs import flat
-from fedsim.core.disk import VARIABLES, conf_dir, may_name
+from fedsim.core.configs import leaves
+from fedsim.core.disk import VARIABLES, conf_dir, config_may_name
 from fedsim.core.errors import ConfigError, Problem, check
 
 
@@ -36,7 +36,7 @@ class SecretError(ValueError):
 def environment_variable(name: str, *default: Any) -> Any:
     """The resolver `oc.env`. Raises `SecretError` for a variable that is not in `VARIABLES` nor
     begins with FEDSIM_."""
-    if not may_name(name):
+    if not config_may_name(name):
         allowed = ", ".join(("FEDSIM_*", *VARIABLES))
         raise SecretError(
             f"${{oc.env:{name}}} is refused: a config is recorded, so it may name {allowed} alone"
@@ -133,7 +133,7 @@ def check_node(config: DictConfig) -> None:
     raw: Any = OmegaConf.to_container(config.hydra, resolve=False)
     raw["runtime"] = {"output_dir": raw["runtime"]["output_dir"]}
     known = _defaults()
-    values = [(key, value) for key, value in flat(raw) if not _is_in(key, (*OPEN, *OF_HYDRA))]
+    values = [(key, value) for key, value in leaves(raw) if not _is_in(key, (*OPEN, *OF_HYDRA))]
     changed = [_refused(f"hydra.{key}") for key, value in values if value not in known.get(key, ())]
     check(*changed, *launcher_problems(raw["launcher"]))
 
@@ -158,7 +158,7 @@ def _defaults() -> Mapping[str, list[Any]]:
     ]
     nodes.append(yaml.safe_load((conf_dir() / "config.yaml").read_text(encoding="utf-8"))["hydra"])
     known: dict[str, list[Any]] = {}
-    for key, value in (one for node in nodes for one in flat(node)):
+    for key, value in (one for node in nodes for one in leaves(node)):
         known.setdefault(key, []).append(value)
     return known
 

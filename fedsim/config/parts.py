@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fedsim.clients.behaviour import ClientBehaviour
-from fedsim.clients.context import OF_SYSTEM, Signal
+from fedsim.clients.context import CLOCK_SIGNALS, Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import System
 from fedsim.config.build import Gathered, inspect_node, instantiate
@@ -172,7 +172,7 @@ def _check_selector(plan: Plan, made: Mapping[str, Any], problems: Gathered) -> 
     name, text = type(selector).__name__, "must call super().__init__(population) in its __init__"
     problems.add(rule(hasattr(selector, "population"), "selector", name, text))
     remedy = "choose system=lognormal, say, in every run that is compared with this one"
-    met = has_clock or not selector.needs & OF_SYSTEM
+    met = has_clock or not selector.needs & CLOCK_SIGNALS
     problems.add(rule(met, "system", "none", f"must be a simulated clock for {name}", remedy))
     problems.add(
         _unmet(Signal.VALIDATION, selector, config.get("server"), "validation_fraction", 0.05)

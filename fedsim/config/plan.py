@@ -23,7 +23,7 @@ from fedsim.config.settings import (
     built,
     with_one_amount_of_work,
 )
-from fedsim.core.configs import IRRELEVANT, by_meaning
+from fedsim.core.configs import IRRELEVANT_KEYS, canonical
 from fedsim.core.errors import check
 from fedsim.partitions.server_split import ServerSplit
 from fedsim.tracking.base import Tracker
@@ -98,5 +98,5 @@ def _sees_gpu() -> bool:
 
 def hash_config(config: Mapping[str, Any]) -> str:
     """SHA-256 over every value that can change a result (`fedsim.core.configs.by_meaning`)."""
-    relevant = by_meaning({k: v for k, v in config.items() if k not in IRRELEVANT})
+    relevant = canonical({k: v for k, v in config.items() if k not in IRRELEVANT_KEYS})
     return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config.typecheck import find_in_working_folder, not_imported
-from fedsim.core.configs import IRRELEVANT
+from fedsim.core.configs import IRRELEVANT_KEYS
 
 ALL = "*"
 """Stands for all names of a module."""
@@ -34,7 +34,7 @@ process."""
 def user_code(config: Mapping[str, Any]) -> str | None:
     """Each module of the user's that the classes of a config need, with a hash of what they need
     there, such as `helpers 8c01..., my_lab 3f2a...`; None if there is none."""
-    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT}
+    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
     uses = re.findall(r'"_target_": "([^"]+)\.(\w+)"', json.dumps(relevant, default=str))
     needed: dict[str, dict[int, str]] = {}
     seen: Uses = set()

@@ -25,7 +25,7 @@ from yaml import YAMLError
 from fedsim.config.build import Gathered
 from fedsim.config.choice_files import ChoiceFiles
 from fedsim.config.sources import loader, on_search_path
-from fedsim.core.configs import SEEDS, SHORTHANDS
+from fedsim.core.configs import SEED_KEYS, SHORTHANDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 
@@ -319,7 +319,7 @@ def values_of(override: Override) -> Iterator[str]:
 
     if not override.is_discrete_sweep():
         search = f"fedsim search {shlex.quote(override.input_line or '')} trials=20 searches in it"
-        remedy = f"{key}=range(0,5) is five of them" if key in SEEDS else search
+        remedy = f"{key}=range(0,5) is five of them" if key in SEED_KEYS else search
         refuse("must sweep single values: a,b or range()", remedy)
     if isinstance(value := override.value(), RangeSweep) and value.step == 0:
         refuse("must have a step other than 0", "leave it out for 1")

@@ -5,14 +5,22 @@ from typing import Any
 
 import yaml
 
-SEEDS = ("seed", "partition_seed", "init_seed")
+SEED_KEYS = ("seed", "partition_seed", "init_seed")
 """Top-level keys in which the runs differ that a mean is taken over."""
 
 
-IRRELEVANT = ("name", "data_dir", "cache_dir", "output_dir", "overwrite", "checkpoint", "tracker")
+IRRELEVANT_KEYS = (
+    "name",
+    "data_dir",
+    "cache_dir",
+    "output_dir",
+    "overwrite",
+    "checkpoint",
+    "tracker",
+)
 """Top-level keys that cannot change a result; all others are in the hash that names a run's
 folder."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 SHORTHANDS = {
@@ -23,7 +31,7 @@ SHORTHANDS = {
 any, and the key."""
 
 
-def by_meaning(node: Any) -> Any:
+def canonical(node: Any) -> Any:
     """A copy of a config (plain containers) that differs only where results can.
 
     Classes of fedsim are told by their names alone, so that moving code changes no hash, and what
@@ -32,11 +40,11 @@ def by_meaning(node: Any) -> Any:
     """
     if isinstance(node, Mapping):
         return {
-            k: _class_name(v) if k == "_target_" else by_meaning(v)
+            k: _class_name(v) if k == "_target_" else canonical(v)
             for k, v in node.items()
             if v is not None
         }
-    return [by_meaning(item) for item in node] if isinstance(node, list) else node
+    return [canonical(item) for item in node] if isinstance(node, list) else node
 
 
 def _class_name(target: Any) -> Any:
@@ -47,13 +55,13 @@ def _class_name(target: Any) -> Any:
     )
 
 
-def flat(node: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def leaves(node: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """The leaves of nested mappings with their dotted keys: `optimizer.lr`, 0.1. An empty mapping
     has none."""
     found: list[tuple[str, Any]] = []
     for key, value in node.items():
         found += (
-            flat(value, f"{prefix}{key}.")
+            leaves(value, f"{prefix}{key}.")
             if isinstance(value, Mapping)
             else [(f"{prefix}{key}", value)]
         )
@@ -77,15 +85,15 @@ def all_keys(values: Mapping[str, Any]) -> Iterator[str]:
             yield from (f"{key}.{below}" for below in all_keys(value))
 
 
-def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     """As Hydra composes: mappings key by key, everything else as a whole."""
     in_both = [
         k for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
     ]
-    return {**base, **own, **{k: merged(base[k], own[k]) for k in in_both}}
+    return {**base, **own, **{k: merge(base[k], own[k]) for k in in_both}}
 
 
-def placed(values: Mapping[str, Any], key: str) -> dict[str, Any]:
+def nest(values: Mapping[str, Any], key: str) -> dict[str, Any]:
     """`values` at a dotted key of nested mappings; at the top, if it is empty."""
     for part in reversed(key.split(".") if key else []):
         values = {part: values}

@@ -31,7 +31,7 @@ VARIABLES = (
 """Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
 
 
-def may_name(variable: str) -> bool:
+def config_may_name(variable: str) -> bool:
     """Return whether a config may name an environment variable: it records what that stands for."""
     return variable in VARIABLES or variable.startswith("FEDSIM_")
 
@@ -39,7 +39,7 @@ def may_name(variable: str) -> bool:
 def user_path(text: str | Path) -> Path:
     """Return the path that a user has written, with `~` and the variables of configs replaced as by
     a shell."""
-    known = {name: value for name, value in os.environ.items() if may_name(name)}
+    known = {name: value for name, value in os.environ.items() if config_may_name(name)}
     return Path(os.path.expanduser(Template(str(text)).safe_substitute(known)))  # noqa: PTH111, Path's own raises
 
 
@@ -184,7 +184,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def opened(path: Path, mode: str) -> BinaryIO:
+def open_unlinked(path: Path, mode: str) -> BinaryIO:
     """The file `path`, not buffered. Raises OSError where it is a link."""
     return cast(BinaryIO, open(path, mode, buffering=0, opener=_no_link))
 

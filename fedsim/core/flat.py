@@ -69,7 +69,7 @@ def weighted_sums(
     return {name: weighted_sum(value, row.to(value.dtype)) for name, value in stack.items()}
 
 
-def added(params: dict[str, Tensor], changes: dict[str, Tensor]) -> dict[str, Tensor]:
+def add_models(params: dict[str, Tensor], changes: dict[str, Tensor]) -> dict[str, Tensor]:
     """The sum of two models."""
     new = torch._foreach_add(list(params.values()), [changes[name] for name in params])
     return dict(zip(params, new, strict=True))

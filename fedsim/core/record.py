@@ -11,15 +11,15 @@ QUANTITIES = ("bytes_down", "forward_samples", "train_samples", "bytes_up")
 """What an exchange of the server with a client is made of, in the order in which a client does
 it."""
 
-KEY = "client_accuracy"
+CLIENT_ACCURACY = "client_accuracy"
 MeasuredOn = Literal["labels", "test", "holdout", "train"]
-AGGREGATES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
+CLIENT_ACCURACY_MEASURES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
 SUM, LAST, CLOCK, CLIENTS = (
     {"summary": "sum"},
     {"summary": "last"},
     {"only_with": "clock"},
-    {"only_with": KEY},
+    {"only_with": CLIENT_ACCURACY},
 )
 """What fields of records carry: their sum is among the totals of summary.json, or their last value
 is in it; they are in records with a simulated clock alone, or of runs that measure accuracy client
@@ -78,8 +78,8 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         absent = {
-            *(OF_CLOCK if self.late is None else ()),
-            *(OF_CLIENTS if self.client_accuracy_mean is None else ()),
+            *(CLOCK_FIELDS if self.late is None else ()),
+            *(CLIENT_ACCURACY_FIELDS if self.client_accuracy_mean is None else ()),
         }
         absent |= {"epsilon"} if self.epsilon is None else set()
         return {name: value for name, value in asdict(self).items() if name not in absent}
@@ -89,8 +89,8 @@ def _carrying(metadata: dict[str, str]) -> tuple[str, ...]:
     return tuple(one.name for one in fields(Record) if one.metadata == metadata)
 
 
-TOTALS, LASTS = _carrying(SUM), _carrying(LAST)
-OF_CLOCK, OF_CLIENTS = _carrying(CLOCK), _carrying(CLIENTS)
+TOTAL_FIELDS, LAST_FIELDS = _carrying(SUM), _carrying(LAST)
+CLOCK_FIELDS, CLIENT_ACCURACY_FIELDS = _carrying(CLOCK), _carrying(CLIENTS)
 """Names of the fields that carry it."""
 FINAL_WINDOW = 11
 """Rounds in the final mean: GPFL prints "last 10", its published logs agree with the last 11."""

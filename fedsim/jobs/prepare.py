@@ -13,7 +13,7 @@ from fedsim.config.compose import check_rest, compose_jobs, outlined, search_pat
 from fedsim.config.declared import declared
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.sweep import Lanes, require_room
 from fedsim.running.outcome import outcome_on_file
@@ -80,7 +80,7 @@ def has_passed(plan: Plan) -> bool:
     version = (found.summary.get("environment") or {}).get("fedsim")
     made_of = [
         str(value)
-        for key, value in flat(plan.config)
+        for key, value in leaves(plan.config)
         if key.endswith("._target_") and key[:8] != "tracker."
     ]
     known = all(target.startswith("fedsim.") and declared(target) is not None for target in made_of)

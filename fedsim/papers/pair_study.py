@@ -18,7 +18,7 @@ import numpy as np
 from scipy.special import expit
 
 from fedsim.core.arrays import Floats
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.papers.examine import Evidence, below_zero, holds_for_most
 from fedsim.papers.judge import Judged, corrected
 from fedsim.papers.published import Claim
@@ -69,7 +69,7 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
     names = [name for name in (traces[0][1][0]["features"] if traces else ()) if name in common]
     conditions = []
     for run, lines in traces:
-        setting = str(dict(flat(run.config)).get(SETTING_KEY, "-"))
+        setting = str(dict(leaves(run.config)).get(SETTING_KEY, "-"))
         for line in lines:
             features = np.array([line["features"][name] for name in names], dtype=np.float64).T
             losses = np.array(line["loss"], dtype=np.float64)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any
 
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.core.errors import ConfigError
 from fedsim.results.files import json_ready
 from fedsim.results.groups import Group, has_made, relevant
@@ -115,7 +115,7 @@ def preset_settings(
 
 def comparable_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """All values of a config by dotted key that can matter for a result."""
-    return _without(dict(flat(relevant(config))), FREE)
+    return _without(dict(leaves(relevant(config))), FREE)
 
 
 def _without(values: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import IO, Any, cast
 
 from rich.console import Console
 
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.core.disk import unwritable, user_path, write_files
 from fedsim.core.text import printable_lines
 from fedsim.papers import tables as papers
@@ -122,7 +122,7 @@ def chosen(runs: Sequence[Run], word: str) -> list[Run]:
     stands for any text. Raises `ReportError` if there are none."""
     key, _, values = word.partition("=")
     told = [
-        str(run.choices.get(key) or {**dict(flat(run.config)), "code": run.code}.get(key))
+        str(run.choices.get(key) or {**dict(leaves(run.config)), "code": run.code}.get(key))
         for run in runs
     ]
     found = [

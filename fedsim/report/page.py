@@ -14,7 +14,7 @@ from urllib.parse import quote
 import jinja2
 import numpy as np
 
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.papers.published import RULES, VERDICTS
 from fedsim.report.headline import header_facts
@@ -63,7 +63,9 @@ def _compared(group: Group) -> dict[str, Any]:
         name: choice for name, choice in run.choices.items() if name not in UNCOMPARED
     }
     told = {f"{name.replace('/', '.')}._target_" for name in choices}
-    values = choices | {key: value for key, value in flat(relevant(run.config)) if key not in told}
+    values = choices | {
+        key: value for key, value in leaves(relevant(run.config)) if key not in told
+    }
     ran = {"engine": [one.choices.get("engine") for one in group.runs]}
     ran["device"] = [one.config.get("device") for one in group.runs]
     values |= {"code": run.code} if run.code else {}

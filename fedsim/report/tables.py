@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES
+from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, FINAL_WINDOW, PHASES
 from fedsim.results import measures
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import AT_SERVER, REFERENCE, Group, Panel
@@ -127,8 +127,11 @@ BY_GROUP: Mapping[str, Mapping[str, Column]] = {
     },
     "clients": {
         "seeds": _seeds,
-        "measured on": lambda group: str(group.runs[0].config[KEY]),
-        **{name.replace("_", " "): (f"{KEY}_{name}", "accuracy") for name in AGGREGATES},
+        "measured on": lambda group: str(group.runs[0].config[CLIENT_ACCURACY]),
+        **{
+            name.replace("_", " "): (f"{CLIENT_ACCURACY}_{name}", "accuracy")
+            for name in CLIENT_ACCURACY_MEASURES
+        },
         "clients never selected": ("never_selected", ".3g"),
     },
     "costs": {
@@ -466,7 +469,7 @@ def _costs(found: Comparison) -> Table:
             values_by_seed(own, partial(measures.accuracy_by_bytes, budget=budget))
             for own, budget in pairs
         ]
-        worst = [values_by_seed(own, f"{KEY}_worst_tenth") for own, _ in pairs]
+        worst = [values_by_seed(own, f"{CLIENT_ACCURACY}_worst_tenth") for own, _ in pairs]
         by_seed = [tuple(pooled_values(one).values()) for one in (area, worst)]
         means = [show_estimate(Estimate(values, UNIT) if values else None) for values in by_seed]
         rows.append(
@@ -530,7 +533,7 @@ def all_tables(
     """All of these tables but `results`. `over`: the comparison of methods over settings, if there
     is one."""
     finished = [group for group in groups if group.complete]
-    by_client = [group for group in finished if group.runs[0].config.get(KEY)]
+    by_client = [group for group in finished if group.runs[0].config.get(CLIENT_ACCURACY)]
     found = (
         []
         if over is None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
-from fedsim.core.configs import flat
+from fedsim.core.configs import leaves
 from fedsim.results.groups import SYMBOLS, Group, Panel, compared_config, split_labels
 from fedsim.results.measures import final_lead, finals
 from fedsim.results.statistics import LEVEL, MIN_SEEDS, UNIT, Estimate, Mean, holm
@@ -100,13 +100,13 @@ def find_ablations(groups: Sequence[Group]) -> list[Ablation]:
     """Of all groups with finished runs."""
     families: dict[Hashable, list[tuple[dict[str, float], Group]]] = {}
     for group in groups:
-        leaves = flat(compared_config(group.runs[0]))
+        values = leaves(compared_config(group.runs[0]))
         numbers = {
             key: value
-            for key, value in leaves
+            for key, value in values
             if type(value) in (int, float) and math.isfinite(value)
         }
-        others = frozenset((key, str(value)) for key, value in leaves if key not in numbers)
+        others = frozenset((key, str(value)) for key, value in values if key not in numbers)
         if finals(group):
             families.setdefault((others, frozenset(numbers)), []).append((numbers, group))
     found: dict[tuple[str, ...], Ablation] = {}

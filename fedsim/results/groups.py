@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.core.configs import IRRELEVANT, SEEDS, SHORTHANDS, by_meaning, flat
+from fedsim.core.configs import IRRELEVANT_KEYS, SEED_KEYS, SHORTHANDS, canonical, leaves
 from fedsim.core.disk import conf_dir
 from fedsim.core.server_data import declared_signals, server_data
 from fedsim.core.text import printable
@@ -69,7 +69,7 @@ class Group:
     @cached_property
     def beside_selector(self) -> set[tuple[str, str]]:
         """Choices and values, but for those of the selector."""
-        values = {**dict(flat(compared_config(self.runs[0]))), **self.choices}
+        values = {**dict(leaves(compared_config(self.runs[0]))), **self.choices}
         return {
             (key, str(value)) for key, value in values.items() if not key.startswith("selector")
         }
@@ -121,8 +121,10 @@ def distinct(runs: Iterable[Run]) -> list[Run]:
 def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without seeds and without keys that cannot change a result. `init_seed=per_client`
     is not a seed."""
-    seeds = {k for k in SEEDS if not isinstance(config.get(k), str)}
-    return by_meaning({k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT})
+    seeds = {k for k in SEED_KEYS if not isinstance(config.get(k), str)}
+    return canonical(
+        {k: v for k, v in config.items() if k not in seeds and k not in IRRELEVANT_KEYS}
+    )
 
 
 def compared_config(run: Run) -> dict[str, Any]:
@@ -138,7 +140,7 @@ def compared_config(run: Run) -> dict[str, Any]:
 def _key(config: Mapping[str, Any]) -> Hashable:
     """The same for equal configs: 1 and 1.0 are the same number."""
     return frozenset(
-        (key, str(value) if isinstance(value, list) else value) for key, value in flat(config)
+        (key, str(value) if isinstance(value, list) else value) for key, value in leaves(config)
     )
 
 
@@ -189,7 +191,7 @@ def _make_labels(runs: Sequence[Run]) -> list[dict[str, str]]:
         {g: choice for g, choice in choices.items() if g.startswith("selector/")}
         for choices in made
     ]
-    values = [dict(flat(config)) for config in configs]
+    values = [dict(leaves(config)) for config in configs]
     for told in (parts, others, values):
         _add_distinguishing(labels, told)
     # A setting's values that label any runs label all that have them: so a method run in one
@@ -233,7 +235,7 @@ def has_made(
 ) -> bool:
     """Whether a run has made the choices `wanted`, or has these config values
     (`partition.alpha`)."""
-    values = {**{key: str(value) for key, value in flat(config)}, **choices}
+    values = {**{key: str(value) for key, value in leaves(config)}, **choices}
     return all(is_equal(values.get(name), str(value)) for name, value in wanted.items())
 
 

@@ -11,7 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fedsim.core.arrays import Bools, Floats, Ints
-from fedsim.core.record import AGGREGATES, FINAL_WINDOW, KEY, PHASES, mean_of_last
+from fedsim.core.record import (
+    CLIENT_ACCURACY,
+    CLIENT_ACCURACY_MEASURES,
+    FINAL_WINDOW,
+    PHASES,
+    mean_of_last,
+)
 from fedsim.core.rounding import floor
 from fedsim.results.curves import is_recorded
 from fedsim.results.groups import Group, Panel
@@ -59,9 +65,11 @@ def last_accuracy(run: Run) -> float | None:
 
 
 def client_accuracy(run: Run, aggregate: str) -> float | None:
-    """One of `AGGREGATES` over clients: the mean over the last rounds that have it; None where it
+    """One of `CLIENT_ACCURACY_MEASURES` over clients: the mean over the last rounds that have it; None where it
     was not measured."""
-    return mean_of_last(run.columns.get(f"{KEY}_{aggregate}", np.empty(0)).tolist(), FINAL_WINDOW)
+    return mean_of_last(
+        run.columns.get(f"{CLIENT_ACCURACY}_{aggregate}", np.empty(0)).tolist(), FINAL_WINDOW
+    )
 
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float | None:
@@ -273,7 +281,10 @@ MEASURES: Mapping[str, Callable[..., float | None]] = {
     "start_up_rounds": lambda run: run.start_up_rounds,
     "speed": _negative(seconds_200),
     "steadiness": _negative(fluctuation),
-    **{f"{KEY}_{name}": partial(client_accuracy, aggregate=name) for name in AGGREGATES},
+    **{
+        f"{CLIENT_ACCURACY}_{name}": partial(client_accuracy, aggregate=name)
+        for name in CLIENT_ACCURACY_MEASURES
+    },
 }
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens; no value means that it never happened in
@@ -298,7 +309,9 @@ def base_name(measure: str) -> str:
 
 def bounds_of(measure: str) -> tuple[float, float]:
     """Where a measure can lie, as far as that is known."""
-    return UNIT if base_name(measure) in SHARES or measure.startswith(KEY) else UNBOUNDED
+    return (
+        UNIT if base_name(measure) in SHARES or measure.startswith(CLIENT_ACCURACY) else UNBOUNDED
+    )
 
 
 def find_measure(text: str) -> Measure:

@@ -23,10 +23,10 @@ import yaml
 from numpy.typing import NDArray
 
 from fedsim.core.arrays import Floats
-from fedsim.core.configs import LOADER, flat
+from fedsim.core.configs import YAML_LOADER, leaves
 from fedsim.core.disk import read_regular
 from fedsim.core.errors import FedsimError
-from fedsim.core.record import FINAL_WINDOW, LASTS, TOTALS, Record, mean_of_last
+from fedsim.core.record import FINAL_WINDOW, LAST_FIELDS, TOTAL_FIELDS, Record, mean_of_last
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 FINAL = ("done", "diverged")
@@ -72,7 +72,7 @@ def parse_yaml(text: str, name: str) -> Any:
     try:
         if SUSPICIOUS.search(text) or text.count("[") + text.count("{") > MOST_DEPTH:
             _check_events(text)
-        return plain(yaml.load(text, LOADER), name)
+        return plain(yaml.load(text, YAML_LOADER), name)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
         raise DamagedError(
             f"{name} is no YAML of a run ({' '.join(str(error).split())[:100]})"
@@ -83,7 +83,7 @@ def _check_events(text: str) -> None:
     """Raise ValueError where a YAML text has aliases, which can multiply it, or would exhaust the
     loader's stack."""
     depth = 0
-    for event in yaml.parse(text, LOADER):
+    for event in yaml.parse(text, YAML_LOADER):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
             event, yaml.CollectionEndEvent
         )
@@ -338,7 +338,7 @@ def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str
         expected = {"seed": config["seed"], **_totals(rounds)}
         if SMOOTHED not in summary:
             expected.pop(SMOOTHED)
-        _check_agreement(expected, dict(flat(summary)))
+        _check_agreement(expected, dict(leaves(summary)))
 
 
 def _totals(rounds: Rounds) -> dict[str, float | None]:
@@ -351,10 +351,10 @@ def _totals(rounds: Rounds) -> dict[str, float | None]:
         "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
     }
-    for name in LASTS:
+    for name in LAST_FIELDS:
         if name in columns and rounds.num:
             found[name] = float(columns[name][-1])
-    for name in TOTALS:
+    for name in TOTAL_FIELDS:
         if name in columns:
             found[f"totals.{name}"] = float(columns[name].sum())
     return found

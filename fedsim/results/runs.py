@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedsim.core.arrays import Floats, Ints
-from fedsim.core.configs import IRRELEVANT, by_meaning, flat
+from fedsim.core.configs import IRRELEVANT_KEYS, canonical, leaves
 from fedsim.core.errors import FedsimError
 from fedsim.core.text import printable
 from fedsim.results.files import (
@@ -116,7 +116,9 @@ class Run:
     @cached_property
     def own_classes(self) -> list[str]:
         """The user's classes in its config, by their paths."""
-        values = flat(by_meaning({k: v for k, v in self.config.items() if k not in IRRELEVANT}))
+        values = leaves(
+            canonical({k: v for k, v in self.config.items() if k not in IRRELEVANT_KEYS})
+        )
         return [
             str(value) for key, value in values if key.endswith("_target_") and "." in str(value)
         ]

@@ -12,7 +12,7 @@ from fedsim.clients.context import RoundContext
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import SimulatedClock
 from fedsim.core.arrays import Floats
-from fedsim.core.flat import added, to_device, weighted_sums
+from fedsim.core.flat import add_models, to_device, weighted_sums
 from fedsim.core.parameters import Positive, Problems, Stateful, parameters
 from fedsim.core.types import Cohort, Ids, Params, Stack
 from fedsim.selectors.base import Selector
@@ -131,7 +131,7 @@ class FedAvg(Aggregator):
     is_mean = is_average = True
 
     def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
-        return added(params, self.mean_delta(cohort, weights))
+        return add_models(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
@@ -144,7 +144,7 @@ class ServerOptimizer(Aggregator):
         mean = self.mean_delta(cohort, weights)
         names = [name for name in params if name not in self.buffers]
         changes = self.changes(names, [mean[name] for name in names]) if names else []
-        return added(params, {**mean, **dict(zip(names, changes, strict=True))})
+        return add_models(params, {**mean, **dict(zip(names, changes, strict=True))})
 
     @abstractmethod
     def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
@@ -251,7 +251,9 @@ class MIFA(Aggregator):
         )
         ratios = np.divide(self._lr, self.rates, out=np.zeros(len(shares)), where=self.rates > 0)
         means = weighted_sums(self.latest, shares / shares.sum() * ratios, cohort.start)
-        return added(params, means | weighted_sums(buffers, self.weights(cohort), cohort.start))
+        return add_models(
+            params, means | weighted_sums(buffers, self.weights(cohort), cohort.start)
+        )
 
 
 def _stored(

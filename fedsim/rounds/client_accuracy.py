@@ -12,7 +12,7 @@ import numpy as np
 
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import ConfigError, Problem
-from fedsim.core.record import KEY, MeasuredOn
+from fedsim.core.record import CLIENT_ACCURACY, MeasuredOn
 from fedsim.core.types import ClientPositions, Params
 from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
@@ -88,14 +88,18 @@ def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Ow
     none."""
     if owners is None or test_owners is None:
         told = "needs a data set that says whose each test sample is"
-        raise ConfigError([Problem(KEY, "test", told, "client_accuracy=labels fits all data")])
+        raise ConfigError(
+            [Problem(CLIENT_ACCURACY, "test", told, "client_accuracy=labels fits all data")]
+        )
     found = [np.unique(owners[own]).tolist() for own in division.train]
     client_of = {own[0]: client for client, own in enumerate(found) if own}
     if any(len(own) > 1 for own in found) or len(client_of) < sum(map(len, found)):
         told = (
             "needs clients that hold the samples of one owner each, and no two of them of the same"
         )
-        raise ConfigError([Problem(KEY, "test", told, "partition=natural gives such clients")])
+        raise ConfigError(
+            [Problem(CLIENT_ACCURACY, "test", told, "partition=natural gives such clients")]
+        )
     return np.array(
         [client_of.get(owner, len(found)) for owner in test_owners.tolist()], dtype=np.int64
     )

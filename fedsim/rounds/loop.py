@@ -13,14 +13,14 @@ from torch import Tensor
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
-from fedsim.clients.ledger import Clock, Ledger
+from fedsim.clients.ledger import Ledger, PhaseTimer
 from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
 from fedsim.clients.local_results import GuardedTensors
 from fedsim.clients.server import Server, ServerData
 from fedsim.clients.system import SimulatedClock
 from fedsim.core.arrays import Bools, Floats
 from fedsim.core.errors import DivergedError
-from fedsim.core.record import KEY, Record
+from fedsim.core.record import CLIENT_ACCURACY, Record
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import (
     Cohort,
@@ -205,7 +205,7 @@ class Simulation:
             streams=parts.streams,
             first=not self.started,
             ledger=Ledger(),
-            clock=Clock(parts.server_data.test.x.device, parts.now),
+            clock=PhaseTimer(parts.server_data.test.x.device, parts.now),
             public=parts.server_data.public,
             validation=parts.server_data.validation,
             simulated=None
@@ -321,7 +321,7 @@ class Simulation:
             return {"test_accuracy": None, "test_loss": None}
         evaluation, accuracies = self.measure()
         of_clients = {} if accuracies is None else aggregates(accuracies, self.covered)
-        found = {f"{KEY}_{name}": value for name, value in of_clients.items()}
+        found = {f"{CLIENT_ACCURACY}_{name}": value for name, value in of_clients.items()}
         return {"test_accuracy": evaluation.accuracy, "test_loss": evaluation.loss, **found}
 
     def measure(self) -> tuple[Evaluation, Floats | None]:

@@ -16,7 +16,7 @@ from fedsim.clients.system import SimulatedClock
 from fedsim.core.arrays import Floats
 from fedsim.core.errors import check, rule
 from fedsim.core.exact import mean_row, normal, row_sums, weighted_sum
-from fedsim.core.flat import added, flat_rows, split_flat, to_device, weighted_sums
+from fedsim.core.flat import add_models, flat_rows, split_flat, to_device, weighted_sums
 from fedsim.core.parameters import Count, CountOrZero, Positive, Problems, parameters
 from fedsim.core.rng import Purpose
 from fedsim.core.rounding import floor
@@ -55,7 +55,7 @@ class TrimmedMean(Unweighted):
     def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
         num = len(cohort.ids)
         cut = min(floor(self.share * num), (num - 1) // 2)
-        return added(
+        return add_models(
             params,
             {n: mean_row(t.sort(0).values[cut : num - cut]) for n, t in cohort.delta.items()},
         )
@@ -92,7 +92,7 @@ class Krum(Unweighted):
         scores = np.sort(squares + squares.T, axis=1)[:, 1 : near + 1].sum(axis=1)
         chosen = np.argsort(scores, kind="stable")[: max(near, 1) if self.m is None else self.m]
         used = np.isin(np.arange(num), chosen) / len(chosen)
-        return added(params, weighted_sums(cohort.delta, used, cohort.start))
+        return add_models(params, weighted_sums(cohort.delta, used, cohort.start))
 
 
 def _lengths(rows: Tensor) -> Floats:
@@ -121,7 +121,7 @@ class GeometricMedian(Aggregator):
             )
             used = own / np.maximum(_lengths(rows - centre), self.smoothing)
             used = used / used.sum()
-        return added(params, weighted_sums(cohort.delta, used, cohort.start))
+        return add_models(params, weighted_sums(cohort.delta, used, cohort.start))
 
 
 @parameters
@@ -136,7 +136,7 @@ class NormClipping(Aggregator):
         used = self.weights(cohort) if weights is None else weights
         steps, buffers = self.parts(cohort)
         changes = _clipped(steps, used, self.norm, params)
-        return added(
+        return add_models(
             params,
             changes | _clipped(buffers, self.averaging_weights(cohort, used), self.norm, params),
         )
@@ -240,7 +240,7 @@ class DPFedAvg(Unweighted):
         self.rates.append(self._rate)
         divisor = self.denominator or self._expected
         if num := len(cohort.ids):
-            params = added(
+            params = add_models(
                 params, _clipped(cohort.delta, np.full(num, 1 / divisor), self.clip, params)
             )
         values = list(params.values())
@@ -248,7 +248,7 @@ class DPFedAvg(Unweighted):
             self.noise_multiplier * self.clip / divisor
         )
         flat = to_device(torch.from_numpy(noise).to(values[0].dtype), values[0].device)
-        return added(params, split_flat(flat, params))
+        return add_models(params, split_flat(flat, params))
 
     @property
     def epsilon_spent(self) -> float | None:

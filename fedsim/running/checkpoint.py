@@ -25,7 +25,7 @@ from torch import Tensor
 import fedsim
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
-from fedsim.core.configs import IRRELEVANT, flat
+from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.record import Record
@@ -234,7 +234,7 @@ def identity_of(plan: Plan, experiment: Experiment) -> dict[str, Any]:
     """All that must be the same for a checkpoint to be gone on from: what decides a result, to the
     last bit."""
     parts = experiment.simulation.components
-    config = {k: v for k, v in plan.config.items() if k not in IRRELEVANT}
+    config = {k: v for k, v in plan.config.items() if k not in IRRELEVANT_KEYS}
     return {
         "format": FORMAT,
         "fedsim": fedsim.__version__,
@@ -253,7 +253,7 @@ def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) ->
     """A problem for each key in which the identity of a checkpoint differs from that of the run. A
     key of the config that one side lacks is one that is null there: new keys are null where nothing
     changes."""
-    before, after = dict(flat(saved)), dict(flat(now))
+    before, after = dict(leaves(saved)), dict(leaves(now))
     found = []
     for key in sorted(key for key in {*before, *after} if before.get(key) != after.get(key)):
         told, remedy = f"is {before.get(key)!r} in {path}", REMEDIES.get(key, START_ANEW)

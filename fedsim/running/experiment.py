@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.clients.context import OF_SERVER
+from fedsim.clients.context import SERVER_SIGNALS
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
 from fedsim.core.errors import DivergedError, FedsimError
-from fedsim.core.record import KEY, Record
+from fedsim.core.record import CLIENT_ACCURACY, Record
 from fedsim.core.server_data import server_data
 from fedsim.core.types import Population
 from fedsim.results import files
@@ -135,7 +135,7 @@ def of_clients(simulation: Simulation) -> tuple[dict[str, Any], dict[str, NDArra
         "clients_never_selected": int((~selected).sum()),
     }
     arrays = {"accuracy": accuracies, "samples": measure.samples, "selected": selected}
-    return {KEY: {**aggregates(accuracies, selected), **counts}}, arrays
+    return {CLIENT_ACCURACY: {**aggregates(accuracies, selected), **counts}}, arrays
 
 
 TEXTS = {
@@ -306,7 +306,7 @@ class _Run:
             "start_up_rounds": self.start_up_rounds,
             "seed": plan.settings.seed,
             "choices": dict(plan.choices),
-            "asks": "; ".join(sorted(self.parts.selector.needs - OF_SERVER)) or "nothing",
+            "asks": "; ".join(sorted(self.parts.selector.needs - SERVER_SIGNALS)) or "nothing",
             "server_data": server_data(self.parts.selector.needs),
             "engine": self.parts.engine.description,
             "data": dict(self.experiment.data_source),

@@ -18,7 +18,7 @@ from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since, is_users
 from fedsim.core.disk import read_regular
 from fedsim.core.errors import DataError, FedsimError
-from fedsim.core.record import LASTS, TOTALS, Record, mean_of_last
+from fedsim.core.record import LAST_FIELDS, TOTAL_FIELDS, Record, mean_of_last
 from fedsim.results import files
 from fedsim.results.files import MODEL, OutputError, RunFolder
 from fedsim.results.reading import (
@@ -172,10 +172,10 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records]))
         if records
         else None,
-        **{name: getattr(last, name) if last else 0.0 for name in LASTS},
+        **{name: getattr(last, name) if last else 0.0 for name in LAST_FIELDS},
         **simulated,
         **({} if last is None or last.epsilon is None else {"epsilon": last.epsilon}),
-        "totals": {name: sum(getattr(r, name) for r in records) for name in TOTALS},
+        "totals": {name: sum(getattr(r, name) for r in records) for name in TOTAL_FIELDS},
     }
 
 

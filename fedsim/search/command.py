@@ -10,7 +10,7 @@ from fedsim.config.compose import check_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.suggestions import UNKNOWN_KEY
 from fedsim.config.words import flags_of, parse, read_words
-from fedsim.core.configs import SEEDS
+from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import require_room
@@ -80,7 +80,7 @@ def _of_seeds_alone(plans: list[Plan]) -> list[Plan]:
     """`plans`, which a trial is the mean of. Raises `ConfigError` where they differ in more than
     their seeds, as with a preset that is a sweep."""
     configs = [
-        {key: value for key, value in plan.config.items() if key not in SEEDS} for plan in plans
+        {key: value for key, value in plan.config.items() if key not in SEED_KEYS} for plan in plans
     ]
     groups = {
         repr((sorted(plan.choices.items()), config))

@@ -25,7 +25,7 @@ from fedsim.config.compose import search_path
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.config.words import parse, read_words, typed_in
-from fedsim.core.configs import SEEDS
+from fedsim.core.configs import SEED_KEYS
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import at_least, check, rule
 from fedsim.jobs.cli import run_jobs
@@ -123,7 +123,7 @@ class Race:
             {k.lstrip("+"): v for k, _, v in (word.partition("=") for word in job.overrides)}
             for job in jobs
         ]
-        differing = [key for key in differing_keys(labels) if key not in (*SEEDS, "selector")]
+        differing = [key for key in differing_keys(labels) if key not in (*SEED_KEYS, "selector")]
         choices = [job.choices.get("selector", "") for job in jobs]
         for number, (choice, words) in enumerate(zip(choices, labels, strict=True)):
             told = {key: f"{key}={words[key]}" for key in differing if key in words}

@@ -29,7 +29,7 @@ from rich.table import Table
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
 from fedsim.config.words import key_of, typed_in, values_of
-from fedsim.core.configs import SEEDS
+from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, Problem, at_least, check, rule
 from fedsim.core.record import mean_of_last
 from fedsim.core.text import command
@@ -98,7 +98,7 @@ class Space:
 def space_of(overrides: Sequence[Override]) -> Space:
     """The space that sweeps describe. Raises `ConfigError` for what cannot be searched in, or
     without any sweep."""
-    swept = [o for o in overrides if o.is_sweep_override() and key_of(o) not in SEEDS]
+    swept = [o for o in overrides if o.is_sweep_override() and key_of(o) not in SEED_KEYS]
     axes: dict[str, Axis] = {}
     problems: list[Problem] = []
     for override in swept:

@@ -15,7 +15,7 @@ from annotated_types import Ge, Le
 
 from fedsim.core.arrays import Floats
 from fedsim.core.exact import log
-from fedsim.core.flat import added, weighted_sums
+from fedsim.core.flat import add_models, weighted_sums
 from fedsim.core.parameters import NonNegative, Problems, Share, parameters
 from fedsim.core.types import Cohort, Ids, Params, Selection
 from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule
@@ -73,7 +73,7 @@ def average_model(
     weights = cohort.sizes[rows].astype(np.float64) if by_size else np.ones(len(rows))
     row = np.zeros(len(cohort.ids), np.float32)
     row[rows] = weights / weights.sum() * share
-    return added(cohort.start, weighted_sums(cohort.delta, row, cohort.start))
+    return add_models(cohort.start, weighted_sums(cohort.delta, row, cohort.start))
 
 
 def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.core.errors import check
-from fedsim.core.record import LASTS
+from fedsim.core.record import LAST_FIELDS
 from fedsim.results.reading import read_config, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_tracker import (
@@ -29,7 +29,14 @@ from fedsim.tracking.wandb_tracker import (
 )
 
 ACCURACIES = ("smoothed_accuracy", "last_accuracy", "best_accuracy")
-SUMMARY_KEYS = ("status", *ACCURACIES, "mean_participation_ratio", "revision", "totals", *LASTS)
+SUMMARY_KEYS = (
+    "status",
+    *ACCURACIES,
+    "mean_participation_ratio",
+    "revision",
+    "totals",
+    *LAST_FIELDS,
+)
 
 
 def main() -> None:

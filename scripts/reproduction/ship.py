@@ -27,7 +27,7 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from fedsim.core.record import FINAL_WINDOW, KEY
+from fedsim.core.record import CLIENT_ACCURACY, FINAL_WINDOW
 from fedsim.report.command import report
 from fedsim.results.archive import TOLD, read_archive, write_archive
 from fedsim.results.reading import FINAL
@@ -60,7 +60,7 @@ OF_A_ROUND = (
     ),
     *("coverage", "nonfinite_reports", "dropped_updates"),
 )
-WORST = f"{KEY}_worst_tenth"
+WORST = f"{CLIENT_ACCURACY}_worst_tenth"
 LINK = re.compile(r"results/(?P<folder>\w+)/(?P<file>[\w.]+)")
 MARKER = re.compile(r"<!-- table: from_report (?P<folder>\w+) (?P<name>\w+)")
 

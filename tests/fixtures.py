@@ -105,7 +105,7 @@ def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A user whom W&B does not know, with a home folder that is empty."""
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(wandb_tracker, "SERVER", wandb_tracker.Server())
+    monkeypatch.setattr(wandb_tracker, "SERVER", wandb_tracker.WandbServer())
 
 
 @pytest.fixture

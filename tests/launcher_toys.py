@@ -14,7 +14,7 @@ from typing import Any
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
-from fedsim.jobs.task_worker import Task
+from fedsim.jobs.task_worker import WorkerTask
 from fedsim.results.files import MODEL
 from fedsim.results.reading import read_metrics, read_summary
 from fedsim.running.outcome import Outcome
@@ -53,7 +53,7 @@ def plans_of(*words: str) -> list[Plan]:
 
 def sent(*plans: Plan) -> list[Outcome]:
     """How jobs end that are sent to another process and back."""
-    task = pickle.loads(pickle.dumps(Task(plans, time.time(), {})))
+    task = pickle.loads(pickle.dumps(WorkerTask(plans, time.time(), {})))
     found: list[Outcome] = pickle.loads(pickle.dumps(task.outcomes()))
     return found
 

@@ -16,7 +16,7 @@ from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, FedsimError, Problem
 from fedsim.core.types import Population
 from fedsim.jobs.cli import run
-from fedsim.running.process import tell
+from fedsim.running.process import print_error
 from fedsim.selectors.random import Random
 from tests.run_toys import Run, refused, shell
 
@@ -604,7 +604,7 @@ def test_absent_data_are_exit_code_3_and_leave_nothing(
 def test_mistakes_exit_with_2_in_one_screen_on_stderr_and_a_traceback_only_on_demand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tell(ConfigError([Problem("a.b", 3, "must be > 4", "try 5")]))
+    print_error(ConfigError([Problem("a.b", 3, "must be > 4", "try 5")]))
     told = "fedsim: 1 problem in the config; nothing was run\n  a.b=3: must be > 4\n    try 5\n"
     assert capsys.readouterr().err == told
     result = shell(tmp_path, "cohort_size=99")

@@ -20,7 +20,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.jobs import cli
 from fedsim.report import command as report
 from fedsim.results.runs import ReportError
-from fedsim.running.process import tell
+from fedsim.running.process import print_error
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
 from scripts.benchmark import MODULES
@@ -189,7 +189,7 @@ def run(words: tuple[str, ...]) -> None:
     try:
         cli.run([*words[1:], *SHORT])
     except FedsimError as error:
-        tell(error)
+        print_error(error)
 
 
 def test_a_wrong_command_is_found(capsys: pytest.CaptureFixture[str]) -> None:

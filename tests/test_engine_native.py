@@ -29,7 +29,7 @@ from fedsim.engine.native.library import library
 from fedsim.engine.schedule import LocalWork
 from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
-from fedsim.running.interleaving import TrainingCall, train_jointly
+from fedsim.running.lanes import TrainingCall, train_jointly
 from tests.engines import auto, native, reference, schedule_of
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
 from tests.test_engine_chain import CHAINS

@@ -20,8 +20,8 @@ from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork, Schedule
 from fedsim.models.mlp import MLP
 from fedsim.results.reading import read_metrics, read_summary
-from fedsim.running import interleaving
-from fedsim.running.interleaving import InterleavedRun, TrainingCall, run_interleaved, train_jointly
+from fedsim.running import lanes
+from fedsim.running.lanes import Lane, TrainingCall, run_in_lanes, train_jointly
 from tests.engines import batched, schedule_of
 from tests.run_toys import Run
 from tests.test_engine import (
@@ -155,7 +155,7 @@ def test_progress_counts_the_runs_that_are_left(
     assert "2 runs side by side" in capsys.readouterr().out
     progress: list[tuple[int, int]] = []
     call = call_of(_engine("equal"), [0, 1], 7)
-    run_interleaved(
+    run_in_lanes(
         [lambda run: run.train(call)] * 3, lambda left, round: progress.append((left, round))
     )
     assert progress == [(3, 0)]
@@ -190,44 +190,44 @@ def test_an_error_in_the_common_training_reaches_every_run(
     def fails(start: Any, schedule: Any) -> Any:
         raise kind("no memory")
 
-    def work(run: InterleavedRun) -> None:
+    def work(run: Lane) -> None:
         try:
             run.train(call)
         except kind as error:
             caught.append(str(error))
 
     monkeypatch.setattr(call.backend, "train", fails)
-    run_interleaved([work, work], lambda *_: None)
+    run_in_lanes([work, work], lambda *_: None)
     assert caught == ["no memory"] * 2
 
 
 def test_an_unexpected_error_in_a_run_interrupts_the_others_and_is_raised() -> None:
     interrupted = []
 
-    def waits(run: InterleavedRun) -> None:
+    def waits(run: Lane) -> None:
         try:
             run.train(call_of(_engine("equal"), [0], 1))
         except KeyboardInterrupt:
             interrupted.append(run)
             raise
 
-    def fails(run: InterleavedRun) -> None:
+    def fails(run: Lane) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run_interleaved([waits, fails], lambda *_: None)
+        run_in_lanes([waits, fails], lambda *_: None)
     assert len(interrupted) == 1
 
 
 def test_a_selectors_no_grad_stays_its_own() -> None:
     engine, seen = _engine("equal", 1), []
 
-    def careful(run: InterleavedRun) -> None:
+    def careful(run: Lane) -> None:
         with torch.no_grad():
             run.train(call_of(engine, [0], 1))
             seen.append(torch.is_grad_enabled())
 
-    run_interleaved([careful, careful], lambda *_: seen.append(torch.is_grad_enabled()))
+    run_in_lanes([careful, careful], lambda *_: seen.append(torch.is_grad_enabled()))
     assert seen == [True, False, True, False]
 
 
@@ -342,7 +342,7 @@ def _assert_exact(engine: Engine, corrections: Sequence[dict[str, Any]] = ({},) 
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, as runs side by side see it."""
     found = [100.0]
-    monkeypatch.setattr(interleaving, "time", SimpleNamespace(perf_counter=lambda: found[0]))
+    monkeypatch.setattr(lanes, "time", SimpleNamespace(perf_counter=lambda: found[0]))
     return found
 
 
@@ -367,7 +367,7 @@ def test_runs_pay_for_their_samples_of_the_common_training(now: list[float]) -> 
     times: dict[str, list[float]] = {"a": [], "b": []}
 
     def work(name: str, before: float, samples: int, after: float) -> Any:
-        def run(own: InterleavedRun) -> None:
+        def run(own: Lane) -> None:
             start = own.now()
             now[0] += before
             times[name].append(own.now() - start)
@@ -378,18 +378,18 @@ def test_runs_pay_for_their_samples_of_the_common_training(now: list[float]) -> 
 
         return run
 
-    run_interleaved([work("a", 1, 30, 3), work("b", 2, 10, 4)], lambda *_: None)
+    run_in_lanes([work("a", 1, 30, 3), work("b", 2, 10, 4)], lambda *_: None)
     assert times == {"a": [1, 1 + 6, 1 + 6 + 3], "b": [2, 2 + 2, 2 + 2 + 4]}
 
 
 def test_time_until_the_second_training_is_kept(now: list[float]) -> None:
     seen = []
 
-    def work(own: InterleavedRun) -> None:
+    def work(own: Lane) -> None:
         for _ in range(3):
             now[0] += 1
             own.train(common(5, now, 4))
             seen.append(own.now())
 
-    run_interleaved([work], lambda *_: None)
+    run_in_lanes([work], lambda *_: None)
     assert seen == [6, 12, 18]

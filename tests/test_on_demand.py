@@ -33,7 +33,7 @@ from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 from fedsim.models.mlp import MLP
 from fedsim.running.assembly import build
-from fedsim.running.interleaving import TrainingCall, train_jointly
+from fedsim.running.lanes import TrainingCall, train_jointly
 
 SMALL: dict[str, Any] = {
     "num_owners": 12,

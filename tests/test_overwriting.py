@@ -17,7 +17,7 @@ from fedsim.core.record import Record
 from fedsim.jobs.cli import run
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.jobs.sweep import Attempts
-from fedsim.jobs.task_worker import Task
+from fedsim.jobs.task_worker import WorkerTask
 from fedsim.results.files import owned
 from fedsim.rounds.loop import Simulation
 from fedsim.running.process import Preempted, StopRequests
@@ -202,7 +202,7 @@ def test_a_task_that_is_started_again_does_not_run_again_what_it_has_replaced(
     plans = plans_of("seed=range(2)", "num_rounds=4", "overwrite=true")[:number]
     for plan in plans[:1]:
         Attempts().run(plan)
-    work = Task(plans, time.time(), {})
+    work = WorkerTask(plans, time.time(), {})
     for skipped in (False, True):
         steps.clear()
         assert [(one.status, one.skipped) for one in work.outcomes()] == [

@@ -22,8 +22,8 @@ from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_metrics
 from fedsim.results.runs import Run, read_runs
 from fedsim.results.table import Table
-from fedsim.running.process import tell
-from fedsim.tracking.tables import tell_line
+from fedsim.running.process import print_error
+from fedsim.tracking.tables import print_line
 from tests.report_toys import make_report, only_run, two_methods, write_partition, write_run
 
 OF_A_RECORD = {
@@ -420,8 +420,8 @@ def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[st
         summary["choices"]["selector"] = text
         (run / SUMMARY).write_text(json.dumps(summary))
     assert make_report([str(tmp_path)]) == 0
-    tell(FedsimError("".join(NASTY)))
-    tell_line("".join(NASTY))
+    print_error(FedsimError("".join(NASTY)))
+    print_line("".join(NASTY))
     printed, page = capsys.readouterr(), (tmp_path / "report" / "report.html").read_text()
     assert all(c.isprintable() or c == "\n" for c in printed.out + printed.err + page)
     assert "<script>alert" not in page

@@ -32,7 +32,7 @@ from fedsim.running.process import Preempted, StopRequests
 from fedsim.tracking import tables as screen
 from fedsim.tracking.base import RunInfo, SweepPosition
 from fedsim.tracking.console import ConsoleTracker, lanes_accuracy, time_left
-from fedsim.tracking.tables import Output, sweep_table, tell_line
+from fedsim.tracking.tables import Output, print_line, sweep_table
 from fedsim.tracking.wandb_tracker import WandbTracker
 
 pytestmark = pytest.mark.usefixtures("stop")
@@ -105,7 +105,7 @@ def test_a_set_up_that_takes_long_is_told_once(
 ) -> None:
     told = threading.Event()
     monkeypatch.setattr(screen, "SLOW_SECONDS", 0.0)
-    monkeypatch.setattr(screen, "tell_line", lambda text: (told.set(), tell_line(text)))
+    monkeypatch.setattr(screen, "print_line", lambda text: (told.set(), print_line(text)))
     monkeypatch.setattr(experiment, "build", lambda plan: (told.wait(60), build(plan))[1])
     fedsim(QUIET)
     assert (

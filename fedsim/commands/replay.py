@@ -28,7 +28,7 @@ from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
 from fedsim.results.table import Table, number, show_estimate, table_files
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import STOP
-from fedsim.tracking.tables import CONSOLE, show_share, tell_line
+from fedsim.tracking.tables import CONSOLE, print_line, show_share
 
 LEAD, MIN_METHODS, RESAMPLES = "random", 4, 1000
 REGRET = """Regret: (L - best) / (worst - best) of a round's random cohorts, L the validation loss of the model that the
@@ -137,10 +137,10 @@ def _play_all(seeds: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None
         f"{len(first)} methods, {len(seeds)} seeds, {settings.num_rounds} rounds",
         settings.num_clients,
     )
-    tell_line(
+    print_line(
         f"replay: {told}; all {num} clients train once a round, {num / settings.cohort_size:.3g} times a run's"
     )
-    tell_line(
+    print_line(
         "files are written at the end of each seed; there is no going on with one that is broken off"
     )
     for seed, methods in seeds.items():
@@ -149,7 +149,7 @@ def _play_all(seeds: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None
             chosen, lead = replay.play()
             rows += [{"seed": seed, **row} for row in chosen]
             told = f"lead's test accuracy {show_share(lead.test_accuracy)}"
-            tell_line(f"  seed {seed}  round {lead.round}/{settings.num_rounds}  {told}")
+            print_line(f"  seed {seed}  round {lead.round}/{settings.num_rounds}  {told}")
         clients.append(replay.clients())
         choices = Choices(list(first), rows, clients)
         lines, plots, tables = (
@@ -167,7 +167,7 @@ def _play_all(seeds: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None
             raise OutputError(unwritable("output_dir", folder, error)) from error
         STOP.raise_if_asked()
     CONSOLE.print(*(table.rich() for table in tables[:2]))
-    tell_line(f"replay in {folder}")
+    print_line(f"replay in {folder}")
 
 
 def real_accuracies(seeds: Mapping[int, Mapping[str, Plan]]) -> dict[str, list[float]]:

@@ -26,7 +26,7 @@ from fedsim.core.errors import ConfigError, Problem
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.sweep import Attempts
-from fedsim.running.process import EXIT_CODES, STOP, tell
+from fedsim.running.process import EXIT_CODES, STOP, print_error
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
 Batches = Callable[[Sequence[Plan], Attempts], Iterable[Sequence[Plan]]]
@@ -80,7 +80,7 @@ def run_jobs(
         raise attempts.refused[0]
     refusals = [str(error) for error in attempts.refused]
     for text, error in {str(error): error for error in attempts.refused}.items():
-        tell(error)
+        print_error(error)
         print(f"    concerns {refusals.count(text)} of {len(plans)} jobs", file=sys.stderr)
     screen.plans = [plan for plan in plans if plan.folder in attempts.ended]
     outcomes = [attempts.ended[plan.folder] for plan in screen.plans]

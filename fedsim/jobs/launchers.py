@@ -30,7 +30,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.disk import num_cores
 from fedsim.core.errors import ConfigError, FedsimError, Problem, check, rule
 from fedsim.core.parameters import Count, CountOrZero, NonNegative, Problems, parameters
-from fedsim.jobs.task_worker import SubmittedTask, Task
+from fedsim.jobs.task_worker import SubmittedTask, WorkerTask
 from fedsim.jobs.tasks import TaskLauncher, imported, in_words
 from fedsim.results.files import is_free, refuse_links
 from fedsim.running.outcome import Outcome
@@ -83,7 +83,7 @@ class JoblibJobs(TaskLauncher):
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         pool = self._pool()
-        return [pool.submit(Task(plans, since, {}, quiet=True)) for plans in groups]
+        return [pool.submit(WorkerTask(plans, since, {}, quiet=True)) for plans in groups]
 
     def ended(self, running: Mapping["Future[Any]", Sequence[Plan]]) -> Sequence[Any]:
         return list(wait(running, POLL_SECONDS, FIRST_COMPLETED).done)
@@ -208,8 +208,8 @@ class RayJobs(TaskLauncher):
             "num_gpus": self.num_gpus,
             "max_retries": self.max_retries,
         }
-        remote = self._ray.remote(Task.__call__).options(**resources, retry_exceptions=False)
-        return [remote.remote(Task(plans, since, self._environment())) for plans in groups]
+        remote = self._ray.remote(WorkerTask.__call__).options(**resources, retry_exceptions=False)
+        return [remote.remote(WorkerTask(plans, since, self._environment())) for plans in groups]
 
     def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
         ready, _ = self._ray.wait(list(running), timeout=POLL_SECONDS)

@@ -20,10 +20,10 @@ from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_l
 from fedsim.tracking.tables import (
     CONSOLE,
     differing_keys,
+    print_line,
     show_seconds,
     show_share,
     sweep_table,
-    tell_line,
 )
 
 WINDOW = 500
@@ -121,17 +121,17 @@ class Narration:
             before = (
                 f"; {others} have ended before (overwrite=true runs them again)" if others else ""
             )
-            tell_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
+            print_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
             if cost and len(self._ended_before) < len(self._labels):
-                tell_line(cost)
+                print_line(cost)
         own = [p for p in self.plans if p.folder in self._ended_before and user_code(p.config)]
         if unknown := sum("code" not in outcome_on_file(plan).summary for plan in own):
             told = f"{unknown} of the results that are there do not say by which code of yours they were made"
-            tell_line(
+            print_line(
                 f"{told}; they are taken as those of the present one (overwrite=true runs them again)"
             )
         if self._overwriting.notice:
-            tell_line(self._overwriting.notice)
+            print_line(self._overwriting.notice)
 
     def job_begins(self, plan: Plan) -> None:
         if plan.folder in self._ended_before:
@@ -139,16 +139,16 @@ class Narration:
         from fedsim.running.assembly import is_prepared  # takes time: it imports PyTorch
 
         if not self._is_sweep and not has_console(plan):
-            tell_line(headline(plan.settings.name, plan.choices, plan.settings.seed))
+            print_line(headline(plan.settings.name, plan.choices, plan.settings.seed))
         elif not is_prepared(plan):
-            tell_line(f"loading the data set {plan.choices.get('dataset', '')}".rstrip())
+            print_line(f"loading the data set {plan.choices.get('dataset', '')}".rstrip())
 
     def job_ended(self, plan: Plan, outcome: Outcome) -> None:
         """How a job ended, in a line, where its trackers do not tell that."""
         if outcome.skipped:
             if not self._is_sweep or plan.folder not in self._ended_before:
                 remedy = "" if plan.config.get("overwrite") else " (overwrite=true runs it again)"
-                tell_line(f"already {outcome.status}: {plan.folder}{remedy}")
+                print_line(f"already {outcome.status}: {plan.folder}{remedy}")
         elif self._is_sweep:
             position, labels = self.progress.position(plan.folder), self._labels[plan.folder]
             names = " ".join(f"{key}={labels[key]}" for key in self._told_keys if key in labels)
@@ -163,8 +163,8 @@ class Narration:
                 markup=False,
             )
         elif not has_console(plan) and outcome.status not in ("data", "config"):
-            tell_line(" · ".join((outcome.status, *_results(outcome))))
-            tell_line(f"results in {plan.folder}")
+            print_line(" · ".join((outcome.status, *_results(outcome))))
+            print_line(f"results in {plan.folder}")
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
         """Close the command: a table over its jobs, where the results are, and what to do next."""
@@ -177,11 +177,11 @@ class Narration:
                 about = {"seed": plan.settings.seed, "status": one.status, "summary": one.summary}
                 rows.append({"labels": labels, **about})
             sweep_table(rows)
-            tell_line(f"results in {self.folder}")
+            print_line(f"results in {self.folder}")
         self._tell_failed_trackers(outcomes)
         self._tell_remedies(outcomes)
         if any(outcome.status == "done" for outcome in outcomes):
-            tell_line(f"next: {command('fedsim', 'report', str(self.folder))}")
+            print_line(f"next: {command('fedsim', 'report', str(self.folder))}")
 
     @contextmanager
     def broken_off(self) -> Iterator[None]:
@@ -191,9 +191,11 @@ class Narration:
         except (KeyboardInterrupt, Preempted):
             ended = sum(self._overwriting.has_ended(plan) for plan in self.plans)
             if self._is_sweep:
-                tell_line(f"{ended} of {len(self.plans)} jobs have ended, results in {self.folder}")
+                print_line(
+                    f"{ended} of {len(self.plans)} jobs have ended, results in {self.folder}"
+                )
             if ended < len(self.plans):
-                tell_line(f"the same command goes on: {self._command}")
+                print_line(f"the same command goes on: {self._command}")
             raise
 
     @property
@@ -214,26 +216,26 @@ class Narration:
             if isinstance(error, str)
         )
         for (name, error), count in failed.most_common(MOST_NAMED):
-            tell_line(f"tracker.{name} failed{f' in {count} jobs' if count > 1 else ''}: {error}")
+            print_line(f"tracker.{name} failed{f' in {count} jobs' if count > 1 else ''}: {error}")
 
     def _tell_remedies(self, outcomes: Sequence[Outcome]) -> None:
         """What is to be done about jobs that are not done."""
         if diverged := sum(outcome.status == "diverged" for outcome in outcomes):
-            tell_line(f"{diverged} diverged: a lower optimizer.lr may help")
+            print_line(f"{diverged} diverged: a lower optimizer.lr may help")
         left = [
             plan for plan, outcome in zip(self.plans, outcomes, strict=True) if not outcome.final
         ]
         for file in [file for plan in left if (file := worked_in(plan) / ERROR).is_file()][
             :MOST_NAMED
         ]:
-            tell_line(f"its traceback: {file}")
+            print_line(f"its traceback: {file}")
         if left:
             what = (
                 f"{len(left)} jobs that are not done"
                 if len(left) > 1
                 else "the one that is not done"
             )
-            tell_line(
+            print_line(
                 f"the same command goes on with {what if self._is_sweep else 'it'}: {self._command}"
             )
 

@@ -27,10 +27,10 @@ from fedsim.results.files import HeldError, is_free, refuse_links
 from fedsim.running.outcome import Outcome, Watch, outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.console import lanes_progress, time_left
-from fedsim.tracking.tables import tell_line, told_if_slow
+from fedsim.tracking.tables import print_if_slow, print_line
 
 if TYPE_CHECKING:
-    from fedsim.running.interleaving import InterleavedRun
+    pass
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 """Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of
@@ -129,7 +129,7 @@ class Attempts:
             if isinstance(outcome.cause, FedsimError)
         ]
 
-    def run(self, plan: Plan, interleaved: "InterleavedRun | None" = None) -> Outcome:
+    def run(self, plan: Plan, interleaved: "Lane | None" = None) -> Outcome:
         """Run a job. Raises KeyboardInterrupt or `Preempted` where a signal has stopped it outside
         of its rounds."""
         plan = self.overwriting.as_found(plan)
@@ -141,7 +141,7 @@ class Attempts:
         self.ends(plan, outcome)
         return outcome
 
-    def _executed(self, plan: Plan, interleaved: "InterleavedRun | None") -> Outcome:
+    def _executed(self, plan: Plan, interleaved: "Lane | None") -> Outcome:
         from fedsim.running.assembly import data_key, is_prepared  # takes time: it imports PyTorch
         from fedsim.running.experiment import execute
 
@@ -235,11 +235,11 @@ class Lanes:
         without a launcher, and those that have all ended."""
         if len(plans) == 1 or not to_come(plans):
             return attempts.run_in_turn(plans)
-        from fedsim.running.interleaving import run_interleaved  # takes time: it imports PyTorch
+        from fedsim.running.lanes import run_in_lanes  # takes time: it imports PyTorch
 
         for group in self.groups(plans):
             with attempts.shown(group, max(plan.settings.num_rounds for plan in group)) as show:
-                run_interleaved([partial(attempts.run, plan) for plan in group], show)
+                run_in_lanes([partial(attempts.run, plan) for plan in group], show)
             STOP.raise_if_asked()
 
 
@@ -258,7 +258,7 @@ class _Rounds(Watch):
         told = (
             f"setting up {self._plan.settings.num_clients:,} clients: what they hold, and the model"
         )
-        return nullcontext() if self._attempts.screen is None else told_if_slow(told)
+        return nullcontext() if self._attempts.screen is None else print_if_slow(told)
 
     def round_ended(self, record: Record) -> str | None:
         left, on_round = self._plan.settings.num_rounds - record.round, self._attempts.on_round
@@ -271,6 +271,6 @@ def _tell_holders(folders: Sequence[Path], told: set[str]) -> None:
     new = {str(HeldError(folder)) for folder in folders} - told
     told.update(new)
     for text in sorted(new)[:MOST_NAMED]:
-        tell_line(f"waiting for {text}")
+        print_line(f"waiting for {text}")
     if len(new) > MOST_NAMED:
-        tell_line(f"and for {len(new) - MOST_NAMED} more jobs that other processes are running")
+        print_line(f"and for {len(new) - MOST_NAMED} more jobs that other processes are running")

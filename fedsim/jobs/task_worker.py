@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedsim.running.outcome import Outcome
 
 
-class Task:
+class WorkerTask:
     """Checked jobs that run in one process, side by side if there are several, from where the
     command was started.
 
@@ -78,7 +78,7 @@ def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":
     return [{**attempts.ended, **held}.get(plan.folder, not_begun) for plan in plans]
 
 
-class SubmittedTask(Task):
+class SubmittedTask(WorkerTask):
     """A task of submitit, which announces its end, by a time limit or a preemption, by the signal
     `JobEnvironment.USR_SIG` (USR2).
 

@@ -23,7 +23,7 @@ from fedsim.jobs.sweep import Attempts, Lanes, to_come
 from fedsim.results.reading import METRICS, OF_RECORD, DamagedError, has_kinds, parse_json
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import STOP
-from fedsim.tracking.tables import tell_line
+from fedsim.tracking.tables import print_line
 
 TAIL = 2**18
 """Bytes at the end of a job's records in which the latest one is looked for."""
@@ -182,7 +182,7 @@ class _Sweep:
         if self.attempts.overwriting.has_ended(plan):
             return outcome_on_file(plan)
         if STOP.status is None:
-            tell_line(f"{plan.folder}: {error}; the same command goes on with it")
+            print_line(f"{plan.folder}: {error}; the same command goes on with it")
         return Outcome(STOP.status or "failed", {"error": error})
 
 

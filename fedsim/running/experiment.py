@@ -30,14 +30,14 @@ from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.checkpoint import Checkpoint, Checkpoints
-from fedsim.running.interleaving import InterleavedRun
+from fedsim.running.lanes import Lane
 from fedsim.running.outcome import (
     Outcome,
     Watch,
     ended_by,
     outcome_on_file,
-    tell,
     totals_of,
+    warn,
     worked_in,
 )
 from fedsim.running.process import STOP
@@ -48,9 +48,7 @@ from fedsim.tracking.base import RunInfo, Tracker, Trackers
 UNWATCHED = Watch()
 
 
-def execute(
-    plan: Plan, interleaved: InterleavedRun | None = None, watch: Watch = UNWATCHED
-) -> Outcome:
+def execute(plan: Plan, interleaved: Lane | None = None, watch: Watch = UNWATCHED) -> Outcome:
     """Run `plan`, or go on with it from its checkpoint, or return at once what an identical
     finished run recorded. Raises `FedsimError`s that are found before round 1, `HeldError` if
     another process is running it; later ones, and whatever a user's class raises, end in the
@@ -82,7 +80,7 @@ def execute(
         if found.status == "changed":
             now = files.code_digits({"code": user_code(plan.config)})
             aside = files.set_aside(plan.folder, files.code_digits(found.summary), now)
-            tell(
+            warn(
                 f"fedsim: {plan.folder}: {found.summary['error']}; that result is kept in {aside.name}\n"
             )
             found = outcome_on_file(plan)
@@ -335,7 +333,7 @@ class _Run:
                     self.folder.write_bytes(files.CLIENTS, file.getvalue())
             self.folder.write_summary(summary)
         except OutputError as error:
-            tell(f"fedsim: {error}\n")
+            warn(f"fedsim: {error}\n")
             there = read_summary(self.folder.path) == files.json_ready(
                 summary
             )  # if not yet on the disk
@@ -356,4 +354,4 @@ class _Run:
         try:
             self.folder.write_summary(summary)
         except OutputError as error:
-            tell(f"fedsim: {error}\n")
+            warn(f"fedsim: {error}\n")

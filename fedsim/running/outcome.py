@@ -119,7 +119,7 @@ def ended_by(reason: BaseException, plan: Plan, place: Path, round: int = 0) -> 
     if isinstance(reason, KeyboardInterrupt):
         return Outcome("interrupted", {"error": "Ctrl-C"}, cause=reason)
     if isinstance(reason, OutputError):
-        tell(f"fedsim: {reason}\n")
+        warn(f"fedsim: {reason}\n")
     if isinstance(reason, FedsimError):
         return Outcome("failed", {"error": str(reason)}, cause=reason)
     text, words = "".join(traceback.format_exception(reason)), f"{type(reason).__name__}: {reason}"
@@ -128,9 +128,9 @@ def ended_by(reason: BaseException, plan: Plan, place: Path, round: int = 0) -> 
     try:
         RunFolder(place).write_error(plan.config, text)
     except OutputError as full:
-        tell(f"{text}fedsim: {full}\n")
+        warn(f"{text}fedsim: {full}\n")
     if not round:  # there are no trackers to tell it
-        tell(f"fedsim: {plan.folder} failed before any round was run: {words}\n")
+        warn(f"fedsim: {plan.folder} failed before any round was run: {words}\n")
     return Outcome("failed", {"error": words}, cause=reason)
 
 
@@ -149,7 +149,7 @@ def _line_of(reason: BaseException) -> list[str]:
     return []
 
 
-def tell(text: str) -> None:
+def warn(text: str) -> None:
     """Write to stderr, which may be a file on the same disk."""
     with suppress(OSError):
         sys.stderr.write(text)

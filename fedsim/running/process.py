@@ -165,7 +165,7 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
     except FedsimError as error:
         if os.environ.get("FEDSIM_DEBUG") == "1":
             raise
-        tell(error, program)
+        print_error(error, program)
         return error.exit_code
     except (KeyboardInterrupt, Preempted) as end:
         return CODES["interrupted" if isinstance(end, KeyboardInterrupt) else "preempted"]
@@ -176,7 +176,7 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
         cause = outside_cause(error)
         if not cause:
             raise
-        tell(FedsimError(cause), program)
+        print_error(FedsimError(cause), program)
         return FedsimError.exit_code
 
 
@@ -201,7 +201,7 @@ def outside_cause(error: OSError) -> str:
     return ""
 
 
-def tell(error: FedsimError, program: str = "fedsim") -> None:
+def print_error(error: FedsimError, program: str = "fedsim") -> None:
     """One screen on stderr."""
     lines = [f"{program}: {error}"]
     if isinstance(error, ConfigError):

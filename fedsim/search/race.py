@@ -35,7 +35,7 @@ from fedsim.results.groups import CEILING, CONTROL, REFERENCE
 from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
 from fedsim.search.command import with_own_keys
-from fedsim.tracking.tables import CONSOLE, differing_keys, tell_line
+from fedsim.tracking.tables import CONSOLE, differing_keys, print_line
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class Race:
         """The jobs up to each look, of all settings together. What is decided follows from how they
         have ended."""
         at = f"after {', '.join(map(str, self.looks))} of {self.num_seeds} seeds"
-        tell_line(f"{len(self.methods)} settings; {at}, p <= {self.level:.2g} stops a method")
+        print_line(f"{len(self.methods)} settings; {at}, p <= {self.level:.2g} stops a method")
         for before, look in pairwise((0, *self.looks, self.num_seeds)):
             going_on = [
                 method
@@ -194,7 +194,7 @@ class Race:
                 methods[name].stop = stop
                 told += [f"{setting}: {name} is stopped, {stop}"] if stop.seeds == seeds else []
         for line in (told or ["nobody is stopped"]) if seeds in self.looks else []:
-            tell_line(f"after {seeds} seeds · {line}")
+            print_line(f"after {seeds} seeds · {line}")
 
     def _write(self, path: Path) -> None:
         found = {
@@ -217,7 +217,7 @@ class Race:
                 table.add_row(escape(setting), escape(name), str(seeds), escape(str(ended)))
                 saved += self.num_seeds - seeds if method.stop else 0
         CONSOLE.print(table)
-        tell_line(f"{saved} of {self.num_seeds * len(self.all)} runs saved")
+        print_line(f"{saved} of {self.num_seeds * len(self.all)} runs saved")
 
 
 def accuracy_of(outcome: Outcome | None) -> float | None:

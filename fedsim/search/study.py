@@ -38,7 +38,7 @@ from fedsim.results import reading
 from fedsim.results.reading import DamagedError, read_metrics
 from fedsim.running.outcome import Outcome, outcome_on_file
 from fedsim.running.process import EXIT_CODES, STOP
-from fedsim.tracking.tables import CONSOLE, tell_line
+from fedsim.tracking.tables import CONSOLE, print_line
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it tells of each trial by itself else
 
@@ -269,10 +269,10 @@ def search(
     for number in range(settings.trials):
         trial = study.ask(dict(space.axes))
         shown = " ".join(f"{key}={value}" for key, value in trial.params.items())
-        tell_line(f"trial {number + 1} of {settings.trials}: {shown}")
+        print_line(f"trial {number + 1} of {settings.trials}: {shown}")
         result = run_trial(plans_of(trial.params), trial)
         results.append((trial.params, result))
-        tell_line(f"trial {number + 1}: {result}")
+        print_line(f"trial {number + 1}: {result}")
         states = {"done": TrialState.COMPLETE, "failed": TrialState.FAIL}
         study.tell(trial, result.accuracy, states.get(result.status, TrialState.PRUNED))
     return _close(space, results, flags)
@@ -306,9 +306,9 @@ def _close(
         table.add_row(f"{100 * accuracy:.2f}", *(escape(str(params[key])) for key in space.axes))
     CONSOLE.print(table)
     if failed:
-        tell_line("the same command goes on with the runs that have failed")
+        print_line("the same command goes on with the runs that have failed")
     told = "no trial has ended with an accuracy"
     if ended:
         told = f"the best one: {command('fedsim', '-m', *flags, *space.words_of(ended[0][1]))}"
-    tell_line(told)
+    print_line(told)
     return EXIT_CODES["failed" if failed else "done" if ended else "diverged"]

@@ -32,7 +32,7 @@ from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.sweep import Attempts
 from fedsim.search.command import with_own_keys
 from fedsim.search.race import accuracy_of
-from fedsim.tracking.tables import CONSOLE, tell_line
+from fedsim.tracking.tables import CONSOLE, print_line
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -156,7 +156,7 @@ class Tuning:
                 ended = [accuracy_of(attempts.ended.get(plans[job].folder)) for job in jobs]
                 known = [accuracy for accuracy in ended if accuracy is not None]
                 point.accuracy = float(np.mean(known)) if len(known) == len(jobs) else None
-            tell_line(f"{name}: {_told(tuned)}")
+            print_line(f"{name}: {_told(tuned)}")
             if attempts.screen is not None:
                 self._write(attempts.screen.folder / "tuning.json")
 
@@ -181,8 +181,8 @@ class Tuning:
             table.add_row(escape(name), *accuracies, escape(" ".join(best.words) or "its default"))
         CONSOLE.print(table)
         if self.without:
-            tell_line(f"without a search space: {', '.join(self.without)}")
-        tell_line("the best of several points looks better than it is: compare it at other seeds")
+            print_line(f"without a search space: {', '.join(self.without)}")
+        print_line("the best of several points looks better than it is: compare it at other seeds")
 
 
 def _told(tuned: Tuned) -> str:

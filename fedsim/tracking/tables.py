@@ -86,14 +86,14 @@ CONSOLE = Console(highlight=False, file=cast(IO[str], Output()))
 """Shared by all that write to the terminal."""
 
 
-def tell_line(text: str) -> None:
+def print_line(text: str) -> None:
     CONSOLE.print(printable_lines(text), soft_wrap=True, markup=False)
 
 
 @contextmanager
-def told_if_slow(text: str) -> Iterator[None]:
+def print_if_slow(text: str) -> Iterator[None]:
     """Say `text` in a line if what is within takes more than `SLOW_SECONDS`."""
-    timer = threading.Timer(SLOW_SECONDS, tell_line, [text])
+    timer = threading.Timer(SLOW_SECONDS, print_line, [text])
     timer.daemon = True
     timer.start()
     try:

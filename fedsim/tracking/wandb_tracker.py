@@ -211,7 +211,7 @@ LEAST_SECONDS = 2.0
 
 
 @dataclass
-class Server:
+class WandbServer:
     """What the runs of this process know of W&B's server: when it last did not answer
     (`time.monotonic()`), minus infinity if it did since; and the kinds of notices that have been
     given, each once a process."""
@@ -224,7 +224,7 @@ class Server:
         return time.monotonic() - self.failed < RETRY_SECONDS
 
 
-SERVER = Server()
+SERVER = WandbServer()
 Mode = Literal["auto", "online", "offline", "disabled"]
 
 

@@ -33,11 +33,11 @@ class TrainingCall:
     kind: Hashable = None
 
 
-class InterleavedRun:
+class Lane:
     """One run as a coroutine: it works between `resume` and its next `call` for training, and is
     suspended else."""
 
-    def __init__(self, work: Callable[["InterleavedRun"], object]) -> None:
+    def __init__(self, work: Callable[["Lane"], object]) -> None:
         self._coroutine = greenlet(lambda: work(self))
         self._seconds, self._since = 0.0, 0.0
         self._simulation: Simulation | None = None
@@ -54,7 +54,7 @@ class InterleavedRun:
         digest.update(
             b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen)
         )
-        engine.backend = cast(Backend, SuspendingBackend(engine.backend, self, digest.hexdigest()))
+        engine.backend = cast(Backend, LaneBackend(engine.backend, self, digest.hexdigest()))
         simulation.components = replace(simulation.components, now=self.now)
 
     def train(self, call: TrainingCall) -> TrainingResult:
@@ -89,11 +89,11 @@ class InterleavedRun:
         return not self._coroutine.dead
 
 
-class SuspendingBackend:
+class LaneBackend:
     """A backend of one run that leaves training to the scheduler of all runs, and does the rest
     itself."""
 
-    def __init__(self, backend: Backend, run: InterleavedRun, frozen_digest: str) -> None:
+    def __init__(self, backend: Backend, run: Lane, frozen_digest: str) -> None:
         self._backend, self._run, self._frozen_digest = backend, run, frozen_digest
 
     def __getattr__(self, name: str) -> Any:
@@ -104,18 +104,18 @@ class SuspendingBackend:
         return self._run.train(TrainingCall(self._backend, start, schedule, kind))
 
 
-def run_interleaved(
-    works: Sequence[Callable[[InterleavedRun], object]], on_progress: Callable[[int, int], None]
+def run_in_lanes(
+    works: Sequence[Callable[[Lane], object]], on_progress: Callable[[int, int], None]
 ) -> None:
     """Run all of `works` side by side, to their end. `on_progress` is told how many are left, and
     the latest round, whenever some train. What a run raises, as on Ctrl-C, interrupts all others,
     and is raised."""
-    waiting: deque[InterleavedRun] = deque()
+    waiting: deque[Lane] = deque()
     answers: Sequence[TrainingResult | BaseException]
     try:
-        waiting.extend(run for run in map(InterleavedRun, works) if run.resume())
+        waiting.extend(run for run in map(Lane, works) if run.resume())
         while waiting:
-            batch: list[InterleavedRun] = []
+            batch: list[Lane] = []
             space = waiting[0].call.backend.max_joint_clients
             for (
                 run

@@ -30,7 +30,7 @@ from fedsim.tracking.console import lanes_progress, time_left
 from fedsim.tracking.tables import print_if_slow, print_line
 
 if TYPE_CHECKING:
-    pass
+    from fedsim.running.lanes import Lane
 
 BYTES_OF_RUN, BYTES_OF_ROUND, BYTES_OF_ID = 2_000_000, 1_000, 8
 """Roughly what a run's files need: division, config and summary; a line of metrics.jsonl; an id of

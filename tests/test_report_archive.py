@@ -1,8 +1,10 @@
-"""Archives of runs: the report made from the file is that made from the runs' folders."""
+"""Archives of runs: a report made from the file equals one made from the runs' folders."""
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,16 +14,31 @@ import yaml
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.jobs.cli import run as fedsim_run
-from fedsim.results import measures
-from fedsim.results.archive import META, PLACES, TOLD, read_archive, write_archive
-from fedsim.results.runs import ReportError, read_runs
+from fedsim.results.archive import (
+    MACHINE_KEYS,
+    METADATA_KEY,
+    RUN_COLUMNS,
+    read_archive,
+    write_archive,
+)
+from fedsim.results.runs import ReportError, Run, read_runs
 from tests.report_toys import make_report, write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
 
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
 
-def published_runs(folder: Path) -> None:
-    """Two methods, three seeds of a cell of GPFL's Table II: real configs, made-up records, one
-    diverged run."""
+
+def archived(folder: Path, path: Path) -> list[Run]:
+    """Write the runs below `folder` to an archive, and read it."""
+    write_archive(read_runs(folder), folder, path)
+    return read_archive(path)
+
+
+def write_table_2(folder: Path) -> None:
+    """Write six runs: two methods and three seeds of a setting of GPFL's Table II.
+
+    Configs are real and records are made up. The fifth run diverged in its first round.
+    """
     words = ["preset=gpfl_table2_fmnist", "cell=gpfl_2spc", "selector=random,gpfl", "seed=0,1,2"]
     with search_path():
         plans = check_jobs(compose_jobs(words, multirun=True))
@@ -29,225 +46,256 @@ def published_runs(folder: Path) -> None:
         rng = np.random.default_rng(number)
         status, rounds = ("diverged", 0) if number == 4 else ("done", 500)
         selected = [sorted(rng.choice(100, 5, replace=False).tolist()) for _ in range(rounds)]
-        accuracies = [float(value) for value in np.round(rng.uniform(0, 1, rounds), 4)]
-        told = {"choices": dict(plan.choices), "engine": "native", "start_up_rounds": 0}
-        told |= {"revision": {"commit": "abc", "dirty": False}, "seed": plan.settings.seed}
-        made = write_run(
-            folder / str(number), accuracies, selected, status=status, summary=told, num_clients=100
+        accuracies = np.round(rng.uniform(0, 1, rounds), 4).tolist()
+        summary = {
+            "choices": dict(plan.choices),
+            "engine": "native",
+            "start_up_rounds": 0,
+            "revision": {"commit": "abc", "dirty": False},
+            "seed": plan.settings.seed,
+        }
+        run_folder = write_run(
+            folder / str(number),
+            accuracies,
+            selected,
+            status=status,
+            summary=summary,
+            num_clients=100,
         )
-        (made / "config.yaml").write_text(yaml.safe_dump({**plan.config, "num_clients": 100}))
+        config = dict(plan.config)
+        config["num_clients"] = 100
+        (run_folder / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def files_of(folder: Path) -> dict[str, bytes]:
-    names = sorted(
-        p for p in folder.rglob("*") if p.is_file() and p.suffix in (".md", ".csv", ".tex", ".json")
-    )
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in names}
+def table_files(folder: Path) -> dict[str, bytes]:
+    suffixes = {".md", ".csv", ".tex", ".json"}
+    paths = [path for path in folder.rglob("*") if path.suffix in suffixes]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_every_table_and_verdict_of_a_preset_comes_from_the_archive(tmp_path: Path) -> None:
-    runs, archive = tmp_path / "gpfl_table2_fmnist", tmp_path / "published" / "runs.pq"
-    published_runs(runs)
-    assert (
-        make_report(
-            [str(runs), "--to", str(tmp_path / "first"), "--archive", str(archive), "--no-figures"]
-        )
-        == 0
-    )
+def test_a_report_of_an_archive_has_the_tables_and_verdicts_of_the_folders(tmp_path: Path) -> None:
+    runs, archive, copy = tmp_path / "gpfl_table2_fmnist", tmp_path / "a.pq", tmp_path / "copy.pq"
+    first, again = tmp_path / "first", tmp_path / "again"
+    write_table_2(runs)
+    options = ["--no-figures", "--archive"]
+    assert make_report([str(runs), "--to", str(first), *options, str(archive)]) == 0
     shutil.rmtree(runs)
-    copied = tmp_path / "copied.parquet"  # an archive of an archive is the same
-    assert (
-        make_report(
-            [
-                str(archive),
-                "--to",
-                str(tmp_path / "again"),
-                "--archive",
-                str(copied),
-                "--no-figures",
-            ]
-        )
-        == 0
-    )
-    assert copied.read_bytes() == archive.read_bytes()
-    first, again = files_of(tmp_path / "first"), files_of(tmp_path / "again")
-    assert {
-        "numbers.csv",
-        "claims.csv",
-        "overview.csv",
-        "selections.csv",
-        "summary.json",
-        "tables.md",
-    } <= set(first)
-    assert again == first
-    assert (
-        'class="text"><a href' not in (tmp_path / "again" / "report.html").read_text()
-    )  # no links to folders
-    table = pq.read_table(archive)
-    assert table.num_rows == 5 * 500 + 1
-    row = table.slice(500, 1).to_pylist()[0]
-    assert (row["run"], row["seed"], row["engine"], row["commit"], row["round"]) == (
-        1,
-        1,
-        "native",
-        "abc",
-        1,
-    )
-    assert (row["choice.selector"], row["choice.cell"], len(row["selected"])) == (
-        "random",
-        "gpfl_2spc",
-        5,
-    )
-    assert json.loads(row["folder"]).startswith("1/")
+    assert make_report([str(archive), "--to", str(again), *options, str(copy)]) == 0
+    tables = table_files(first)
+    assert table_files(again) == tables
+    assert {"numbers.csv", "claims.csv", "overview.csv", "selections.csv"} <= set(tables)
+    assert 'class="text"><a href' not in (again / "report.html").read_text()  # no links to folders
+    assert copy.read_bytes() == archive.read_bytes()
 
 
-def test_records_of_real_runs_and_their_partitions_are_kept(
+def test_an_archive_has_a_row_for_each_round(tmp_path: Path) -> None:
+    write_table_2(tmp_path / "runs")
+    write_archive(read_runs(tmp_path / "runs"), tmp_path / "runs", tmp_path / "a.parquet")
+    table = pq.read_table(tmp_path / "a.parquet")
+    assert table.num_rows == 5 * 500 + 1  # five whole runs, and one without a round
+    first_row_of_the_second_run = table.slice(500, 1).to_pylist()[0]
+    expected = {
+        "run": 1,
+        "seed": 1,
+        "engine": "native",
+        "commit": "abc",
+        "round": 1,
+        "choice.selector": "random",
+        "choice.cell": "gpfl_2spc",
+    }
+    assert expected.items() <= first_row_of_the_second_run.items()
+    assert json.loads(first_row_of_the_second_run["folder"]).startswith("1/")
+
+
+def test_selected_clients_are_stored_as_differences(tmp_path: Path) -> None:
+    selected = [[1, 3], [], [0, 1, 2]]
+    write_run(tmp_path / "runs", [0.1, 0.2, 0.3], selected)
+    [run] = archived(tmp_path / "runs", tmp_path / "a.parquet")
+    stored = pq.read_table(tmp_path / "a.parquet")["selected"].to_pylist()
+    assert stored == [[1, 2], [], [0, 1, 1]]
+    assert [record["selected"] for record in run.records] == selected
+
+
+def test_archives_of_format_1_can_be_read() -> None:
+    first, second = read_archive(Path(__file__).with_name("archive_of_format_1.parquet"))
+    assert [record["selected"] for record in first.records] == [[0], [2, 3]]
+    assert first.series("test_accuracy").tolist() == [0.1, 0.25]
+    assert (first.seed, second.seed) == (0, 1)
+
+
+def test_an_archive_keeps_all_of_real_runs_but_the_folders_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = [
-        "-m",
-        "selector=random,power_of_choice",
-        "num_rounds=3",
-        "tracker=files_only",
-        "eval_every=2",
-    ]
-    assert fedsim_run(words) == 0
+    words = "selector=random,power_of_choice num_rounds=3 tracker=files_only eval_every=2"
+    assert fedsim_run(["-m", *words.split()]) == 0
     runs = read_runs(Path("outputs"))
     write_archive(runs, Path("outputs"), Path("a.parquet"))
     for before, after in zip(runs, read_archive(Path("a.parquet")), strict=True):
-        assert set(PLACES) <= before.config.keys()
-        assert after.config == {
-            key: value for key, value in before.config.items() if key not in PLACES
-        }
-        assert (after.summary, after.folder) == (
-            before.summary,
-            before.folder.relative_to("outputs"),
-        )
+        assert after.summary == before.summary
+        assert after.folder == before.folder.relative_to("outputs")
+        assert before.config.keys() - after.config.keys() == set(MACHINE_KEYS)
+        assert after.config.items() <= before.config.items()
         assert before.histograms is not None
         np.testing.assert_array_equal(after.histograms, before.histograms)
-        for one, other in zip(before.records, after.records, strict=True):
-            assert one.keys() == other.keys()
-            for key, value in one.items():
-                rounded = key.endswith(("_loss", "_seconds")) or key.startswith("seconds_")
-                assert other[key] == (
-                    pytest.approx(value, rel=1e-6) if rounded and value is not None else value
-                ), key
-    assert make_report(["outputs/default"]) == 0  # of real runs, with figures
-    assert (tmp_path / "outputs/default/report/figures/partitions.png").stat().st_size > 1000
-    assert 'class="text"><a href' in (tmp_path / "outputs/default/report/report.html").read_text()
+        for record, archived_record in zip(before.records, after.records, strict=True):
+            assert archived_record.keys() == record.keys()
+            for name, value in record.items():
+                is_single = name.endswith(("_loss", "_seconds")) or name.startswith("seconds_")
+                if is_single and value is not None:
+                    value = pytest.approx(value, rel=1e-6)
+                assert archived_record[name] == value, name
 
 
-def test_simulated_times_and_accuracies_of_clients_are_kept(
+def test_a_report_of_folders_has_figures_and_links_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fedsim_run(["num_rounds=3", "tracker=files_only"]) == 0
+    assert make_report(["outputs/default"]) == 0
+    report = tmp_path / "outputs" / "default" / "report"
+    assert (report / "figures" / "partitions.png").stat().st_size > 1000
+    assert 'class="text"><a href' in (report / "report.html").read_text()
+
+
+def test_simulated_times_are_kept(tmp_path: Path) -> None:
+    write_simulated(tmp_path / "runs", [10.1, 20, 30, 40, 50])
+    runs = archived(tmp_path / "runs", tmp_path / "a.parquet")
+    [timed] = [run for run in runs if "simulated_seconds" in run.columns]
+    assert timed.columns["simulated_seconds"].tolist() == [10.1, 20, 30, 40, 50]
+    assert [record["late"] for record in timed.records] == LATE
+
+
+def test_accuracies_of_clients_are_kept_and_earlier_archives_may_lack_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_simulated(tmp_path / "runs", [10.1, 20, 30, 40, 50])
     with_clients(tmp_path / "runs" / "x")
-    runs = read_runs(tmp_path / "runs")
-    write_archive(runs, tmp_path / "runs", tmp_path / "a.parquet")
-    archived = read_archive(tmp_path / "a.parquet")
-    (timed,) = [
-        run for run in archived if measures.total_cost(run, ["simulated_seconds"]) is not None
-    ]
-    assert timed.columns["simulated_seconds"].tolist() == [10.1, 20, 30, 40, 50]
-    assert [record["late"] for record in timed.records] == LATE
-    for run, again in zip(runs, archived, strict=True):
-        assert (again.client_accuracies is None) == (run.client_accuracies is None)
-        if run.client_accuracies is not None:
-            np.testing.assert_array_equal(again.client_accuracies, run.client_accuracies)
-    monkeypatch.setattr("fedsim.results.archive.TOLD", TOLD[:-1])  # as an earlier version
-    write_archive(runs, tmp_path / "runs", tmp_path / "earlier.parquet")
-    assert [run.client_accuracies for run in read_archive(tmp_path / "earlier.parquet")] == [
-        None
-    ] * 4
+    before = [run.client_accuracies for run in read_runs(tmp_path / "runs")]
+    after = [run.client_accuracies for run in archived(tmp_path / "runs", tmp_path / "a.parquet")]
+    assert [values is None for values in after] == [values is None for values in before]
+    for values, archived_values in zip(before, after, strict=True):
+        if values is not None:
+            np.testing.assert_array_equal(archived_values, values)
+    monkeypatch.setattr("fedsim.results.archive.RUN_COLUMNS", RUN_COLUMNS[:-1])
+    earlier = archived(tmp_path / "runs", tmp_path / "earlier.parquet")
+    assert [run.client_accuracies for run in earlier] == [None] * 4
 
 
-def test_another_file_and_a_place_that_cannot_be_written_are_told(
+@pytest.mark.parametrize("name", ["other.parquet", "damaged.parquet"])
+def test_a_file_that_is_no_archive_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    pq.write_table(pa.table({"round": [1]}), tmp_path / "other.parquet")
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
+    assert make_report([str(tmp_path / name)]) == 3
+    error = capsys.readouterr().err.replace("\n", "")
+    assert name in error
+    assert "archive of runs" in error
+
+
+def test_an_archive_that_cannot_be_written_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run(tmp_path / "runs", [0.1], [[0]])
-    pq.write_table(pa.table({"round": [1]}), tmp_path / "other.parquet")
-    (tmp_path / "damaged.parquet").write_bytes(b"PAR1")
-    for name in ("other.parquet", "damaged.parquet"):
-        assert make_report([str(tmp_path / name)]) == 3
-        error = capsys.readouterr().err.replace("\n", "")
-        assert name in error
-        assert "archive of runs" in error
-    below = tmp_path / "damaged.parquet" / "a.parquet"
-    assert make_report([str(tmp_path / "runs"), "--no-figures", "--archive", str(below)]) == 1
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "a.parquet"
+    assert make_report([str(tmp_path / "runs"), "--no-figures", "--archive", str(path)]) == 1
     assert "--archive: cannot write" in capsys.readouterr().err
 
 
-def test_damaged_runs_in_an_archive_are_left_out_with_a_line_each(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def with_column(table: pa.Table, name: str, values: Sequence[Any], kind: pa.DataType) -> pa.Table:
+    position = table.column_names.index(name)
+    return table.set_column(position, name, pa.array(values, kind))
+
+
+DAMAGES = [
+    ("config", "[" * 100_000, "config is no JSON"),
+    ("config", '{"seed": 0}', "config.yaml is not that of a run"),
+    ("summary", "5", "summary.json is not"),
+    ("summary", '{"status": "done", "choices": {"a": []}}', "summary.json is not"),
+    ("summary", {"best_accuracy": 49.65}, "summary.json has best_accuracy=49.65"),
+    ("folder", "5", "its folder is not a text"),
+    ("round", 7, "metrics.jsonl has round 7 where round 1 belongs"),
+    ("test_accuracy", 49.65, "test_accuracy that is out of range"),
+    ("test_accuracy", 0.15, "summary.json has smoothed_accuracy"),
+    ("selected", [9], "metrics.jsonl names clients that the run does not have"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "reason"), DAMAGES)
+def test_a_damaged_run_is_left_out_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: Any, reason: str
 ) -> None:
     for seed in range(3):
         write_run(tmp_path / "runs", [0.1, 0.2], [[0], [1]], seed=seed)
-    runs = read_runs(tmp_path / "runs")
-    write_archive(runs, tmp_path / "runs", tmp_path / "a.parquet")
-    sound = pq.read_table(tmp_path / "a.parquet")
-    summary = json.loads(sound["summary"][2].as_py())
-    damages = {
-        "config": [
-            ("[" * 100_000, "config is no JSON"),
-            ('{"seed": 0}', "config.yaml is not that of a run"),
-        ],
-        "summary": [
-            ("5", "summary.json is not"),
-            (json.dumps(summary | {"choices": {"a": []}}), "summary.json is not"),
-        ],
-        "folder": [("5", "its folder is not a text")],
-        "round": [(7, "metrics.jsonl has round 7 where round 1 belongs")],
-        "test_accuracy": [
-            (49.65, "test_accuracy that is out of range"),
-            (0.15, "summary.json has smoothed_accuracy"),
-        ],
-        "selected": [([9], "metrics.jsonl names clients that the run does not have")],
-    }
-    damages["summary"] += [
-        (json.dumps(summary | {"best_accuracy": 49.65}), "summary.json has best_accuracy=49.65")
-    ]
-    for name, cases in damages.items():
-        for value, reason in cases:
-            values = sound[name].to_pylist()
-            values[2] = value  # the first row of the second run
-            column = pa.array(values, sound[name].type)
-            table = sound.set_column(sound.column_names.index(name), name, column)
-            pq.write_table(table, tmp_path / "b.parquet")
-            assert [run.seed for run in read_archive(tmp_path / "b.parquet")] == [0, 2], name
-            (line,) = capsys.readouterr().err.splitlines()
-            assert f"left out {tmp_path / 'b.parquet'}: run 1: " in line
-            assert reason in line
-    texts = sound.set_column(sound.column_names.index("bytes_up"), "bytes_up", pa.array(["10"] * 6))
-    pq.write_table(texts, tmp_path / "b.parquet")
-    assert read_archive(tmp_path / "b.parquet") == []
+    path = tmp_path / "a.parquet"
+    archived(tmp_path / "runs", path)
+    table = pq.read_table(path)
+    values = table[name].to_pylist()
+    if isinstance(value, dict):
+        value = json.dumps(json.loads(values[2]) | value)
+    values[2] = value  # the first row of the second run
+    pq.write_table(with_column(table, name, values, table[name].type), path)
+    assert [run.seed for run in read_archive(path)] == [0, 2]
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"left out {path}: run 1: " in line
+    assert reason in line
 
 
-def test_archives_that_are_none_or_would_fill_the_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of one run with two rounds."""
     write_run(tmp_path / "runs", [0.1, 0.2], [[0], [1]])
-    write_archive(read_runs(tmp_path / "runs"), tmp_path / "runs", tmp_path / "a.parquet")
-    sound = pq.read_table(tmp_path / "a.parquet")
-    for numbers in ([0, 2**31 - 1], [1, 1], [0, -1], [1, 0]):
-        table = sound.set_column(0, "run", pa.array(numbers, pa.int32()))
-        pq.write_table(table, tmp_path / "b.parquet")
-        with pytest.raises(ReportError, match="not those of one run after another"):
-            read_archive(tmp_path / "b.parquet")
-    for meta in (b"[" * 100_000, b"[]", b'{"format": 1}', b'{"format": 1, "records": [{}]}'):
-        pq.write_table(sound.replace_schema_metadata({META: meta}), tmp_path / "b.parquet")
-        with pytest.raises(ReportError, match=r"b\.parquet: "):
-            read_archive(tmp_path / "b.parquet")
-    monkeypatch.setattr("fedsim.results.archive.MOST_VALUES", 10)
+    archived(tmp_path / "runs", tmp_path / "a.parquet")
+    return tmp_path / "a.parquet"
+
+
+def test_runs_whose_records_have_another_type_are_left_out(archive: Path) -> None:
+    table = with_column(pq.read_table(archive), "bytes_up", ["10", "10"], pa.string())
+    pq.write_table(table, archive)
+    assert read_archive(archive) == []
+
+
+@pytest.mark.parametrize("numbers", [[0, 2**31 - 1], [1, 1], [0, -1], [1, 0]])
+def test_rows_must_belong_to_one_run_after_another(archive: Path, numbers: list[int]) -> None:
+    pq.write_table(with_column(pq.read_table(archive), "run", numbers, pa.int32()), archive)
+    with pytest.raises(ReportError, match="not those of one run after another"):
+        read_archive(archive)
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"[" * 100_000,
+        b"[]",
+        b'{"format": 1}',
+        b'{"format": 1, "records": [{}]}',
+        b'{"format": 3, "records": ["round"]}',
+    ],
+)
+def test_a_description_that_no_version_writes_is_rejected(archive: Path, metadata: bytes) -> None:
+    table = pq.read_table(archive).replace_schema_metadata({METADATA_KEY: metadata})
+    pq.write_table(table, archive)
+    with pytest.raises(ReportError, match=r"a\.parquet: "):
+        read_archive(archive)
+
+
+def test_an_archive_that_would_fill_the_memory_is_rejected(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.results.archive.MAX_VALUES", 10)
     with pytest.raises(ReportError, match=r"holds .* values, more than an archive that is read"):
-        read_archive(tmp_path / "a.parquet")
+        read_archive(archive)
 
 
-def test_kept_archives_are_sound() -> None:
-    for path in sorted((Path(__file__).parents[1] / "docs" / "results").glob("*/runs.parquet")):
-        if path.parent.name == "selection_benchmark":
-            continue  # which takes long
-        left_out: list[str] = []
-        assert read_archive(path, left_out)
-        assert left_out == []
+@pytest.mark.parametrize(
+    "path", sorted(RESULTS.glob("*/runs.parquet")), ids=lambda path: path.parent.name
+)
+def test_shipped_archives_are_sound(path: Path) -> None:
+    if path.parent.name == "selection_benchmark":
+        pytest.skip("takes long")
+    left_out: list[str] = []
+    assert read_archive(path, left_out)
+    assert left_out == []

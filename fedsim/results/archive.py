@@ -1,19 +1,19 @@
 """Archives: finished runs in one small Parquet file, to publish.
 
-An archive has one row a round of a run: `run` (its number), `seed`, `engine`, `commit` and a column
-`choice.<group>` for each config group, then the columns of metrics.jsonl, seconds and losses in
-single precision. The first row of a run also has, as JSON, its `TOLD`; a run that ended before its
-first round is that row alone.
+An archive has one row for each round of each run. Its columns are `run` (a number from 0), `seed`,
+`engine`, `commit`, one `choice.<group>` for each config group, and the columns of metrics.jsonl.
+The first row of a run also holds what is true of the whole run, as JSON in the columns
+`RUN_COLUMNS`. A run that ended before its first round has that row alone.
 
-`read_archive` returns each run as a `Run` whose `archived` has two values next to `TOLD`: `rows`,
-a pyarrow table with a row a round and the columns of metrics.jsonl, and `rounds`, the same as
-`Rounds` (NumPy arrays by column, and the clients selected in each round).
+Three things make the file small. Seconds and losses have single precision. `selected` holds the
+sorted ids of a round as differences: 3, 7, 8 is stored as 3, 4, 1. Parquet stores a value that
+does not change once. Archives of format 1 hold the ids themselves.
 """
 
 import io
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,7 @@ import pyarrow.parquet as pq
 
 from fedsim.core.arrays import Floats
 from fedsim.core.disk import open_regular, unwritable, write_atomically
-from fedsim.results.files import (
-    OutputError,
-    json_ready,
-)
+from fedsim.results.files import OutputError, json_ready
 from fedsim.results.reading import (
     INT,
     LIST,
@@ -44,41 +41,60 @@ from fedsim.results.reading import (
 )
 from fedsim.results.runs import ReportError, Run, tell_left_out
 
-META = b"fedsim.runs"
-FORMAT = 1
-TOLD = ("folder", "config", "summary", "histograms", "imperfect", "client_accuracies")
-"""Columns with what holds for a whole run; earlier archives lack the last two."""
-PLACES = ("data_dir", "cache_dir", "output_dir")
-"""Keys that name folders of the machine: left out, as archives are published."""
-KINDS = {
+METADATA_KEY = b"fedsim.runs"
+FORMAT = 2
+READABLE_FORMATS = (1, 2)
+RUN_COLUMNS = ("folder", "config", "summary", "histograms", "imperfect", "client_accuracies")
+"""Columns that describe a whole run. Early archives lack the last two."""
+LARGE_COLUMNS = ("histograms", "imperfect", "client_accuracies")
+"""Columns whose JSON grows with the number of clients."""
+MACHINE_KEYS = ("data_dir", "cache_dir", "output_dir")
+"""Config keys that name folders of the machine. Archives are published, so these are left out."""
+COLUMN_TYPES = {
     "run": pa.int32(),
     "seed": pa.int64(),
-    **dict.fromkeys(("engine", "commit", *TOLD), pa.string()),
+    "engine": pa.string(),
+    "commit": pa.string(),
+    "selected": pa.list_(pa.int32()),
+    **dict.fromkeys(RUN_COLUMNS, pa.string()),
 }
+MAX_VALUES = 2**29
+"""Maximum number of values in an archive that is read."""
+MAX_BYTES = 2**33
+"""Maximum size in bytes of an unpacked archive that is read."""
+
+
+# --- writing ---
 
 
 def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
-    """Write `runs`, whose folders are below `root`, to the file `path`. Raises `OutputError` where
-    it cannot."""
-    rows = [row for number, run in enumerate(runs) for row in _rows(number, run, root)]
-    records = list(dict.fromkeys(name for run in runs for record in run.records for name in record))
-    groups = sorted({f"choice.{group}" for run in runs for group in run.choices})
-    names = ["run", "seed", "engine", "commit", *groups, *records, *TOLD]
-    table = pa.table(
-        {name: pa.array([row.get(name) for row in rows], _kind(name)) for name in names}
-    )
-    table = table.replace_schema_metadata(
-        {META: json.dumps({"format": FORMAT, "records": records}).encode()}
-    )
-    single = [name for name in names if table[name].type == pa.float32()]
-    coded, file = [name for name in names if name not in single], io.BytesIO()
+    """Write runs, whose folders are below `root`, to the file `path`.
+
+    Raises `OutputError` if the file cannot be written.
+    """
+    rows: list[dict[str, Any]] = []
+    record_names: dict[str, None] = {}
+    groups: set[str] = set()
+    for number, run in enumerate(runs):
+        records = run.records
+        rows += _rows_of_run(number, run, records, root)
+        groups.update(run.choices)
+        for record in records:
+            record_names.update(dict.fromkeys(record))
+    choice_names = sorted(f"choice.{group}" for group in groups)
+    names = ["run", "seed", "engine", "commit", *choice_names, *record_names, *RUN_COLUMNS]
+    columns = {name: pa.array([row.get(name) for row in rows], _type_of(name)) for name in names}
+    metadata = {"format": FORMAT, "records": list(record_names)}
+    table = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(metadata).encode()})
+    noisy = [name for name in names if table[name].type == pa.float32()]
+    file = io.BytesIO()
     pq.write_table(
         table,
         file,
         compression="zstd",
         compression_level=19,
-        use_dictionary=coded,
-        use_byte_stream_split=single,
+        use_dictionary=[name for name in names if name not in noisy],
+        use_byte_stream_split=noisy,
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,50 +103,64 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
         raise OutputError(unwritable("--archive", path, error)) from error
 
 
-def _rows(number: int, run: Run, root: Path) -> list[dict[str, Any]]:
-    told = {
-        "folder": (
-            run.folder.relative_to(root) if run.folder.is_relative_to(root) else run.folder
-        ).as_posix(),
-        "config": {key: value for key, value in run.config.items() if key not in PLACES},
-        "summary": dict(run.summary),
-        "histograms": None if run.histograms is None else run.histograms.tolist(),
-        "client_accuracies": json_ready(run.client_accuracies),
-        "imperfect": json_ready(run.imperfect),
-    }
-    whole = {
+def _rows_of_run(
+    number: int, run: Run, records: Sequence[Mapping[str, Any]], root: Path
+) -> list[dict[str, Any]]:
+    """Return the rows of a run, by column. The first also describes the whole run."""
+    same_in_all = {
         "run": number,
         "seed": run.seed,
         "engine": run.summary.get("engine"),
         "commit": run.commit,
     }
-    whole |= {f"choice.{group}": choice for group, choice in run.choices.items()}
-    first, *others = [{**whole, **record} for record in run.records or [{}]]
-    return [first | {key: json.dumps(value) for key, value in told.items()}, *others]
+    for group, choice in run.choices.items():
+        same_in_all[f"choice.{group}"] = choice
+    rows = []
+    for record in records:
+        selected = np.array(record["selected"], np.int64)
+        differences = np.diff(selected, prepend=0).tolist()
+        rows.append(same_in_all | record | {"selected": differences})
+    if not rows:
+        rows.append(same_in_all)
+    folder = run.folder
+    if folder.is_relative_to(root):
+        folder = folder.relative_to(root)
+    of_run = {
+        "folder": folder.as_posix(),
+        "config": {key: value for key, value in run.config.items() if key not in MACHINE_KEYS},
+        "summary": dict(run.summary),
+        "histograms": None if run.histograms is None else run.histograms.tolist(),
+        "client_accuracies": json_ready(run.client_accuracies),
+        "imperfect": json_ready(run.imperfect),
+    }
+    rows[0] |= {name: json.dumps(value) for name, value in of_run.items()}
+    return rows
 
 
-def _kind(name: str) -> pa.DataType | None:
-    """The type of a column; None: what its values say."""
+def _type_of(name: str) -> pa.DataType | None:
+    """Return the type of a column, or None if its values decide."""
     if name.startswith("seconds_") or name == "wall_seconds" or name.endswith("_loss"):
         return pa.float32()
-    return KINDS.get(name, pa.string() if name.startswith("choice.") else None)
+    if name.startswith("choice."):
+        return pa.string()
+    return COLUMN_TYPES.get(name)
 
 
-MOST_VALUES, MOST_BYTES_OF_ARCHIVE = 2**29, 2**33
-"""Numbers and texts in an archive, and bytes that they take when it is unpacked, by what its end
-says."""
+# --- reading ---
 
 
 def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
-    """The runs in the file `path`, without damaged ones (`left_out` as in `read_source`). Raises
-    `ReportError` if it is not an archive of runs."""
+    """Return the runs in an archive, without damaged ones.
+
+    Each damaged run is reported in a line, on stderr or in the list `left_out`. The `archived` of
+    a run holds its `RUN_COLUMNS`, its `rows` (a pyarrow table with a row for each round) and its
+    `rounds` (the same as `Rounds`). Raises `ReportError` if the file is not an archive.
+    """
     try:
         with open_regular(path) as file:
-            table, records = _read_table(pq.ParquetFile(file, read_dictionary=TOLD[:4]))
-        numbers = table["run"].to_numpy()
-        if len(numbers) and (numbers[0] != 0 or not np.isin(np.diff(numbers), (0, 1)).all()):
-            raise ValueError("its rows are not those of one run after another")
-        lengths = np.bincount(numbers).tolist()
+            parquet = pq.ParquetFile(file, read_dictionary=RUN_COLUMNS[:4])
+            table, record_names = _read_table(parquet)
+        lengths = _numbers_of_rows(table)
     except DamagedError as error:
         raise ReportError(f"{path}: {error}") from error
     except MemoryError as error:
@@ -138,90 +168,131 @@ def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
         raise ReportError(f"{path}: cannot be read as an archive of runs ({error})") from error
     runs: list[Run] = []
-    first = 0
+    start = 0
     for number, length in enumerate(lengths):
         try:
-            run = _archived(table, records, first, length)
+            run = _run_in(table.slice(start, length), record_names)
             run.check()
             runs.append(run)
         except DamagedError as error:
             tell_left_out(path, f"run {number}: {error}", left_out)
-        first += length
+        start += length
     return runs
 
 
 def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
-    """The rows of an archive, and the names of the columns that are records. Raises `DamagedError`
-    if it is none."""
-    meta = parse_json((file.schema_arrow.metadata or {}).get(META, b"null"), "its description")
-    if (
-        not has_kinds(meta, {"format": INT, "records": LIST})
-        or meta.get("format") != FORMAT
-        or "records" not in meta
-    ):
-        raise DamagedError("not an archive of runs (fedsim report <folder> --archive writes one)")
-    groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
-    values = sum(
-        group.column(number).num_values for group in groups for number in range(group.num_columns)
+    """Return the rows of an archive, and the names of the columns of metrics.jsonl.
+
+    Raises `DamagedError` if the file is not an archive, or too large.
+    """
+    raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY, b"null")
+    metadata = parse_json(raw, "its description")
+    is_archive = (
+        has_kinds(metadata, {"format": INT, "records": LIST})
+        and metadata.get("format") in READABLE_FORMATS
+        and "records" in metadata
     )
-    if (
-        values > MOST_VALUES
-        or sum(group.total_byte_size for group in groups) > MOST_BYTES_OF_ARCHIVE
-    ):
+    if not is_archive:
+        raise DamagedError(
+            "not an archive of runs that this version reads "
+            "(fedsim report <folder> --archive writes one)"
+        )
+    values = 0
+    size = 0
+    for number in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(number)
+        size += group.total_byte_size
+        for column in range(group.num_columns):
+            values += group.column(column).num_values
+    if values > MAX_VALUES or size > MAX_BYTES:
         raise DamagedError(
             f"holds {values:,} values, more than an archive that is read; write several"
         )
-    told = [name for name in TOLD if name in file.schema_arrow.names]
-    return file.read(["run", *meta["records"], *told]), meta["records"]
+    record_names: list[str] = metadata["records"]
+    run_columns = [name for name in RUN_COLUMNS if name in file.schema_arrow.names]
+    table = file.read(["run", *record_names, *run_columns])
+    if metadata["format"] > 1 and "selected" in record_names:
+        position = table.column_names.index("selected")
+        table = table.set_column(position, "selected", _ids_of(table["selected"]))
+    return table, record_names
 
 
-def _archived(table: pa.Table, records: Sequence[str], first: int, length: int) -> Run:
-    """The run in so many rows of an archive from the `first` on. Raises `DamagedError`."""
-    told = {}
-    for key in [key for key in TOLD if key in table.column_names]:
-        told[key] = parse_json(table[key][first].as_py() or "null", key, is_large=key in TOLD[3:])
-    if not isinstance(told["folder"], str):
+def _ids_of(differences: pa.ChunkedArray) -> pa.ListArray:
+    """Return lists of ids, from lists of their differences."""
+    lists = differences.combine_chunks()
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    sums = np.cumsum(pc.list_flatten(lists).to_numpy(), dtype=np.int64)
+    ends = np.cumsum(lengths)
+    sums_before = np.append(0, sums)[ends - lengths]
+    ids = pa.array(sums - np.repeat(sums_before, lengths)).cast(pa.int32())
+    return pa.ListArray.from_arrays(np.append(0, ends).astype(np.int32), ids)
+
+
+def _numbers_of_rows(table: pa.Table) -> list[int]:
+    """Return the number of rows of each run. Raises ValueError if their numbers are not 0, 1, ..."""
+    numbers = table["run"].to_numpy()
+    if len(numbers):
+        steps = np.diff(numbers)
+        if numbers[0] != 0 or not np.isin(steps, (0, 1)).all():
+            raise ValueError("its rows are not those of one run after another")
+    return np.bincount(numbers).tolist()
+
+
+def _run_in(rows: pa.Table, record_names: Sequence[str]) -> Run:
+    """Return the run in some rows of an archive. Raises `DamagedError`."""
+    archived: dict[str, Any] = {}
+    for name in RUN_COLUMNS:
+        if name in rows.column_names:
+            text = rows[name][0].as_py() or "null"
+            archived[name] = parse_json(text, name, is_large=name in LARGE_COLUMNS)
+    if not isinstance(archived["folder"], str):
         raise DamagedError("its folder is not a text")
-    told["rows"] = table.select(records).slice(
-        first, 0 if table["round"][first].as_py() is None else length
-    )
-    told["rounds"] = rounds_in(told["rows"])
-    return Run(Path(told["folder"]), told["config"], told["summary"], told)
+    has_rounds = rows["round"][0].as_py() is not None
+    records = rows.select(record_names).slice(0, None if has_rounds else 0)
+    archived["rows"] = records
+    archived["rounds"] = rounds_in(records)
+    return Run(Path(archived["folder"]), archived["config"], archived["summary"], archived)
 
 
 def rounds_in(rows: pa.Table) -> Rounds:
-    """The records in rows of an archive. Raises `DamagedError`."""
-    names = [name for name in rows.column_names if _is_there(rows, name)]
+    """Return the records in rows of an archive as arrays. Raises `DamagedError`."""
+    names = [name for name in rows.column_names if _is_recorded(name, rows[name])]
     check_kinds({name: _kinds(rows[name]) for name in names})
     columns: dict[str, Floats] = {}
     for name in names:
-        column = (
-            pc.list_value_length(rows[name]) if pa.types.is_list(rows[name].type) else rows[name]
-        )
+        column = rows[name]
+        if pa.types.is_list(column.type):
+            column = pc.list_value_length(column)
         columns[name] = column.to_numpy().astype(np.float64)
-    selected = rows["selected"].combine_chunks() if names else pa.array([], pa.list_(pa.int32()))
+    if not names:
+        return Rounds(len(rows), defaultdict(lambda: np.empty(0)), np.empty((2, 0), np.int32))
+    selected = rows["selected"].combine_chunks()
     chosen = np.array([pc.list_parent_indices(selected), pc.list_flatten(selected)], np.int32)
-    return Rounds(len(rows), columns or defaultdict(lambda: np.empty(0)), chosen)
+    return Rounds(len(rows), columns, chosen)
 
 
-def _is_there(rows: pa.Table, name: str) -> bool:
-    """Whether a run of an archive has this field of records: of those that are never None, others
-    may have it alone."""
-    column = rows[name]
-    return name in OF_RECORD and column.null_count < len(column) + (
-        type(None) in OF_RECORD[name] and len(column) > 0
-    )
+def _is_recorded(name: str, column: pa.ChunkedArray) -> bool:
+    """Return whether a run recorded this field.
+
+    A column of an archive without any value belongs to other runs, unless the field may be None.
+    """
+    if name not in OF_RECORD:
+        return False
+    may_be_none = type(None) in OF_RECORD[name] and len(column) > 0
+    return may_be_none or column.null_count < len(column)
 
 
 def _kinds(column: pa.ChunkedArray) -> Kinds:
-    """The types of JSON values that a column of records would have in metrics.jsonl."""
-    kind, absent = column.type, NONE if column.null_count else Kinds()
+    """Return the types of JSON values that a column would have in metrics.jsonl."""
     if column.null_count == len(column):
         return NONE
-    if pa.types.is_list(kind) and (
-        pa.types.is_integer(kind.value_type) or pa.types.is_null(kind.value_type)
-    ):
-        return absent | LIST
-    return absent | (
-        INT if pa.types.is_integer(kind) else NUMBER if pa.types.is_floating(kind) else TEXT
-    )
+    kinds = TEXT
+    if pa.types.is_list(column.type):
+        item = column.type.value_type
+        if pa.types.is_integer(item) or pa.types.is_null(item):
+            kinds = LIST
+    elif pa.types.is_integer(column.type):
+        kinds = INT
+    elif pa.types.is_floating(column.type):
+        kinds = NUMBER
+    return kinds | NONE if column.null_count else kinds

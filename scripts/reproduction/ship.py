@@ -29,7 +29,7 @@ from PIL import Image
 
 from fedsim.core.record import CLIENT_ACCURACY, FINAL_WINDOW
 from fedsim.report.command import report
-from fedsim.results.archive import TOLD, read_archive, write_archive
+from fedsim.results.archive import RUN_COLUMNS, read_archive, write_archive
 from fedsim.results.reading import FINAL
 from fedsim.results.runs import ReportError, Run, read_runs
 from scripts.reproduction import pages, verdicts
@@ -149,7 +149,8 @@ def thin(run: Run) -> Run:
         row[WORST] = record.get(WORST) if number >= 0 else None
     return replace(
         run,
-        archived={name: getattr(run, name) for name in TOLD} | {"rows": pa.Table.from_pylist(rows)},
+        archived={name: getattr(run, name) for name in RUN_COLUMNS}
+        | {"rows": pa.Table.from_pylist(rows)},
     )
 
 

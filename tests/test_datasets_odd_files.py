@@ -160,9 +160,9 @@ def test_images_are_listed_as_torchvision_lists_them(tmp_path: Path, insects: Pa
         Image.new("RGB", (6, 6)).save(insects / "train" / name)
     (insects / "train" / "cow").symlink_to(insects / "train" / "ant")
     theirs = torchvision.datasets.ImageFolder(str(insects / "train"))
-    listed, classes = images._list_files(insects / "train")
-    assert classes == theirs.classes == ["ant", "bee", "cow"]
-    assert [(str(path), number) for path, number in listed] == theirs.samples
+    listing = images._list_images(insects / "train")
+    assert listing.classes == theirs.classes == ["ant", "bee", "cow"]
+    assert list(zip(map(str, listing.files), listing.labels, strict=True)) == theirs.samples
 
 
 def test_files_that_are_no_images_by_their_names_are_counted_and_named(

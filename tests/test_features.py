@@ -102,7 +102,7 @@ def test_features_are_computed_once_for_a_backbone_and_kept(
         (1280,),
         torch.float32,
     )
-    monkeypatch.setattr(features, "BATCH", 4)
+    monkeypatch.setattr(features, "BATCH_SIZE", 4)
     torch.testing.assert_close(run(head(), tmp_path / "in batches").train.x, first.train.x)
     cases: list[dict[str, Any]] = [
         {"backbone_seed": 1},

@@ -1,5 +1,8 @@
-"""The interface of data sets, and the form of a loaded one: labelled training and test samples with
-metadata."""
+"""The interface of data sets, and the form of a loaded one.
+
+A `Dataset` (a config) loads a `LoadedData`: labelled training and test samples with what fedsim has
+to know about them. Shapes: n samples, C channels.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,11 +23,10 @@ from fedsim.core.parameters import Problems, parameters
 
 
 class SampleSource(ABC):
-    """Stands where a data set has the tensor `x` [n, ...] of its training samples: `rows` makes
-    some of them.
+    """Training samples that are made when they are needed, in place of a tensor [n, ...].
 
-    A row is a function of its position alone, so that results are those of the same samples held in
-    memory. Rows are what a model receives; they are not normalised further.
+    A row must be a function of its position only; results are then the same as with all samples in
+    memory. Rows have the form that a model receives and are not normalised again.
     """
 
     dtype = torch.float32
@@ -37,19 +39,22 @@ class SampleSource(ABC):
 
     @abstractmethod
     def rows(self, positions: Ints) -> Tensor:
-        """The samples at `positions` [m], which may repeat and come in any order: [m, ...] of
-        `dtype`, on the CPU."""
+        """Return the samples at `positions` [m] as a tensor [m, ...] of `dtype` on the CPU.
+
+        Positions may repeat and come in any order.
+        """
 
     def everything(self) -> Tensor:
+        """Return all samples [n, ...]."""
         return self.rows(np.arange(len(self)))
 
 
 @dataclass(frozen=True)
 class Samples:
-    """`x` [n, ...] uint8 images (channels first), float32 features or int64 ids of tokens; `y` [n]
-    int64 labels.
+    """Labelled samples.
 
-    `x` of a training set may be a `SampleSource`, which makes samples when they are asked for.
+    `x` [n, ...] holds uint8 images (channels first), float32 features or int64 token ids; in a
+    training set it may be a `SampleSource`. `y` [n] holds int64 labels.
     """
 
     x: Tensor | SampleSource
@@ -60,7 +65,7 @@ class Samples:
 
     @property
     def tensor(self) -> Tensor:
-        """`x`, which is in memory. Raises `DataError` if samples are made on demand."""
+        """The samples `x` in memory. Raises `DataError` if samples are made on demand."""
         if isinstance(self.x, Tensor):
             return self.x
         raise DataError(
@@ -69,7 +74,7 @@ class Samples:
 
 
 class TokenShape(tuple[int, ...]):
-    """The shape (length,) of a text, a sequence of ids of tokens in 0..`vocabulary` - 1."""
+    """The shape (length,) of a text: a sequence of token ids in 0..`vocabulary` - 1."""
 
     vocabulary: int
 
@@ -84,17 +89,20 @@ class TokenShape(tuple[int, ...]):
 
 @dataclass(frozen=True)
 class LoadedData:
-    """A data set in memory.
+    """A data set in memory. Its constructor checks the data and raises `DataError`.
 
-    `mean` and `std` (per channel, for pixels scaled to [0, 1]) are None if `x` needs no
-    normalisation. `vocabulary` is the number of tokens of texts, whose `x` [n, length] int64 are
-    ids of tokens; None for anything else. `owners` [n_train] is the natural client of each training
-    sample (writer, user), or None if the source does not say; `test_owners` [n_test] that of each
-    test sample, by the same numbers, and -1 for one without training samples. `fingerprint`
-    identifies the content; caches of anything computed from the data use it as their key. `sha256`
-    is the checksum of the source files where it was computed. Raises `DataError` if samples or
-    labels are no tensors, labels or tokens out of range, a split empty, or if its samples, labels
-    and owners differ in number.
+    Attributes:
+        mean, std: Normalisation for each channel, for pixels scaled to [0, 1]; None if `x` needs
+            no normalisation.
+        fingerprint: A text that identifies the content. Caches of anything that is computed from
+            the data use it as their key.
+        owners: The natural client of each training sample [n_train], such as its writer; None if
+            the source does not say.
+        sha256: The checksum of the source files, if it was computed.
+        test_owners: The natural client of each test sample [n_test], with the same numbers as
+            `owners`; -1 for a client without training samples.
+        vocabulary: The number of different tokens, if samples are texts [n, length]; None for
+            anything else.
     """
 
     train: Samples
@@ -109,21 +117,20 @@ class LoadedData:
     vocabulary: int | None = None
 
     def __post_init__(self) -> None:
-        for split, samples, owners in (
-            ("training", self.train, self.owners),
-            ("test", self.test, self.test_owners),
-        ):
-            _check_form(samples, split, owners)
-            check_labels(samples.y, self.num_classes, split)
-            if isinstance(samples.x, Tensor):
-                check_finite(samples.x, split)
-            if self.vocabulary is not None:
-                x = samples.tensor
-                if x.dim() != 2 or not x.shape[1]:
-                    raise DataError(
-                        f"the {split} texts must be [n, length], length >= 1, not {tuple(x.shape)}"
-                    )
-                _check_numbers(x, self.vocabulary, f"tokens of the {split} texts", "vocabulary")
+        self._check_split("training", self.train, self.owners)
+        self._check_split("test", self.test, self.test_owners)
+
+    def _check_split(self, split: str, samples: Samples, owners: Ints | None) -> None:
+        _check_form(samples, split, owners)
+        check_labels(samples.y, self.num_classes, split)
+        if isinstance(samples.x, Tensor):
+            check_finite(samples.x, split)
+        if self.vocabulary is not None:
+            texts = samples.tensor
+            if texts.dim() != 2 or not texts.shape[1]:
+                shape = tuple(texts.shape)
+                raise DataError(f"the {split} texts must be [n, length], length >= 1, not {shape}")
+            _check_numbers(texts, self.vocabulary, f"tokens of the {split} texts", "vocabulary")
 
     @classmethod
     def of(
@@ -135,79 +142,90 @@ class LoadedData:
         *others: Any,
         **named: Any,
     ) -> "LoadedData":
-        """Of `train_x`, `train_y`, `test_x` and `test_y`; and of `train_owners` and `test_owners`,
-        if there are any."""
-        train, test = (
-            Samples(tensors[f"{split}_x"], tensors[f"{split}_y"]) for split in ("train", "test")
-        )
-        for key, name in (("owners", "train_owners"), ("test_owners", "test_owners")):
-            named[key] = tensors[name].numpy() if name in tensors else None
-        mean, std = None if mean is None else tuple(mean), None if std is None else tuple(std)
+        """Return the data in `tensors`: `train_x`, `train_y`, `test_x` and `test_y`.
+
+        `train_owners` and `test_owners` are optional. `others` and `named` are further fields.
+        """
+        train = Samples(tensors["train_x"], tensors["train_y"])
+        test = Samples(tensors["test_x"], tensors["test_y"])
+        if "train_owners" in tensors:
+            named["owners"] = tensors["train_owners"].numpy()
+        if "test_owners" in tensors:
+            named["test_owners"] = tensors["test_owners"].numpy()
+        mean = None if mean is None else tuple(mean)
+        std = None if std is None else tuple(std)
         return cls(train, test, num_classes, mean, std, *others, **named)
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample; a `TokenShape` for texts."""
+        """The shape of one sample; a `TokenShape` for texts."""
         shape = tuple(self.train.x.shape[1:])
         return shape if self.vocabulary is None else TokenShape(shape[0], self.vocabulary)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Samples as the model receives them. Images [n, C, ...]: float32, (pixel / 255 - mean) /
-        std.
+        """Return samples in the form that a model receives.
 
-        Values are unchanged if `mean` is None; texts stay int64.
+        Images [n, C, ...] become float32: (pixel / 255 - mean) / std. Values stay as they are if
+        `mean` is None. Texts stay int64.
         """
         if self.vocabulary is not None:
             return x
         x = x.float()
         if self.mean is None or self.std is None:
             return x
-        shape = (1, len(self.mean)) + (1,) * (x.dim() - 2)
-        return (
-            x.div_(255)
-            .sub_(x.new_tensor(self.mean).view(shape))
-            .div_(x.new_tensor(self.std).view(shape))
-        )
+        per_channel = (1, len(self.mean)) + (1,) * (x.dim() - 2)
+        mean = x.new_tensor(self.mean).view(per_channel)
+        std = x.new_tensor(self.std).view(per_channel)
+        return x.div_(255).sub_(mean).div_(std)
 
 
 def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
-    for what, value, kinds in (
-        ("samples", samples.x, (Tensor, SampleSource)),
-        ("labels", samples.y, (Tensor,)),
-    ):
-        if not isinstance(value, kinds):
-            told = f"the {split} {what} must be a torch tensor, not {type(value).__name__}"
-            raise DataError(f"{told}; torch.as_tensor makes one of an array")
-    sizes = len(samples.x), len(samples.y), len(samples.y if owners is None else owners)
-    if len(set(sizes)) > 1 or not len(samples):
+    """Raise `DataError` unless there are samples, with a label and perhaps an owner each."""
+    if not isinstance(samples.x, Tensor | SampleSource):
+        raise DataError(_not_a_tensor(split, "samples", samples.x))
+    if not isinstance(samples.y, Tensor):
+        raise DataError(_not_a_tensor(split, "labels", samples.y))
+    num_samples, num_labels = len(samples.x), len(samples.y)
+    num_owners = num_samples if owners is None else len(owners)
+    if not num_samples == num_labels == num_owners or num_samples == 0:
         rule = "must have one label and one owner, if any, for each image, and at least one image"
-        raise DataError(
-            f"the {split} set {rule}; found {sizes[0]} images, {sizes[1]} labels, {sizes[2]} owners"
-        )
+        found = f"{num_samples} images, {num_labels} labels, {num_owners} owners"
+        raise DataError(f"the {split} set {rule}; found {found}")
+
+
+def _not_a_tensor(split: str, what: str, value: object) -> str:
+    kind = type(value).__name__
+    rule = f"the {split} {what} must be a torch tensor, not {kind}"
+    return f"{rule}; torch.as_tensor makes a tensor of an array"
 
 
 def check_finite(x: Tensor, split: str) -> None:
-    """Raise `DataError` if a sample of the `split` [n, ...] holds a nan or infinity."""
-    if not x.is_floating_point() or not x.numel() or torch.stack(x.aminmax()).isfinite().all():
+    """Raise `DataError` if a sample [n, ...] of the `split` holds a nan or infinity."""
+    if not x.is_floating_point() or not x.numel():
+        return
+    smallest, largest = x.aminmax()
+    if smallest.isfinite() and largest.isfinite():
         return
     places = (~x.flatten(1).isfinite()).nonzero()
     row, column = places[0].tolist()
-    fault = f"hold {len(places)} values that are nan or infinite, the first in row {row}, column {column}, both from 0"
     raise DataError(
-        f"dataset: the {split} samples {fault}; correct the file, or drop or fill such rows in `load`"
+        f"dataset: the {split} samples hold {len(places)} values that are nan or infinite, the "
+        f"first in row {row}, column {column}, both from 0; correct the file, or drop or "
+        "fill such rows in `load`"
     )
 
 
 def check_labels(y: Tensor, num_classes: int, split: str) -> None:
-    """Raise `DataError` unless the labels `y` [n] of the `split` are int64 in 0..num_classes -
-    1."""
+    """Raise `DataError` unless the labels `y` [n] are int64 in 0..num_classes - 1."""
     _check_numbers(y, num_classes, f"labels of the {split} samples", "number of classes")
 
 
 def _check_numbers(values: Tensor, count: int, what: str, source: str) -> None:
     if values.dtype != torch.int64:
         raise DataError(f"the {what} must be int64, not {values.dtype}")
-    low, high = map(int, values.aminmax()) if len(values) else (0, 0)
+    if not len(values):
+        return
+    low, high = map(int, values.aminmax())
     if low < 0 or high >= count:
         remedy = f"correct the data set, or its {source}"
         raise DataError(f"the {what} must lie in 0..{count - 1}, found {low}..{high}; {remedy}")
@@ -215,50 +233,57 @@ def _check_numbers(values: Tensor, count: int, what: str, source: str) -> None:
 
 @dataclass(eq=False)
 class Dataset(ABC):
-    """A source of labelled samples: images, features or texts, with keyword-only hyper-parameters.
+    """A source of labelled samples: images, features or texts.
 
-    `data_dir`: where source files are and are downloaded to; `cache_dir`: where decoded tensors are
-    stored.
+    Subclasses add keyword-only parameters. `data_dir` is the folder that has the source files, or
+    gets them by download; `cache_dir` is the folder for decoded tensors.
     """
 
     data_dir: Path
     cache_dir: Path
 
     def source_problem(self) -> Problem | None:
-        """A problem with `data_dir` that shows before files are read, asked of all jobs before the
-        first one starts."""
+        """Return a problem with `data_dir` that shows before files are read.
+
+        fedsim calls this for all jobs before it starts the first one.
+        """
         return None
 
     def form(self) -> tuple[tuple[int, ...], int] | None:
-        """The shape of an input and the number of classes, where they are known before files are
-        read."""
+        """Return the shape of a sample and the number of classes, if known before reading."""
         return None
 
     def absent(self) -> list[str]:
-        """What is not on disk, and `load` needs and would not fetch: `train/ in /data/insects`.
-        Nothing is read."""
+        """Name what `load` needs, would not download, and is not on disk; read no file.
+
+        Example: `train/ in /data/insects`.
+        """
         return []
 
     def inspect(self) -> Any:
-        """Raise `DataError` for what is missing on disk, or wrong and shows before samples are
-        decoded."""
+        """Raise `DataError` for faults on disk that show before samples are decoded."""
         self.require_present(f"data_dir={self.data_dir}")
 
     def require_present(self, key: str) -> None:
-        """Raise `DataError` if anything is `absent`, naming the setting `key` that may be wrong."""
-        if absent := self.absent():
-            remedy = f"point data_dir or FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
-            raise DataError(f"{key}: is missing {', '.join(absent)}; correct it, or {remedy}")
+        """Raise `DataError` if anything is `absent`; `key` is the setting that may be wrong."""
+        missing = self.absent()
+        if missing:
+            raise DataError(
+                f"{key}: is missing {', '.join(missing)}; correct it, or point data_dir or "
+                f"FEDSIM_DATA to the folder that has it (data_dir={self.data_dir})"
+            )
 
     @abstractmethod
     def load(self) -> LoadedData:
-        """Read, check and decode the data. Raises `DataError` naming the file, what was expected
-        and the remedy."""
+        """Read, check and decode the data.
+
+        Raises `DataError` with the file, what was expected and the remedy.
+        """
 
 
 @parameters
 class ImageSet(Dataset):
-    """Images of `channels` channels, which `mean` and `std` normalise."""
+    """A data set of images with `channels` channels, normalised with `mean` and `std`."""
 
     channels: ClassVar[int] = 1
     mean: list[float]
@@ -269,31 +294,37 @@ class ImageSet(Dataset):
 
 
 def log_normal_sizes(mean: float, deviation: float, normal: Floats) -> Ints:
-    """Owners' log-normal numbers of samples, `mean` on average and at least one, from standard
-    normal numbers."""
-    return np.maximum(
-        np.round(mean * exp(deviation * normal - deviation**2 / 2)).astype(np.int64), 1
-    )
+    """Return log-normal numbers of samples, one for each owner and at least 1.
+
+    `mean` is their expectation, `deviation` the standard deviation of their logarithms and `normal`
+    standard normal numbers.
+    """
+    sizes = mean * exp(deviation * normal - deviation**2 / 2)
+    return np.maximum(np.round(sizes).astype(np.int64), 1)
 
 
 def numbers_in(known: NDArray[Any], values: NDArray[Any]) -> Ints:
-    """The position of each value in the sorted array `known`; -1 of those that are not in it."""
+    """Return the position of each value in the sorted array `known`; -1 if it is not in it."""
     places = np.minimum(np.searchsorted(known, values), len(known) - 1)
     return np.where(known[places] == values, places, -1).astype(np.int64)
 
 
 def normalisation_problems(
-    mean: Any, std: Any, channels: int | None = None
+    mean: list[float] | None, std: list[float] | None, channels: int | None = None
 ) -> list[Problem | None]:
-    """Problems with `mean` and `std` for images of `channels` channels (None: not known yet); both
-    may be None."""
+    """Return the problems with `mean` and `std` of images with `channels` channels.
+
+    `channels` is None if the number is not known yet. `mean` and `std` may both be None.
+    """
     if mean is None or std is None:
         return [rule(mean is std, "std", std, "must be null exactly where mean is")]
     count = channels or len(mean)
     text = f"must have {count} values, one for each channel"
+    all_finite = all(math.isfinite(value) for value in mean)
+    all_positive = all(math.isfinite(value) and value > 0 for value in std)
     return [
         rule(len(mean) == count, "mean", mean, text),
         rule(len(std) == count, "std", std, text),
-        rule(all(map(math.isfinite, mean)), "mean", mean, "must be finite"),
-        rule(all(math.isfinite(v) and v > 0 for v in std), "std", std, "must be finite and > 0"),
+        rule(all_finite, "mean", mean, "must be finite"),
+        rule(all_positive, "std", std, "must be finite and > 0"),
     ]

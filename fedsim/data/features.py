@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, computed once per data set and cached."""
+"""Features of a frozen backbone: computed once for a data set, and cached."""
 
 import hashlib
 from dataclasses import replace
@@ -14,22 +14,25 @@ from fedsim.core.errors import DataError
 from fedsim.data.base import LoadedData, Samples
 from fedsim.data.cache import load_or_build
 
-BATCH = 64
+BATCH_SIZE = 64
 
 
 @runtime_checkable
 class TrainsOnFeatures(Protocol):
-    """A model that is trained on features: its input is the output of a frozen backbone in place of
-    the images."""
+    """A model whose input is the output of a frozen backbone instead of the images."""
 
     def backbone_key(self) -> str:
-        """A text that identifies everything on which the features depend. Raises `DataError` if
-        that is unknown."""
+        """Return a text that identifies everything that the features depend on.
+
+        Raises `DataError` if that is unknown.
+        """
 
     def load_backbone(self, data_dir: Path) -> nn.Module:
-        """The module from uint8 images [b, C, H, W] to features [b, D], with the weights that are
-        in a file or in `data_dir`; called where the features are not cached yet. Raises `DataError`
-        if there are none."""
+        """Return the module that maps uint8 images [b, C, H, W] to features [b, D].
+
+        It is called only if the features are not cached. Its weights are in a file that the model
+        names, or in `data_dir`. Raises `DataError` if there are none.
+        """
 
 
 def extract(
@@ -40,31 +43,44 @@ def extract(
     device: torch.device,
     code: str | None = None,
 ) -> LoadedData:
-    """`data` with float32 features [n, D] in place of images, computed on `device` or read from the
-    cache. `code`: that of the user's classes, on which they depend, too. Raises `DataError` if the
-    images are not uint8."""
-    if data.train.x.dtype != torch.uint8:
+    """Return `data` with float32 features [n, D] in place of the images.
+
+    The features are read from the cache, or computed on `device`. `code` identifies the user's
+    classes, on which they depend, too. Raises `DataError` if the images are not uint8.
+    """
+    train_x, test_x = data.train.x, data.test.tensor
+    if train_x.dtype != torch.uint8:
         raise DataError(
-            f"a frozen backbone needs images of type uint8; the data set has {data.train.x.dtype}"
+            f"a frozen backbone needs images of type uint8; the data set has {train_x.dtype}"
         )
-    decisive = " ".join(filter(None, (data.fingerprint, model.backbone_key(), code)))
-    fingerprint = hashlib.sha256(decisive.encode()).hexdigest()
+    facts = [data.fingerprint, model.backbone_key()]
+    if code:
+        facts.append(code)
+    fingerprint = hashlib.sha256(" ".join(facts).encode()).hexdigest()
 
     def build() -> dict[str, Tensor]:
         backbone = model.load_backbone(data_dir).eval().to(device)
         return {
-            split: _extract_split(backbone, getattr(data, split).x, device, split)
-            for split in ("train", "test")
+            "train": _run_backbone(backbone, data.train.tensor, device, "train"),
+            "test": _run_backbone(backbone, test_x, device, "test"),
         }
 
     features = load_or_build(cache_dir / f"features-{fingerprint[:32]}.safetensors", build)
-    train, test = Samples(features["train"], data.train.y), Samples(features["test"], data.test.y)
-    return replace(data, train=train, test=test, mean=None, std=None, fingerprint=fingerprint)
+    return replace(
+        data,
+        train=Samples(features["train"], data.train.y),
+        test=Samples(features["test"], data.test.y),
+        mean=None,
+        std=None,
+        fingerprint=fingerprint,
+    )
 
 
 @torch.no_grad()
-def _extract_split(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
-    shown = track(
-        images.split(BATCH), f"features of {split} images on {device}", console=Console(stderr=True)
+def _run_backbone(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
+    batches = track(
+        images.split(BATCH_SIZE),
+        f"features of {split} images on {device}",
+        console=Console(stderr=True),
     )
-    return torch.cat([backbone(batch.to(device)).float().cpu() for batch in shown])
+    return torch.cat([backbone(batch.to(device)).float().cpu() for batch in batches])

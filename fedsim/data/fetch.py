@@ -11,17 +11,21 @@ from fedsim.core.disk import reading_problem, space_problem
 from fedsim.core.errors import DataError, Problem
 
 STALL_SECONDS = 30.0
-"""A download ends with an error when the server has sent nothing for so long."""
+"""A download fails after the server has sent nothing for this many seconds."""
 
 
 def source_problem(
     folder: Path, data_dir: Path, missing: Callable[[], list[str]], need: int
 ) -> Problem | None:
-    """The problem with `data_dir` of files in `folder` below it: they cannot be read; or
-    `missing()` names some, and there is no room for the `need` bytes (0: not known) of them."""
+    """Return the problem with `data_dir` if files in `folder` can be neither read nor fetched.
+
+    `missing()` names the files that are not there; `need` is how many bytes they take (0: unknown).
+    """
     between = [place for place in (folder, *folder.parents) if data_dir in place.parents]
     problem = reading_problem("data_dir", data_dir, between[::-1])
-    return problem or (space_problem("data_dir", data_dir, need) if missing() else None)
+    if problem is None and missing():
+        problem = space_problem("data_dir", data_dir, need)
+    return problem
 
 
 def require_files(
@@ -32,32 +36,33 @@ def require_files(
     need: int = 0,
     hint: str = "",
 ) -> None:
-    """Call `fetch` if `missing()` returns the names of files that should be in `folder`, which is
-    below `data_dir`.
+    """Call `fetch` if `missing()` names files that should be in `folder`, below `data_dir`.
 
-    One process downloads while others wait for it; nothing is written if nothing is missing. Raises
-    `DataError` naming the files and their folder; or, before anything is fetched, why there is no
-    room for the `need` bytes of them.
+    One process downloads while others wait; nothing is written if nothing is missing. Raises
+    `DataError` with the files, their folder and `hint`; or, before fetching, if there is no room
+    for the `need` bytes.
     """
-    if problem := source_problem(folder, data_dir, missing, need):
+    problem = source_problem(folder, data_dir, missing, need)
+    if problem is not None:
         raise DataError(str(problem))
     if not missing():
         return
-    before, reason = socket.getdefaulttimeout(), "they are not there afterwards"
+    reason = "they are not there afterwards"
+    previous_timeout = socket.getdefaulttimeout()
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(data_dir / f".{folder.relative_to(data_dir).parts[0]}.lock"):
-            socket.setdefaulttimeout(
-                STALL_SECONDS
-            )  # torchvision and torch.hub set none and would wait for ever
+            # torchvision and torch.hub set no timeout and would wait for ever.
+            socket.setdefaulttimeout(STALL_SECONDS)
             if missing():
                 fetch()
     except Exception as error:  # torchvision and urllib raise many kinds of errors
         reason = shorten(str(error) or type(error).__name__, 300)
     finally:
-        socket.setdefaulttimeout(before)
-    if names := ", ".join(missing()):
+        socket.setdefaulttimeout(previous_timeout)
+    still_missing = ", ".join(missing())
+    if still_missing:
         raise DataError(
-            f"data_dir={data_dir}: no {names} in {folder}, and fetching failed ({reason}). "
+            f"data_dir={data_dir}: no {still_missing} in {folder}, and fetching failed ({reason}). "
             f"Put the files there, or point data_dir or FEDSIM_DATA to the folder that has them{hint}"
         )

@@ -1,5 +1,7 @@
-"""Image files, decoded into tensors; images in folders named after their classes, as torchvision's
-ImageFolder."""
+"""Decoding of image files into tensors, and images in folders named after their classes.
+
+The layout of the folders is that of torchvision's ImageFolder.
+"""
 
 import io
 import math
@@ -7,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,17 +33,18 @@ from fedsim.data.cache import (
 )
 
 GREY = ("1", "L", "LA")
+"""Pillow's modes of grey images."""
 HIGH_BIT_DEPTH = ("I", "I;16", "I;16B", "I;16L", "I;16N", "F")
-"""Pillow's modes of grey images, and those with more than 8 bits per pixel, which a conversion
-would clip."""
+"""Pillow's modes with more than 8 bits per pixel, which a conversion to 8 bits would clip."""
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Ends of the names of images in folders."""
+"""Suffixes of image files in folders."""
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF")
-"""Formats that are decoded, whatever a file's name says. Pillow knows many more, some of which
+"""Formats that fedsim decodes, whatever a file's suffix says. Pillow knows many more, some of which
 start other programs."""
 CHUNK = 512
+"""Images that a thread decodes at a time."""
 Side = Annotated[int, Interval(ge=1, le=4096)]
-"""Pixels per side to which images are scaled."""
+"""Height and width in pixels to which images are scaled."""
 
 
 def decode(
@@ -51,40 +55,46 @@ def decode(
     size: int | None,
     name: str,
 ) -> Tensor:
-    """Decode images as uint8 [n, C, H, W]: those that `read` returns of each of the `sources`,
-    encoded.
+    """Decode encoded images as a tensor [n, C, H, W] uint8.
 
-    `mode` is L (grey) or RGB; None: L if all are grey, else RGB. `size`: pixels per side to scale
-    to; None: all must have the same size. Raises `DataError` with `name` and the image that cannot
-    be used.
+    Args:
+        read: Returns the encoded image of one of the `sources`.
+        sources: One object for each image, such as its path.
+        mode: "L" (grey) or "RGB"; None takes grey if all images are grey, and RGB otherwise.
+        size: Height and width to scale to; None requires images of one size.
+        name: What messages call the data set.
+
+    Raises `DataError` with `name` and the image that cannot be used.
     """
-
-    def opened(number: int, *, is_header: bool = False) -> Image.Image:
-        return _open_image(read(sources[number]), called(number), is_header=is_header)
-
-    def called(number: int) -> str:
-        return (
-            f"{name}: {sources[number] if isinstance(sources[number], Path) else f'image {number}'}"
-        )
-
     count = len(sources)
+
+    def describe(number: int) -> str:
+        source = sources[number]
+        return f"{name}: {source if isinstance(source, Path) else f'image {number}'}"
+
+    def read_header(number: int) -> Image.Image:
+        return _open_image(read(sources[number]), describe(number), header_only=True)
+
     if mode is None:
-        all_grey = all(opened(i, is_header=True).mode in GREY for i in range(count))
+        all_grey = all(read_header(number).mode in GREY for number in range(count))
         mode = "L" if all_grey else "RGB"
-    width, height = (size, size) if size is not None else opened(0).size
-    shape = (count, height, width, *((3,) if mode == "RGB" else ()))
+    width, height = (size, size) if size is not None else read_header(0).size
+    shape = (count, height, width) if mode == "L" else (count, height, width, 3)
     require_memory(math.prod(shape), f"{name}: {count:,} images of {width}x{height} pixels")
     result = np.empty(shape, np.uint8)
 
     def decode_chunk(start: int) -> None:
-        for i in range(start, min(start + CHUNK, count)):
-            image = opened(i)
+        for number in range(start, min(start + CHUNK, count)):
+            image = _open_image(read(sources[number]), describe(number))
             if size is None and image.size != (width, height):
-                told = f"{called(i)} has {image.width}x{image.height} pixels and the first {width}x{height}"
-                raise DataError(f"{told}; set dataset.size to bring all to one size")
+                raise DataError(
+                    f"{describe(number)} has {image.width}x{image.height} pixels and the first "
+                    f"{width}x{height}; set dataset.size to bring all to one size"
+                )
             image = image.convert(mode)
-            same = image.size == (width, height)
-            result[i] = image if same else image.resize((width, height), Image.Resampling.BILINEAR)
+            if image.size != (width, height):
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            result[number] = image
 
     decode_chunk(0)  # finds most mistakes before the thread pool starts
     with ThreadPoolExecutor() as pool:
@@ -93,13 +103,13 @@ def decode(
     return pixels.permute(0, 3, 1, 2).contiguous() if mode == "RGB" else pixels[:, None]
 
 
-def _open_image(content: bytes, name: str, *, is_header: bool) -> Image.Image:
-    """One image, decoded unless its header is enough."""
+def _open_image(content: bytes, name: str, *, header_only: bool = False) -> Image.Image:
+    """Return the image, decoded unless `header_only`. Raises `DataError`."""
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
-        if is_header:
+        if header_only:
             return image
-        if image.format == "PNG":  # decoding does not look at the checksums of a PNG file
+        if image.format == "PNG":  # decoding ignores the checksums of a PNG file
             image.verify()
             image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
@@ -118,15 +128,16 @@ def _open_image(content: bytes, name: str, *, is_header: bool) -> Image.Image:
 
 @parameters
 class FromPath(Dataset):
-    """A data set at `path`: absolute, or relative to the working folder or to data_dir. `mean` and
-    `std`: None is .5 each. `sha256`: None, or the checksum that the files must have (see
-    `sha256_of_files`)."""
+    """A data set at `path`, which is absolute or relative to the working folder or to data_dir."""
 
     channels = None
     path: str
     mean: list[float] | None
+    """Mean of each channel; None is 0.5."""
     std: list[float] | None
+    """Standard deviation of each channel; None is 0.5."""
     sha256: str | None = None
+    """The checksum that the files must have (see `SourceFiles.sha256`); None accepts any."""
 
     def problems(self) -> Problems:
         yield rule(
@@ -136,10 +147,13 @@ class FromPath(Dataset):
         yield sha256_problem(self.sha256)
 
     def source_problem(self) -> Problem | None:
-        here, below = self._places()
-        return None if here.exists() else reading_problem("data_dir", self.data_dir, [below])
+        here, below_data_dir = self._places()
+        if here.exists():
+            return None
+        return reading_problem("data_dir", self.data_dir, [below_data_dir])
 
     def _places(self) -> list[Path]:
+        """The two places that `path` may mean, the first one first."""
         path = user_path(self.path)
         return [path, self.data_dir / path]
 
@@ -147,10 +161,22 @@ class FromPath(Dataset):
         return " or ".join(str(place.absolute()) for place in self._places())
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The image files of one split, with the numbers of their classes, in the same order."""
+
+    files: list[Path]
+    labels: list[int]
+    classes: list[str]
+    """Names of the classes in alphabetical order."""
+
+
 @parameters
 class ImageFolder(FromPath):
-    """Images `path`/train/<class>/* and `path`/test/<class>/*, which may be links, scaled to `size`
-    x `size` pixels; `grey` converts to one channel."""
+    """Images `path`/train/<class>/* and `path`/test/<class>/*, which may be links.
+
+    They are scaled to `size` x `size` pixels; `grey` converts them to one channel.
+    """
 
     size: Side
     grey: bool
@@ -160,80 +186,97 @@ class ImageFolder(FromPath):
         return 1 if self.grey else 3
 
     def absent(self) -> list[str]:
-        if not (self._root() / "train").is_dir():
+        root = self._root()
+        if not (root / "train").is_dir():
             return [f"train/ in {self._searched()}"]
-        return [] if (self._root() / "test").is_dir() else [f"test/ in {self._root().absolute()}"]
+        return [] if (root / "test").is_dir() else [f"test/ in {root.absolute()}"]
 
     def _root(self) -> Path:
         places = self._places()
-        return next((place for place in places if (place / "train").is_dir()), places[0])
+        for place in places:
+            if (place / "train").is_dir():
+                return place
+        return places[0]
 
-    def inspect(self) -> tuple[list[tuple[Path, int]], list[tuple[Path, int]], int]:
-        """The training and the test images with the numbers of their classes, and how many classes
-        there are."""
+    def inspect(self) -> tuple[Listing, Listing]:
+        """Return the training and the test images. Raises `DataError`."""
         self.require_present(f"dataset.path={self.path}")
-        (train, classes), (test, test_classes) = (
-            _list_files(self._root() / split) for split in ("train", "test")
-        )
-        if classes != test_classes:
-            differ = sorted(set(classes) ^ set(test_classes))
+        train, test = (_list_images(self._root() / split) for split in ("train", "test"))
+        differing = sorted(set(train.classes) ^ set(test.classes))
+        if differing:
             raise DataError(
-                f"dataset.path={self.path}: train/ and test/ differ in their classes: {', '.join(differ)}"
+                f"dataset.path={self.path}: train/ and test/ differ in their classes: "
+                f"{', '.join(differing)}"
             )
-        return train, test, len(classes)
+        return train, test
 
     def load(self) -> LoadedData:
-        train, test, num_classes = self.inspect()
-        root, mode = self._root(), "L" if self.grey else "RGB"
-        names = [[(p.relative_to(root).as_posix(), c) for p, c in split] for split in (train, test)]
+        train, test = self.inspect()
+        root = self._root()
+        mode = "L" if self.grey else "RGB"
 
         def read(sources: SourceFiles) -> dict[str, Tensor]:
             tensors = {}
             for split, listing in (("train", train), ("test", test)):
                 name = f"dataset.path={self.path} ({split})"
-                paths = [path for path, _ in listing]
                 tensors[f"{split}_x"] = decode(
-                    sources.read, paths, mode=mode, size=self.size, name=name
+                    sources.read, listing.files, mode=mode, size=self.size, name=name
                 )
-                tensors[f"{split}_y"] = torch.tensor([c for _, c in listing])
+                tensors[f"{split}_y"] = torch.tensor(listing.labels)
             return tensors
 
-        files, facts = [p for p, _ in (*train, *test)], (self.size, self.grey, names)
-        tensors, sha256 = load_or_decode(self.cache_dir / "image_folder", root, files, facts, read)
+        names = []
+        for listing in (train, test):
+            relative = [file.relative_to(root).as_posix() for file in listing.files]
+            names.append(list(zip(relative, listing.labels, strict=True)))
+        tensors, sha256 = load_or_decode(
+            self.cache_dir / "image_folder",
+            root,
+            [*train.files, *test.files],
+            (self.size, self.grey, names),
+            read,
+        )
         require_sha256(self.sha256, sha256, f"dataset.path={self.path}")
-        unset, fingerprint = [0.5] * self.channels, f"image_folder {self.size} {mode} {sha256}"
+        default = [0.5] * self.channels
         return LoadedData.of(
-            tensors, num_classes, self.mean or unset, self.std or unset, fingerprint, sha256=sha256
+            tensors,
+            len(train.classes),
+            self.mean or default,
+            self.std or default,
+            f"image_folder {self.size} {mode} {sha256}",
+            sha256=sha256,
         )
 
 
-def _list_files(folder: Path) -> tuple[list[tuple[Path, int]], list[str]]:
-    """Return the images with the numbers of their classes, and the class names in alphabetical
-    order.
+def _list_images(folder: Path) -> Listing:
+    """Return the images below a folder of classes, without hidden files and folders.
 
-    Hidden files and folders are skipped. Raises `DataError` for other files that are no images by
-    their names, and for a class without images.
+    Raises `DataError` for files with other suffixes than images have, and for a class without
+    images.
     """
-    places = [place for place in folder.iterdir() if place.is_dir()]
-    classes = sorted(place.name for place in places if not is_hidden(Path(place.name)))
-    images: list[tuple[Path, int]] = []
+    subfolders = [place.name for place in folder.iterdir() if place.is_dir()]
+    classes = sorted(name for name in subfolders if not is_hidden(Path(name)))
+    listing = Listing([], [], classes)
     for number, name in enumerate(classes):
-        for parent, _, names in sorted(os.walk(folder / name, followlinks=True)):
-            paths = [Path(parent, file) for file in sorted(names)]
-            images += [(path, number) for path in paths if not is_hidden(path.relative_to(folder))]
-    others = [path for path, _ in images if path.suffix.lower() not in SUFFIXES]
+        for parent, _, file_names in sorted(os.walk(folder / name, followlinks=True)):
+            for file_name in sorted(file_names):
+                file = Path(parent, file_name)
+                if not is_hidden(file.relative_to(folder)):
+                    listing.files.append(file)
+                    listing.labels.append(number)
+    others = [file for file in listing.files if file.suffix.lower() not in SUFFIXES]
     if others:
-        counts = Counter(path.suffix or "no suffix" for path in others).most_common()
+        counts = Counter(file.suffix or "no suffix" for file in others).most_common()
         listed = ", ".join(f"{count} with {suffix}" for suffix, count in counts)
-        fault = f"has files that are no images by their names: {listed}, the first is {others[0]}"
-        remedy = (
-            f"let names of images end in one of {', '.join(SUFFIXES)}, and move other files away"
+        raise DataError(
+            f"dataset.path: {folder} has files that are no images by their names: {listed}, the "
+            f"first is {others[0]}; let names of images end in one of {', '.join(SUFFIXES)}, and "
+            "move other files away"
         )
-        raise DataError(f"dataset.path: {folder} {fault}; {remedy}")
-    empty = set(range(len(classes))) - {number for _, number in images}
+    empty = sorted(set(range(len(classes))) - set(listing.labels))
     if empty or not classes:
-        missing = ", ".join(classes[number] for number in sorted(empty)) or "at all"
+        missing = ", ".join(classes[number] for number in empty) or "at all"
         raise DataError(
             f"dataset.path: {folder} has no images of the classes {missing}; each class is a folder"
         )
-    return images, classes
+    return listing

@@ -1,8 +1,7 @@
-"""Any image-classification data set in the Hugging Face layout: parquet files with encoded images
-and labels.
+"""Any image-classification data set in the Hugging Face layout: parquet files with encoded images.
 
-Files are assigned to splits by their names; a column whose name is None is found by its type or
-name.
+The name of a file, or of its folder, says to which split its rows belong. A column that the config
+does not name is found by its type (images) or its name (labels).
 """
 
 import hashlib
@@ -11,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,62 +37,83 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_CLASSES = 1_000_000
-"""The last layer of a model has an output for each number up to the largest label."""
+"""Maximum number of classes; the last layer of a model has an output for each label up to the
+largest."""
 LABEL_NAMES = ("label", "labels", "fine_label", "character", "target", "class")
-SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
-SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
+"""Names by which the column of labels is found."""
+SPLITS = {
+    "train": "train",
+    "training": "train",
+    "test": "test",
+    "testing": "test",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+}
 """The split that a word in the name of a file or folder stands for."""
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
+"""The name of a shard, such as train-00000-of-00002."""
 COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
 """The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
-BYTES_OF_ROW = 300
-"""Memory that a row needs besides its values, while it is read."""
-LARGE, MOST_EXPANSION = 2**30, 1000
-"""Bytes above which a file is refused that expands by more than this factor."""
+ROW_BYTES = 300
+"""Memory that a row needs in addition to its values while it is read."""
+LARGE_BYTES = 2**30
+"""Files that need less memory than this are never rejected for their expansion."""
+MAX_EXPANSION = 1000
+"""Maximum ratio of memory to file size of a large file; a greater one is a decompression bomb."""
 
 
 @parameters
 class Parquet(FromPath):
-    """Parquet files at `path`, a file or a folder.
+    """Parquet files at `path`, which is a file or a folder.
 
-    Without a test split, the validation split is used as test set; without either, a fixed random
-    `test_fraction` of all rows. Images are structs with a field `bytes`, or bytes; labels are
-    integers or strings. `client_column` holds the owner of each row. `size` scales all images to
-    `size` x `size` pixels.
+    Without a test split, the validation split is the test set. Without either, a fixed random
+    `test_fraction` of all rows is. Images are bytes, or structs with a field `bytes`; labels are
+    integers or strings.
     """
 
     image_column: str | None
+    """The column of images; None finds it."""
     label_column: str | None
+    """The column of labels; None finds it."""
     client_column: str | None
+    """The column that names the owner of each row; None: rows have no owners."""
     test_fraction: Annotated[float, Interval(ge=0, lt=1)]
+    """The share of all rows that becomes the test set if no file is one."""
     size: Side | None
+    """Height and width to which images are scaled; None keeps their size."""
 
     def absent(self) -> list[str]:
-        _, files = self._found()
+        _, files = self._find_files()
         return _missing_shards(files) if files else [f"a parquet file at {self._searched()}"]
 
-    def _found(self) -> tuple[Path, list[Path]]:
-        """The first place of `path` that has parquet files, and these, sorted."""
-        for place in self._places():
-            if files := [place] if place.is_file() else visible(place, "**/*.parquet"):
+    def _find_files(self) -> tuple[Path, list[Path]]:
+        """Return the first place of `path` that has parquet files, and these files, sorted."""
+        places = self._places()
+        for place in places:
+            files = [place] if place.is_file() else visible(place, "**/*.parquet")
+            if files:
                 return place, files
-        return self._places()[0], []
+        return places[0], []
 
     def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
-        """The place of the files, and the files of each split. Of these, footers alone are read."""
+        """Return the place of the files, and the files of each split. Only footers are read."""
         self.require_present(f"dataset.path={self.path}")
-        root, paths = self._found()
+        root, paths = self._find_files()
         splits: dict[str, list[Path]] = {}
         for path in paths:
-            splits.setdefault(_split_of(path, root, len(paths) == 1), []).append(path)
+            split = _split_of(path, root, is_only_file=len(paths) == 1)
+            splits.setdefault(split, []).append(path)
             stat_of(path)
             with path.open("rb") as file:
                 self._columns(path, _open(path, file).schema_arrow)
         for split, files in splits.items():
-            _require_one_reading(files, split)
+            _require_unique_rows(files, split)
         if "train" not in splits:
             raise DataError(
-                f"dataset.path={self.path}: no file is a training split (its name or folder says 'train')"
+                f"dataset.path={self.path}: no file is a training split (its name or folder says "
+                "'train')"
             )
         return root, splits
 
@@ -113,151 +132,179 @@ class Parquet(FromPath):
             "label": self.label_column,
             "client": self.client_column,
         }
-        settings = [columns, self.size, self.test_fraction]
-        fingerprint = hashlib.sha256(os.fsencode("\n".join([*facts, str(settings)]))).hexdigest()
+        facts.append(str([columns, self.size, self.test_fraction]))
+        fingerprint = hashlib.sha256(os.fsencode("\n".join(facts))).hexdigest()
         cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
         tensors = load_or_build(cache, lambda: self._decode(splits, sources))
         channels = tensors["train_x"].shape[1]
-        mean, std = self.mean or [0.5] * channels, self.std or [0.5] * channels
-        if problems := list(filter(None, normalisation_problems(mean, std, channels))):
-            raise ConfigError(p.within("dataset") for p in problems)
-        classes = int(tensors["num_classes"])
-        return LoadedData.of(tensors, classes, mean, std, f"parquet {fingerprint}", sha256=sha256)
+        mean = self.mean or [0.5] * channels
+        std = self.std or [0.5] * channels
+        problems = [p for p in normalisation_problems(mean, std, channels) if p is not None]
+        if problems:
+            raise ConfigError(problem.within("dataset") for problem in problems)
+        num_classes = int(tensors["num_classes"])
+        return LoadedData.of(
+            tensors, num_classes, mean, std, f"parquet {fingerprint}", sha256=sha256
+        )
 
     def _columns(self, path: Path, schema: "pa.Schema") -> list[str]:
-        """The columns of images (of a struct, its field `bytes`), of labels and, if any, of clients
-        in a file."""
-        images = [field.name for field in schema if _holds_bytes(field.type)]
-        image = _chosen("image_column", self.image_column, images, path, schema)
-        labels = [name for name in LABEL_NAMES if name in schema.names]
-        columns = [image, _chosen("label_column", self.label_column, labels, path, schema)]
-        columns += [
-            name for name in schema.names if name == self.client_column
-        ]  # test rows may have none
+        """Return the columns of images and labels of a file, and of clients if it has one.
+
+        For images in structs, the first name is that of the field: `image.bytes`.
+        """
+        with_bytes = [field.name for field in schema if _holds_bytes(field.type)]
+        image = _pick_column("image_column", self.image_column, with_bytes, path, schema)
         kind = schema.field(image).type
         if not _holds_bytes(kind):
-            rule = "must hold the encoded images themselves in every row"
-            raise DataError(f"dataset.image_column={image}: {rule}, not {kind} as in {path}")
-        if _is(kind, "struct"):
-            columns[0] = f"{image}.bytes"
+            raise DataError(
+                f"dataset.image_column={image}: must hold the encoded images themselves in every "
+                f"row, not {kind} as in {path}"
+            )
+        known_names = [name for name in LABEL_NAMES if name in schema.names]
+        label = _pick_column("label_column", self.label_column, known_names, path, schema)
+        columns = [f"{image}.bytes" if _is(kind, "struct") else image, label]
+        if self.client_column in schema.names:  # a test split may have no clients
+            columns.append(self.client_column)
         return columns
 
     def _decode(self, splits: dict[str, list[Path]], sources: SourceFiles) -> dict[str, Tensor]:
-        import pyarrow as pa
-
+        """Return the tensors of both splits, decoded from the files."""
         train_files = splits["train"]
         test_files = splits.get("test", splits.get("validation", []))
         tables: list[pa.Table] = []
         images: list[pa.Scalar] = []
-        total = 0
+        total_bytes = 0
         for path in (*train_files, *test_files):
-            content = sources.read(path)
-            file = _open(path, pa.BufferReader(content))
-            columns = self._columns(path, file.schema_arrow)
-            need = _bytes_needed(file.metadata, columns)
-            total += need
-            require_memory(need, str(path), max(LARGE, MOST_EXPANSION * len(content)))
-            require_memory(total, f"dataset.path={self.path}")
-            if need < LARGE:  # then an image that is in many rows is in memory once
-                file = _open(path, pa.BufferReader(content), read_dictionary=columns[:1])
-            with _sound(path):
-                table = file.read(columns=columns)
+            table, num_bytes, label_column = self._read_table(path, sources)
+            total_bytes += num_bytes
+            require_memory(total_bytes, f"dataset.path={self.path}")
             images += _encoded_images(table, path)
             tables.append(_without_categories(table.remove_column(0)))
             rows = _concatenate(tables, path)
         num_train = sum(table.num_rows for table in tables[: len(train_files)])
         train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
-        labels, num_classes = _class_labels(rows, columns[1])
+        labels, num_classes = _class_labels(rows, label_column)
         name = f"dataset.path={self.path}"
-        x = decode(methodcaller("as_py"), images, mode=None, size=self.size, name=name)
+        x = decode(lambda image: image.as_py(), images, mode=None, size=self.size, name=name)
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
         tensors["num_classes"] = torch.tensor(num_classes)
-        return (
-            tensors
-            if self.client_column is None
-            else tensors | _owners(rows, self.client_column, train, test)
-        )
+        if self.client_column is not None:
+            tensors |= _owners(rows, self.client_column, train, test)
+        return tensors
+
+    def _read_table(self, path: Path, sources: SourceFiles) -> tuple["pa.Table", int, str]:
+        """Return the rows of a file, the memory that they need, and the column of labels.
+
+        Raises `DataError` before reading if they need too much memory.
+        """
+        import pyarrow as pa
+
+        content = sources.read(path)
+        file = _open(path, pa.BufferReader(content))
+        columns = self._columns(path, file.schema_arrow)
+        num_bytes = _bytes_needed(file.metadata, columns)
+        require_memory(num_bytes, str(path), max(LARGE_BYTES, MAX_EXPANSION * len(content)))
+        if num_bytes < LARGE_BYTES:
+            # As a dictionary, an image that is in many rows is in memory once.
+            file = _open(path, pa.BufferReader(content), read_dictionary=columns[:1])
+        with _data_errors(path):
+            return file.read(columns=columns), num_bytes, columns[1]
 
     def _split_rows(self, num_train: int, num_rows: int | None) -> tuple[Ints, Ints]:
-        """The positions of the training rows and of the test rows, which come after `num_train`
-        others.
+        """Return the positions of the training rows and of the test rows.
 
-        `num_rows` counts both; None: there is no test split.
+        `num_train` rows are of the training split; the test split's follow them. `num_rows` counts
+        both; None: there is no test split. Raises `DataError` if one would be empty.
         """
-        for split, count in (
-            ("train", num_train),
-            ("test", num_train if num_rows is None else num_rows - num_train),
-        ):
-            if not count:
-                raise DataError(f"dataset.path={self.path}: the {split} split has no rows")
         if num_rows is not None:
+            for split, count in (("train", num_train), ("test", num_rows - num_train)):
+                if count == 0:
+                    raise DataError(f"dataset.path={self.path}: the {split} split has no rows")
             return np.arange(num_train), np.arange(num_train, num_rows)
-        count = round(self.test_fraction * num_train)
-        if not 0 < count < num_train:
-            told = f"{self.path} has no test split; set the share of its {num_train} rows to test on, e.g. 0.1"
-            raise DataError(f"dataset.test_fraction={self.test_fraction}: {told}")
-        order = np.random.default_rng(0).permutation(
-            num_train
-        )  # fixed: it belongs to the data set, not to a run
-        return np.sort(order[count:]), np.sort(order[:count])
+        if num_train == 0:
+            raise DataError(f"dataset.path={self.path}: the train split has no rows")
+        num_test = round(self.test_fraction * num_train)
+        if not 0 < num_test < num_train:
+            raise DataError(
+                f"dataset.test_fraction={self.test_fraction}: {self.path} has no test split; set "
+                f"the share of its {num_train} rows to test on, e.g. 0.1"
+            )
+        # The seed is fixed, because the split belongs to the data set, not to a run.
+        order = np.random.default_rng(0).permutation(num_train)
+        return np.sort(order[num_test:]), np.sort(order[:num_test])
 
 
-def _split_of(file: Path, root: Path, is_lone: bool) -> str:
-    """The split of a file below `root`, from a word in its name ("train-00000-of-00002") or else
-    its folder's.
+def _split_of(file: Path, root: Path, *, is_only_file: bool) -> str:
+    """Return the split of a file below `root`.
 
-    A lone file that names no split, or several, is training data; one of several files raises
-    `DataError`.
+    A word in its name decides ("train-00000-of-00002"), otherwise a word in its folder's name. The
+    only file is training data if its name says no split, or several. Raises `DataError` for one of
+    several such files.
     """
-    for name in (file.stem, file.parent.name if root not in (file.parent, file) else ""):
-        splits = {SPLITS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in SPLITS}
+    names = [file.stem]
+    if root not in (file, file.parent):
+        names.append(file.parent.name)
+    for name in names:
+        words = re.findall(r"[a-z]+", name.lower())
+        splits = {SPLITS[word] for word in words if word in SPLITS}
         if len(splits) == 1:
             return splits.pop()
-    if is_lone:
+    if is_only_file:
         return "train"
-    told = f"its name, or its folder's, must have a word of one split ({', '.join(SPLITS)})"
-    raise DataError(f"{file}: {told}; rename it, or move it away if it is not part of the data set")
+    raise DataError(
+        f"{file}: its name, or its folder's, must have a word of one split ({', '.join(SPLITS)}); "
+        "rename it, or move it away if it is not part of the data set"
+    )
 
 
-def _require_one_reading(files: Sequence[Path], split: str) -> None:
-    """Raise `DataError` where the rows of a split are there twice: in two folders, such as those of
-    two versions or configs, as a copy, or divided into two numbers of shards."""
-    first: dict[str, tuple[object, Path]] = {"": (files[0].parent, files[0])}
+def _require_unique_rows(files: Sequence[Path], split: str) -> None:
+    """Raise `DataError` if the files hold the rows of a split twice.
+
+    This is so if they lie in two folders (two versions or configs), if one is a copy of another, or
+    if they divide the rows into two different numbers of shards.
+    """
+    variants: dict[str, tuple[object, Path]] = {"": (files[0].parent, files[0])}
     for file in files:
         name = COPY.sub("", file.stem)
+        is_copy = name != file.stem
         shard = SHARD.fullmatch(name)
-        form = (name != file.stem, shard and shard[3])
-        for key, reading in (("", file.parent), (shard[1] + shard[4] if shard else name, form)):
-            other, path = first.setdefault(key, (reading, file))
-            if other != reading:
-                remedy = "move one of them away, or let dataset.path name the folder of one"
+        data_name = shard[1] + shard[4] if shard else name
+        num_shards = shard and shard[3]
+        for key, variant in (("", file.parent), (data_name, (is_copy, num_shards))):
+            first_variant, first_file = variants.setdefault(key, (variant, file))
+            if first_variant != variant:
                 raise DataError(
-                    f"{path} and {file} would be read as one {split} split, its rows twice; {remedy}"
+                    f"{first_file} and {file} would be read as one {split} split, its rows twice; "
+                    "move one of them away, or let dataset.path name the folder of one"
                 )
 
 
 def _missing_shards(files: Sequence[Path]) -> list[str]:
-    shards: dict[tuple[Path, str, int], set[int]] = {}
+    """Name the shards that are not there, by the numbers in the names of the others."""
+    present: dict[tuple[Path, str, int], set[int]] = {}
     for file in files:
-        if match := SHARD.fullmatch(file.stem):
-            name, number, count = match[1] + match[4], int(match[2]), int(match[3])
-            shards.setdefault((file.parent, name, count), set()).add(number)
-    return [
-        f"shards {str(missing)[1:-1]} of the {count} of {name!r} in {folder}"
-        for (folder, name, count), numbers in shards.items()
-        if (missing := sorted(set(range(count)) - numbers))
-    ]
+        shard = SHARD.fullmatch(file.stem)
+        if shard:
+            key = (file.parent, shard[1] + shard[4], int(shard[3]))
+            present.setdefault(key, set()).add(int(shard[2]))
+    messages = []
+    for (folder, name, count), numbers in present.items():
+        missing = sorted(set(range(count)) - numbers)
+        if missing:
+            listed = ", ".join(map(str, missing))
+            messages.append(f"shards {listed} of the {count} of {name!r} in {folder}")
+    return messages
 
 
 @contextmanager
-def _sound(path: Path) -> Iterator[None]:
-    """Raise `DataError` for what PyArrow finds wrong with a file."""
+def _data_errors(path: Path) -> Iterator[None]:
+    """Raise `DataError` in place of the errors of PyArrow about a file."""
     import pyarrow as pa
 
     try:
         yield
-    except MemoryError:  # an ArrowException, too
+    except MemoryError:  # which is an ArrowException, too
         raise
     except (pa.ArrowException, OSError) as error:
         raise DataError(
@@ -266,114 +313,121 @@ def _sound(path: Path) -> Iterator[None]:
 
 
 def _open(path: Path, source: Any, **options: Any) -> Any:
-    """A parquet file. Checksums of its pages are verified, if it has them (few writers add
-    them)."""
+    """Open a parquet file. The checksums of its pages are verified, if it has any (few do)."""
     import pyarrow.parquet as pq
 
-    with _sound(path):
+    with _data_errors(path):
         return pq.ParquetFile(source, page_checksum_verification=True, **options)
 
 
-def _chosen(
+def _pick_column(
     key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema"
 ) -> str:
-    """The column `name`, or the only one of the `candidates` if that is None."""
+    """Return the column `name`, or the only one of the `candidates` if `name` is None."""
     fitting = candidates if name is None else [column for column in schema.names if column == name]
     if len(fitting) != 1:
-        fault = f"the columns are {', '.join(schema.names)} in {path}"
-        seen = " and ".join(fitting) or "none of them"
+        possible = " and ".join(fitting) or "none of them"
         raise DataError(
-            f"dataset.{key}={name}: {fault}, and {seen} may be meant; set it to one of them"
+            f"dataset.{key}={name}: the columns are {', '.join(schema.names)} in {path}, and "
+            f"{possible} may be meant; set it to one of them"
         )
     return fitting[0]
 
 
 def _bytes_needed(metadata: Any, columns: Sequence[str]) -> int:
-    """Memory that the columns of a file need, by its footer."""
-    need = BYTES_OF_ROW * metadata.num_rows
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
+    """Return the memory that the columns of a file need, computed from its footer."""
+    num_bytes = ROW_BYTES * metadata.num_rows
+    for group_number in range(metadata.num_row_groups):
+        group = metadata.row_group(group_number)
         for index in range(group.num_columns):
             chunk = group.column(index)
             if chunk.path_in_schema in columns:
-                need += chunk.total_uncompressed_size
-    return need
+                num_bytes += chunk.total_uncompressed_size
+    return num_bytes
 
 
 def _without_categories(table: "pa.Table") -> "pa.Table":
-    """Replace numbers of categories by what they stand for."""
+    """Replace the columns of categories by columns of their values."""
     for index, column in enumerate(table.columns):
         if _is(column.type, "dictionary"):
-            table = table.set_column(
-                index, table.column_names[index], column.cast(column.type.value_type)
-            )
+            values = column.cast(column.type.value_type)
+            table = table.set_column(index, table.column_names[index], values)
     return table
 
 
 def _concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
+    """Return the rows of all tables. `latest` is the file of the last one, for the message."""
     import pyarrow as pa
 
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        remedy = "write the files of all splits with one type a column, or move one away"
         raise DataError(
-            f"{latest}: a column differs from that of the files before it ({error}); {remedy}"
+            f"{latest}: a column differs from that of the files before it ({error}); write the "
+            "files of all splits with one type a column, or move one away"
         ) from error
 
 
 def _encoded_images(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
-    """The encoded images of all rows, from the first column, of bytes or of structs with a field
-    `bytes`."""
+    """Return the encoded images of all rows, which are in the first column.
+
+    Raises `DataError` if a row has none.
+    """
     from pyarrow import compute
 
     column = table.column(0)
     if _is(column.type, "struct"):
         column = compute.struct_field(column, "bytes")
     if column.null_count:
-        fault = f"must hold the encoded images themselves in every row; {column.null_count} are missing in {path}"
-        raise DataError(f"dataset.image_column={table.column_names[0]}: {fault}")
+        raise DataError(
+            f"dataset.image_column={table.column_names[0]}: must hold the encoded images "
+            f"themselves in every row; {column.null_count} are missing in {path}"
+        )
     return list(column)
 
 
 def _holds_bytes(kind: "pa.DataType") -> bool:
     if _is(kind, "struct"):
-        place = kind.get_field_index("bytes")
-        return place >= 0 and _holds_bytes(kind.field(place).type)
+        index = kind.get_field_index("bytes")
+        return index >= 0 and _holds_bytes(kind.field(index).type)
     return _is(kind, "binary", "large_binary")
 
 
 def _is(kind: "pa.DataType", *names: str) -> bool:
-    """Whether a type is one of those that pyarrow calls `names`."""
+    """Return whether `kind` is one of the types that pyarrow calls `names`."""
     from pyarrow import types
 
     return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
 def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
-    """Labels [n] and the number of classes. Integer labels are kept; others are numbered in sorted
-    order."""
+    """Return the labels [n] and the number of classes.
+
+    Integer labels stay as they are; other values are numbered in sorted order.
+    """
     values = _values(table, name, "label_column")
     if not np.issubdtype(values.dtype, np.integer):
-        known, labels = np.unique(values, return_inverse=True)
-        return labels.astype(np.int64), len(known)
-    least = int(values.min())
-    if least < 0:
-        count = np.count_nonzero(values == least)
-        fault = f"{count} of {len(values)} labels are {least}, as in a test split that hides them"
-        remedy = "move its files away: the validation split, or a dataset.test_fraction of the rows, takes its place"
-        raise DataError(f"dataset.label_column={name}: {fault}; {remedy}")
-    if values.max() >= MAX_CLASSES:
-        found = f"must lie in 0..{MAX_CLASSES - 1}, found {values.min()}..{values.max()}"
-        remedy = "number the classes from 0, or store the labels as strings"
+        classes, labels = np.unique(values, return_inverse=True)
+        return labels.astype(np.int64), len(classes)
+    low, high = int(values.min()), int(values.max())
+    if low < 0:
+        count = np.count_nonzero(values == low)
         raise DataError(
-            f"dataset.label_column={name}: labels are numbers of classes and {found}; {remedy}"
+            f"dataset.label_column={name}: {count} of {len(values)} labels are {low}, as in a test "
+            "split that hides them; move its files away: the validation split, or a "
+            "dataset.test_fraction of the rows, takes its place"
         )
-    return values.astype(np.int64), max(int(values.max()) + 1, _num_named_classes(table, name))
+    if high >= MAX_CLASSES:
+        raise DataError(
+            f"dataset.label_column={name}: labels are numbers of classes and must lie in "
+            f"0..{MAX_CLASSES - 1}, found {low}..{high}; number the classes from 0, or store the "
+            "labels as strings"
+        )
+    return values.astype(np.int64), max(high + 1, _num_named_classes(table, name))
 
 
 def _num_named_classes(table: "pa.Table", name: str) -> int:
-    """Number of class names in the Hugging Face metadata of a column; 0 if there are none."""
+    """Return the number of class names in a column's Hugging Face metadata; 0 without any."""
     try:
         features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
         return len(features[name]["names"])
@@ -382,22 +436,25 @@ def _num_named_classes(table: "pa.Table", name: str) -> int:
 
 
 def _owners(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:
-    """The owners of the training rows, and those of the test rows by the same numbers, -1 for
-    owners of no training row; none of test rows if one of them lacks an owner."""
-    known, codes = np.unique(_values(table.take(train), name, "client_column"), return_inverse=True)
-    owners = {"train_owners": torch.as_tensor(codes.astype(np.int64))}
-    tested = table.select([name]).take(test)
-    if tested.column(name).null_count:
-        return owners
-    return owners | {
-        "test_owners": torch.as_tensor(numbers_in(known, _values(tested, name, "client_column")))
-    }
+    """Return `train_owners` [n_train], and `test_owners` [n_test] with the same numbers.
+
+    A test owner without training rows is -1. There are no `test_owners` if one of the test rows
+    names no owner.
+    """
+    train_names = _values(table.take(train), name, "client_column")
+    known, numbers = np.unique(train_names, return_inverse=True)
+    owners = {"train_owners": torch.as_tensor(numbers.astype(np.int64))}
+    test_table = table.select([name]).take(test)
+    if not test_table.column(name).null_count:
+        test_names = _values(test_table, name, "client_column")
+        owners["test_owners"] = torch.as_tensor(numbers_in(known, test_names))
+    return owners
 
 
 def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
-    """The values of a column of integers, booleans or strings.
+    """Return the values of a column of integers, booleans or strings.
 
-    Raises `DataError` for other types, and where a value is missing.
+    Raises `DataError` for other types, and if a value is missing.
     """
     if name not in table.column_names:
         raise DataError(f"dataset.{key}={name}: no file has this column")

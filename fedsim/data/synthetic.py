@@ -1,6 +1,9 @@
-"""Synthetic(alpha, beta) of Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx,
-MLSys 2020), 5.1: every client has a generator of its own, so that its samples can be made whenever
-they are asked for."""
+"""Synthetic(alpha, beta): a data set whose clients differ by two parameters.
+
+Source: Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx, MLSys 2020), section
+5.1. Each owner (client) has random generators of its own, so its samples can be made at any time.
+Shapes: n owners, d features, C classes.
+"""
 
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -16,33 +19,33 @@ from fedsim.core.parameters import Count, Positive, Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, Samples, SampleSource, log_normal_sizes
 from fedsim.data.cache import digest, load_or_generate, parameters_key
 
-MAX_SAMPLES, MAX_NUMBERS, MAX_WEIGHTS = 100_000_000, 2_000_000_000, 10_000_000
-"""In either split, on average (labels and owners take 16 bytes each); features of all samples that
-are held in memory, or of the test set (8 GB); features times classes, in the model that labels an
-owner's samples."""
+MAX_SAMPLES = 100_000_000
+"""Maximum number of samples of a split, on average; labels and owners take 16 bytes each."""
+MAX_NUMBERS = 2_000_000_000
+"""Maximum number of features in memory (8 GB): of all training samples, or of the test set."""
+MAX_WEIGHTS = 10_000_000
+"""Maximum number of features times classes, the size of the model that labels an owner's data."""
 GENERATOR_VERSION = 1
-"""To be increased whenever a change of the code gives other data for the same parameters."""
+"""Increase this when a change of the code gives other data for the same parameters."""
 BLOCK_NUMBERS = 2**18
-"""Of models and features, in the making of labels: few enough for the processor's cache."""
-MODEL, TRAIN, TEST = range(3)
-"""What an owner's generator is for; each draws from a stream of its own."""
+"""Numbers of models and features in memory while labels are made; they fit a processor's cache."""
+MODEL_STREAM = 0
+TRAIN_STREAM = 1
+TEST_STREAM = 2
+"""Streams of an owner's generator."""
 
 Spread = Annotated[float, Interval(ge=0, le=1_000_000)]
-"""Of owners' models and means; products of far larger ones are infinite."""
+"""A standard deviation between owners; products of far larger ones are infinite."""
 
 
 @parameters
 class Synthetic(Dataset):
-    """Classes that a linear model of the owner's own gives to features around the owner's own mean.
+    """Classes that each owner's linear model assigns to features around the owner's mean.
 
-    Owner k draws u ~ N(0, alpha^2), W [C, d] and b [C] ~ N(u, 1); B ~ N(0, beta^2) and v [d] ~ N(B,
-    1). Its samples are x ~ N(v, Sigma), with Sigma diagonal and Sigma_jj = j^-1.2, and y = argmax(W
-    x + b). `alpha` is how much the models differ between owners, `beta` how much the features do.
-    (alpha and beta are standard deviations, as in the published code.) An owner has a log-normal
-    number of samples; the test set has as many of each owner, as nearly as possible. `hold:
-    on_demand` keeps labels alone in memory, and makes features from the owner's generator, a
-    function of (seed, owner), where a client takes part or is asked; `memory` makes all of them
-    once. Results are the same.
+    Owner k draws u ~ N(0, alpha^2), W [C, d] and b [C] ~ N(u, 1), B ~ N(0, beta^2) and v [d] ~
+    N(B, 1). Its samples are x ~ N(v, Sigma), where Sigma is diagonal with Sigma_jj = j^-1.2, and
+    y = argmax(W x + b). As in the published code, alpha and beta are standard deviations. An owner
+    has a log-normal number of training samples, and as many test samples as all others, within 1.
     """
 
     num_owners: Annotated[int, Interval(ge=1, le=1_000_000)]
@@ -51,178 +54,188 @@ class Synthetic(Dataset):
     num_features: Annotated[int, Interval(ge=1, le=MAX_WEIGHTS)]
     num_classes: Annotated[int, Interval(ge=2, le=MAX_WEIGHTS)]
     alpha: Spread
+    """How much the models differ between owners."""
     beta: Spread
+    """How much the features differ between owners."""
     test_samples: Count
     hold: Literal["on_demand", "memory"]
+    """`on_demand` holds only labels and makes features when they are needed, as a function of (seed,
+    owner). `memory` makes all features once. Results are the same."""
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)]
 
     def problems(self) -> Problems:
-        features, remedy, most = max(self.num_features, 1), "lower num_owners", MAX_SAMPLES
+        num_features = max(self.num_features, 1)
+        max_samples = MAX_SAMPLES
+        remedy = "lower num_owners"
         if self.hold == "memory":
-            remedy, most = (
-                "dataset.hold=on_demand need not hold all in memory",
-                min(most, MAX_NUMBERS // features),
-            )
-        yield at_most(
-            "samples_per_owner", self.samples_per_owner, most // max(self.num_owners, 1), remedy
-        )
-        yield at_most(
-            "num_classes", self.num_classes, MAX_WEIGHTS // features, "lower num_features"
-        )
-        yield at_most(
-            "test_samples", self.test_samples, MAX_NUMBERS // features, "lower num_features"
-        )
+            max_samples = min(MAX_SAMPLES, MAX_NUMBERS // num_features)
+            remedy = "dataset.hold=on_demand need not hold all in memory"
+        max_per_owner = max_samples // max(self.num_owners, 1)
+        max_classes = MAX_WEIGHTS // num_features
+        max_test = MAX_NUMBERS // num_features
+        yield at_most("samples_per_owner", self.samples_per_owner, max_per_owner, remedy)
+        yield at_most("num_classes", self.num_classes, max_classes, "lower num_features")
+        yield at_most("test_samples", self.test_samples, max_test, "lower num_features")
 
     def form(self) -> tuple[tuple[int, ...], int]:
         return (self.num_features,), self.num_classes
 
     def load(self) -> LoadedData:
         tensors = load_or_generate(self, "synthetic", GENERATOR_VERSION, self._build)
-        fingerprint = (
-            f"synthetic {digest({'key': parameters_key(GENERATOR_VERSION, self), **tensors})}"
-        )
+        key = parameters_key(GENERATOR_VERSION, self)
         source = OwnerSamples(self)
-        train = Samples(
-            source if self.hold == "on_demand" else source.everything(), tensors["train_y"]
-        )
-        test = Samples(tensors["test_x"], tensors["test_y"])
-        owners, tested = (
-            np.repeat(np.arange(self.num_owners), n) for n in (self.counts, self.test_counts)
-        )
+        x = source if self.hold == "on_demand" else source.everything()
+        numbers = np.arange(self.num_owners)
         return LoadedData(
-            train, test, self.num_classes, None, None, fingerprint, owners, test_owners=tested
+            train=Samples(x, tensors["train_y"]),
+            test=Samples(tensors["test_x"], tensors["test_y"]),
+            num_classes=self.num_classes,
+            mean=None,
+            std=None,
+            fingerprint=f"synthetic {digest({'key': key, **tensors})}",
+            owners=np.repeat(numbers, self.counts),
+            test_owners=np.repeat(numbers, self.test_counts),
         )
 
     @cached_property
     def counts(self) -> Ints:
-        """Training samples of each owner [num_owners], at least one."""
+        """Number of training samples of each owner [num_owners], at least 1."""
         normal = np.random.default_rng(self.seed).standard_normal(self.num_owners)
         return log_normal_sizes(self.samples_per_owner, self.size_deviation, normal)
 
     @cached_property
     def test_counts(self) -> Ints:
-        """Test samples of each owner [num_owners]."""
-        return np.bincount(
-            np.arange(self.test_samples) % self.num_owners, minlength=self.num_owners
-        )
+        """Number of test samples of each owner [num_owners]."""
+        owners = np.arange(self.test_samples) % self.num_owners
+        return np.bincount(owners, minlength=self.num_owners)
 
     def _build(self) -> dict[str, Tensor]:
-        """Labels of the training samples, and the test set, both in order of their owners."""
+        """Return the labels of the training samples, and the test set, in order of the owners."""
         train_y = np.empty(int(self.counts.sum()), np.int64)
         test_x = np.empty((self.test_samples, self.num_features), np.float32)
         test_y = np.empty(self.test_samples, np.int64)
-        ends, test_ends = np.cumsum(self.counts), np.cumsum(self.test_counts)
-        size = max(
-            BLOCK_NUMBERS // (self.num_features * (self.num_classes + int(self.counts.max()))), 1
-        )
-        for first in range(0, self.num_owners, size):
-            owners = np.arange(first, min(first + size, self.num_owners))
+        train_end = test_end = 0
+        numbers_per_owner = self.num_features * (self.num_classes + int(self.counts.max()))
+        block_size = max(BLOCK_NUMBERS // numbers_per_owner, 1)
+        for first in range(0, self.num_owners, block_size):
+            owners = np.arange(first, min(first + block_size, self.num_owners))
             models = self._models(owners)
-            means, x = self.features(owners, self.counts[owners])
-            train_y[ends[first] - self.counts[first] : ends[owners[-1]]] = _labels(
-                models, x, self.counts[owners]
-            )
+            counts = self.counts[owners]
+            means, x = self.features(owners, counts)
+            train_start, train_end = train_end, train_end + len(x)
+            train_y[train_start:train_end] = _labels(models, x, counts)
+
             counts = self.test_counts[owners]
-            tested = slice(test_ends[first] - counts[0], test_ends[owners[-1]])
-            test_x[tested] = self._moved(
-                self._drawn(owners, counts, TEST, np.empty((len(owners), 0))), means, counts
-            )
-            test_y[tested] = _labels(models, test_x[tested], counts)
-        made = {"train_y": train_y, "test_x": test_x, "test_y": test_y}
-        return {name: torch.as_tensor(values) for name, values in made.items()}
+            no_numbers = np.empty((len(owners), 0))
+            x = self._draw(owners, counts, TEST_STREAM, no_numbers)
+            self._move(x, means, counts)
+            test_start, test_end = test_end, test_end + len(x)
+            test_x[test_start:test_end] = x
+            test_y[test_start:test_end] = _labels(models, x, counts)
+        return {
+            "train_y": torch.as_tensor(train_y),
+            "test_x": torch.as_tensor(test_x),
+            "test_y": torch.as_tensor(test_y),
+        }
 
     def features(self, owners: Ints, counts: Ints) -> tuple[Floats32, Floats32]:
-        """The means [n, d] of some owners' features, and the first `counts` [n] training samples of
-        each, one owner after another [sum of counts, d]."""
-        normal = np.empty((len(owners), 1 + self.num_features))
-        x = self._drawn(owners, counts, TRAIN, normal)
-        means = (self.beta * normal[:, :1] + normal[:, 1:]).astype(np.float32)
-        return means, self._moved(x, means, counts)
+        """Return the means [n, d] of some owners' features, and their first training samples.
 
-    def _drawn(
-        self,
-        owners: Ints,
-        counts: Ints,
-        purpose: int,
-        before: Floats,
-    ) -> Floats32:
-        """Standard normal numbers [sum of counts, d] of the owners' streams, behind the rows
-        `before` [n, ...]."""
+        The samples [sum of counts, d] are the first `counts` [n] of each owner, owner after owner.
+        """
+        normal = np.empty((len(owners), 1 + self.num_features))
+        x = self._draw(owners, counts, TRAIN_STREAM, normal)
+        means = (self.beta * normal[:, :1] + normal[:, 1:]).astype(np.float32)
+        self._move(x, means, counts)
+        return means, x
+
+    def _draw(self, owners: Ints, counts: Ints, stream: int, leading: Floats) -> Floats32:
+        """Return standard normal numbers [sum of counts, d] from the owners' streams.
+
+        The first numbers of each stream fill the owner's row of `leading` [n, ...].
+        """
         x = np.empty((int(counts.sum()), self.num_features), np.float32)
-        first = 0
-        for row, owner, count in zip(before, owners.tolist(), counts.tolist(), strict=True):
-            rng = self._stream(owner, purpose)
+        start = 0
+        for row, owner, count in zip(leading, owners.tolist(), counts.tolist(), strict=True):
+            rng = self._generator(owner, stream)
             rng.standard_normal(out=row)
-            rng.standard_normal(dtype=np.float32, out=x[first : first + count])
-            first += count
+            rng.standard_normal(dtype=np.float32, out=x[start : start + count])
+            start += count
         return x
 
-    def _moved(self, x: Floats32, means: Floats32, counts: Ints) -> Floats32:
-        """Standard normal `x`, spread by Sigma around the means of their owners; in place."""
+    def _move(self, x: Floats32, means: Floats32, counts: Ints) -> None:
+        """Turn standard normal `x` into N(mean of the owner, Sigma), in place."""
         x *= (np.arange(1, self.num_features + 1) ** -0.6).astype(np.float32)
         x += np.repeat(means, counts, axis=0)
-        return x
 
     def _models(self, owners: Ints) -> tuple[Floats, Floats]:
-        """What labels the owners' samples: W [n, d, C] and b [n, C]."""
-        normal = np.empty((len(owners), 1 + (self.num_features + 1) * self.num_classes))
+        """Return the models that label the owners' samples: W [n, d, C] and b [n, C]."""
+        num_weights = self.num_features * self.num_classes
+        normal = np.empty((len(owners), 1 + num_weights + self.num_classes))
         for row, owner in zip(normal, owners.tolist(), strict=True):
-            self._stream(owner, MODEL).standard_normal(out=row)
+            self._generator(owner, MODEL_STREAM).standard_normal(out=row)
         values = normal[:, 1:]
         values += self.alpha * normal[:, :1]
-        cut = self.num_features * self.num_classes
-        return values[:, :cut].reshape(-1, self.num_features, self.num_classes), values[:, cut:]
+        weights = values[:, :num_weights].reshape(-1, self.num_features, self.num_classes)
+        return weights, values[:, num_weights:]
 
-    def _stream(self, owner: int, purpose: int) -> np.random.Generator:
-        """The owner's generator for a purpose: Philox (Salmon et al., 2011) with the key (seed,
-        owner), at the part of its sequence that is for the purpose. Any earlier result of this
-        method is reset to it, too."""
-        generator, start = self._philox
-        start["state"]["counter"][3] = purpose
-        start["state"]["key"][1] = owner
-        generator.bit_generator.state = start
+    def _generator(self, owner: int, stream: int) -> np.random.Generator:
+        """Return the owner's generator at the beginning of a stream.
+
+        It is Philox (Salmon et al., 2011) with the key (seed, owner); the stream is a part of its
+        counter. There is one generator: the next call resets it.
+        """
+        generator, state = self._philox
+        state["state"]["counter"][3] = stream
+        state["state"]["key"][1] = owner
+        generator.bit_generator.state = state
         return generator
 
     @cached_property
     def _philox(self) -> tuple[np.random.Generator, dict[str, Any]]:
-        """A generator, and the state of one that has drawn nothing, whose key and counter are
-        changed in place: to make a new one takes ten times as long, with arrays in it twice as
-        long."""
-        state = {
-            **np.random.Philox(key=0).state,
-            "state": {"counter": [0, 0, 0, 0], "key": [self.seed, 0]},
-        }
-        return np.random.Generator(np.random.Philox(key=0)), state
+        """A generator, and a state that has drawn nothing, to be changed in place.
+
+        Making a new generator takes ten times as long. Arrays in the state would take twice as
+        long as lists.
+        """
+        generator = np.random.Generator(np.random.Philox(key=0))
+        state: dict[str, Any] = dict(np.random.Philox(key=0).state)
+        state["state"] = {"counter": [0, 0, 0, 0], "key": [self.seed, 0]}
+        return generator, state
 
 
 def _labels(models: tuple[Floats, Floats], x: Floats32, counts: Ints) -> Ints:
-    """argmax(W x + b) of samples in order of their owners, `counts` [n] of each [sum of counts]."""
+    """Return argmax(W x + b) for samples in order of their owners, `counts` [n] of each."""
     weights, biases = models
     labels = np.empty(len(x), np.int64)
     starts = np.cumsum(counts) - counts
-    for count in np.unique(counts).tolist():
+    for count in np.unique(counts).tolist():  # owners with equally many samples in one product
         owners = np.flatnonzero(counts == count)
-        where = starts[owners, None] + np.arange(count)
-        labels[where] = (
-            x[where].astype(np.float64) @ weights[owners] + biases[owners, None]
-        ).argmax(2)
+        rows = starts[owners, None] + np.arange(count)
+        logits = x[rows].astype(np.float64) @ weights[owners] + biases[owners, None]
+        labels[rows] = logits.argmax(2)
     return labels
 
 
 class OwnerSamples(SampleSource):
-    """The training samples of all owners, one after another."""
+    """The training samples of all owners, owner after owner."""
 
-    def __init__(self, owners: Synthetic) -> None:
-        self.owners = owners
-        self.ends = np.cumsum(owners.counts)
-        super().__init__(int(self.ends[-1]), (owners.num_features,))
+    def __init__(self, dataset: Synthetic) -> None:
+        self.dataset = dataset
+        self.ends = np.cumsum(dataset.counts)
+        super().__init__(int(self.ends[-1]), (dataset.num_features,))
 
     def rows(self, positions: Ints) -> Tensor:
-        owners = np.searchsorted(self.ends, positions, side="right")
-        inside = positions - (self.ends - self.owners.counts)[owners]
-        needed, which = np.unique(owners, return_inverse=True)
-        counts = np.zeros(len(needed), np.int64)
-        np.maximum.at(counts, which, inside + 1)
-        starts = np.cumsum(counts) - counts
-        _, x = self.owners.features(needed, counts)
-        return torch.from_numpy(x[starts[which] + inside])
+        """Return the samples at `positions` [m, d].
+
+        An owner's samples come from one stream, so the ones before the last needed are made, too.
+        """
+        owner_of_position = np.searchsorted(self.ends, positions, side="right")
+        starts = self.ends - self.dataset.counts
+        index_in_owner = positions - starts[owner_of_position]
+        owners, which_owner = np.unique(owner_of_position, return_inverse=True)
+        counts = np.zeros(len(owners), np.int64)
+        np.maximum.at(counts, which_owner, index_in_owner + 1)
+        first_rows = np.cumsum(counts) - counts
+        _, x = self.dataset.features(owners, counts)
+        return torch.from_numpy(x[first_rows[which_owner] + index_in_owner])

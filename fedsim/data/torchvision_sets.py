@@ -1,5 +1,7 @@
-"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout, fetched by it if
-absent; verified."""
+"""MNIST, Fashion-MNIST, EMNIST, CIFAR-10 and CIFAR-100 in torchvision's layout.
+
+torchvision downloads what is absent; fedsim reads and verifies the files.
+"""
 
 import hashlib
 import math
@@ -7,7 +9,6 @@ import os
 import pickle
 import struct
 from abc import abstractmethod
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,23 +23,27 @@ from fedsim.data.cache import SourceFiles, digest, require_sha256, sha256_proble
 from fedsim.data.fetch import require_files, source_problem
 
 MD5 = {
-    "MNIST": (
-        *("6bbc9ace898e44ae57da46a324031adb", "a25bea736e30d166cdddb491f175f624"),
-        *("2646ac647ad5339dbf082846283269ea", "27ae3e4e09519cfbb04c329615203637"),
-    ),
-    "FashionMNIST": (
-        *("f4a8712d7a061bf5bd6d2ca38dc4d50a", "9018921c3c673c538a1fc5bad174d6f9"),
-        *("8181f5470baa50b63fa0f6fddb340f0a", "15d484375f8d13e6eb1aabb0c3f46965"),
-    ),
+    "MNIST": [
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    ],
+    "FashionMNIST": [
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
+    ],
 }
-"""Checksums of the unpacked images and labels for training and for testing; torchvision checks only
-the archives, and knows no others for EMNIST."""
+"""Checksums of the unpacked training images and labels, test images and labels. torchvision checks
+only the archives, and knows no checksums of EMNIST's files."""
 
 EMNIST = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
-"""The splits' numbers of classes."""
+"""Number of classes of each split of EMNIST."""
 
 MEGABYTES = {"MNIST": 67, "FashionMNIST": 86, "EMNIST": 2900, "CIFAR10": 360, "CIFAR100": 360}
-"""Roughly what a download needs, archives and what is unpacked from them together."""
+"""Approximate size of a download: the archives and what is unpacked from them."""
 
 
 class _TorchvisionSet(ImageSet):
@@ -48,62 +53,71 @@ class _TorchvisionSet(ImageSet):
 
     @abstractmethod
     def _files(self) -> tuple[Path, list[str]]:
-        """The folder of the files, and their names."""
+        """Return the folder of the files, and their names."""
+
+    @property
+    def _download_bytes(self) -> int:
+        return 1_000_000 * MEGABYTES[self.source]
 
     def source_problem(self) -> Problem | None:
-        return source_problem(
-            self._files()[0], self.data_dir, self.missing, 1_000_000 * MEGABYTES[self.source]
-        )
+        folder, _ = self._files()
+        return source_problem(folder, self.data_dir, self.missing, self._download_bytes)
 
     def missing(self) -> list[str]:
+        """Name the files that would be downloaded."""
         folder, names = self._files()
         return [name for name in names if not os.path.lexists(folder / name)]
 
-    def _require_downloaded(self, **kwargs: Any) -> None:
+    def _require_downloaded(self, **options: Any) -> None:
+        """Download the files if they are absent; `options` are for torchvision."""
         folder, names = self._files()
         for name in set(names) - set(self.missing()):
             stat_of(folder / name)
-        fetch = partial(_fetch, self.source, self.data_dir, **kwargs)
-        room = 1_000_000 * MEGABYTES[self.source]
-        require_files(folder, self.data_dir, self.missing, fetch, room, self._in_parquet())
 
-    def _in_parquet(self) -> str:
-        """Say how a folder with parquet files that is called as the data set is read, if there is
-        one."""
+        def fetch() -> None:
+            _fetch(self.source, self.data_dir, **options)
+
+        hint = self._parquet_hint()
+        require_files(folder, self.data_dir, self.missing, fetch, self._download_bytes, hint)
+
+    def _parquet_hint(self) -> str:
+        """Say how to read parquet files in a folder with the data set's name, if there are any."""
         name = self.source.lower()
-        found = any(any((place / name).glob("*.parquet")) for place in (Path(), self.data_dir))
-        return (
-            f"; dataset=parquet dataset.path={name} reads the parquet files in {name}/"
-            if found
-            else ""
-        )
+        for place in (Path(), self.data_dir):
+            if any((place / name).glob("*.parquet")):
+                return f"; dataset=parquet dataset.path={name} reads the parquet files in {name}/"
+        return ""
 
 
-def _fetch(source: str, data_dir: Path, **kwargs: Any) -> None:
+def _fetch(source: str, data_dir: Path, **options: Any) -> None:
     import torchvision
 
-    getattr(torchvision.datasets, source)(str(data_dir), download=True, **kwargs)
+    getattr(torchvision.datasets, source)(str(data_dir), download=True, **options)
 
 
 @parameters
 class MNISTLike(_TorchvisionSet):
-    """MNIST, FashionMNIST or EMNIST, as `source` says, in <data_dir>/<source>/raw.
+    """MNIST, FashionMNIST or EMNIST, in <data_dir>/<source>/raw.
 
-    `split` is one of EMNIST's splits, and None for the others. EMNIST's images are stored
-    transposed and are transposed back; the labels of its letters are shifted to begin at 0.
-    `sha256`: as in `FromPath`; the files of MNIST and FashionMNIST have known checksums anyhow.
+    EMNIST's images are stored transposed and are transposed back. The labels of its letters are
+    shifted to begin at 0.
     """
 
     source: Literal["MNIST", "FashionMNIST", "EMNIST"]
     split: str | None
+    """One of EMNIST's splits; None for the others."""
     sha256: str | None = None
+    """The checksum that the files must have (see `SourceFiles.sha256`); None accepts any. The files
+    of MNIST and FashionMNIST must have their known MD5 as well."""
 
     def problems(self) -> Problems:
-        splits = list(EMNIST) if self.source == "EMNIST" else [None]
-        allowed = ", ".join("null" if s is None else s for s in splits)
-        yield rule(
-            self.split in splits, "split", self.split, f"must be one of {allowed} for {self.source}"
-        )
+        if self.source == "EMNIST":
+            is_known = self.split in EMNIST
+            allowed = ", ".join(EMNIST)
+        else:
+            is_known = self.split is None
+            allowed = "null"
+        yield rule(is_known, "split", self.split, f"must be one of {allowed} for {self.source}")
         yield from super().problems()
         yield sha256_problem(self.sha256)
 
@@ -111,44 +125,52 @@ class MNISTLike(_TorchvisionSet):
         return (1, 28, 28), 10 if self.split is None else EMNIST[self.split]
 
     def _files(self) -> tuple[Path, list[str]]:
-        """Training images and labels, test images and labels."""
-        parts = (
-            ("train", "t10k")
-            if self.split is None
-            else (f"emnist-{self.split}-train", f"emnist-{self.split}-test")
-        )
-        names = [
-            f"{p}-{kind}" for p in parts for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")
-        ]
+        """Return the folder, and the names of training images and labels, test images and labels."""
+        prefixes = ["train", "t10k"]
+        if self.split is not None:
+            prefixes = [f"emnist-{self.split}-train", f"emnist-{self.split}-test"]
+        names = []
+        for prefix in prefixes:
+            names += [f"{prefix}-images-idx3-ubyte", f"{prefix}-labels-idx1-ubyte"]
         return self.data_dir / self.source / "raw", names
 
     def load(self) -> LoadedData:
         folder, names = self._files()
-        self._require_downloaded(**({} if self.split is None else {"split": self.split}))
+        options = {} if self.split is None else {"split": self.split}
+        self._require_downloaded(**options)
         sources = SourceFiles(folder)
         contents = [sources.read(folder / name) for name in names]
         require_sha256(self.sha256, sources.sha256, str(folder))
+        checksums = MD5.get(self.source, [None] * 4)
         files: dict[str, Tensor] = {}
-        for name, content, md5 in zip(
-            names, contents, MD5.get(self.source, (None,) * 4), strict=True
-        ):
+        for name, content, md5 in zip(names, contents, checksums, strict=True):
             _require_md5(folder / name, content, md5)
             files[name] = _parse_idx(folder / name, content)
-        tensors = dict(zip(("train_x", "train_y", "test_x", "test_y"), files.values(), strict=True))
-        for split in ("train", "test"):
-            x, y = tensors[f"{split}_x"], tensors[f"{split}_y"]
-            tensors[f"{split}_x"] = (
-                x.transpose(1, 2).contiguous() if self.source == "EMNIST" else x
-            )[:, None]
-            tensors[f"{split}_y"] = y.long() - (1 if self.split == "letters" else 0)
+        train_x, train_y, test_x, test_y = files.values()
+        tensors = {
+            "train_x": self._upright(train_x),
+            "train_y": self._from_zero(train_y),
+            "test_x": self._upright(test_x),
+            "test_y": self._from_zero(test_y),
+        }
         fingerprint = f"{self.source} {self.split} {digest(files)}"
+        _, num_classes = self.form()
         return LoadedData.of(
-            tensors, self.form()[1], self.mean, self.std, fingerprint, sha256=sources.sha256
+            tensors, num_classes, self.mean, self.std, fingerprint, sha256=sources.sha256
         )
+
+    def _upright(self, images: Tensor) -> Tensor:
+        """Return images [n, 28, 28] as [n, 1, 28, 28], transposed if they are EMNIST's."""
+        if self.source == "EMNIST":
+            images = images.transpose(1, 2).contiguous()
+        return images[:, None]
+
+    def _from_zero(self, labels: Tensor) -> Tensor:
+        return labels.long() - (1 if self.split == "letters" else 0)
 
 
 def _parse_idx(path: Path, content: bytes) -> Tensor:
-    """Return the images [n, 28, 28] or labels [n], uint8, in a file's content.
+    """Return the images [n, 28, 28] or labels [n], uint8, in the content of an IDX file.
 
     Raises `DataError` if it is damaged.
     """
@@ -156,62 +178,74 @@ def _parse_idx(path: Path, content: bytes) -> Tensor:
     header_bytes = 4 * (len(shape) + 2)
     values = np.frombuffer(content, np.uint8)[header_bytes:]
     count, rest = divmod(len(values), math.prod(shape))
-    header = struct.pack(f">{len(shape) + 2}I", 0x801 + len(shape), count, *shape)
+    magic = 0x801 + len(shape)  # unsigned bytes, and one dimension more than a sample has
+    header = struct.pack(f">{len(shape) + 2}I", magic, count, *shape)
     if rest or content[:header_bytes] != header:
-        expected = f"IDX, unsigned bytes, {'x'.join(map(str, ('n', *shape)))}"
-        raise DataError(f"{path} is damaged: expected {expected}; delete it and fetch it again")
+        expected = "x".join(map(str, ("n", *shape)))
+        raise DataError(
+            f"{path} is damaged: expected IDX, unsigned bytes, {expected}; delete it and fetch it "
+            "again"
+        )
     return torch.tensor(values).view(-1, *shape)
 
 
 @parameters
 class CIFAR(_TorchvisionSet):
-    """CIFAR10 or CIFAR100, as `source` says, in <data_dir>/cifar-10-batches-py or cifar-100-python.
+    """CIFAR10 or CIFAR100, in <data_dir>/cifar-10-batches-py or cifar-100-python.
 
-    The files are pickles; a file is unpickled only if its checksum is the one listed in
-    torchvision.
+    The files are pickles. A file is unpickled only if its checksum is the one that torchvision
+    lists.
     """
 
     channels = 3
     source: Literal["CIFAR10", "CIFAR100"]
 
     @property
-    def _kind(self) -> Any:
+    def _torchvision_class(self) -> Any:
         import torchvision
 
         return getattr(torchvision.datasets, self.source)
 
     def _files(self) -> tuple[Path, list[str]]:
-        kind = self._kind
-        return self.data_dir / kind.base_folder, [
-            name for name, _ in (*kind.train_list, *kind.test_list)
-        ]
+        kind = self._torchvision_class
+        names = [name for name, _ in (*kind.train_list, *kind.test_list)]
+        return self.data_dir / kind.base_folder, names
 
     def form(self) -> tuple[tuple[int, ...], int]:
-        return (3, 32, 32), {"CIFAR10": 10, "CIFAR100": 100}[self.source]
+        return (3, 32, 32), 10 if self.source == "CIFAR10" else 100
 
     def load(self) -> LoadedData:
         self._require_downloaded()
-        train, test = self._kind.train_list, self._kind.test_list
-        fingerprint = f"{self.source} {' '.join(sorted(md5 for _, md5 in (*train, *test)))}"
-        mean, std = tuple(self.mean), tuple(self.std)
+        train_files = self._torchvision_class.train_list
+        test_files = self._torchvision_class.test_list
+        checksums = sorted(md5 for _, md5 in (*train_files, *test_files))
+        _, num_classes = self.form()
         return LoadedData(
-            self._samples(train), self._samples(test), self.form()[1], mean, std, fingerprint
+            self._samples(train_files),
+            self._samples(test_files),
+            num_classes,
+            tuple(self.mean),
+            tuple(self.std),
+            f"{self.source} {' '.join(checksums)}",
         )
 
     def _samples(self, files: list[tuple[str, str]]) -> Samples:
-        folder, batches = self._files()[0], []
+        """Return the images and labels in `files`: pairs of a name and an MD5 checksum."""
+        folder, _ = self._files()
+        label_key = "labels" if self.source == "CIFAR10" else "fine_labels"
+        images = []
+        labels: list[int] = []
         for name, md5 in files:
             content = SourceFiles(folder).read(folder / name)
             _require_md5(folder / name, content, md5)
-            batches.append(pickle.loads(content, encoding="latin1"))
-        key = "labels" if self.source == "CIFAR10" else "fine_labels"
-        x = torch.as_tensor(np.concatenate([batch["data"] for batch in batches])).view(
-            -1, 3, 32, 32
-        )
-        return Samples(x, torch.as_tensor([label for batch in batches for label in batch[key]]))
+            batch = pickle.loads(content, encoding="latin1")
+            images.append(batch["data"])
+            labels += batch[label_key]
+        x = torch.as_tensor(np.concatenate(images)).view(-1, 3, 32, 32)
+        return Samples(x, torch.as_tensor(labels))
 
 
 def _require_md5(path: Path, content: bytes, md5: str | None) -> None:
-    """Raise `DataError` if the content of a file has another checksum (None: any)."""
-    if md5 not in (None, hashlib.md5(content).hexdigest()):
+    """Raise `DataError` if the content of a file has another checksum (None accepts any)."""
+    if md5 is not None and md5 != hashlib.md5(content).hexdigest():
         raise DataError(f"{path} is damaged: expected md5 {md5}; delete it and fetch it again")

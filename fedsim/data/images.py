@@ -94,7 +94,7 @@ def decode(
             image = image.convert(mode)
             if image.size != (width, height):
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
-            result[number] = image
+            result[number] = np.asarray(image)
 
     decode_chunk(0)  # finds most mistakes before the thread pool starts
     with ThreadPoolExecutor() as pool:

@@ -92,8 +92,8 @@ def test_on_the_test_samples_of_a_clients_owner() -> None:
     )
     assert of_clients.samples.tolist() == [2, 2, 0]
     for some, its, train, text in (
-        (None, None, [[0], [1]], "whose each test sample is"),
-        (np.array([1, 2]), None, [[0], [1]], "whose each test sample is"),
+        (None, None, [[0], [1]], "names the owner of each test sample"),
+        (np.array([1, 2]), None, [[0], [1]], "names the owner of each test sample"),
         (np.array([1, 2, 2]), np.array([1]), [[0, 1], [2]], "one owner each"),
         (
             np.array([1, 1, 2]),

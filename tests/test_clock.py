@@ -66,7 +66,9 @@ class Asking(Selector):
 def simulate(selector: Asking, **rules: Any) -> Simulation:
     engine = ToyEngine(SIZES)
     clock = fixed_clock(**rules)
-    parts = toy_components(engine, selector.population, selector, simulated=clock, num_public=3)
+    parts = toy_components(
+        engine, selector.population, selector, simulated_clock=clock, num_public=3
+    )
     return Simulation(parts, toy_params())
 
 
@@ -208,7 +210,9 @@ def test_who_is_first_of_clients_that_take_equally_long_is_drawn() -> None:
     clock = fixed_clock(over_selection=1.5, wanted=2)
 
     def arrive(round: int, ids: Ids, wanted: int) -> list[int]:
-        arrived, _ = clock.round(round, 0.0).race(ids, np.full(len(ids), 5.0), 0.0, wanted)
+        arrived, _ = clock.round(round, 0.0).wait_for_updates(
+            ids, np.full(len(ids), 5.0), 0.0, wanted
+        )
         return [int(i) for i in ids[arrived]]
 
     firsts = [arrive(t, ALL, 2) for t in range(1, 61)]
@@ -290,7 +294,7 @@ def test_variation_is_a_factor_of_round_and_client_on_all_but_latency() -> None:
 
 
 def test_resources_and_response_times_are_seconds_of_each_client() -> None:
-    clients = toy_clients(SIZES, QUESTIONS, simulated=fixed_clock().round(1, 0.0))
+    clients = toy_clients(SIZES, QUESTIONS, round_clock=fixed_clock().round(1, 0.0))
     found = clients.resources(ALL)
     assert found.download.tolist() == [1 + 1, 1 + 2, 1 + 4]
     assert found.training.tolist() == [3, 12, 36]

@@ -548,7 +548,7 @@ def test_projections_stay_where_the_global_direction_is_zero(direction: str) -> 
 def test_a_round_in_which_nothing_arrives_multiplies_no_reward() -> None:
     """Nothing arrives in time in round 3, so that the accuracy of the model does not change."""
     selector, clock = gpfl(6, 2), fixed_clock(6, 2)
-    run = toy_run(selector, validation=True, simulated=clock)
+    run = toy_run(selector, validation=True, simulated_clock=clock)
     run.step()
     run.step()
     assert selector.reward_factor() > 2

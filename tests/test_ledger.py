@@ -20,7 +20,8 @@ from fedsim.clients.compression import (
     TopK,
 )
 from fedsim.clients.context import Signal, UndeclaredSignalError
-from fedsim.clients.ledger import Ledger, PhaseTimer
+from fedsim.clients.ledger import Ledger
+from fedsim.clients.phase_timer import PhaseTimer
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import Cohort, Ids, Params
@@ -238,7 +239,7 @@ def test_what_clients_compute_is_charged_to_their_time(
     slow = [(engine, "losses", 3.0), (engine, "train", 5.0), (sketch, "compress", 3.0)]
     slow += [
         (clients_module, "length", 3.0),
-        (clients_module, "_spread", 3.0),
+        (clients_module.Clients, "_gradient_spread", 3.0),
         (clients_module, "row_norms", 6.0),
     ]
     for owner, name, seconds in slow:
@@ -247,7 +248,7 @@ def test_what_clients_compute_is_charged_to_their_time(
         PhaseTimer(torch.device("cpu"), lambda: time[0]),
         LOSSES | TRAINING | {Signal.GRADIENTS},
     )
-    clients = toy_clients([2, 2], needs, engine=engine, clock=clock)
+    clients = toy_clients([2, 2], needs, engine=engine, timer=clock)
     with clock("select"):
         time[0] += 1
         ask(clients, sketch)

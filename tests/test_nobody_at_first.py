@@ -31,7 +31,7 @@ def rounds(
         "availability": NobodyIn(absent),
         "validation": True,
         "num_public": 2,
-        "simulated": clock,
+        "simulated_clock": clock,
     }
     return list(
         Simulation(toy_components(ToyEngine(sizes), population, selector, **more), toy_params())

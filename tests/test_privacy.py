@@ -477,7 +477,7 @@ def test_rounds_in_which_no_update_arrives_or_is_finite_count_and_those_without_
     records = list(with_nan)
     assert [record.dropped_updates for record in records] == [6] * 3
     assert with_nan.params["w"].isfinite().all()
-    late = run_of(everybody, dp(), simulated=fixed_clock(6, 6, deadline=0.5))
+    late = run_of(everybody, dp(), simulated_clock=fixed_clock(6, 6, deadline=0.5))
     assert [len(record.late or ()) for record in list(late)] == [6] * 3
     absent = run_of(everybody, dp(), availability=Nobody(1, 3))
     found = [record.epsilon for record in absent]

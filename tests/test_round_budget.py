@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from fedsim.clients.ledger import PhaseTimer
+from fedsim.clients.phase_timer import PhaseTimer
 from fedsim.engine.device import activation_bytes, samples_that_fit
 from fedsim.engine.torch_backend import EVALUATION_BATCH
 from tests.card_runs import RESNET20, W1, W2, counts_of_a_round, made_up

@@ -512,8 +512,8 @@ def test_exchanges_follow_one_another_on_the_simulated_clock(
         toy_population([1, 2, 3], 1), probabilities="aggregated", iterations=4
     )
     clock = fixed_clock().round(1, 0.0)
-    picked(selector, simulated=clock)
-    assert clock.asked == 45 + 3 * 9
+    picked(selector, round_clock=clock)
+    assert clock.elapsed == 45 + 3 * 9
 
 
 @settings(max_examples=100, deadline=None)

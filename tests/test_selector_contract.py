@@ -108,7 +108,7 @@ def simulation(
     selector = build(choice, population)
     clock = fixed_clock(len(sizes), cohort_size) if selector.needs & CLOCK_SIGNALS else None
     parts = toy_components(
-        engine, population, selector, validation=True, num_public=3, simulated=clock
+        engine, population, selector, validation=True, num_public=3, simulated_clock=clock
     )
     return Simulation(parts, toy_params())
 
@@ -228,7 +228,7 @@ def test_absent_clients_are_not_selected(choice: str, present: list[int]) -> Non
     population = toy_population(UNEQUAL, 3)
     selector = build(choice, population)
     clock = fixed_clock(len(UNEQUAL)).round(1, 0.0)
-    clients = toy_clients(UNEQUAL, selector.needs, available=present, simulated=clock)
+    clients = toy_clients(UNEQUAL, selector.needs, available=present, round_clock=clock)
     selection = selector.select(1, clients, np.random.default_rng(0))
     expected = None if selector.adaptive else min(3, len(present))
     assert selection_fault(selection, np.array(present), expected) is None
@@ -250,7 +250,7 @@ def rounds_with_silent(
     simulated = fixed_clock(n, k, **clock)
     selector = build(choice, population)
     parts = toy_components(
-        engine, population, selector, validation=True, num_public=3, simulated=simulated
+        engine, population, selector, validation=True, num_public=3, simulated_clock=simulated
     )
     return list(Simulation(parts, toy_params()))
 

@@ -251,8 +251,8 @@ def test_more_clients_are_selected_than_are_to_arrive() -> None:
     for factor, selected in ((1.0, 2), (1.4, 3), (1.5, 3), (2.0, 4), (9.0, 6), (1000, 6)):
         parts = build(plan("system=tiers", f"system.over_selection={factor}")).simulation.components
         assert parts.population.cohort_size == selected
-        assert parts.simulated is not None
-        assert parts.simulated.wanted == 2
+        assert parts.simulated_clock is not None
+        assert parts.simulated_clock.num_counted == 2
 
 
 # --- whole runs -------------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_is_the_same(
 
 def test_devices_are_drawn_by_the_seed_and_nothing_else() -> None:
     def speeds(*words: str) -> list[float]:
-        clock = build(plan("system=lognormal", *words)).simulation.components.simulated
+        clock = build(plan("system=lognormal", *words)).simulation.components.simulated_clock
         assert clock is not None
         return clock.devices.forward.tolist()
 

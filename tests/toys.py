@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import LabelledSamples, RoundContext, Signal
-from fedsim.clients.ledger import Ledger, PhaseTimer
+from fedsim.clients.ledger import Ledger
+from fedsim.clients.phase_timer import PhaseTimer
 from fedsim.clients.server import ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
 from fedsim.core.rng import Streams
@@ -126,7 +127,7 @@ def toy_components(
     num_public: int = 0,
     learning_rate: Callable[[int], float] = lambda t: 1.0,
     eval_every: int = 1,
-    simulated: SimulatedClock | None = None,
+    simulated_clock: SimulatedClock | None = None,
 ) -> Components:
     """A simulation's parts around a toy engine: uniform averages, and one test sample."""
     test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
@@ -141,7 +142,7 @@ def toy_components(
         streams=engine.streams,
         learning_rate=learning_rate,
         eval_every=eval_every,
-        simulated=simulated,
+        simulated_clock=simulated_clock,
     )
 
 
@@ -160,9 +161,9 @@ def toy_clients(
     ledger: Ledger | None = None,
     engine: Engine | None = None,
     cohort_size: int = 2,
-    clock: PhaseTimer | None = None,
+    timer: PhaseTimer | None = None,
     params: Params | None = None,
-    simulated: RoundClock | None = None,
+    round_clock: RoundClock | None = None,
 ) -> Clients:
     ids = (
         np.flatnonzero(np.asarray(sizes) > 0)
@@ -175,12 +176,12 @@ def toy_clients(
         available=ids,
         needs=needs,
         streams=Streams(0),
-        first=round == 1,
+        is_first=round == 1,
         ledger=Ledger() if ledger is None else ledger,
-        clock=clock or PhaseTimer(torch.device("cpu")),
+        timer=timer or PhaseTimer(torch.device("cpu")),
         public=torch.arange(3.0)[:, None],
         validation=LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)),
-        simulated=simulated,
+        round_clock=round_clock,
     )
     return Clients(engine or ToyEngine(sizes), context, toy_params() if params is None else params)
 

@@ -1,3 +1,5 @@
+"""The updates of clients that have trained in this round, and norms over many rows of them."""
+
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -8,15 +10,15 @@ from fedsim.core.arrays import Bools, Floats
 from fedsim.core.exact import row_sums
 from fedsim.core.types import Cohort, Ids, Params
 
-BLOCK_ENTRIES = 2**20  # entries of a block of rows, small enough for the processor's cache
+BLOCK_ENTRIES = 2**20
+"""Entries of a block of rows, few enough for the processor's cache."""
 
 
 class GuardedTensors:
-    """Dictionaries of tensors that a part of the user's is given and others use, too, and which of
-    the tensors it has modified in place.
+    """Tensors that fedsim lends to a user's class and still needs; it must not modify them.
 
-    A tensor's version counts torch's operations on it and on its views, not what is written through
-    `numpy()` or `data`.
+    `modified` names those that it did modify. A tensor's version counts torch's operations on it
+    and on its views. Writes through `numpy()` or `data` are not counted.
     """
 
     def __init__(self, *lent: Params) -> None:
@@ -25,62 +27,69 @@ class GuardedTensors:
             self.add(tensors)
 
     def add(self, tensors: Params) -> Params:
-        """Watch these, too."""
-        self._lent.append(
-            (tensors, {name: (value, value._version) for name, value in tensors.items()})
-        )
+        """Guard these tensors, too, and return them."""
+        versions = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+        self._lent.append((tensors, versions))
         return tensors
 
     def copy_of(self, params: Params) -> Params:
-        """A copy to be given, watched from now on."""
+        """Return a guarded copy of a model."""
         return self.add({name: value.clone() for name, value in params.items()})
 
     @property
     def modified(self) -> list[str]:
         """Names of tensors that have been modified, replaced, added or deleted."""
-        found: dict[str, None] = {}
-        for now, before in self._lent:
-            changed = [
-                n
-                for n, (own, version) in before.items()
-                if now.get(n) is not own or own._version != version
-            ]
-            found |= dict.fromkeys([*changed, *(name for name in now if name not in before)])
-        return list(found)
+        names: dict[str, None] = {}
+        for tensors, versions in self._lent:
+            for name, (tensor, version) in versions.items():
+                if tensors.get(name) is not tensor or tensor._version != version:
+                    names[name] = None
+            for name in tensors:
+                if name not in versions:
+                    names[name] = None
+        return list(names)
 
 
 class LocalResults:
-    """A client trains once on a version of the model: its update is kept, and given as often as it
-    is asked for."""
+    """The updates at one version of the model. A client trains once; its update is then returned as
+    often as it is requested."""
 
     def __init__(self, num_clients: int) -> None:
-        self._parts: list[Cohort] = []
+        self._cohorts: list[Cohort] = []
         self.lent = GuardedTensors()
-        """The updates."""
-        self._part, self._row = np.full((2, num_clients), -1)  # where the update of each client is
+        """The updates, which selectors must not modify."""
+        self._cohort_of = np.full(num_clients, -1)
+        """Index of the cohort with which each client trained [N]; -1: it has not trained."""
+        self._row_of = np.full(num_clients, -1)
+        """Row of each client in its cohort [N]."""
 
-    def known(self, ids: Ids) -> Bools:
-        """Which of `ids` have trained."""
-        return self._part[ids] >= 0
+    def has_trained(self, ids: Ids) -> Bools:
+        """Return which of `ids` have trained [len(ids)]."""
+        return self._cohort_of[ids] >= 0
 
-    def add(self, part: Cohort) -> None:
-        """The updates of clients that have just trained."""
-        self._part[part.ids], self._row[part.ids] = len(self._parts), np.arange(len(part.ids))
-        self._parts.append(part)
-        self.lent.add(part.delta)
+    def add(self, cohort: Cohort) -> None:
+        """Add the updates of clients that have just trained."""
+        self._cohort_of[cohort.ids] = len(self._cohorts)
+        self._row_of[cohort.ids] = np.arange(len(cohort.ids))
+        self._cohorts.append(cohort)
+        self.lent.add(cohort.delta)
 
     def of(self, ids: Ids) -> Cohort:
-        """The updates of `ids`, in this order; without a copy if these are all that were trained in
-        one call."""
-        if len(set(self._part[ids].tolist())) > 1:
-            self._parts, parts = [], self._parts
-            self.add(Cohort.concat(parts))
-        part, rows = self._parts[self._part[ids[0]]], self._row[ids]
-        return part if np.array_equal(rows, np.arange(len(part.ids))) else part.rows(rows)
+        """Return the updates of `ids`, in this order.
+
+        They are not copied if these are exactly the clients that trained in one call.
+        """
+        if len(set(self._cohort_of[ids].tolist())) > 1:
+            merged = Cohort.concat(self._cohorts)
+            self._cohorts = []
+            self.add(merged)
+        cohort = self._cohorts[self._cohort_of[ids[0]]]
+        rows = self._row_of[ids]
+        return cohort if np.array_equal(rows, np.arange(len(cohort.ids))) else cohort.rows(rows)
 
 
 def row_norms(matrices: Mapping[str, Tensor]) -> Floats:
-    """Euclidean norm over all `matrices` [n, d], row by row [n], in float64."""
+    """Return the Euclidean norm of each row over all `matrices` [n, d] together, float64 [n]."""
     first = next(iter(matrices.values()))
     squares = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     for matrix in matrices.values():
@@ -90,9 +99,12 @@ def row_norms(matrices: Mapping[str, Tensor]) -> Floats:
 
 
 def row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """A large matrix in float64, some rows at a time, in one buffer that may be overwritten."""
+    """Yield some rows of a large matrix at a time, in float64.
+
+    All blocks share one buffer, which the caller may overwrite.
+    """
     size = max(BLOCK_ENTRIES // max(matrix.shape[1], 1), 1)
     buffer = matrix.new_empty(min(size, len(matrix)), matrix.shape[1], dtype=torch.float64)
     for start in range(0, len(matrix), size):
-        part = matrix[start : start + size]
-        yield slice(start, start + len(part)), buffer[: len(part)].copy_(part)
+        rows = matrix[start : start + size]
+        yield slice(start, start + len(rows)), buffer[: len(rows)].copy_(rows)

@@ -1,3 +1,5 @@
+"""The server's own samples, as a selector sees them."""
+
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +15,7 @@ from fedsim.engine.engine import Engine
 
 @dataclass(frozen=True)
 class ServerData:
-    """The server's samples; `validation` is None, too, where the selector does not declare
+    """The server's samples. `validation` is also None if the selector does not declare
     `Signal.VALIDATION`."""
 
     test: LabelledSamples
@@ -22,19 +24,20 @@ class ServerData:
 
 
 class Server:
-    """The server's own samples, as a selector sees them in one round: every use is declared and
-    counted."""
+    """The server in one round. Every use of its samples must be declared, and is charged."""
 
     def __init__(
         self, engine: Engine, data: ServerData, context: RoundContext, params: Params
     ) -> None:
-        self._engine, self._data, self._context, self._params = engine, data, context, params
+        self._engine = engine
+        self._data = data
+        self._context = context
+        self._params = params
         self._lent = GuardedTensors()
 
     @cached_property
     def params(self) -> Params:
-        """The global model after this round's aggregation: a copy, which is not to be modified
-        either."""
+        """A copy of the global model after this round's aggregation, which must not be modified."""
         return self._lent.copy_of(self._params)
 
     @property
@@ -43,26 +46,29 @@ class Server:
         return self._lent.modified
 
     def validate(self, params: Params) -> Evaluation:
-        """Accuracy and loss of `params` on the server's validation split (never the test set)."""
+        """Return accuracy and loss of `params` on the server's validation split."""
         return self._context.validate(self._engine, params)
 
     def test(self, params: Params) -> Evaluation:
-        """Accuracy and loss of `params` on the test set, for replications of codes that select by
-        it."""
+        """Return accuracy and loss of `params` on the test set.
+
+        This is for replications of methods whose code selects by the test set.
+        """
         self._context.require(Signal.TEST)
         return self._context.evaluate(self._engine, params, self._data.test)
 
     def predict_public(self, cohort: Cohort) -> Tensor:
-        """Log-probabilities of each uploaded model on the public samples, float64 [K, M, C]."""
+        """Return log-probabilities of each uploaded model on the M public samples, float64
+        [K, M, C]."""
         self._context.require(Signal.PUBLIC)
         public = self._data.public
         if public is None:
             raise FedsimError(
                 "this selector needs public samples at the server: set server.public_samples"
             )
-        self._context.ledger.server_forward_samples += len(cohort.ids) * len(public)
-        models = (
-            {n: w + cohort.delta[n][row] for n, w in cohort.start.items()}
-            for row in range(len(cohort.ids))
-        )
-        return torch.stack([self._engine.predict(model, public) for model in models])
+        self._context.ledger.charge_server(len(cohort.ids) * len(public))
+        predictions = []
+        for row in range(len(cohort.ids)):
+            model = {name: w + cohort.delta[name][row] for name, w in cohort.start.items()}
+            predictions.append(self._engine.predict(model, public))
+        return torch.stack(predictions)

@@ -3,12 +3,12 @@ time.
 
 The time of a client in an exchange is
 
-    latency + (bytes down / bandwidth down + samples passed forward x f + samples trained on x training_factor x f
-               + bytes up / bandwidth up) x factor of this round
+    latency + factor of this round x (bytes down / bandwidth down + bytes up / bandwidth up
+              + forward samples x f + training samples x training_factor x f)
 
-with f its seconds per sample passed forward. Exchanges follow one another, as the answers to one
-decide what the next one asks; the server waits for the slowest client of each. What the server
-computes itself takes no simulated time.
+with f its seconds per sample passed forward. Exchanges follow one another, because the answers to
+one decide what the next one requests. The server waits for the slowest client of each. Its own
+computations take no simulated time.
 """
 
 from dataclasses import dataclass
@@ -28,35 +28,32 @@ from fedsim.core.types import Exchange, Ids
 
 @parameters
 class System:
-    """Devices, network and deadline of a run whose rounds get a simulated duration.
-
-    `training_factor`: how many times as long training on a sample takes as passing it forward.
-    `latency`: seconds that every exchange takes besides transfers and computations. `variation`:
-    sigma of a log-normal factor (median 1) on the time of these, drawn for each round and client.
-    `deadline`: seconds after which the server no longer waits for the updates of the selected
-    (None: it waits). `over_selection`: f, so that K' = ceil(f K) clients are selected, of whom the
-    first K to arrive count. `idle_seconds`: how long a round takes in which no client can be
-    reached.
-    """
+    """Devices, network and deadline of a run whose rounds get a simulated duration."""
 
     devices: DeviceModel
     training_factor: Annotated[float, Ge(1)]
+    """Time of training on a sample, as a multiple of the time of passing it forward."""
     latency: NonNegative
+    """Seconds that every exchange takes in addition to transfers and computations."""
     variation: Sigma
+    """Sigma of a log-normal factor (median 1) on the time of these, drawn by round and client."""
     deadline: Positive | None
+    """Seconds after which the server stops waiting for updates of the cohort; None: never."""
     over_selection: Annotated[float, Interval(ge=1, le=1000)]
+    """f: ceil(f K) clients are selected, of whom the first K to arrive count."""
     idle_seconds: Positive
+    """Duration of a round in which no client can be reached."""
 
     def num_selected(self, cohort_size: int, num_clients: int) -> int:
-        """K' = ceil(over_selection K), the clients to select where `cohort_size` K are to arrive;
-        at most N."""
+        """Return how many clients to select so that K = `cohort_size` arrive: ceil(f K), at most
+        N."""
         return min(ceil(self.over_selection * cohort_size), num_clients)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Seconds of n clients [n], without the variation of the round: to be reached and download the
-    model, to train, to upload the update."""
+    """Seconds of n clients [n] to be reached and download the model, to train, and to upload the
+    update, without the variation of the round."""
 
     download: Floats
     training: Floats
@@ -64,100 +61,109 @@ class Resources:
 
 
 class RoundClock:
-    """The simulated time of one round, which begins at `start` seconds of the run; its exchanges
-    have taken `asked`."""
+    """The simulated time of one round, which begins at `start` seconds of the run."""
 
     def __init__(
         self, system: System, devices: Devices, streams: Streams, round: int, start: float
     ) -> None:
-        self._system, self._devices, self._streams, self._round = system, devices, streams, round
+        self._system = system
+        self._devices = devices
+        self._streams = streams
+        self._round = round
         self._start = start
-        self._waiting: dict[int, float] = {}
-        self.asked = 0.0
+        self._unfinished: dict[int, float] = {}
+        """Seconds of work that a client has yet to do before its next answer."""
+        self.elapsed = 0.0
+        """Seconds that the exchanges of this round have taken."""
 
     def spend(self, work: Exchange, *, answered: bool) -> Floats:
-        """Seconds [n] that each client of an exchange takes for its `work`. The server waits for
-        the slowest, unless the work is not `answered`: this delays the next answer of the
-        client."""
-        seconds = self.nominal(work, self._factors(work.ids))
+        """Return the seconds [n] that each client of an exchange takes for its `work`.
+
+        The server waits for the slowest client. If the work is not `answered`, it does not wait,
+        and the client's next answer is delayed.
+        """
+        seconds = self._seconds(work) * self._factors(work.ids)
+        clients = work.ids.tolist()
         if not answered:
-            for client, more in zip(work.ids.tolist(), seconds.tolist(), strict=True):
-                self._waiting[client] = self._waiting.get(client, 0.0) + more
+            for client, added in zip(clients, seconds.tolist(), strict=True):
+                self._unfinished[client] = self._unfinished.get(client, 0.0) + added
             return seconds
-        seconds = (
-            seconds + self._system.latency + [self._waiting.pop(int(i), 0.0) for i in work.ids]
-        )
-        self.asked += float(seconds.max(initial=0.0))
+        delays = [self._unfinished.pop(client, 0.0) for client in clients]
+        seconds = seconds + self._system.latency + delays
+        self.elapsed += float(seconds.max(initial=0.0))
         return seconds
 
-    def nominal(self, work: Exchange, factors: Floats | float = 1.0) -> Floats:
-        """Seconds [n] for `work` without latency, times the clients' `factors` of this round."""
+    def _seconds(self, work: Exchange) -> Floats:
+        """Return the seconds [n] of `work`, without latency and variation."""
         devices, ids = self._devices, work.ids
-        samples = work.forward_samples + self._system.training_factor * work.train_samples
         transfers = work.bytes_down / devices.down[ids] + work.bytes_up / devices.up[ids]
-        return (transfers + samples * devices.forward[ids]) * factors
-
-    def resources(self, ids: Ids, samples: Ints, down: int, up: int) -> Resources:
-        """Those of clients `ids` who train on `samples` [n] in a round, all passes counted, and get
-        and send so many bytes."""
-        nothing, received, sent = (np.full(len(ids), each) for each in (0, down, up))
-        return Resources(
-            download=self._system.latency
-            + self.nominal(Exchange(ids, received, nothing, nothing, nothing)),
-            training=self.nominal(Exchange(ids, nothing, nothing, samples, nothing)),
-            upload=self.nominal(Exchange(ids, nothing, nothing, nothing, sent)),
-        )
-
-    def race(self, ids: Ids, seconds: Floats, begun: float, wanted: int) -> tuple[Bools, float]:
-        """Whose updates arrive in time [n], of clients `ids` that take `seconds` [n] from `begun`
-        seconds of the round on, and the seconds until the server goes on.
-
-        A client that leaves before it has finished is lost. With over-selection the `wanted` first
-        count; who is first of several that take equally long is drawn by round and client. The
-        server goes on with the last of these, or when nothing more can arrive, or at the deadline.
-        """
-        leaving = np.full(len(ids), np.inf)
-        if self._devices.presence is not None:
-            leaving = self._devices.presence.of(ids).remaining(self._start + begun)
-        deadline = self._system.deadline or np.inf
-        arrived = (seconds <= leaving) & (seconds <= deadline)
-        until = float(np.minimum(seconds, leaving).max(initial=0.0))
-        if self._system.over_selection > 1 and np.count_nonzero(arrived) >= wanted:
-            streams = [
-                self._streams.generator(Purpose.ARRIVAL_ORDER, self._round, int(i)) for i in ids
-            ]
-            draws = np.array(
-                [stream.random() for stream in streams]
-            )  # the same whoever else is selected
-            first = np.lexsort((draws, np.where(arrived, seconds, np.inf)))[:wanted]
-            arrived = np.isin(np.arange(len(ids)), first)
-            until = float(seconds[first].max(initial=0.0))
-        return arrived, min(until, deadline)
+        samples = work.forward_samples + self._system.training_factor * work.train_samples
+        return transfers + samples * devices.forward[ids]
 
     def _factors(self, ids: Ids) -> Floats | float:
         if not self._system.variation:
             return 1.0
-        draws = [
-            self._streams.generator(Purpose.DEVICE_VARIATION, self._round, int(i)).standard_normal()
-            for i in ids
-        ]
-        return exp(self._system.variation * np.array(draws))
+        rngs = [self._streams.generator(Purpose.DEVICE_VARIATION, self._round, int(i)) for i in ids]
+        return exp(self._system.variation * np.array([rng.standard_normal() for rng in rngs]))
+
+    def resources(self, ids: Ids, samples: Ints, *, bytes_down: int, bytes_up: int) -> Resources:
+        """Return the resources of clients that train on `samples` [n] in a round, all passes
+        counted, and receive and send so many bytes."""
+        zeros = np.zeros(len(ids), np.int64)
+        down = self._seconds(Exchange(ids, zeros + bytes_down, zeros, zeros, zeros))
+        return Resources(
+            download=self._system.latency + down,
+            training=self._seconds(Exchange(ids, zeros, zeros, samples, zeros)),
+            upload=self._seconds(Exchange(ids, zeros, zeros, zeros, zeros + bytes_up)),
+        )
+
+    def wait_for_updates(
+        self, ids: Ids, seconds: Floats, start: float, num_counted: int
+    ) -> tuple[Bools, float]:
+        """Return whose updates arrive in time [n], and the seconds until the server continues.
+
+        The clients `ids` take `seconds` [n] from `start` seconds of the round on. The update of a
+        client that leaves before it has finished is lost. With over-selection only the first
+        `num_counted` updates count, and ties are broken at random. The server continues after the
+        last update that counts, when nothing more can arrive, or at the deadline.
+        """
+        leaving = np.full(len(ids), np.inf)
+        if self._devices.presence is not None:
+            leaving = self._devices.presence.of(ids).remaining(self._start + start)
+        deadline = self._system.deadline or np.inf
+        arrived = (seconds <= leaving) & (seconds <= deadline)
+        end = float(np.minimum(seconds, leaving).max(initial=0.0))
+        if self._system.over_selection > 1 and np.count_nonzero(arrived) >= num_counted:
+            # drawn client by client, so that a draw does not depend on who else is selected
+            rngs = [
+                self._streams.generator(Purpose.ARRIVAL_ORDER, self._round, int(i)) for i in ids
+            ]
+            draws = np.array([rng.random() for rng in rngs])
+            first = np.lexsort((draws, np.where(arrived, seconds, np.inf)))[:num_counted]
+            arrived = np.isin(np.arange(len(ids)), first)
+            end = float(seconds[first].max(initial=0.0))
+        return arrived, min(end, deadline)
 
 
 class SimulatedClock:
     """The simulated time of a run: its devices, which are drawn once, and the clocks of its
     rounds."""
 
-    def __init__(self, system: System, num_clients: int, wanted: int, streams: Streams) -> None:
-        """`wanted`: K, the updates that a round waits for where more clients are selected."""
-        self.system, self.wanted, self._streams = system, wanted, streams
+    def __init__(
+        self, system: System, num_clients: int, num_counted: int, streams: Streams
+    ) -> None:
+        """`num_counted` is K, the updates that a round waits for if more clients are selected."""
+        self.system = system
+        self.num_counted = num_counted
+        self._streams = streams
         self.devices = system.devices.draw(num_clients, streams.generator(Purpose.DEVICES))
 
     def present(self, now: float) -> Bools | None:
-        """Which clients can be reached at `now` seconds of the run [N]; None: all of them,
+        """Return which clients can be reached at `now` seconds of the run [N]; None: all of them,
         always."""
-        return None if self.devices.presence is None else self.devices.presence.remaining(now) > 0
+        presence = self.devices.presence
+        return None if presence is None else presence.remaining(now) > 0
 
     def round(self, round: int, start: float) -> RoundClock:
-        """The clock of `round` (1-based), which begins at `start` seconds of the run."""
+        """Return the clock of `round` (from 1), which begins at `start` seconds of the run."""
         return RoundClock(self.system, self.devices, self._streams, round, start)

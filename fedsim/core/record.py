@@ -1,3 +1,5 @@
+"""The record of a round, which is one line of metrics.jsonl."""
+
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -5,40 +7,39 @@ from typing import Any, Literal
 
 Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
 PHASES: tuple[Phase, ...] = ("select", "ask", "train", "aggregate", "evaluate")
-"""What the server computes to select; what clients compute to answer its questions; local training,
-whoever asked for it; aggregation; the test set."""
-QUANTITIES = ("bytes_down", "forward_samples", "train_samples", "bytes_up")
-"""What an exchange of the server with a client is made of, in the order in which a client does
-it."""
+"""Phases of a round: the server's own computations to select, the clients' answers to its
+questions, all local training, aggregation, and evaluation on the test set."""
 
 CLIENT_ACCURACY = "client_accuracy"
+"""Config key, and first part of the names of the record's measures of accuracy client by client."""
 MeasuredOn = Literal["labels", "test", "holdout", "train"]
 CLIENT_ACCURACY_MEASURES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
-"""What a record has of the accuracies of all clients, each behind `client_accuracy_`."""
-SUM, LAST, CLOCK, CLIENTS = (
-    {"summary": "sum"},
-    {"summary": "last"},
-    {"only_with": "clock"},
-    {"only_with": CLIENT_ACCURACY},
-)
-"""What fields of records carry: their sum is among the totals of summary.json, or their last value
-is in it; they are in records with a simulated clock alone, or of runs that measure accuracy client
-by client."""
+"""Measures over the accuracies of all clients; a record's names begin with `client_accuracy_`."""
+
+SUM = {"summary": "sum"}
+"""Tag of fields that summary.json adds up over all rounds."""
+LAST = {"summary": "last"}
+"""Tag of fields whose last value is in summary.json."""
+ONLY_WITH_CLOCK = {"only_with": "clock"}
+"""Tag of fields that only runs with a simulated clock have."""
+ONLY_WITH_CLIENT_ACCURACY = {"only_with": CLIENT_ACCURACY}
+"""Tag of fields that only runs with `client_accuracy` have."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One line of metrics.jsonl. Losses and accuracies are None where nothing was measured in the
-    round.
+    """Everything that was measured in a round.
 
-    `participation_ratio` is uploaded / N; `coverage` the share of clients that have been selected
-    at least once; `wall_seconds` the sum of all phases up to and including this round.
+    Losses and accuracies are None if they were not measured in the round. `participation_ratio` is
+    uploaded / N. `coverage` is the share of clients that have been selected at least once.
+    `wall_seconds` is the sum of all phases of all rounds until now.
 
-    With a simulated clock: `simulated_seconds`, the round's duration on the clients' devices, and
-    its two parts, of the questions before the selection and of the selected's training;
-    `simulated_time`, the sum up to and including this round; `late`, those of the selected whose
-    updates did not arrive in time. `epsilon`, in private runs alone: of the differential privacy of
-    all rounds up to this one.
+    With a simulated clock, `simulated_seconds` is the round's duration on the clients' devices.
+    `simulated_seconds_ask` (questions before the selection) and `simulated_seconds_train` (training
+    of the cohort) are its parts. `simulated_time` is the sum over all rounds until now. `late` lists
+    the selected clients whose updates did not arrive in time.
+
+    `epsilon`, of private runs only, covers the differential privacy of all rounds until now.
     """
 
     round: int
@@ -64,45 +65,62 @@ class Record:
     coverage: float = field(metadata=LAST)
     nonfinite_reports: int = field(metadata=SUM)
     dropped_updates: int = field(metadata=SUM)
-    simulated_seconds: float | None = field(default=None, metadata=CLOCK)
-    simulated_seconds_ask: float | None = field(default=None, metadata=CLOCK)
-    simulated_seconds_train: float | None = field(default=None, metadata=CLOCK)
-    simulated_time: float | None = field(default=None, metadata=CLOCK)
-    late: list[int] | None = field(default=None, metadata=CLOCK)
-    client_accuracy_mean: float | None = field(default=None, metadata=CLIENTS)
-    client_accuracy_std: float | None = field(default=None, metadata=CLIENTS)
-    client_accuracy_worst_tenth: float | None = field(default=None, metadata=CLIENTS)
-    client_accuracy_best_tenth: float | None = field(default=None, metadata=CLIENTS)
-    client_accuracy_never_selected: float | None = field(default=None, metadata=CLIENTS)
+    simulated_seconds: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
+    simulated_seconds_ask: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
+    simulated_seconds_train: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
+    simulated_time: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
+    late: list[int] | None = field(default=None, metadata=ONLY_WITH_CLOCK)
+    client_accuracy_mean: float | None = field(default=None, metadata=ONLY_WITH_CLIENT_ACCURACY)
+    client_accuracy_std: float | None = field(default=None, metadata=ONLY_WITH_CLIENT_ACCURACY)
+    client_accuracy_worst_tenth: float | None = field(
+        default=None, metadata=ONLY_WITH_CLIENT_ACCURACY
+    )
+    client_accuracy_best_tenth: float | None = field(
+        default=None, metadata=ONLY_WITH_CLIENT_ACCURACY
+    )
+    client_accuracy_never_selected: float | None = field(
+        default=None, metadata=ONLY_WITH_CLIENT_ACCURACY
+    )
     epsilon: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        absent = {
-            *(CLOCK_FIELDS if self.late is None else ()),
-            *(CLIENT_ACCURACY_FIELDS if self.client_accuracy_mean is None else ()),
-        }
-        absent |= {"epsilon"} if self.epsilon is None else set()
-        return {name: value for name, value in asdict(self).items() if name not in absent}
+        """Return the fields in order, without those that do not apply to the run."""
+        values = asdict(self)
+        if self.late is None:
+            for name in CLOCK_FIELDS:
+                del values[name]
+        if self.client_accuracy_mean is None:
+            for name in CLIENT_ACCURACY_FIELDS:
+                del values[name]
+        if self.epsilon is None:
+            del values["epsilon"]
+        return values
 
 
-def _carrying(metadata: dict[str, str]) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(Record) if one.metadata == metadata)
+def _fields_tagged(tag: dict[str, str]) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(Record) if item.metadata == tag)
 
 
-TOTAL_FIELDS, LAST_FIELDS = _carrying(SUM), _carrying(LAST)
-CLOCK_FIELDS, CLIENT_ACCURACY_FIELDS = _carrying(CLOCK), _carrying(CLIENTS)
-"""Names of the fields that carry it."""
+TOTAL_FIELDS = _fields_tagged(SUM)
+LAST_FIELDS = _fields_tagged(LAST)
+CLOCK_FIELDS = _fields_tagged(ONLY_WITH_CLOCK)
+CLIENT_ACCURACY_FIELDS = _fields_tagged(ONLY_WITH_CLIENT_ACCURACY)
+
 FINAL_WINDOW = 11
-"""Rounds in the final mean: GPFL prints "last 10", its published logs agree with the last 11."""
+"""Number of last rounds over which the final accuracy is a mean.
+
+GPFL prints "last 10"; its published logs agree with the last 11.
+"""
 
 
 def mean_of_last(accuracies: Sequence[float | None], window: int = FINAL_WINDOW) -> float | None:
-    """The final accuracy: the mean over those of the last `window` rounds that were evaluated; None
-    if none was.
+    """Return the final accuracy: the mean over those of the last `window` rounds that were evaluated.
 
-    `accuracies`: the test accuracy after each round; None or nan where it was not measured.
+    `accuracies` holds the test accuracy after each round, None or nan if it was not measured.
+    Returns None if none of these rounds was evaluated.
     """
-    measured = [
-        float(value) for value in accuracies[-window:] if value is not None and math.isfinite(value)
-    ]
+    measured = []
+    for accuracy in accuracies[-window:]:
+        if accuracy is not None and math.isfinite(accuracy):
+            measured.append(float(accuracy))
     return math.fsum(measured) / len(measured) if measured else None

@@ -1,7 +1,8 @@
-"""The values that travel through a round. Frozen; none of them holds the config, the engine or the
-data set.
+"""The values that travel through a round. They are frozen, and hold neither the config nor the engine
+nor the data set.
 
-Legend: N clients, K of them in a cohort, P parameters; axis 0 of a Stack is the client.
+In shapes, N is the number of clients, K that of the cohort, and P that of parameters. Axis 0 of a
+`Stack` is the client.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,21 +21,21 @@ from fedsim.core.flat import to_device
 Ids = Ints
 """Client ids: unique and ascending."""
 Params = dict[str, Tensor]
-"""One model: parameters and floating-point buffers by name (what clients and server send each
-other)."""
+"""One model: its parameters and floating-point buffers by name. The server and clients send each
+other these."""
 Stack = dict[str, Tensor]
 """K models: the tensors of `Params`, each with a leading client axis."""
+Weights = Floats | None
 
 
 @dataclass(frozen=True)
 class Correction:
-    """What is added to the gradient of the batch's mean loss in each local step of client k, before
-    the optimiser sees it: pull w + shift_k, where w is the client's present model. For SGD `pull`
-    is weight decay.
+    """What a client adds to the gradient of the batch's mean loss in each local step, before the
+    optimiser sees it: pull w + shift_k, with w the present model of client k.
 
-    `shift` has a tensor [K, ...] on the device for each trained parameter, by name; None adds
-    nothing. FedProx (Li et al. 2020): pull mu, shift -mu w_global. SCAFFOLD (Karimireddy et al.
-    2020): shift c - c_k.
+    For SGD `pull` is weight decay. `shift` has a tensor [K, ...] on the device for each trained
+    parameter, by name; None adds nothing. FedProx (Li et al. 2020) has pull mu and shift -mu w_global.
+    SCAFFOLD (Karimireddy et al. 2020) has shift c - c_k.
     """
 
     pull: float = 0.0
@@ -42,15 +43,15 @@ class Correction:
 
     @property
     def kind(self) -> tuple[float, bool]:
-        """Clients whose corrections agree in it can be trained in one call."""
+        """Clients can be trained in one call if their corrections agree in this."""
         return self.pull, self.shift is not None
 
     def __bool__(self) -> bool:
-        """Whether anything is added."""
+        """Return whether anything is added."""
         return self.kind != (0.0, False)
 
     def rows(self, rows: slice | Ints) -> "Correction":
-        """That of the clients at `rows`, in this order."""
+        """Return the correction of the clients at `rows`, in this order."""
         if self.shift is None:
             return self
         device = next(iter(self.shift.values())).device
@@ -59,26 +60,23 @@ class Correction:
 
     @staticmethod
     def concat(parts: Sequence["Correction"]) -> "Correction":
-        """All clients of `parts`, which agree in their kind, in order."""
+        """Return the correction of all clients of `parts`, which must agree in their kind."""
         shifts = [part.shift for part in parts if part.shift is not None]
-        joined = (
-            {name: torch.cat([shift[name] for shift in shifts]) for name in shifts[0]}
-            if shifts
-            else None
-        )
+        if not shifts:
+            return replace(parts[0], shift=None)
+        joined = {name: torch.cat([shift[name] for shift in shifts]) for name in shifts[0]}
         return replace(parts[0], shift=joined)
 
     @torch.no_grad()
     def add_to(self, grads: Stack, params: Stack) -> None:
-        """Add it, in place, to the gradients of the first clients, whose present models are
-        `params`."""
+        """Add the correction, in place, to the gradients of the first clients, whose present models
+        are `params`."""
         slopes = list(grads.values())
         if self.pull:
             torch._foreach_add_(slopes, [params[name] for name in grads], alpha=self.pull)
         if self.shift is not None:
-            torch._foreach_add_(
-                slopes, [self.shift[name][: len(slope)] for name, slope in grads.items()]
-            )
+            shifts = [self.shift[name][: len(slope)] for name, slope in grads.items()]
+            torch._foreach_add_(slopes, shifts)
 
 
 UNCORRECTED = Correction()
@@ -86,8 +84,8 @@ UNCORRECTED = Correction()
 
 @dataclass(frozen=True)
 class Population:
-    """All that the server knows for free: training samples n_k [N], the cohort size K and the
-    number of rounds T."""
+    """What the server knows for free: training samples n_k [N], the cohort size K and the number of
+    rounds T."""
 
     sizes: Ints
     cohort_size: int
@@ -95,7 +93,7 @@ class Population:
 
     def __post_init__(self) -> None:
         sizes = self.sizes.view()
-        sizes.setflags(write=False)  # the aggregator's weights are of them, too
+        sizes.setflags(write=False)  # the aggregator's weights depend on them
         object.__setattr__(self, "sizes", sizes)
 
     @property
@@ -110,27 +108,31 @@ class Population:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a selector returns: ids, and aggregation weights [K] only where the method defines them:
-    w <- w + sum_k weights_k (w_k - w). They need not sum to one; running statistics are averaged by
-    the weights divided by their sum.
+    """What a selector returns: ids, and weights [K] only if the method defines them.
+
+    The next model is w + sum_k weights_k (w_k - w). The weights need not sum to one. Running
+    statistics are averaged by the weights divided by their sum.
     """
 
     ids: Ids
-    weights: Floats | None = None
+    weights: Weights = None
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The updates of K clients after local training, from the engine to the aggregator.
+    """K clients and their updates after local training, on the way from the engine to the
+    aggregator.
 
-    `delta` is w_k - w per tensor [K, ...]; `loss` [K] is the mean over local steps of the batch's
-    mean training loss, None for selectors that do not declare `Signal.TRAINING_LOSS`; `rms_loss`
-    [K] the root of the mean squared loss of all samples passed, None without `Signal.SQUARED_LOSS`;
-    `steps` [K] counts local optimiser steps; `trained` names the tensors that training changes (the
-    others are running statistics). `durations` [K] are seconds of a simulated clock, if any.
-    `finite` [K] says whose update is, None where that is not known yet. `samples` [K], passed
-    forward and backward, and `momentum`, the optimiser's last buffers [K, ...], if any, are not
-    shown to selectors.
+    `delta` holds w_k - w for each tensor [K, ...]. `trained` names the tensors that training
+    changes; the others are running statistics. `steps` [K] counts local optimiser steps.
+
+    `loss` [K] is the mean over local steps of the batch's mean training loss, and `rms_loss` [K] the
+    root of the mean squared loss of all samples passed. Selectors see them only if they declare
+    `Signal.TRAINING_LOSS` or `Signal.SQUARED_LOSS`; otherwise they are None.
+
+    `durations` [K] are seconds on the simulated clock, if there is one. `finite` [K] says whose
+    update is finite; None: not known yet. Selectors do not see `samples` [K], which each client
+    passed forward and backward, and `momentum`, the optimiser's last buffers [K, ...], if any.
     """
 
     ids: Ids
@@ -152,37 +154,40 @@ class Cohort:
         return torch.cat([self.delta[name].flatten(1) for name in self.trained], dim=1)
 
     def rows(self, rows: Ints | Bools) -> "Cohort":
-        """The clients at `rows`, in this order, or those that a mask [K] names."""
-        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
+        """Return the clients at `rows` in this order, or those that a mask [K] names."""
+        if rows.dtype == np.bool_:
+            rows = np.flatnonzero(rows)
         index = to_device(torch.as_tensor(rows), next(iter(self.delta.values())).device)
-        picked: dict[str, Any] = {}
-        for name in BY_CLIENT:
+        changes: dict[str, Any] = {}
+        for name in CLIENT_FIELDS:
             value = getattr(self, name)
-            if value is not None:
-                picked[name] = (
-                    {n: v[index] for n, v in value.items()}
-                    if isinstance(value, dict)
-                    else value[rows]
-                )
-        return replace(self, **picked)
+            if isinstance(value, dict):
+                changes[name] = {key: tensor[index] for key, tensor in value.items()}
+            elif value is not None:
+                changes[name] = value[rows]
+        return replace(self, **changes)
 
     @staticmethod
     def concat(parts: Sequence["Cohort"]) -> "Cohort":
-        """All clients of `parts`, which have started from one model, in order. What is None in a
-        part becomes None."""
+        """Return all clients of `parts` in order. They must have started from one model.
+
+        A field that is None in a part is None in the result.
+        """
         joined: dict[str, Any] = {}
-        for name in BY_CLIENT:
+        for name in CLIENT_FIELDS:
             values = [getattr(part, name) for part in parts]
             if any(value is None for value in values):
                 joined[name] = None
             elif isinstance(values[0], dict):
-                joined[name] = {n: torch.cat([value[n] for value in values]) for n in values[0]}
+                joined[name] = {
+                    key: torch.cat([value[key] for value in values]) for key in values[0]
+                }
             else:
                 joined[name] = np.concatenate(values)
         return replace(parts[0], **joined)
 
 
-BY_CLIENT = (
+CLIENT_FIELDS = (
     "ids",
     "sizes",
     "delta",
@@ -195,43 +200,46 @@ BY_CLIENT = (
     "momentum",
 )
 """Fields of a `Cohort` whose axis 0 is the client."""
-Weights = Floats | None
 
 
 def keep_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, Weights]:
-    """The clients that `keep` [K] names, at least one; the weights of these are scaled to keep
+    """Return the clients that `keep` [K] names, at least one, and their weights, scaled to keep
     their sum."""
     if weights is not None:
-        total, weights = weights.sum(), weights[keep]
-        weights = weights * (total / weights.sum()) if weights.sum() != 0 else weights
+        total = weights.sum()
+        weights = weights[keep]
+        if weights.sum() != 0:
+            weights = weights * (total / weights.sum())
     return cohort.rows(keep), weights
 
 
 def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, int]:
-    """As `keep_rows`, of the updates without nan and infinity, and how many the others were. Raises
-    `DivergedError` if no update is left."""
+    """Drop updates with nan or infinity, as `keep_rows`, and return how many there were.
+
+    Raises `DivergedError` if no update remains.
+    """
     keep = cohort.finite
     if keep is None:
-        # the sum of a row is finite exactly where all its entries are (or so large that their sum
-        # is not)
-        sums = torch.stack(
-            [delta.reshape(len(delta), -1).sum(1) for delta in cohort.delta.values()]
-        )
-        keep = sums.isfinite().all(0).cpu().numpy()
+        # a row's sum is finite if all its entries are, unless these are so large that it overflows
+        sums = [delta.reshape(len(delta), -1).sum(1) for delta in cohort.delta.values()]
+        keep = torch.stack(sums).isfinite().all(0).cpu().numpy()
     if keep.all():
         return cohort, weights, 0
     if not keep.any():
         raise DivergedError(
             "every update of the round holds a nan or infinity: a lower optimizer.lr may help"
         )
-    return *keep_rows(cohort, weights, keep), int((~keep).sum())
+    kept_cohort, kept_weights = keep_rows(cohort, weights, keep)
+    return kept_cohort, kept_weights, int((~keep).sum())
 
 
 def empty_cohort(start: Params, trained: Sequence[str]) -> Cohort:
     """Return the cohort of a round in which no update arrives."""
-    none = np.empty(0, np.int64)
+    nobody = np.empty(0, np.int64)
     delta = {name: value.new_empty(0, *value.shape) for name, value in start.items()}
-    return Cohort(none, none, start, delta, loss=None, rms_loss=None, steps=none, trained=trained)
+    return Cohort(
+        nobody, nobody, start, delta, loss=None, rms_loss=None, steps=nobody, trained=trained
+    )
 
 
 @dataclass(frozen=True)
@@ -245,6 +253,22 @@ class Exchange:
     train_samples: Ints
     bytes_up: Ints
 
+    @property
+    def has_work(self) -> Bools:
+        """Clients that receive, compute or send anything [n]."""
+        work = (self.bytes_down, self.forward_samples, self.train_samples, self.bytes_up)
+        return np.any(work, axis=0)
+
+    def rows(self, keep: Bools) -> "Exchange":
+        """Return the part of the clients that the mask `keep` [n] names."""
+        return Exchange(
+            self.ids[keep],
+            self.bytes_down[keep],
+            self.forward_samples[keep],
+            self.train_samples[keep],
+            self.bytes_up[keep],
+        )
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -255,22 +279,24 @@ class Evaluation:
 
 
 Positions = Ints
+"""Positions of samples in a data set."""
 
 
 class ClientPositions(Sequence[Positions]):
-    """A sequence of N arrays, which are consecutive parts of `flat` [n], of the lengths `sizes`
-    [N]."""
+    """The positions of N clients' samples: N arrays that are consecutive parts of `flat` [n], with
+    the lengths `sizes` [N]."""
 
     def __init__(self, flat: Positions, sizes: Ints) -> None:
-        self.flat, self.sizes = flat, sizes
+        self.flat = flat
+        self.sizes = sizes
         self.ends: Ints = np.cumsum(sizes)
 
     @classmethod
     def of(cls, arrays: Sequence[Positions]) -> "ClientPositions":
-        """`arrays` as they are if they are in one array already, else a copy."""
+        """Return `arrays` unchanged if they are `ClientPositions`, otherwise a copy."""
         if isinstance(arrays, ClientPositions):
             return arrays
-        sizes = np.array([len(own) for own in arrays], dtype=np.int64)
+        sizes = np.array([len(array) for array in arrays], dtype=np.int64)
         return cls(np.concatenate([np.empty(0, np.int64), *arrays]), sizes)
 
     def __len__(self) -> int:
@@ -282,36 +308,37 @@ class ClientPositions(Sequence[Positions]):
     def __getitem__(self, client: slice) -> list[Positions]: ...
     def __getitem__(self, client: int | slice) -> Positions | list[Positions]:
         if isinstance(client, slice):
-            return [self[row] for row in range(*client.indices(len(self)))]
+            return [self[i] for i in range(*client.indices(len(self)))]
         end = self.ends[client]
         return self.flat[end - self.sizes[client] : end]
 
     def __iter__(self) -> Iterator[Positions]:
-        return iter([self.flat[a:b] for a, b in pairwise([0, *self.ends.tolist()])])
+        return iter([self.flat[start:end] for start, end in pairwise([0, *self.ends.tolist()])])
 
     def rows(self, ids: Ints) -> "ClientPositions":
-        """Those of the clients `ids`, in this order."""
+        """Return the positions of the clients `ids`, in this order."""
         if np.array_equal(ids, np.arange(len(self))):
             return self
         sizes = self.sizes[ids]
-        where = np.repeat(self.ends[ids] - np.cumsum(sizes), sizes)
-        where += np.arange(len(where))
-        return ClientPositions(self.flat[where], sizes)
+        index = np.repeat(self.ends[ids] - np.cumsum(sizes), sizes)
+        index += np.arange(len(index))
+        return ClientPositions(self.flat[index], sizes)
 
     def first(self, counts: Ints) -> tuple["ClientPositions", "ClientPositions"]:
-        """The first `counts` [N] of each, and the rest of each."""
-        within = np.arange(len(self.flat)) - np.repeat(self.ends - self.sizes, self.sizes)
-        head = within < np.repeat(counts, self.sizes)
-        return ClientPositions(self.flat[head], counts), ClientPositions(
-            self.flat[~head], self.sizes - counts
+        """Split each client's positions: return the first `counts` [N] of them, and the others."""
+        index_in_client = np.arange(len(self.flat)) - np.repeat(self.ends - self.sizes, self.sizes)
+        is_first = index_in_client < np.repeat(counts, self.sizes)
+        return (
+            ClientPositions(self.flat[is_first], counts),
+            ClientPositions(self.flat[~is_first], self.sizes - counts),
         )
 
 
 def sizes_of(arrays: Sequence[Positions]) -> Ints:
-    """The length of each [N]."""
+    """Return the length of each array [N]."""
     return ClientPositions.of(arrays).sizes
 
 
 def positions_of(arrays: Sequence[Positions], ids: Ints) -> ClientPositions:
-    """The arrays of the clients `ids`, in this order."""
+    """Return the arrays of the clients `ids`, in this order."""
     return ClientPositions.of(arrays).rows(ids)

@@ -1,3 +1,6 @@
+"""Checks of what a user's classes return in a round: selections, models and masks of available
+clients."""
+
 import math
 from collections.abc import Mapping, Sequence
 from textwrap import shorten
@@ -13,117 +16,124 @@ from fedsim.core.types import Cohort, Ids, Params, Selection
 
 
 class SelectionError(FedsimError):
-    """A selector returned what is not a selection, or did what it must not do."""
+    """A selector returned something else than a selection, or did something that it must not do."""
 
 
 class AggregationError(FedsimError):
-    """An aggregator returned what is not a model, or did what it must not do."""
+    """An aggregator returned something else than a model, or did something that it must not do."""
 
 
 class AvailabilityError(FedsimError):
-    """An availability model returned what is not a mask of the clients."""
+    """An availability model returned something else than a mask of the clients."""
 
 
-def refuse(kind: type[FedsimError], part: object, round: int, fault: str | None) -> None:
-    """Raise an error that says which part it was, in which round, and what was wrong, if
-    anything."""
+def raise_fault(error: type[FedsimError], component: object, round: int, fault: str | None) -> None:
+    """Raise an `error` that names the component, the round and the fault, if there is a fault."""
     if fault:
-        raise kind(f"round {round}: {type(part).__name__} {fault}")
+        raise error(f"round {round}: {type(component).__name__} {fault}")
 
 
 def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:
-    """What is wrong with a selection, in words, or None. `expected` is the number of clients, None
-    for adaptive."""
+    """Return in words what is wrong with a selection, or None.
+
+    `expected` is the number of clients; None: the selector decides it.
+    """
     if not isinstance(selection, Selection):
         return f"must return a fedsim.core.types.Selection, not {_shown(selection)}"
-    ids, weights = selection.ids, selection.weights
+    ids = selection.ids
     if not (isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64):
         return f"must return ids as a one-dimensional int64 array, not {_shown(ids)}"
     if np.any(np.diff(ids) <= 0):
         return f"must return unique ids in ascending order, not {ids.tolist()}"
-    strangers = ids[~np.isin(ids, available)]
-    if len(strangers):
-        return f"selected clients that are not available this round: {strangers.tolist()}"
+    unavailable = ids[~np.isin(ids, available)]
+    if len(unavailable):
+        return f"selected clients that are not available this round: {unavailable.tolist()}"
     if expected is not None and len(ids) != expected:
-        return f"must return {expected} clients, not {len(ids)} (`adaptive = True` if the method decides the number)"
-    if weights is not None and not (
+        remedy = "`adaptive = True` if the method decides the number"
+        return f"must return {expected} clients, not {len(ids)} ({remedy})"
+    weights = selection.weights
+    if weights is None or (
         _is_numeric(weights) and weights.shape == ids.shape and np.isfinite(weights).all()
     ):
-        return (
-            f"must return weights as an array with one finite number per id, not {_shown(weights)}"
-        )
-    return None
+        return None
+    return f"must return weights as an array with one finite number per id, not {_shown(weights)}"
 
 
 def check_unmodified(
-    part: object, round: int, model: Sequence[str], updates: Sequence[str] = ()
+    component: object, round: int, model: Sequence[str], updates: Sequence[str] = ()
 ) -> None:
-    """Raise `SelectionError` if a selector has modified these tensors of the model or of the
-    clients' updates."""
+    """Raise `SelectionError` if a selector has modified tensors of the model or of the clients'
+    updates, whose names are given."""
     fault = _updates_fault(updates)
     if model:
-        names = ", ".join(model[:3])
         copy = "{name: value.clone() for name, value in clients.params.items()}"
-        fault = f"modified the model's {names} in place; work on a copy: {copy}"
-    refuse(SelectionError, part, round, fault)
+        fault = f"modified the model's {', '.join(model[:3])} in place; work on a copy: {copy}"
+    raise_fault(SelectionError, component, round, fault)
 
 
 def _updates_fault(modified: Sequence[str]) -> str | None:
-    names, remedy = (
-        ", ".join(modified[:3]),
-        "compute new tensors, as in m / norm in place of m /= norm",
-    )
-    return (
-        f"modified the updates' {names} in place, which others use, too; {remedy}"
-        if modified
-        else None
-    )
+    if not modified:
+        return None
+    names = ", ".join(modified[:3])
+    remedy = "compute new tensors, as in m / norm in place of m /= norm"
+    return f"modified the updates' {names} in place, which others use, too; {remedy}"
 
 
-def check_available(part: object, round: int, mask: object, num_clients: int) -> None:
-    """Raise `AvailabilityError` unless the mask that an availability model returned is one."""
+def check_available(component: object, round: int, mask: object, num_clients: int) -> None:
+    """Raise `AvailabilityError` unless `mask` has a boolean for each client."""
     if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (num_clients,):
         return
-    rule = f"must return a mask of booleans with one entry for each of the {num_clients} clients, not {_shown(mask)}"
-    hint = "; np.isin(np.arange(num_clients), ids) makes one of ids" if _is_numeric(mask) else ""
-    refuse(AvailabilityError, part, round, rule + hint)
+    fault = (
+        f"must return a mask of booleans with one entry for each of the {num_clients} clients, "
+        f"not {_shown(mask)}"
+    )
+    if _is_numeric(mask):
+        fault += "; np.isin(np.arange(num_clients), ids) makes a mask from ids"
+    raise_fault(AvailabilityError, component, round, fault)
 
 
 def check_model(
-    part: object, round: int, model: Params, like: Params, modified: Sequence[str]
+    component: object, round: int, model: Params, like: Params, modified: Sequence[str]
 ) -> None:
-    """Raise `AggregationError` unless an aggregator has left the updates as they were and returned
-    a model with the tensors of the one before, and `DivergedError` where that holds a nan or
-    infinity; on a GPU there is one answer to wait for."""
-    refuse(AggregationError, part, round, _updates_fault(modified) or _model_fault(model, like))
+    """Check what an aggregator returned; a GPU is waited for once.
+
+    Raises `AggregationError` if it has modified the updates, or if `model` does not have the
+    tensors of the present model `like`. Raises `DivergedError` if the model holds nan or infinity.
+    """
+    fault = _updates_fault(modified) or _model_fault(model, like)
+    raise_fault(AggregationError, component, round, fault)
     require_finite(model, round)
 
 
-def check_combined(part: object, round: int, cohort: object, modified: Sequence[str]) -> None:
-    """Raise `AggregationError` unless a local algorithm has left the updates as they were and
-    returned a cohort."""
+def check_combined(component: object, round: int, cohort: object, modified: Sequence[str]) -> None:
+    """Raise `AggregationError` if a local algorithm has modified the updates, or has not returned a
+    cohort."""
     fault = _updates_fault(modified)
     if fault is None and not isinstance(cohort, Cohort):
         fault = f"must return the cohort for the aggregator from `combine`, not {_shown(cohort)}"
-    refuse(AggregationError, part, round, fault)
+    raise_fault(AggregationError, component, round, fault)
 
 
 def _model_fault(model: object, like: Params) -> str | None:
     if not isinstance(model, Mapping):
         return f"must return a model, that is, a dict of tensors by name, not {_shown(model)}"
-    if model.keys() != like.keys():
-        lacks, more = [n for n in like if n not in model], [n for n in model if n not in like]
-        return (
-            f"must return the tensors of `params`: it lacks {lacks[:3]}, and has {more[:3]} besides"
-        )
+    missing = [name for name in like if name not in model]
+    unknown = [name for name in model if name not in like]
+    if missing or unknown:
+        lists = f"it lacks {missing[:3]}, and has {unknown[:3]} besides"
+        return f"must return the tensors of `params`: {lists}"
     for name, old in like.items():
         new = model[name]
         if not isinstance(new, Tensor):
             return f"must return tensors: {name} is {_shown(new)}"
         if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
-            found, wanted = (f"{list(t.shape)} {t.dtype} {t.device}" for t in (new, old))
-            return f"must return tensors like those of `params`: {name} is {found}, not {wanted}"
+            kinds = f"{name} is {_kind(new)}, not {_kind(old)}"
+            return f"must return tensors like those of `params`: {kinds}"
     return None
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{list(tensor.shape)} {tensor.dtype} {tensor.device}"
 
 
 def _is_numeric(value: object) -> TypeGuard[Floats]:
@@ -135,15 +145,15 @@ def _shown(value: object) -> str:
     return shorten(text, 160)
 
 
-def require_finite(params: Params, t: int) -> None:
-    """Raise `DivergedError` for a model with nan or infinity; on a GPU there is one answer to wait
-    for."""
+def require_finite(params: Params, round: int) -> None:
+    """Raise `DivergedError` for a model with nan or infinity; a GPU is waited for once."""
     values = list(params.values())
-    if any(p.is_cuda for p in values):
-        finite = math.isfinite(torch.cat([p.flatten() for p in values]).sum().item())
+    if any(value.is_cuda for value in values):
+        is_finite = math.isfinite(torch.cat([value.flatten() for value in values]).sum().item())
     else:
-        finite = all(np.isfinite(p.numpy()).all() for p in values)
-    if not finite:
+        is_finite = all(np.isfinite(value.numpy()).all() for value in values)
+    if not is_finite:
         raise DivergedError(
-            f"round {t}: the aggregated model holds a nan or infinity: a lower optimizer.lr may help"
+            f"round {round}: the aggregated model holds a nan or infinity: "
+            "a lower optimizer.lr may help"
         )

@@ -1,9 +1,9 @@
-"""The accuracy of the global model client by client, which the simulator measures for the record.
+"""The accuracy of the global model client by client, which fedsim measures for the record.
 
-No client is asked and nothing is charged, no random number is drawn, and no selector is given any
-of it. What is called fairness in federated learning is measured by the spread of these accuracies
-(Li et al. 2020, "Fair resource allocation in federated learning", section 4: mean, worst and best
-tenth, variance over clients).
+No client is contacted, nothing is charged, no random number is drawn, and selectors see none of it.
+The spread of these accuracies is what federated learning calls fairness (Li et al. 2020, "Fair
+resource allocation in federated learning", section 4: mean, worst and best tenth, variance over
+clients).
 """
 
 from dataclasses import dataclass
@@ -18,17 +18,19 @@ from fedsim.engine.engine import Engine
 from fedsim.partitions.division import Division
 
 Owners = Ints | None
+"""The owner (writer, user) of each sample [n]; None: the data set does not name owners."""
 
 
 @dataclass(frozen=True)
 class ClientAccuracy:
-    """A way to measure the accuracy of each of N clients: the share of right answers in each of G
-    `groups` of samples.
+    """A way to measure the accuracy of each of N clients: the share of correct answers in each of G
+    groups of samples.
 
-    `groups` [n] are of the test samples, or of those at `positions` [n] in the engine's data, which
-    costs a pass over them. A client's accuracy is that of its own group, or, where there are
-    `counts` [N, G], the mean over the groups weighted by them. `samples` [N]: on how many samples
-    it rests; the accuracy of a client with none is nan.
+    `groups` [n] gives the group of each test sample; or of each sample at `positions` [n] in the
+    engine's data, which costs a pass over these. A client's accuracy is that of the group with its
+    number. With `counts` [N, G] it is the mean over all groups, weighted by the client's counts.
+    `samples` [N] is the number of samples that each accuracy rests on; it is nan for a client with
+    none.
     """
 
     samples: Ints
@@ -37,27 +39,31 @@ class ClientAccuracy:
     counts: Ints | None = None
 
     def measure(self, engine: Engine, params: Params, test_hits: Bools) -> Floats:
-        """The accuracy of `params` on each client [N]; `test_hits` says which test samples it
-        classifies correctly."""
+        """Return the accuracy of `params` on each client [N].
+
+        `test_hits` says which test samples the model classifies correctly.
+        """
         hits = test_hits
         if self.positions is not None:
-            hits = (
-                engine.hits(params, self.positions)
-                if len(self.positions)
-                else np.empty(0, np.bool_)
-            )
+            hits = np.empty(0, np.bool_)
+            if len(self.positions):
+                hits = engine.hits(params, self.positions)
         num_groups = len(self.samples) if self.counts is None else self.counts.shape[1]
-        right = np.bincount(self.groups, hits, num_groups)
-        rates = _divided(right, np.bincount(self.groups, minlength=num_groups))  # type: ignore[arg-type]
+        correct = np.bincount(self.groups, hits, num_groups)
+        totals = np.bincount(self.groups, minlength=num_groups)
+        rates = _divided(correct, totals)  # type: ignore[arg-type]
         if self.counts is None:
             return rates[: len(self.samples)]
         return _divided((self.counts * np.nan_to_num(rates)).sum(1), self.samples)
 
 
 def by_labels(histograms: Ints, test_labels: Ints) -> ClientAccuracy:
-    """The test accuracy of each class, weighted by the share of that class in the client's training
-    samples (`histograms` [N, C]): what is to be expected on test samples with the client's
-    distribution of labels. Classes that the test set lacks are left out."""
+    """Weigh the test accuracy of each class by its share in the client's training samples
+    (`histograms` [N, C]).
+
+    This is the expected accuracy on test samples with the client's distribution of labels. Classes
+    that the test set lacks do not count.
+    """
     counts = histograms * (np.bincount(test_labels, minlength=histograms.shape[1]) > 0)
     return ClientAccuracy(counts.sum(1), test_labels, counts=counts)
 
@@ -69,57 +75,69 @@ def client_accuracy(
     owners: Owners,
     test_owners: Owners,
 ) -> ClientAccuracy:
-    """The way to measure that the config key `client_accuracy` names; owners are of the training
-    and test samples.
+    """Return the way to measure that the config key `client_accuracy` names.
 
-    Raises `ConfigError` for `test` where test samples do not belong to clients.
+    `owners` are those of the training samples, `test_owners` those of the test samples. Raises
+    `ConfigError` for `test` if test samples do not belong to clients.
     """
     if measured_on == "labels":
         return by_labels(division.histograms, test_labels)
     if measured_on == "test":
-        clients, num = _clients_of_test_samples(division, owners, test_owners), len(division.train)
-        return ClientAccuracy(np.bincount(clients, minlength=num + 1)[:num], clients)
-    own = ClientPositions.of(division.holdout if measured_on == "holdout" else division.train)
-    return ClientAccuracy(own.sizes, np.repeat(np.arange(len(own)), own.sizes), own.flat)
+        num_clients = len(division.train)
+        clients = _clients_of_test_samples(division, owners, test_owners)
+        counts = np.bincount(clients, minlength=num_clients + 1)
+        return ClientAccuracy(counts[:num_clients], clients)
+    evaluated = division.holdout if measured_on == "holdout" else division.train
+    positions = ClientPositions.of(evaluated)
+    clients = np.repeat(np.arange(len(positions)), positions.sizes)
+    return ClientAccuracy(positions.sizes, clients, positions.flat)
 
 
 def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Owners) -> Ints:
-    """The client whose owner each test sample has [n_test]; the number of clients where there is
-    none."""
+    """Return the client that has the owner of each test sample [n_test]; the number of clients for
+    an owner whom no client has."""
     if owners is None or test_owners is None:
-        told = "needs a data set that says whose each test sample is"
-        raise ConfigError(
-            [Problem(CLIENT_ACCURACY, "test", told, "client_accuracy=labels fits all data")]
+        raise _no_client_accuracy(
+            "needs a data set that names the owner of each test sample",
+            "client_accuracy=labels fits all data",
         )
-    found = [np.unique(owners[own]).tolist() for own in division.train]
-    client_of = {own[0]: client for client, own in enumerate(found) if own}
-    if any(len(own) > 1 for own in found) or len(client_of) < sum(map(len, found)):
-        told = (
-            "needs clients that hold the samples of one owner each, and no two of them of the same"
+    client_of: dict[int, int] = {}
+    is_unique = True
+    for client, positions in enumerate(division.train):
+        names = np.unique(owners[positions]).tolist()
+        is_unique &= len(names) <= 1 and client_of.keys().isdisjoint(names)
+        for name in names:
+            client_of[name] = client
+    if not is_unique:
+        raise _no_client_accuracy(
+            "needs clients that hold the samples of one owner each, and different owners",
+            "partition=natural gives such clients",
         )
-        raise ConfigError(
-            [Problem(CLIENT_ACCURACY, "test", told, "partition=natural gives such clients")]
-        )
-    return np.array(
-        [client_of.get(owner, len(found)) for owner in test_owners.tolist()], dtype=np.int64
-    )
+    nobody = len(division.train)
+    clients = [client_of.get(owner, nobody) for owner in test_owners.tolist()]
+    return np.array(clients, dtype=np.int64)
+
+
+def _no_client_accuracy(rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(CLIENT_ACCURACY, "test", rule, remedy)])
 
 
 def aggregates(accuracies: Floats, selected: Bools) -> dict[str, float | None]:
-    """`AGGREGATES` of the clients' accuracies [N], without those that are nan; None of no client.
+    """Return the `CLIENT_ACCURACY_MEASURES` of the clients' accuracies [N]; None of no client.
 
-    Every client counts once, whatever its size. `std` has the divisor N; a tenth is rounded up to
-    whole clients; `never_selected` is the mean over those that are not `selected` [N] so far.
+    Clients whose accuracy is nan do not count; all others count once, whatever their size. `std`
+    has the divisor N. A tenth is rounded up to whole clients. `never_selected` is the mean over the
+    clients that are not `selected` [N] so far.
     """
-    known = np.isfinite(accuracies)
-    values = np.sort(accuracies[known])
+    is_known = np.isfinite(accuracies)
+    values = np.sort(accuracies[is_known])
     tenth = -(-len(values) // 10)
     return {
         "mean": _mean(values),
         "std": float(values.std()) if len(values) else None,
         "worst_tenth": _mean(values[:tenth]),
         "best_tenth": _mean(values[len(values) - tenth :]),
-        "never_selected": _mean(accuracies[known & ~selected]),
+        "never_selected": _mean(accuracies[is_known & ~selected]),
     }
 
 

@@ -272,7 +272,7 @@ def _simulation(
         learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
         eval_every=settings.eval_every,
         first_model=first_model if settings.init_seed == "per_client" else None,
-        simulated=simulated,
+        simulated_clock=simulated,
         client_accuracy=accuracy,
         behaviour=behaviour,
         local_algorithm=LocalAlgorithm()

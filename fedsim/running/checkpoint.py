@@ -180,7 +180,8 @@ class Checkpoints:
             and _within(state["round"], population.num_rounds),
             "state.started": isinstance(state.get("started"), bool),
             "state.wall_seconds": _within(state.get("wall_seconds")),
-            "state.simulated_time": parts.simulated is None or _within(state.get("simulated_time")),
+            "state.simulated_time": parts.simulated_clock is None
+            or _within(state.get("simulated_time")),
             "state.covered": isinstance(covered, np.ndarray)
             and (covered.dtype, covered.shape) == (np.bool_, (num,)),
             "state.params": isinstance(params, dict)

@@ -200,6 +200,6 @@ class Replay:
             )
         return (
             found
-            if parts.simulated is None
-            else found | {"speed": 1 / parts.simulated.devices.forward}
+            if parts.simulated_clock is None
+            else found | {"speed": 1 / parts.simulated_clock.devices.forward}
         )

@@ -240,11 +240,9 @@ def test_owners_with_exactly_enough_samples_are_drawn_by_seed_and_stand_in_order
 
 def test_spread_leftovers_go_to_the_first_shards_one_each() -> None:
     partition = Shards(shards_per_client=1, pure=False, leftover="spread")
-    found = [[len(s) for s in partition._cut_shards([np.arange(n)], 4)] for n in (9, 10, 11)]
+    found = [[len(s) for s in partition._cut(np.arange(n), 4)] for n in (9, 10, 11)]
     assert found == [[3, 2, 2, 2], [3, 3, 2, 2], [3, 3, 3, 2]]
-    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut_shards(
-        [np.arange(11)], 4
-    )
+    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut(np.arange(11), 4)
     assert [s.tolist() for s in dropped] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 

@@ -1,4 +1,7 @@
-"""The interface of partitions, which divide a training set among clients, and what they share."""
+"""The interface of partitions, and functions that several of them share.
+
+A partition divides the training set among clients. Shapes: n samples, N clients, C classes.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,12 +13,15 @@ from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import DataError
 
 Indices = Ints
+"""Positions in the training set."""
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """The data that a partition may use: `labels` [n], the number of classes, and `owners` [n] if
-    there are any."""
+    """The data that a partition may use.
+
+    `owners` [n] are the natural clients of the samples; None if the data set has none.
+    """
 
     labels: Ints
     num_classes: int
@@ -23,21 +29,27 @@ class Labelled:
 
 
 class Partition(ABC):
-    """A rule that divides samples among clients by their labels or owners, with keyword-only
-    hyper-parameters."""
+    """A rule that divides samples among clients by their labels or owners.
+
+    Subclasses have keyword-only parameters.
+    """
 
     @abstractmethod
     def split(
         self, data: Labelled, num_clients: int, rng: np.random.Generator
     ) -> Sequence[Indices]:
-        """`num_clients` disjoint arrays of positions in `data.labels`, one per client: a list, or a
-        `ClientPositions`, which is faster where clients are many. Raises `DataError` if the data cannot be
-        divided in this way."""
+        """Return `num_clients` disjoint arrays of positions in `data.labels`, one for each client.
+
+        A list or a `ClientPositions`, which is faster for many clients. Raises `DataError` if the
+        data cannot be divided in this way.
+        """
 
 
 def largest_remainder(shares: Floats, total: int) -> Ints:
-    """Integers [n] proportional to `shares` [n] with sum `total` (Hamilton's method; ties go to the
-    lower index)."""
+    """Return integers [n] that are proportional to `shares` [n] and sum to `total`.
+
+    This is Hamilton's method; among equal remainders the lower index goes first.
+    """
     quotas = shares / shares.sum() * total
     counts: Ints = np.floor(quotas).astype(np.int64)
     order = np.argsort(-(quotas - counts), kind="stable")
@@ -45,16 +57,20 @@ def largest_remainder(shares: Floats, total: int) -> Ints:
     return counts
 
 
-def require_samples(num_samples: int, num_clients: int, min_per_client: int, key: str) -> None:
-    """Raise `DataError` if there are fewer than `min_per_client` samples per client, as the setting
-    `key` requires."""
-    if num_samples < num_clients * min_per_client:
+def require_samples(num_samples: int, num_clients: int, min_per_client: int, setting: str) -> None:
+    """Raise `DataError` if there are fewer than `min_per_client` samples for each client.
+
+    `setting` is the key and value that requires them.
+    """
+    needed = num_clients * min_per_client
+    if num_samples < needed:
         raise DataError(
-            f"num_clients={num_clients}: {key} needs at least {num_clients * min_per_client} training samples and "
-            f"there are {num_samples}; lower num_clients, or the samples that the server keeps (server.*)"
+            f"num_clients={num_clients}: {setting} needs at least {needed} training samples and "
+            f"there are {num_samples}; lower num_clients, or the samples that the server keeps "
+            "(server.*)"
         )
 
 
-def shuffled_by_class(labels: Ints, num_classes: int, rng: np.random.Generator) -> list[Ints]:
-    """For each class, the positions of its samples in random order."""
-    return [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]
+def shuffled_by_class(labels: Ints, num_classes: int, rng: np.random.Generator) -> list[Indices]:
+    """Return the positions of each class in random order."""
+    return [rng.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]

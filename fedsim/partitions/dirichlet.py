@@ -1,5 +1,8 @@
-"""Label skew by Dirichlet draws, per class or per client. For the variant with a quadratic program:
-dirichlet_qp.py."""
+"""Label skew by Dirichlet draws, for each class or for each client.
+
+The variant of FedCor and GPFL, with a quadratic program, is in dirichlet_qp.py. Shapes: n samples,
+N clients, C classes.
+"""
 
 from typing import Annotated
 
@@ -21,99 +24,107 @@ from fedsim.partitions.base import (
 
 @parameters
 class DirichletClass(Partition):
-    """Each class is divided among the clients in proportions ~ Dir(alpha 1_N) (FedABC; Yurochkin et
-    al., 2019).
+    """Each class is divided among the clients in proportions ~ Dir(alpha 1_N).
 
-    The shuffled samples of a class are cut at the rounded cumulative proportions. `balanced`: a
-    client that already holds n / N samples or more gets none of the next class, and the proportions
-    of the others are scaled to sum to 1 (as in the code of Li et al., "Federated Learning on
-    Non-IID Data Silos: An Experimental Study", 2022, which rounds down); if these are all 0, the
-    clients below n / N get equal proportions. The partition is drawn again until every client has
-    `min_size` samples, at most `max_tries` times; then it raises `DataError`.
+    Source: FedABC; Yurochkin et al., 2019. The shuffled samples of a class are cut at the rounded
+    cumulative proportions.
     """
 
     alpha: Positive
     balanced: bool
+    """Whether a client that holds n / N samples or more gets none of the next class. The
+    proportions of the others are scaled to sum to 1; if all of these are 0, they become equal. (Li
+    et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", 2022, whose code
+    rounds down.)"""
     min_size: CountOrZero
+    """Every client must have this many samples; otherwise the partition is drawn again."""
     max_tries: Annotated[int, Ge(1), Le(100_000)]  # about a millisecond each
+    """Draws after which `split` raises `DataError`."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        require_samples(
-            len(data.labels),
-            num_clients,
-            max(self.min_size, 1),
-            f"partition.min_size={self.min_size}",
-        )
+        min_size = max(self.min_size, 1)
+        setting = f"partition.min_size={self.min_size}"
+        require_samples(len(data.labels), num_clients, min_size, setting)
         smallest = 0
         for _ in range(self.max_tries):
             parts = self._draw(data, num_clients, rng)
             smallest = min(map(len, parts))
             if smallest >= self.min_size:
                 return parts
-        tries = f"not reached for every client in partition.max_tries={self.max_tries} draws with alpha={self.alpha}"
-        told = f"{tries} (the last one's smallest client has {smallest}); lower min_size or num_clients, or raise alpha"
-        raise DataError(f"partition.min_size={self.min_size}: {told}")
+        raise DataError(
+            f"{setting}: not reached for every client in partition.max_tries={self.max_tries} draws "
+            f"with alpha={self.alpha} (the last one's smallest client has {smallest}); lower "
+            "min_size or num_clients, or raise alpha"
+        )
 
     def _draw(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
         pieces: list[list[Indices]] = [[] for _ in range(num_clients)]
         sizes = np.zeros(num_clients, np.int64)
+        mean_size = len(data.labels) / num_clients
         for positions in shuffled_by_class(data.labels, data.num_classes, rng):
             shares = rng.dirichlet(np.full(num_clients, self.alpha))
             if self.balanced:
-                shares = _restricted(shares, sizes < len(data.labels) / num_clients)
+                shares = _restrict(shares, sizes < mean_size)
                 shares = shares / shares.sum()
-            cumulative = np.cumsum(shares)[:-1]
-            cuts = np.round(np.clip(cumulative, 0, 1) * len(positions)).astype(np.int64)
-            for client, part in enumerate(np.split(positions, cuts)):
-                pieces[client].append(part)
-                sizes[client] += len(part)
-        return [rng.permutation(np.concatenate(p)) for p in pieces]
+            cumulative = np.clip(np.cumsum(shares)[:-1], 0, 1)
+            cuts = np.round(cumulative * len(positions)).astype(np.int64)
+            for client, piece in enumerate(np.split(positions, cuts)):
+                pieces[client].append(piece)
+                sizes[client] += len(piece)
+        return [rng.permutation(np.concatenate(client_pieces)) for client_pieces in pieces]
 
 
-def _restricted(shares: Floats, has_room: Bools) -> Floats:
-    """`shares` [n] where `has_room` is true, else 0; equal ones there, or everywhere, if that
-    leaves nothing."""
-    kept = np.where(has_room, shares, 0.0)
-    if kept.sum() <= 0:
-        kept = has_room.astype(float) if has_room.any() else np.ones(len(shares))
-    return kept
+def _restrict(shares: Floats, allowed: Bools) -> Floats:
+    """Return `shares` [n] where `allowed` [n] is true, and 0 elsewhere.
+
+    If nothing remains, the allowed ones are equal; if none is allowed, all are.
+    """
+    restricted = np.where(allowed, shares, 0.0)
+    if restricted.sum() > 0:
+        return restricted
+    return allowed.astype(float) if allowed.any() else np.ones(len(shares))
 
 
 @parameters
 class DirichletClient(Partition):
-    """Each client draws its labels from its own distribution q_i ~ Dir(alpha 1_C); client sizes
-    differ by at most one.
+    """Each client draws its labels from its own distribution q_i ~ Dir(alpha 1_C).
 
-    This is what "Dir(.2)" often stands for (Hsu et al., 2019, whose alpha is C times this one).
-    Clients draw one sample at a time, in an order that is random in each pass; when a class is used
-    up, the probabilities of the others are renormalised. All samples are used.
+    This is what "Dir(0.2)" often stands for (Hsu et al., 2019, whose alpha is C times this one).
+    The sizes of clients differ by at most 1. Clients draw one sample at a time, in an order that is
+    random in each pass. After the last sample of a class, the probabilities of the others are
+    renormalised. All samples are used.
     """
 
     alpha: Positive
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        num = len(data.labels)
-        require_samples(num, num_clients, 1, "partition=dirichlet_client")
+        num_samples = len(data.labels)
+        require_samples(num_samples, num_clients, 1, "partition=dirichlet_client")
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
-        remaining = np.array([len(c) for c in classes])
+        remaining = np.array([len(positions) for positions in classes])
         label_mixes = rng.dirichlet(np.full(data.num_classes, self.alpha), num_clients)
-        sizes = largest_remainder(np.ones(num_clients), num)
-        turns = np.concatenate(
-            [rng.permutation(np.flatnonzero(sizes > t)) for t in range(int(sizes.max()))]
-        )
+        sizes = largest_remainder(np.ones(num_clients), num_samples)
+        passes = []
+        for pass_number in range(int(sizes.max())):
+            drawing_clients = np.flatnonzero(sizes > pass_number)
+            passes.append(rng.permutation(drawing_clients))
+        turns = np.concatenate(passes)
         parts: list[list[int]] = [[] for _ in range(num_clients)]
-        for client, u in zip(turns, rng.random(num), strict=True):
-            c = _draw_class(label_mixes[client], remaining, u)
-            remaining[c] -= 1
-            parts[client].append(classes[c][remaining[c]])
-        return [np.array(p, dtype=np.int64) for p in parts]
+        for client, quantile in zip(turns, rng.random(num_samples), strict=True):
+            label = _draw_class(label_mixes[client], remaining, quantile)
+            remaining[label] -= 1
+            parts[client].append(classes[label][remaining[label]])
+        return [np.array(part, dtype=np.int64) for part in parts]
 
 
-def _draw_class(probabilities: Floats, remaining: Ints, u: float) -> int:
-    """The class at quantile `u` of `probabilities` [C], restricted to classes with samples
-    remaining; uniform over these if all of their probabilities are 0."""
-    weights = _restricted(probabilities, remaining > 0)
-    cumulative, last = np.cumsum(weights), int(np.flatnonzero(weights)[-1])
-    # of weights near the smallest numbers that there are, `u` times their sum may be rounded up to
-    # the sum itself
-    return min(int(np.searchsorted(cumulative, u * cumulative[-1], side="right")), last)
+def _draw_class(probabilities: Floats, remaining: Ints, quantile: float) -> int:
+    """Return the class at a quantile of `probabilities` [C], among classes with samples remaining.
+
+    It is uniform over these if all of their probabilities are 0.
+    """
+    weights = _restrict(probabilities, remaining > 0)
+    cumulative = np.cumsum(weights)
+    last_class = int(np.flatnonzero(weights)[-1])
+    # For weights near the smallest floating-point numbers, the product may be rounded up to the sum.
+    position = np.searchsorted(cumulative, quantile * cumulative[-1], side="right")
+    return min(int(position), last_class)

@@ -1,5 +1,7 @@
-"""The division of the training set between clients, their held-out samples and the server: a
-function of the config and the seed; and its file format."""
+"""The division of the training set between the clients and the server, and its file format.
+
+It is a function of the config and the seed.
+"""
 
 import hashlib
 import io
@@ -19,16 +21,20 @@ from fedsim.partitions.base import Indices, Labelled, Partition, largest_remaind
 from fedsim.partitions.server_split import ServerSplit
 
 COMPRESSION = 1
-"""zlib's level for partition.npz: of a million clients, a fifth of the time that the usual 6
-takes."""
+"""The level of zlib for partition.npz: for a million clients it takes a fifth of the time of the
+default, 6."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Positions in the training set: of each client's training and held-out samples, and of the
-    server's two sets.
+    """Positions in the training set, by who holds the samples.
 
-    `histograms` [N, C] are the label counts of the clients' training samples.
+    Attributes:
+        train: Each client's training samples.
+        holdout: Each client's held-out samples.
+        validation: The samples on which the server validates.
+        public: The samples that the server and all clients have.
+        histograms: Label counts of the clients' training samples [N clients, C classes].
     """
 
     train: Sequence[Indices]
@@ -39,12 +45,12 @@ class Division:
 
     @property
     def sizes(self) -> Ints:
-        """Training samples n_k, [N]."""
+        """Number of training samples of each client, n_k [N]."""
         return sizes_of(self.train)
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (hexadecimal) over the names and values of all arrays, in order."""
+        """SHA-256 (hexadecimal) of the names and values of all arrays, in order."""
         digest = hashlib.sha256()
         for name, array in self._arrays().items():
             digest.update(name.encode())
@@ -52,47 +58,49 @@ class Division:
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, Ints]:
-        train, holdout = ClientPositions.of(self.train), ClientPositions.of(self.holdout)
-        held = {
+        """Return the arrays of partition.npz: positions of all clients in one, and their sizes."""
+        train = ClientPositions.of(self.train)
+        holdout = ClientPositions.of(self.holdout)
+        return {
             "train": train.flat,
             "sizes": train.sizes,
             "holdout": holdout.flat,
             "holdout_sizes": holdout.sizes,
-        }
-        return held | {
             "validation": self.validation,
             "public": self.public,
             "histograms": self.histograms,
         }
 
     def to_bytes(self) -> bytes:
-        """The content of partition.npz: flat arrays with the sizes of the clients, the histograms
-        and the hash."""
+        """Return the content of partition.npz: the hash and the arrays."""
+        arrays = {"hash": np.array(self.hash), **self._arrays()}
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=COMPRESSION) as archive:
-            for name, array in {"hash": np.array(self.hash), **self._arrays()}.items():
+            for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                     np.lib.format.write_array(entry, array, allow_pickle=False)
         return file.getvalue()
 
     @classmethod
     def load(cls, path: Path) -> "Division":
-        """Read a file that holds `to_bytes`. Raises `DataError` if it cannot be read or does not
-        match its hash."""
+        """Read a file that holds `to_bytes`.
+
+        Raises `DataError` if it cannot be read or does not match its hash.
+        """
         try:
             with np.load(path, allow_pickle=False) as file:
-                train = ClientPositions(file["train"], file["sizes"])
-                holdout = ClientPositions(file["holdout"], file["holdout_sizes"])
                 division = cls(
-                    train, holdout, file["validation"], file["public"], file["histograms"]
+                    ClientPositions(file["train"], file["sizes"]),
+                    ClientPositions(file["holdout"], file["holdout_sizes"]),
+                    file["validation"],
+                    file["public"],
+                    file["histograms"],
                 )
-                intact = division.hash == str(file["hash"])
-        except (
-            Exception
-        ) as error:  # a damaged archive fails in zipfile, zlib or numpy, each in its own way
+                is_intact = division.hash == str(file["hash"])
+        except Exception as error:  # zipfile, zlib and numpy raise many kinds for a damaged file
             reason = f"cannot be read as a saved partition ({type(error).__name__}: {error})"
             raise DataError(f"{path}: {reason}; delete the run's folder and run again") from error
-        if not intact:
+        if not is_intact:
             raise DataError(
                 f"{path}: the partition's content does not match its hash; delete the run's folder"
             )
@@ -107,101 +115,123 @@ def divide(
     server: ServerSplit,
     holdout_share: float,
 ) -> Division:
-    """Take the server's samples, partition the rest, then hold out a share `holdout_share` of each
-    client's samples. Raises `DataError` if there are too few samples."""
+    """Divide the training set between the server and `num_clients` clients.
+
+    1. The server takes its samples. 2. The partition divides the rest. 3. A share `holdout_share`
+    of each client's samples is held out. Raises `DataError` if there are too few samples.
+    """
     public, validation, rest = _server_samples(
         data, server, streams.generator(Purpose.SERVER_SPLIT)
     )
-    remaining = Labelled(
-        data.labels[rest], data.num_classes, None if data.owners is None else data.owners[rest]
-    )
+    owners = None if data.owners is None else data.owners[rest]
+    remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
-    own = _checked(parts, num_clients, len(rest), type(partition).__name__)
-    train, holdout = _hold_out(ClientPositions(rest[own.flat], own.sizes), holdout_share, streams)
-    cells = np.repeat(np.arange(num_clients) * data.num_classes, train.sizes)
-    cells += data.labels[train.flat]
-    counts = np.bincount(cells, minlength=num_clients * data.num_classes)
-    return Division(
-        train, holdout, validation, public, counts.reshape(num_clients, data.num_classes)
+    in_rest = _check_parts(parts, num_clients, len(rest), type(partition).__name__)
+    positions = ClientPositions(rest[in_rest.flat], in_rest.sizes)
+    train, holdout = _hold_out(positions, holdout_share, streams)
+    histograms = _histograms(data, train)
+    return Division(train, holdout, validation, public, histograms)
+
+
+def _histograms(data: Labelled, train: ClientPositions) -> Ints:
+    """Return the label counts of the clients [N, C]."""
+    num_clients, num_classes = len(train), data.num_classes
+    clients = np.repeat(np.arange(num_clients), train.sizes)
+    bins = clients * num_classes + data.labels[train.flat]
+    counts = np.bincount(bins, minlength=num_clients * num_classes)
+    return counts.reshape(num_clients, num_classes)
+
+
+def _check_parts(
+    parts: object, num_clients: int, num_samples: int, class_name: str
+) -> ClientPositions:
+    """Return what `Partition.split`, perhaps of a user's class, has returned.
+
+    Raises `DataError` unless it is `num_clients` arrays of different positions. Empty arrays may be
+    of any type.
+    """
+    rule = (
+        f"partition: {class_name}.split must return {num_clients} arrays of different positions in "
+        f"[0, {num_samples}); it"
     )
-
-
-def _checked(parts: object, num_clients: int, num_samples: int, name: str) -> ClientPositions:
-    """What a partition returned, which may be a user's class. Raises `DataError` unless it is as
-    many arrays of different positions as there are clients; empty ones may be of any type."""
-    told = f"partition: {name}.split must return {num_clients} arrays of different positions in [0, {num_samples}); it"
     if not isinstance(parts, ClientPositions):
-        arrays = (
-            [np.asarray(part) for part in parts]
-            if isinstance(parts, Iterable)
-            else [np.asarray(parts)]
+        arrays = []
+        for part in parts if isinstance(parts, Iterable) else [parts]:
+            array = np.asarray(part)
+            is_integer = array.size == 0 or np.issubdtype(array.dtype, np.integer)
+            if array.ndim != 1 or not is_integer:
+                shape = array.shape
+                raise DataError(f"{rule} returned one of {array.dtype} with the shape {shape}")
+            arrays.append(array.astype(np.int64, copy=False))
+        parts = ClientPositions.of(arrays)
+    positions = parts.flat
+    in_range = positions[(positions >= 0) & (positions < num_samples)]
+    is_used = np.zeros(num_samples, np.bool_)
+    is_used[in_range] = True
+    num_different = int(np.count_nonzero(is_used))
+    if len(parts) != num_clients or num_different < len(positions):
+        raise DataError(
+            f"{rule} returned {len(parts)} arrays of {len(positions)} positions, {num_different} of "
+            "them different and in that range"
         )
-        for one in arrays:
-            if one.ndim != 1 or (len(one) and not np.issubdtype(one.dtype, np.integer)):
-                raise DataError(f"{told} returned one of {one.dtype} with the shape {one.shape}")
-        parts = [one.astype(np.int64, copy=False) for one in arrays]
-    own = ClientPositions.of(parts)
-    found = np.zeros(num_samples, np.bool_)
-    found[own.flat[(own.flat >= 0) & (own.flat < num_samples)]] = True
-    num_different = int(np.count_nonzero(found))
-    if len(own) != num_clients or num_different < len(own.flat):
-        different = (
-            f"{len(own.flat)} positions, {num_different} of them different and in that range"
-        )
-        raise DataError(f"{told} returned {len(own)} arrays of {different}")
-    return own
+    return parts
 
 
 def _server_samples(
     data: Labelled, server: ServerSplit, rng: np.random.Generator
 ) -> tuple[Indices, Indices, Indices]:
-    """Positions of the public set (in random order), the validation set and the rest (ascending).
-    The validation set is stratified and does not depend on the size of the public set."""
-    num = len(data.labels)
-    num_validation = round(server.validation_fraction * num)
-    if num_validation + server.public_samples >= num:
-        keys = f"server.validation_fraction={server.validation_fraction}, server.public_samples={server.public_samples}"
-        taken = f"take {num_validation} and {server.public_samples} of {num} training samples and leave none"
-        raise DataError(f"{keys}: {taken} for the clients; lower one of them")
-    order = rng.permutation(num)
-    validation = _stratified(data, order, num_validation)
-    free = np.ones(num, np.bool_)
-    free[validation] = False
-    public = order[:0]
-    if server.public_samples:
-        others = order[free[order]]
-        public = (
-            _stratified(data, others, server.public_samples) if server.public_stratified else others
+    """Return the positions of the public samples, of the validation samples and of the rest.
+
+    The public samples are in random order, the others ascending. The validation set is stratified
+    (classes in proportion) and does not depend on the size of the public set.
+    """
+    num_samples = len(data.labels)
+    num_public = server.public_samples
+    num_validation = round(server.validation_fraction * num_samples)
+    if num_validation + num_public >= num_samples:
+        raise DataError(
+            f"server.validation_fraction={server.validation_fraction}, "
+            f"server.public_samples={num_public}: take {num_validation} and {num_public} of "
+            f"{num_samples} training samples and leave none for the clients; lower one of them"
         )
-        public = public[: server.public_samples]
-    free[public] = False
-    return public, np.sort(validation), np.flatnonzero(free)
+    order = rng.permutation(num_samples)
+    is_free = np.ones(num_samples, np.bool_)
+    validation = _stratified(data, order, num_validation)
+    is_free[validation] = False
+    public = order[is_free[order]]
+    if num_public and server.public_stratified:
+        public = _stratified(data, public, num_public)
+    public = public[:num_public]
+    is_free[public] = False
+    return public, np.sort(validation), np.flatnonzero(is_free)
 
 
 def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
-    """The first `count` of `positions`, in their order, with classes in proportion to their
-    frequencies."""
+    """Return `count` of the `positions`, in their order, with classes in proportion.
+
+    The first ones of each class are taken.
+    """
     labels = data.labels[positions]
     frequencies = np.bincount(labels, minlength=data.num_classes).astype(np.float64)
-    quota = largest_remainder(frequencies, count)
-    chosen = np.concatenate([np.flatnonzero(labels == c)[:k] for c, k in enumerate(quota)])
-    return positions[np.sort(chosen)]
+    counts = largest_remainder(frequencies, count)
+    taken = [np.flatnonzero(labels == label)[:num] for label, num in enumerate(counts)]
+    return positions[np.sort(np.concatenate(taken))]
 
 
 def _hold_out(
-    own: ClientPositions, fraction: float, streams: Streams
+    positions: ClientPositions, share: float, streams: Streams
 ) -> tuple[ClientPositions, ClientPositions]:
-    """The clients' training and held-out positions, `own` shuffled; one is left to train on, if
-    there is any."""
-    counts = np.minimum(
-        np.round(fraction * own.sizes).astype(np.int64), np.maximum(own.sizes - 1, 0)
-    )
+    """Return the clients' training and held-out positions, drawn at random.
+
+    Every client with a sample keeps one to train on. `positions` is shuffled in place.
+    """
+    sizes = positions.sizes
+    counts = np.minimum(np.round(share * sizes).astype(np.int64), np.maximum(sizes - 1, 0))
+    if not counts.any():
+        return positions, ClientPositions(positions.flat[:0], counts)
     clients = np.flatnonzero(counts)
-    for client, rng in zip(
-        clients.tolist(), streams.generators(Purpose.HOLDOUT, last=clients), strict=True
-    ):
-        rng.shuffle(own[client])
-    holdout, train = (
-        own.first(counts) if counts.any() else (ClientPositions(own.flat[:0], counts), own)
-    )
+    generators = streams.generators(Purpose.HOLDOUT, last=clients)
+    for client, rng in zip(clients.tolist(), generators, strict=True):
+        rng.shuffle(positions[client])
+    holdout, train = positions.first(counts)
     return train, holdout

@@ -1,4 +1,4 @@
-"""What the server takes of the training set."""
+"""The samples that the server takes from the training set."""
 
 from typing import Annotated
 
@@ -9,10 +9,11 @@ from fedsim.core.parameters import CountOrZero, parameters
 
 @parameters
 class ServerSplit:
-    """The samples that the server takes from the training set before the rest is partitioned: a
-    share of it to validate on, and a number of public ones, with `public_stratified` in proportion
-    to the classes."""
+    """The samples that the server takes before the rest is divided among clients."""
 
     validation_fraction: Annotated[float, Interval(ge=0, lt=1)]
+    """The share of the training set on which the server validates."""
     public_samples: CountOrZero
+    """Number of samples that the server and all clients have."""
     public_stratified: bool
+    """Whether their classes are in proportion to the training set's."""

@@ -1,5 +1,7 @@
-"""Shards: samples sorted by label, cut into equal pieces, a few of which go to each client (McMahan
-et al., 2017)."""
+"""Shards: samples sorted by label are cut into pieces, and each client gets a few of these.
+
+Source: McMahan et al., 2017. Shapes: n samples, N clients, s shards per client.
+"""
 
 from typing import Literal
 
@@ -20,62 +22,62 @@ from fedsim.partitions.base import (
 
 @parameters
 class Shards(Partition):
-    """Each client gets `shards_per_client` random shards: 1SPC and 2SPC of FedCor and GPFL, s of
-    PNCS.
+    """Each client gets `shards_per_client` random shards.
 
+    These are 1SPC and 2SPC (one and two shards per client) of FedCor and GPFL, and s of PNCS.
     Samples of equal label are in random order (FedCor's unstable sort leaves them in an arbitrary
-    one). Plain shards have floor(n / (N s)) samples; the remainder of the sorted list is dropped
-    (`leftover: drop`) or distributed one by one over the first shards (`leftover: spread`). A plain
-    shard at a border between labels holds both. `pure` shards hold one label each: every class is
-    cut into a number of shards proportional to its size, and the size of shards differs by class.
+    one).
     """
 
     shards_per_client: Count
     pure: bool
+    """Whether every shard holds one label. Each class is then cut into a number of shards that is
+    proportional to its size, and the sizes of shards differ by class. Other shards have floor(n /
+    (N s)) samples, and a shard at a border between labels holds both."""
     leftover: Literal["drop", "spread"]
+    """What happens to the last samples of the sorted list, which fill no shard: `drop` leaves them
+    unused, `spread` gives one to each of the first shards."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
-        each, num_shards = self.shards_per_client, num_clients * self.shards_per_client
-        require_samples(len(data.labels), num_clients, each, f"partition.shards_per_client={each}")
+        per_client = self.shards_per_client
+        setting = f"partition.shards_per_client={per_client}"
+        require_samples(len(data.labels), num_clients, per_client, setting)
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
-        shards = (
-            self._pure_shards(classes, num_shards)
-            if self.pure
-            else self._cut_shards(classes, num_shards)
-        )
-        return [
-            np.concatenate([shards[s] for s in own])
-            for own in rng.permutation(num_shards).reshape(-1, each)
-        ]
+        num_shards = num_clients * per_client
+        if self.pure:
+            shards = self._pure_shards(classes, num_shards)
+        else:
+            shards = self._cut(np.concatenate(classes), num_shards)
+        parts = []
+        for shard_numbers in rng.permutation(num_shards).reshape(-1, per_client):
+            parts.append(np.concatenate([shards[number] for number in shard_numbers]))
+        return parts
 
-    def _cut_shards(self, classes: list[Indices], num_shards: int) -> list[Indices]:
-        positions = np.concatenate(classes)
-        size, extra = divmod(len(positions), num_shards)
-        if self.leftover == "drop":
-            return list(positions[: size * num_shards].reshape(num_shards, size))
-        return np.split(positions, np.cumsum([size + (i < extra) for i in range(num_shards)])[:-1])
+    def _cut(self, positions: Indices, num_shards: int) -> list[Indices]:
+        if self.leftover == "spread":
+            return np.array_split(positions, num_shards)
+        size = len(positions) // num_shards
+        return list(positions[: size * num_shards].reshape(num_shards, size))
 
     def _pure_shards(self, classes: list[Indices], num_shards: int) -> list[Indices]:
-        present = [c for c in classes if len(c)]
+        present = [positions for positions in classes if len(positions)]
         if num_shards < len(present):
-            told = f"{num_shards} shards (num_clients * shards_per_client) cannot hold {len(present)} classes one by one"
             raise DataError(
-                f"partition.pure=true: {told}; raise either, or set partition.pure=false"
+                f"partition.pure=true: {num_shards} shards (num_clients * shards_per_client) cannot "
+                f"hold {len(present)} classes one by one; raise either, or set partition.pure=false"
             )
-        counts = _shards_per_class(
-            np.array([len(c) for c in present], dtype=np.float64), num_shards
-        )
-        return [
-            shard
-            for c, k in zip(present, counts, strict=True)
-            for shard in self._cut_shards([c], int(k))
-        ]
+        sizes = np.array([len(positions) for positions in present], dtype=np.float64)
+        shards: list[Indices] = []
+        for positions, count in zip(present, _shards_per_class(sizes, num_shards), strict=True):
+            shards += self._cut(positions, int(count))
+        return shards
 
 
 def _shards_per_class(sizes: Floats, num_shards: int) -> Ints:
-    """Number of shards of each class, proportional to the class sizes by largest remainder, at
-    least one."""
+    """Return the number of shards of each class, at least 1, proportional to the class sizes."""
     counts = np.maximum(largest_remainder(sizes, num_shards), 1)
     while counts.sum() > num_shards:
-        counts[np.argmin(sizes / counts + np.where(counts > 1, 0, np.inf))] -= 1
+        # Take a shard from the class whose shards are smallest, but not its last one.
+        shard_sizes = np.where(counts > 1, sizes / counts, np.inf)
+        counts[np.argmin(shard_sizes)] -= 1
     return counts

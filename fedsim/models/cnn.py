@@ -1,4 +1,4 @@
-"""The convolutional networks of FedCor and GPFL: for CIFAR-10, and of GPFL's Fig. 7 for FEMNIST."""
+"""The convolutional networks of FedCor and GPFL for CIFAR-10, and of GPFL's Fig. 7 for FEMNIST."""
 
 from torch import nn
 
@@ -7,49 +7,56 @@ from fedsim.models.shapes import Chain, Shape, require_images
 
 
 class CNN(Chain):
-    """conv3x3 32, pool2, ReLU; conv3x3 64, pool2, ReLU; conv3x3 64, ReLU; linear 64, ReLU; linear
-    C. No padding.
+    """Three convolutions and two linear layers, without padding.
 
-    122,570 parameters for 3x32x32 inputs and 10 classes. Pooling before ReLU is the same function,
-    with less work.
+    122,570 parameters for 3x32x32 inputs and 10 classes. Pooling before ReLU is the same function
+    as after it, with less work.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int) -> None:
         super().__init__()
         require_images(input_shape, "model=cnn", 18)
-        height, width = (((side - 2) // 2 - 2) // 2 - 2 for side in input_shape[1:])
-        first = nn.Conv2d(input_shape[0], 32, 3), nn.MaxPool2d(2), nn.ReLU()
-        second = nn.Conv2d(32, 64, 3), nn.MaxPool2d(2), nn.ReLU()
-        third = nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()
-        last = nn.Linear(64 * height * width, 64), nn.ReLU(), nn.Linear(64, num_classes)
-        self.layers = nn.Sequential(*first, *second, *third, *last)
+        channels, *sides = input_shape
+        height, width = (((side - 2) // 2 - 2) // 2 - 2 for side in sides)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 32, 3),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * height * width, 64),
+            nn.ReLU(),
+            nn.Linear(64, num_classes),
+        )
 
 
 class FemnistCNN(Chain):
-    """conv3x3 32, ReLU; conv3x3 64, ReLU; pool2; linear 128, ReLU; linear C. No padding.
+    """Two convolutions and two linear layers, without padding.
 
-    Dropout with probability `dropout` / 2 before the first linear layer and `dropout` before the
-    last one (.25 and .5 in the source). 1,199,882 parameters for 1x28x28 inputs and 10 classes.
+    Dropout has probability `dropout` / 2 before the first linear layer and `dropout` before the
+    last one (0.25 and 0.5 in the source). 1,199,882 parameters for 1x28x28 inputs and 10 classes.
     """
 
     def __init__(self, input_shape: Shape, num_classes: int, *, dropout: float) -> None:
         super().__init__()
         require_images(input_shape, "model=femnist_cnn", 6)
         check(between("dropout", dropout, 0, 1, open_high=True))
-        height, width = ((side - 4) // 2 for side in input_shape[1:])
-        convolutions = (
-            nn.Conv2d(input_shape[0], 32, 3),
+        channels, *sides = input_shape
+        height, width = ((side - 4) // 2 for side in sides)
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 32, 3),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3),
             nn.ReLU(),
             nn.MaxPool2d(2),
-        )
-        hidden = (
             nn.Dropout(dropout / 2),
             nn.Flatten(),
             nn.Linear(64 * height * width, 128),
             nn.ReLU(),
-        )
-        self.layers = nn.Sequential(
-            *convolutions, *hidden, nn.Dropout(dropout), nn.Linear(128, num_classes)
+            nn.Dropout(dropout),
+            nn.Linear(128, num_classes),
         )

@@ -1,5 +1,7 @@
-import itertools
+"""Models for images and features: multilayer perceptrons and logistic regression."""
+
 import math
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -8,8 +10,7 @@ from fedsim.models.shapes import Chain, Shape, require_numbers, too_many_paramet
 
 
 class MLP(Chain):
-    """Hidden layers of Linear, Dropout, ReLU, in this order as in FedCor's code, and a linear
-    output layer.
+    """Hidden layers of Linear, Dropout, ReLU (in the order of FedCor's code), and a linear layer.
 
     Widths 784-64-30-10 have 52,500 parameters, 784-64-10 have 50,890.
     """
@@ -20,19 +21,20 @@ class MLP(Chain):
         super().__init__()
         require_numbers(input_shape, "model=mlp")
         widths = [math.prod(input_shape), *hidden]
+        all_positive = all(width >= 1 for width in hidden)
         check(
-            rule(all(h >= 1 for h in hidden), "hidden", hidden, "must be a list of widths >= 1"),
+            rule(all_positive, "hidden", hidden, "must be a list of widths >= 1"),
             too_many_parameters("hidden", hidden, [*widths, num_classes]),
             between("dropout", dropout, 0, 1, open_high=True),
         )
-        blocks = list[nn.Module]()
-        for a, b in itertools.pairwise(widths):
-            blocks += nn.Linear(a, b), nn.Dropout(dropout), nn.ReLU()
-        self.layers = nn.Sequential(nn.Flatten(), *blocks, nn.Linear(widths[-1], num_classes))
+        layers: list[nn.Module] = [nn.Flatten()]
+        for inputs, outputs in pairwise(widths):
+            layers += [nn.Linear(inputs, outputs), nn.Dropout(dropout), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(widths[-1], num_classes))
 
 
 class Logistic(nn.Module):
-    """One linear layer on the flattened input."""
+    """One linear layer on the flattened sample."""
 
     def __init__(self, input_shape: Shape, num_classes: int) -> None:
         super().__init__()

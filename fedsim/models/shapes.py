@@ -1,8 +1,10 @@
-"""What models share: a chain of layers; checks of shapes and sizes, which raise `ConfigError` with
-the `model`."""
+"""What models share: a chain of layers, and checks of shapes and sizes.
 
-import itertools
+The checks raise `ConfigError` with the model's name.
+"""
+
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,9 +14,10 @@ from fedsim.data.base import TokenShape
 
 Shape = tuple[int, ...]
 MAX_PARAMETERS = 2**28
-"""Of one model: 1 GiB. The server and every client of a cohort hold one."""
+"""Maximum number of parameters of a model: 1 GiB. The server and every client of a cohort hold one
+model."""
 MAX_INPUT_SIZE = 1024
-"""Pixels per side of the images that a frozen network sees."""
+"""Maximum height and width in pixels of the images that a frozen network receives."""
 
 
 class Chain(nn.Module):
@@ -27,46 +30,55 @@ class Chain(nn.Module):
 
 
 def require_images(
-    input_shape: Shape, model: str, smallest: int, channels: tuple[int, ...] = ()
+    input_shape: Shape, model: str, min_side: int, channels: tuple[int, ...] = ()
 ) -> None:
-    """Inputs must be images [C, H, W] of at least `smallest` pixels per side; C one of `channels`,
-    if any are given."""
+    """Raise unless samples are images [C, H, W] of at least `min_side` x `min_side` pixels.
+
+    C must be one of `channels`, if any are given.
+    """
     require_numbers(input_shape, model)
-    if (
-        len(input_shape) != 3
-        or min(input_shape[1:]) < smallest
-        or input_shape[0] not in (channels or input_shape)
-    ):
-        limit = f" with {' or '.join(map(str, channels))} channels" if channels else ""
-        raise _misfit(
-            input_shape, f"{model} needs images [C, H, W] of at least {smallest}x{smallest}{limit}"
-        )
+    is_image = len(input_shape) == 3 and min(input_shape[1:]) >= min_side
+    if is_image and (not channels or input_shape[0] in channels):
+        return
+    need = f"{model} needs images [C, H, W] of at least {min_side}x{min_side}"
+    if channels:
+        need += f" with {' or '.join(map(str, channels))} channels"
+    raise _misfit(input_shape, need)
 
 
 def require_numbers(input_shape: Shape, model: str) -> None:
-    """Inputs must not be texts, whose ids of tokens are not numbers to compute with."""
+    """Raise if samples are texts, whose token ids are not numbers to compute with."""
     if isinstance(input_shape, TokenShape):
         raise _misfit(input_shape, f"{model} reads images or features")
 
 
 def require_text(input_shape: Shape, model: str) -> TokenShape:
-    """`input_shape`, which must be that of texts."""
+    """Return the shape of texts; raise if samples are something else."""
     if isinstance(input_shape, TokenShape):
         return input_shape
     raise _misfit(input_shape, f"{model} reads texts, int64 ids of tokens")
 
 
-def _misfit(input_shape: Shape, needs: str) -> ConfigError:
-    is_text = isinstance(input_shape, TokenShape)
-    shape = f"texts of {input_shape[0]} tokens" if is_text else "x".join(map(str, input_shape))
-    remedy = "model=mlp and model=logistic fit images and features (dataset=digits), model=text_gru and model=text_mlp "
-    remedy += "texts (dataset=text_generated)"
-    return ConfigError([Problem("", ..., f"{needs}; the data set has {shape}", remedy)])
+def _misfit(input_shape: Shape, need: str) -> ConfigError:
+    if isinstance(input_shape, TokenShape):
+        shape = f"texts of {input_shape[0]} tokens"
+    else:
+        shape = "x".join(map(str, input_shape))
+    remedy = (
+        "model=mlp and model=logistic fit images and features (dataset=digits), model=text_gru and "
+        "model=text_mlp texts (dataset=text_generated)"
+    )
+    return ConfigError([Problem("", ..., f"{need}; the data set has {shape}", remedy)])
 
 
 def too_many_parameters(key: str, value: Any, widths: Sequence[int]) -> Problem | None:
-    """None if linear layers between `widths`, which are yet to be made, have at most
-    `MAX_PARAMETERS`, else the problem of the key that sets them."""
-    count = sum((a + 1) * b for a, b in itertools.pairwise(widths))
-    text = f"makes {count} parameters of {' x '.join(map(str, widths))}; must make at most {MAX_PARAMETERS}"
+    """Return the problem of `key` if linear layers between `widths` exceed `MAX_PARAMETERS`.
+
+    The layers need not exist yet.
+    """
+    count = sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
+    text = (
+        f"makes {count} parameters of {' x '.join(map(str, widths))}; must make at most "
+        f"{MAX_PARAMETERS}"
+    )
     return rule(count <= MAX_PARAMETERS, key, value, text, "fewer or narrower layers")

@@ -18,7 +18,7 @@ from fedsim.clients.context import LabelledSamples
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
-from fedsim.core import exact
+from fedsim.core import exact, factors
 from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly as prepared_data
@@ -70,7 +70,7 @@ def order_of_torch() -> Iterator[None]:
     """Sums and products on a CPU are torch's own, as they are on a GPU, not those in a fixed
     order."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (exact, inner_products):
+        for module in (exact, factors, inner_products):
             patch.setattr(module, "has_order", lambda values: False)
         yield
 

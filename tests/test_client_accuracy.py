@@ -99,7 +99,7 @@ def test_on_the_test_samples_of_a_clients_owner() -> None:
             np.array([1, 1, 2]),
             np.array([1]),
             [[0], [1]],
-            "one owner each, and no two of them of the same",
+            "one owner each, and different owners",
         ),
     ):
         with pytest.raises(ConfigError, match=text):

@@ -15,7 +15,8 @@ import pytest
 import torch
 from numpy._core._multiarray_umath import __cpu_dispatch__ as NUMPY_FEATURES
 
-from fedsim.core.exact import Factors, arccos, exp, log, log_softmax, power, row_sums, weighted_sum
+from fedsim.core.exact import arccos, exp, log, log_softmax, power, row_sums, weighted_sum
+from fedsim.core.factors import Factors
 from tests.exact_rounds import FASHION_MNIST, FILE, KINDS, MORE
 from tests.goldens import SELECTORS
 

@@ -576,7 +576,7 @@ def test_private_runs_need_their_package_and_a_model_without_running_statistics(
     with (
         search_path(),
         pytest.raises(
-            ConfigError, match=r"DPFedAvg'.* running statistics, as 1\.running_mean: var"
+            ConfigError, match=r"DPFedAvg'.* running statistics such as 1\.running_mean: var"
         ),
     ):
         build(plan_of("aggregator=dp_fedavg", *norms))

@@ -1,8 +1,8 @@
 """Clients' devices: how fast they compute, their bandwidths, and when they can be reached.
 
-docs/system.md has the columns of a table of devices, a CSV file with one row a device; FedScale's
-names are those of Lai et al., "FedScale: Benchmarking Model and System Performance of Federated
-Learning at Scale", ICML 2022.
+docs/system.md describes the columns of a table of devices, a CSV file with one row for each device.
+FedScale's names for them are those of Lai et al., "FedScale: Benchmarking Model and System
+Performance of Federated Learning at Scale", ICML 2022.
 """
 
 import csv
@@ -29,51 +29,54 @@ SPEEDS = {
     "ms_per_sample": "computation",
     "down_kbps": "communication",
     "up_kbps": "communication",
-}  # FedScale's names
+}
+"""Columns of speeds, and FedScale's names for them."""
 PRESENCE = ("active", "inactive", "finish_time")
+"""Columns that say when a device can be reached."""
 Sigma = Annotated[float, Interval(ge=0, le=10)]
 
 
 @dataclass(frozen=True)
 class Presence:
-    """For each client the intervals [start, end) in which it is there, in seconds, repeated after
-    its `period`.
+    """The times at which clients can be reached, in seconds.
 
-    `intervals[i]` is float64 [J, 2], ascending and disjoint, within [0, periods[i]].
+    `intervals[i]`, float64 [J, 2], are the intervals [start, end) of client i, ascending and
+    disjoint, within [0, periods[i]]. They repeat after its period.
     """
 
     intervals: Sequence[Floats]
     periods: Floats
 
     def of(self, rows: Ints) -> "Presence":
-        """That of `rows`, in this order; a row may come several times."""
+        """Return the presence of `rows`, in this order; a row may occur several times."""
         return Presence([self.intervals[row] for row in rows], self.periods[rows])
 
     def remaining(self, now: float) -> Floats:
-        """Seconds from `now` until each client leaves [N]: 0 if it is not there, infinity if it
-        never leaves."""
-        pairs = zip(self.intervals, self.periods.tolist(), strict=True)
-        return np.array(
-            [_remaining(own, period, now % period) for own, period in pairs], dtype=np.float64
-        )
+        """Return the seconds from `now` until each client leaves [N]: 0 if it cannot be reached,
+        infinity if it never leaves."""
+        seconds = np.zeros(len(self.periods))
+        for client, period in enumerate(self.periods.tolist()):
+            seconds[client] = _remaining(self.intervals[client], period, now % period)
+        return seconds
 
 
 def _remaining(intervals: Floats, period: float, now: float) -> float:
-    position = int(np.searchsorted(intervals[:, 0], now, side="right")) - 1
-    if position < 0 or now >= intervals[position, 1]:
+    index = int(np.searchsorted(intervals[:, 0], now, side="right")) - 1
+    if index < 0 or now >= intervals[index, 1]:
         return 0.0
-    rest = float(intervals[position, 1]) - now
-    if intervals[position, 1] < period or intervals[0, 0] > 0:
-        return rest
-    first = float(intervals[0, 1])
-    return np.inf if first >= period else rest + first
+    end = float(intervals[index, 1])
+    continues = end >= period and intervals[0, 0] <= 0  # in the first interval of the next period
+    if not continues:
+        return end - now
+    first_end = float(intervals[0, 1])
+    return np.inf if first_end >= period else end - now + first_end
 
 
 @dataclass(frozen=True)
 class Devices:
-    """Of N clients [N]: `forward` seconds to pass a sample through the model, `down` and `up` in
-    bytes per second.
+    """The devices of N clients [N].
 
+    `forward` is in seconds to pass a sample through the model, `down` and `up` in bytes per second.
     `presence` says when each can be reached; None: always.
     """
 
@@ -82,24 +85,28 @@ class Devices:
     up: Floats
     presence: Presence | None = None
 
+    @classmethod
+    def from_speeds(cls, speeds: Floats, presence: Presence | None = None) -> "Devices":
+        """Return devices from speeds [N, 3] in the order and units of `SPEEDS`."""
+        ms_per_sample, down_kbps, up_kbps = speeds.T
+        return cls(
+            ms_per_sample / 1000,
+            down_kbps * BYTES_PER_KILOBIT,
+            up_kbps * BYTES_PER_KILOBIT,
+            presence,
+        )
+
     def of(self, rows: Ints) -> "Devices":
-        """Those of `rows`, in this order; a row may come several times."""
+        """Return the devices of `rows`, in this order; a row may occur several times."""
         presence = None if self.presence is None else self.presence.of(rows)
         return Devices(self.forward[rows], self.down[rows], self.up[rows], presence)
 
 
-def devices_of(
-    ms_per_sample: Floats, down_kbps: Floats, up_kbps: Floats, presence: Presence | None = None
-) -> Devices:
-    """Devices from arrays [N] in the units of configs."""
-    return Devices(
-        ms_per_sample / 1000, down_kbps * BYTES_PER_KILOBIT, up_kbps * BYTES_PER_KILOBIT, presence
-    )
-
-
 def read_table(path: Path) -> tuple[Devices, Ids | None]:
-    """The devices in a CSV file, and whose they are. Raises `ConfigError` with the first line at
-    fault."""
+    """Return the devices in a CSV file, and their clients' ids if there are any.
+
+    Raises `ConfigError` with the first line at fault.
+    """
     try:
         modified = path.stat().st_mtime_ns
         if not path.is_file():
@@ -109,59 +116,65 @@ def read_table(path: Path) -> tuple[Devices, Ids | None]:
         raise _error(path, f"cannot be read as a CSV file ({error})") from error
 
 
-@lru_cache(maxsize=4)  # a sweep checks the same file once a job
+@lru_cache(maxsize=4)  # a sweep checks the same file once for each job
 def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
+    speeds: list[list[float]] = []
+    ids: dict[int, int] = {}  # line by client
+    intervals: list[Floats] = []
+    periods: list[float] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
-        reader.fieldnames = names = [name.strip() for name in reader.fieldnames or []]
+        names = [name.strip() for name in reader.fieldnames or []]
+        reader.fieldnames = names
         columns = _columns(path, names)
-        speeds: list[list[float]] = []
-        ids: dict[int, int] = {}
-        presences: list[tuple[Floats, float]] = []
         for row in reader:
+            line = reader.line_num
             try:
                 if any(row.get(None, [])):
                     raise ValueError(
-                        f"has more cells than the header, {len(names)} (a comma in a cell needs quotes)"
+                        f"has more cells than the header, {len(names)} (a comma in a cell needs "
+                        "quotes)"
                     )
                 speeds.append([_positive(row, column) for column in columns])
-                if (
-                    "client_id" in names
-                    and ids.setdefault(client := _id(row), reader.line_num) != reader.line_num
-                ):
-                    raise ValueError(f"client_id={client} is that of line {ids[client]}, too")
+                if "client_id" in names:
+                    client = _id(row)
+                    if client in ids:
+                        raise ValueError(f"client_id={client} is that of line {ids[client]}, too")
+                    ids[client] = line
                 if "active" in names:
-                    presences.append(_intervals(row, _positive(row, "finish_time")))
+                    period = _positive(row, "finish_time")
+                    intervals.append(_intervals(row, period))
+                    periods.append(period)
             except ValueError as error:
-                raise _error(path, f"line {reader.line_num}: {error}") from error
+                raise _error(path, f"line {line}: {error}") from error
     if not speeds:
         raise _error(path, "has no row below its header")
-    presence = None
-    if presences:
-        presence = Presence(
-            [own for own, _ in presences], np.array([period for _, period in presences])
-        )
-    forward, down, up = np.array(speeds).T
-    return devices_of(forward, down, up, presence), np.array(list(ids)) if ids else None
+    presence = Presence(intervals, np.array(periods)) if intervals else None
+    devices = Devices.from_speeds(np.array(speeds), presence)
+    return devices, np.array(list(ids)) if ids else None
 
 
 def _columns(path: Path, names: list[str]) -> list[str]:
-    found = [key if key in names else other for key, other in SPEEDS.items()]
-    missing = [
-        f"{key} (or {SPEEDS[key]})"
-        for key, name in zip(SPEEDS, found, strict=True)
-        if name not in names
-    ]
+    """Return the names of the columns of speeds in a table with the columns `names`."""
+    columns = []
+    missing = []
+    for ours, fedscales in SPEEDS.items():
+        column = ours if ours in names else fedscales
+        columns.append(column)
+        if column not in names:
+            missing.append(f"{ours} (or {fedscales})")
     if any(name in names for name in PRESENCE):
         missing += [name for name in PRESENCE if name not in names]
-    if missing or len(set(names)) < len(names):
-        fault = f"lacks the column {', '.join(missing)}" if missing else "has a column twice"
-        raise _error(path, f"{fault}; it has {', '.join(names) or 'none'}")
-    return found
+    table = f"it has {', '.join(names) or 'none'}"
+    if missing:
+        raise _error(path, f"lacks the column {', '.join(missing)}; {table}")
+    if len(set(names)) < len(names):
+        raise _error(path, f"has a column twice; {table}")
+    return columns
 
 
 def _positive(row: Mapping[str, Any], name: str) -> float:
-    text = (row[name] or "").strip()  # None where the row is too short
+    text = (row[name] or "").strip()  # None if the row is too short
     try:
         value = float(text)
     except ValueError:
@@ -178,20 +191,25 @@ def _id(row: Mapping[str, Any]) -> int:
     return int(text)
 
 
-def _intervals(row: Mapping[str, Any], period: float) -> tuple[Floats, float]:
-    lists = [re.split(r"[;,\s]+", (row[name] or "").strip("[]() ")) for name in PRESENCE[:2]]
-    starts, ends = (np.array(found, dtype=np.float64) for found in lists)
+def _intervals(row: Mapping[str, Any], period: float) -> Floats:
+    """Return the intervals [J, 2] of the columns `active` and `inactive`."""
+    starts = _numbers(row, "active")
+    ends = _numbers(row, "inactive")
     if len(starts) != len(ends):
         raise ValueError(
             f"active has {len(starts)} numbers and inactive {len(ends)}; each interval needs both"
         )
-    pairs = np.stack([starts, ends], 1)
-    times = pairs.ravel()
+    intervals = np.stack([starts, ends], 1)
+    times = intervals.ravel()
     if not ((np.diff(times) > 0).all() and times[0] >= 0 and times[-1] <= period):
         raise ValueError(
             f"active and inactive must rise strictly in turn, within [0, finish_time={period:g}]"
         )
-    return pairs, period
+    return intervals
+
+
+def _numbers(row: Mapping[str, Any], name: str) -> Floats:
+    return np.array(re.split(r"[;,\s]+", (row[name] or "").strip("[]() ")), dtype=np.float64)
 
 
 def _error(path: Path, reason: str) -> ConfigError:
@@ -199,19 +217,20 @@ def _error(path: Path, reason: str) -> ConfigError:
 
 
 class DeviceModel(ABC):
-    """The interface of models of devices. Speeds are milliseconds to pass one sample forward,
-    bandwidths kilobits (1000 bits) per second."""
+    """The interface of models of devices. Speeds are in milliseconds to pass one sample forward, and
+    bandwidths in kilobits (1000 bits) per second."""
 
     @abstractmethod
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        """The devices of the clients 0 to `num_clients` - 1; `rng` is a random stream of the
-        run."""
+        """Return the devices of the clients 0 to `num_clients` - 1.
+
+        `rng` is a random stream of the run.
+        """
 
 
 @parameters
 class Uniform(DeviceModel):
-    """Each of the three values of a device is drawn uniformly between two bounds, which may be
-    equal."""
+    """Devices whose three speeds are drawn uniformly between two bounds, which may be equal."""
 
     ms_per_sample: tuple[float, float]
     down_kbps: tuple[float, float]
@@ -220,20 +239,20 @@ class Uniform(DeviceModel):
     def problems(self) -> Problems:
         for key in SPEEDS:
             low, high = getattr(self, key)
-            told = "must be two positive numbers, the lower one first"
-            yield rule(0 < low <= high < np.inf, key, [low, high], told)
+            text = "must be two positive numbers, the lower one first"
+            yield rule(0 < low <= high < np.inf, key, [low, high], text)
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
-        shares = rng.random(
-            (num_clients, 3)
-        )  # client by client: they do not depend on how many there are
-        low, high = np.array([self.ms_per_sample, self.down_kbps, self.up_kbps], dtype=np.float64).T
-        return devices_of(*(low + (high - low) * shares).T)
+        bounds = np.array([self.ms_per_sample, self.down_kbps, self.up_kbps], dtype=np.float64)
+        low, high = bounds.T
+        # drawn client by client, so that more clients do not change the devices of the first ones
+        draws = rng.random((num_clients, 3))
+        return Devices.from_speeds(low + (high - low) * draws)
 
 
 @parameters
 class LogNormal(DeviceModel):
-    """Each of the three values is log-normal: its `median` times exp(`sigma` z), with z standard
+    """Devices whose three speeds are log-normal: `median` times exp(`sigma` z), with z standard
     normal."""
 
     ms_per_sample_median: Positive
@@ -246,13 +265,13 @@ class LogNormal(DeviceModel):
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
         medians = np.array([self.ms_per_sample_median, self.down_kbps_median, self.up_kbps_median])
         sigmas = np.array([self.ms_per_sample_sigma, self.down_kbps_sigma, self.up_kbps_sigma])
-        return devices_of(*(medians * exp(sigmas * rng.standard_normal((num_clients, 3)))).T)
+        return Devices.from_speeds(medians * exp(sigmas * rng.standard_normal((num_clients, 3))))
 
 
 @parameters
 class Tiers(DeviceModel):
-    """A few kinds of devices; clients are put into tiers of the given `shares` at random (by
-    largest remainder)."""
+    """A few kinds of devices. Clients are put at random into tiers of the given `shares`, rounded by
+    largest remainder."""
 
     shares: list[float]
     ms_per_sample: list[float]
@@ -260,55 +279,50 @@ class Tiers(DeviceModel):
     up_kbps: list[float]
 
     def problems(self) -> Problems:
-        shares, count = self.shares, len(self.shares)
-        possible = count > 0 and min(shares) >= 0 and 0 < sum(shares) < np.inf
-        yield rule(possible, "shares", shares, "must be numbers >= 0")
+        shares = self.shares
+        is_possible = len(shares) > 0 and min(shares) >= 0 and 0 < sum(shares) < np.inf
+        yield rule(is_possible, "shares", shares, "must be numbers >= 0")
         for key in SPEEDS:
             values = getattr(self, key)
-            yield rule(
-                len(values) == count,
-                key,
-                values,
-                f"must have one value for each of the {count} shares",
-            )
+            text = f"must have one value for each of the {len(shares)} shares"
+            yield rule(len(values) == len(shares), key, values, text)
             yield rule(all(0 < x < np.inf for x in values), key, values, "must be positive numbers")
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
         counts = largest_remainder(np.array(self.shares) / sum(self.shares), num_clients)
         tiers = rng.permutation(np.repeat(np.arange(len(counts)), counts))
-        return devices_of(
-            *(
-                np.array(column)[tiers]
-                for column in (self.ms_per_sample, self.down_kbps, self.up_kbps)
-            )
-        )
+        speeds = np.array([self.ms_per_sample, self.down_kbps, self.up_kbps])
+        return Devices.from_speeds(speeds.T[tiers])
 
 
 @parameters
 class Trace(DeviceModel):
-    """The devices in the rows of a CSV file (docs/system.md has its columns). `assign: id` takes
-    the row whose `client_id` is the client's; `random` draws a row for each client, with
-    replacement."""
+    """The devices in the rows of a CSV file (docs/system.md describes its columns)."""
 
     path: Path
     assign: Literal["id", "random"]
+    """`id`: a client has the row whose `client_id` is its id; `random`: a row is drawn for each
+    client, with replacement."""
 
     def problems(self) -> Problems:
         if self.path == Path():
-            yield Problem(
-                "path", "", "must be the path of a CSV file", "docs/system.md has its columns"
-            )
+            remedy = "docs/system.md has its columns"
+            yield Problem("path", "", "must be the path of a CSV file", remedy)
         elif read_table(self.path)[1] is None and self.assign == "id":
-            yield Problem(
-                "assign", self.assign, f"{self.path} has no column client_id", "use assign=random"
-            )
+            text = f"{self.path} has no column client_id"
+            yield Problem("assign", self.assign, text, "use assign=random")
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
         table, ids = read_table(self.path)
         if self.assign == "random" or ids is None:
             return table.of(rng.integers(len(table.forward), size=num_clients))
-        if len(missing := np.setdiff1d(np.arange(num_clients), ids)):
-            told = f"has no row for client {missing[0]}; needs the client_ids 0 to num_clients - 1 = {num_clients - 1}"
+        clients = np.arange(num_clients)
+        missing = np.setdiff1d(clients, ids)
+        if len(missing):
+            text = (
+                f"has no row for client {missing[0]}; "
+                f"needs the client_ids 0 to num_clients - 1 = {num_clients - 1}"
+            )
             remedy = "use system.devices.assign=random"
-            raise ConfigError([Problem("system.devices.path", str(self.path), told, remedy)])
-        return table.of(np.argsort(ids)[np.searchsorted(np.sort(ids), np.arange(num_clients))])
+            raise ConfigError([Problem("system.devices.path", str(self.path), text, remedy)])
+        return table.of(np.argsort(ids)[np.searchsorted(np.sort(ids), clients)])

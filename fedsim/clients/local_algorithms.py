@@ -1,11 +1,11 @@
-"""Local algorithms: what is added to the gradients of clients, what they send for it, and how their
-updates combine.
+"""Local algorithms: what clients add to their gradients, what they send for it, and how the server
+combines their updates.
 
-P parameters are trained; vectors [P] are flat over these. A client's state lies with the simulation
-and changes only when its update has arrived at the server, in `combine`: not with training for a
-comparison or for a virtual round, nor with an update that is late or holds a nan. (A client that
-kept a state of which the server does not know would take the sums over clients, c and h, away from
-what they are sums of.)
+P parameters are trained; vectors [P] are flat over these. The simulation holds the state of all
+clients. A client's state changes only in `combine`, when its update has arrived at the server. It
+does not change with training for a comparison or a virtual round, or if the update is late or holds
+a nan. Otherwise the sums over clients (c in SCAFFOLD, h in FedDyn) would no longer be sums over the
+clients' states.
 """
 
 from abc import ABC
@@ -26,7 +26,8 @@ from fedsim.core.parameters import NonNegative, Positive, Stateful, parameters
 from fedsim.core.types import Cohort, Correction, Ids, Params
 from fedsim.engine.optimizers import SGD, Adam, LocalOptimizer
 
-LARGE_BYTES = 2**30  # of clients' states: more is told before the run
+LARGE_BYTES = 2**30
+"""Size of the clients' states above which the user is warned before the run."""
 
 
 @dataclass(frozen=True)
@@ -50,53 +51,55 @@ class LocalTraining:
 
 @parameters
 class LocalAlgorithm(Stateful, ABC):
-    """How clients train beside their optimiser, and what the server does with their updates before
-    it aggregates them. This one adds nothing: `local_algorithm=plain`. Hyper-parameters are fields,
-    as of selectors."""
+    """The interface of local algorithms. This one adds nothing: `local_algorithm=plain`.
+    Hyper-parameters are fields, as in selectors."""
 
     extra_down = 0
-    """Numbers that go down to whoever is to train, besides the model, as a multiple of P;
+    """Numbers that a client downloads with the model before it trains, as a multiple of P;
     charged."""
     extra_up = 0
-    """Numbers that come up with each collected update, as a multiple of P; charged."""
+    """Numbers that a client uploads with each collected update, as a multiple of P; charged."""
     extra_passes = 0
-    """Passes over its training samples that a client makes besides its training; charged."""
+    """Passes over its training samples that a client makes in addition to its training; charged."""
     kept_vectors = 0
-    """Vectors [P] that are kept of each client that has taken part."""
+    """Vectors [P] that are kept for each client that has taken part."""
     needs_mean = False
     """Whether the aggregator must be a mean (`Aggregator.is_mean`)."""
     needs_average = False
-    """True if the aggregator must step to the mean of the local models itself
-    (`Aggregator.is_average`)."""
+    """Whether the next model must be the mean of the local models (`Aggregator.is_average`)."""
     needs_same_start = False
-    """Whether all clients must begin at the server's model, which they do not with
-    `init_seed=per_client`."""
+    """Whether all clients must begin at the server's model; with `init_seed=per_client` they do
+    not."""
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
-        """What one of its parameters, the problem's key, asks of the clients' optimiser that this
-        does not have."""
+        """Return what one of the parameters (the problem's key) requires and the clients' optimiser
+        does not have, or None."""
         return None
 
     def correction(self, ids: Ids, params: Params) -> Correction | None:
-        """What is added to the gradients of clients `ids`, who train from the trained tensors
-        `params` of the model (not to be modified). Changes no state: who trains may not be
-        collected."""
+        """Return what clients `ids` add to their gradients, or None.
+
+        They train from the trained tensors `params` of the model, which must not be modified. No
+        state changes here: clients that train may not be collected.
+        """
         return None
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
-        """The updates for the aggregator, made of those that have arrived and are finite, which
-        others use, too. The state of clients and server changes here. Selectors observe the updates
-        that were sent."""
+        """Return the updates for the aggregator, computed from those that arrived and are finite.
+
+        The state of clients and server changes here. Others use the cohort's updates, which must not
+        be modified; selectors observe them as they were sent.
+        """
         return cohort
 
     def warning(self, num_clients: int, model_bytes: int) -> str | None:
-        """One line that is shown before a run whose clients' states are large, or None."""
+        """Return a line that is shown before a run whose clients' states are large, or None."""
         size = self.kept_vectors * num_clients * model_bytes
-        told = f"local_algorithm keeps {self.kept_vectors} x the model for each client that has taken part: up to "
+        if size <= LARGE_BYTES:
+            return None
         return (
-            f"{told}{size / 2**30:,.1f} GiB of memory, as much in a checkpoint"
-            if size > LARGE_BYTES
-            else None
+            f"local_algorithm keeps {self.kept_vectors} x the model for each client that has taken "
+            f"part: up to {size / 2**30:,.1f} GiB of memory, as much in a checkpoint"
         )
 
 
@@ -105,8 +108,8 @@ class FedProx(LocalAlgorithm):
     """A proximal term (Li et al., "Federated Optimization in Heterogeneous Networks", 2020,
     Algorithm 2): clients minimise F_k(w) + mu/2 |w - w_t|^2.
 
-    Inexactness gamma_k is what `local.epochs` or `local.steps` leave; nobody works less than others
-    for being slow.
+    The inexactness gamma_k follows from `local.epochs` or `local.steps`. No client works less
+    because it is slow.
     """
 
     mu: NonNegative
@@ -114,28 +117,29 @@ class FedProx(LocalAlgorithm):
     def correction(self, ids: Ids, params: Params) -> Correction | None:
         if not self.mu:
             return None
-        return Correction(
-            self.mu, {name: (-self.mu * w).expand(len(ids), *w.shape) for name, w in params.items()}
-        )
+        shift = {name: (-self.mu * w).expand(len(ids), *w.shape) for name, w in params.items()}
+        return Correction(self.mu, shift)
 
 
 @parameters
 class Scaffold(LocalAlgorithm):
-    """Control variates against client drift (Karimireddy et al., "SCAFFOLD", 2020, Algorithm 1):
-    local steps along g + c - c_k; then x <- x + server_lr mean_k(y_k - x) and c <- c + sum_k p_k
-    (c_k+ - c_k).
+    """Control variates against client drift (Karimireddy et al., "SCAFFOLD", 2020, Algorithm 1).
+
+    Clients step along g + c - c_k. Then x <- x + server_lr mean_k(y_k - x) and
+    c <- c + sum_k p_k (c_k+ - c_k). All variates are zero at first.
 
     p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: c is the mean of all c_k by
     these weights. Clients rest where c = 0, so p_k alone decides which objective sum_k p_k F_k is
-    minimised. The weights of a selector, or of the clients in a round, do not. (The code of
-    FedDyn's authors has n_k / n in its SCAFFOLD, too.)
+    minimised, and not the weights of a selector or of the clients in a round. (The code of FedDyn's
+    authors has n_k / n in its SCAFFOLD, too.)
 
-    `option` I: c_k+ is the gradient of all of the client's data at x, in eval mode, one more pass.
-    II: c_k - c + (x - y_k) / (K eta), with K its own number of steps; the mean of the gradients of
-    plain SGD, weight decay among them, and of no other optimiser. All variates are zero at first.
-    The mean is the aggregator's, and the server's learning rate a factor on the updates that it
-    gets. c, of the model's size, goes down to whoever is to train, and c_k+ - c_k comes up with a
-    collected update; the server keeps the sum of all c_k alone, each c_k is the client's.
+    `option` I: c_k+ is the gradient of all of the client's data at x in eval mode, in one additional
+    pass. `option` II: c_k+ = c_k - c + (x - y_k) / (K eta), with K the client's number of steps. This
+    is the mean of the gradients of plain SGD, including weight decay, and of no other optimiser.
+
+    The mean is the aggregator's, and `server_lr` a factor on the updates that it receives. A client
+    downloads c, of the model's size, before it trains, and uploads c_k+ - c_k with a collected
+    update. The server only keeps the sum of all c_k, and each client its own.
     """
 
     extra_down = extra_up = kept_vectors = 1
@@ -145,27 +149,24 @@ class Scaffold(LocalAlgorithm):
     server_lr: Positive
 
     def __post_init__(self) -> None:
-        self.extra_passes, self.needs_same_start = int(self.option == "I"), self.option == "II"
-        self.variates: dict[int, Tensor] = {}  # c_k
-        self.mean: Tensor | None = None  # c
+        self.extra_passes = int(self.option == "I")
+        self.needs_same_start = self.option == "II"
+        self.variates: dict[int, Tensor] = {}
+        """c_k by client."""
+        self.mean: Tensor | None = None
+        """c."""
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
-        plain = self.option == "I" or (isinstance(optimizer, SGD) and not optimizer.momentum)
+        is_plain_sgd = isinstance(optimizer, SGD) and not optimizer.momentum
         text = "takes (x - y_k) / (K eta) for the mean gradient, and so needs steps of plain SGD"
-        return rule(
-            plain,
-            "option",
-            self.option,
-            text,
-            "optimizer=sgd optimizer.momentum=0, or local_algorithm.option=I",
-        )
+        remedy = "optimizer=sgd optimizer.momentum=0, or local_algorithm.option=I"
+        return rule(self.option == "I" or is_plain_sgd, "option", self.option, text, remedy)
 
     def correction(self, ids: Ids, params: Params) -> Correction | None:
         if self.mean is None:
             return None
-        return Correction(
-            shift=split_flat(self.mean - _rows(self.variates, ids, self.mean), params)
-        )
+        shift = self.mean - _rows(self.variates, ids, self.mean)
+        return Correction(shift=split_flat(shift, params))
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         updates = cohort.updates
@@ -183,33 +184,35 @@ class Scaffold(LocalAlgorithm):
 @parameters
 class FedNova(FedProx):
     """Normalised averaging (Wang et al., "Tackling the Objective Inconsistency Problem", 2020, Eq.
-    6 and 9): updates times tau_eff / |a_k|_1, so that clients that make more steps do not count for
-    more.
+    6 and 9): clients that make more steps do not count more.
 
-    a_k weighs the gradients of a client's steps in its update: |a_k|_1 is the number of steps for
-    SGD and the paper's for momentum and for the proximal term `mu`. It is computed as the way that
-    the optimiser goes, in units of the learning rate, if all gradients are one, which covers both
-    together, and Nesterov's. tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's
-    weights p_k, the effective steps of plain averaging; where all |a_k|_1 are equal, the updates
-    stay as they are. (The authors' code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a
-    part of the gradients. The server knows the numbers of steps: no byte is added.
+    Updates are multiplied by tau_eff / |a_k|_1. a_k weighs the gradients of a client's steps in its
+    update. |a_k|_1 is the number of steps for SGD; for momentum and for the proximal term `mu` it is
+    the paper's. It is computed as the distance that the optimiser covers, in units of the learning
+    rate, if all gradients are one. This also covers both together, and Nesterov's momentum.
+
+    tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's weights p_k: the effective steps
+    of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors' code has
+    sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients. The server knows
+    the numbers of steps, so no byte is added.
     """
 
     needs_mean = needs_same_start = True
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
-        known = isinstance(optimizer, SGD)
-        text = f"normalises updates of SGD, with or without momentum, and not of {type(optimizer).__name__}"
-        if problem := rule(known, "", type(self).__name__, text, "optimizer=sgd"):
-            return problem
-        text = f"must be at most 1 / optimizer.lr={optimizer.lr:g}, beyond which steps overshoot the proximal term's end"
-        return rule(
-            self.mu * optimizer.lr <= 1,
-            "mu",
-            self.mu,
-            text,
-            "lower local_algorithm.mu, or optimizer.lr",
+        name = type(self).__name__
+        if not isinstance(optimizer, SGD):
+            text = (
+                "normalises updates of SGD, with or without momentum, "
+                f"and not of {type(optimizer).__name__}"
+            )
+            return Problem("", name, text, "optimizer=sgd")
+        text = (
+            f"must be at most 1 / optimizer.lr={optimizer.lr:g}, beyond which steps overshoot the "
+            "proximal term's end"
         )
+        remedy = "lower local_algorithm.mu, or optimizer.lr"
+        return rule(self.mu * optimizer.lr <= 1, "mu", self.mu, text, remedy)
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         lengths = self.lengths(int(cohort.steps.max()), training)[cohort.steps]
@@ -217,30 +220,37 @@ class FedNova(FedProx):
             return cohort
         return _scaled(cohort, (training.weights() * lengths).sum() / lengths)
 
-    def lengths(self, most: int, training: LocalTraining) -> Floats:
-        """|a|_1 after 0, 1, ... `most` steps [most + 1]."""
+    def lengths(self, num_steps: int, training: LocalTraining) -> Floats:
+        """Return |a|_1 after 0, 1, ... `num_steps` steps [num_steps + 1]."""
         optimizer = training.optimizer
         assert isinstance(optimizer, SGD)
-        way, velocity, found = 0.0, 0.0, [0.0]
-        for _ in range(most):
-            gradient = 1 - training.lr * self.mu * way
+        distance, velocity = 0.0, 0.0
+        lengths = [0.0]
+        for _ in range(num_steps):
+            gradient = 1 - training.lr * self.mu * distance
             velocity = optimizer.momentum * velocity + gradient
-            way += gradient + optimizer.momentum * velocity if optimizer.nesterov else velocity
-            found.append(way)
-        return np.array(found)
+            step = velocity
+            if optimizer.nesterov:
+                step = gradient + optimizer.momentum * velocity
+            distance += step
+            lengths.append(distance)
+        return np.array(lengths)
 
 
 @parameters
 class FedDyn(LocalAlgorithm):
     """Dynamic regularisation (Acar et al., "Federated Learning Based on Dynamic Regularization",
-    2021, Algorithm 1): clients minimise L_k(w) - <g_k, w> + alpha/2 |w - w_t|^2; then g_k <- g_k -
-    alpha (w_k - w_t), h <- h - alpha sum_k p_k (w_k - w_t) and w <- mean_k(w_k) - h / alpha.
+    2021, Algorithm 1).
+
+    Clients minimise L_k(w) - <g_k, w> + alpha/2 |w - w_t|^2. Then g_k <- g_k - alpha (w_k - w_t),
+    h <- h - alpha sum_k p_k (w_k - w_t) and w <- mean_k(w_k) - h / alpha. g_k and h are zero at
+    first. Both sides know them, so no byte is added.
 
     p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: h is the mean of all g_k by
     these weights, and the model rests where it is zero. So p_k alone decides which objective sum_k
-    p_k L_k is minimised, whatever weights the mean of a round has. (The authors' code minimises
-    that of n_k / n by plain means and alpha n / (n_k N) in place of alpha.) The minimum is as near
-    as local training comes. g_k and h are zero at first, and known on both sides: no byte is added.
+    p_k L_k is minimised, whatever weights the mean of a round has. (The authors' code minimises the
+    objective of n_k / n by plain means and alpha n / (n_k N) in place of alpha.) Local training only
+    comes near the minimum.
 
     h sums all updates that arrive. A server optimiser would sum h again, which diverges. An
     aggregator that ignores or shortens some updates would be undone by h, which holds them whole.
@@ -254,15 +264,20 @@ class FedDyn(LocalAlgorithm):
     alpha: Positive
 
     def __post_init__(self) -> None:
-        self.gradients: dict[int, Tensor] = {}  # g_k
-        self.sum: Tensor | None = None  # h
+        self.gradients: dict[int, Tensor] = {}
+        """g_k by client."""
+        self.sum: Tensor | None = None
+        """h."""
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
-        decoupled = (
-            isinstance(optimizer, Adam) and optimizer.decoupled and optimizer.weight_decay > 0
+        decays_apart = False
+        if isinstance(optimizer, Adam):
+            decays_apart = optimizer.decoupled and optimizer.weight_decay > 0
+        text = (
+            "makes alpha (w_k - w_t) a gradient of the local loss, which decoupled weight decay is "
+            "no part of"
         )
-        text = "makes alpha (w_k - w_t) a gradient of the local loss, which decoupled weight decay is no part of"
-        return rule(not decoupled, "", type(self).__name__, text, "optimizer.decoupled=false")
+        return rule(not decays_apart, "", type(self).__name__, text, "optimizer.decoupled=false")
 
     def correction(self, ids: Ids, params: Params) -> Correction | None:
         model = torch.cat([w.flatten() for w in params.values()])
@@ -275,26 +290,21 @@ class FedDyn(LocalAlgorithm):
         step = self.alpha / training.num_clients * _sum(updates, training.scales())
         self.sum = -step if self.sum is None else self.sum - step
         _store(self.gradients, cohort.ids, old - self.alpha * updates)
-        moved = split_flat(
-            self.sum / self.alpha, {name: cohort.start[name] for name in cohort.trained}
-        )
-        return replace(
-            cohort,
-            delta={
-                n: value - moved[n] if n in moved else value for n, value in cohort.delta.items()
-            },
-        )
+        trained = {name: cohort.start[name] for name in cohort.trained}
+        delta = dict(cohort.delta)
+        for name, part in split_flat(self.sum / self.alpha, trained).items():
+            delta[name] = delta[name] - part
+        return replace(cohort, delta=delta)
 
 
 def _rows(vectors: dict[int, Tensor], ids: Ids, like: Tensor) -> Tensor:
-    """Those of the clients `ids` [n, P], zeros where there is none."""
+    """Return the vectors of the clients `ids` [n, P], zeros for clients without one."""
     return torch.stack([vectors.get(i, torch.zeros_like(like)) for i in ids.tolist()])
 
 
 def _store(vectors: dict[int, Tensor], ids: Ids, rows: Tensor) -> None:
-    vectors.update(
-        zip(ids.tolist(), (row.clone() for row in rows), strict=True)
-    )  # a view would keep the whole cohort's
+    for client, row in zip(ids.tolist(), rows, strict=True):
+        vectors[client] = row.clone()  # a view would keep the rows of the whole cohort
 
 
 def _sum(rows: Tensor, scales: Floats) -> Tensor:
@@ -303,17 +313,17 @@ def _sum(rows: Tensor, scales: Floats) -> Tensor:
 
 
 def _column(values: NDArray[np.floating], like: Tensor) -> Tensor:
-    return torch.as_tensor(values, dtype=like.dtype, device=like.device).view(
-        -1, *[1] * (like.dim() - 1)
-    )
+    """Return `values` [K] as [K, 1, ...], to be combined with `like` [K, ...]."""
+    column = torch.as_tensor(values, dtype=like.dtype, device=like.device)
+    return column.view(-1, *[1] * (like.dim() - 1))
 
 
 def _scaled(cohort: Cohort, factors: Floats) -> Cohort:
-    """The updates of the trained tensors times `factors` [K]; running statistics are averaged as
-    they are."""
+    """Multiply the updates of the trained tensors by `factors` [K]. Running statistics do not
+    change."""
     if (factors == 1).all():
         return cohort
-    trained = {
-        name: cohort.delta[name] * _column(factors, cohort.delta[name]) for name in cohort.trained
-    }
-    return replace(cohort, delta={**cohort.delta, **trained})
+    delta = dict(cohort.delta)
+    for name in cohort.trained:
+        delta[name] = delta[name] * _column(factors, delta[name])
+    return replace(cohort, delta=delta)

@@ -130,7 +130,7 @@ class RoundClock:
         leaving = np.full(len(ids), np.inf)
         if self._devices.presence is not None:
             leaving = self._devices.presence.of(ids).remaining(self._start + start)
-        deadline = self._system.deadline or np.inf
+        deadline = np.inf if self._system.deadline is None else self._system.deadline
         arrived = (seconds <= leaving) & (seconds <= deadline)
         end = float(np.minimum(seconds, leaving).max(initial=0.0))
         if self._system.over_selection > 1 and np.count_nonzero(arrived) >= num_counted:

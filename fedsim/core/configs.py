@@ -1,4 +1,5 @@
-"""Configs as plain mappings: dotted keys, and what two of them must share to mean the same."""
+"""Configs as plain nested mappings: their dotted keys, how they are merged, and which parts of them
+can change a result."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,8 +7,7 @@ from typing import Any
 import yaml
 
 SEED_KEYS = ("seed", "partition_seed", "init_seed")
-"""Top-level keys in which the runs differ that a mean is taken over."""
-
+"""Top-level keys of seeds: runs that differ only in these are averaged."""
 
 IRRELEVANT_KEYS = (
     "name",
@@ -18,58 +18,54 @@ IRRELEVANT_KEYS = (
     "checkpoint",
     "tracker",
 )
-"""Top-level keys that cannot change a result; all others are in the hash that names a run's
+"""Top-level keys that cannot change a result. All others are in the hash that names a run's
 folder."""
-YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
+YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 SHORTHANDS = {
     "selector.alpha": ("selector/exploration", "fixed", "selector.exploration.value"),
     "selector.rho": ("selector/exploration", "", "selector.exploration.rho"),
 }
-"""Keys by a paper's symbols: each with the group in which it lies, the choice to be made there, if
-any, and the key."""
+"""Keys named by a paper's symbols. Each has its config group, the choice that must be made in the
+group (empty: any), and the real key."""
 
 
 def canonical(node: Any) -> Any:
-    """A copy of a config (plain containers) that differs only where results can.
+    """Return a copy of a config (plain containers) that differs only if results can differ.
 
-    Classes of fedsim are told by their names alone, so that moving code changes no hash, and what
-    is null is left out, so that a key that comes later, null where nothing changes, changes none
-    either.
+    Classes of fedsim are reduced to their names, so that moving code changes no hash. Values of null
+    are dropped: a new key that is null by default changes no hash either.
     """
-    if isinstance(node, Mapping):
-        return {
-            k: _class_name(v) if k == "_target_" else canonical(v)
-            for k, v in node.items()
-            if v is not None
-        }
-    return [canonical(item) for item in node] if isinstance(node, list) else node
-
-
-def _class_name(target: Any) -> Any:
-    return (
-        target.rpartition(".")[2]
-        if isinstance(target, str) and target.startswith("fedsim.")
-        else target
-    )
+    if isinstance(node, list):
+        return [canonical(item) for item in node]
+    if not isinstance(node, Mapping):
+        return node
+    copy = {}
+    for key, value in node.items():
+        if value is None:
+            continue
+        is_class = key == "_target_" and isinstance(value, str) and value.startswith("fedsim.")
+        copy[key] = value.rpartition(".")[2] if is_class else canonical(value)
+    return copy
 
 
 def leaves(node: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of nested mappings with their dotted keys: `optimizer.lr`, 0.1. An empty mapping
-    has none."""
-    found: list[tuple[str, Any]] = []
+    """Return the leaves of nested mappings with their dotted keys, such as `optimizer.lr`, 0.1.
+
+    An empty mapping has none.
+    """
+    pairs: list[tuple[str, Any]] = []
     for key, value in node.items():
-        found += (
-            leaves(value, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else [(f"{prefix}{key}", value)]
-        )
-    return found
+        if isinstance(value, Mapping):
+            pairs += leaves(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", value))
+    return pairs
 
 
 def has_key(node: Any, key: str) -> bool:
-    """Whether nested mappings have a dotted key."""
+    """Return whether nested mappings have a dotted key."""
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
             return False
@@ -78,23 +74,29 @@ def has_key(node: Any, key: str) -> bool:
 
 
 def all_keys(values: Mapping[str, Any]) -> Iterator[str]:
-    """The dotted keys of nested mappings, those of the mappings among them."""
+    """Yield all dotted keys of nested mappings, those of inner mappings included."""
     for key, value in values.items():
         yield str(key)
         if isinstance(value, Mapping):
-            yield from (f"{key}.{below}" for below in all_keys(value))
+            for inner_key in all_keys(value):
+                yield f"{key}.{inner_key}"
 
 
-def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """As Hydra composes: mappings key by key, everything else as a whole."""
-    in_both = [
-        k for k, v in own.items() if isinstance(v, Mapping) and isinstance(base.get(k), Mapping)
-    ]
-    return {**base, **own, **{k: merge(base[k], own[k]) for k in in_both}}
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge two configs as Hydra does: mappings key by key, everything else as a whole."""
+    merged = dict(base)
+    for key, value in changes.items():
+        old = base.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            value = merge(old, value)
+        merged[key] = value
+    return merged
 
 
 def nest(values: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """`values` at a dotted key of nested mappings; at the top, if it is empty."""
-    for part in reversed(key.split(".") if key else []):
-        values = {part: values}
-    return dict(values)
+    """Return nested mappings with `values` at a dotted key; `values` itself if the key is empty."""
+    nested = dict(values)
+    if key:
+        for part in reversed(key.split(".")):
+            nested = {part: nested}
+    return nested

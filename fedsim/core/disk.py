@@ -1,5 +1,5 @@
-"""Whether folders can be read and written, and files written completely or not at all, never
-through a link."""
+"""Folders and files: whether they can be read and written, and writing that leaves complete files
+only, never through a link."""
 
 import errno
 import os
@@ -17,7 +17,7 @@ from fedsim.core.errors import Problem
 
 
 def conf_dir() -> Path:
-    """The shipped conf/: beside the package in a checkout, inside it when installed from a
+    """Return the shipped conf/: next to the package in a checkout, inside it if installed from a
     wheel."""
     package = Path(__file__).parents[1]
     inside = package / "conf"
@@ -25,26 +25,35 @@ def conf_dir() -> Path:
 
 
 VARIABLES = (
-    *("HOME", "LOGNAME", "SCRATCH", "TMPDIR", "USER", "WORK"),
-    *("WANDB_ENTITY", "WANDB_PROJECT", "WANDB_RUN_GROUP", "WANDB_TAGS"),
+    "HOME",
+    "LOGNAME",
+    "SCRATCH",
+    "TMPDIR",
+    "USER",
+    "WORK",
+    "WANDB_ENTITY",
+    "WANDB_PROJECT",
+    "WANDB_RUN_GROUP",
+    "WANDB_TAGS",
 )
-"""Environment variables that a config may name, besides those that begin with `FEDSIM_`."""
+"""Environment variables that a config may name, in addition to those that begin with `FEDSIM_`."""
 
 
 def config_may_name(variable: str) -> bool:
-    """Return whether a config may name an environment variable: it records what that stands for."""
+    """Return whether a config may name an environment variable, and so record its value."""
     return variable in VARIABLES or variable.startswith("FEDSIM_")
 
 
 def user_path(text: str | Path) -> Path:
-    """Return the path that a user has written, with `~` and the variables of configs replaced as by
-    a shell."""
-    known = {name: value for name, value in os.environ.items() if config_may_name(name)}
-    return Path(os.path.expanduser(Template(str(text)).safe_substitute(known)))  # noqa: PTH111, Path's own raises
+    """Return a path that a user wrote, with `~` and the variables of configs replaced as in a
+    shell."""
+    values = {name: value for name, value in os.environ.items() if config_may_name(name)}
+    text = Template(str(text)).safe_substitute(values)
+    return Path(os.path.expanduser(text))  # noqa: PTH111, Path's own raises
 
 
 def memory_of_machine() -> int:
-    """Return the bytes of the whole memory, and not of what is free."""
+    """Return the bytes of the whole memory, whether free or not."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -54,51 +63,60 @@ def num_cores() -> int:
 
 
 def space_problem(key: str, folder: Path, need: int) -> Problem | None:
-    """The problem of a `folder` to be made or written that has no room for `need` bytes, or None.
-    It is tried out: permissions say little for the superuser and for network file systems."""
-    place, needed = folder, f"need {need / 1e6:.1f} MB"
+    """Return the problem of a `folder` that cannot be written or has no room for `need` bytes, or
+    None. The folder need not exist.
+
+    A file is written to find out: permissions say little for the superuser and on network file
+    systems.
+    """
+    place = folder
+    megabytes = f"{need / 1e6:.1f} MB"
     try:
         place = existing_folder(folder)
         with tempfile.TemporaryFile(dir=place) as file:
             file.write(b"\0")
         free = shutil.disk_usage(place).free
     except OSError as error:
-        told = f"cannot write in {place} ({error.strerror or error}); {needed}"
+        rule = f"cannot write in {place} ({error.strerror or error}); need {megabytes}"
     else:
-        told = f"no room in {place}: {needed}, free {free / 1e6:.1f} MB"
         if free >= need:
             return None
-    return Problem(key, str(folder), told, f"choose another folder with {key}, or make room there")
+        rule = f"no room in {place}: need {megabytes}, free {free / 1e6:.1f} MB"
+    return Problem(key, str(folder), rule, f"choose another folder with {key}, or make room there")
 
 
 def existing_folder(folder: Path) -> Path:
-    """`folder`, or the nearest one above it that is there. Raises OSError where one may not be
-    looked into."""
-    return next(
-        place for place in (folder.absolute(), *folder.absolute().parents) if place.exists()
-    )
+    """Return `folder`, or the nearest folder above it that exists.
+
+    Raises OSError if a folder on the way must not be searched.
+    """
+    place = folder.absolute()
+    while not place.exists():
+        place = place.parent
+    return place
 
 
 def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Problem | None:
-    """The problem of a `folder`, or of one of those `below` it, that is there but cannot be read;
-    or None."""
+    """Return the problem of a `folder`, or of a folder `below` it, that exists but cannot be read;
+    otherwise None."""
     for place in (folder, *below):
         try:
             with os.scandir(place):
                 pass
-        except (FileNotFoundError, NotADirectoryError) as error:
-            if place == folder and isinstance(error, NotADirectoryError):
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError:
+            if place == folder:
                 return Problem(key, str(folder), "is no folder", f"choose another one with {key}")
         except OSError as error:
-            told = f"cannot read {place} ({error.strerror or error})"
-            return Problem(
-                key, str(folder), told, f"choose another folder with {key}, or permit it"
-            )
+            rule = f"cannot read {place} ({error.strerror or error})"
+            remedy = f"choose another folder with {key}, or permit it"
+            return Problem(key, str(folder), rule, remedy)
     return None
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises OSError at once where it is a pipe, a device or a folder."""
+    """Open a file to read it. Raises OSError, without waiting, for a pipe, a device or a folder."""
     file = open(path, "rb", opener=_no_wait)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -106,14 +124,13 @@ def open_regular(path: Path) -> BinaryIO:
     return file
 
 
-def read_regular(path: Path, most: int) -> bytes:
-    """Read a regular file of at most so many bytes. Raises OSError."""
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """Read a regular file. Raises OSError if it cannot be read, or has more than `max_bytes`."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(
-                errno.EFBIG, f"has {size:,} bytes, more than the {most:,} that are read", str(path)
-            )
+        if size > max_bytes:
+            reason = f"has {size:,} bytes, more than the {max_bytes:,} that are read"
+            raise OSError(errno.EFBIG, reason, str(path))
         return file.read(size)
 
 
@@ -124,12 +141,13 @@ def _no_wait(name: str, flags: int) -> int:
 def write_atomically(
     path: Path, content: bytes | bytearray, keep_as: Path | None = None, *, alone: bool = True
 ) -> None:
-    """Write a file completely or not at all, and not through a link. `keep_as`: where the file goes
-    that was there before. `alone`: whether no other process writes this file at the same time.
-    Raises OSError."""
-    temporary = path.with_name(
-        f"{path.name}.tmp" if alone else f"{path.name}.{os.urandom(8).hex()}.tmp"
-    )
+    """Write a file completely or not at all, and not through a link.
+
+    An earlier file is moved to `keep_as`, if given. `alone`: no other process writes this file at
+    the same time. Raises OSError.
+    """
+    suffix = "tmp" if alone else f"{os.urandom(8).hex()}.tmp"
+    temporary = path.with_name(f"{path.name}.{suffix}")
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:
@@ -145,30 +163,34 @@ def write_atomically(
 
 
 STALE_SECONDS = 3600.0
-"""Age of a temporary file that no process is writing any more."""
+"""Age from which a temporary file is no longer being written."""
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their names below `folder`, which is made, each completely or not at all.
-    Other processes may write the same files. Raises OSError, also where a folder on the way is a
-    link."""
+    """Write files by their names in `folder`, which is made, each completely or not at all.
+
+    Other processes may write the same files. Raises OSError, also if a folder on the way is a link.
+    """
     for name, content in files.items():
         path = folder / name
         for place in (folder, path.parent):
             if place.is_symlink():
                 raise OSError(errno.ELOOP, f"{place} is a link")
         path.parent.mkdir(parents=True, exist_ok=True)
-        for left in path.parent.glob(
-            f"{path.name}.{'[0-9a-f]' * 16}.tmp"
-        ):  # by a process that was killed
-            with suppress(FileNotFoundError):
-                if time.time() - left.stat().st_mtime > STALE_SECONDS:
-                    left.unlink()
+        _remove_stale(path)
         write_atomically(path, content, alone=False)
 
 
+def _remove_stale(path: Path) -> None:
+    """Remove temporary files of `path` that killed processes have left."""
+    for temporary in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - temporary.stat().st_mtime > STALE_SECONDS:
+                temporary.unlink()
+
+
 def remove_folder(path: Path) -> None:
-    """Delete a folder with all that is in it and can be deleted. Of a link, only the link."""
+    """Delete a folder and everything in it that can be deleted. If it is a link, delete the link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -184,8 +206,8 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_unlinked(path: Path, mode: str) -> BinaryIO:
-    """The file `path`, not buffered. Raises OSError where it is a link."""
+def open_no_link(path: Path, mode: str) -> BinaryIO:
+    """Open a file without buffering. Raises OSError if it is a link."""
     return cast(BinaryIO, open(path, mode, buffering=0, opener=_no_link))
 
 
@@ -193,7 +215,7 @@ def _no_link(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-REMEDIES = {
+WRITE_REMEDIES = {
     errno.ENOSPC: "free some space or choose another",
     errno.EDQUOT: "free some space or choose another",
     errno.ELOOP: "it is a link: remove it or choose another",
@@ -202,7 +224,6 @@ REMEDIES = {
 
 
 def unwritable(key: str, path: Path, error: OSError) -> str:
-    """What to say of a file that cannot be written below the folder, or at the path, that `key`
-    names."""
-    remedy = REMEDIES.get(error.errno or 0, "permit it or choose another")
+    """Return the message for a file that cannot be written at or below the path that `key` names."""
+    remedy = WRITE_REMEDIES.get(error.errno or 0, "permit it or choose another")
     return f"{key}: cannot write {path} ({error.strerror or error}); {remedy} {key}"

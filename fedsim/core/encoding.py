@@ -1,9 +1,8 @@
-"""State as JSON and tensors, and back: values of known types alone, so that reading a file runs no
-code of its choice.
+"""State as JSON and tensors, and back, for checkpoints and messages between processes.
 
-Plain JSON types stand for themselves, floats to the last bit. Every other value is a mapping with
-one key, its kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": [name, axes]}`
-and so on.
+Only values of known types are written, so reading a file runs no code that the file chooses. Plain
+JSON types stand for themselves, floats to the last bit. Every other value is a mapping with one key,
+its kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": [name, axes]}` and so on.
 """
 
 import sys
@@ -19,12 +18,12 @@ from torch import Tensor
 from fedsim.core.errors import FedsimError
 
 PLAIN = (type(None), bool, int, float, str)
-CONTAINERS = {cls.__name__: cls for cls in (tuple, set, frozenset, dict)}
+SEQUENCES = (list, tuple, set, frozenset)
+CONTAINERS = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
 
 
 class EncodingError(FedsimError):
-    """A value of a type that cannot be written, or not be read again; the message says where it
-    is."""
+    """A value is of a type that cannot be written or read again; the message says where it is."""
 
 
 def encode(
@@ -33,11 +32,10 @@ def encode(
     where: str = "state",
     dataclasses: Mapping[str, type] | None = None,
 ) -> Any:
-    """`value` as JSON types; its arrays and tensors are added to `tensors` (contiguous, where they
-    are) by new names.
+    """Return `value` as JSON types, and add its arrays and tensors to `tensors` under new names.
 
-    `dataclasses`: those that `decode` will be able to build, by path. Raises `EncodingError` for a
-    type that is not known; `where` is how the message calls the value.
+    `dataclasses` are those that `decode` will be able to build, by path. Raises `EncodingError` for
+    an unknown type; its message calls the value `where`.
     """
 
     def inner(item: Any, place: str) -> Any:
@@ -46,45 +44,39 @@ def encode(
     kind = type(value)
     if kind in PLAIN:
         return value
-    if kind in (list, tuple, set, frozenset):
+    if kind in SEQUENCES:
         items = [inner(item, f"{where}[{i}]") for i, item in enumerate(value)]
         return items if kind is list else {kind.__name__: items}
     if kind is deque:
         return {"deque": [inner(list(value), where), value.maxlen]}
     if kind is dict:
-        return {
-            "dict": [
-                [inner(k, f"{where} key"), inner(v, f"{where}[{k!r}]")] for k, v in value.items()
-            ]
-        }
+        pairs = []
+        for key, item in value.items():
+            pairs.append([inner(key, f"{where} key"), inner(item, f"{where}[{key!r}]")])
+        return {"dict": pairs}
     if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized:
-        return {"tensor": [*_keep(value.detach(), tensors), value.device.type == "cpu"]}
-    plain = isinstance(value, np.generic) or kind in (np.ndarray, np.memmap)  # no mask, no matrix
-    if (
-        plain and value.dtype.kind in "biuf" and value.dtype.isnative and value.dtype.itemsize <= 8
-    ):  # as torch has them
-        name = "scalar" if isinstance(value, np.generic) else "array"
-        return {name: _keep(torch.from_numpy(np.array(value)), tensors)}
+        name, axes = _store(value.detach(), tensors)
+        return {"tensor": [name, axes, value.device.type == "cpu"]}
+    if isinstance(value, np.generic) and _fits_torch(value.dtype):
+        return {"scalar": _store(torch.from_numpy(np.array(value)), tensors)}
+    if kind in (np.ndarray, np.memmap) and _fits_torch(value.dtype):  # not masked, no matrix
+        return {"array": _store(torch.from_numpy(np.array(value)), tensors)}
     path = f"{kind.__module__}.{kind.__qualname__}"
-    if is_dataclass(kind) and not hasattr(
-        kind, "__parameters__"
-    ):  # whose objects may have more than their fields
-        if (dataclasses or {}).get(path) is not kind:
-            told = f"{where} is of the dataclass {path}, which a checkpoint would not find again"
-            remedy = f"write `from {kind.__module__} import {kind.__qualname__}` where the selector (or aggregator) is"
-            raise EncodingError(f"{told}: {remedy}")
-        values = {f.name: getattr(value, f.name) for f in fields(value)} | getattr(
-            value, "__dict__", {}
-        )
-        return {
-            "dataclass": [
-                path,
-                {name: inner(item, f"{where}.{name}") for name, item in values.items()},
-            ]
-        }
-    known = "None, numbers, strings, lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors"
+    # objects of classes with `parameters` may have more than their fields
+    if is_dataclass(kind) and not hasattr(kind, "__parameters__"):
+        if dataclasses is None or dataclasses.get(path) is not kind:
+            raise EncodingError(
+                f"{where} is of the dataclass {path}, which a checkpoint would not find again: "
+                f"write `from {kind.__module__} import {kind.__qualname__}` where the selector "
+                "(or aggregator) is"
+            )
+        values = {field.name: getattr(value, field.name) for field in fields(value)}
+        values |= getattr(value, "__dict__", {})
+        encoded = {name: inner(item, f"{where}.{name}") for name, item in values.items()}
+        return {"dataclass": [path, encoded]}
     raise EncodingError(
-        f"{where} is of type {path}, which a checkpoint cannot hold ({known}, dataclasses of these)"
+        f"{where} is of type {path}, which a checkpoint cannot hold (None, numbers, strings, lists, "
+        "tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors, dataclasses of these)"
     )
 
 
@@ -94,10 +86,10 @@ def decode(
     device: torch.device,
     dataclasses: Mapping[str, type] | None = None,
 ) -> Any:
-    """The value that `encode` was given. Tensors that were not on the CPU go to `device`.
+    """Return the value that `encode` was given. Tensors that were not on the CPU go to `device`.
 
-    `dataclasses`: those that may be built, by path; their constructors are not called. Raises
-    `ValueError`, `TypeError` or `KeyError` on what `encode` did not write.
+    `dataclasses` are those that may be built, by path; their constructors are not called. Raises
+    `ValueError`, `TypeError` or `KeyError` for anything that `encode` did not write.
     """
 
     def inner(item: Any) -> Any:
@@ -113,31 +105,43 @@ def decode(
     if kind == "deque":
         return deque(*inner(content))
     if kind == "tensor":
-        *kept, on_cpu = content
-        return _kept(tensors, *kept).to("cpu" if on_cpu else device)
+        name, axes, is_on_cpu = content
+        return _load(tensors, name, axes).to("cpu" if is_on_cpu else device)
     if kind == "array":
-        return _kept(tensors, *content).numpy()
+        return _load(tensors, *content).numpy()
     if kind == "scalar":
-        return _kept(tensors, *content).numpy()[()]
+        return _load(tensors, *content).numpy()[()]
     if kind == "dataclass":
-        built: Any = object.__new__((dataclasses or {})[content[0]])
-        for name, value in content[1].items():
-            object.__setattr__(built, name, inner(value))  # a frozen one, too
-        return built
+        path, values = content
+        instance: Any = object.__new__((dataclasses or {})[path])
+        for name, value in values.items():
+            object.__setattr__(instance, name, inner(value))  # works for frozen ones, too
+        return instance
     raise ValueError(f"unknown kind {kind!r}")
 
 
 def dataclasses_known_to(*objects: object) -> dict[str, type]:
-    """All dataclasses that the modules of the classes of `objects` define or import, by path."""
-    modules = {cls.__module__ for value in objects for cls in type(value).__mro__}
-    found = [value for name in modules for value in vars(sys.modules.get(name, object)).values()]
-    classes = [value for value in found if isinstance(value, type) and is_dataclass(value)]
-    return {f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes}
+    """Return all dataclasses that the modules of the classes of `objects` define or import, by
+    path."""
+    classes: dict[str, type] = {}
+    for item in objects:
+        for base in type(item).__mro__:
+            module = sys.modules.get(base.__module__, object)
+            for value in vars(module).values():
+                if isinstance(value, type) and is_dataclass(value):
+                    classes[f"{value.__module__}.{value.__qualname__}"] = value
+    return classes
 
 
-def _keep(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
-    """Put `value` into `tensors`. The order of its axes in memory is kept: sums may depend on it in
-    the last bit."""
+def _fits_torch(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
+
+
+def _store(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
+    """Put `value` into `tensors`, and return its new name and the order of its axes in memory.
+
+    Sums may depend on this order in the last bit. Stored tensors are contiguous.
+    """
     strides = value.stride()
     axes = sorted(range(value.dim()), key=lambda axis: -strides[axis])
     name = str(len(tensors))
@@ -145,6 +149,6 @@ def _keep(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
     return [name, axes]
 
 
-def _kept(tensors: Mapping[str, Tensor], name: str, axes: list[int]) -> Tensor:
+def _load(tensors: Mapping[str, Tensor], name: str, axes: list[int]) -> Tensor:
     stored = tensors[name].clone()  # into memory of its own, aligned as torch does it
     return stored.permute([axes.index(i) for i in range(len(axes))])

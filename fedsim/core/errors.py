@@ -1,4 +1,4 @@
-"""Errors for users: each names the config key, its value, the violated rule and a remedy."""
+"""Errors for users. Each names the config key, its value, the violated rule and a remedy."""
 
 import math
 from collections.abc import Iterable
@@ -11,8 +11,11 @@ LARGEST = (2 - 2**-23) * 2.0**127
 
 @dataclass(frozen=True)
 class Problem:
-    """A violated rule. `key` is relative to the object that checks it; `within` adds the config
-    group's name."""
+    """A violated rule.
+
+    `key` is relative to the object that checks it; `within` adds the name of its config group. A
+    value of `...` is not shown.
+    """
 
     key: str
     value: Any
@@ -20,12 +23,13 @@ class Problem:
     remedy: str = ""
 
     def within(self, prefix: str) -> "Problem":
-        """The same problem with the key `prefix`.`key`."""
+        """Return the same problem with the key `prefix`.`key`."""
         return replace(self, key=f"{prefix}.{self.key}" if self.key else prefix)
 
     def __str__(self) -> str:
-        value = f"={self.value!r}" if self.value is not Ellipsis else ""
-        return f"{self.key}{value}: {self.rule}" + (f"\n    {self.remedy}" if self.remedy else "")
+        value = "" if self.value is Ellipsis else f"={self.value!r}"
+        remedy = f"\n    {self.remedy}" if self.remedy else ""
+        return f"{self.key}{value}: {self.rule}{remedy}"
 
 
 class FedsimError(Exception):
@@ -43,7 +47,8 @@ class ConfigError(FedsimError, ValueError):
         self.problems = tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
-    def __reduce__(self) -> tuple[Any, ...]:  # as it is sent from a process of a launcher
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the problems, for launchers that send errors between processes."""
         return ConfigError, (self.problems,)
 
 
@@ -61,38 +66,42 @@ class DivergedError(FedsimError):
 
 def check(*problems: Problem | None) -> None:
     """Raise one `ConfigError` with all `problems` that are not None, if there are any."""
-    found = [p for p in problems if p is not None]
-    if found:
-        raise ConfigError(found)
+    violated = [problem for problem in problems if problem is not None]
+    if violated:
+        raise ConfigError(violated)
 
 
 def rule(holds: bool, key: str, value: Any, text: str, remedy: str = "") -> Problem | None:
-    """None if `holds`, else a `Problem` with the rule `text`, such as "must be even"."""
+    """Return None if `holds`, otherwise a `Problem` with the rule `text`, such as "must be even"."""
     return None if holds else Problem(key, value, text, remedy)
 
 
 def positive(key: str, value: float) -> Problem | None:
-    """None if `value` is finite, in float32 too, and > 0, else a `Problem`."""
-    return rule(value <= LARGEST and value > 0, key, value, _finite(value) + "> 0")
+    """Return a `Problem` unless `value` is > 0 and finite, also in float32."""
+    return rule(0 < value <= LARGEST, key, value, f"{_must_be(value)}> 0")
 
 
 def at_least(key: str, value: float, low: float) -> Problem | None:
-    """None if `value` is finite, in float32 too, and >= `low`, else a `Problem`."""
-    return rule(value <= LARGEST and value >= low, key, value, f"{_finite(value)}>= {low:g}")
+    """Return a `Problem` unless `value` is >= `low` and finite, also in float32."""
+    return rule(low <= value <= LARGEST, key, value, f"{_must_be(value)}>= {low:g}")
 
 
 def at_most(key: str, value: float, high: float, remedy: str = "") -> Problem | None:
+    """Return a `Problem` unless `value` is <= `high`."""
     return rule(value <= high, key, value, f"must be at most {high}", remedy)
-
-
-def _finite(value: float) -> str:
-    if value <= LARGEST:
-        return "must be "
-    return "must be finite in float32 and " if math.isfinite(value) else "must be finite and "
 
 
 def between(
     key: str, value: float, low: float, high: float, *, open_high: bool = False
 ) -> Problem | None:
-    holds = low <= value < high if open_high else low <= value <= high
-    return rule(holds, key, value, f"must lie in [{low:g}, {high:g}{')' if open_high else ']'}")
+    """Return a `Problem` unless `value` lies in [`low`, `high`], or in [`low`, `high`) if
+    `open_high`."""
+    if open_high:
+        return rule(low <= value < high, key, value, f"must lie in [{low:g}, {high:g})")
+    return rule(low <= value <= high, key, value, f"must lie in [{low:g}, {high:g}]")
+
+
+def _must_be(value: float) -> str:
+    if value <= LARGEST:
+        return "must be "
+    return "must be finite in float32 and " if math.isfinite(value) else "must be finite and "

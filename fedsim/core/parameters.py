@@ -1,5 +1,5 @@
-"""Parameters of a part, written once: keyword-only fields of its class, with their ranges in the
-annotations."""
+"""Parameters of a component, written once: keyword-only fields of its class, with their ranges in
+the annotations."""
 
 import copy
 import types
@@ -24,7 +24,8 @@ from fedsim.core.errors import Problem, at_least, at_most, between, check, posit
 
 T = TypeVar("T")
 Problems = Iterable[Problem | None]
-Rule = Callable[[str, Any], Problem | None]
+RangeCheck = Callable[[str, Any], Problem | None]
+"""A check of a parameter's name and value."""
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
@@ -33,18 +34,17 @@ CountOrZero = Annotated[int, Ge(0)]
 
 
 class Stateful:
-    """A part with values that cross rounds."""
+    """A component with attributes that persist between rounds."""
 
     state: ClassVar[tuple[str, ...]] = ()
-    """Names of the attributes that persist between rounds: everything that an exact resume has to
-    restore."""
+    """Names of these attributes: everything that an exact resume has to restore."""
 
     def state_dict(self) -> dict[str, Any]:
-        """A deep copy of the attributes named in `state`."""
+        """Return a deep copy of the attributes named in `state`."""
         return {name: copy.deepcopy(getattr(self, name)) for name in self.state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state taken by `state_dict`."""
+        """Restore a state that `state_dict` returned."""
         for name in self.state:
             setattr(self, name, copy.deepcopy(state[name]))
 
@@ -54,47 +54,58 @@ def parameters(cls: type[T]) -> type[T]:
     """Make the annotated attributes of `cls` keyword-only parameters of its constructor, and
     attributes of its objects.
 
-    The constructor raises `ConfigError` with every value that is out of its range, and with what
-    the method `problems` yields; `__post_init__` comes after that. Ranges are `Gt(0)`, `Ge`, `Le`
-    and `Interval(ge, le or lt)` of annotated_types, which numbers that are not finite in float32
-    are outside of; None and text are in all. Attributes without an annotation, or with `ClassVar`,
-    are no parameters.
+    The constructor raises one `ConfigError` with all values that are out of their range and all
+    problems that the method `problems` yields. Then it calls `__post_init__`. Ranges are `Gt(0)`,
+    `Ge`, `Le` and `Interval(ge, le or lt)` of annotated_types. Numbers that are not finite in
+    float32 are outside of every range that has no upper end; None and text are never out of range.
+    Attributes without an annotation, or with `ClassVar`, are no parameters.
     """
     prepare = getattr(cls, "__post_init__", None)
 
     def check_and_prepare(self: Any) -> None:
-        if self.__parameters__ is rules:  # and not those of a subclass, which hold these, too
-            given = [(name, getattr(self, name), ranges) for name, ranges in rules.items()]
-            numbers = [one for one in given if isinstance(one[1], int | float)]
-            broken = [[one(name, value) for one in ranges] for name, value, ranges in numbers]
-            first = [next(filter(None, problems), None) for problems in broken]  # of each parameter
-            check(*first, *getattr(self, "problems", tuple)())
+        # a subclass checks all parameters, inherited ones included
+        if self.__parameters__ is range_checks:
+            range_problems = [
+                _first_problem(name, getattr(self, name), checks)
+                for name, checks in range_checks.items()
+            ]
+            problems = self.problems() if hasattr(self, "problems") else ()
+            check(*range_problems, *problems)
         if prepare is not None:
             prepare(self)
 
     cls.__post_init__ = check_and_prepare  # type: ignore[attr-defined]
-    made = dataclass(kw_only=True, eq=False, repr=False)(cls)
-    hints = get_type_hints(made.__init__, include_extras=True)
-    rules = {
-        name: [_rule(name, one) for one in _ranges(hint)]
-        for name, hint in hints.items()
-        if name != "return"
-    }
-    made.__parameters__ = rules  # type: ignore[attr-defined]
-    return made
+    new_class = dataclass(kw_only=True, eq=False, repr=False)(cls)
+    hints = get_type_hints(new_class.__init__, include_extras=True)
+    hints.pop("return", None)
+    range_checks: dict[str, list[RangeCheck]] = {}
+    for name, hint in hints.items():
+        range_checks[name] = [_range_check(name, limits) for limits in _ranges(hint)]
+    new_class.__parameters__ = range_checks  # type: ignore[attr-defined]
+    return new_class
+
+
+def _first_problem(name: str, value: Any, checks: list[RangeCheck]) -> Problem | None:
+    if isinstance(value, int | float):
+        for range_check in checks:
+            problem = range_check(name, value)
+            if problem is not None:
+                return problem
+    return None
 
 
 def _ranges(hint: Any) -> list[Any]:
+    """Return the ranges in an annotation; those of all members of a union."""
     if get_origin(hint) in (Union, types.UnionType):
-        return [found for arg in get_args(hint) for found in _ranges(arg)]
-    return [
-        m
-        for m in getattr(hint, "__metadata__", ())
-        if isinstance(m, BaseMetadata | GroupedMetadata)
-    ]
+        ranges = []
+        for member in get_args(hint):
+            ranges += _ranges(member)
+        return ranges
+    metadata = getattr(hint, "__metadata__", ())
+    return [item for item in metadata if isinstance(item, BaseMetadata | GroupedMetadata)]
 
 
-def _rule(name: str, limits: Any) -> Rule:
+def _range_check(name: str, limits: Any) -> RangeCheck:
     match limits:
         case Interval(gt=None, ge=int() | float() as low, lt=None, le=int() | float() as high):
             return partial(between, low=low, high=high)

@@ -15,7 +15,13 @@ def printable(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else " " if c.isspace() else repr(c)[1:-1] for c in text)
+    characters = []
+    for character in text:
+        if character.isprintable():
+            characters.append(character)
+        else:
+            characters.append(" " if character.isspace() else repr(character)[1:-1])
+    return "".join(characters)
 
 
 def printable_lines(text: str) -> str:

@@ -18,8 +18,8 @@ import yaml
 from filelock import FileLock, Timeout
 
 from fedsim.core.disk import (
+    open_no_link,
     open_regular,
-    open_unlinked,
     read_regular,
     remove_folder,
     sync_folder,
@@ -101,7 +101,7 @@ class RunFolder:
             self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
             for name in (METRICS, TRACE):
                 if (self.path / name).exists():
-                    with open_unlinked(self.path / name, "rb+") as file:
+                    with open_no_link(self.path / name, "rb+") as file:
                         file.truncate(lengths.get(name, 0))
 
     def _delete(self, *names: str) -> None:
@@ -114,7 +114,7 @@ class RunFolder:
         """Append `record` as one JSON line to the file `name`, which survives a kill of the
         process."""
         path, line = self.path / name, (json.dumps(json_ready(record)) + "\n").encode()
-        with _write_errors_explained(path), open_unlinked(path, "ab") as file:
+        with _write_errors_explained(path), open_no_link(path, "ab") as file:
             end = file.tell()
             try:
                 written = file.write(line)
@@ -131,7 +131,7 @@ class RunFolder:
             if (self.path / name).exists():
                 with (
                     _write_errors_explained(self.path / name),
-                    open_unlinked(self.path / name, "rb+") as file,
+                    open_no_link(self.path / name, "rb+") as file,
                 ):
                     os.fsync(file.fileno())
                     found[name] = os.fstat(file.fileno()).st_size

@@ -1,3 +1,6 @@
+"""The interface of aggregators, and those that average updates or take a step of a server optimiser.
+rounds/robust.py has aggregators that bound what one client can do."""
+
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import field
@@ -14,7 +17,7 @@ from fedsim.clients.system import SimulatedClock
 from fedsim.core.arrays import Floats
 from fedsim.core.flat import add_models, to_device, weighted_sums
 from fedsim.core.parameters import Positive, Problems, Stateful, parameters
-from fedsim.core.types import Cohort, Ids, Params, Stack
+from fedsim.core.types import Cohort, Ids, Params, Stack, Weights
 from fedsim.selectors.base import Selector
 
 Weighting = Literal["uniform", "by_size"]
@@ -23,61 +26,59 @@ Decay = Annotated[float, Interval(ge=0, lt=1)]
 
 def weighting_warning(selector: Selector, aggregator: "Aggregator") -> str | None:
     """Return a line for the user if data sizes count twice, in the selection and in the average;
-    None otherwise."""
+    otherwise None."""
     sizes = selector.population.sizes
-    if (
-        not selector.draws_by_size
-        or aggregator.weighting == "uniform"
-        or sizes.min() == sizes.max()
-    ):
+    counts_once = not selector.draws_by_size or aggregator.weighting == "uniform"
+    if counts_once or sizes.min() == sizes.max():
         return None
-    name = type(selector).__name__
-    return f"{name} draws clients by data size, so aggregator=by_size counts sizes twice; aggregator=uniform does once"
+    return (
+        f"{type(selector).__name__} draws clients by data size, so aggregator=by_size counts sizes "
+        "twice; aggregator=uniform counts them once"
+    )
 
 
 @parameters
 class Aggregator(Stateful, ABC):
-    """How the server computes the next model from a cohort's updates. Hyper-parameters are fields,
-    as of selectors.
-
-    `buffers` names the entries of a model that are not trained (running statistics of BatchNorm):
-    they are averaged by weights that sum to one. `weighting`: equal weights (`uniform`) or in
-    proportion to n_k (`by_size`).
-    """
+    """The interface of aggregators, with which the server computes the next model from a cohort's
+    updates. Hyper-parameters are fields, as in selectors."""
 
     buffers: frozenset[str] = field(kw_only=False)
+    """Names of the entries of a model that are not trained (running statistics of BatchNorm). They
+    are averaged by weights that sum to one."""
     weighting: Weighting
+    """Equal weights (`uniform`), or weights in proportion to n_k (`by_size`)."""
 
     is_mean: ClassVar[bool] = False
-    """Whether the server's step is a function of the mean update (`mean_delta`) alone."""
+    """Whether the server's step depends only on the mean update (`mean_delta`)."""
     is_average: ClassVar[bool] = False
     """Whether the next model is the weighted mean of the local models."""
     is_private: ClassVar[bool] = False
-    """Whether it hides each client's update, of which nothing may then reach the server otherwise.
-    It aggregates in every round in which clients can be reached, be it a cohort of nobody."""
+    """Whether it hides each client's update, so that the server must not learn it in another way.
+    It aggregates in every round in which clients can be reached, even if no update arrives."""
 
     def unfit_for(self, selector: Selector, updates: int) -> Problems:
-        """Rules over other groups, checked before the run. `updates`: how many a round has if all
-        selected answer."""
+        """Return violated rules over other groups, before the run. `updates` is the number of
+        updates in a round if all selected clients answer."""
         return ()
 
     def begin(self, selector: Selector, params: Params) -> None:
-        """Called once, before the first round, with the initial model."""
+        """Prepare for the run with the initial model; called once, before the first round."""
 
     def account(
         self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
     ) -> None:
-        """Called after `begin` with what a private aggregator's epsilon depends on besides
-        itself."""
+        """Receive what else a private aggregator's epsilon depends on; called after `begin`."""
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
-        """Called before each `aggregate`. `selected`: who was asked to train, whether the update
-        arrived or not."""
+        """Prepare for `aggregate`; called before each. `selected` are the clients that were
+        requested to train, whether their updates arrived or not."""
 
     @abstractmethod
-    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
-        """The next global model from `params`, the present one. `weights` [K]: the selector's;
-        None: its own."""
+    def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
+        """Return the next global model from `params`, the present one.
+
+        `weights` [K] are the selector's; None: the aggregator uses its own.
+        """
 
     @property
     def warning(self) -> str | None:
@@ -86,39 +87,48 @@ class Aggregator(Stateful, ABC):
 
     @property
     def epsilon_spent(self) -> float | None:
-        """The epsilon of differential privacy of the rounds so far; None where none holds."""
+        """The epsilon of differential privacy of the rounds so far; None if there is none."""
         return None
 
     def weights(self, cohort: Cohort) -> Floats:
-        """The aggregator's own weights [K]: 1 / K, or n_k divided by the sum over the cohort."""
+        """Return the aggregator's own weights [K]: 1 / K, or n_k divided by their sum over the
+        cohort."""
         if self.weighting == "uniform":
             return np.full(len(cohort.ids), 1 / len(cohort.ids))
         return cohort.sizes / cohort.sizes.sum()
 
-    def mean_delta(self, cohort: Cohort, weights: Floats | None) -> Params:
-        """sum_k weights_k (w_k - w) per tensor: the negative of FedOpt's pseudo-gradient.
+    def mean_delta(self, cohort: Cohort, weights: Weights) -> Params:
+        """Return sum_k weights_k (w_k - w) for each tensor: FedOpt's pseudo-gradient times -1.
 
-        Of buffers, the mean under `averaging_weights`: importance weights, whose sum is one on
-        average alone, would extrapolate beyond the clients' statistics, and a running variance
-        below zero.
+        Buffers are averaged with `averaging_weights`. Importance weights sum to one only on average.
+        They would extrapolate beyond the clients' statistics, and a running variance below zero.
         """
-        used = self.weights(cohort) if weights is None else weights
-        averaging = self.averaging_weights(cohort, used)
+        if weights is None:
+            weights = self.weights(cohort)
+        averaging = self.averaging_weights(cohort, weights)
         trained, buffers = self.parts(cohort)
-        if averaging is used or not buffers:
-            return weighted_sums(cohort.delta, used, cohort.start)
-        return weighted_sums(buffers, averaging, cohort.start) | weighted_sums(
-            trained, used, cohort.start
-        )
+        if averaging is weights or not buffers:
+            return weighted_sums(cohort.delta, weights, cohort.start)
+        means = weighted_sums(buffers, averaging, cohort.start)
+        return means | weighted_sums(trained, weights, cohort.start)
 
     def parts(self, cohort: Cohort) -> tuple[Stack, Stack]:
-        """The updates of trained tensors, and of buffers."""
-        buffers = {name: delta for name, delta in cohort.delta.items() if name in self.buffers}
-        return {name: delta for name, delta in cohort.delta.items() if name not in buffers}, buffers
+        """Return the updates of trained tensors, and those of buffers."""
+        trained: Stack = {}
+        buffers: Stack = {}
+        for name, delta in cohort.delta.items():
+            if name in self.buffers:
+                buffers[name] = delta
+            else:
+                trained[name] = delta
+        return trained, buffers
 
     def averaging_weights(self, cohort: Cohort, weights: Floats) -> Floats:
-        """`weights` [K] divided by their sum; the aggregator's own where one is negative or all are
-        zero. `weights` itself where it sums to one up to rounding."""
+        """Return `weights` [K] divided by their sum.
+
+        If one is negative or all are zero, the aggregator's own weights take their place. Returns
+        `weights` itself if it sums to one up to rounding.
+        """
         if (weights < 0).any() or not weights.any():
             weights = self.weights(cohort)
         total = weights.sum()
@@ -130,32 +140,36 @@ class FedAvg(Aggregator):
 
     is_mean = is_average = True
 
-    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
         return add_models(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
-    """A step of a server optimiser, with the mean update as the negative gradient; buffers are
+    """A step of a server optimiser, whose gradient is the mean update times -1. Buffers are
     averaged."""
 
     is_mean = True
 
-    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
-        mean = self.mean_delta(cohort, weights)
+    def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
+        changes = self.mean_delta(cohort, weights)
         names = [name for name in params if name not in self.buffers]
-        changes = self.changes(names, [mean[name] for name in names]) if names else []
-        return add_models(params, {**mean, **dict(zip(names, changes, strict=True))})
+        if names:
+            steps = self.steps(names, [changes[name] for name in names])
+            changes.update(zip(names, steps, strict=True))
+        return add_models(params, changes)
 
     @abstractmethod
-    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
-        """The tensors to add to the parameters `names`, given their mean updates `means`; by
-        operations on lists (`torch._foreach_mul`), each of which is one launch on a GPU."""
+    def steps(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        """Return the tensors to add to the parameters `names`, given their mean updates `means`.
+
+        Operations on lists (`torch._foreach_mul`) are one launch each on a GPU.
+        """
 
 
 @parameters
 class FedAvgM(ServerOptimizer):
-    """Server momentum: v <- momentum v + d, w <- w + lr v, d the mean update (Hsu, Qi and Brown,
-    2019, section 4.3)."""
+    """Server momentum: v <- momentum v + d, w <- w + lr v, with d the mean update (Hsu, Qi and
+    Brown, 2019, section 4.3)."""
 
     lr: Positive
     momentum: Decay
@@ -165,7 +179,7 @@ class FedAvgM(ServerOptimizer):
     def __post_init__(self) -> None:
         self.velocity: Params = {}
 
-    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+    def steps(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
         previous = _stored(self.velocity, names, means, 0.0)
         velocity = torch._foreach_add(torch._foreach_mul(previous, self.momentum), means)
         self.velocity = dict(zip(names, velocity, strict=True))
@@ -174,11 +188,11 @@ class FedAvgM(ServerOptimizer):
 
 @parameters
 class FedAdam(ServerOptimizer):
-    """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2); no bias
+    """FedAdam (Reddi et al., "Adaptive Federated Optimization", 2021, Algorithm 2), without bias
     correction, as printed.
 
-    With d the mean update: m <- beta1 m + (1 - beta1) d, v <- beta2 v + (1 - beta2) d^2 with v_0 =
-    tau^2, w <- w + lr m / (sqrt(v) + tau).
+    With d the mean update: m <- beta1 m + (1 - beta1) d, v <- beta2 v + (1 - beta2) d^2 with
+    v_0 = tau^2, w <- w + lr m / (sqrt(v) + tau).
     """
 
     lr: Positive
@@ -192,17 +206,15 @@ class FedAdam(ServerOptimizer):
         self.first: Params = {}
         self.second: Params = {}
 
-    def changes(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
-        first = _moved(_stored(self.first, names, means, 0.0), means, self.beta1)
+    def steps(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
         squares = torch._foreach_pow(means, 2)
-        second = _moved(_stored(self.second, names, means, self.tau**2), squares, self.beta2)
-        self.first, self.second = (
-            dict(zip(names, first, strict=True)),
-            dict(zip(names, second, strict=True)),
-        )
-        roots = [
-            v.double().sqrt().to(v.dtype) for v in second
-        ]  # MKL's of float32 are rounded one way or the other
+        first = _moving_average(_stored(self.first, names, means, 0.0), means, self.beta1)
+        initial = self.tau**2
+        second = _moving_average(_stored(self.second, names, means, initial), squares, self.beta2)
+        self.first = dict(zip(names, first, strict=True))
+        self.second = dict(zip(names, second, strict=True))
+        # roots in float64: MKL's float32 roots are not rounded in the same way everywhere
+        roots = [v.double().sqrt().to(v.dtype) for v in second]
         scale = torch._foreach_add(roots, self.tau)
         return torch._foreach_div(torch._foreach_mul(first, self.lr), scale)
 
@@ -210,11 +222,13 @@ class FedAdam(ServerOptimizer):
 @parameters
 class MIFA(Aggregator):
     """The mean over clients of the latest update of each, however old (Gu et al., "Fast Federated
-    Learning in the Presence of Arbitrary Device Unavailability", 2021, Algorithm 1): w <- w + sum_i
-    p_i (lr / lr_i) d_i, where d_i was made at the local learning rate lr_i, lr is the present one,
-    and p_i = 1 / N or n_i / n; of those that have answered so far, where the paper has all answer
-    in round 1. A selector's weights are of this round's clients alone, and ignored. Buffers are
-    averaged over this round's updates.
+    Learning in the Presence of Arbitrary Device Unavailability", 2021, Algorithm 1).
+
+    w <- w + sum_i p_i (lr / lr_i) d_i, with d_i the latest update of client i, lr_i its local
+    learning rate then, lr the present one, and p_i = 1 / N or n_i / n. The sum is over clients that
+    have answered so far; in the paper all of them answer in round 1. The selector's weights are
+    ignored, because they belong to this round's clients only. Buffers are averaged over this round's
+    updates.
     """
 
     state = ("latest", "rates")
@@ -222,52 +236,53 @@ class MIFA(Aggregator):
     def __post_init__(self) -> None:
         self.latest: Stack = {}
         self.rates: Floats = np.empty(0)
+        """lr_i [N]; nan for a client that has not answered."""
 
     def begin(self, selector: Selector, params: Params) -> None:
         self._sizes = selector.population.sizes
-        self._bytes = len(self._sizes) * sum(
-            t.nbytes for name, t in params.items() if name not in self.buffers
-        )
+        trained_bytes = sum(t.nbytes for name, t in params.items() if name not in self.buffers)
+        self._bytes = len(self._sizes) * trained_bytes
 
     @property
     def warning(self) -> str:
-        held = f"the latest update of each of {len(self._sizes):,} clients, {self._bytes / 1e6:,.1f} MB"
-        return f"MIFA keeps {held}, in memory and in every checkpoint"
+        return (
+            f"MIFA keeps the latest update of each of {len(self._sizes):,} clients, "
+            f"{self._bytes / 1e6:,.1f} MB, in memory and in every checkpoint"
+        )
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
         self._lr = context.lr
 
-    def aggregate(self, params: Params, cohort: Cohort, weights: Floats | None) -> Params:
+    def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
+        num_clients = len(self._sizes)
         if not len(self.rates):
-            self.rates = np.full(len(self._sizes), np.nan)  # of clients that have not answered
-        steps, buffers = self.parts(cohort)
-        for name, delta in steps.items():
+            self.rates = np.full(num_clients, np.nan)
+        trained, buffers = self.parts(cohort)
+        for name, delta in trained.items():
             if name not in self.latest:
-                self.latest[name] = delta.new_zeros(len(self._sizes), *delta.shape[1:])
+                self.latest[name] = delta.new_zeros(num_clients, *delta.shape[1:])
             self.latest[name][to_device(torch.as_tensor(cohort.ids), delta.device)] = delta
         self.rates[cohort.ids] = self._lr
-        shares = np.where(
-            np.isnan(self.rates), 0.0, 1.0 if self.weighting == "uniform" else self._sizes
-        )
-        ratios = np.divide(self._lr, self.rates, out=np.zeros(len(shares)), where=self.rates > 0)
+        client_weights = 1.0 if self.weighting == "uniform" else self._sizes
+        shares = np.where(np.isnan(self.rates), 0.0, client_weights)
+        ratios = np.divide(self._lr, self.rates, out=np.zeros(num_clients), where=self.rates > 0)
         means = weighted_sums(self.latest, shares / shares.sum() * ratios, cohort.start)
-        return add_models(
-            params, means | weighted_sums(buffers, self.weights(cohort), cohort.start)
-        )
+        means |= weighted_sums(buffers, self.weights(cohort), cohort.start)
+        return add_models(params, means)
 
 
 def _stored(
     state: Params, names: Sequence[str], like: list[Tensor], initial: float
 ) -> list[Tensor]:
-    """The tensors of `state`; before the first round, tensors like those of `like` that hold
+    """Return the tensors of `state`; before the first round, tensors like those of `like` that hold
     `initial`."""
-    return [
-        state[name] if name in state else torch.full_like(t, initial)
-        for name, t in zip(names, like, strict=True)
-    ]
+    if not state:
+        return [torch.full_like(tensor, initial) for tensor in like]
+    return [state[name] for name in names]
 
 
-def _moved(average: list[Tensor], values: Sequence[Tensor], keep: float) -> tuple[Tensor, ...]:
-    return torch._foreach_add(
-        torch._foreach_mul(average, keep), torch._foreach_mul(list(values), 1 - keep)
-    )
+def _moving_average(
+    average: list[Tensor], values: Sequence[Tensor], decay: float
+) -> tuple[Tensor, ...]:
+    old = torch._foreach_mul(average, decay)
+    return torch._foreach_add(old, torch._foreach_mul(list(values), 1 - decay))

@@ -1,3 +1,5 @@
+"""Availability models, which say which clients can be reached in a round."""
+
 from abc import ABC, abstractmethod
 from typing import Annotated
 
@@ -11,13 +13,15 @@ from fedsim.core.rounding import floor
 
 
 class Availability(ABC):
-    """The interface of availability models. Hyper-parameters are keyword-only fields, as of
+    """The interface of availability models. Hyper-parameters are keyword-only fields, as in
     selectors."""
 
     @abstractmethod
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
-        """Mask [num_clients] of the clients available in `round` (1-based); `rng` is a random
-        stream of this round."""
+        """Return a mask [num_clients] of the clients that are available in `round` (from 1).
+
+        `rng` is a random stream of this round.
+        """
 
 
 class Always(Availability):
@@ -29,12 +33,13 @@ class Always(Availability):
 
 @parameters
 class Bernoulli(Availability):
-    """Each client is available with `probability`, independently of others and of other rounds."""
+    """Each client is available with `probability`, independently of other clients and rounds."""
 
     probability: float
 
     def problems(self) -> Problems:
-        yield rule(0 < self.probability <= 1, "probability", self.probability, "must lie in (0, 1]")
+        holds = 0 < self.probability <= 1
+        yield rule(holds, "probability", self.probability, "must lie in (0, 1]")
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
         return rng.random(num_clients) < self.probability
@@ -42,20 +47,19 @@ class Bernoulli(Availability):
 
 @parameters
 class Intermittent(Availability):
-    """Intermittent availability as in Cho et al.'s experiments with power-of-choice: two halves of
-    the clients alternate.
+    """Two halves of the clients alternate, as in Cho et al.'s experiments with power-of-choice.
 
-    Available in even rounds are the first half of the ids, in odd rounds the second half, without a
-    random share `absent` of it (rounded down), which is drawn anew in every round.
+    The first half of the ids is available in even rounds, and the second half in odd rounds, without
+    a random share `absent` of it (rounded down), which is drawn anew in every round.
     """
 
     absent: Annotated[float, Interval(ge=0, lt=1)]
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
-        half = num_clients // 2
-        group = np.arange(half) if round % 2 == 0 else np.arange(half, num_clients)
-        num_absent = floor(self.absent * len(group))
-        present = rng.permutation(group)[num_absent:]
+        middle = num_clients // 2
+        half = np.arange(middle) if round % 2 == 0 else np.arange(middle, num_clients)
+        num_absent = floor(self.absent * len(half))
+        present = rng.permutation(half)[num_absent:]
         mask = np.zeros(num_clients, dtype=bool)
         mask[present] = True
         return mask

@@ -1,9 +1,9 @@
-"""The epsilon of a private run, by how its selector draws cohorts (docs/privacy.md), computed with
-dp-accounting.
+"""The epsilon of a private run, computed with dp-accounting (docs/privacy.md).
 
-In a round, the server adds normal noise of deviation z C to the sum of updates of at most C each.
-The privacy loss of all rounds is composed of those of each (Koskela et al., "Computing Tight
-Differential Privacy Guarantees Using FFT", 2020).
+In a round, the server adds normal noise of deviation z C to the sum of updates of length at most C.
+How the selector draws cohorts decides the privacy loss of the round. The loss of all rounds is
+composed of these (Koskela et al., "Computing Tight Differential Privacy Guarantees Using FFT",
+2020).
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def why_no_epsilon(
     selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
 ) -> str | None:
-    """Return what keeps a run with clipped and noisy updates from having an epsilon, or None."""
+    """Return why a run with clipped and noisy updates has no epsilon, or None if it has one."""
     name = type(selector).__name__
     if selector.needs:
         return f"{name} uses {', '.join(sorted(selector.needs))}, which have no noise, to select"
@@ -29,13 +29,14 @@ def why_no_epsilon(
         return f"{name} does not say that it draws clients with equal chances, whatever they hold"
     if type(algorithm).combine is not LocalAlgorithm.combine:
         return f"{type(algorithm).__name__} combines updates before they are clipped"
-    if clock is not None and clock.devices.presence is not None:
-        return "training times, and with them how much data clients hold, decide who is there in later rounds"
-    if (
-        clock is not None
-        and clock.system.over_selection > 1
-        and selector.sampling is Sampling.POISSON
-    ):
+    if clock is None:
+        return None
+    if clock.devices.presence is not None:
+        return (
+            "training times, and with them how much data clients hold, decide who is there in "
+            "later rounds"
+        )
+    if clock.system.over_selection > 1 and selector.sampling is Sampling.POISSON:
         return "with system.over_selection, an update that arrives keeps another one from counting"
     return None
 
@@ -43,30 +44,35 @@ def why_no_epsilon(
 class Accountant:
     """Adds up the privacy loss of rounds, each with its sampling rate, at the noise multiplier z.
 
-    ALL and POISSON: neighbouring sets of clients differ by one client more or less, which moves the
-    sum by C (Zhu et al., "Optimal Accounting of Differential Privacy via Characteristic Function",
-    2022, theorem 11). FIXED_SIZE: one client is exchanged for another. The sum moves by 2 C, which
-    is half the noise multiplier (Balle et al., "Privacy Amplification by Subsampling", 2018,
-    theorem 11; over several rounds, see docs/privacy.md).
+    ALL and POISSON: two neighbouring sets of clients differ by one additional client, which moves
+    the sum by C (Zhu et al., "Optimal Accounting of Differential Privacy via Characteristic
+    Function", 2022, theorem 11). FIXED_SIZE: one client is exchanged for another. The sum moves by
+    2 C, which equals half the noise multiplier (Balle et al., "Privacy Amplification by
+    Subsampling", 2018, theorem 11; for several rounds see docs/privacy.md).
     """
 
     def __init__(self, sampling: Sampling | None, noise_multiplier: float) -> None:
-        self._multiplier = (
-            noise_multiplier / 2 if sampling is Sampling.FIXED_SIZE else noise_multiplier
-        )
+        is_exchange = sampling is Sampling.FIXED_SIZE
+        self._multiplier = noise_multiplier / 2 if is_exchange else noise_multiplier
         self._rates: list[float] = []
-        self._sum: PrivacyLossDistribution | None = None
+        self._composed: PrivacyLossDistribution | None = None
 
     def epsilon(self, rates: Sequence[float], delta: float) -> float:
-        """Return the epsilon at `delta` of rounds with these sampling `rates`. What earlier calls
-        have composed is used again if it is the beginning of these rounds."""
+        """Return the epsilon at `delta` of rounds with these sampling `rates`.
+
+        If these rounds begin with those of the last call, only the new ones are composed.
+        """
         if self._rates != rates[: len(self._rates)]:
-            self._rates, self._sum = [], None
+            self._rates = []
+            self._composed = None
         for rate in rates[len(self._rates) :]:
-            loss = _loss_of_round(rate, self._multiplier, _cell_width(rates[0], self._multiplier))
-            self._sum = loss if self._sum is None else self._sum.compose(loss)
+            width = _cell_width(rates[0], self._multiplier)
+            loss = _loss_of_round(rate, self._multiplier, width)
+            self._composed = loss if self._composed is None else self._composed.compose(loss)
             self._rates.append(rate)
-        return 0.0 if self._sum is None else float(self._sum.get_epsilon_for_delta(delta))
+        if self._composed is None:
+            return 0.0
+        return float(self._composed.get_epsilon_for_delta(delta))
 
 
 @cache
@@ -79,7 +85,9 @@ def _loss_of_round(rate: float, multiplier: float, width: float) -> "PrivacyLoss
 
 
 def _cell_width(rate: float, multiplier: float) -> float:
-    """Return the width of the cells into which losses are divided, which round epsilon up by less
-    than 1 %: a 2000th of the loss at ten standard deviations, or a fifth of a usual one, rate /
-    multiplier."""
+    """Return the width of the cells into which losses are divided.
+
+    It is a 2000th of the loss at ten standard deviations, or a fifth of a usual loss, rate /
+    multiplier, if that is less. Cells round epsilon up by less than 1 %.
+    """
     return min((10 + 0.5 / multiplier) / 2000, rate / 5) / multiplier

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fedsim.core.arrays import Floats
-from fedsim.core.exact import Factors, has_order, power, powers, row_sums
+from fedsim.core.exact import has_order, power, powers, row_sums
+from fedsim.core.factors import Factors
 from fedsim.core.flat import to_device
 from fedsim.core.types import Ids
 

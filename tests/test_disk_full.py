@@ -278,7 +278,7 @@ def test_of_a_line_that_does_not_fit_nothing_stays(
     folder = RunFolder(tmp_path)
     folder.append({"round": 1})
     before = (tmp_path / METRICS).read_bytes()
-    monkeypatch.setattr("fedsim.results.files.opened", lambda path, mode: Half(path, mode))
+    monkeypatch.setattr("fedsim.results.files.open_no_link", lambda path, mode: Half(path, mode))
     with pytest.raises(FedsimError, match="No space left"):
         folder.append({"round": 2})
     assert (tmp_path / METRICS).read_bytes() == before

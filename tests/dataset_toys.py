@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import yaml
 from PIL import Image
@@ -19,13 +20,14 @@ FOLDER = Path(__file__).parents[1] / "conf" / "dataset"
 
 
 def build(choice: str, data_dir: Path, cache_dir: Path | None = None, **values: Any) -> Dataset:
+    """Build the data set of conf/dataset/<choice>.yaml with some other values."""
     node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
-    return instantiate(
-        {**node, **values}, Dataset, "dataset", data_dir, cache_dir or data_dir / "cache"
-    )
+    cache_dir = cache_dir or data_dir / "cache"
+    return instantiate(node | values, Dataset, "dataset", data_dir, cache_dir)
 
 
 def check_sound(data: LoadedData) -> None:
+    """Check the types and shapes that every data set of images must have."""
     for samples in (data.train, data.test):
         assert samples.x.dtype == torch.uint8
         assert samples.y.dtype == torch.int64
@@ -39,27 +41,41 @@ def check_sound(data: LoadedData) -> None:
 
 
 def encoded(pixels: np.ndarray) -> bytes:
+    """Return the pixels [H, W] or [H, W, 3] as a PNG file."""
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG")
     return buffer.getvalue()
 
 
+def random_pixels(count: int, *, grey: bool = False, seed: int = 0, side: int = 6) -> np.ndarray:
+    """Return random images of 6x6 pixels [count, 6, 6] or [count, 6, 6, 3]."""
+    shape = (count, side, side) if grey else (count, side, side, 3)
+    return np.random.default_rng(seed).integers(256, size=shape).astype(np.uint8)
+
+
 def table(
-    n: int, *, grey: bool = False, seed: int = 0, side: int = 6, **columns: Any
-) -> tuple[pa.Table, np.ndarray]:
-    """A table as the Hub has them, with labels 0, 1, 2, 0, ..., and the pixels in it [n, side,
-    side(, 3)]."""
-    shape = (n, side, side) if grey else (n, side, side, 3)
-    pixels = np.random.default_rng(seed).integers(256, size=shape).astype(np.uint8)
-    images = pa.array([{"bytes": encoded(p), "path": None} for p in pixels])
-    return pa.table({"img": images, "label": [i % 3 for i in range(n)], **columns}), pixels
+    count: int, *, grey: bool = False, seed: int = 0, side: int = 6, **columns: Any
+) -> pa.Table:
+    """Return a table in the Hub's layout: `random_pixels`, and labels 0, 1, 2, 0, ..."""
+    pixels = random_pixels(count, grey=grey, seed=seed, side=side)
+    images = pa.array([{"bytes": encoded(image), "path": None} for image in pixels])
+    labels = [number % 3 for number in range(count)]
+    return pa.table({"img": images, "label": labels, **columns})
+
+
+def write_table(path: Path, count: int, **options: Any) -> Path:
+    """Write a `table` to a file and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(table(count, **options), path)
+    return path
 
 
 def write_leaf(folder: Path, split: str, users: dict[str, Any], number: int = 0) -> None:
+    """Write a file of LEAF with these users: their images and labels, as {"x": ..., "y": ...}."""
     (folder / split).mkdir(parents=True, exist_ok=True)
     content = {
         "users": list(users),
-        "num_samples": [len(u["y"]) for u in users.values()],
+        "num_samples": [len(user["y"]) for user in users.values()],
         "user_data": users,
     }
     (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))

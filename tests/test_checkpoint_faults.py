@@ -205,7 +205,7 @@ ROWS = (
 def test_a_run_does_not_go_on_with_other_data(killed: Any, rounds: list[int]) -> None:
     for folder, count in (("one", 200), ("other", 240), ("moved", 200)):
         Path(folder).mkdir()
-        pq.write_table(table(count, grey=True, seed=count)[0], f"{folder}/rows.parquet")
+        pq.write_table(table(count, grey=True, seed=count), f"{folder}/rows.parquet")
     killed(*ROWS, "data_dir=one")
     before = {path.name: path.read_bytes() for path in folder_in("outputs").iterdir()}
     with pytest.raises(

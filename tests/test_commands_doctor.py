@@ -222,7 +222,7 @@ def test_a_check_that_breaks_is_told_and_the_others_go_on(monkeypatch: pytest.Mo
 def test_a_parquet_folder_without_known_columns_cannot_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    rows = table(4)[0].rename_columns(["img", "kind"])
+    rows = table(4).rename_columns(["img", "kind"])
     pq.write_table(rows, "train.parquet")
     words = [
         "dataset=parquet",

@@ -93,7 +93,7 @@ def test_absent_leaf_files_are_asked_for_by_folder(tmp_path: Path) -> None:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """What the Hub answers, by address: a list of two files, of which only the first is there."""
-    rows, _ = table(20, grey=True, side=28, writer_id=[f"f{i % 4:04d}_14" for i in range(20)])
+    rows = table(20, grey=True, side=28, writer_id=[f"f{i % 4:04d}_14" for i in range(20)])
     buffer = io.BytesIO()
     pq.write_table(rows.rename_columns(["image", "character", "writer_id"]), buffer)
     listing = json.dumps(["https://first", "https://second"]).encode()

@@ -35,7 +35,7 @@ SHARD = "train-00000-of-00001.parquet"
 
 def write_rows(path: Path, rows: int = 4, seed: int = 0, **columns: Any) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table(rows, seed=seed, **columns)[0], path)
+    pq.write_table(table(rows, seed=seed, **columns), path)
     return path
 
 
@@ -190,7 +190,7 @@ def test_names_that_are_not_utf_8_are_read_and_have_sha256sums_checksum(
     folder.mkdir()
     for name in (b"train.parquet", b"test-\xe9.parquet"):
         with (folder / os.fsdecode(name)).open("wb") as file:  # pyarrow takes no such name
-            pq.write_table(table(4, seed=len(name))[0], file)
+            pq.write_table(table(4, seed=len(name)), file)
     assert len(load_set(folder).train) == 4
 
 
@@ -198,7 +198,7 @@ def test_names_that_are_not_utf_8_are_read_and_have_sha256sums_checksum(
 
 
 def labelled(kind: pa.DataType, labels: list[Any], **columns: Any) -> pa.Table:
-    rows = table(len(labels), **columns)[0]
+    rows = table(len(labels), **columns)
     return rows.set_column(1, "label", pa.array(labels, kind))
 
 
@@ -225,7 +225,7 @@ def test_files_may_store_labels_in_different_types_and_differ_in_columns_that_ar
 
 def test_columns_that_are_not_read_may_be_damaged(tmp_path: Path) -> None:
     path = tmp_path / "train.parquet"
-    rows = table(4, note=[b"\x07" * 5000] * 4)[0]
+    rows = table(4, note=[b"\x07" * 5000] * 4)
     pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=True)
     content = bytearray(path.read_bytes())
     place = content.index(b"\x07" * 10)
@@ -236,7 +236,7 @@ def test_columns_that_are_not_read_may_be_damaged(tmp_path: Path) -> None:
 
 def test_of_several_columns_that_may_be_meant_none_is_taken(tmp_path: Path) -> None:
     mask = [encoded(np.zeros((6, 6), np.uint8))] * 4
-    rows = table(4, mask=mask, target=[0] * 4)[0].select(["mask", "img", "label", "target"])
+    rows = table(4, mask=mask, target=[0] * 4).select(["mask", "img", "label", "target"])
     pq.write_table(rows, tmp_path / "train.parquet")
     told = r"dataset\.image_column=None: the columns are mask, img, .*train\.parquet, and mask and img may be meant"
     with pytest.raises(DataError, match=told):

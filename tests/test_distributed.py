@@ -17,8 +17,8 @@ from fedsim.config.words import read
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.types import Correction, Params
 from fedsim.distributed import backend as divided
-from fedsim.distributed.backend import Holdings, shares, train_part
-from fedsim.distributed.links import LostRankError, Message, packed, room_for, unpacked
+from fedsim.distributed.backend import Holdings, split_evenly, train_part
+from fedsim.distributed.links import LostRankError, Message, empty_tensors_for, packed, unpacked
 from fedsim.engine import data as engine_data
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import Schedule
@@ -87,7 +87,7 @@ def test_samples_made_on_demand_are_divided_as_one_process_passes_them(
     """`top_loss` asks all clients for their losses: most of all samples, which pass in their
     order."""
     if room == "three_clients":
-        monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)
+        monkeypatch.setattr(engine_data, "BUFFER_BYTES", 0)
     words = (
         "dataset=synthetic",
         "dataset.num_owners=12",
@@ -153,7 +153,7 @@ def test_ragged_clients_stacked_in_torch_are_equal_up_to_rounding() -> None:
     additions."""
     _, engine, params, schedule = made([*WORDS, *RAGGED, "engine=batched"], 12)
     alone = engine.backend.train([params] * 12, schedule)
-    for cut in (*shares(schedule.samples, 3).values(), slice(0, 1)):
+    for cut in (*split_evenly(schedule.samples, 3).values(), slice(0, 1)):
         part = schedule.rows(cut)
         found = train_part(engine.backend, [params] * len(part), part)
         for name, whole in alone.delta.items():
@@ -247,7 +247,9 @@ def test_the_test_set_is_cut_where_passes_end(monkeypatch: pytest.MonkeyPatch) -
         assert link.kinds[-1] == "forward"
         cut: list[tuple[int, ...]] = []  # other cuts may or may not give other bits, by the machine
         monkeypatch.setattr(
-            divided, "shares", lambda work, *of: cut.append((len(work), *of)) or shares(work, *of)
+            divided,
+            "split_evenly",
+            lambda work, *of: cut.append((len(work), *of)) or split_evenly(work, *of),
         )
         engine.backend.forward(params, x)
         assert cut == [(2, 3, EVALUATION_BATCH)]
@@ -266,10 +268,10 @@ CUTS = (
 def test_shares_are_consecutive_and_even_and_those_of_samples_end_at_multiples_of_a_pass() -> None:
     for work, count, ends in CUTS:
         pairs = enumerate(zip([0, *ends[:-1]], ends, strict=True))
-        assert shares(work, count) == {
+        assert split_evenly(work, count) == {
             rank: slice(*pair) for rank, pair in pairs if pair[1] > pair[0]
         }
-    assert shares([1, 1, 1], 2, 1000) == {0: slice(0, 1000), 1: slice(1000, 3000)}
+    assert split_evenly([1, 1, 1], 2, 1000) == {0: slice(0, 1000), 1: slice(1000, 3000)}
 
 
 # --- messages, and what goes wrong -----------------------------------------------------------------------------------
@@ -286,7 +288,7 @@ def test_a_message_arrives_as_it_was_sent() -> None:
         {"models": models, "part": part, "empty": np.zeros((2, 0, 0), np.int64), "name": "x"},
     )
     head, flat = packed(sent)
-    room = room_for(head, torch.device("cpu"))
+    room = empty_tensors_for(head, torch.device("cpu"))
     assert [(one.shape, one.dtype) for one in room] == [(one.shape, one.dtype) for one in flat]
     found = unpacked(head, flat, torch.device("cpu"))
     assert (found.kind, found.content["name"], found.content["part"].lr) == ("train", "x", 0.1)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedsim.core.rng import Streams
 from fedsim.engine.backend import Workload
-from fedsim.engine.chain import any_chain
+from fedsim.engine.chain import find_chain
 from fedsim.models.mlp import MLP
 from tests.engines import batched, graph, reference
 from tests.test_engine import BACKENDS, OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
@@ -162,17 +162,17 @@ OTHERS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("name", [*CHAINS, *CONVOLUTIONS])
 def test_chains_are_recognised(name: str) -> None:
     model = (CHAINS | CONVOLUTIONS)[name]()
-    chain = any_chain(model)
+    chain = find_chain(model)
     assert chain is not None
     assert chain.is_linear == (name in CHAINS)
-    names = [n for link in chain.links for n in (link.weight, link.bias) if n]
+    names = [n for layer in chain.layers for n in (layer.weight, layer.bias) if n]
     assert names == [n for n, _ in model.named_parameters()]
     model.double()(torch.zeros(2, 1, 4, 4).double())  # its sizes fit
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_are_not(name: str) -> None:
-    assert any_chain(OTHERS[name]()) is None
+    assert find_chain(OTHERS[name]()) is None
 
 
 def work_of(optimizer: str) -> tuple[Any, ...]:

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Correction, Params, Stack
 from fedsim.engine.engine import Engine
-from fedsim.engine.model import for_sequential, initial, keyed_dropouts
+from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import Schedule
+from fedsim.engine.training_copies import for_sequential
+from fedsim.engine.training_layers import keyed_dropouts
 from tests.engines import batched, graph, reference, schedule_of
 from tests.pretended_cuda import PretendedCard, held
 from tests.test_engine import BACKENDS, OPTIMIZERS, PLAIN, fits, task_of

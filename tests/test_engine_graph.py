@@ -24,14 +24,14 @@ from fedsim.engine.engine import Engine
 from fedsim.engine.graph import recorder
 from fedsim.engine.graph import steps as graph_steps
 from fedsim.engine.graph.backend import (
-    MOST_STEPS,
-    MOST_TRAINERS,
-    capacity,
+    MAX_STEPS,
+    MAX_TRAINERS,
     longest_recording,
-    recordings,
+    round_up,
+    split_into_recordings,
 )
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder
-from fedsim.engine.graph.steps import OneByOne
+from fedsim.engine.graph.steps import SingleClientSteps
 from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD
 from fedsim.engine.schedule import LocalWork, Schedule
@@ -113,19 +113,19 @@ def test_a_replay_is_to_the_last_bit_what_the_steps_come_to(name: str, optimizer
 
 
 def test_a_round_is_made_of_recordings_of_powers_of_two() -> None:
-    assert recordings([False] * 30, 64) == [(16, False), (8, False), (4, False), (2, False)]
-    assert recordings([False] * 150, 64) == [
+    assert split_into_recordings([False] * 30, 64) == [(16, False), (8, False), (4, False), (2, False)]
+    assert split_into_recordings([False] * 150, 64) == [
         (64, False),
         (64, False),
         (16, False),
         (4, False),
         (2, False),
     ]
-    runs = recordings([True] * 3 + [False] + [True] * 4, 2)
+    runs = split_into_recordings([True] * 3 + [False] + [True] * 4, 2)
     assert runs == [(2, True), (1, True), (1, False), (2, True), (2, True)]
-    assert recordings([], 64) == []
-    assert [longest_recording(n) for n in (0, 10, 1_000, 10**6)] == [MOST_STEPS, MOST_STEPS, 4, 1]
-    assert [capacity(n) for n in (0, 5, 10, 15, 17, 100)] == [
+    assert split_into_recordings([], 64) == []
+    assert [longest_recording(n) for n in (0, 10, 1_000, 10**6)] == [MAX_STEPS, MAX_STEPS, 4, 1]
+    assert [round_up(n) for n in (0, 5, 10, 15, 17, 100)] == [
         0,
         5,
         10,
@@ -139,7 +139,7 @@ def test_cohorts_of_many_sizes_keep_few_recordings_and_equal_the_reference() -> 
     one, other = pair(chain(), problem([4] * 24), WORKS["steps"], "momentum")
     for count in (3, 1, 2, 24, 5, 7, 9, 11, 13, 15, 3):
         assert_equal(one, other, np.arange(count))
-    assert len(one.backend._trainers) == MOST_TRAINERS
+    assert len(one.backend._trainers) == MAX_TRAINERS
 
 
 def test_fewer_clients_replay_what_was_recorded_for_more() -> None:
@@ -158,13 +158,13 @@ def test_batches_that_are_full_take_the_ordinary_batch_norm(
 ) -> None:
     """Also where other clients have short batches."""
     forms: list[bool] = []
-    step = OneByOne.step
+    step = SingleClientSteps.step
 
-    def watched(self: OneByOne, *, full: bool) -> None:
+    def watched(self: SingleClientSteps, *, full: bool) -> None:
         forms.append(full)
         step(self, full=full)
 
-    monkeypatch.setattr(OneByOne, "step", watched)
+    monkeypatch.setattr(SingleClientSteps, "step", watched)
     engine = graph(
         model_of("batch norm 2d"),
         problem([8, 13, 3]),
@@ -190,7 +190,7 @@ def test_where_recording_fails_steps_are_taken_one_by_one_and_that_is_said(
     one.backend.recorder = Failing("no reason")
     assert_equal(one, other, np.arange(5))
     assert one.description == "graph, linear layers, step by step (operation not permitted)"
-    told = "engine=graph: not recorded, which is slower and else the same: operation not permitted"
+    told = "engine=graph: not recorded (slower, same results): operation not permitted"
     assert capfd.readouterr().err.splitlines() == [told]
     one = graph(chain(), problem([4]), WORKS["epochs"], OPTIMIZERS["sgd"], Streams(3))
     assert one.description == "graph, linear layers, step by step (no CUDA graphs on device cpu)"
@@ -326,7 +326,7 @@ def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
     assert engine.description == f"graph, linear layers, step by step ({reason})"
     assert (
         capfd.readouterr().err
-        == f"engine=graph: not recorded, which is slower and else the same: {reason}\n"
+        == f"engine=graph: not recorded (slower, same results): {reason}\n"
     )
     assert totals["waits"] > 3
     assert totals["launches"] > 120

@@ -11,17 +11,11 @@ from torch.nn import functional as F
 from fedsim.core.errors import ConfigError
 from fedsim.core.rng import Streams
 from fedsim.engine.data import ClientData
-from fedsim.engine.model import (
-    KeyedDropout,
-    MaskedBatchNorm,
-    for_sequential,
-    initial,
-    layout_for,
-    lenient,
-    mix,
-)
+from fedsim.engine.model import initial, layout_for
 from fedsim.engine.optimizers import SGD, Constant
 from fedsim.engine.schedule import LocalWork
+from fedsim.engine.training_copies import for_sequential
+from fedsim.engine.training_layers import KeyedDropout, LenientBatchNorm, MaskedBatchNorm, mix
 from tests.engines import auto, batched, graph, reference
 from tests.pretended_cuda import PretendedCard
 
@@ -79,7 +73,10 @@ def test_dropout_is_a_function_of_key_layer_and_element_with_the_right_share_and
 def test_masked_batch_norm_sees_only_valid_samples(shape: tuple[int, ...]) -> None:
     source = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(3, momentum=0.3).double()
     x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 1
-    masked, plain = MaskedBatchNorm(lenient(source)).double(), lenient(source)  # type: ignore[arg-type]
+    masked, plain = (
+        MaskedBatchNorm(LenientBatchNorm.like(source)).double(),
+        LenientBatchNorm.like(source),
+    )  # type: ignore[arg-type]
     masked.mask = torch.cat([torch.ones(len(x)), torch.zeros(2)]).double()
     padded = masked(torch.cat([x, torch.full_like(x[:1], 77).expand(2, *shape[1:])]))
     torch.testing.assert_close(padded[: len(x)], plain(x), rtol=1e-12, atol=1e-12)

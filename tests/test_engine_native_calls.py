@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fedsim.core.types import Params
-from fedsim.engine.chain import any_chain
+from fedsim.engine.chain import find_chain
 from fedsim.engine.native.calls import ChainCalls, SampleBatches, SgdRule, cross_entropies, hits
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -48,7 +48,7 @@ class Calls:
         with torch.random.fork_rng():
             torch.manual_seed(1)
             model = MODELS[name]().double()
-        chain = any_chain(model)
+        chain = find_chain(model)
         assert chain is not None
         params = {key: value.detach() for key, value in model.named_parameters()}
         self.calls = ChainCalls(chain, params, (1, 8, 8))
@@ -164,7 +164,7 @@ def test_what_a_call_needs_must_be_given() -> None:
 def test_losses_of_logits() -> None:
     """To the bit those of gradients, and nan where a logit is, or the largest is infinite."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(9, 7))
-    chain, x, labels = any_chain(model), 9 * torch.randn(150, 9), torch.randint(7, (150,))
+    chain, x, labels = find_chain(model), 9 * torch.randn(150, 9), torch.randint(7, (150,))
     assert chain is not None
     calls = ChainCalls(chain, dict(model.named_parameters()), (9,))
     work = SampleBatches(

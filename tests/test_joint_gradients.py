@@ -14,7 +14,7 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
 from fedsim.engine.model import initial, trained_names
 from fedsim.engine.schedule import LocalWork
-from fedsim.engine.stacked import joint_gradients
+from fedsim.engine.vmapped import joint_gradients
 from fedsim.models.mlp import MLP
 from tests.card_runs import W1, counts_of_a_round
 from tests.engines import batched, graph, reference
@@ -121,7 +121,7 @@ def test_a_cpu_takes_many_small_clients_at_once(
     asked = engine("cpu", chunk_size=chunk_size)
     wanted = gradients(asked)
     assert asked.backend._lists_that_fit(len(OWN), 9) == 1
-    monkeypatch.setattr("fedsim.engine.torch_backend.MANY", len(OWN))
+    monkeypatch.setattr("fedsim.engine.torch_backend.JOINT_LIST_COUNT", len(OWN))
     assert asked.backend._lists_that_fit(len(OWN), 9) >= at_once
     assert asked.backend._lists_that_fit(len(OWN), 65) == 1
     torch.testing.assert_close(gradients(asked), wanted, rtol=1e-5, atol=1e-7)
@@ -136,7 +136,7 @@ def test_without_an_operation_of_vmap_it_goes_on_and_says_so(
     wanted = gradients(engine("cpu", reference, Looks))
     assert all(torch.equal(each, wanted) for each in found)
     assert (
-        capfd.readouterr().err.count("gradients of one client after another, which is slower") == 1
+        capfd.readouterr().err.count("gradients of one client after another (slower, same results)") == 1
     )
 
 

@@ -355,7 +355,7 @@ def common(seconds: float, now: list[float], samples: int) -> TrainingCall:
         return TrainingResult({}, np.zeros(schedule.positions.shape), None)
 
     backend: Any = SimpleNamespace(
-        max_joint_clients=10, room=None, joint_key=lambda schedule: 0, train=train
+        max_joint_clients=10, buffer_size=None, joint_key=lambda schedule: 0, train=train
     )
     schedule = Schedule(np.zeros((1, 1, samples), np.int64), np.full((1, 1), samples), None, 0.1)
     return TrainingCall(backend, [{}], schedule)

@@ -23,12 +23,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     sources.mkdir()
     (sources / "native.c").write_bytes(GOOD)
     monkeypatch.setattr(module, "SOURCES", sources)
-    monkeypatch.setattr(module, "_folder", lambda: tmp_path / "cache" / "compiled")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     try:
         module._compiler()
     except NotCompiledError as error:
         pytest.skip(str(error))
-    return tmp_path / "cache" / "compiled"
+    return tmp_path / "fedsim" / "compiled"
 
 
 def answer() -> int:

@@ -227,8 +227,8 @@ def test_calls_that_do_not_fit_are_taken_in_parts(
 ) -> None:
     """`largest_last`: the others by falling size, so that later parts have fewer steps and need no
     other order."""
-    monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)  # three of the largest clients
-    monkeypatch.setattr(on_demand, "ROOM_BYTES", 1000)  # of gradients, three
+    monkeypatch.setattr(engine_data, "BUFFER_BYTES", 0)  # three of the largest clients
+    monkeypatch.setattr(on_demand, "BUFFER_BYTES", 1000)  # of gradients, three
     demanded, held = engines(BACKENDS[name], LocalWork(1, None, 4), 60)
     assert len(demanded.data.x) < len(held.data.x)
     params, ids = initial(held.workload.model), np.arange(60)
@@ -302,9 +302,9 @@ def divided(
 def test_calls_that_find_room_one_by_one_alone_are_not_cut_elsewhere(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_data, "ROOM_BYTES", 0)
+    monkeypatch.setattr(engine_data, "BUFFER_BYTES", 0)
     backend, schedule = divided(name, [37, 5, 30, 3, 33, 4], 64)
-    assert backend.room == 112
+    assert backend.buffer_size == 112
     params = initial(model())
     parts = [
         schedule.rows(np.array(rows), padded=True)

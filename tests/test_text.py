@@ -18,7 +18,7 @@ from fedsim.data.text_generated import ALPHABET, made_up_words, spoken, windows
 from fedsim.engine.data import ClientData
 from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork
-from fedsim.engine.stacked import joint_gradients
+from fedsim.engine.vmapped import joint_gradients
 from fedsim.jobs.cli import run
 from fedsim.models.text import TextGRU, TextMLP
 from fedsim.results.reading import read_metrics

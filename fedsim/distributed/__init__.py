@@ -1,2 +1,4 @@
-"""One run over several processes (ranks): rank 0 runs the program, and all of them train and
-evaluate its clients."""
+"""One run over several processes (ranks).
+
+Rank 0 runs the program, and all ranks train and evaluate its clients.
+"""

@@ -1,7 +1,6 @@
 """Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-Nothing is pickled: a message's content is JSON (`fedsim.core.encoding`), followed by the bytes of
-its tensors.
+Nothing is pickled. A message is JSON (`fedsim.core.encoding`), followed by the bytes of its tensors.
 """
 
 import json
@@ -25,81 +24,94 @@ from fedsim.engine.schedule import Schedule
 DATACLASSES = {
     f"{cls.__module__}.{cls.__qualname__}": cls for cls in (Schedule, Correction, TrainingResult)
 }
-"""Those that messages may hold."""
+"""Dataclasses that messages may hold."""
+WORKING = timedelta(days=1)
+"""Maximum time between two messages of a rank. If a rank dies, the others notice it at once, because
+its connection breaks."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Message:
-    """`content`: values that `encode` knows; tensors lie on the CPU or on the device of the
-    rank."""
+    """A message whose `content` are values that `encode` knows.
+
+    Its tensors are on the CPU, or on the device of the rank.
+    """
 
     kind: str
     content: Mapping[str, Any] = field(default_factory=dict)
 
 
 def packed(message: Message) -> tuple[bytes, list[Tensor]]:
-    """The JSON of a message, and the bytes of its tensors: of those on the CPU, and of those on a
-    GPU."""
+    """Return a message's JSON, and the bytes of its tensors on the CPU and of those on a GPU."""
     tensors: dict[str, Tensor] = {}
     content = encode(dict(message.content), tensors, message.kind, DATACLASSES)
-    kinds = [
-        [str(value.dtype).removeprefix("torch."), [*value.shape], value.is_cuda]
-        for value in tensors.values()
-    ]
-    head = json.dumps({"kind": message.kind, "content": content, "tensors": kinds}).encode()
-    flat: dict[bool, list[Tensor]] = {False: [torch.empty(0, dtype=torch.uint8)], True: []}
+    descriptions = []
+    cpu_bytes = [torch.empty(0, dtype=torch.uint8)]
+    gpu_bytes: list[Tensor] = []
     for value in tensors.values():
-        flat[value.is_cuda].append(value.view(-1).view(torch.uint8))
-    return head, [torch.cat(parts) for parts in flat.values() if parts]
+        dtype = str(value.dtype).removeprefix("torch.")
+        descriptions.append([dtype, list(value.shape), value.is_cuda])
+        parts = gpu_bytes if value.is_cuda else cpu_bytes
+        parts.append(value.view(-1).view(torch.uint8))
+    head = {"kind": message.kind, "content": content, "tensors": descriptions}
+    return json.dumps(head).encode(), [torch.cat(part) for part in (cpu_bytes, gpu_bytes) if part]
 
 
-def room_for(head: bytes, device: torch.device) -> list[Tensor]:
-    """Where the bytes of the tensors of a message are to be received."""
-    sizes = {False: 0}
-    for name, shape, on_gpu in json.loads(head)["tensors"]:
-        sizes[on_gpu] = sizes.get(on_gpu, 0) + math.prod(shape) * getattr(torch, name).itemsize
-    return [
-        torch.empty(size, dtype=torch.uint8, device=device if gpu else "cpu")
-        for gpu, size in sizes.items()
-    ]
+def empty_tensors_for(head: bytes, device: torch.device) -> list[Tensor]:
+    """Return tensors that can receive the bytes of a message's tensors."""
+    cpu_bytes, gpu_bytes = 0, 0
+    for dtype, shape, on_gpu in json.loads(head)["tensors"]:
+        size = math.prod(shape) * getattr(torch, dtype).itemsize
+        if on_gpu:
+            gpu_bytes += size
+        else:
+            cpu_bytes += size
+    flat = [torch.empty(cpu_bytes, dtype=torch.uint8)]
+    if gpu_bytes:
+        flat.append(torch.empty(gpu_bytes, dtype=torch.uint8, device=device))
+    return flat
 
 
 def unpacked(head: bytes, flat: list[Tensor], device: torch.device) -> Message:
-    """The message of `packed`, with tensors in memory of their own."""
-    told, tensors, starts = json.loads(head), {}, [0, 0]
-    for number, (name, shape, on_gpu) in enumerate(told["tensors"]):
+    """Return the message that `packed` has packed, with tensors in memory of their own."""
+    values = json.loads(head)
+    tensors = {}
+    ends = [0, 0]  # of what was read of the tensors on the CPU, and on the GPU
+    for number, (name, shape, on_gpu) in enumerate(values["tensors"]):
         dtype = getattr(torch, name)
-        start, starts[on_gpu] = starts[on_gpu], starts[on_gpu] + math.prod(shape) * dtype.itemsize
-        tensors[str(number)] = flat[on_gpu][start : starts[on_gpu]].clone().view(dtype).view(shape)
-    return Message(told["kind"], decode(told["content"], tensors, device, DATACLASSES))
-
-
-T = TypeVar("T")
-
-WORKING = timedelta(days=1)
-"""How long a rank may work between two messages. One that dies is noticed at once, because its
-connection breaks."""
+        start = ends[on_gpu]
+        ends[on_gpu] += math.prod(shape) * dtype.itemsize
+        part = flat[on_gpu][start : ends[on_gpu]].clone()
+        tensors[str(number)] = part.view(dtype).view(shape)
+    return Message(values["kind"], decode(values["content"], tensors, device, DATACLASSES))
 
 
 class LostRankError(FedsimError):
-    """Another rank has ended, or cannot be reached any more."""
+    """An error that says that another rank has ended, or cannot be reached any more."""
 
     def __init__(self, rank: int, size: int, reason: str) -> None:
-        text = f"rank {rank} of {size} has ended or cannot be reached any more ({reason})"
         super().__init__(
-            f"{text}; the same command goes on from the last checkpoint, if there is one"
+            f"rank {rank} of {size} has ended or cannot be reached any more ({reason}); the same "
+            "command resumes from the last checkpoint, if there is one"
         )
 
 
 class Link:
-    """The connections of this rank to the others, by the process group of torch.distributed that
-    this process has joined: `size` ranks, whose tensors on GPUs arrive on `device`. Raises
-    `LostRankError` where one has ended."""
+    """The connections of this rank to the others.
+
+    They use the process group of torch.distributed that this process has joined. There are `size`
+    ranks, and tensors on GPUs arrive on `device`. Methods raise `LostRankError` if the other rank has
+    ended.
+    """
 
     def __init__(self, size: int) -> None:
-        self.size, self.device = size, torch.device("cpu")
+        self.size = size
+        self.device = torch.device("cpu")
 
     def send(self, rank: int, message: Message) -> None:
+        """Send a message: the length of its JSON, the JSON, and the tensors' bytes."""
         head, flat = packed(message)
         text = torch.frombuffer(bytearray(head), dtype=torch.uint8)
         for part in (torch.tensor([len(head)]), text, *flat):
@@ -107,18 +119,19 @@ class Link:
                 self._wait(rank, partial(dist.isend, part, rank))
 
     def receive(self, rank: int) -> Message:
-        """The next message of the rank."""
-        length = self._received(rank, torch.empty(1, dtype=torch.int64))
-        head = self._received(rank, torch.empty(int(length), dtype=torch.uint8)).numpy().tobytes()
-        flat = [
-            self._received(rank, part) if part.numel() else part
-            for part in room_for(head, self.device)
-        ]
+        """Return the next message of a rank."""
+        length = self._receive_into(torch.empty(1, dtype=torch.int64), rank)
+        text = self._receive_into(torch.empty(int(length), dtype=torch.uint8), rank)
+        head = text.numpy().tobytes()
+        flat = empty_tensors_for(head, self.device)
+        for part in flat:
+            if part.numel():
+                self._receive_into(part, rank)
         return unpacked(head, flat, self.device)
 
-    def _received(self, rank: int, into: Tensor) -> Tensor:
-        self._wait(rank, partial(dist.irecv, into, rank))
-        return into
+    def _receive_into(self, tensor: Tensor, rank: int) -> Tensor:
+        self._wait(rank, partial(dist.irecv, tensor, rank))
+        return tensor
 
     def _wait(self, rank: int, begin: Callable[[], "dist.Work | None"]) -> None:
         try:
@@ -131,34 +144,37 @@ class Link:
 
 
 class Others:
-    """The other ranks as rank 0 sees them: they answer questions, side by side. `size`: of all,
-    with this one.
+    """The other ranks, as rank 0 sees them: they answer requests, side by side.
 
-    `in_step`: no answer is outstanding, so that they wait for the next message; `lost`: one has
-    ended.
+    - `size`: number of all ranks, with this one.
+    - `in_step`: no answer is outstanding, so the others wait for the next message.
+    - `lost`: the error of a rank that has ended.
     """
 
     def __init__(self, link: Link) -> None:
-        self.link, self.size, self.in_step = link, link.size, True
+        self.link = link
+        self.size = link.size
+        self.in_step = True
         self.lost: LostRankError | None = None
 
     def ask(
-        self, requests: Mapping[int, Message], own: Callable[[], T]
+        self, requests: Mapping[int, Message], compute_here: Callable[[], T]
     ) -> tuple[T, dict[int, Message]]:
-        """What `own` returns, and the answers of the ranks of `requests`, which work meanwhile.
+        """Return what `compute_here` returns, and the answers of the ranks, which work meanwhile.
 
-        Raises what `own` raises, or an error that names the first rank that has raised anything.
+        Raises what `compute_here` raises. Otherwise it raises an error that names the first rank that
+        raised anything.
         """
         if self.lost is not None:
             raise self.lost
         self.in_step = False
+        failure: Exception | SystemExit | None = None
         try:
             for rank, request in requests.items():
                 self.link.send(rank, request)
-            failure: Exception | SystemExit | None = None
             try:
-                result = own()
-            except (Exception, SystemExit) as error:  # of a user's class
+                result = compute_here()
+            except (Exception, SystemExit) as error:  # A user's class may raise anything.
                 failure = error
             answers = {rank: self.link.receive(rank) for rank in requests}
         except LostRankError as error:

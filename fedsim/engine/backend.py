@@ -1,6 +1,9 @@
-"""What trains stacks of local models. To add one: a subclass of `Backend`, whose constructor takes
-the `Workload` and keyword-only, annotated switches, and a YAML in conf/engine/. It must equal the
-reference (tests/test_engine.py)."""
+"""The interface of a backend: it trains stacks of local models, and passes samples through one model.
+
+To add a backend, write a subclass of `Backend` and a YAML file in conf/engine/. Its constructor takes
+the `Workload` and keyword-only, annotated parameters. Its results must equal those of the reference
+backend (tests/test_engine.py).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
@@ -17,25 +20,29 @@ from torch.nn import functional as F
 from fedsim.core.arrays import Bools
 from fedsim.core.errors import Problem, rule
 from fedsim.core.flat import flat_rows
-from fedsim.core.types import Params, Stack
-from fedsim.engine.chain import LayerChain, any_chain
+from fedsim.core.types import Params, Positions, Stack
+from fedsim.engine.chain import LayerChain, find_chain
 from fedsim.engine.data import ClientData
 from fedsim.engine.optimizers import LocalOptimizer
-from fedsim.engine.schedule import Positions, Schedule
+from fedsim.engine.schedule import Schedule
 
 MAX_WORKERS = 256
-"""Threads of a pool of workers, each of which may hold a copy of the model."""
+"""Maximum number of threads of a backend. Each of them may hold a copy of the model."""
 
 
 def workers_problem(workers: int | Literal["auto"]) -> Problem | None:
-    fits = workers == "auto" or 1 <= workers <= MAX_WORKERS
-    return rule(fits, "workers", workers, f"must be auto or lie in [1, {MAX_WORKERS}]")
+    """Return the problem of the config value `workers`, or None."""
+    valid = workers == "auto" or 1 <= workers <= MAX_WORKERS
+    return rule(valid, "workers", workers, f"must be auto or lie in [1, {MAX_WORKERS}]")
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What a backend is built for. `total_steps` is about how many local steps a client would make
-    if it took part in all rounds of the run; for what pays only in long runs."""
+    """The model, data and optimiser that a backend is built for.
+
+    `total_steps` is roughly the number of local steps that a client would make if it took part in
+    all rounds. It decides what is worth doing in long runs only, such as compiling.
+    """
 
     model: nn.Module
     data: ClientData
@@ -44,29 +51,36 @@ class Workload:
 
     @cached_property
     def chain(self) -> LayerChain | None:
-        """The model as a plain chain of layers, if it is one on samples of this shape."""
-        chain, shape = any_chain(self.model), self.data.x.shape
-        several_axes = shape[1:].numel() != shape[-1]
-        return None if chain is not None and chain.flattens_late and several_axes else chain
+        """The model as a chain of layers, or None if it is no chain on samples of this shape."""
+        chain = find_chain(self.model)
+        sample_shape = self.data.x.shape[1:]
+        several_axes = sample_shape.numel() != self.data.x.shape[-1]
+        if chain is not None and chain.flattens_late and several_axes:
+            return None
+        return chain
 
     def linear_chain(self, precision: str) -> LayerChain | None:
-        """The chain, if it is one of linear layers alone: its passes are written out, though not in
-        bfloat16."""
-        return (
-            self.chain
-            if self.chain is not None and self.chain.is_linear and precision != "bf16"
-            else None
-        )
+        """Return the chain if fedsim computes its passes itself, otherwise None.
+
+        These are chains of linear layers only, and not in bfloat16.
+        """
+        if self.chain is None or not self.chain.is_linear or precision == "bf16":
+            return None
+        return self.chain
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """`delta` [K, ...]: w_k minus the model that client k started from, for all tensors that
-    travel, on the device; `losses` [K, S, B]: every sample's loss before the step that it was used
-    in (anything where the schedule's mask is false); `momentum` [K, ...]: the optimiser's last
-    momentum buffers, None where it has none; `finite` [K]: which rows of `delta` hold neither a nan
-    nor infinity, None where the backend leaves that to be found out (`fetched` fetches it
-    together with the losses)."""
+    """The outcome of the local training of K clients, with S steps of at most B samples.
+
+    - `delta` [K, ...]: the trained model minus the model that the client started from, for each
+      tensor that clients send, on the device.
+    - `losses` [K, S, B]: each sample's loss before the step in which it was used. Values outside of
+      the schedule's mask mean nothing.
+    - `momentum` [K, ...]: the optimiser's last momentum buffers, None if it has none.
+    - `finite` [K]: whether a client's `delta` has neither nan nor infinity. None if the backend
+      does not know.
+    """
 
     delta: Stack
     losses: NDArray[Any]
@@ -74,114 +88,133 @@ class TrainingResult:
     finite: Bools | None = None
 
     def rows(self, rows: slice) -> "TrainingResult":
-        """That of some clients, without a copy."""
+        """Return the results of some clients, without a copy."""
         delta = {name: value[rows] for name, value in self.delta.items()}
-        momentum = (
-            None
-            if self.momentum is None
-            else {name: value[rows] for name, value in self.momentum.items()}
-        )
-        return TrainingResult(
-            delta, self.losses[rows], momentum, None if self.finite is None else self.finite[rows]
-        )
+        momentum = None
+        if self.momentum is not None:
+            momentum = {name: value[rows] for name, value in self.momentum.items()}
+        finite = None if self.finite is None else self.finite[rows]
+        return TrainingResult(delta, self.losses[rows], momentum, finite)
 
 
 class Backend(ABC):
-    """Local training of many models, and passes of one model over many samples."""
+    """An implementation of the engine: batched, sequential, graph or native."""
 
     reason: str | None = None
-    """Why this backend was chosen, where `choose_backend` did so."""
+    """Why `choose_backend` chose this backend; None if the user did."""
     exact: bool = False
-    """Whether it gives the same bits on every processor."""
+    """Whether the backend gives the same bits on every processor."""
     pass_size: int = 1
-    """Samples that `forward` passes at once: cut at multiples of it, a pass gives the same bits in
-    parts."""
+    """Number of samples in one forward pass. `forward` gives the same bits in parts if the samples
+    are cut at multiples of it."""
     fewest_clients: int = 1
-    """Clients in one call of `train` from which on what one of them gets does not depend on how
-    many they are."""
-    room: int | None = None
-    """Samples that it holds at once, where they are made on demand: a call of `train` that needs
-    more is taken in parts."""
+    """From this number of clients in a call of `train`, a client's result does not depend on the
+    number of clients."""
+    buffer_size: int | None = None
+    """Size of the buffer for samples that are made on demand; None if all are in memory. `train`
+    splits a call that needs more samples."""
 
     def passed_in_order(self, count: int, x: Tensor) -> int:
-        """How many samples, from position 0 on, `forward` passes in their order where only `count`
-        of those at `x` are wanted; 0: it passes the wanted ones alone."""
+        """Return how many samples, from position 0 on, `forward` passes in order for `count` positions.
+
+        If most samples of `x` are needed, it is faster to pass all of them in order. 0 means that
+        only the samples at the positions pass.
+        """
         return 0
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """What runs, in a few words, for the summary."""
+        """A few words for the summary on what runs."""
 
     @abstractmethod
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Train K models, each from `start[k]` (not modified; entries may be one object), by
-        `schedule`."""
+        """Train K models by the `schedule`.
+
+        Model k starts from `start[k]`, which does not change. Several entries may be one object.
+        """
 
     @abstractmethod
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
-        """Logits of `params` in eval mode for `x` [n, ...], or for its rows `positions`: [n or
-        len(positions), C]."""
+        """Return the logits of `params` in eval mode for `x` [n, ...], or for its rows `positions`.
+
+        The shape is [n, C] or [len(positions), C], with C classes.
+        """
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """-log p of the `labels` [n] by `logits` [n, C], float64, one for each sample [n]."""
+        """Return -log p(label) of each sample, float64 [n], by `logits` [n, C]."""
         return F.cross_entropy(logits.double(), labels, reduction="none")
 
     def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Whether the highest logit, of equal ones the first, is that of the label [n], on the
-        logits' device."""
+        """Return whether each sample's highest logit is its label's, bool [n] on their device.
+
+        The first of several equal logits counts.
+        """
         return logits.argmax(1) == labels
 
     @abstractmethod
     def gradients(
         self, params: Params, positions: Sequence[Positions], names: Sequence[str]
     ) -> Iterator[Tensor]:
-        """For each list of positions in the workload's data, the gradient of its mean cross-entropy
-        in eval mode, in the parameters `names`, flat [D] in their order; zeros for an empty
-        list."""
+        """Yield the gradient of the mean cross-entropy in eval mode for each list of positions.
+
+        A gradient is flat [D], in the parameters `names` in their order. An empty list gives zeros.
+        """
 
     @property
     def max_joint_clients(self) -> int:
-        """Clients of several runs that are worth training in one call (1: training them jointly
-        gains nothing)."""
+        """Number of clients of several runs that are worth training in one call.
+
+        1 means that training runs together gains nothing.
+        """
         return 1
 
     def joint_key(self, schedule: Schedule) -> Hashable:
-        """Schedules with equal keys give the same bits whether they are trained in one call or each
-        in its own. Here: products of matrices of one shape are the same however many there are,
-        from two on."""
-        return (
-            (schedule.lr, schedule.widths, schedule.correction.kind)
-            if len(schedule) > 1
-            else object()
-        )
+        """Return a key: schedules with equal keys may be trained in one call with the same bits.
+
+        By default, products of matrices of one shape give the same bits for any number of clients
+        from two on.
+        """
+        if len(schedule) < 2:
+            return object()
+        return schedule.lr, schedule.widths, schedule.correction.kind
 
 
 def fetched(losses: Tensor, delta: Stack) -> tuple[NDArray[Any], Bools | None]:
-    """The `losses` and `finite` of a `TrainingResult`, from a GPU in one copy, which the host waits
-    for once."""
+    """Return `losses` and `finite` of a `TrainingResult`.
+
+    From a GPU, both come in one copy, because the host waits for each copy. On a CPU, `finite` is
+    None.
+    """
     if not losses.is_cuda:
         return losses.numpy(), None
-    sums = flat_rows(delta).sum(
-        1
-    )  # finite exactly where all entries are, or they are so large that it is not
+    # The sum of a row is finite if all its entries are, unless they are so large that it overflows.
+    sums = flat_rows(delta).sum(1)
     values = torch.cat([losses.flatten(), sums.to(losses.dtype)]).cpu().numpy()
-    return values[: losses.numel()].reshape(losses.shape), np.isfinite(values[losses.numel() :])
+    count = losses.numel()
+    return values[:count].reshape(losses.shape), np.isfinite(values[count:])
 
 
 def concatenate_results(parts: Sequence[TrainingResult], schedule: Schedule) -> TrainingResult:
-    """Consecutive parts of a schedule, each of which was trained without the steps that none of its
-    clients makes."""
+    """Join the results of consecutive parts of a `schedule`.
+
+    A part may have fewer steps and narrower batches than the schedule.
+    """
     losses = np.zeros(schedule.positions.shape, parts[0].losses.dtype)
     first = 0
     for part in parts:
         rows, steps, width = part.losses.shape
         losses[first : first + rows, :steps, :width] = part.losses
         first += rows
-    known = [part.finite for part in parts if part.finite is not None]
-    finite = np.concatenate(known) if len(known) == len(parts) else None
-    delta, momentum = (
-        {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}
-        for stacks in ([part.delta for part in parts], [part.momentum or {} for part in parts])
+    finite = [part.finite for part in parts if part.finite is not None]
+    momenta = [part.momentum for part in parts if part.momentum is not None]
+    return TrainingResult(
+        _concatenate([part.delta for part in parts]),
+        losses,
+        _concatenate(momenta) if momenta else None,
+        np.concatenate(finite) if len(finite) == len(parts) else None,
     )
-    return TrainingResult(delta, losses, momentum or None, finite)
+
+
+def _concatenate(stacks: Sequence[Stack]) -> Stack:
+    return {name: torch.cat([stack[name] for stack in stacks]) for name in stacks[0]}

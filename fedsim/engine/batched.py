@@ -1,27 +1,37 @@
-"""All clients as one tensor program: their models stacked on a client axis, one forward and
-backward pass for all."""
+"""The batched backend: all clients as one tensor program.
+
+The clients' models are stacked on a client axis, so that one forward and one backward pass serve
+all of them.
+"""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedsim.core.arrays import Ints
 from fedsim.core.flat import as_columns
-from fedsim.core.types import Params, Stack
+from fedsim.core.types import Correction, Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload, fetched
+from fedsim.engine.chain import LayerChain
 from fedsim.engine.device import Compile, Precision, worth_compiling
-from fedsim.engine.model import refuse_hidden_randomness
+from fedsim.engine.linear_passes import forward_and_backward, layers_of, write_gradients
+from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule
-from fedsim.engine.stacked import Differentiated, LinearChain, Program, StackedGradients, run_steps
+from fedsim.engine.stacked import StackedBatch, StepProgram, run_steps
 from fedsim.engine.torch_backend import TorchBackend
+from fedsim.engine.training_copies import reject_hidden_randomness
+from fedsim.engine.vmapped import StackedGradients
 
 
 class BatchedBackend(TorchBackend):
-    """torch.func's vmap over clients. Clients with fewer samples are padded and masked; those with
-    fewer steps are the last rows of the stack and leave it early. The passes of chains of linear
-    layers are written out, and not compiled.
+    """Trains all clients of a call together, by vmap or by passes that fedsim computes itself.
+
+    Clients with fewer samples are padded and masked. Clients with fewer steps are the last rows of
+    the stack, and leave it early. fedsim computes the passes of chains of linear layers itself and
+    does not compile them.
     """
 
     fewest_clients = 2
@@ -37,62 +47,143 @@ class BatchedBackend(TorchBackend):
     ) -> None:
         super().__init__(workload, precision, deterministic, chunk_size)
         model, x = workload.model, workload.data.x
-        self.gradients_of_stack = StackedGradients(model, x.device, precision)
+        self.stacked_gradients = StackedGradients(model, x.device, precision)
         self.chain = workload.linear_chain(precision)
-        if self.chain is None:  # whose passes are written out, and its layers known
+        if self.chain is None:
             if len(x):
-                refuse_hidden_randomness(model, x)
-                self.gradients_of_stack.try_out(x, workload.data.y)
+                reject_hidden_randomness(model, x)
+                self.stacked_gradients.try_out(x, workload.data.y)
             if worth_compiling(compile, workload.total_steps):
-                self.gradients_of_stack.compile()
+                self.stacked_gradients.compile()
 
     @property
     def description(self) -> str:
-        failures = {c.failure for c in self.gradients_of_stack.compiled} - {None}
-        compiled = "batched, compiled" if self.gradients_of_stack.compiled else "batched"
-        return f"batched, not compiled: {failures.pop()}" if failures else compiled
+        compiled = self.stacked_gradients.compiled
+        for function in compiled:
+            if function.failure is not None:
+                return f"batched, not compiled: {function.failure}"
+        return "batched, compiled" if compiled else "batched"
 
     @property
     def max_joint_clients(self) -> int:
-        if self.gradients_of_stack.compiled:  # which may add in another order for other shapes
-            return 1
+        if self.stacked_gradients.compiled:
+            return 1  # The compiler may order additions differently for another shape.
         return super().max_joint_clients
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Rows of the stack are clients by falling number of steps."""
+        # 1. Order the clients by falling number of steps.
         order = np.argsort(-schedule.steps, kind="stable")
-        ordered = schedule.rows(order) if (order[:-1] > order[1:]).any() else schedule
-        stack = _stacked([start[row] for row in order])
+        in_order = bool((order[:-1] < order[1:]).all())
+        if not in_order:
+            schedule = schedule.rows(order)
+            start = [start[row] for row in order]
+        # 2. Train the stack.
+        program: StepProgram
         if self.chain is not None:
-            program: Program = LinearChain(self.chain, self.optimizer, stack, ordered)
+            program = LinearSteps(self.chain, self.optimizer, _stacked(start), schedule)
         else:
-            program = Differentiated(self.gradients_of_stack, self.optimizer, stack, ordered)
-        losses = run_steps(program, self.data, ordered)
+            gradients = self.stacked_gradients
+            program = VmappedSteps(gradients, self.optimizer, _stacked(start), schedule)
+        losses = run_steps(program, self.data, schedule)
+        delta, momentum = program.delta(), program.momentum()
+        # 3. Return the results in the order of the call.
         back = np.argsort(order, kind="stable")
-        delta, momentum = as_columns(_in_order(program.delta(), back)), program.momentum()
-        values, finite = fetched(losses, delta)
-        return TrainingResult(
-            delta, values[back], None if momentum is None else _in_order(momentum, back), finite
-        )
+        if not in_order:
+            delta = _rows(delta, back)
+            momentum = None if momentum is None else _rows(momentum, back)
+        delta = as_columns(delta)
+        loss_values, finite = fetched(losses, delta)
+        return TrainingResult(delta, loss_values[back], momentum, finite)
+
+
+class VmappedSteps(StepProgram):
+    """Local steps of any model with any optimiser, by `StackedGradients`."""
+
+    def __init__(
+        self,
+        gradients: StackedGradients,
+        optimizer: LocalOptimizer,
+        start: Stack,
+        schedule: Schedule,
+    ) -> None:
+        contiguous = torch.contiguous_format
+        stack = {name: value.clone(memory_format=contiguous) for name, value in start.items()}
+        super().__init__(optimizer, start, stack, gradients.trained, schedule)
+        self.gradients = gradients
+
+    def step(self, batch: StackedBatch) -> Tensor:
+        rows = len(batch.x)
+        models = {name: value[:rows] for name, value in self.stack.items()}
+        grads, losses = self.gradients(models, batch)
+        self.apply_gradients(grads, rows)
+        return losses
+
+
+class LinearSteps(StepProgram):
+    """Local steps of a chain of linear layers. A step of plain SGD is part of its products.
+
+    Weights lie in memory as [R, in, out], so that no product needs a transposed matrix.
+    """
+
+    def __init__(
+        self, chain: LayerChain, optimizer: LocalOptimizer, start: Stack, schedule: Schedule
+    ) -> None:
+        stack = {name: _transposed_copy(value) for name, value in start.items()}
+        super().__init__(optimizer, start, stack, list(stack), schedule)
+        self.chain = chain
+        self.layers = layers_of(chain, stack)
+        pull, shift = self.correction.pull, self.correction.shift
+        if shift is not None:
+            shift = {name: _transposed_copy(value) for name, value in shift.items()}
+            self.correction = Correction(pull, shift)
+        self.keep: float | None = None
+        if type(optimizer) is SGD and not optimizer.momentum:
+            # w <- (1 - lr (weight_decay + pull)) w - lr gradient - lr shift
+            self.keep = 1 - self.lr * (optimizer.weight_decay + pull)
+            self.drift = {name: value.mul_(-self.lr) for name, value in (shift or {}).items()}
+        else:
+            self.grads = {name: torch.empty_like(value) for name, value in stack.items()}
+
+    @torch.no_grad()
+    def step(self, batch: StackedBatch) -> Tensor:
+        rows = len(batch.x)
+        layers = [(w[:rows], None if b is None else b[:rows]) for w, b in self.layers]
+        losses, inputs, slopes = forward_and_backward(self.chain, layers, batch)
+        if self.keep is None:
+            grads = {name: value[:rows] for name, value in self.grads.items()}
+            write_gradients(layers_of(self.chain, grads), inputs, slopes)
+            self.apply_gradients(grads, rows)
+            return losses
+        for (weight, bias), x, slope in zip(layers, inputs, slopes, strict=True):
+            weight.baddbmm_(x.mT, slope, beta=self.keep, alpha=-self.lr)
+            if bias is not None:
+                bias.mul_(self.keep).sub_(slope.sum(1, keepdim=True), alpha=self.lr)
+        for name, value in self.drift.items():
+            self.stack[name][:rows].add_(value[:rows])
+        return losses
+
+
+def _transposed_copy(value: Tensor) -> Tensor:
+    """Copy weights [R, out, in] or biases [R, out]; weights lie as [R, in, out] in memory."""
+    if value.dim() != 3:
+        return value.clone(memory_format=torch.contiguous_format)
+    return value.mT.clone(memory_format=torch.contiguous_format).mT
 
 
 def _stacked(models: Sequence[Params]) -> Stack:
-    """The models [K, ...], which may share memory where they are one object."""
-    distinct = list({id(model): model for model in models}.values())
+    """Stack the models [K, ...]. Rows share memory if all models are one object."""
+    distinct = {id(model): model for model in models}
+    first = models[0]
     if len(distinct) == 1:
-        return {
-            name: value.expand(len(models), *value.shape) for name, value in distinct[0].items()
-        }
-    number = {id(model): row for row, model in enumerate(distinct)}
-    rows = torch.as_tensor([number[id(model)] for model in models])
-    stacked = {name: torch.stack([model[name] for model in distinct]) for name in distinct[0]}
-    return {name: value[rows.to(value.device)] for name, value in stacked.items()}
+        return {name: value.expand(len(models), *value.shape) for name, value in first.items()}
+    numbers = {key: number for number, key in enumerate(distinct)}
+    rows = torch.as_tensor([numbers[id(model)] for model in models])
+    stack = {}
+    for name in first:
+        values = torch.stack([model[name] for model in distinct.values()])
+        stack[name] = values[rows.to(values.device)]
+    return stack
 
 
-def _in_order(stack: Stack, rows: Ints) -> Stack:
-    """`stack` with its rows in the order `rows`, without a copy where they are so already."""
-    if (rows[:-1] < rows[1:]).all():
-        return stack
-    return {
-        name: value[torch.as_tensor(rows, device=value.device)] for name, value in stack.items()
-    }
+def _rows(stack: Stack, rows: Ints) -> Stack:
+    return {n: value[torch.as_tensor(rows, device=value.device)] for n, value in stack.items()}

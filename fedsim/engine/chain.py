@@ -1,9 +1,15 @@
-"""Plain chains of layers, recognised in a model by tracing it."""
+"""Recognise models that are plain chains of layers, by tracing them.
+
+fedsim computes such models faster than torch's automatic differentiation (fedsim/engine/native and
+fedsim/engine/linear_passes.py). Each traced operation becomes a letter, and a chain is a word that a
+regular expression accepts.
+"""
 
 import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,9 +18,12 @@ from torch import fx, nn
 
 @dataclass(frozen=True)
 class ChainLayer:
-    """A linear layer, or, with a `kernel`, a convolution of stride 1: names of its weight and bias
-    (None without), the number and rate of the dropout behind a linear layer, and whether a 2 x 2
-    max pooling is behind a convolution."""
+    """A linear layer, or a convolution of stride 1 if there is a `kernel`.
+
+    - `weight` and `bias` are names of parameters; `bias` is None if there is none.
+    - `dropout` and `rate`: number and rate of the dropout after a linear layer.
+    - `kernel`, `padding` and `pool`: a convolution's sizes, and whether a 2 x 2 max pooling follows.
+    """
 
     weight: str
     bias: str | None
@@ -26,119 +35,127 @@ class ChainLayer:
 
     @property
     def scale(self) -> float:
-        """Of what the dropout keeps; where it keeps nothing, 0."""
+        """Factor on what the dropout keeps; 0 if it keeps nothing."""
         return 1 / (1 - self.rate) if self.rate < 1 else 0.0
 
 
 @dataclass(frozen=True)
 class LayerChain:
-    """y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), dropout in training only, and before
-    it, if there are convolutions, relu(pool(conv(... relu(pool(conv(x))))) in place of x.
+    """A model y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), with dropout in training only.
 
-    `flattens_late`: the first to flatten stands behind a linear layer. The chain is then what the
-    model is on vectors alone: of samples with several axes, the layers before it take the last one.
+    If there are convolutions, relu(pool(conv(... relu(pool(conv(x)))))) takes the place of x.
+
+    `flattens_late`: the first flattening follows a linear layer. The chain then describes the model
+    on vectors only. On samples with several axes, the layers before it work along the last one.
     """
 
-    links: Sequence[ChainLayer]
+    layers: Sequence[ChainLayer]
     flattens_late: bool = False
 
     @property
     def is_linear(self) -> bool:
-        return not any(link.kernel for link in self.links)
+        return not any(layer.kernel for layer in self.layers)
 
 
-def any_chain(model: nn.Module) -> LayerChain | None:
-    """The chain of layers that `model` is, or None if it is anything else.
+CHAIN = re.compile("(c(rp?|pr))*(l(d?r|rd))*l")
+"""Chains as letters (see `_letter`), without flattening."""
 
-    Convolutions, if any, and then linear layers, with a ReLU between any two, all trained, each
-    used once. A dropout before or behind a ReLU (which is the same) belongs to its linear layer, a
-    max pooling before or behind a ReLU (which is the same) to its convolution. Convolutions have
-    square kernels, stride 1 and a padding by zeros narrower than the kernel. Flatten, Identity and
-    Dropout of rate 0 count as nothing. Nothing has hooks, or a pass put in place of its class's,
-    which a trace does not see, and the pass is the same in training and in eval mode.
+
+def find_chain(model: nn.Module) -> LayerChain | None:
+    """Return the chain of layers that `model` is, or None if it is anything else.
+
+    A chain has convolutions, if any, and then linear layers, with a ReLU between any two of them.
+    All are trained, and each is used once. Dropout may follow a linear layer before or after its
+    ReLU, and max pooling a convolution, because the order does not matter. Convolutions have square
+    kernels, stride 1, and zero padding narrower than the kernel. Flatten, Identity and Dropout of
+    rate 0 count as nothing.
+
+    The forward pass is the same in training and eval mode. Nothing has hooks, or a `forward` that
+    was set on the object, because a trace does not see them.
     """
     if any(_has_hooks(layer) for layer in model.modules()):
         return None
     try:
         traced = copy.deepcopy(model)
-        nodes, in_eval_mode = (
-            list(fx.symbolic_trace(traced.train(mode)).graph.nodes) for mode in (True, False)
-        )
-    except Exception:  # tracing a user's model may fail in any way
+        nodes = list(fx.symbolic_trace(traced.train()).graph.nodes)
+        nodes_in_eval_mode = list(fx.symbolic_trace(traced.eval()).graph.nodes)
+    except Exception:  # Tracing a user's model may fail in any way.
         return None
-    if [_called(node) for node in nodes] != [
-        _called(node) for node in in_eval_mode
-    ] or not _is_a_line(nodes):
+    same_in_eval_mode = [*map(_operation, nodes)] == [*map(_operation, nodes_in_eval_mode)]
+    if not same_in_eval_mode or not _is_a_line(nodes):
         return None
-    layers = dict(model.named_modules())
-    called = [
-        (node, layers.get(str(node.target)) if node.op == "call_module" else None)
-        for node in nodes[1:-1]
-    ]
-    letters = "".join(_letter(node, layer) for node, layer in called)
+
+    modules = dict(model.named_modules())
+    letters = ""
+    called: list[tuple[str, nn.Module]] = []
+    for node in nodes[1:-1]:
+        layer = modules.get(str(node.target)) if node.op == "call_module" else None
+        letters += _letter(node, layer)
+        if layer is not None:
+            called.append((str(node.target), layer))
     before, flatten, after = letters.partition("f")
-    fits = CHAIN.fullmatch(before + after.replace("f", "")) and not set(after) & set("cp")
-    if not fits or ("c" in before and (not flatten or "l" in before)):
+    if "c" in after or "p" in after or ("c" in before and (not flatten or "l" in before)):
         return None
-    links = _links(
-        model, [(str(node.target), layer) for node, layer in called if layer is not None]
-    )
-    return None if links is None else LayerChain(links, "l" in before and bool(flatten))
-
-
-CHAIN = re.compile("(c(rp?|pr))*(l(d?r|rd))*l")
-"""Letters of the layers of a chain, without flattening."""
+    if not CHAIN.fullmatch(before + after.replace("f", "")):
+        return None
+    layers = _chain_layers(model, called)
+    return None if layers is None else LayerChain(layers, "l" in before and bool(flatten))
 
 
 def _letter(node: fx.Node, layer: nn.Module | None) -> str:
-    """Convolution, max pooling, linear layer, dropout, ReLU, flattening; none for what does
-    nothing, ? for the rest."""
+    """Return c (convolution), p (max pooling), l (linear layer), d (dropout), r (ReLU) or f (flatten).
+
+    What does nothing has no letter, and everything else is "?".
+    """
+    letter = "?"
     if isinstance(layer, nn.Flatten):
-        return "f" if layer.start_dim == 1 and layer.end_dim == -1 else "?"
-    if _calls(node, torch.flatten, "flatten"):
-        return "f" if node.args[1:] == (1,) and not node.kwargs else "?"
-    if type(layer) is nn.ReLU or _calls(node, torch.relu, nn.functional.relu, "relu"):
-        return "r"
-    if type(layer) is nn.Dropout:
-        return "d" if layer.p else ""
-    if type(layer) is nn.Conv2d:
-        return "c" if _is_plain(layer) else "?"
-    if type(layer) is nn.MaxPool2d:
-        return "p" if _halves(layer) else "?"
-    return {nn.Linear: "l", nn.Identity: ""}.get(type(layer), "?")
+        letter = "f" if layer.start_dim == 1 and layer.end_dim == -1 else "?"
+    elif _calls(node, torch.flatten, "flatten"):
+        letter = "f" if node.args[1:] == (1,) and not node.kwargs else "?"
+    elif type(layer) is nn.ReLU or _calls(node, torch.relu, nn.functional.relu, "relu"):
+        letter = "r"
+    elif type(layer) is nn.Dropout:
+        letter = "d" if layer.p else ""
+    elif type(layer) is nn.Conv2d:
+        letter = "c" if _is_plain(layer) else "?"
+    elif type(layer) is nn.MaxPool2d:
+        letter = "p" if _halves(layer) else "?"
+    elif type(layer) is nn.Linear:
+        letter = "l"
+    elif type(layer) is nn.Identity:
+        letter = ""
+    return letter
 
 
-def _links(model: nn.Module, called: Sequence[tuple[str, nn.Module]]) -> list[ChainLayer] | None:
-    """Of layers that are a chain by their letters; None unless each is used once, and their tensors
-    are all of the model's, and all trained."""
-    dropouts = [
-        layer for layer in model.modules() if isinstance(layer, nn.Dropout)
-    ]  # as the engines count them
-    links: list[ChainLayer] = []
-    for name, layer in called:
-        if isinstance(layer, nn.Linear | nn.Conv2d):
-            links.append(
-                ChainLayer(f"{name}.weight", None if layer.bias is None else f"{name}.bias")
-            )
-        if isinstance(layer, nn.Conv2d):
-            links[-1] = replace(
-                links[-1], kernel=layer.kernel_size[0], padding=int(layer.padding[0])
-            )
-        elif isinstance(layer, nn.MaxPool2d):
-            links[-1] = replace(links[-1], pool=True)
-        elif isinstance(layer, nn.Dropout) and layer.p:
-            links[-1] = replace(links[-1], dropout=dropouts.index(layer), rate=layer.p)
-    once = [
-        layer
-        for _, layer in called
-        if isinstance(layer, nn.Linear | nn.Conv2d) or getattr(layer, "p", False)
-    ]
-    names = {name for link in links for name in (link.weight, link.bias) if name is not None}
-    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    whole = names == trained == {name for name, _ in model.named_parameters()} and not list(
-        model.buffers()
-    )
-    return links if whole and len(once) == len(set(once)) else None
+def _chain_layers(
+    model: nn.Module, called: Sequence[tuple[str, nn.Module]]
+) -> list[ChainLayer] | None:
+    """Return the layers of a model whose letters are those of a chain.
+
+    Returns None unless each layer is used once, and the chain has all tensors of the model, which
+    are all trained.
+    """
+    all_dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout)]
+    layers: list[ChainLayer] = []
+    used: list[nn.Module] = []
+    for name, module in called:
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            bias = None if module.bias is None else f"{name}.bias"
+            layers.append(ChainLayer(f"{name}.weight", bias))
+            used.append(module)
+        if isinstance(module, nn.Conv2d):
+            kernel, padding = module.kernel_size[0], int(module.padding[0])
+            layers[-1] = replace(layers[-1], kernel=kernel, padding=padding)
+        elif isinstance(module, nn.MaxPool2d):
+            layers[-1] = replace(layers[-1], pool=True)
+        elif isinstance(module, nn.Dropout) and module.p:
+            number = all_dropouts.index(module)  # as KeyedDropout counts them
+            layers[-1] = replace(layers[-1], dropout=number, rate=module.p)
+            used.append(module)
+    names = {layer.weight for layer in layers} | {layer.bias for layer in layers if layer.bias}
+    complete = names == dict(model.named_parameters()).keys() and not list(model.buffers())
+    all_trained = all(parameter.requires_grad for parameter in model.parameters())
+    return layers if complete and all_trained and len(used) == len(set(used)) else None
 
 
 def _has_hooks(layer: nn.Module) -> bool:
@@ -151,43 +168,43 @@ def _has_hooks(layer: nn.Module) -> bool:
     return any(hooks) or "forward" in vars(layer)
 
 
-def _called(node: fx.Node) -> tuple[Any, ...]:
+def _operation(node: fx.Node) -> tuple[Any, ...]:
     return node.op, node.target, str(node.args), str(node.kwargs)
 
 
 def _is_a_line(nodes: Sequence[fx.Node]) -> bool:
-    """One input, one output, and in between each node a function of the one before it alone."""
-    first, *between, last = nodes
-    inputs = [tuple(node.all_input_nodes) for node in between]
-    straight = inputs == [(node,) for node in [first, *between][: len(between)]]
-    single = (
-        first.op == "placeholder"
-        and last.op == "output"
-        and last.args[0] is (between or [first])[-1]
-    )
-    return straight and single and not any(node.op in ("placeholder", "output") for node in between)
+    """Return whether there is one input and one output, and each node uses the one before it only."""
+    *before, output = nodes
+    if output.op != "output" or output.args[0] is not before[-1]:
+        return False
+    for previous, node in pairwise(before):
+        if node.op == "placeholder" or node.all_input_nodes != [previous]:
+            return False
+    return before[0].op == "placeholder"
 
 
 def _is_plain(layer: nn.Conv2d) -> bool:
-    (height, width), padding = layer.kernel_size, layer.padding
-    square = not isinstance(padding, str) and height == width and padding[0] == padding[1] < height
-    return (
-        square
-        and layer.stride == layer.dilation == (1, 1)
-        and layer.groups == 1
-        and layer.padding_mode == "zeros"
-    )
+    height, width = layer.kernel_size
+    if isinstance(layer.padding, str) or height != width:
+        return False
+    narrow = layer.padding[0] == layer.padding[1] < height
+    zeros = layer.padding_mode == "zeros"
+    return narrow and zeros and layer.stride == layer.dilation == (1, 1) and layer.groups == 1
 
 
 def _halves(layer: nn.MaxPool2d) -> bool:
-    given = layer.kernel_size, layer.stride, layer.padding, layer.dilation
-    fits = all(
-        value in (side, (side, side)) for value, side in zip(given, (2, 2, 0, 1), strict=True)
+    """Return whether the pooling takes the maxima of 2 x 2 pixels that do not overlap."""
+    two, zero, one = ((2, (2, 2)), (0, (0, 0)), (1, (1, 1)))
+    return (
+        layer.kernel_size in two
+        and layer.stride in two
+        and layer.padding in zero
+        and layer.dilation in one
+        and not layer.ceil_mode
+        and not layer.return_indices
     )
-    return fits and not layer.ceil_mode and not layer.return_indices
 
 
 def _calls(node: fx.Node, *targets: Any) -> bool:
-    """Whether the node calls one of these functions or methods of a tensor; a layer may have the
-    name of one."""
+    """Return whether the node calls one of these functions or tensor methods (and not a layer)."""
     return node.op in ("call_function", "call_method") and node.target in targets

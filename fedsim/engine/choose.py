@@ -1,5 +1,7 @@
-"""The backend that fits model, device and length of the run, by a fixed rule: a repeated run is the
-same run."""
+"""The choice of a backend by model, device and length of the run.
+
+The rule is fixed, so that a repeated run computes the same.
+"""
 
 from contextlib import suppress
 
@@ -7,7 +9,7 @@ import numpy as np
 import torch
 
 from fedsim.core.errors import ConfigError
-from fedsim.engine.backend import Backend, Workload
+from fedsim.engine.backend import Backend, TrainingResult, Workload
 from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.device import Compile, Precision, tell, warn_not_compiled, worth_compiling
 from fedsim.engine.graph.backend import GraphBackend
@@ -18,87 +20,92 @@ from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import Schedule
 
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
-"""Local steps of a run, one client's, from which on C pays: compiling takes 2 s, once a machine; a
-step of ten MLPs of workload W1 on two cores is some .8 ms shorter, one of a client of W2 some 5 ms
-of a core (docs/performance.md)."""
+"""Number of a client's local steps in a run from which C pays. Compiling takes 2 s, once per machine.
+A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter, and a step of a client of W2
+some 5 ms of a core (docs/performance.md)."""
 TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
-"""Of the first losses and changes, relative to their size: rounding is far below, and a wrong
-kernel far above."""
+"""Tolerance of the first losses and changes, relative to their size. Rounding is far below it, and a
+wrong kernel far above."""
 
 
 def choose_backend(
     workload: Workload, *, precision: Precision, compile: Compile, deterministic: bool | None = None
 ) -> Backend:
-    """On a GPU, `graph` for what it can train, where its first steps agree with those of the engine
-    that would train otherwise: recorded steps are the fewest launches. On a CPU, `native` for what
-    it can train, in runs long enough to compile for. Else `sequential` for convolutional models on
-    a CPU, where grouped convolutions are slow, and for models that cannot run batched; `batched`
-    otherwise."""
-    convolutional, on_gpu = is_convolutional(workload.model), workload.data.x.is_cuda
-    reason = (
-        ("convolutions on a GPU" if on_gpu else "convolutions on a CPU")
-        if convolutional
-        else "no convolutions"
-    )
+    """Return the fastest backend that can train the workload.
+
+    - On a GPU: `graph`, because recorded steps are the fewest launches, if its first steps agree
+      with the next choice.
+    - On a CPU: `native`, in runs that are long enough to compile for.
+    - Otherwise: `batched`. But `sequential` for convolutional models on a CPU, where grouped
+      convolutions are slow, and for models that cannot run batched.
+    """
+    on_gpu = workload.data.x.is_cuda
+    convolutional = is_convolutional(workload.model)
+    device = "a GPU" if on_gpu else "a CPU"
+    reason = f"convolutions on {device}" if convolutional else "no convolutions"
     if on_gpu:
         with suppress(ConfigError):
             graph = GraphBackend(
                 workload, precision=precision, chunk_size="auto", deterministic=deterministic
             )
-            problem = _disagreement(
-                graph, _in_torch(workload, precision, False, deterministic, reason), precision
-            )
+            other = _torch_backend(workload, precision, False, deterministic, reason)
+            problem = _disagreement(graph, other, precision)
             if problem is None:
-                return _because("a GPU", graph)
+                graph.reason = device
+                return graph
             tell(f"engine=auto: not engine=graph, {problem}")
     elif precision == "float32" and not unfit(workload):
-        enough = WORTH_STEPS["convolutional" if convolutional else "linear"]
+        min_steps = WORTH_STEPS["convolutional" if convolutional else "linear"]
         try:
-            if worth_compiling(compile, workload.total_steps, enough):
+            if worth_compiling(compile, workload.total_steps, min_steps):
                 library(workload.data.x.dtype)
-                return _because(reason, NativeBackend(workload, workers="auto"))
+                native = NativeBackend(workload, workers="auto")
+                native.reason = reason
+                return native
         except NotCompiledError as error:
             warn_not_compiled(str(error))
             reason += f", not compiled: {error}"
-    return _in_torch(workload, precision, compile, deterministic, reason)
+    return _torch_backend(workload, precision, compile, deterministic, reason)
 
 
-def _in_torch(
+def _torch_backend(
     workload: Workload,
     precision: Precision,
     compile: Compile,
     deterministic: bool | None,
     reason: str,
 ) -> Backend:
-    """Batched where that can be; not convolutions on a CPU, and those on a GPU uncompiled."""
+    """Return `batched` if possible, and not for convolutions on a CPU; otherwise `sequential`.
+
+    Convolutions on a GPU are not compiled.
+    """
     convolutional = is_convolutional(workload.model)
+    backend: Backend
     if workload.data.x.is_cuda or not convolutional:
-        compile = False if convolutional else compile
         try:
-            batched = BatchedBackend(
+            backend = BatchedBackend(
                 workload,
                 precision=precision,
                 chunk_size="auto",
-                compile=compile,
+                compile=False if convolutional else compile,
                 deterministic=deterministic,
             )
-            return _because(reason, batched)
+            backend.reason = reason
+            return backend
         except ConfigError as error:
             reason = error.problems[0].rule
-    one_by_one = ReferenceBackend(
+    backend = ReferenceBackend(
         workload, precision=precision, workers="auto", deterministic=deterministic
     )
-    return _because(reason, one_by_one)
-
-
-def _because(reason: str, backend: Backend) -> Backend:
     backend.reason = reason
     return backend
 
 
 def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> str | None:
-    """Why recorded steps are not to be trusted on this machine: None where two short steps of two
-    clients give what `other` gives, up to rounding, or no finite values."""
+    """Return why recorded steps cannot be trusted on this machine, or None.
+
+    Two clients make two short steps with both backends. Results that are not finite say nothing.
+    """
     x, model = graph.data.x, graph.model
     if not len(x):
         return None
@@ -106,21 +113,19 @@ def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> 
     keys = np.arange(4).reshape(2, 2) if has_dropout(model) else None
     schedule = Schedule(positions, np.array([[4, 4], [4, 3]]), keys, lr=0.01)
     start = [initial(model)] * 2
-    wanted = other.train(start, schedule)
+    expected = other.train(start, schedule)
     try:
-        found = graph.train(start, schedule)
-    except Exception as error:  # of a driver or a compiler, in ways of any version
+        actual = graph.train(start, schedule)
+    except Exception as error:  # A driver or a compiler may fail in any way.
         reason = str(error).strip().partition("\n")[0][:200]
         return f"which fails on this machine: {reason}"
-    losses = [torch.as_tensor(result.losses[schedule.mask]) for result in (wanted, found)]
-    changes = [
-        torch.cat([result.delta[n].flatten().cpu() for n in wanted.delta])
-        for result in (wanted, found)
-    ]
-    for right, own in (losses, changes):
-        if (
-            right.isfinite().all()
-            and not (right - own).norm() <= TOLERANCE[precision] * right.norm()
-        ):
+
+    def values(result: TrainingResult) -> tuple[torch.Tensor, torch.Tensor]:
+        changes = torch.cat([result.delta[name].flatten().cpu() for name in expected.delta])
+        return torch.as_tensor(result.losses[schedule.mask]), changes
+
+    for right, recorded in zip(values(expected), values(actual), strict=True):
+        close = (right - recorded).norm() <= TOLERANCE[precision] * right.norm()
+        if right.isfinite().all() and not close:
             return "whose first steps on this machine differ from those of the other engines"
     return None

@@ -1,4 +1,4 @@
-"""All clients' samples on the device, and which of them each client holds."""
+"""The samples of all clients on the device, and which of them each client holds."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,34 +7,33 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fedsim.core.types import sizes_of
+from fedsim.core.types import Positions, sizes_of
 from fedsim.data.base import SampleSource, check_labels
-from fedsim.engine.schedule import Positions
 
-Lists = Sequence[Positions]
-ROOM_BYTES = 64 * 2**20
-"""Of samples made on demand that are on the device at once."""
+BUFFER_BYTES = 64 * 2**20
+"""Size of the buffer for samples that are made on demand."""
 LARGEST_CLIENTS = 3
-"""As many of the largest clients always find room together: two or more are trained in one call,
-never one alone."""
+"""The samples of so many of the largest clients always fit into the buffer. A part of a cohort may
+then always hold two clients or more, and never one alone (see `OnDemandBackend`)."""
 
 
 @dataclass(frozen=True)
 class ClientData:
-    """Samples `x` [n, ...] float32 and labels `y` [n] int64 of all clients; a position is a row of
-    both.
+    """Samples `x` [n, ...] float32 and labels `y` [n] int64 of all clients.
 
-    `train` and `evaluate` hold one array of positions for each of N clients: those it trains on,
-    and those on which its loss is measured; `true_y` is what `y` should be, where clients err.
-    Where a `source` makes samples on demand, positions are rows of it and of `y`, and `x` is room
-    for some of them (`ClientData.on_demand`). Raises `DataError` where a label is not the index of
-    a class.
+    A position is a row of `x` and `y`. `train` and `evaluate` hold one array of positions for each
+    of the N clients: the samples that it trains on, and the samples on which its loss is measured.
+    `true_y` [n] are the correct labels, if clients have wrong ones.
+
+    If a `source` makes the samples on demand, positions are rows of the source and of `y`, and `x`
+    is a buffer for some of the samples (see `ClientData.on_demand`). Raises `DataError` if a label
+    is not the index of a class.
     """
 
     x: Tensor
     y: Tensor
-    train: Lists
-    evaluate: Lists
+    train: Sequence[Positions]
+    evaluate: Sequence[Positions]
     num_classes: int
     source: SampleSource | None = None
     true_y: Tensor | None = None
@@ -44,16 +43,24 @@ class ClientData:
 
     @classmethod
     def on_demand(
-        cls, source: SampleSource, y: Tensor, train: Lists, evaluate: Lists, num_classes: int
+        cls,
+        source: SampleSource,
+        y: Tensor,
+        train: Sequence[Positions],
+        evaluate: Sequence[Positions],
+        num_classes: int,
     ) -> Self:
-        """Clients whose samples the `source` makes, with room for `ROOM_BYTES` of them or the
-        largest clients'."""
-        largest = max(int(sizes_of(own).max(initial=0)) for own in (train, evaluate))
-        sample_bytes = torch.empty((1, *source.shape[1:]), dtype=source.dtype).nbytes
-        room = max(
-            ROOM_BYTES // max(sample_bytes, 1), LARGEST_CLIENTS * largest + 1
-        )  # 1: padding repeats position 0
-        x = torch.zeros(
-            (min(room, len(source)), *source.shape[1:]), dtype=source.dtype, device=y.device
-        )
-        return cls(x, y, train, evaluate, num_classes, source)
+        """Return clients whose samples the `source` makes.
+
+        The buffer has `BUFFER_BYTES`, or more if the largest clients need it, but never more rows
+        than the source.
+        """
+        sample_shape = source.shape[1:]
+        sample_bytes = torch.empty(sample_shape, dtype=source.dtype).nbytes
+        largest = max(sizes_of(train).max(initial=0), sizes_of(evaluate).max(initial=0))
+        # One row more, because padding in a schedule repeats position 0.
+        for_largest_clients = LARGEST_CLIENTS * int(largest) + 1
+        rows = max(BUFFER_BYTES // max(sample_bytes, 1), for_largest_clients)
+        shape = (min(rows, len(source)), *sample_shape)
+        buffer = torch.zeros(shape, dtype=source.dtype, device=y.device)
+        return cls(buffer, y, train, evaluate, num_classes, source)

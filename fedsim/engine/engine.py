@@ -1,5 +1,8 @@
-"""Local training, losses, gradients and evaluation of the clients of one run, on top of a
-backend."""
+"""The engine of one run: local training, losses, gradients and evaluation of its clients.
+
+The engine knows which client holds which samples, and makes the schedule of each round. A backend
+(`fedsim.engine.backend`) computes.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -30,24 +33,8 @@ from fedsim.engine.model import has_batch_norm, has_dropout, trained_names
 from fedsim.engine.schedule import LocalWork, Schedule, make_schedule
 
 
-def mean_losses(losses: NDArray[Any], schedule: Schedule) -> tuple[Floats, Floats]:
-    """`loss` and `rms_loss` [K] of a `Cohort`, of the `losses` [K, S, B] of all samples; nan
-    without a step."""
-    losses = np.where(schedule.mask, losses, 0.0).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        loss = _sum(_sum(losses) / np.maximum(schedule.counts, 1)) / schedule.steps
-        return loss, np.sqrt(_sum(_sum(losses**2)) / schedule.samples)
-
-
-def _sum(values: Floats) -> Floats:
-    """Over the last axis, one term after another: zeros at its end, which stand for padding, change
-    no bit."""
-    return values.cumsum(-1)[..., -1] if values.shape[-1] else np.zeros(values.shape[:-1])
-
-
 class Engine:
-    """Knows which client holds which samples, and the random streams of their batches; the backend
-    computes."""
+    """Trains and evaluates the clients of one run by means of a backend."""
 
     def __init__(
         self, backend: Backend, workload: Workload, work: LocalWork, streams: Streams
@@ -64,19 +51,24 @@ class Engine:
 
     @property
     def description(self) -> str:
-        """The backend, and why it was chosen, for the summary."""
-        reason = self.backend.reason
-        return self.backend.description + (f" (auto: {reason})" if reason else "")
+        """The backend and why it was chosen, for the summary."""
+        description = self.backend.description
+        if self.backend.reason:
+            description += f" (auto: {self.backend.reason})"
+        return description
 
     @property
     def warning(self) -> str | None:
-        """One line about clients that train batch norm on a batch of one sample, or None."""
+        """A warning about clients that train batch norm on a batch of one sample, or None."""
         sizes = self._sizes[self._sizes > 0]
-        num_alone = np.count_nonzero((sizes - 1) % self.work.batch_size == 0)
-        if not num_alone or not has_batch_norm(self.workload.model):
+        count = np.count_nonzero((sizes - 1) % self.work.batch_size == 0)
+        if count == 0 or not has_batch_norm(self.workload.model):
             return None
-        fault = f"{num_alone} of {len(sizes)} clients have a batch of one sample, in which batch norm sees no variance"
-        return f"local.batch_size={self.work.batch_size}: {fault}; another size, or a model without batch norm, avoids it"
+        return (
+            f"local.batch_size={self.work.batch_size}: {count} of {len(sizes)} clients have a batch "
+            "of one sample, in which batch norm sees no variance; another size, or a model without "
+            "batch norm, avoids it"
+        )
 
     def train(
         self,
@@ -87,27 +79,28 @@ class Engine:
         start: Sequence[Params] | None = None,
         correction: Correction | None = None,
     ) -> Cohort:
-        """Train clients `ids` from `params` (not modified) in `round` (1-based) with learning rate
-        `lr`.
+        """Train clients `ids` from `params`, which do not change, in a `round` (1-based).
 
-        `start`: a model for each of them in place of `params`; updates are differences to `params`
-        all the same. `correction`: of their gradients (the losses are those without it). Raises
-        `FedsimError` where its shift has not the trained parameters' names, sizes, type and device.
+        `start` has a model for each client, from which it starts instead. The updates are differences
+        to `params` in any case. `correction` is added to the gradients; the losses do not contain
+        it. Raises `FedsimError` if its shift does not fit the trained parameters.
         """
         schedule = make_schedule(
             self.data.train, self.work, self._streams, round, ids, lr, dropout=self._dropout
         )
         if correction:
-            self._check_shift(correction.shift, params, len(ids))
+            if correction.shift is not None:
+                self._check_shift(correction.shift, params, len(ids))
             schedule = replace(schedule, correction=correction)
-        result = self.backend.train([params] * len(ids) if start is None else start, schedule)
-        delta = result.delta
-        if start is not None:
-            moved = {
-                name: torch.stack([model[name] for model in start]) - value
-                for name, value in params.items()
-            }
-            delta = {name: change + moved[name] for name, change in delta.items()}
+        if start is None:
+            result = self.backend.train([params] * len(ids), schedule)
+            delta = result.delta
+        else:
+            result = self.backend.train(start, schedule)
+            delta = {}
+            for name, value in params.items():
+                moved = torch.stack([model[name] for model in start]) - value
+                delta[name] = result.delta[name] + moved
         loss, rms_loss = mean_losses(result.losses, schedule)
         return Cohort(
             ids=ids,
@@ -123,50 +116,53 @@ class Engine:
             momentum=result.momentum,
         )
 
-    def _check_shift(self, shift: Stack | None, params: Params, count: int) -> None:
-        if shift is None:
-            return
-        like = {name: params[name].expand(count, *params[name].shape) for name in self.trained}
-        found, wanted = (
-            {n: f"{list(v.shape)} {v.dtype} {v.device}" for n, v in one.items()}
-            for one in (shift, like)
-        )
-        for name in {**wanted, **found}:
-            if (was := found.get(name, "missing")) != (must := wanted.get(name, "missing")):
-                raise FedsimError(f"the shift of a correction: {name} is {was}; must be {must}")
+    def _check_shift(self, shift: Stack, params: Params, count: int) -> None:
+        """Raise `FedsimError` unless `shift` has a fitting tensor for each trained parameter."""
+        expected = {}
+        for name in self.trained:
+            value = params[name]
+            expected[name] = f"{[count, *value.shape]} {value.dtype} {value.device}"
+        actual = {n: f"{[*v.shape]} {v.dtype} {v.device}" for n, v in shift.items()}
+        for name in expected | actual:
+            is_, must_be = actual.get(name, "missing"), expected.get(name, "missing")
+            if is_ != must_be:
+                raise FedsimError(f"the shift of a correction: {name} is {is_}; must be {must_be}")
 
     def losses(self, params: Params, positions: Sequence[Ints]) -> Floats:
-        """Mean cross-entropy of `params` in eval mode over each list of positions in `data`
-        [len(positions)]; of none, nan. All lists pass through the model together."""
+        """Return the mean cross-entropy of `params` in eval mode over each list of positions.
+
+        The shape is [len(positions)]; an empty list gives nan. All lists pass through the model
+        together.
+        """
         return self._means(params, positions, self.backend.cross_entropies)
 
     def accuracies(self, params: Params, positions: Sequence[Ints]) -> Floats:
-        """Accuracy of `params` in eval mode over each list of positions in `data` [len(positions)];
-        of none, nan."""
+        """Return the accuracy of `params` in eval mode over each list of positions.
+
+        The shape is [len(positions)]; an empty list gives nan.
+        """
         return self._means(params, positions, self.backend.hits)
 
     def _means(
         self,
         params: Params,
         positions: Sequence[Ints],
-        values: Callable[[Tensor, Tensor], Tensor],
+        measure: Callable[[Tensor, Tensor], Tensor],
     ) -> Floats:
-        own = ClientPositions.of(positions)
-        sizes, chosen = own.sizes, own.flat
-        if not len(chosen):
-            return np.full(len(sizes), np.nan)
-        found = (
-            values(self.backend.forward(params, self.data.x, chosen), self._labels(chosen))
-            .cpu()
-            .numpy()
-        )
-        totals = np.bincount(np.repeat(np.arange(len(sizes)), sizes), found, minlength=len(sizes))
+        """Return the mean of `measure(logits, labels)` over each list of positions."""
+        lists = ClientPositions.of(positions)
+        count = len(lists)
+        if not len(lists.flat):
+            return np.full(count, np.nan)
+        logits = self.backend.forward(params, self.data.x, lists.flat)
+        values = measure(logits, self._at(self.data.y, lists.flat)).cpu().numpy()
+        list_numbers = np.repeat(np.arange(count), lists.sizes)
+        totals = np.bincount(list_numbers, values, minlength=count)
         with np.errstate(invalid="ignore"):
-            return totals / sizes
+            return totals / lists.sizes
 
-    def _labels(self, positions: Ints, true: Tensor | None = None) -> Tensor:
-        y = self.data.y if true is None else true
-        return y[to_device(torch.as_tensor(positions), y.device)]
+    def _at(self, labels: Tensor, positions: Ints) -> Tensor:
+        return labels[to_device(torch.as_tensor(positions), labels.device)]
 
     def client_gradients(
         self,
@@ -174,41 +170,64 @@ class Engine:
         positions: Sequence[Ints],
         names: Sequence[str] | None = None,
     ) -> Iterator[Tensor]:
-        """For each list of positions in `data`, the gradient of its mean cross-entropy in eval
-        mode, flat [D], in the parameters `names` (None: all that are trained). An empty list gives
-        zeros."""
+        """Yield the gradient of the mean cross-entropy in eval mode for each list of positions.
+
+        A gradient is flat [D], in the parameters `names` (None: all that are trained). An empty list
+        gives zeros.
+        """
         return self.backend.gradients(params, positions, self.trained if names is None else names)
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
-        """Accuracy and mean cross-entropy of `params` in eval mode over a labelled set on the
-        device."""
+        """Return accuracy and mean cross-entropy of `params` in eval mode over a labelled set."""
         return self.evaluate_samples(params, x, y)[0]
 
     def evaluate_samples(self, params: Params, x: Tensor, y: Tensor) -> tuple[Evaluation, Tensor]:
-        """As `evaluate`, and which of the samples are classified correctly [n], on the device.
-        Raises `ConfigError` for a model whose output is not logits."""
+        """Evaluate `params` on a labelled set, and return which samples are classified correctly [n].
+
+        Raises `ConfigError` if the model's output is not logits.
+        """
         output = self.backend.forward(params, x)
-        classes, shape = self.data.num_classes, list(output.shape)
-        if len(shape) != 2 or shape[0] != len(x) or shape[1] < classes:
-            text = f"must return logits [batch, num_classes={classes}], not {shape} for {len(x)} samples"
+        classes = self.data.num_classes
+        if output.dim() != 2 or len(output) != len(x) or output.shape[1] < classes:
+            text = (
+                f"must return logits [batch, num_classes={classes}], not {list(output.shape)} for "
+                f"{len(x)} samples"
+            )
             raise ConfigError([Problem("model", type(self.workload.model).__name__, text)])
         hits = self.backend.hits(output, y)
-        correct = hits.sum()
         losses = self.backend.cross_entropies(output, y)
         loss = row_sums(losses[None])[0] if self.backend.exact else losses.sum()
-        found = torch.stack([correct.double(), loss]).tolist()  # one copy from a GPU
-        return Evaluation(found[0] / len(y), found[1] / len(y)), hits
+        # One copy from a GPU, because the host waits for each.
+        num_hits, total_loss = torch.stack([hits.sum().double(), loss]).tolist()
+        return Evaluation(num_hits / len(y), total_loss / len(y)), hits
 
     def hits(self, params: Params, positions: Ints) -> Bools:
-        """Which of the samples at these positions in `data` are classified correctly, by their true
-        labels."""
-        labels = self._labels(positions, self.data.true_y)
-        return (
-            self.backend.hits(self.backend.forward(params, self.data.x, positions), labels)
-            .cpu()
-            .numpy()
-        )
+        """Return which samples at `positions` are classified correctly, by their true labels."""
+        true_labels = self.data.y if self.data.true_y is None else self.data.true_y
+        logits = self.backend.forward(params, self.data.x, positions)
+        return self.backend.hits(logits, self._at(true_labels, positions)).cpu().numpy()
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
-        """Log-probabilities of `params` in eval mode, float64 [len(x), C]."""
+        """Return log-probabilities of `params` in eval mode, float64 [len(x), C]."""
         return log_softmax(self.backend.forward(params, x))
+
+
+def mean_losses(losses: NDArray[Any], schedule: Schedule) -> tuple[Floats, Floats]:
+    """Return `loss` and `rms_loss` [K] of a `Cohort` from the `losses` [K, S, B] of all samples.
+
+    Clients without a step get nan.
+    """
+    losses = np.where(schedule.mask, losses, 0.0).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        batch_means = _sum(losses) / np.maximum(schedule.counts, 1)
+        loss = _sum(batch_means) / schedule.steps
+        rms_loss = np.sqrt(_sum(_sum(losses**2)) / schedule.samples)
+    return loss, rms_loss
+
+
+def _sum(values: Floats) -> Floats:
+    """Sum over the last axis, one term after another.
+
+    Zeros at its end, which stand for padding, then change no bit.
+    """
+    return values.cumsum(-1)[..., -1] if values.shape[-1] else np.zeros(values.shape[:-1])

@@ -1,50 +1,79 @@
-"""Any backend on samples that are made on demand: those of one call are put where it expects
-them."""
+"""A staging buffer between a backend and samples that are made on demand.
+
+A data set may be too large for memory. A `SampleSource` then makes each sample when it is needed.
+`OnDemandBackend` keeps one buffer, a tensor of fixed size. Before each call it copies the samples
+of that call into the buffer, and it passes the call on to an ordinary backend, which takes the
+buffer for the whole data set. A call whose samples do not fit is split into several calls.
+
+Positions are numbered in two ways: a position in the data set is a row of the source, and a position
+in the buffer is a row of the tensor that the ordinary backend sees.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedsim.core.flat import to_device
-from fedsim.core.types import Params
+from fedsim.core.types import ClientPositions, Params, Positions
 from fedsim.engine.backend import Backend, TrainingResult, Workload, concatenate_results
-from fedsim.engine.data import ROOM_BYTES, ClientData
-from fedsim.engine.schedule import Positions, Schedule
-from fedsim.engine.torch_backend import EVALUATION_BATCH, MOST
+from fedsim.engine.data import BUFFER_BYTES, ClientData
+from fedsim.engine.schedule import Schedule
+from fedsim.engine.torch_backend import EVALUATION_BATCH, PASS_ALL_SHARE
 
 
 class OnDemandBackend(Backend):
-    """A backend that finds in a tensor of fixed size, `data.x`, the samples that the present call
-    needs. Calls whose samples do not fit are taken in parts: training gives the same bits as with
-    all samples in memory where those of a call fit (64 MiB, `fedsim.engine.data.ROOM_BYTES`), and
-    else the same up to rounding."""
+    """A backend that makes the samples of each call, and passes the call on to `self.backend`.
+
+    Training gives the same bits as with all samples in memory if the samples of a call fit into the
+    buffer (`fedsim.engine.data.BUFFER_BYTES`, 64 MiB). Otherwise the cohort is split into parts, and
+    results are the same up to rounding.
+    """
+
+    buffer_size: int
 
     def __init__(self, workload: Workload, build: Callable[[Workload], Backend]) -> None:
-        """`build` makes the backend that computes, from a workload whose data are those in the
-        room."""
+        """Build the ordinary backend: `build` receives the `workload` with the buffer as its data.
+
+        `workload.data.x` becomes the buffer, and `workload.data.source` must be there.
+        """
         data = workload.data
         assert data.source is not None
-        self.source, self.x, self.y = data.source, data.x, data.y
-        self.labels = torch.zeros(len(data.x), dtype=torch.int64, device=data.y.device)
-        self._place(
-            np.arange(min(len(data.x), EVALUATION_BATCH))
-        )  # on which a backend may try out its model
-        held = ClientData(self.x, self.labels, (), (), data.num_classes)
-        self.backend = own = build(replace(workload, data=held))
-        self.reason, self.exact, self.fewest_clients, self.room = (
-            own.reason,
-            own.exact,
-            own.fewest_clients,
-            len(self.x),
-        )
-        unit = own.pass_size
-        self._placed_at_once = len(self.x) // unit * unit or len(self.x)
-        cut_within_passes = self._placed_at_once % unit and len(self.x) < len(self.source)
-        self.pass_size = math.lcm(self._placed_at_once, unit) if cut_within_passes else unit
+        self.source = data.source
+        self.all_labels = data.y
+        self.buffer = data.x
+        self.buffer_labels = torch.zeros(len(data.x), dtype=torch.int64, device=data.y.device)
+        self.buffer_size = len(data.x)
+        # A backend may try out its model on the first samples when it is built.
+        self._copy_to_buffer(np.arange(min(self.buffer_size, EVALUATION_BATCH)))
+        buffered = ClientData(self.buffer, self.buffer_labels, (), (), data.num_classes)
+        self.backend = build(replace(workload, data=buffered))
+        self.reason = self.backend.reason
+        self.exact = self.backend.exact
+        self.fewest_clients = self.backend.fewest_clients
+        self._set_pass_sizes()
+
+    def _set_pass_sizes(self) -> None:
+        """Set how many samples are copied at once for a forward pass, and `pass_size`.
+
+        The buffer is filled up to a multiple of the ordinary backend's pass size, so that its passes
+        hold the same samples as without a buffer. A buffer that is smaller than one pass is filled
+        completely, and cuts passes at its own size, too.
+        """
+        pass_size = self.backend.pass_size
+        if self.buffer_size >= pass_size:
+            self._samples_at_once = self.buffer_size - self.buffer_size % pass_size
+        else:
+            self._samples_at_once = self.buffer_size
+        holds_all_samples = self.buffer_size == len(self.source)
+        if self._samples_at_once % pass_size == 0 or holds_all_samples:
+            self.pass_size = pass_size
+        else:
+            self.pass_size = math.lcm(self._samples_at_once, pass_size)
 
     @property
     def description(self) -> str:
@@ -60,72 +89,91 @@ class OnDemandBackend(Backend):
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.backend.cross_entropies(logits, labels)
 
-    def passed_in_order(self, count: int, x: Tensor) -> int:
-        if x is not self.x:
-            return self.backend.passed_in_order(count, x)
-        return len(self.source) if count >= MOST * len(self.source) else 0
-
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        cuts = self._parts_that_fit(schedule)
-        if len(cuts) == 1:
-            return self._train(start, schedule)
-        parts = [self._train(start[cut], schedule.rows(cut, padded=True)) for cut in cuts]
-        return concatenate_results(parts, schedule)
+        if np.unique(schedule.positions).size <= self.buffer_size:
+            return self._train_part(start, schedule)
+        results = []
+        for part in self._parts_that_fit(schedule):
+            # Padded, so that batches have the shape that they have in the whole cohort.
+            part_schedule = schedule.rows(part, padded=True)
+            results.append(self._train_part(start[part], part_schedule))
+        return concatenate_results(results, schedule)
+
+    def _train_part(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """Train clients whose samples fit into the buffer."""
+        needed, buffer_rows = np.unique(schedule.positions, return_inverse=True)
+        self._copy_to_buffer(needed)
+        in_buffer = buffer_rows.reshape(schedule.positions.shape)
+        return self.backend.train(start, replace(schedule, positions=in_buffer))
+
+    def _parts_that_fit(self, schedule: Schedule) -> list[slice]:
+        """Cut the clients into consecutive parts whose samples fit into the buffer.
+
+        No part has a single client if there are several: results of a client that is trained alone
+        may differ in their last bits (`Backend.fewest_clients`). If the last client is left alone,
+        it takes its neighbour with it. `LARGEST_CLIENTS` is why both fit.
+        """
+        cuts = [0]
+        samples = 0
+        for client, positions in enumerate(schedule.positions):
+            count = np.unique(positions).size
+            if samples + count > self.buffer_size:
+                cuts.append(client)
+                samples = 0
+            samples += count
+        num_clients = len(schedule)
+        last_is_alone = cuts[-1] == num_clients - 1
+        if last_is_alone and cuts[-1] - cuts[-2] > 2:
+            cuts[-1] -= 1
+        return [slice(first, end) for first, end in pairwise([*cuts, num_clients])]
+
+    def passed_in_order(self, count: int, x: Tensor) -> int:
+        if x is not self.buffer:
+            return self.backend.passed_in_order(count, x)
+        num_samples = len(self.source)
+        return num_samples if count >= PASS_ALL_SHARE * num_samples else 0
 
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
-        if x is not self.x or positions is None:
+        """Return logits of `x`; if `x` is the buffer, of the data set's samples at `positions`."""
+        if x is not self.buffer or positions is None:
             return self.backend.forward(params, x, positions)
-        if passed := self.passed_in_order(len(positions), x):
-            logits = self._forward(params, np.arange(passed))
-            return logits[to_device(torch.as_tensor(positions), logits.device)]
-        return self._forward(params, positions)
+        num_in_order = self.passed_in_order(len(positions), x)
+        if num_in_order == 0:
+            return self._forward_in_parts(params, positions)
+        logits = self._forward_in_parts(params, np.arange(num_in_order))
+        return logits[to_device(torch.as_tensor(positions), logits.device)]
+
+    def _forward_in_parts(self, params: Params, positions: Positions) -> Tensor:
+        logits = []
+        for first in range(0, len(positions), self._samples_at_once):
+            part = positions[first : first + self._samples_at_once]
+            self._copy_to_buffer(part)
+            logits.append(self.backend.forward(params, self.buffer[: len(part)]))
+        return torch.cat(logits)
 
     def gradients(
         self, params: Params, positions: Sequence[Positions], names: Sequence[str]
     ) -> Iterator[Tensor]:
-        """Some at a time: whoever takes one of them may use the backend before the next."""
-        length = sum(params[name].nbytes for name in names)
-        most, first = max(ROOM_BYTES // max(length, 1), 1), 0
+        """Compute gradients for as many lists at once as fit into the buffer and `BUFFER_BYTES`.
+
+        The caller may use this backend between two gradients, which overwrites the buffer. So the
+        gradients of one fill of the buffer are all computed before the first is yielded.
+        """
+        gradient_bytes = sum(params[name].nbytes for name in names)
+        max_lists = max(BUFFER_BYTES // max(gradient_bytes, 1), 1)
+        first = 0
         while first < len(positions):
-            fits = np.cumsum([len(own) for own in positions[first : first + most]]) <= len(self.x)
-            some = positions[first : first + max(int(fits.sum()), 1)]
-            self._place(np.concatenate(some))
-            ends = np.cumsum([len(own) for own in some])
-            yield from list(
-                self.backend.gradients(params, np.split(np.arange(ends[-1]), ends[:-1]), names)
-            )
-            first += len(some)
+            ends = np.cumsum([len(chosen) for chosen in positions[first : first + max_lists]])
+            num_lists = max(int((ends <= self.buffer_size).sum()), 1)
+            lists = ClientPositions.of(positions[first : first + num_lists])
+            self._copy_to_buffer(lists.flat)
+            in_buffer = ClientPositions(np.arange(len(lists.flat)), lists.sizes)
+            yield from list(self.backend.gradients(params, in_buffer, names))
+            first += num_lists
 
-    def _place(self, positions: Positions) -> None:
-        self.x[: len(positions)].copy_(self.source.rows(positions))
-        self.labels[: len(positions)] = self.y[to_device(torch.as_tensor(positions), self.y.device)]
-
-    def _forward(self, params: Params, positions: Positions) -> Tensor:
-        size, passes = self._placed_at_once, []
-        for part in np.split(positions, range(size, len(positions), size)):
-            self._place(part)
-            passes.append(self.backend.forward(params, self.x[: len(part)]))
-        return torch.cat(passes)
-
-    def _train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        needed, rows = np.unique(schedule.positions, return_inverse=True)
-        self._place(needed)
-        return self.backend.train(
-            start, replace(schedule, positions=rows.reshape(schedule.positions.shape))
-        )
-
-    def _parts_that_fit(self, schedule: Schedule) -> list[slice]:
-        """Consecutive clients whose samples find room; none is alone in a part, if there are
-        several."""
-        if np.unique(schedule.positions).size <= len(self.x):
-            return [slice(0, len(schedule))]
-        cuts, held = [0], 0
-        for row, own in enumerate(schedule.positions):
-            count = np.unique(own).size
-            if held + count > len(self.x):
-                cuts.append(row)
-                held = 0
-            held += count
-        if cuts[-1] == len(schedule) - 1 and cuts[-1] - cuts[-2] > 2:
-            cuts[-1] -= 1
-        return [slice(a, b) for a, b in zip(cuts, [*cuts[1:], len(schedule)], strict=True)]
+    def _copy_to_buffer(self, positions: Positions) -> None:
+        """Make the samples at `positions` of the data set, and copy them to the first rows."""
+        count = len(positions)
+        self.buffer[:count].copy_(self.source.rows(positions))
+        index = to_device(torch.as_tensor(positions), self.all_labels.device)
+        self.buffer_labels[:count] = self.all_labels[index]

@@ -1,4 +1,7 @@
-"""Every client by itself in plain PyTorch: what other backends are tested against."""
+"""The sequential backend: one client after another in plain PyTorch.
+
+It is the reference: the other backends are tested against it.
+"""
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,107 +15,21 @@ from torch.nn import functional as F
 
 from fedsim.core.errors import check
 from fedsim.core.flat import real_dtype, to_device
-from fedsim.core.types import Params
+from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload, workers_problem
 from fedsim.engine.device import Precision, autocast
-from fedsim.engine.model import for_sequential, keyed_dropouts, refuse_hidden_randomness, traveling
+from fedsim.engine.model import traveling
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import TorchBackend
-
-
-class ClientTrainer:
-    """A copy of the model that trains one client after another. Not for two threads at once."""
-
-    def __init__(
-        self, workload: Workload, layout: torch.memory_format, precision: Precision
-    ) -> None:
-        self.data, self.optimizer = workload.data, workload.optimizer
-        self.model = for_sequential(workload.model).to(self.data.x.device)
-        self.layout, self.precision = layout, precision
-        self.dropouts = list(keyed_dropouts(self.model).values())
-        self.tensors = traveling(self.model)
-        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        own = {
-            name: buffer for name, buffer in self.model.named_buffers() if name not in self.tensors
-        }
-        self.counters = list(
-            own.values()
-        )  # what no client gets, such as the number of BatchNorm's batches
-        self.counters_before = [buffer.clone() for buffer in self.counters]
-
-    def train(
-        self, params: Params, schedule: Schedule, losses: NDArray[Any]
-    ) -> tuple[Params, Params]:
-        """Train from `params` by the `schedule` of one client; its samples' losses go into `losses`
-        [S, B]. Returns w_k - w, and the optimiser's momentum buffers, empty for one without."""
-        with torch.no_grad():
-            torch._foreach_copy_(
-                list(self.tensors.values()), [params[name] for name in self.tensors]
-            )
-            if self.counters:
-                torch._foreach_copy_(self.counters, self.counters_before)
-        optimizer = self.optimizer.torch_optimizer(list(self.trained.values()), schedule.lr)
-        self._steps(schedule, optimizer, losses)
-        delta = {name: tensor.detach() - params[name] for name, tensor in self.tensors.items()}
-        return delta, self._momentum(optimizer)
-
-    @torch.enable_grad()  # whatever the caller computes with
-    def _steps(
-        self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]
-    ) -> None:
-        device = self.data.x.device
-        positions = to_device(torch.as_tensor(schedule.positions[0]), device)
-        keys = (
-            None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys[0]), device)
-        )
-        each: list[Tensor] = []
-        for step, count in enumerate(schedule.counts[0].tolist()):
-            if keys is not None:
-                for layer in self.dropouts:
-                    layer.key.copy_(keys[step])
-                    layer.calls = 0
-            values = self._losses(positions[step, :count])
-            optimizer.zero_grad(set_to_none=True)
-            values.mean().backward()
-            for parameter in (p for p in self.trained.values() if p.grad is None):
-                parameter.grad = torch.zeros_like(
-                    parameter
-                )  # without one, torch leaves out weight decay
-            if schedule.correction:
-                grads = {
-                    name: p.grad.unsqueeze(0)
-                    for name, p in self.trained.items()
-                    if p.grad is not None
-                }
-                schedule.correction.add_to(
-                    grads, {name: self.trained[name].unsqueeze(0) for name in grads}
-                )
-            optimizer.step()
-            each.append(values.detach())
-        if each:
-            _, steps, width = schedule.positions.shape
-            losses[:steps, :width][schedule.mask[0]] = (
-                torch.cat(each).cpu().numpy()
-            )  # one copy for all steps
-
-    def _losses(self, chosen: Tensor) -> Tensor:
-        x = self.data.x.index_select(0, chosen).contiguous(memory_format=self.layout)
-        with autocast(self.precision, x.device):
-            output = self.model(x)
-        return F.cross_entropy(output.to(real_dtype(x)), self.data.y[chosen], reduction="none")
-
-    def _momentum(self, optimizer: torch.optim.Optimizer) -> Params:
-        if not optimizer.defaults.get("momentum"):
-            return {}
-        buffers = {n: optimizer.state[p].get("momentum_buffer") for n, p in self.trained.items()}
-        return {
-            n: torch.zeros_like(self.trained[n]) if b is None else b for n, b in buffers.items()
-        }
+from fedsim.engine.training_copies import for_sequential, reject_hidden_randomness
+from fedsim.engine.training_layers import keyed_dropouts
 
 
 class ReferenceBackend(TorchBackend):
-    """Clients one after another, or, on a CPU, `workers` at a time on one core each (`auto`: as
-    many as torch has threads; one on a GPU)."""
+    """Trains one client after another; on a CPU, `workers` clients at a time on one core each.
+
+    `workers="auto"` means as many as torch has threads, and one on a GPU.
+    """
 
     def __init__(
         self,
@@ -124,15 +41,12 @@ class ReferenceBackend(TorchBackend):
     ) -> None:
         check(workers_problem(workers))
         super().__init__(workload, precision, deterministic)
-        count = (
-            (1 if self.data.x.is_cuda else torch.get_num_threads())
-            if workers == "auto"
-            else workers
-        )
-        self._trainers = [ClientTrainer(workload, self.layout, precision) for _ in range(count)]
-        self._pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+        if workers == "auto":
+            workers = 1 if self.data.x.is_cuda else torch.get_num_threads()
+        self._trainers = [ClientTrainer(workload, self.layout, precision) for _ in range(workers)]
+        self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
         if len(self.data.x):
-            refuse_hidden_randomness(workload.model, self.data.x)
+            reject_hidden_randomness(workload.model, self.data.x)
 
     @property
     def description(self) -> str:
@@ -140,28 +54,124 @@ class ReferenceBackend(TorchBackend):
         return "sequential" if count == 1 else f"sequential, {count} clients at a time"
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """Clients who would leave a thread without work at the end are trained one by one by the
-        caller's thread, with all of torch's threads. (torch's operations release the global
-        interpreter lock: threads do run in parallel.)"""
+        """Train K clients by the `schedule`.
+
+        The workers take clients from one queue. torch's operations release the global interpreter
+        lock, so threads do run in parallel. The last K mod `workers` clients would leave workers
+        idle. So they train one by one in the caller's thread, with all of torch's threads.
+        """
         losses = torch.zeros(schedule.positions.shape, dtype=real_dtype(self.data.x)).numpy()
         count, workers = len(schedule), len(self._trainers)
-        side_by_side = count - count % workers if workers > 1 else 0
-        done: dict[int, tuple[Params, Params]] = {}
+        in_parallel = count - count % workers if workers > 1 else 0
+        results: dict[int, tuple[Params, Params]] = {}
 
         def train_clients(trainer: ClientTrainer, queue: Iterator[int]) -> None:
             for row in queue:
-                done[row] = trainer.train(
-                    start[row], schedule.rows(slice(row, row + 1)), losses[row]
-                )
+                client_schedule = schedule.rows(slice(row, row + 1))
+                results[row] = trainer.train(start[row], client_schedule, losses[row])
 
         with self.passes:
-            if side_by_side:
-                list(
-                    self._pool.map(train_clients, self._trainers, repeat(iter(range(side_by_side))))
-                )
-            train_clients(self._trainers[0], iter(range(side_by_side, count)))
-        delta, momentum = (
-            {name: torch.stack([model[name] for model in models]) for name in models[0]}
-            for models in zip(*(done[row] for row in range(count)), strict=True)
-        )
+            if in_parallel:
+                queue = iter(range(in_parallel))
+                list(self._pool.map(train_clients, self._trainers, repeat(queue)))
+            train_clients(self._trainers[0], iter(range(in_parallel, count)))
+        delta = _stacked([results[row][0] for row in range(count)])
+        momentum = _stacked([results[row][1] for row in range(count)])
         return TrainingResult(delta, losses, momentum or None)
+
+
+class ClientTrainer:
+    """A copy of the model that trains one client after another. It serves one thread at a time."""
+
+    def __init__(
+        self, workload: Workload, layout: torch.memory_format, precision: Precision
+    ) -> None:
+        self.data = workload.data
+        self.optimizer = workload.optimizer
+        self.layout = layout
+        self.precision: Precision = precision
+        self.model = for_sequential(workload.model).to(self.data.x.device)
+        self.dropouts = list(keyed_dropouts(self.model).values())
+        self.tensors = traveling(self.model)
+        self.trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        # Buffers that do not travel, such as BatchNorm's number of batches, start anew.
+        buffers = self.model.named_buffers()
+        self.counters = [buffer for name, buffer in buffers if name not in self.tensors]
+        self.initial_counters = [buffer.clone() for buffer in self.counters]
+
+    def train(
+        self, params: Params, schedule: Schedule, losses: NDArray[Any]
+    ) -> tuple[Params, Params]:
+        """Train from `params` by the `schedule` of one client.
+
+        Writes its samples' losses to `losses` [S, B]. Returns the change of the model, and the
+        optimiser's momentum buffers, which are empty if it has none.
+        """
+        with torch.no_grad():
+            start = [params[name] for name in self.tensors]
+            torch._foreach_copy_(list(self.tensors.values()), start)
+            if self.counters:
+                torch._foreach_copy_(self.counters, self.initial_counters)
+        optimizer = self.optimizer.torch_optimizer(list(self.trained.values()), schedule.lr)
+        self._make_steps(schedule, optimizer, losses)
+        delta = {name: value.detach() - params[name] for name, value in self.tensors.items()}
+        return delta, self._momentum(optimizer)
+
+    @torch.enable_grad()  # The caller may have switched gradients off.
+    def _make_steps(
+        self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]
+    ) -> None:
+        device = self.data.x.device
+        positions = to_device(torch.as_tensor(schedule.positions[0]), device)
+        keys: Tensor | None = None
+        if schedule.keys is not None:
+            keys = to_device(torch.as_tensor(schedule.keys[0]), device)
+        batch_losses: list[Tensor] = []
+        for step, count in enumerate(schedule.counts[0].tolist()):
+            if keys is not None:
+                for layer in self.dropouts:
+                    layer.key.copy_(keys[step])
+                    layer.calls = 0
+            values = self._losses(positions[step, :count])
+            optimizer.zero_grad(set_to_none=True)
+            values.mean().backward()
+            self._complete_gradients(schedule)
+            optimizer.step()
+            batch_losses.append(values.detach())
+        if batch_losses:
+            _, steps, width = schedule.positions.shape
+            # One copy from a GPU, because the host waits for each.
+            losses[:steps, :width][schedule.mask[0]] = torch.cat(batch_losses).cpu().numpy()
+
+    def _losses(self, positions: Tensor) -> Tensor:
+        x = self.data.x.index_select(0, positions).contiguous(memory_format=self.layout)
+        with autocast(self.precision, x.device):
+            output = self.model(x)
+        return F.cross_entropy(output.to(real_dtype(x)), self.data.y[positions], reduction="none")
+
+    def _complete_gradients(self, schedule: Schedule) -> None:
+        """Give unused parameters a gradient of zero, and add the correction."""
+        for parameter in self.trained.values():
+            if parameter.grad is None:  # torch would not apply weight decay.
+                parameter.grad = torch.zeros_like(parameter)
+        if schedule.correction:
+            params: Stack = {}
+            grads: Stack = {}
+            for name, parameter in self.trained.items():
+                assert parameter.grad is not None
+                params[name] = parameter.unsqueeze(0)
+                grads[name] = parameter.grad.unsqueeze(0)
+            schedule.correction.add_to(grads, params)
+
+    def _momentum(self, optimizer: torch.optim.Optimizer) -> Params:
+        if not optimizer.defaults.get("momentum"):
+            return {}
+        buffers = {}
+        for name, parameter in self.trained.items():
+            buffer = optimizer.state[parameter].get("momentum_buffer")
+            buffers[name] = torch.zeros_like(parameter) if buffer is None else buffer
+        return buffers
+
+
+def _stacked(models: Sequence[Params]) -> Stack:
+    return {name: torch.stack([model[name] for model in models]) for name in models[0]}

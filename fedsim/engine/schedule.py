@@ -1,5 +1,8 @@
-"""Which samples each client trains on in each local step: fixed before the training, the same for
-all backends."""
+"""The schedule of a round: which samples each client trains on in each local step.
+
+A schedule is fixed before the training. It depends on the seed, the round and the client only, so
+all backends train on the same batches.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +13,21 @@ import numpy as np
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import Problem, rule
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import UNCORRECTED, Correction, Ids, positions_of, sizes_of
-
-Positions = Ints
+from fedsim.core.types import UNCORRECTED, Correction, Ids, Positions, positions_of, sizes_of
 
 MAX_POSITIONS = 2**28
-"""Of samples, in the schedule of a round: 2 GiB."""
-_KEY_STRIDE = 0x2545F4914F6CDD1D
+"""Maximum number of positions in the schedule of a round: 2 GiB."""
+KEY_STRIDE = 0x2545F4914F6CDD1D
+"""Difference between the dropout keys of consecutive steps, modulo 2^63."""
 
 
 @dataclass(frozen=True)
 class LocalWork:
-    """Local training: `steps` optimiser steps, or, where `steps` is None, `epochs` passes; batches
-    of `batch_size`.
+    """The local training of a round: `steps` optimiser steps, or `epochs` passes if `steps` is None.
 
-    Batches are cut from consecutive shuffled epochs. An epoch's last batch is short where
-    `batch_size` does not divide the number n_k of the client's samples, so `steps = epochs *
-    ceil(n_k / batch_size)` is the same work as `epochs`.
+    Batches of `batch_size` samples are cut from consecutive shuffled epochs. The last batch of an
+    epoch is smaller if `batch_size` does not divide the client's number of samples n_k. So
+    `steps = epochs * ceil(n_k / batch_size)` is the same work as `epochs`.
     """
 
     epochs: int | None
@@ -34,6 +35,7 @@ class LocalWork:
     batch_size: int
 
     def num_steps(self, size: int) -> int:
+        """Return the number of local steps of a client with `size` samples."""
         if size == 0:
             return 0
         if self.steps is not None:
@@ -42,38 +44,41 @@ class LocalWork:
         return self.epochs * -(-size // self.batch_size)
 
     def num_samples(self, size: int) -> int:
-        """Samples that a client with `size` of them passes forward and backward in a round."""
-        epochs, rest = divmod(self.num_steps(size), max(-(-size // self.batch_size), 1))
-        return epochs * size + min(rest * self.batch_size, size)
+        """Return how many samples a client with `size` samples passes forward and backward."""
+        steps_per_epoch = max(-(-size // self.batch_size), 1)
+        epochs, remaining_steps = divmod(self.num_steps(size), steps_per_epoch)
+        return epochs * size + min(remaining_steps * self.batch_size, size)
 
     def too_large(self, sizes: Ints, cohort_size: int) -> Problem | None:
-        """The problem of a round whose schedule would not fit in memory, for clients with `sizes`
-        samples [N]."""
+        """Return the problem of a round whose schedule does not fit into memory, or None.
+
+        `sizes` [N] are the clients' numbers of samples.
+        """
         largest = int(sizes.max(initial=0))
         count = cohort_size * self.num_steps(largest) * min(self.batch_size, largest)
-        key, value = (
-            ("local.epochs", self.epochs) if self.steps is None else ("local.steps", self.steps)
+        key, value = "local.steps", self.steps
+        if self.steps is None:
+            key, value = "local.epochs", self.epochs
+        text = (
+            f"makes batches of {count} samples in a round for cohort_size={cohort_size} clients of "
+            f"up to {largest} samples; must make at most {MAX_POSITIONS}"
         )
-        clients = f"cohort_size={cohort_size} clients of up to {largest} samples"
-        text = f"makes batches of {count} samples in a round for {clients}; must make at most {MAX_POSITIONS}"
-        return rule(
-            count <= MAX_POSITIONS, key, value, text, "lower it, local.batch_size or cohort_size"
-        )
+        remedy = "lower it, local.batch_size or cohort_size"
+        return rule(count <= MAX_POSITIONS, key, value, text, remedy)
 
     def median_steps(self, positions: Sequence[Positions]) -> int:
-        """Optimiser steps, in one round, of a client whose number of samples is the median."""
+        """Return the local steps in a round of a client with the median number of samples."""
         return self.num_steps(int(np.median(sizes_of(positions)))) if len(positions) else 0
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The local training of K clients with learning rate `lr`, in arrays of fixed shape: S steps of
-    at most B samples.
+    """The local training of K clients, as arrays for S steps of at most B samples.
 
-    `positions` [K, S, B] are rows of the data, of which the first `counts` [K, S] are valid; the
-    others repeat a sample of the same client. A count of 0 means that the client has finished.
-    `keys` [K, S] are those of the dropout masks (None: the model has no dropout). `correction` is
-    added to the gradients.
+    - `positions` [K, S, B] are rows of the data. The first `counts` [K, S] positions of a step are
+      valid, and the others repeat a sample of the same client. A client with count 0 has finished.
+    - `keys` [K, S] determine the dropout masks; None if the model has no dropout.
+    - `lr` is the learning rate, and `correction` is added to the gradients.
     """
 
     positions: Ints
@@ -87,47 +92,51 @@ class Schedule:
 
     @cached_property
     def steps(self) -> Ints:
-        """Optimiser steps of each client [K]."""
+        """Number of local steps of each client [K]."""
         return np.count_nonzero(self.counts, axis=1).astype(np.int64)
 
     @cached_property
     def samples(self) -> Ints:
-        """Samples that each client passes forward and backward [K]."""
+        """Number of samples that each client passes forward and backward [K]."""
         return self.counts.sum(1)
 
     @property
     def mask(self) -> Bools:
-        """Which of `positions` are valid [K, S, B]."""
+        """Mask of the valid `positions` [K, S, B]."""
         return np.arange(self.positions.shape[2]) < self.counts[:, :, None]
 
     @cached_property
     def widths(self) -> tuple[int, ...]:
-        """The largest batch of each step [S]."""
+        """Size of the largest batch in each step [S]."""
         return tuple(self.counts.max(0, initial=0).tolist())
 
     def rows(self, rows: slice | Ints, *, padded: bool = False) -> "Schedule":
-        """Those clients, in this order, without the steps and columns that none of them uses;
-        `padded`: with all columns, so that their batches have the shape that they have among all
-        clients."""
+        """Return the schedule of some clients, without the steps that none of them makes.
+
+        It has no more columns than their largest batch, unless it is `padded`: batches then have
+        the shape that they have among all clients.
+        """
         counts = self.counts[rows]
         steps = int(np.count_nonzero(counts.any(0)))
         width = self.positions.shape[2] if padded else int(counts.max(initial=0))
-        keys = None if self.keys is None else self.keys[rows, :steps]
         return Schedule(
             self.positions[rows, :steps, :width],
             counts[:, :steps],
-            keys,
+            None if self.keys is None else self.keys[rows, :steps],
             self.lr,
             self.correction.rows(rows),
         )
 
 
 def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
-    """All clients of `parts`, which agree in the learning rate and the kind of correction, padded
-    to the most steps and the largest batch."""
+    """Join the clients of several schedules, padded to the most steps and the largest batch.
+
+    The parts have the same learning rate and the same kind of correction.
+    """
     if len(parts) == 1:
         return parts[0]
-    steps, width = (max(part.positions.shape[axis] for part in parts) for axis in (1, 2))
+    steps = max(part.positions.shape[1] for part in parts)
+    width = max(part.positions.shape[2] for part in parts)
     keys = [_padded(part.keys, steps) for part in parts if part.keys is not None]
     return Schedule(
         np.concatenate([_padded(part.positions, steps, width) for part in parts]),
@@ -139,11 +148,10 @@ def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
 
 
 def _padded(array: Ints, *shape: int) -> Ints:
-    """`array` [K, ...] with zeros behind its entries, up to `shape` in the axes from the second
-    on."""
-    return np.pad(
-        array, [(0, 0), *((0, new - old) for old, new in zip(array.shape[1:], shape, strict=True))]
-    )
+    """Return `array` [K, ...] with zeros appended, so that its other axes have `shape`."""
+    padded = np.zeros((len(array), *shape), array.dtype)
+    padded[tuple(slice(size) for size in array.shape)] = array
+    return padded
 
 
 def make_schedule(
@@ -156,41 +164,47 @@ def make_schedule(
     *,
     dropout: bool,
 ) -> Schedule:
-    """The schedule of clients `ids` in `round`, from the `positions` of all N clients. The order of
-    a client's samples depends on (seed, TRAIN, round, client) alone, its dropout masks on (seed,
-    DROPOUT, round, client) and the step.
+    """Make the schedule of clients `ids` in a `round`, from the `positions` of all N clients.
+
+    The order of a client's samples depends on (seed, TRAIN, round, client) only. Its dropout masks
+    depend on (seed, DROPOUT, round, client) and the step.
     """
-    own = positions_of(positions, ids)
-    steps = np.array([work.num_steps(size) for size in own.sizes.tolist()], dtype=np.int64)
-    shape = len(ids), int(steps.max(initial=0))
-    batches = np.zeros((*shape, min(work.batch_size, int(own.sizes.max(initial=0)))), np.int64)
-    busy = np.flatnonzero(steps)
-    generators = streams.generators(Purpose.TRAIN, round, last=ids[busy])
-    each = list(own)
-    for row, rng in zip(busy.tolist(), generators, strict=True):
-        _fill(batches[row, : steps[row]], each[row], rng)
-    keys = (
-        dropout_keys(streams.keys(Purpose.DROPOUT, round, last=ids), shape[1]) if dropout else None
-    )
-    return Schedule(batches, _counts(own.sizes, steps, work.batch_size), keys, lr)
+    chosen = positions_of(positions, ids)
+    sizes = chosen.sizes
+    steps = np.array([work.num_steps(size) for size in sizes.tolist()], dtype=np.int64)
+    num_steps = int(steps.max(initial=0))
+    width = min(work.batch_size, int(sizes.max(initial=0)))
+    batches = np.zeros((len(ids), num_steps, width), np.int64)
+    client_positions = list(chosen)
+    with_steps = np.flatnonzero(steps)
+    generators = streams.generators(Purpose.TRAIN, round, last=ids[with_steps])
+    for row, rng in zip(with_steps.tolist(), generators, strict=True):
+        _fill(batches[row, : steps[row]], client_positions[row], rng)
+    keys = None
+    if dropout:
+        keys = dropout_keys(streams.keys(Purpose.DROPOUT, round, last=ids), num_steps)
+    return Schedule(batches, _counts(sizes, steps, work.batch_size), keys, lr)
 
 
 def _counts(sizes: Ints, steps: Ints, batch_size: int) -> Ints:
-    """Samples in each step of clients that make so many `steps` [K, S]; the last batch of an epoch
-    may be short."""
-    sizes, steps, step = sizes[:, None], steps[:, None], np.arange(steps.max(initial=0))
-    per_epoch = np.maximum(-(-sizes // batch_size), 1)
-    return np.where(step < steps, np.minimum(sizes - step % per_epoch * batch_size, batch_size), 0)
+    """Return the number of samples in each step [K, S], for clients with `sizes` and `steps` [K]."""
+    sizes = sizes[:, None]
+    step = np.arange(steps.max(initial=0))
+    steps_per_epoch = np.maximum(-(-sizes // batch_size), 1)
+    used_in_epoch = step % steps_per_epoch * batch_size
+    counts = np.minimum(sizes - used_in_epoch, batch_size)
+    return np.where(step < steps[:, None], counts, 0)
 
 
 def _fill(batches: Ints, positions: Positions, rng: np.random.Generator) -> None:
-    """One client's `batches` [steps, B]: shuffled epochs, cut into batches; its first position is
-    the padding.
+    """Fill the `batches` [steps, B] of one client with shuffled epochs of its `positions`.
 
-    An epoch is a run of the batches' entries: a client has either B samples or more, or a single
-    batch an epoch.
+    An epoch takes as many whole batches as it needs. The rest of its last batch stays padding, the
+    client's first position.
     """
-    flat, size, width = batches.reshape(-1), len(positions), batches.shape[1]
+    flat = batches.reshape(-1)
+    width = batches.shape[1]
+    size = len(positions)
     flat[:] = positions[0]
     for first in range(0, len(flat), -(-size // width) * width):
         if first + size <= len(flat):
@@ -202,12 +216,11 @@ def _fill(batches: Ints, positions: Positions, rng: np.random.Generator) -> None
 
 
 def mean_weights(counts: Ints, width: int) -> Floats:
-    """1 / count for valid samples and 0 for padding [..., width], for `counts` [...]."""
+    """Return weights [..., width] for `counts` [...]: 1 / count for valid samples, 0 for padding."""
     return (np.arange(width) < counts[..., None]) / np.maximum(counts, 1)[..., None]
 
 
 def dropout_keys(keys: Ints, num_steps: int) -> Ints:
-    """One 63-bit key for each step of clients [K, num_steps], from their own keys in the round
-    [K]."""
-    strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(_KEY_STRIDE)
+    """Return a 63-bit key for each step [K, num_steps], from the clients' keys in the round [K]."""
+    strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(KEY_STRIDE)
     return ((keys.astype(np.uint64)[:, None] + strides) & np.uint64(2**63 - 1)).astype(np.int64)

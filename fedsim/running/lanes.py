@@ -100,7 +100,7 @@ class LaneBackend:
         return getattr(self._backend, name)
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        kind = self._backend.description, self._backend.room, self._frozen_digest
+        kind = self._backend.description, self._backend.buffer_size, self._frozen_digest
         return self._run.train(TrainingCall(self._backend, start, schedule, kind))
 
 
@@ -164,7 +164,7 @@ def _trained_at_once(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
     than each alone."""
     backend = calls[0].backend
     needed = sum(np.unique(call.schedule.positions).size for call in calls)
-    if backend.room is not None and needed > backend.room and len(calls) > 1:
+    if backend.buffer_size is not None and needed > backend.buffer_size and len(calls) > 1:
         half = len(calls) // 2
         return [*_trained_at_once(calls[:half]), *_trained_at_once(calls[half:])]
     start = [model for call in calls for model in call.start]

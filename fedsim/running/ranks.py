@@ -223,4 +223,4 @@ class Worker:
             self._link.device = experiment.simulation.components.engine.data.x.device
             return built(experiment)
         assert self._held is not None
-        return {"found": self._held.compute(kind, content)}
+        return {"result": self._held.compute(kind, content)}

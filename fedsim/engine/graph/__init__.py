@@ -1,2 +1,4 @@
-"""Local steps recorded once and replayed: what the host has to do for a round does not grow with
-its steps."""
+"""Local steps that are recorded once and replayed.
+
+The host's work for a round then does not grow with the number of steps.
+"""

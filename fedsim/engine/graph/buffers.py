@@ -1,8 +1,8 @@
-"""The static buffers that recorded steps read and write: the models of R clients, and the schedule
-of one training.
+"""The static buffers that recorded steps read and write.
 
-A model is a row of one flat buffer. The schedule has one row a step, all in one buffer of int32, so
-that a round needs one copy to the device and a step one gather.
+`ModelBuffers` holds the models of R clients, each as a row of one flat tensor. `ScheduleTable` holds
+the schedule of one training, with a row for each step. The table is one tensor of int32, so that a
+round needs one copy to the device, and a step one gather.
 """
 
 import math
@@ -18,159 +18,180 @@ from fedsim.engine.model import trained_names, traveling
 from fedsim.engine.schedule import Schedule, mean_weights
 
 ALIGNMENT = 32
-"""Every tensor starts at a multiple of so many elements: 128 bytes in float32, what vectorised
-loads ask for."""
+"""Every tensor of a model starts at a multiple of so many numbers: 128 bytes in float32, as
+vectorised loads require."""
 
 
-class State:
-    """The models of R clients, all zero at first, of the kind of `like`: `params` [R, P] that are
-    trained, `statistics` [R, Q], the other tensors that travel, `grads` [R, P], zero between the
-    tensors, and `buffers` of the optimiser's, as `grads`; `shift` is as `grads`, too, None unless
-    gradients are `corrected`."""
+class ModelBuffers:
+    """The models of R clients, their gradients, and the optimiser's state. All are zero at first.
+
+    - `params` [R, P] are trained, and `statistics` [R, Q] are the other tensors that travel.
+    - `grads` [R, P] and the optimiser's `state` (`num_buffers` tensors [R, P]) are zero in the gaps
+      between tensors.
+    - `shift` [R, P] is the correction of the gradients; None unless training is `corrected`.
+
+    Type and device are those of `like`.
+    """
 
     def __init__(
         self, model: nn.Module, rows: int, like: Tensor, num_buffers: int, corrected: bool
     ) -> None:
-        self._trained, self._tensors = trained_names(model), traveling(model)
-        self._slots: list[tuple[str, torch.Size, int]] = []
-        width = num_trained = 0
-        for name, value in self._tensors.items():  # those that are trained come first
-            self._slots.append((name, value.shape, width))
-            width += value.numel() + -value.numel() % ALIGNMENT
-            num_trained = width if name in self._trained else num_trained
-        self._models = like.new_zeros(rows, width)
-        self.params, self.statistics = self._models.split([num_trained, width - num_trained], dim=1)
-        self.grads = like.new_zeros(rows, num_trained)
-        self.buffers = [torch.zeros_like(self.grads) for _ in range(num_buffers)]
-        self.shift = torch.zeros_like(self.grads) if corrected else None
-        used = [torch.arange(first, first + shape.numel()) for _, shape, first in self._slots]
+        self._tensors = traveling(model)  # Trained tensors come first.
+        self._num_trained = len(trained_names(model))
+        self._starts: dict[str, int] = {}
+        used = []
+        width = num_params = 0
+        for number, (name, value) in enumerate(self._tensors.items(), 1):
+            self._starts[name] = width
+            used.append(torch.arange(width, width + value.numel()))
+            width += -(-value.numel() // ALIGNMENT) * ALIGNMENT
+            if number == self._num_trained:
+                num_params = width
         self._used = torch.cat(used).to(like.device)
+        """The columns of a row that hold the model, without the gaps."""
+        self._models = like.new_zeros(rows, width)
+        self.params, self.statistics = self._models.split([num_params, width - num_params], dim=1)
+        self.grads = like.new_zeros(rows, num_params)
+        self.state = [torch.zeros_like(self.grads) for _ in range(num_buffers)]
+        self.shift = torch.zeros_like(self.grads) if corrected else None
 
-    def views(self, flat: Tensor, begin: int = 0) -> Stack:
-        """The tensors in `flat` [R, W], each [R, ...], by name, if its columns are those of a model
-        from `begin` on."""
-        held = [slot for slot in self._slots if begin <= slot[2] < begin + flat.shape[1]]
-        return {
-            name: flat[:, first - begin : first - begin + shape.numel()].view(len(flat), *shape)
-            for name, shape, first in held
-        }
+    def views(self, flat: Tensor, first: int = 0) -> Stack:
+        """Return the tensors in `flat` [R, W], whose columns are a model's from `first` on."""
+        views = {}
+        for name, start in self._starts.items():
+            shape = self._tensors[name].shape
+            begin = start - first
+            if 0 <= begin < flat.shape[1]:
+                views[name] = flat[:, begin : begin + shape.numel()].view(len(flat), *shape)
+        return views
 
     @torch.no_grad()
     def load(self, start: Sequence[Params], shift: Stack | None) -> None:
-        """Row k starts from `start[k]` (entries may be one object) with that row of `shift` (None:
-        zero), and the optimiser before its first step."""
+        """Load the models `start`, of which several may be one object, and reset the optimiser.
+
+        `shift` None means zero.
+        """
         models = {id(model): model for model in start}
-        parts = [model[name].reshape(-1) for model in models.values() for name in self._tensors]
-        self._start = torch.cat(parts).view(len(models), -1)
+        tensors = [m[name].reshape(-1) for m in models.values() for name in self._tensors]
+        self._start = torch.cat(tensors).view(len(models), -1)
+        rows = len(self._models)
         if len(models) > 1:
-            number = {key: row for row, key in enumerate(models)}
-            owner = torch.zeros(len(self._models), dtype=torch.int64)
-            owner[: len(start)] = torch.as_tensor([number[id(model)] for model in start])
-            self._start = self._start.index_select(0, to_device(owner, self._start.device))
-        self._models.index_copy_(1, self._used, self._start.expand(len(self._models), -1))
-        for buffer in self.buffers:
+            numbers = {key: number for number, key in enumerate(models)}
+            model_numbers = torch.zeros(rows, dtype=torch.int64)
+            model_numbers[: len(start)] = torch.as_tensor([numbers[id(m)] for m in start])
+            self._start = self._start[to_device(model_numbers, self._start.device)]
+        self._models.index_copy_(1, self._used, self._start.expand(rows, -1))
+        for buffer in self.state:
             buffer.zero_()
-        if self.shift is not None and shift is None:
+        if self.shift is not None:
             self.shift.zero_()
-        elif self.shift is not None and shift is not None:
-            flat = flat_rows({name: shift[name] for name in self._trained})
-            self.shift[: len(flat)].index_copy_(1, self._used[: flat.shape[1]], flat)
+            if shift is not None:
+                flat = flat_rows({name: shift[name] for name in self._trained()})
+                self.shift[: len(flat)].index_copy_(1, self._used[: flat.shape[1]], flat)
 
     @torch.no_grad()
     def changes(self, count: int) -> Stack:
-        """What the first `count` models have changed by since `load`, in new memory."""
-        return split_flat(
-            self._models[:count].index_select(1, self._used) - self._start[:count], self._tensors
-        )
+        """Return how the first `count` models have changed since `load`, in new memory."""
+        models = self._models[:count].index_select(1, self._used)
+        return split_flat(models - self._start[:count], self._tensors)
 
-    def trained(self, rows: Tensor) -> Stack:
-        """The parameters in `rows` [K, P], in new memory."""
-        trained = {name: self._tensors[name] for name in self._trained}
-        return split_flat(
-            rows.index_select(1, self._used[: sum(value.numel() for value in trained.values())]),
-            trained,
-        )
+    def momentum(self, count: int) -> Stack:
+        """Return the first `count` momentum buffers, in new memory."""
+        trained = self._trained()
+        num_used = sum(value.numel() for value in trained.values())
+        return split_flat(self.state[0][:count].index_select(1, self._used[:num_used]), trained)
+
+    def _trained(self) -> Params:
+        return dict(list(self._tensors.items())[: self._num_trained])
 
 
-_UNIT = 8
-"""Every field starts at a multiple of so many int32, 32 bytes."""
+FIELD_ALIGNMENT = 8
+"""Every field of the table starts at a multiple of so many int32, 32 bytes."""
 Fields = dict[str, Tensor]
-"""Views of n rows of the table, for R clients and batches of B samples.
+"""Views of n rows of the table, for R clients and batches of B samples:
 
-`positions` [n, R, B] int32 are rows of the data, valid ones everywhere. `counts` [n, R] int32: how
-many of them are samples of the step, 0 for a client that takes no step. `weights` [n, R, B]: 1 /
-count for these and 0 for the others. `keys` [n, R] int64 are those of the dropout masks. `scalars`
-[n, C]: the optimiser's numbers of the step, and `pull` [n, 1] the correction's.
+- `positions` [n, R, B] int32: rows of the data. Positions that stand for padding are valid, too.
+- `counts` [n, R] int32: how many positions are samples of the step, 0 for a client without a step.
+- `weights` [n, R, B]: 1 / count for these samples, and 0 for the others.
+- `keys` [n, R] int64: keys of the dropout masks.
+- `scalars` [n, C]: the optimiser's numbers of the step, and `pull` [n, 1] the correction's.
 """
 
 
-class Tables:
-    """Room for S steps of R clients with batches of B samples and C numbers of the optimiser.
+class ScheduleTable:
+    """The schedule of S steps of R clients with batches of B samples and C numbers of the optimiser.
 
-    `numbers` [R] int64: the next step of the program that begins at that row; what is recorded ends
-    each step by `end_step`. `losses` [S, R, B] takes every sample's loss.
+    `step_numbers` [R] int64 hold the next step of the program whose first client is that row.
+    `losses` [S, R, B] receive every sample's loss.
     """
 
-    def __init__(self, steps: int, rows: int, batch: int, scalars: int, like: Tensor) -> None:
+    def __init__(self, steps: int, rows: int, batch: int, num_scalars: int, like: Tensor) -> None:
         self._fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "keys": (torch.int64, (rows,)),
-            "scalars": (like.dtype, (scalars,)),
+            "scalars": (like.dtype, (num_scalars,)),
             "pull": (like.dtype, (1,)),
             "weights": (like.dtype, (rows, batch)),
             "positions": (torch.int32, (rows, batch)),
             "counts": (torch.int32, (rows,)),
         }
-        sizes = [math.prod(shape) * dtype.itemsize // 4 for dtype, shape in self._fields.values()]
-        self._split = [part for size in sizes for part in (size, -size % _UNIT)]
+        self._split: list[int] = []  # widths of a field, its padding, the next field, ...
+        for dtype, shape in self._fields.values():
+            width = math.prod(shape) * dtype.itemsize // 4
+            self._split += [width, -width % FIELD_ALIGNMENT]
         self._table = torch.zeros((steps, sum(self._split)), dtype=torch.int32, device=like.device)
-        self.numbers = torch.zeros(rows, dtype=torch.int64, device=like.device)
+        self.step_numbers = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self.losses = like.new_zeros(steps, rows, batch)
-        self.steps, self.batch = steps, batch
+        self.steps = steps
+        self.batch = batch
 
     def _views(self, table: Tensor, rows: slice) -> Fields:
-        """Those of clients `rows` in `table` [n, width]; share memory."""
-        parts = table.split(self._split, dim=1)[::2]
-        whole = {
-            name: part.view(dtype).view(len(table), *shape)
-            for part, (name, (dtype, shape)) in zip(parts, self._fields.items(), strict=True)
-        }
-        return {
-            name: view if name in ("scalars", "pull") else view[:, rows]
-            for name, view in whole.items()
-        }
+        """Return the fields of clients `rows` in `table` [n, width], which share its memory."""
+        views = {}
+        columns = table.split(self._split, dim=1)[::2]
+        for (name, (dtype, shape)), part in zip(self._fields.items(), columns, strict=True):
+            view = part.view(dtype).view(len(table), *shape)
+            views[name] = view if name in ("scalars", "pull") else view[:, rows]
+        return views
 
     def next_step(self, rows: slice) -> Fields:
-        """The fields of the next step (n = 1) of clients `rows`, in new memory; recordable."""
-        return self._views(self._table.index_select(0, self._number(rows)), rows)
+        """Return the fields of the next step (n = 1) of clients `rows`, in new memory.
+
+        It can be recorded.
+        """
+        return self._views(self._table.index_select(0, self._step_number(rows)), rows)
 
     def end_step(self, rows: slice, losses: Tensor) -> None:
-        """Keep the samples' losses [R, B] of this step, and go on to the next; recordable."""
-        self.losses[:, rows].index_copy_(0, self._number(rows), losses.unsqueeze(0))
-        self._number(rows).add_(1)
+        """Store the samples' losses [R, B] of this step, and advance to the next.
 
-    def _number(self, rows: slice) -> Tensor:
-        return self.numbers[rows.start : rows.start + 1]
+        It can be recorded.
+        """
+        step = self._step_number(rows)
+        self.losses[:, rows].index_copy_(0, step, losses.unsqueeze(0))
+        step.add_(1)
+
+    def _step_number(self, rows: slice) -> Tensor:
+        return self.step_numbers[rows.start : rows.start + 1]
 
     def clear(self) -> None:
-        """No client takes a step, and the next step is the first: what is tried out then changes no
-        model."""
+        """Set all counts to 0, and the next step to the first. A trial step then changes no model."""
         self._table.zero_()
-        self.numbers.zero_()
+        self.step_numbers.zero_()
 
     def fill(self, schedule: Schedule, scalars: Floats) -> None:
-        """Put the schedule of K <= R clients with S' <= S steps and batches of B, and `scalars`
-        [S', C], onto the device, without waiting: torch keeps the pinned memory until it is
-        copied."""
+        """Copy a schedule of at most R clients, S steps and batches of B, and `scalars` [S, C].
+
+        The host does not wait for the copy; torch keeps the pinned memory until it is done.
+        """
         count, steps = schedule.counts.shape
         width, on_gpu = self._table.shape[1], self._table.is_cuda
-        table = torch.zeros((steps, width), dtype=torch.int32, pin_memory=on_gpu)
-        host = {name: view.numpy() for name, view in self._views(table, slice(count)).items()}
-        host["positions"][:] = schedule.positions.transpose(1, 0, 2)
-        host["counts"][:] = schedule.counts.T
-        host["weights"][:] = mean_weights(schedule.counts.T, self.batch)
-        host["scalars"][:] = scalars
-        host["pull"][:] = schedule.correction.pull
+        host_table = torch.zeros((steps, width), dtype=torch.int32, pin_memory=on_gpu)
+        fields = self._views(host_table, slice(count))
+        fields["positions"].numpy()[:] = schedule.positions.transpose(1, 0, 2)
+        fields["counts"].numpy()[:] = schedule.counts.T
+        fields["weights"].numpy()[:] = mean_weights(schedule.counts.T, self.batch)
+        fields["scalars"].numpy()[:] = scalars
+        fields["pull"].numpy()[:] = schedule.correction.pull
         if schedule.keys is not None:
-            host["keys"][:] = schedule.keys.T
-        self._table[:steps].copy_(table, non_blocking=True)
-        self.numbers.zero_()
+            fields["keys"].numpy()[:] = schedule.keys.T
+        self._table[:steps].copy_(host_table, non_blocking=True)
+        self.step_numbers.zero_()

@@ -1,5 +1,7 @@
-"""Record what a function makes a device do, and replay it: the host then launches once what it
-launched many times."""
+"""Record the work that a function gives to a device, and replay it.
+
+The host then launches once what it launched many times.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -8,43 +10,41 @@ from typing import Any
 
 import torch
 
-WARM_UPS = 2
-"""Steps before a capture: libraries choose their kernels and allocate their workspaces in the first
-ones."""
-
 Body = Callable[[], None]
+
+WARM_UPS = 2
+"""Number of steps before a capture. In these, libraries choose kernels and allocate workspaces."""
+FIRST_WITH_OWN_WORKSPACES = "2.15"
+"""The first torch whose graphs hold cuBLAS's workspace themselves. Before, the workspace is the
+stream's, and the end of one graph frees it (issue 193402 of pytorch/pytorch). That is harmless if it
+lies in the pool that the stream's graphs share."""
 
 
 class NotRecordedError(Exception):
-    """A step that cannot be recorded, such as one that makes the host wait."""
-
-
-FIRST_WITH_OWN_WORKSPACES = "2.15"
-"""The first torch whose graphs hold cuBLAS's workspace themselves. Before, it is the stream's, and
-the end of one graph frees it (issue 193402 of pytorch/pytorch), which is harmless if it lies in the
-pool that the stream's graphs share."""
+    """A step that cannot be recorded, such as a step in which the host waits."""
 
 
 class Recorder:
-    """What takes steps on static tensors alone, which leave nothing in new memory that a later one
-    needs. This one records nothing and takes them each time; `reason` is why.
+    """A recorder that records nothing, and makes all steps each time.
 
-    Steps of different `track`s (0, 1, ...) share no tensor that either writes; their replays may
-    run side by side.
+    It is the base of `CudaGraphs`, and used where nothing can be recorded, for the `reason`. A step
+    works on static tensors only, and a later step needs none of the tensors that it creates. Steps
+    of different tracks (0, 1, ...) share no tensor that either writes, so replays of different
+    tracks may run side by side.
     """
 
     description: str
-    """What it does, in a few words, for the summary."""
+    """A few words for the summary on what it does."""
 
     def __init__(self, reason: str) -> None:
         self.description = f"step by step ({reason})"
 
     def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
-        """What does the same as so many calls of `step` whenever it is called, on what the tensors
-        hold then.
+        """Return a function that does the same as `times` calls of `step`.
 
-        `step` itself may be called for it, after `prepare`, which makes that harmless. Raises
-        `NotRecordedError` where that cannot be.
+        It works on what the tensors hold when it is called. For the recording, `step` itself may be
+        called after `prepare`, which makes the call harmless. Raises `NotRecordedError` if `step`
+        cannot be recorded.
         """
 
         def body() -> None:
@@ -54,41 +54,44 @@ class Recorder:
         return body
 
     def side_by_side(self, tracks: int) -> AbstractContextManager[None]:
-        """What is replayed inside may run side by side where the tracks differ; all is done behind
-        it."""
+        """Return a context in which replays of different tracks may run side by side.
+
+        All of them are done when it ends.
+        """
         return nullcontext()
 
 
 class CudaGraphs(Recorder):
-    """CUDA graphs, those of a track recorded and replayed on a stream of its own (libraries keep a
-    workspace for each); with one track, replayed on the current stream. Those of a stream share a
-    pool of memory, which is right because they are replayed one after another and none leaves a
-    tensor behind in it."""
+    """A recorder that makes CUDA graphs.
 
-    MOST_STREAMS = 16
+    Each track is recorded and replayed on a stream of its own, because libraries keep a workspace
+    for each stream. A single track is replayed on the current stream. The graphs of a stream share a
+    pool of memory: they are replayed one after another, and none leaves a tensor in it.
+    """
+
+    MAX_STREAMS = 16
     description = "CUDA graphs"
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._streams = [torch.cuda.Stream(device) for _ in range(self.MOST_STREAMS)]
+        self._streams = [torch.cuda.Stream(device) for _ in range(self.MAX_STREAMS)]
         self._pools: dict[int, Any] = {}
         self._forked: Sequence[torch.cuda.Stream] = ()
 
     def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
-        number = track % self.MOST_STREAMS
+        number = track % self.MAX_STREAMS
+        stream = self._streams[number]
         with torch.cuda.device(self.device):
-            self._warm_up(step, prepare, self._streams[number])
+            self._warm_up(step, prepare, stream)
             if number not in self._pools:
                 self._pools[number] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             prepare()
             if torch.__version__ < FIRST_WITH_OWN_WORKSPACES:
-                # those of the warm-up: the capture takes new ones in the pool
+                # Free the warm-up's workspaces, so that the capture takes new ones from the pool.
                 torch._C._cuda_clearCublasWorkspaces()
             try:
-                with torch.cuda.graph(
-                    graph, pool=self._pools[number], stream=self._streams[number]
-                ):
+                with torch.cuda.graph(graph, pool=self._pools[number], stream=stream):
                     for _ in range(times):
                         step()
             except torch.OutOfMemoryError:
@@ -98,7 +101,7 @@ class CudaGraphs(Recorder):
         return partial(self._replay, graph, number)
 
     def _warm_up(self, step: Body, prepare: Body, side: torch.cuda.Stream) -> None:
-        """On another stream than the current one, as PyTorch's notes on CUDA graphs ask for."""
+        """Make steps on a side stream, as PyTorch's notes on CUDA graphs ask for."""
         current = torch.cuda.current_stream()
         side.wait_stream(current)
         with torch.cuda.stream(side):
@@ -108,9 +111,8 @@ class CudaGraphs(Recorder):
         current.wait_stream(side)
 
     def _replay(self, graph: torch.cuda.CUDAGraph, number: int) -> None:
-        with torch.cuda.stream(
-            self._forked[number] if self._forked else None
-        ):  # None: the current one
+        stream = self._forked[number] if self._forked else None  # None: the current stream
+        with torch.cuda.stream(stream):
             graph.replay()
 
     @contextmanager
@@ -128,9 +130,7 @@ class CudaGraphs(Recorder):
 
 
 def recorder_for(device: torch.device) -> Recorder:
-    """CUDA graphs on a CUDA device, else none."""
-    return (
-        CudaGraphs(device)
-        if device.type == "cuda"
-        else Recorder(f"no CUDA graphs on device {device.type}")
-    )
+    """Return a recorder of CUDA graphs on a CUDA device, otherwise one that records nothing."""
+    if device.type == "cuda":
+        return CudaGraphs(device)
+    return Recorder(f"no CUDA graphs on device {device.type}")

@@ -1,6 +1,8 @@
-"""What takes the local steps of the clients in static buffers: for chains of linear layers the
-written-out passes of the batched engine, else the plain pass of PyTorch for each client by itself,
-whose recordings run side by side.
+"""Step programs that can be recorded. They work on the buffers of `fedsim.engine.graph.buffers`.
+
+Chains of linear layers train all clients at once, by the passes that the batched engine uses. Every
+other model trains client by client in plain PyTorch, and the recordings of the clients run side by
+side.
 """
 
 from abc import ABC, abstractmethod
@@ -15,180 +17,189 @@ from fedsim.engine.backend import Workload
 from fedsim.engine.chain import LayerChain
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision, autocast
-from fedsim.engine.graph.buffers import State, Tables
-from fedsim.engine.model import (
+from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable
+from fedsim.engine.linear_passes import forward_and_backward, layers_of, write_gradients
+from fedsim.engine.optimizers import RecordableOptimizer
+from fedsim.engine.stacked import StackedBatch, samples_at
+from fedsim.engine.training_copies import (
     for_batched,
     for_sequential,
-    refuse_mixed_samples,
-    refused_if_it_fails,
+    reject_if_it_fails,
+    reject_mixed_samples,
 )
-from fedsim.engine.optimizers import SGD, Adam
-from fedsim.engine.stacked import Functional, StackedBatch, layers_of, passes, samples_at
+from fedsim.engine.vmapped import FunctionalModule
 
 
-class StepProgram(ABC):
-    """Local steps of the clients `rows`, by `tables` and on `state`, on the device where these are.
+class RecordableSteps(ABC):
+    """Local steps of the clients `rows`, by the `table` and on the `models`.
 
-    `step` is recorded once and replayed many times, so it may not make the host wait, not depend in
-    Python on the content of a tensor or on a learning rate, and allocate no tensor that it needs in
-    a later step.
+    `step` is recorded once and replayed many times. So it must not make the host wait. In Python, it
+    must not depend on the content of a tensor or on a learning rate. And it allocates no tensor that
+    a later step needs.
     """
 
-    two_forms = False
-    """Whether steps whose batches are full are taken in another way (see `step`)."""
+    has_full_form = False
+    """Whether a step in which all batches are full is computed in another way."""
 
     def __init__(
-        self, data: ClientData, tables: Tables, state: State, optimizer: SGD | Adam, rows: slice
+        self,
+        data: ClientData,
+        table: ScheduleTable,
+        models: ModelBuffers,
+        optimizer: RecordableOptimizer,
+        rows: slice,
     ) -> None:
-        self.data, self.tables, self.state, self.optimizer, self.rows = (
-            data,
-            tables,
-            state,
-            optimizer,
-            rows,
-        )
-        self.params, self.statistics, self.grads = (
-            t[rows] for t in (state.params, state.statistics, state.grads)
-        )
-        self.buffers = [buffer[rows] for buffer in state.buffers]
-        self.shift = None if state.shift is None else state.shift[rows]
+        self.data = data
+        self.table = table
+        self.models = models
+        self.optimizer = optimizer
+        self.rows = rows
+        self.params = models.params[rows]
+        self.statistics = models.statistics[rows]
+        self.grads = models.grads[rows]
+        self.state = [buffer[rows] for buffer in models.state]
+        self.shift = None if models.shift is None else models.shift[rows]
 
     @torch.no_grad()
     def step(self, *, full: bool) -> None:
-        """The next step in `tables`: for the rows with a count > 0, updates the parameters and
-        `state.statistics` in place and writes the samples' losses before the step; of other rows,
-        nothing changes. `full`: all rows have a count of B; only passed to programs with
-        `two_forms`."""
-        fields = {name: view[0] for name, view in self.tables.next_step(self.rows).items()}
-        where, live = fields["positions"], (fields["counts"] > 0).unsqueeze(1)
-        x, y = samples_at(self.data.x, where), samples_at(self.data.y, where)
+        """Make the table's next step, in place.
+
+        Clients with a count of 0 in the table do not change. `full` means that all counts are B; it
+        is passed only if `has_full_form`.
+        """
+        fields = {name: view[0] for name, view in self.table.next_step(self.rows).items()}
+        positions, scalars = fields["positions"], fields["scalars"]
+        live = (fields["counts"] > 0).unsqueeze(1)
+        x, y = samples_at(self.data.x, positions), samples_at(self.data.y, positions)
         batch = StackedBatch(x, y, fields["weights"], fields["keys"])
-        self.tables.end_step(self.rows, self.gradients(batch, live, full=full))
+        losses = self.compute_gradients(batch, live, full=full)
+        self.table.end_step(self.rows, losses)
         if self.shift is not None:
             self.grads.addcmul_(self.params, fields["pull"]).add_(self.shift)
-        self.optimizer.recorded_step(self.params, self.grads, self.buffers, live, fields["scalars"])
+        self.optimizer.recorded_step(self.params, self.grads, self.state, live, scalars)
 
     @abstractmethod
-    def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
-        """The gradients of the mean losses into `grads`, new `statistics` where a row is `live` [R,
-        1]. Returns the samples' losses [R, B]."""
+    def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
+        """Write the gradients of the mean losses, and new statistics of rows that are `live` [R, 1].
+
+        Returns the samples' losses [R, B].
+        """
 
 
-class LinearProgram(StepProgram):
-    """A chain of linear layers, with products of all clients' matrices at once."""
+class RecordableLinearSteps(RecordableSteps):
+    """Local steps of all clients at once, for a chain of linear layers."""
 
     def __init__(
         self,
         data: ClientData,
-        tables: Tables,
-        state: State,
-        optimizer: SGD | Adam,
+        table: ScheduleTable,
+        models: ModelBuffers,
+        optimizer: RecordableOptimizer,
         rows: slice,
         chain: LayerChain,
     ) -> None:
-        super().__init__(data, tables, state, optimizer, rows)
-        self.chain, self.layers = chain, layers_of(chain, state.views(self.params))
-        grads = state.views(self.grads)
-        self._grads = [
-            (grads[k.weight], None if k.bias is None else grads[k.bias]) for k in chain.links
-        ]
+        super().__init__(data, table, models, optimizer, rows)
+        self.chain = chain
+        self.layers = layers_of(chain, models.views(self.params))
+        self.layer_grads = layers_of(chain, models.views(self.grads))
 
-    def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
-        losses, inputs, slopes = passes(self.chain, self.layers, batch)
-        for (weight, bias), x, slope in zip(self._grads, inputs, slopes, strict=True):
-            torch.bmm(slope.transpose(1, 2), x, out=weight)
-            if bias is not None:
-                torch.sum(slope, 1, out=bias)
+    def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
+        losses, inputs, slopes = forward_and_backward(self.chain, self.layers, batch)
+        write_gradients(self.layer_grads, inputs, slopes)
         return losses
 
 
-class OneByOne(StepProgram):
-    """One client's passes. Full batches take torch's BatchNorm, others the one with masks."""
+class SingleClientSteps(RecordableSteps):
+    """Local steps of one client. Full batches use torch's BatchNorm, and others the masked one."""
 
     def __init__(
         self,
         data: ClientData,
-        tables: Tables,
-        state: State,
-        optimizer: SGD | Adam,
+        table: ScheduleTable,
+        models: ModelBuffers,
+        optimizer: RecordableOptimizer,
         rows: slice,
-        passes: "Passes",
+        passes: "TrainingPasses",
     ) -> None:
-        super().__init__(data, tables, state, optimizer, rows)
-        self.passes, self.two_forms = passes, passes.masked is not passes.full
-        self._leaves = {
-            name: view[0].detach().requires_grad_()
-            for name, view in state.views(self.params).items()
-        }
-        self._grads = [view[0] for view in state.views(self.grads).values()]
+        super().__init__(data, table, models, optimizer, rows)
+        self.passes = passes
+        self.has_full_form = passes.full is not passes.masked
+        views = models.views(self.params)
+        self._leaves = {name: view[0].detach().requires_grad_() for name, view in views.items()}
+        self._grads = [view[0] for view in models.views(self.grads).values()]
 
-    def gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
-        template = self.passes.full if full else self.passes.masked
-        moved = self.statistics.clone()
-        side = template.side_inputs(batch) | self.state.views(moved, self.params.shape[1])
-        losses = self._gradient(template, batch, {name: value[0] for name, value in side.items()})
-        if moved.numel():
-            torch.where(live, moved, self.statistics, out=self.statistics)
+    def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
+        module = self.passes.full if full else self.passes.masked
+        new_statistics = self.statistics.clone()
+        side_inputs = module.side_inputs(batch)
+        side_inputs |= self.models.views(new_statistics, first=self.params.shape[1])
+        losses = self._pass(module, batch, {n: value[0] for n, value in side_inputs.items()})
+        if new_statistics.numel():
+            torch.where(live, new_statistics, self.statistics, out=self.statistics)
         return losses.unsqueeze(0)
 
-    def _gradient(self, template: Functional, batch: StackedBatch, side: Params) -> Tensor:
+    def _pass(self, module: FunctionalModule, batch: StackedBatch, side_inputs: Params) -> Tensor:
+        """Write the gradients, update the statistics in `side_inputs`, and return the losses [B]."""
         assert batch.weights is not None
         x = batch.x[0].contiguous(memory_format=self.passes.layout)
-        tensors = self._leaves | side
+        tensors = self._leaves | side_inputs
         with torch.enable_grad():
             with autocast(self.passes.precision, x.device):
-                output = template(tensors, x).to(real_dtype(x))
-            each = F.cross_entropy(output, batch.y[0], reduction="none")
-            total = (each * batch.weights[0]).sum()
-        found = torch.autograd.grad(
-            total, list(self._leaves.values()), allow_unused=True, materialize_grads=True
-        )
-        torch._foreach_copy_(self._grads, list(found))
-        replaced = [
-            name for name in side if tensors[name] is not side[name]
-        ]  # statistics of a masked BatchNorm
+                output = module(tensors, x).to(real_dtype(x))
+            losses = F.cross_entropy(output, batch.y[0], reduction="none")
+            total = (losses * batch.weights[0]).sum()
+        leaves = list(self._leaves.values())
+        grads = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        torch._foreach_copy_(self._grads, list(grads))
+        # MaskedBatchNorm replaces its running statistics.
+        replaced = [name for name, value in side_inputs.items() if tensors[name] is not value]
         if replaced:
-            torch._foreach_copy_(
-                [side[n] for n in replaced], [tensors[n].detach() for n in replaced]
-            )
-        return each.detach()
+            new_statistics = [tensors[name].detach() for name in replaced]
+            torch._foreach_copy_([side_inputs[name] for name in replaced], new_statistics)
+        return losses.detach()
 
 
-class Passes:
-    """The model's passes, which the programs of all clients share: with BatchNorm of torch's
-    (`full`) and with masks (`masked`; the same where the model has no BatchNorm). Batches lie in
-    memory as `layout` says."""
+class TrainingPasses:
+    """The model's training passes, which the programs of all clients share.
+
+    `full` has torch's BatchNorm, and `masked` the masked one. They are the same if the model has no
+    BatchNorm. Batches lie in memory as `layout` says.
+    """
 
     def __init__(
         self, workload: Workload, precision: Precision, layout: torch.memory_format
     ) -> None:
         """Raises `ConfigError` naming a layer that cannot be trained on padded batches."""
         device = workload.data.x.device
-        self.precision, self.layout = precision, layout
-        self.masked = self.full = _functional(for_batched(workload.model).to(device))
+        self.precision: Precision = precision
+        self.layout = layout
+        self.masked = _functional(for_batched(workload.model).to(device))
+        self.full = self.masked
         if self.masked.masks:
             self.full = _functional(for_sequential(workload.model).to(device))
 
     def try_out(self, x: Tensor) -> None:
-        """Raises `ConfigError` where the model cannot take padded batches (samples and another axis
-        made one before a BatchNorm, or samples that depend on each other), by a pass of two
-        samples, the second as padding."""
-        module, x = self.masked.module, x[:2].contiguous(memory_format=self.layout)
-        twice = torch.cat([x[:1]] * len(x))
+        """Pass two samples of `x`, of which the second is padding.
+
+        Raises `ConfigError` if the model cannot take padded batches. Examples are samples and another
+        axis that become one before a BatchNorm, or samples that depend on each other.
+        """
+        module = self.masked.module
+        x = x[:2].contiguous(memory_format=self.layout)
+        twice_the_first = torch.cat([x[:1]] * len(x))
         mask = (torch.arange(len(x), device=x.device) < 1).to(real_dtype(x))
-        buffers = {name: value.clone() for name, value in module.named_buffers()}
-        refused = refused_if_it_fails(module, "cannot take padded batches")
-        with refused, torch.no_grad(), autocast(self.precision, x.device):
-            beside = [
-                self.masked(buffers | dict.fromkeys(self.masked.masks, mask), some)
-                for some in (x, twice)
-            ]
-        refuse_mixed_samples(module, beside[0][0].float(), beside[1][0].float())
+        tensors = {name: value.clone() for name, value in module.named_buffers()}
+        tensors |= dict.fromkeys(self.masked.masks, mask)
+        rejected = reject_if_it_fails(module, "cannot take padded batches")
+        with rejected, torch.no_grad(), autocast(self.precision, x.device):
+            first = self.masked(dict(tensors), x)[0]
+            second = self.masked(dict(tensors), twice_the_first)[0]
+        reject_mixed_samples(module, first.float(), second.float())
 
 
-def _functional(module: nn.Module) -> Functional:
-    """Frozen parameters are its own, and it writes nothing of its own."""
+def _functional(module: nn.Module) -> FunctionalModule:
+    """Make a functional module that writes none of its own tensors."""
     for layer in module.requires_grad_(False).modules():
         if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-            layer.num_batches_tracked = None  # which nothing reads where there is a momentum
-    return Functional(module)
+            layer.num_batches_tracked = None  # Nothing reads it if there is a momentum.
+    return FunctionalModule(module)

@@ -1,2 +1,4 @@
-"""Compiled kernels: C that is built on the machine that runs it, and called without Python's
-lock."""
+"""Compiled kernels: C code that fedsim compiles on the machine where it runs.
+
+Calls do not hold Python's global interpreter lock.
+"""

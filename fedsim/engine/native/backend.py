@@ -1,5 +1,7 @@
-"""Chains of layers in compiled C: each client's whole local training is one call, on a core of its
-own."""
+"""The native backend: chains of layers in compiled C.
+
+Each client's whole local training is one call, on a core of its own.
+"""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,16 +26,17 @@ from fedsim.engine.schedule import Schedule
 
 T = TypeVar("T")
 PRODUCT_ROWS = 120
-"""Samples in one matrix product of an evaluation, so that their activations stay in the cache."""
+"""Number of samples in one matrix product of an evaluation. Their activations stay in the cache."""
 JOINT_CLIENTS = 16
-"""Clients of several runs that are worth training in one call, for each worker."""
+"""Number of clients of several runs that are worth training in one call, for each worker."""
 
 
 class NativeBackend(Backend):
-    """Clients side by side, `workers` at a time (`auto`: as many as torch has threads), each the
-    same to the last bit whoever trains beside it. For chains (`fedsim.engine.chain.any_chain`)
-    under SGD in float32 on a CPU: raises `ConfigError` for anything else, and where the C code
-    cannot be compiled.
+    """Trains `workers` clients at a time (`auto`: as many as torch has threads).
+
+    A client's result has the same bits whatever clients train next to it. The backend supports
+    chains (`fedsim.engine.chain.find_chain`) under SGD in float32 on a CPU. It raises `ConfigError`
+    for anything else, and if the C code cannot be compiled.
     """
 
     exact = True
@@ -43,16 +46,16 @@ class NativeBackend(Backend):
         check(workers_problem(workers), unfit(workload))
         assert workload.chain is not None
         assert isinstance(workload.optimizer, SGD)
-        self.chain, self.optimizer = workload.chain, workload.optimizer
-        self.x, self.y = workload.data.x.contiguous(), workload.data.y
+        self.chain = workload.chain
+        self.optimizer = workload.optimizer
+        self.x = workload.data.x.contiguous()
+        self.y = workload.data.y
         try:
             self._calls(initial(workload.model))
         except (NotCompiledError, ValueError) as error:
-            text = (
-                f"cannot be compiled: {error}"
-                if isinstance(error, NotCompiledError)
-                else str(error)
-            )
+            text = str(error)
+            if isinstance(error, NotCompiledError):
+                text = f"cannot be compiled: {error}"
             raise ConfigError([Problem("", ..., text, "engine=batched runs without C")]) from error
         self.workers = torch.get_num_threads() if workers == "auto" else workers
         self._pool = ThreadPoolExecutor(self.workers)
@@ -69,77 +72,86 @@ class NativeBackend(Backend):
         return schedule.lr, schedule.correction.kind
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        """All clients in one queue. Those who would leave cores without work at the end share all
-        of them."""
-        decay, shift = (
-            self.optimizer.weight_decay + schedule.correction.pull,
-            schedule.correction.shift,
-        )
-        sgd = SgdRule(schedule.lr, decay, self.optimizer.momentum, self.optimizer.nesterov)
-        calls = {id(params): self._calls(params) for params in {id(p): p for p in start}.values()}
+        """Train K clients by the `schedule`.
+
+        All workers take clients from one queue, so none waits for its next client. The last K mod
+        `workers` clients would leave cores idle. So they share all cores instead.
+        """
+        count = len(start)
+        optimizer, shift = self.optimizer, schedule.correction.shift
+        decay = optimizer.weight_decay + schedule.correction.pull
+        rule = SgdRule(schedule.lr, decay, optimizer.momentum, optimizer.nesterov)
+        models = {id(params): params for params in start}
+        model_calls = {key: self._calls(params) for key, params in models.items()}
         delta = _zeros(start)
-        momentum = _zeros(start) if self.optimizer.momentum else None
+        momentum = _zeros(start) if optimizer.momentum else None
         losses = np.zeros(schedule.positions.shape, self.x.numpy().dtype)
-        finite = np.ones(len(start), dtype=bool)
+        finite = np.ones(count, dtype=bool)
 
         def train_client(row: int, threads: int = 1) -> None:
             if not schedule.steps[row]:
                 return
             steps = slice(int(schedule.steps[row]))
-            keys = None if schedule.keys is None else schedule.keys[row, steps]
-            positions, counts = (
+            batches = SampleBatches(
+                self.x,
+                self.y,
                 np.ascontiguousarray(schedule.positions[row, steps]),
                 schedule.counts[row, steps],
+                losses[row, steps],
+                None if schedule.keys is None else schedule.keys[row, steps],
+                threads,
             )
-            work = SampleBatches(
-                self.x, self.y, positions, counts, losses[row, steps], keys, threads
-            )
+            client_rule = rule
+            if shift is not None:
+                client_shift = {name: value[row].contiguous() for name, value in shift.items()}
+                client_rule = replace(rule, shift=client_shift)
             velocity = None if momentum is None else _row(momentum, row)
-            own = (
-                sgd
-                if shift is None
-                else replace(sgd, shift={n: v[row].contiguous() for n, v in shift.items()})
-            )
-            finite[row] = calls[id(start[row])].train(work, own, _row(delta, row), velocity)
+            chain_calls = model_calls[id(start[row])]
+            finite[row] = chain_calls.train(batches, client_rule, _row(delta, row), velocity)
 
-        alone = len(start) - len(start) % self.workers
-        queue = iter(range(alone))
+        on_one_core = count - count % self.workers
+        queue = iter(range(on_one_core))
 
-        def train_next(_: int) -> None:
-            for (
-                row
-            ) in queue:  # that all workers take from: nobody waits until a client is handed over
+        def train_from_queue(_: int) -> None:
+            for row in queue:
                 train_client(row)
 
-        threads = max(min(self.workers, num_cores()) // max(len(start) - alone, 1), 1)
         try:
-            self._side_by_side(train_next, range(self.workers))
+            self._in_parallel(train_from_queue, range(self.workers))
         finally:
-            list(queue)  # after an interruption nobody begins another client
-        list(self._pool.map(lambda row: train_client(row, threads), range(alone, len(start))))
+            list(queue)  # After an interruption nobody starts another client.
+        cores = min(self.workers, num_cores())
+        threads = max(cores // max(count - on_one_core, 1), 1)
+        list(self._pool.map(lambda row: train_client(row, threads), range(on_one_core, count)))
         return TrainingResult(delta, losses, momentum, finite)
 
     def gradients(
         self, params: Params, positions: Sequence[Ints], names: Sequence[str]
     ) -> Iterator[Tensor]:
-        calls = self._calls(params)
+        chain_calls = self._calls(params)
+
+        def mean_gradient(chosen: Ints) -> Tensor:
+            sums = {name: torch.zeros_like(value) for name, value in params.items()}
+            chain_calls.gradient(_batches(self.x, self.y, chosen), sums)
+            return torch.cat([sums[name].flatten() for name in names]).div_(max(len(chosen), 1))
+
         for first in range(0, len(positions), self.workers):
-            some = positions[first : first + self.workers]
-            yield from self._pool.map(
-                lambda chosen: self._mean_gradient(calls, chosen, names), some
-            )
+            yield from self._pool.map(mean_gradient, positions[first : first + self.workers])
 
     def forward(self, params: Params, x: Tensor, positions: Ints | None = None) -> Tensor:
         x = x.contiguous()
-        chosen = np.arange(len(x)) if positions is None else positions
-        calls, num_classes = self._calls(params), len(params[self.chain.links[-1].weight])
-        result = x.new_empty(len(chosen), num_classes)
-        size = max(-(-len(chosen) // self.workers), 1)
-        parts = [slice(first, first + size) for first in range(0, len(chosen), size)]
-        self._side_by_side(
-            lambda part: calls.outputs(_batches(x, None, chosen[part]), result[part]), parts
-        )
-        return result
+        positions = np.arange(len(x)) if positions is None else positions
+        count = len(positions)
+        chain_calls = self._calls(params)
+        logits = x.new_empty(count, chain_calls.num_outputs)
+
+        def pass_part(part: slice) -> None:
+            chain_calls.outputs(_batches(x, None, positions[part]), logits[part])
+
+        size = max(-(-count // self.workers), 1)
+        parts = [slice(first, first + size) for first in range(0, count, size)]
+        self._in_parallel(pass_part, parts)
+        return logits
 
     def cross_entropies(self, logits: Tensor, labels: Tensor) -> Tensor:
         return calls.cross_entropies(logits.contiguous(), labels.contiguous()).double()
@@ -147,25 +159,20 @@ class NativeBackend(Backend):
     def hits(self, logits: Tensor, labels: Tensor) -> Tensor:
         return calls.hits(logits.contiguous(), labels.contiguous())
 
-    def _side_by_side(self, work: Callable[[T], None], items: Sequence[T]) -> None:
-        """`work` on each of the items: the first in this thread, which would only wait."""
-        others = [self._pool.submit(work, item) for item in items[1:]]
-        for item in items[:1]:
-            work(item)
-        for other in others:
-            other.result()
-
-    def _mean_gradient(self, calls: ChainCalls, chosen: Ints, names: Sequence[str]) -> Tensor:
-        found = {name: torch.zeros_like(value) for name, value in calls.params.items()}
-        calls.gradient(_batches(self.x, self.y, chosen), found)
-        return torch.cat([found[name].flatten() for name in names]).div_(max(len(chosen), 1))
+    def _in_parallel(self, work: Callable[[T], None], items: Sequence[T]) -> None:
+        """Call `work` on each item. The caller's thread takes the first, as it would only wait."""
+        futures = [self._pool.submit(work, item) for item in items[1:]]
+        if items:
+            work(items[0])
+        for future in futures:
+            future.result()
 
     def _calls(self, params: Params) -> ChainCalls:
         return ChainCalls(self.chain, params, self.x.shape[1:])
 
 
 def _batches(x: Tensor, y: Tensor | None, chosen: Ints) -> SampleBatches:
-    """Samples at these positions in batches of `PRODUCT_ROWS`."""
+    """Return the samples at these positions in batches of `PRODUCT_ROWS`."""
     steps = -(-len(chosen) // PRODUCT_ROWS)
     positions = np.zeros((steps, PRODUCT_ROWS), np.int64)
     positions.reshape(-1)[: len(chosen)] = chosen
@@ -182,26 +189,20 @@ def _row(stack: Stack, row: int) -> Params:
 
 
 def unfit(workload: Workload) -> Problem | None:
-    """Why this backend cannot train the workload, if so."""
-    remedy, chain, data = "engine=auto takes what fits", workload.chain, workload.data
+    """Return why the native backend cannot train the workload, or None if it can."""
+    chain, data, optimizer = workload.chain, workload.data, workload.optimizer
+    fault = ""
     if chain is None:
-        kinds = "plain convolutions, 2 x 2 max poolings and linear layers with ReLU between them"
-        return Problem("", ..., f"runs chains of {kinds} alone", remedy)
-    if type(workload.optimizer) is not SGD:
-        return Problem(
-            "", ..., f"knows optimizer=sgd alone, not {type(workload.optimizer).__name__}", remedy
+        fault = (
+            "only runs chains of plain convolutions, 2 x 2 max poolings and linear layers with "
+            "ReLU between them"
         )
-    outputs = len(traveling(workload.model)[chain.links[-1].weight])
-    if outputs < data.num_classes:
-        return Problem(
-            "",
-            ...,
-            f"needs an output for each of {data.num_classes} classes, not {outputs}",
-            remedy,
-        )
-    device = data.x.device
-    return (
-        None
-        if device.type == "cpu"
-        else Problem("", ..., f"runs on a CPU alone, not on {device}", remedy)
-    )
+    elif type(optimizer) is not SGD:
+        fault = f"knows only optimizer=sgd, not {type(optimizer).__name__}"
+    else:
+        outputs = len(traveling(workload.model)[chain.layers[-1].weight])
+        if outputs < data.num_classes:
+            fault = f"needs an output for each of {data.num_classes} classes, not {outputs}"
+        elif data.x.device.type != "cpu":
+            fault = f"runs only on a CPU, not on {data.x.device}"
+    return Problem("", ..., fault, "engine=auto takes what fits") if fault else None

@@ -1,0 +1,191 @@
+"""Gradients of many clients at once by torch.func's vmap, for any model that it can run."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.nn import functional as F
+
+from fedsim.core.arrays import Floats, Ints
+from fedsim.core.flat import real_dtype, to_device
+from fedsim.core.types import Params, Stack
+from fedsim.engine.data import ClientData
+from fedsim.engine.device import Compiled, Precision, autocast
+from fedsim.engine.model import buffer_names, initial, trained_names
+from fedsim.engine.schedule import mean_weights
+from fedsim.engine.stacked import StackedBatch, samples_at
+from fedsim.engine.training_copies import (
+    for_batched,
+    reject_if_it_fails,
+    reject_mixed_samples,
+)
+from fedsim.engine.training_layers import keyed_dropouts, masked_norms
+
+LossGradients = tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]
+"""What torch returns: gradients, (the total loss, (the samples' losses, running statistics))."""
+
+
+class FunctionalModule:
+    """A training copy of a model, whose tensors are passed in at each call.
+
+    Dropout keys and BatchNorm masks are among them.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.dropouts = keyed_dropouts(module)
+        self.masks = masked_norms(module)
+
+    def side_inputs(self, batch: StackedBatch) -> Stack:
+        """Return dropout keys and BatchNorm masks for each row of the batch."""
+        inputs: Stack = {}
+        if batch.keys is not None:
+            inputs |= dict.fromkeys(self.dropouts, batch.keys)
+        if self.masks:
+            dtype = real_dtype(batch.x)
+            if batch.weights is None:
+                mask = batch.x.new_ones(batch.x.shape[:2], dtype=dtype)
+            else:
+                mask = (batch.weights > 0).to(dtype)
+            inputs |= dict.fromkeys(self.masks, mask)
+        return inputs
+
+    def __call__(self, tensors: Params, x: Tensor) -> Tensor:
+        """Return the output for `x`. Running statistics are replaced, or updated in place."""
+        for layer in self.dropouts.values():
+            layer.calls = 0
+        return functional_call(self.module, tensors, (x,))
+
+
+class StackedGradients:
+    """A function that returns the gradients of R models, and their samples' losses [R, B].
+
+    It updates running statistics in the stack in place.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
+        """Raises `ConfigError` naming a layer that cannot run batched."""
+        self.precision: Precision = precision
+        self.device = device
+        self.module = FunctionalModule(for_batched(model).to(device))
+        self.trained = trained_names(self.module.module)
+        self.buffers = buffer_names(self.module.module)
+        self._full, self._padded = self._transforms()
+        self.compiled: tuple[Compiled, ...] = ()
+
+    def __call__(self, stack: Stack, batch: StackedBatch) -> tuple[Stack, Tensor]:
+        trained = {name: stack[name] for name in self.trained}
+        fixed = {name: stack[name] for name in self.buffers}
+        fixed |= self.module.side_inputs(batch)
+        if batch.weights is None:
+            result = self._full(trained, fixed, batch.x, batch.y)
+        else:
+            result = self._padded(trained, fixed, batch.x, batch.y, batch.weights)
+        grads, (_, (losses, statistics)) = result
+        for name in self.buffers:
+            stack[name].copy_(statistics[name])
+        return grads, losses
+
+    def compile(self) -> None:
+        """Compile at the next call, once for each kind of batch."""
+        self.compiled = (Compiled(self._full), Compiled(self._padded))
+        self._full, self._padded = self.compiled
+
+    def try_out(self, x: Tensor, y: Tensor) -> None:
+        """Compute one gradient of two models on two samples, of which the second is padding.
+
+        Raises `ConfigError` if the model cannot run batched (data-dependent control flow, an
+        operation that vmap does not know), or if the padding changes the first sample's loss.
+        """
+        module = self.module.module
+        stack = {name: torch.stack([value, value]) for name, value in initial(module).items()}
+        pair, labels = x[:2], y[:2]
+        twice_the_first = torch.cat([x[:1]] * len(pair))
+        weights = torch.zeros((2, len(pair)), dtype=real_dtype(x), device=x.device)
+        weights[:, 0] = 1
+        keys = torch.zeros(2, dtype=torch.int64, device=x.device)
+        batch = StackedBatch(
+            torch.stack([pair, twice_the_first]), torch.stack([labels, labels]), weights, keys
+        )
+        with reject_if_it_fails(module, "cannot run for several clients at once"):
+            _, losses = self(stack, batch)
+        reject_mixed_samples(module, losses[0, 0], losses[1, 0])
+
+    def _transforms(self) -> tuple[Callable[..., LossGradients], Callable[..., LossGradients]]:
+        """Return the gradient functions of full and of padded batches."""
+
+        def loss(
+            trained: Params, fixed: Params, x: Tensor, y: Tensor, weights: Tensor | None
+        ) -> tuple[Tensor, tuple[Tensor, Params]]:
+            tensors = trained | fixed
+            with autocast(self.precision, self.device):
+                output = self.module(tensors, x).to(real_dtype(x))
+            statistics = {name: tensors[name] for name in self.buffers}
+            losses = F.cross_entropy(output, y, reduction="none")
+            total = losses.mean() if weights is None else (losses * weights).sum()
+            return total, (losses.detach(), statistics)
+
+        gradient = grad_and_value(loss, has_aux=True)
+
+        def full(trained: Params, fixed: Params, x: Tensor, y: Tensor) -> LossGradients:
+            return gradient(trained, fixed, x, y, None)
+
+        return vmap(full), vmap(gradient)
+
+
+@torch.no_grad()
+def joint_gradients(
+    model: nn.Module,
+    data: ClientData,
+    precision: Precision,
+    params: Params,
+    positions: Sequence[Ints],
+    names: Sequence[str],
+    max_samples: int,
+) -> Tensor:
+    """Return the gradients of the mean cross-entropy in eval mode over each of K lists of positions.
+
+    They are flat [K, D], in the parameters `names`; zeros for an empty list. At most `max_samples` of
+    each list pass at once.
+    """
+    x, device = data.x, data.x.device
+    trained = {name: params[name] for name in names}
+    fixed = {name: value for name, value in params.items() if name not in trained}
+
+    def loss(trained: Params, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        with autocast(precision, device):
+            output = functional_call(model, trained | fixed, (x,)).to(real_dtype(x))
+        return (F.cross_entropy(output, y, reduction="none") * weights).sum()
+
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0, 0))
+    padded_positions, padded_weights = padded(positions)
+    index = to_device(torch.as_tensor(padded_positions), device)
+    weights = to_device(torch.as_tensor(padded_weights, dtype=real_dtype(x)), device)
+    total: Tensor | None = None
+    for first in range(0, index.shape[1], max_samples):
+        columns = slice(first, first + max_samples)
+        part = index[:, columns]
+        grads = gradients(trained, samples_at(x, part), data.y[part], weights[:, columns])
+        flat = torch.cat([grads[name].flatten(1) for name in names], dim=1)
+        total = flat if total is None else total.add_(flat)
+    assert total is not None
+    not_empty = torch.as_tensor([[len(chosen) > 0] for chosen in positions])
+    return torch.where(to_device(not_empty, device), total, 0)
+
+
+def padded(positions: Sequence[Ints]) -> tuple[Ints, Floats]:
+    """Return K lists as rows [K, W], W >= 1, and weights [K, W]: 1 / length, and 0 for padding.
+
+    Padding repeats the list's own first position. A sample that is not finite then stays with its
+    list.
+    """
+    lengths = np.array([len(chosen) for chosen in positions])
+    width = max(int(lengths.max()), 1)
+    rows = np.zeros((len(positions), width), np.int64)
+    for row, chosen in zip(rows, positions, strict=True):
+        if len(chosen):
+            row[:] = chosen[0]
+            row[: len(chosen)] = chosen
+    return rows, mean_weights(lengths, width)

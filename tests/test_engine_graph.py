@@ -113,7 +113,12 @@ def test_a_replay_is_to_the_last_bit_what_the_steps_come_to(name: str, optimizer
 
 
 def test_a_round_is_made_of_recordings_of_powers_of_two() -> None:
-    assert split_into_recordings([False] * 30, 64) == [(16, False), (8, False), (4, False), (2, False)]
+    assert split_into_recordings([False] * 30, 64) == [
+        (16, False),
+        (8, False),
+        (4, False),
+        (2, False),
+    ]
     assert split_into_recordings([False] * 150, 64) == [
         (64, False),
         (64, False),
@@ -325,8 +330,7 @@ def test_a_step_that_waits_for_the_device_is_not_recorded_and_breaks_the_budget(
     reason = "_local_scalar_dense: operation not permitted when stream is capturing"
     assert engine.description == f"graph, linear layers, step by step ({reason})"
     assert (
-        capfd.readouterr().err
-        == f"engine=graph: not recorded (slower, same results): {reason}\n"
+        capfd.readouterr().err == f"engine=graph: not recorded (slower, same results): {reason}\n"
     )
     assert totals["waits"] > 3
     assert totals["launches"] > 120

@@ -136,7 +136,8 @@ def test_without_an_operation_of_vmap_it_goes_on_and_says_so(
     wanted = gradients(engine("cpu", reference, Looks))
     assert all(torch.equal(each, wanted) for each in found)
     assert (
-        capfd.readouterr().err.count("gradients of one client after another (slower, same results)") == 1
+        capfd.readouterr().err.count("gradients of one client after another (slower, same results)")
+        == 1
     )
 
 

@@ -79,6 +79,7 @@ COMMANDS = {
     ),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
+    "cite": ("fedsim.commands.cite", "BibTeX entries of the papers behind choices"),
     "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
 }
 """Each with its module, and what it does in a line. The module has `run(words) -> exit code`, or

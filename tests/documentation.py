@@ -1,15 +1,15 @@
-"""The Markdown pages as blocks of code, and their commands as lists of words.
+"""Read the blocks of code in the Markdown pages, and the commands in them.
 
-Fenced blocks are read by their language:
+The language of a fenced block says what it is:
 
-- ``bash``: commands, one a line (a backslash goes on in the next). They are composed, not run.
-- ``console``: lines that begin with "$ " are commands, which are run; the lines below are what they print. A line "..."
-  stands for lines that are left out.
+- ``bash``: commands, one a line (a backslash continues a line). Tests compose them.
+- ``console``: lines that begin with "$ " are commands, which tests run. The lines below a command
+  are what it prints; a line "..." stands for omitted lines.
 - any language with ``title="path"``: a file. A later block with the same title is appended to it.
-- ``python`` without a title: an example that runs.
+- ``python`` without a title: an example, which tests run.
 
-In indented blocks, which may be prose of a list or a note, lines that begin with a program of
-`PROGRAMS` are commands; so they are in a script, which is a block ``bash`` with a title.
+In an indented block, and in a ``bash`` block with a title, only lines that begin with a program of
+`PROGRAMS` are commands.
 """
 
 import re
@@ -21,27 +21,14 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
-PROGRAMS = (
-    "uv",
-    "uvx",
-    "pip",
-    "fedsim",
-    "python",
-    "make",
-    "git",
-    "export",
-    "source",
-    "pytest",
-    "srun",
-    "torchrun",
-)
+PROGRAMS = "uv uvx pip fedsim python make git export source pytest srun torchrun"
 FENCE = re.compile(r"^```(\w*)(?:\s+title=\"([^\"]+)\")?\s*$")
-LEFT_OUT = "..."
+OMITTED = "..."
 
 
 class Block(NamedTuple):
-    """A block of code: the number of its first line, its language ("" if it is indented), and the
-    file that it is."""
+    """A block of code: the number of its first line, its language ("" if it is indented), the file
+    that it is, and its lines."""
 
     line: int
     language: str
@@ -54,8 +41,7 @@ class Block(NamedTuple):
 
 
 class Command(NamedTuple):
-    """The words of a command, the line where its block begins, and for a block ``console`` the
-    lines that it prints."""
+    """The words of a command, its line, and the lines that a ``console`` block shows below it."""
 
     line: int
     words: tuple[str, ...]
@@ -63,96 +49,90 @@ class Command(NamedTuple):
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The blocks of a page in their order. Raises `ValueError` for a fence that is not closed."""
+    """Yield the blocks of a page in order. Raises `ValueError` for a fence that is not closed."""
     lines = page.read_text(encoding="utf-8").splitlines()
     number = 0
     while number < len(lines):
-        fence = FENCE.match(lines[number])
-        end = number
-        if fence:
-            end = lines.index("```", number + 1)
-            yield Block(number + 2, fence[1], fence[2], tuple(lines[number + 1 : end]))
-        elif lines[number].startswith("    "):
-            while end < len(lines) and lines[end].startswith("    "):
-                end += 1
-            yield Block(number + 1, "", None, tuple(line[4:] for line in lines[number:end]))
-            end -= 1
-        number = end + 1
+        start = number
+        number += 1
+        if fence := FENCE.match(lines[start]):
+            end = lines.index("```", number)
+            yield Block(start + 2, fence[1], fence[2], tuple(lines[number:end]))
+            number = end + 1
+        elif lines[start].startswith("    "):
+            while number < len(lines) and lines[number].startswith("    "):
+                number += 1
+            yield Block(start + 1, "", None, tuple(line[4:] for line in lines[start:number]))
 
 
 def commands(block: Block) -> list[Command]:
-    """The commands in a block; none in one that is a file or in another language."""
+    """Return the commands in a block; none in a file that is not a script, or another language."""
     if block.language == "console":
-        return list(_console(block))
+        return _console_commands(block)
     if block.language not in ("", "bash"):
         return []
+    every_line = block.language == "bash" and block.title is None
+    variables: dict[str, str] = {"<folder>": "path/to/folder"}
     found = []
-    all_lines = block.language == "bash" and block.title is None
-    variables: dict[str, str] = {}
-    for text in map(str.strip, block.text.replace("\\\n", " ").splitlines()):
+    for line in block.text.replace("\\\n", " ").splitlines():
+        text = line.strip()
         if assignment := re.fullmatch(r"(\w+)=\"(.*)\"", text):
-            variables[assignment[1]] = assignment[2]
-        elif text and not text.startswith("#") and (all_lines or text.split()[0] in PROGRAMS):
+            variables[f"${assignment[1]}"] = assignment[2]
+        elif text and (every_line or text.split()[0] in PROGRAMS.split()):
             for name, value in variables.items():
-                text = text.replace(f"${name}", value)
-            found += [
-                Command(block.line, words)
-                for words in _parts(text.replace("<folder>", "path/to/folder"))
-            ]
+                text = text.replace(name, value)
+            for part in text.removesuffix(" &").split(" && "):
+                if words := shlex.split(part, comments=True):
+                    found.append(Command(block.line, tuple(words)))
     return found
 
 
-def _parts(text: str) -> list[tuple[str, ...]]:
-    """The commands of a line, which && separates, without comments and a final &."""
-    parts = [shlex.split(part, comments=True) for part in text.removesuffix(" &").split(" && ")]
-    return [tuple(words) for words in parts if words]
-
-
-def _console(block: Block) -> Iterator[Command]:
-    starts = [i for i, line in enumerate(block.lines) if line.startswith("$ ")]
-    for start, end in zip(starts, [*starts[1:], len(block.lines)], strict=True):
-        (words,) = _parts(block.lines[start][2:])
-        yield Command(block.line + start, words, block.lines[start + 1 : end])
+def _console_commands(block: Block) -> list[Command]:
+    found: list[Command] = []
+    for number, line in enumerate(block.lines):
+        if line.startswith("$ "):
+            found.append(Command(block.line + number, tuple(shlex.split(line[2:])), ()))
+        elif found:
+            command = found.pop()
+            found.append(command._replace(printed=(*(command.printed or ()), line)))
+    return found
 
 
 def program(words: tuple[str, ...]) -> tuple[str, ...]:
-    """A command without what stands before its program: variables, `srun`, `uv run`, `torchrun`,
-    with their options."""
+    """Return a command without what stands before its program: variables, `srun`, `uv run` or
+    `torchrun`, with their options."""
     names = [word.removeprefix(".venv/bin/") for word in words]
     if "torchrun" in names:
         return ("python", *names[names.index("-m") :])
-    start = next(
-        (i for i, name in enumerate(names) if name in ("fedsim", "python", "pytest", "make")), 0
-    )
-    return tuple(names[start:])
+    for start, name in enumerate(names):
+        if name in ("fedsim", "python", "pytest", "make"):
+            return tuple(names[start:])
+    return tuple(names)
 
 
 NUMBER = r"(?:[<>] ?)?[+-]?\.?\d[\d.,]*"
 SHAPES = (
-    (re.compile(r"-[0-9a-f]{8}\b"), "-HASH"),
-    (re.compile(rf"{NUMBER} (ms|s|min|h)\b"), "TIME"),
-    (re.compile(rf"{NUMBER} ([kMGT]?B)\b"), "BYTES"),
-    (re.compile(NUMBER), "N"),
-    (re.compile(r"[─\s]+"), " "),
+    (r"-[0-9a-f]{8}\b", "-HASH"),
+    (rf"{NUMBER} (ms|s|min|h)\b", "TIME"),
+    (rf"{NUMBER} ([kMGT]?B)\b", "BYTES"),
+    (NUMBER, "N"),
+    (r"[─\s]+", " "),
 )
 
 
 def shape(text: str) -> str:
-    """A text without its numbers, hashes, units of measured values, and the widths of its
-    columns."""
+    """Return a text without its numbers, hashes, units of measured values and widths of columns."""
     for pattern, replacement in SHAPES:
-        text = pattern.sub(replacement, text)
+        text = re.sub(pattern, replacement, text)
     return text.strip()
 
 
 def missing_line(shown: tuple[str, ...], printed: str) -> str | None:
-    """The first line of `shown` whose shape `printed` does not have, in this order; None if it has
-    all."""
+    """Return the first line of `shown` whose shape `printed` lacks, in this order, or None."""
     rest = shape(printed)
     for line in shown:
-        if line.strip() == LEFT_OUT or not shape(line):
-            continue
-        _, found, rest = rest.partition(shape(line))
-        if not found:
-            return line
+        if line.strip() != OMITTED and shape(line):
+            _, match, rest = rest.partition(shape(line))
+            if not match:
+                return line
     return None

@@ -1,11 +1,12 @@
-"""Every command on a page is composed or run, and prints what the page shows; the pages name all
-that there is."""
+"""Check the pages: each command composes or prints what the page shows, links lead somewhere, and
+the pages name everything that exists."""
 
 import importlib.util
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import yaml
@@ -13,14 +14,13 @@ from hydra.core.override_parser.types import Override
 
 from fedsim.api import experiments
 from fedsim.commands.catalogue import Catalogue
-from fedsim.commands.dispatch import COMMANDS, answer
+from fedsim.commands.cite import read_entries
+from fedsim.commands.dispatch import COMMANDS, answer, run_experiment
 from fedsim.config import words as command_line
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.core.errors import FedsimError
-from fedsim.jobs import cli
 from fedsim.report import command as report
 from fedsim.results.runs import ReportError
-from fedsim.running.process import print_error
 from fedsim.tracking.console import CONSOLE
 from scripts import selector_tables
 from scripts.benchmark import MODULES
@@ -36,23 +36,25 @@ from tests.documentation import (
     program,
     shape,
 )
-from tests.report_toys import make_report
-from tests.sweep_words import axes_of, diagonal
+from tests.sweep_words import Words, each_value_once
 
-SHORT = ("num_rounds=10", "tracker.wandb.mode=disabled")
-"""Added to commands that are run: ten rounds, which print a line each, in place of fifty. To
-experiments in Python: the first of these."""
+TEN_ROUNDS = "num_rounds=10"
+"""Added to commands and to experiments in Python that are run. Ten rounds print a line each."""
 NOT_INSTALLED = re.compile(r"\S+: needs the package \w+; install fedsim with its extra '\w+'\n.*")
-"""All that may be wrong with a command, which needs an extra that the tests do without."""
-OTHERS = ("uv", "uvx", "pip", "zensical", "export", "source", "git")
-"""Programs of others, whose words are not looked at."""
-WIDTH = 140
-MOST_JOBS = 2
-"""Jobs of a command that are composed."""
+"""The only allowed error of a composed command: it needs an extra that the tests do not install."""
+OTHER_PROGRAMS = ("uv", "uvx", "pip", "zensical", "export", "source", "git")
+"""Programs whose arguments are not checked."""
+MAX_JOBS = 2
+"""Maximum number of jobs of a command that are composed."""
+SELECTORS = sorted(path.stem for path in (ROOT / "conf/selector").glob("*.yaml"))
 
 
 def name(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -61,165 +63,140 @@ def test_a_page_does_what_it_says(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(CONSOLE, "width", WIDTH)
-    monkeypatch.setenv(
-        "SCRATCH", str(tmp_path)
-    )  # a shell would replace it, in the commands for clusters
+    monkeypatch.setattr(CONSOLE, "width", 140)
+    monkeypatch.setenv("SCRATCH", str(tmp_path))  # a shell replaces it in the scripts for clusters
     if page == ROOT / "README.md":
         monkeypatch.setenv("UV", "uv")  # as under `uv run`, with which its commands begin
-    monkeypatch.setattr(
-        experiments, "compose_jobs", lambda words, **more: compose_jobs([*words, SHORT[0]], **more)
-    )
+
+    def compose_ten_rounds(words, **options):
+        return compose_jobs([*words, TEN_ROUNDS], **options)
+
+    monkeypatch.setattr(experiments, "compose_jobs", compose_ten_rounds)
     for block in blocks(page):
         if block.title is not None:
             path = tmp_path / block.title
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text((path.read_text() if path.exists() else "") + block.text)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(block.text)
     names: dict[str, object] = {}
     for block in blocks(page):
         if block.language == "python" and block.title is None:
             exec(compile(block.text, f"{page}:{block.line}", "exec"), names)
         for command in commands(block):
-            do(page, command, capsys)
+            check_command(page, command, capsys)
 
 
-def do(page: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compose or run a command of a page; fails with its line."""
-    where = f"{name(page)}:{command.line}: {' '.join(command.words)}"
+def check_command(page: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """Compose or run a command of a page. Fails with its line."""
+    place = f"{name(page)}:{command.line}: {' '.join(command.words)}"
     words = program(command.words)
     if command.printed is None:
         try:
-            check(words)
+            compose(words)
         except (FedsimError, ValueError, SystemExit) as error:
             if not NOT_INSTALLED.fullmatch(str(error)):
-                pytest.fail(f"{where}\n{error}")
+                pytest.fail(f"{place}\n{error}")
         return
     capsys.readouterr()
     run(words)
     out, err = capsys.readouterr()
     line = missing_line(command.printed, out + err)
-    assert line is None, (
-        f"{where} does not print\n{line}\nits shape: {shape(line)}\nit printed\n{out}{err}"
+    if line is not None:
+        pytest.fail(f"{place} does not print\n{line}\nits shape: {shape(line)}\n{out}{err}")
+
+
+def compose(words: tuple[str, ...]) -> None:
+    """Compose a command, or look for what it names. Raises `ValueError` for what does not exist."""
+    first, rest = words[0], words[1:]
+    exists = True
+    if words[:3] == ("python", "-m", "fedsim.run"):
+        compose_some_jobs(words[3:])
+    elif first == "fedsim":
+        compose_fedsim(rest)
+    elif words[:2] == ("python", "-m"):
+        exists = importlib.util.find_spec(words[2]) is not None
+    elif first == "python":
+        exists = script_exists(*(word for word in rest if word != "-P"))
+    elif first == "pytest":
+        exists = all((ROOT / word).is_file() for word in rest if word.endswith(".py"))
+    elif first == "make":
+        exists = f"\n{rest[0]}:" in read(ROOT / "Makefile")
+    elif first not in OTHER_PROGRAMS:
+        exists = not rest and "." in first  # the name of a script
+    if not exists:
+        raise ValueError(f"{words}: no such thing")
+
+
+def script_exists(script: str, *arguments: str) -> bool:
+    """Return whether a script of the repository exists and has the options in `arguments`."""
+    path = ROOT / script
+    if script == "scripts/benchmark.py" and arguments:
+        module = MODULES.get(arguments[0], "missing").replace(".", "/")
+        path = ROOT / f"scripts/benchmarks/{module}.py"
+    return path.is_file() and all(
+        f'"{argument}"' in read(path) for argument in arguments if argument.startswith("--")
     )
 
 
-def check(words: tuple[str, ...]) -> None:
-    """Compose a command, or look for what it names. Raises `ValueError` for what is not there, or
-    nobody knows."""
-    first, rest = words[0], words[1:]
-    if words[:3] == ("python", "-m", "fedsim.run"):
-        compose(words[3:])
-    elif first == "fedsim":
-        check_fedsim(words[1:])
-    elif words[:2] == ("python", "-m"):
-        require(importlib.util.find_spec(words[2]) is not None, words[2])
-    elif first == "python":
-        script, *flags = [word for word in rest if word != "-P"]
-        path = ROOT / script
-        if script == "scripts/benchmark.py" and flags:
-            path = (
-                ROOT
-                / "scripts"
-                / "benchmarks"
-                / f"{MODULES.get(flags[0], 'no').replace('.', '/')}.py"
-            )
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        require(
-            bool(text) and all(f'"{flag}"' in text for flag in flags if flag.startswith("--")), rest
-        )
-    elif first == "pytest":
-        require(all((ROOT / word).is_file() for word in rest if word.endswith(".py")), rest)
-    elif first == "make":
-        require(f"\n{rest[0]}:" in (ROOT / "Makefile").read_text(encoding="utf-8"), rest[0])
-    elif first not in OTHERS:
-        require(not rest and "." in first, first)
-
-
-def check_fedsim(words: tuple[str, ...]) -> None:
-    """`words` follow `fedsim`: those about jobs are composed."""
+def compose_fedsim(words: tuple[str, ...]) -> None:
+    """Compose the jobs of a command line of fedsim, read that of a report, or run a list."""
     first = words[0] if words else ""
     if first == "report":
-        read_report_words(words[1:])
-    elif first in ("list", "--help", "--version"):
+        with mock.patch.object(report, "find_source", side_effect=ReportError("read")):
+            assert answer(words) == 3  # the runs need not exist
+    elif first in ("list", "cite", "--help", "--version"):
         assert answer(words) == 0
-    elif first not in COMMANDS or first in ("show", "doctor"):
-        compose(words[1:] if first in COMMANDS else words)
+    elif first in ("show", "doctor"):
+        compose_some_jobs(words[1:])
+    elif first not in COMMANDS:
+        compose_some_jobs(words)
 
 
-def require(holds: bool, what: object) -> None:
-    if not holds:
-        raise ValueError(f"{what}: no such thing")
-
-
-def compose(argv: tuple[str, ...]) -> None:
-    """Compose and check `MOST_JOBS` of the jobs of a command line in which each value of each key
-    that it sets occurs; what a preset sweeps over, and seeds, have their first value."""
+def compose_some_jobs(argv: tuple[str, ...]) -> None:
+    """Compose and check `MAX_JOBS` jobs of a command line."""
     args = command_line.read(argv)
 
-    def few_jobs(found: Sequence[Override]) -> list[list[str]]:
-        jobs = diagonal(
-            [words if key in keys else words[:1] for key, words in axes_of(found).items()]
-        )
-        return jobs[:: math.ceil(len(jobs) / MOST_JOBS)]
+    def some_jobs(overrides: Sequence[Override]) -> list[Words]:
+        jobs = each_value_once(overrides)
+        return jobs[:: math.ceil(len(jobs) / MAX_JOBS)]
 
     with pytest.MonkeyPatch.context() as patch, search_path(args.config_dir, args.config_path):
-        keys = {o.get_key_element() for o in command_line.parse(args.overrides)} - {"seed"}
-        patch.setattr("fedsim.config.compose.expand", few_jobs)
+        patch.setattr("fedsim.config.compose.expand", some_jobs)
         check_jobs(compose_jobs(args.overrides, multirun=args.multirun))
 
 
-def read_report_words(argv: tuple[str, ...]) -> None:
-    """Read a command line of the report, whose runs need not be there."""
-
-    def stop(name: str, output_dir: Path) -> Path:
-        raise ReportError("read")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "find_source", stop)
-        assert make_report(argv) == 3
-
-
 def run(words: tuple[str, ...]) -> None:
-    """Run a command of fedsim for a few rounds, or a report without figures; errors are told as on
-    the terminal."""
-    assert words[0] == "fedsim", "only commands of fedsim have their output shown"
-    if words[1:2] == ("report",):
-        assert make_report([*words[2:], "--no-figures"]) == 0
-        return
-    try:
-        cli.run([*words[1:], *SHORT])
-    except FedsimError as error:
-        print_error(error)
+    """Run a command of fedsim for ten rounds, or a report without figures."""
+    program_name, *arguments = words
+    assert program_name == "fedsim", "only commands of fedsim have their output shown"
+    if "report" in arguments:
+        arguments.append("--no-figures")
+    if answer(arguments) is None:
+        run_experiment([*arguments, TEN_ROUNDS, "tracker.wandb.mode=disabled"])
 
 
-def test_a_wrong_command_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """The negative control of all above."""
-    wrong = (
+@pytest.mark.parametrize(
+    "line",
+    [
         "fedsim selector=randon",
+        "fedsim report default --no-such",
         "python scripts/no.py",
-        "make no",
         "python -m fedsim.no",
-        "rm x",
         "pytest no.py",
-    )
-    for line in (*wrong, "fedsim report default --no-such"):
-        (command,) = commands(Block(1, "bash", None, (line,)))
-        with pytest.raises(pytest.fail.Exception, match=re.escape(line)):
-            do(ROOT / "README.md", command, capsys)
+        "make no",
+        "rm x",
+    ],
+)
+def test_a_wrong_command_is_found(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = commands(Block(1, "bash", None, (line,)))
+    with pytest.raises(pytest.fail.Exception, match=re.escape(line)):
+        check_command(ROOT / "README.md", command, capsys)
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    def leaves(node: object) -> list[str]:
-        if isinstance(node, str):
-            return [node]
-        return [
-            leaf
-            for child in (node.values() if isinstance(node, dict) else node)
-            for leaf in leaves(child)
-        ]
-
-    listed = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
-    assert sorted(listed) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
+    navigation = re.findall(r"([\w/]+\.md)$", read(ROOT / "mkdocs.yml"), re.MULTILINE)
+    assert yaml.safe_load(read(ROOT / "mkdocs.yml"))["nav"]
+    assert sorted(navigation) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
 
 GROUPS = [p for p in sorted((ROOT / "conf").rglob("*")) if any(p.glob("*.yaml"))]
@@ -227,90 +204,103 @@ GROUPS = [p for p in sorted((ROOT / "conf").rglob("*")) if any(p.glob("*.yaml"))
 
 @pytest.mark.parametrize("group", GROUPS, ids=lambda p: str(p.relative_to(ROOT / "conf")))
 def test_every_choice_of_a_group_is_documented(group: Path) -> None:
-    pages = {"selector": "selectors.md", "preset": "papers.md"}
-    text = (DOCS / pages.get(group.name, "configuration.md")).read_text(encoding="utf-8")
-    text += (DOCS / "configuration.md").read_text(encoding="utf-8")
-    text = re.sub(r"(\w+) \(each of these four also as `_10` and `_100`\)", r"\1", text)
-    stems = {p.stem for p in group.glob("*.yaml")}
-    if group.name == "sketch":
-        stems = {stem for stem in stems if not stem.endswith(("_10", "_100"))}
-    missing = [
-        stem
-        for stem in sorted(stems)
-        if not re.search(rf"(?<![\w.]){re.escape(stem)}(?![\w])", text)
-    ]
-    assert missing == []
+    text = read(DOCS / "configuration.md")
+    if group.name == "selector":
+        text += read(DOCS / "selectors.md")
+    if group.name == "preset":
+        text += read(DOCS / "papers.md")
+    documented = set(re.findall(r"(?<![\w.])[\w.]*\w", text))
+    choices = {path.stem for path in group.glob("*.yaml")}
+    if group.name == "sketch":  # the page names their sizes in a remark
+        choices = {choice for choice in choices if not choice.endswith(("_10", "_100"))}
+    assert sorted(choices - documented) == []
 
 
 def test_selectors_that_the_table_of_the_readme_names_exist() -> None:
-    rows = [
-        line
-        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-        if line.startswith("|")
-    ]
-    named = {word for row in rows for word in re.findall(r"`(\w+)`", row.split("|")[-2])}
-    assert len(named) > 20
-    assert named <= {p.stem for p in (ROOT / "conf/selector").glob("*.yaml")}
+    last_cells = re.findall(r"^\|.*\|([^|]+)\|$", read(ROOT / "README.md"), re.MULTILINE)
+    selectors = re.findall(r"`(\w+)`", " ".join(last_cells))
+    assert len(selectors) > 20
+    assert set(selectors) <= set(SELECTORS)
 
 
 def test_the_tables_of_selectors_are_the_heads_of_their_files() -> None:
-    page = selector_tables.PAGE.read_text(encoding="utf-8")
+    page = read(selector_tables.PAGE)
     assert selector_tables.with_tables(page) == page  # scripts/selector_tables.py --write
-    assert (
-        selector_tables.with_tables(page.replace("12 K up", "13 K up")) == page
-    )  # a cell that was edited by hand
+    edited_by_hand = page.replace("12 K up", "13 K up")
+    assert edited_by_hand != page
+    assert selector_tables.with_tables(edited_by_hand) == page
     assert "| `random` (fedavg, uniform) |" in page
-    named = [name for found in selector_tables.TABLE.findall(page) for name in found[1].split(", ")]
-    methods = [
-        choice.name
-        for choice in Catalogue().group("selector").choices.values()
-        if choice.base is None
-    ]
-    assert sorted(named) == methods
+
+
+def test_every_method_is_in_a_table_of_selectors() -> None:
+    names = ", ".join(re.findall(r"<!-- selectors: (.*) -->", read(selector_tables.PAGE)))
+    choices = Catalogue().group("selector").choices.values()
+    methods = [choice.name for choice in choices if choice.base is None]
+    assert sorted(names.split(", ")) == methods
 
 
 def test_the_page_of_what_selectors_were_checked_against_has_a_row_for_each() -> None:
-    lines = (DOCS / "selectors_checked.md").read_text(encoding="utf-8").splitlines()
-    cells = [line.split("|")[1] for line in lines if line.startswith("|")]
-    named = [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
-    assert sorted(named) == sorted(p.stem for p in (ROOT / "conf/selector").glob("*.yaml"))
+    cells = re.findall(r"^\|([^|]*)", read(DOCS / "selectors_checked.md"), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == SELECTORS
 
 
 def test_the_reference_has_every_selector() -> None:
-    text = (DOCS / "api/selectors.md").read_text(encoding="utf-8")
+    text = read(DOCS / "api/selectors.md")
     modules = {p.stem for p in (ROOT / "fedsim/selectors").glob("*.py")} - {"__init__"}
     documented = set(re.findall(r"^::: fedsim\.selectors\.(\w+)", text, re.MULTILINE))
     assert modules - documented <= {"gaussian_process", "similarity", "tools", "ward"}
     assert documented <= modules
 
 
+@pytest.mark.parametrize(
+    "group", ["selector", "aggregator", "local_algorithm", "dataset", "partition", "clients"]
+)
+def test_every_choice_has_a_reference_or_is_said_to_have_none(group: str) -> None:
+    choices = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
+    assert sorted(choices - read_entries().keys()) == []
+
+
+def test_the_bibliography_has_every_reference() -> None:
+    page = read(DOCS / "bibliography.md")
+    for choice, entries in read_entries().items():
+        assert f"`{choice}`" in page
+        for entry in entries:
+            for title in re.findall(r" title = \{(.*)\},", entry):
+                assert title.replace("{", "").replace("}", "") in page
+
+
 def test_the_map_of_the_design_has_all_rooms() -> None:
-    text = (DOCS / "design.md").read_text(encoding="utf-8")
     files = {p.name for p in (ROOT / "fedsim").glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {f"{p.parent.name}/" for p in (ROOT / "fedsim").glob("*/__init__.py")}
-    assert set(re.findall(r"^  (\w+(?:\.py|/)) ", text, re.MULTILINE)) == files | folders
+    entries = re.findall(r"^  (\w+(?:\.py|/)) ", read(DOCS / "design.md"), re.MULTILINE)
+    assert set(entries) == files | folders
 
 
-def slug(heading: str) -> str:
-    plain = re.sub(r"[`*]|\[([^\]]*)\]\([^)]*\)", lambda m: m[1] or "", heading).lower()
-    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", plain).strip())
+def anchors(page: Path) -> Iterator[str]:
+    """Yield the anchors of a page's headings, as the site and GitHub make them."""
+    for heading in re.findall(r"^#+ (.*)$", read(page), re.MULTILINE):
+        words = re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", heading)).lower()
+        yield re.sub(r"[\s-]+", "-", words.strip())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_within_the_repository_lead_somewhere_and_an_empty_line_ends_every_table(
-    page: Path,
-) -> None:
-    """The site takes a line directly below a table for a row of it, also a heading."""
-    text = re.sub(
-        r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
-    )
-    assert not re.findall(r"^\| .*\n(?!\||\s*$).+", text, re.MULTILINE)
-    for target in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", text):
-        path, _, anchor = "".join(target).partition("#")
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"", prose(page)):
+        path, _, anchor = "".join(link).partition("#")
         if "://" in path:
             continue
-        file = page if not path else (page.parent / path).resolve()
-        assert file.exists(), f"{name(page)}: {path}"
-        if anchor and file.suffix == ".md":
-            headings = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-            assert anchor in map(slug, headings), f"{name(page)}: {path}#{anchor}"
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)}: {path}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{name(page)}: {path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_an_empty_line_ends_every_table(page: Path) -> None:
+    """The site takes a line directly below a table for a row of it."""
+    assert not re.findall(r"^\| .*\n(?!\||\s*$).+", prose(page), re.MULTILINE)
+
+
+def prose(page: Path) -> str:
+    """Return a page without its fenced blocks."""
+    return re.sub(r"^```.*?^```", "", read(page), flags=re.MULTILINE | re.DOTALL)

@@ -269,6 +269,12 @@ def test_the_bibliography_has_every_reference() -> None:
                 assert title.replace("{", "").replace("}", "") in page
 
 
+def test_the_concepts_quote_the_readable_twin() -> None:
+    excerpts = [block.text for block in blocks(DOCS / "concepts.md") if block.language == "py"]
+    assert excerpts
+    assert all(excerpt in read(ROOT / "examples/one_round.py") for excerpt in excerpts)
+
+
 def test_the_map_of_the_design_has_all_rooms() -> None:
     files = {p.name for p in (ROOT / "fedsim").glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {f"{p.parent.name}/" for p in (ROOT / "fedsim").glob("*/__init__.py")}

@@ -14,7 +14,6 @@ from hydra.core.override_parser.types import Override
 
 from fedsim.api import experiments
 from fedsim.commands.catalogue import Catalogue
-from fedsim.commands.cite import read_entries
 from fedsim.commands.dispatch import COMMANDS, answer, run_experiment
 from fedsim.config import words as command_line
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
@@ -250,23 +249,6 @@ def test_the_reference_has_every_selector() -> None:
     documented = set(re.findall(r"^::: fedsim\.selectors\.(\w+)", text, re.MULTILINE))
     assert modules - documented <= {"gaussian_process", "similarity", "tools", "ward"}
     assert documented <= modules
-
-
-@pytest.mark.parametrize(
-    "group", ["selector", "aggregator", "local_algorithm", "dataset", "partition", "clients"]
-)
-def test_every_choice_has_a_reference_or_is_said_to_have_none(group: str) -> None:
-    choices = {path.stem for path in (ROOT / "conf" / group).glob("*.yaml")}
-    assert sorted(choices - read_entries().keys()) == []
-
-
-def test_the_bibliography_has_every_reference() -> None:
-    page = read(DOCS / "bibliography.md")
-    for choice, entries in read_entries().items():
-        assert f"`{choice}`" in page
-        for entry in entries:
-            for title in re.findall(r" title = \{(.*)\},", entry):
-                assert title.replace("{", "").replace("}", "") in page
 
 
 def test_the_concepts_quote_the_readable_twin() -> None:

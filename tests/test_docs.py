@@ -56,6 +56,11 @@ def read(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
+def find(pattern: str, page: Path) -> list[str]:
+    """Return all matches of a pattern in a page, whose lines ^ and $ delimit."""
+    return re.findall(pattern, read(page), re.MULTILINE)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_a_page_does_what_it_says(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -193,7 +198,7 @@ def test_a_wrong_command_is_found(line: str, capsys: pytest.CaptureFixture[str])
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    navigation = re.findall(r"([\w/]+\.md)$", read(ROOT / "mkdocs.yml"), re.MULTILINE)
+    navigation = find(r"([\w/]+\.md)$", ROOT / "mkdocs.yml")
     assert yaml.safe_load(read(ROOT / "mkdocs.yml"))["nav"]
     assert sorted(navigation) == sorted(str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md"))
 
@@ -216,7 +221,7 @@ def test_every_choice_of_a_group_is_documented(group: Path) -> None:
 
 
 def test_selectors_that_the_table_of_the_readme_names_exist() -> None:
-    last_cells = re.findall(r"^\|.*\|([^|]+)\|$", read(ROOT / "README.md"), re.MULTILINE)
+    last_cells = find(r"^\|.*\|([^|]+)\|$", ROOT / "README.md")
     selectors = re.findall(r"`(\w+)`", " ".join(last_cells))
     assert len(selectors) > 20
     assert set(selectors) <= set(SELECTORS)
@@ -239,7 +244,7 @@ def test_every_method_is_in_a_table_of_selectors() -> None:
 
 
 def test_the_page_of_what_selectors_were_checked_against_has_a_row_for_each() -> None:
-    cells = re.findall(r"^\|([^|]*)", read(DOCS / "selectors_checked.md"), re.MULTILINE)
+    cells = find(r"^\|([^|]*)", DOCS / "selectors_checked.md")
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == SELECTORS
 
 
@@ -260,7 +265,7 @@ def test_the_concepts_quote_the_readable_twin() -> None:
 def test_the_map_of_the_design_has_all_rooms() -> None:
     files = {p.name for p in (ROOT / "fedsim").glob("*.py")} - {"__init__.py", "__main__.py"}
     folders = {f"{p.parent.name}/" for p in (ROOT / "fedsim").glob("*/__init__.py")}
-    entries = re.findall(r"^  (\w+(?:\.py|/)) ", read(DOCS / "design.md"), re.MULTILINE)
+    entries = find(r"^  (\w+(?:\.py|/)) ", DOCS / "design.md")
     assert set(entries) == files | folders
 
 

@@ -43,7 +43,7 @@ def read_entries() -> dict[str, list[str]]:
 
 
 def find_entries(name: str, entries: dict[str, list[str]]) -> list[str]:
-    """Return the entries of a choice. Raises `MistakeError` with the nearest name if it has none."""
+    """Return the entries of a choice. Raises `MistakeError` with the nearest name if unknown."""
     name = spelt(name)
     if name not in entries:
         close = nearest(name, entries)

@@ -9,7 +9,7 @@ import torch
 from fedsim.core.encoding import dataclasses_known_to, decode
 from fedsim.results.files import MODEL
 from fedsim.results.reading import read_metrics, read_summary
-from fedsim.running.checkpoint import pack, unpack
+from fedsim.running.checkpoint_file import pack, unpack
 
 CPU = torch.device("cpu")
 

@@ -1,9 +1,12 @@
-"""Resumed is uninterrupted, to the last bit; in the file of a checkpoint values are as they were,
-damage is noticed."""
+"""A resumed run is the uninterrupted one, to the last bit.
+
+In the file of a checkpoint values are as they were, and damage is noticed.
+"""
 
 import collections
 import copy
 import re
+from collections.abc import Iterator
 from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,8 @@ from fedsim.results.files import RunFolder
 from fedsim.results.reading import read_metrics
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build
-from fedsim.running.checkpoint import Checkpoints, pack, unpack
+from fedsim.running.checkpoint import Checkpoints
+from fedsim.running.checkpoint_file import pack, unpack
 from fedsim.selectors.random import Random
 from tests import goldens
 from tests.checkpoint_toys import CPU, EVERY, WORDS, folder_in, result, through_a_file
@@ -32,71 +36,64 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 DIFFERENT = ("fedcor", "gpfl", "hics", "oort", "pair_study", "pncs_q2")
-"""Selectors whose states are made of different types; all others are in
-tests/test_selector_contract.py, too."""
-OTHERS = [selector for selector in goldens.SELECTORS if selector not in DIFFERENT]
-CASES = [
-    *((selector, "mlp", "batched", "uniform") for selector in DIFFERENT),
-    *(
-        pytest.param(selector, "mlp", "batched", "uniform", marks=pytest.mark.slow)
-        for selector in OTHERS
-    ),
-    *(
-        ("random", "mlp", "batched", one)
-        for one in ("by_size", "fedavgm", "fedadam", "mifa", "dp_fedavg")
-    ),
-    ("poisson", "mlp", "batched", "dp_fedavg"),
-    *(("gpfl", "convolutions", backend, "uniform") for backend in goldens.BACKENDS[1:]),
-    ("gpfl", "norms", "sequential", "fedadam"),
-]
+"""Selectors whose states hold different types. tests/test_selector_contract.py checks all others."""
+AGGREGATORS = ("by_size", "fedavgm", "fedadam", "mifa", "dp_fedavg")
 
 
-def simulations_of(
+def cases() -> Iterator[Any]:
+    """Yield selector, setting, engine and aggregator of each case."""
+    for selector in goldens.SELECTORS:
+        marks = [] if selector in DIFFERENT else [pytest.mark.slow]
+        yield pytest.param(selector, "mlp", "batched", "uniform", marks=marks)
+    for aggregator in AGGREGATORS:
+        yield "random", "mlp", "batched", aggregator
+    yield "poisson", "mlp", "batched", "dp_fedavg"
+    for backend in goldens.BACKENDS[1:]:
+        yield "gpfl", "convolutions", backend, "uniform"
+    yield "gpfl", "norms", "sequential", "fedadam"
+
+
+def simulation_of(
     selector: str, setting: str, backend: str, aggregator: str, folder: Path
-) -> list[Simulation]:
-    choices = [f"selector={selector}", f"engine={backend}", f"output_dir={folder}"]
-    settings = [w for w in goldens.SETTINGS[setting] if "aggregator" not in w]
-    settings += ["system=lognormal"] * (selector in NEED_A_CLOCK)
+) -> Simulation:
+    words = [f"selector={selector}", f"engine={backend}", f"output_dir={folder}", *goldens.COMMON]
+    words += [word for word in goldens.SETTINGS[setting] if "aggregator" not in word]
+    words.append(f"aggregator={aggregator}")
+    if selector in NEED_A_CLOCK:
+        words.append("system=lognormal")
     with search_path():
-        (job,) = compose_jobs(
-            [*choices, *goldens.COMMON, *settings, f"aggregator={aggregator}"], multirun=False
-        )
-    return [
-        build(make_plan(goldens.fitted(copy.deepcopy(job.config)), job.choices)).simulation
-        for _ in range(2)
-    ]
+        (job,) = compose_jobs(words, multirun=False)
+    return build(make_plan(goldens.fitted(copy.deepcopy(job.config)), job.choices)).simulation
 
 
 def without_seconds(record: Record) -> dict[str, Any]:
-    return {k: v for k, v in record.as_dict().items() if "seconds" not in k}
+    return {name: value for name, value in record.as_dict().items() if "seconds" not in name}
 
 
-@pytest.mark.parametrize(("selector", "setting", "backend", "aggregator"), CASES)
-def test_a_run_that_is_saved_and_built_anew_goes_on_as_if_nothing_had_happened(
+@pytest.mark.parametrize(("selector", "setting", "backend", "aggregator"), list(cases()))
+def test_a_run_that_is_saved_and_built_anew_continues_as_if_nothing_had_happened(
     selector: str, setting: str, backend: str, aggregator: str, tmp_path: Path
 ) -> None:
-    whole, second = simulations_of(selector, setting, backend, aggregator, tmp_path)
+    whole = simulation_of(selector, setting, backend, aggregator, tmp_path)
+    resumed = simulation_of(selector, setting, backend, aggregator, tmp_path)
     for _ in range(5):
         whole.step()
-    parts = whole.components
-    second.load_state_dict(through_a_file(whole.state_dict(), parts.selector, parts.aggregator))
-    rest, traces = zip(
-        *((without_seconds(r), whole.components.selector.trace) for r in whole), strict=True
-    )
-    again, traces_again = zip(
-        *((without_seconds(r), second.components.selector.trace) for r in second), strict=True
-    )
-    assert rest[0]["round"] == 6
-    assert again == rest
-    assert traces_again == traces
-    assert all(torch.equal(second.params[name], value) for name, value in whole.params.items())
+    components = whole.components
+    state = through_a_file(whole.state_dict(), components.selector, components.aggregator)
+    resumed.load_state_dict(state)
+    for number, (record, again) in enumerate(zip(whole, resumed, strict=True), 6):
+        assert record.round == number
+        assert without_seconds(again) == without_seconds(record)
+        assert resumed.components.selector.trace == components.selector.trace
+    for name, value in whole.params.items():
+        assert torch.equal(resumed.params[name], value)
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(
+def test_a_killed_run_resumes_and_ends_as_if_it_had_not_been_killed(
     forgets: bool, killed: Any, rounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The control: the same run with a selector whose state is not restored."""
+    """The control (`forgets`) is the same run with a selector whose state is not restored."""
     assert run([*WORDS, "output_dir=whole", EVERY]) == 0
     killed(EVERY, "output_dir=cut")
     folder = folder_in("cut")
@@ -109,52 +106,61 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(
     assert run([*WORDS, "output_dir=cut", EVERY]) == 0
     assert rounds == [5, 6, 7, 8]
     assert (result(folder) == result(folder_in("whole"))) != forgets
-    records = read_metrics(folder)
-    assert [r["wall_seconds"] for r in records] == sorted(r["wall_seconds"] for r in records)
-    phases = [sum(v for k, v in r.items() if k.startswith("seconds_")) for r in records]
-    assert records[-1]["wall_seconds"] == pytest.approx(sum(phases))
 
 
-def test_how_often_a_run_is_saved(killed: Any, rounds: list[int]) -> None:
-    """Never, where that is asked for; `auto`: when some seconds have passed and it is cheap. Its
-    folder is the same."""
+def test_the_clock_of_a_resumed_run_goes_on(killed: Any) -> None:
+    killed(EVERY)
+    assert run([*WORDS, EVERY]) == 0
+    records = read_metrics(folder_in("outputs"))
+    seconds = [record["wall_seconds"] for record in records]
+    assert seconds == sorted(seconds)
+    phases = 0.0
+    for record in records:
+        phases += sum(value for name, value in record.items() if name.startswith("seconds_"))
+    assert seconds[-1] == pytest.approx(phases)
+
+
+def test_a_run_may_be_saved_never(killed: Any, rounds: list[int]) -> None:
     killed("checkpoint.every=null")
     assert not list(Path("outputs").rglob("checkpoint*"))
     rounds.clear()
     assert run([*WORDS, "checkpoint.every=null"]) == 0
     assert rounds[0] == 1
+
+
+def test_auto_saves_a_run_when_some_seconds_have_passed_and_it_is_cheap() -> None:
     with search_path():
-        plans = [plan_of(*WORDS, w) for w in (EVERY, "checkpoint.every=auto")]
-    assert plans[0].folder == plans[1].folder
-    checkpoints = Checkpoints(RunFolder(plans[1].folder), plans[1], build(plans[1]))
+        plan = plan_of(*WORDS, "checkpoint.every=auto")
+        assert plan.folder == plan_of(*WORDS, EVERY).folder  # it decides no result
+    checkpoints = Checkpoints(RunFolder(plan.folder), plan, build(plan))
     assert [checkpoints.due(1, seconds) for seconds in (4.9, 5.0)] == [False, True]
-    checkpoints.cost, checkpoints.saved_at = 0.2, 5.0
+    checkpoints.cost = 0.2  # at most a share of 0.01: once in 20 s
+    checkpoints.saved_at = 5.0
     assert [checkpoints.due(2, seconds) for seconds in (24.9, 25.1)] == [False, True]
+
+
+def test_a_run_cannot_be_saved_every_0_rounds() -> None:
     with pytest.raises(ConfigError, match=r"checkpoint\.every=0: must be >= 1"):
         run([*WORDS, "checkpoint.every=0"])
 
 
 @pytest.mark.parametrize("launcher", ["basic", "lanes"])
-def test_a_sweep_that_dies_in_the_middle_goes_on_with_what_is_not_finished(
+def test_a_sweep_that_dies_resumes_with_what_is_not_finished(
     launcher: str, killed: Any, rounds: list[int]
 ) -> None:
-    words = ["-m", "seed=0,1,2", f"hydra/launcher={launcher}", EVERY]
+    words = ["-m", "seed=0,1", f"hydra/launcher={launcher}", EVERY]
     assert run([*WORDS, *words, "output_dir=whole"]) == 0
     killed(*words, seed=1)
-    finished = (
-        {p: p.stat().st_mtime_ns for p in Path("outputs").glob("*/*-s0-*/*")}
-        if launcher == "basic"
-        else {}
-    )
+    finished = list(Path("outputs").glob("*/*-s0-*/*")) if launcher == "basic" else []
+    stamps = [path.stat().st_mtime_ns for path in finished]
     rounds.clear()
     assert run([*WORDS, *words]) == 0
-    assert len(rounds) < 24
-    whole = {p.parent.name: result(p.parent) for p in Path("whole").glob("*/*/summary.json")}
-    assert len(whole) == 3
-    assert {
-        p.parent.name: result(p.parent) for p in Path("outputs").glob("*/*/summary.json")
-    } == whole
-    assert all(path.stat().st_mtime_ns == time for path, time in finished.items())
+    assert len(rounds) < 16
+    for summary in Path("whole").glob("*/*/summary.json"):
+        resumed = Path("outputs", *summary.parent.parts[-2:])
+        assert result(resumed) == result(summary.parent)
+    assert len(list(Path("outputs").glob("*/*/summary.json"))) == 2
+    assert [path.stat().st_mtime_ns for path in finished] == stamps
 
 
 # --- the file ------------------------------------------------------------------------------------------------------
@@ -171,34 +177,28 @@ class Pair:
 
 
 VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        3,
-        -(2**70),
-        "text",
-        0.1,
-        -0.0,
-        float("inf"),
-        [1, [2.5]],
-        (1, "a"),
-        {1, 2},
-        {(1, 2): {"a": None}},
-    ),
-    *(
-        collections.deque([1, 2], 4),
-        np.float32(0.1),
-        np.int64(-1),
-        np.bool_(True),
-        np.arange(6.0).reshape(2, 3).T,
-    ),
-    *(
-        np.zeros(0),
-        np.array(3),
-        torch.ones(2, 3, dtype=torch.float64).T,
-        torch.tensor(True),
-        torch.zeros(0, 2),
-    ),
+    None,
+    True,
+    3,
+    -(2**70),
+    "text",
+    0.1,
+    -0.0,
+    float("inf"),
+    [1, [2.5]],
+    (1, "a"),
+    {1, 2},
+    {(1, 2): {"a": None}},
+    collections.deque([1, 2], 4),
+    np.float32(0.1),
+    np.int64(-1),
+    np.bool_(True),
+    np.arange(6.0).reshape(2, 3).T,
+    np.zeros(0),
+    np.array(3),
+    torch.ones(2, 3, dtype=torch.float64).T,
+    torch.tensor(True),
+    torch.zeros(0, 2),
     Pair(np.arange(3), Pair(1, ())),
 ]
 
@@ -223,22 +223,25 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     assert same(value, found)
 
 
-REFUSED = [
-    *(
-        (value, "")
-        for value in (np.random.default_rng(0), object(), np.array([None]), lambda: 0, int, 1j)
-    ),
-    (np.ma.masked_array([1, 2], [True, False]), "numpy.ma.MaskedArray"),
-    (np.arange(2.0).astype(">f8"), "numpy.ndarray"),
-    (torch.eye(2).to_sparse(), "torch.Tensor"),
-]
-
-
-@pytest.mark.parametrize(("value", "told"), REFUSED)
-def test_a_value_that_would_not_come_back_as_it_was_is_refused_with_its_place(
-    value: Any, told: str
+@pytest.mark.parametrize(
+    ("value", "type_name"),
+    [
+        (np.random.default_rng(0), "numpy.random"),
+        (object(), "builtins.object"),
+        (np.array([None]), "numpy.ndarray"),
+        (lambda: 0, "builtins.function"),
+        (int, "builtins.type"),
+        (1j, "builtins.complex"),
+        (np.ma.masked_array([1, 2], [True, False]), "numpy.ma.MaskedArray"),
+        (np.arange(2.0).astype(">f8"), "numpy.ndarray"),
+        (torch.eye(2).to_sparse(), "torch.Tensor"),
+    ],
+)
+def test_a_value_that_would_not_come_back_as_it_was_is_rejected_with_its_place(
+    value: Any, type_name: str
 ) -> None:
-    with pytest.raises(EncodingError, match=re.escape(f"state['a'][1] is of type {told}")):
+    error = re.escape(f"state['a'][1] is of type {type_name}")
+    with pytest.raises(EncodingError, match=error):
         encode({"a": [0, value]}, {})
 
 
@@ -263,19 +266,22 @@ def test_the_attributes_of_a_dataclass_come_back_whatever_its_constructor_does()
     assert vars(found) == {"terms": [1, 0], "total": 7, "next": 2}
 
 
-def test_a_dataclass_that_the_selector_does_not_know_is_refused_with_its_place_and_not_built() -> (
-    None
-):
+def test_a_dataclass_of_another_module_is_rejected_with_its_place() -> None:
+    error = r"state\['a'\] is of the dataclass .*`from tests.test_checkpoint "
+    with pytest.raises(EncodingError, match=error):
+        encode({"a": Pair(1, 2)}, {}, dataclasses=dataclasses_known_to(Random))
+
+
+def test_a_dataclass_of_a_function_is_rejected_with_its_place() -> None:
     @dataclass
     class Local:
         count: int
 
-    for value, known, told in (
-        (Local(1), Owner(), ".*Local"),
-        (Pair(1, 2), Random, ".*`from tests.test_checkpoint "),
-    ):
-        with pytest.raises(EncodingError, match=rf"state\['a'\] is of the dataclass {told}"):
-            encode({"a": value}, {}, dataclasses=dataclasses_known_to(known))
+    with pytest.raises(EncodingError, match=r"state\['a'\] is of the dataclass .*Local"):
+        encode({"a": Local(1)}, {}, dataclasses=dataclasses_known_to(Owner()))
+
+
+def test_a_dataclass_that_the_reader_does_not_know_is_not_built() -> None:
     header, tensors = unpack(pack({}, {"a": Pair(1, 2)}, dataclasses_known_to(Owner())))
     with pytest.raises(KeyError):
         decode(header["content"], tensors, CPU, dataclasses_known_to(Random))

@@ -1,9 +1,12 @@
-"""Checkpoints that are damaged, of another run or cannot be written: a run never goes on from what
-is unsound."""
+"""Checkpoints that are damaged or of another run, and finished runs that are damaged.
+
+A run never resumes from what is unsound.
+"""
 
 import importlib
 import json
 import linecache
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,48 +16,55 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from fedsim.config.compose import search_path
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.cli import run
-from fedsim.results.files import NEWEST, PREVIOUS, TRACE
+from fedsim.results.files import MODEL, NEWEST, PREVIOUS
 from fedsim.results.reading import METRICS, SUMMARY, read_summary
-from fedsim.running.checkpoint import Checkpoint, Checkpoints, pack, unpack
+from fedsim.running.outcome import outcome_on_file
 from tests.checkpoint_toys import EVERY, WORDS, damage, folder_in, result
 from tests.dataset_toys import table
+from tests.run_toys import plan_of
 
 pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
-def torn(content: bytes) -> bytes:
-    """As by a power failure, which takes lines that were not forced to the disk."""
-    return b"".join(content.splitlines(keepends=True)[:3])
+def lose_records(folder: Path) -> None:
+    """Keep 3 records, as a power failure does that takes lines not forced to the disk."""
+    lines = (folder / METRICS).read_bytes().splitlines(keepends=True)
+    (folder / METRICS).write_bytes(b"".join(lines[:3]))
 
 
-HARMS: dict[str, Callable[[Path], object]] = {
-    "a flipped bit": lambda folder: damage(folder / NEWEST),
-    "lost records": lambda folder: (folder / METRICS).write_bytes(
-        torn((folder / METRICS).read_bytes())
-    ),
-    "a kill between the renames of a save": lambda folder: (folder / NEWEST).rename(
-        folder / f"{NEWEST}.tmp"
-    ),
-}
-
-
-@pytest.mark.parametrize("harm", HARMS)
-def test_of_two_checkpoints_the_sound_one_is_gone_on_from(
-    harm: str, killed: Any, rounds: list[int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("harm", "is_set_aside"),
+    [
+        pytest.param(lambda folder: damage(folder / NEWEST), True, id="a flipped bit"),
+        pytest.param(lose_records, True, id="lost records"),
+        pytest.param(
+            lambda folder: (folder / NEWEST).rename(folder / f"{NEWEST}.tmp"),
+            False,
+            id="a kill between the renames of a save",
+        ),
+    ],
+)
+def test_a_run_resumes_from_the_sound_one_of_two_checkpoints(
+    harm: Callable[[Path], object],
+    is_set_aside: bool,
+    killed: Any,
+    rounds: list[int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run([*WORDS, "output_dir=whole"]) == 0
     killed(EVERY)
-    HARMS[harm](folder_in("outputs"))
+    folder = folder_in("outputs")
+    harm(folder)
     rounds.clear()
     assert run([*WORDS, EVERY]) == 0
     assert rounds == [3, 4, 5, 6, 7, 8]
-    assert ("set aside as checkpoint.damaged.safetensors" in capsys.readouterr().err) == (
-        harm != list(HARMS)[2]
-    )
-    (folder_in("outputs") / "checkpoint.damaged.safetensors").unlink(missing_ok=True)
-    assert result(folder_in("outputs")) == result(folder_in("whole"))
+    message = "set aside as checkpoint.damaged.safetensors"
+    assert (message in capsys.readouterr().err) == is_set_aside
+    (folder / "checkpoint.damaged.safetensors").unlink(missing_ok=True)
+    assert result(folder) == result(folder_in("whole"))
 
 
 def test_without_a_sound_checkpoint_they_are_set_aside_and_the_run_starts_anew(
@@ -67,129 +77,131 @@ def test_without_a_sound_checkpoint_they_are_set_aside_and_the_run_starts_anew(
     rounds.clear()
     assert run([*WORDS, EVERY]) == 0
     assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     for name in ("checkpoint.damaged.safetensors", "checkpoint.previous.damaged.safetensors"):
         assert (folder / name).exists()
-        assert f"set aside as {name}\n" in told
+        assert f"set aside as {name}\n" in printed
 
 
-FORGED: dict[str, list[Any]] = {
-    "initial_accuracy": [1.5, True, None],
-    "started": [-1.0, "now"],
-    "lengths": [{METRICS: -1}, {METRICS: 1.5}, {METRICS: 10**10}, {TRACE: 1}],
-    "overwrite": ["x"],
-    "earlier_code": ["abc"],
-    "state.round": [-1, 3.0, 10**9],
-    "state.started": [1],
-    "state.wall_seconds": [float("nan"), None],
-    "state.covered": [np.zeros(6), np.zeros(5, dtype=bool), [True] * 6],
-    "state.params": [{}, None],
-    "state.selector": [[]],
-    "state.aggregator": [None, {"more": 1}],
-}
+# --- finished runs that are damaged ----------------------------------------------------------------------------------
 
 
-def test_each_field_of_a_forged_checkpoint_is_checked(
-    killed: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The outputs of a run of 8 rounds."""
+    place = tmp_path_factory.mktemp("finished") / "outputs"
+    assert run([*WORDS, f"output_dir={place}"]) == 0
+    return place
+
+
+Lines = list[bytes]
+NOISE = b"nonsense\n"
+RECORDS_LOST: list[tuple[Callable[[Lines], Lines], str]] = [
+    (lambda rows: [], "metrics.jsonl holds 0 of 8 rounds"),
+    (lambda rows: rows[:-1], "metrics.jsonl holds 7 of 8 rounds"),
+    (lambda rows: [*rows, NOISE], "metrics.jsonl, line 9 is not a record"),
+    (lambda rows: [NOISE, *rows[1:]], "metrics.jsonl, line 1 is not a record"),
+    (lambda rows: [b"{" + bytes(9) + b"}\n", *rows[1:]], "metrics.jsonl, line 1 is not a record"),
+    (lambda rows: [*rows[:-1], rows[-1][:-9]], "metrics.jsonl, line 8 is not a record"),
+    (lambda rows: [rows[0], rows[2], rows[1], *rows[3:]], "has round 3 where round 2 belongs"),
+    (lambda rows: [rows[0], *rows], "has round 1 where round 2 belongs"),
+    (lambda rows: [*rows, rows[-1]], "has round 8 where round 9 belongs"),
+    (
+        lambda rows: [rows[0].replace(b'"bytes_up": ', b'"bytes_up": 1'), *rows[1:]],
+        "summary.json has totals.bytes_up=",
+    ),
+]
+
+
+def error_on_file(finished: Path, harm: Callable[[Path], object]) -> str:
+    """Return the error that is found in a copy of a finished run after `harm` to its folder."""
+    shutil.copytree(finished, "outputs")
+    with search_path():
+        plan = plan_of(*WORDS)
+    assert outcome_on_file(plan).status == "done"
+    harm(plan.folder)
+    outcome = outcome_on_file(plan)
+    assert outcome.status == "failed"
+    return str(outcome.summary["error"])
+
+
+@pytest.mark.parametrize(("lose", "error"), RECORDS_LOST)
+def test_records_that_a_finished_run_has_not_left_are_noticed(
+    lose: Callable[[Lines], Lines], error: str, finished: Path
 ) -> None:
-    """With a SHA-256 that is right."""
-    killed(EVERY)
-    path, seen = folder_in("outputs") / NEWEST, list[Any]()
-    (path.parent / PREVIOUS).unlink()
-    read = Checkpoints._read
-    monkeypatch.setattr(
-        Checkpoints,
-        "_read",
-        lambda self, path: seen.append((self, read(self, path))) or seen[-1][1],
-    )
-    whole = path.read_bytes()
-    assert run([*WORDS, EVERY]) == 0
-    owner, (sound, _) = seen[0]
-    params = {name: value.clone() for name, value in sound.state["params"].items()}
-    next(iter(params.values())).view(-1)[0] = float("nan")
-    reshaped = {name: value.reshape(-1) for name, value in sound.state["params"].items()}
-    for wrong in (params, reshaped):
-        assert (
-            owner.fault(Checkpoint(**{**vars(sound), "state": {**sound.state, "params": wrong}}))
-            == "state.params"
-        )
-    assert owner.fault(Checkpoint(**{**vars(sound), "initial_accuracy": 1.0})) is None
-    oort = sound.state["selector"]
-    wrong_states = [{}, {**oort, "more": 1}, {**oort, "duration_sum": "x"}]
-    wrong_states += [
-        {**oort, name: value[1:]} for name, value in oort.items() if np.shape(value) == (6,)
-    ]
-    assert len(wrong_states) > 3
-    for name, values in (*FORGED.items(), ("state.selector", wrong_states)):
-        for value in values:
-            content = {**vars(sound), "state": dict(sound.state)}
-            (content["state"] if "." in name else content)[name.removeprefix("state.")] = value
-            assert owner.fault(Checkpoint(**content)) == name, value
-    assert unpack(pack(owner.identity, vars(sound), owner.dataclasses))[0] == unpack(whole)[0]
-    content = {**vars(sound), "started": -1.0}
-    path.write_bytes(pack(owner.identity, content, owner.dataclasses))
-    assert owner.load(overwrite=False) is None
-    assert path.with_suffix(".damaged.safetensors").exists()
+    def harm(folder: Path) -> None:
+        rows = (folder / METRICS).read_bytes().splitlines(keepends=True)
+        (folder / METRICS).write_bytes(b"".join(lose(rows)))
+
+    assert error in error_on_file(finished, harm)
 
 
-def test_a_finished_run_whose_files_are_not_whole_is_run_again(
-    rounds: list[int], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("num_bytes_left", [0, -9])
+def test_a_model_that_is_cut_short_is_noticed(num_bytes_left: int, finished: Path) -> None:
+    def harm(folder: Path) -> None:
+        content = (folder / MODEL).read_bytes()
+        (folder / MODEL).write_bytes(content[:num_bytes_left])
+
+    expected = "model.safetensors is missing or cut short"
+    assert error_on_file(finished, harm) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        (MODEL, "model.safetensors is missing or cut short"),
+        (METRICS, "metrics.jsonl holds 0 of 8 rounds"),
+    ],
+)
+def test_a_missing_file_is_noticed(name: str, error: str, finished: Path) -> None:
+    assert error_on_file(finished, lambda folder: (folder / name).unlink()) == error
+
+
+def test_a_summary_that_does_not_agree_with_its_rounds_is_noticed(finished: Path) -> None:
+    def harm(folder: Path) -> None:
+        summary = json.loads((folder / SUMMARY).read_text())
+        summary["best_accuracy"] = 49.65
+        (folder / SUMMARY).write_text(json.dumps(summary))
+
+    error = error_on_file(finished, harm)
+    assert error.startswith("summary.json has best_accuracy=49.65, and its rounds 0.")
+
+
+def test_a_finished_run_that_is_damaged_is_run_again(
+    finished: Path, rounds: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run([*WORDS]) == 0
+    shutil.copytree(finished, "outputs")
     folder = folder_in("outputs")
     whole = result(folder)
-    model = folder / "model.safetensors"
-    first, *others = (folder / METRICS).read_bytes().splitlines(keepends=True)
-    lost = [
-        (model, left, "model.safetensors is missing or cut short")
-        for left in (None, model.read_bytes()[:-9])
-    ]
-    zeros, noise = b"{" + bytes(len(first) - 3) + b"}\n", b"nonsense\n"
-    is_noise = ", line {} is not a record".format
-    texts = [
-        ([first, *others[:-1]], " holds 7 of 8 rounds"),
-        ([first, *others, noise], is_noise(9)),
-    ]
-    texts += [([zeros, *others], is_noise(1)), ([noise, *others], is_noise(1))]
-    texts += [([first, *others[:-1], others[-1][:-9]], is_noise(8))]
-    texts += [([first, others[1], others[0], *others[2:]], " has round 3 where round 2 belongs")]
-    texts += [([first, first, *others[1:]], " has round 1 where round 2 belongs")]
-    texts += [([first, *others, others[-1]], " has round 8 where round 9 belongs")]
-    lost += [(folder / METRICS, b"".join(rows), told) for rows, told in texts]
-    for path, left, told in (*lost, (folder / METRICS, None, " holds 0 of 8 rounds")):
-        path.unlink() if left is None else path.write_bytes(left)
-        rounds.clear()
-        assert run([*WORDS]) == 0
-        assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
-        printed = capsys.readouterr().err
-        assert told in printed
-        assert "; it is run again" in printed
-        assert result(folder) == whole
-    told = json.loads((folder / SUMMARY).read_text())
-    (folder / SUMMARY).write_text(json.dumps({**told, "best_accuracy": 49.65}))
-    assert run([*WORDS]) == 0
-    assert "summary.json has best_accuracy=49.65, and its rounds 0." in capsys.readouterr().err
-    records = (folder / METRICS).read_text()
-    (folder / METRICS).write_text(records.replace('"bytes_up": ', '"bytes_up": 1', 1))
-    assert run([*WORDS]) == 0
-    assert "summary.json has totals.bytes_up=" in capsys.readouterr().err
+    (folder / MODEL).unlink()
+    assert run(list(WORDS)) == 0
+    assert rounds == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert "missing or cut short; it is run again" in capsys.readouterr().err
+    assert result(folder) == whole
     rounds.clear()
-    assert run([*WORDS]) == 0
+    assert run(list(WORDS)) == 0
     assert not rounds
 
 
-def test_a_checkpoint_of_another_config_or_version_is_refused_by_its_keys(
-    killed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+# --- checkpoints of another run ---------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_config_is_rejected_by_its_keys(killed: Any) -> None:
     killed(EVERY)
     killed(EVERY, "output_dir=other", "optimizer.lr=0.5")
     (folder_in("outputs") / NEWEST).write_bytes((folder_in("other") / NEWEST).read_bytes())
     with pytest.raises(ConfigError) as caught:
         run([*WORDS, EVERY])
     assert [p.key for p in caught.value.problems] == ["optimizer.lr"]
+
+
+def test_a_checkpoint_of_another_version_is_rejected(
+    killed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(EVERY)
     monkeypatch.setattr("fedsim.__version__", "9.9")
     with pytest.raises(ConfigError) as caught:
-        run([*WORDS, EVERY, "output_dir=other", "optimizer.lr=0.5"])
+        run([*WORDS, EVERY])
     assert [p.key for p in caught.value.problems] == ["fedsim"]
 
 
@@ -261,7 +273,7 @@ def test_a_run_goes_on_with_other_code_of_a_users_class_only_if_told_to_and_its_
         run([*WORDS, *OF_MINE])
     capsys.readouterr()
     killed(*OF_MINE, "checkpoint.other_code=true", before=8)
-    assert "going on with other code of yours than up to round 4" in capsys.readouterr().err
+    assert "your code has changed since round 4" in capsys.readouterr().err
     rounds.clear()
     assert run([*WORDS, *OF_MINE]) == 0  # it was saved with this code now
     assert rounds == [7, 8]

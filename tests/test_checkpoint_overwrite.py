@@ -145,8 +145,8 @@ def test_a_selector_that_raises_before_round_1_ends_its_own_job(
     errors = [(folders[name] / "error.txt").read_text().splitlines()[-1] for name in names]
     assert errors == [*["ValueError: mine"] * 4, "KeyError: 'mine'", *["SystemExit: 0"] * 2]
     told = capsys.readouterr()
-    assert told.err.count("failed before any round was run: ValueError: mine") == 4
-    assert told.err.count("failed before any round was run: ") == 6
+    assert told.err.count(" failed: ValueError: mine (before round 1") == 4
+    assert told.err.count(" (before round 1") == 6
     assert "8 jobs" in told.out
 
 
@@ -192,12 +192,12 @@ def test_what_is_raised_after_the_last_round_is_a_failure_that_keeps_the_rounds(
         raise ValueError("mine")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedsim.running.experiment.of_clients", raises)
+        patch.setattr("fedsim.running.experiment.client_accuracies", raises)
         assert run([*WORDS, EVERY]) == 1
     summary = read_summary(folder_in("outputs")) or {}
     assert (summary["status"], summary["rounds"]) == ("failed", 8)
     assert summary["error"].startswith(
-        "ValueError: mine (test_checkpoint_overwrite.py, line "
+        "ValueError: mine (after the last round, test_checkpoint_overwrite.py, line "
     )  # and no round
     assert "ValueError: mine" in (folder_in("outputs") / "error.txt").read_text()
     rounds.clear()

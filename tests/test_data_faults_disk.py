@@ -18,7 +18,7 @@ from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.plan import Plan
 from fedsim.core.disk import space_problem
 from fedsim.core.errors import ConfigError, DataError
-from fedsim.jobs.sweep import require_room
+from fedsim.jobs.prepare import require_room
 from fedsim.results.files import MODEL
 from fedsim.results.reading import METRICS, SUMMARY
 from fedsim.running.assembly import build
@@ -146,7 +146,7 @@ def test_data_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_data_that_is_there_or_not_in_data_dir_needs_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.jobs.sweep._bytes_of", lambda plan: 0)
+    monkeypatch.setattr("fedsim.jobs.prepare._bytes_of", lambda plan: 0)
     with_free(monkeypatch, 0)
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)

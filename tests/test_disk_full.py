@@ -161,7 +161,7 @@ def torn(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("lasting", "step"),
     [
-        (True, 6),
+        (True, 12),
         pytest.param(True, 1, marks=pytest.mark.slow),
         pytest.param(False, 1, marks=pytest.mark.slow),
     ],

@@ -328,7 +328,7 @@ def test_commands_that_ask_are_told_apart_from_experiments() -> None:
 def test_what_does_not_go_together_with_ranks_is_refused() -> None:
     words = [*WORDS, "-m", "seed=0,1", "hydra/launcher=lanes"]
     with ranks(2, words) as link:
-        with pytest.raises(ConfigError, match="hydra/launcher: Lanes places jobs side by side"):
+        with pytest.raises(ConfigError, match="hydra/launcher: Lanes runs jobs at the same time"):
             run(words)
         assert RANKS.end(2) == 2
     assert link.kinds == ["end"]  # those that wait for a first question are let go, too
@@ -359,7 +359,7 @@ def test_ranks_that_have_other_jobs_or_build_something_else_are_named(
         run(words)
     theirs = iter([{"engine": "batched"}])
     monkeypatch.setattr(
-        "fedsim.running.ranks.built", lambda made: next(theirs, {"engine": "native"})
+        "fedsim.running.ranks.experiment_facts", lambda made: next(theirs, {"engine": "native"})
     )
     with (
         ranks(2, words),
@@ -379,7 +379,7 @@ def test_what_a_rank_raises_ends_the_job_alone_and_is_kept(
     compute = Holdings.compute
 
     def failing(self: Holdings, kind: str, content: Any) -> Any:
-        if errors and kind == "train" and (self is link.workers[1]._held) == bool(raising):
+        if errors and kind == "train" and (self is link.workers[1]._holdings) == bool(raising):
             raise errors.pop()
         return compute(self, kind, content)
 

@@ -105,7 +105,7 @@ def test_processes_are_equal_to_one_process_also_where_one_is_killed(place: Path
     assert result(place / "over") == result(place / "alone")
     assert result(place / "killed") == result(place / "alone")
     assert "rank 1 of 2 has ended or cannot be reached any more" in done.stdout
-    assert "the same command goes on" in done.stdout
+    assert "the same command resumes" in done.stdout
     assert done.stdout.count("done · final accuracy") == 1 + 3  # of each command, one process tells
 
 

@@ -1,6 +1,6 @@
-"""A run's parts are made of what its config says, and its summary of what its rounds were."""
+"""A run's components are what its config says, and its summary is what its rounds were."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 
 from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
+from fedsim.core.arrays import Ints
 from fedsim.core.errors import DataError
 from fedsim.core.record import CLOCK_FIELDS, Record
 from fedsim.data.digits import Digits
@@ -18,11 +19,11 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running import assembly
 from fedsim.running.assembly import Experiment, build
 from fedsim.running.experiment import execute
-from fedsim.running.outcome import totals_of
+from fedsim.running.summary import totals_of
 from fedsim.tracking.base import Trackers
 from tests.run_toys import plan_of
 
-FEW = ("num_rounds=2", "local.epochs=1", "tracker=files_only", "num_clients=6", "cohort_size=2")
+HELD = ("local.holdout_fraction=0.25", "server.validation_fraction=0.1", "server.public_samples=30")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,174 +33,190 @@ def _conf() -> Iterator[None]:
 
 
 def plan(*words: str) -> Plan:
-    return plan_of(*FEW, *words)
+    """Return the plan of a run of 2 rounds with 2 of 6 clients."""
+    few = ("num_rounds=2", "local.epochs=1", "num_clients=6", "cohort_size=2")
+    return plan_of(*few, "tracker=files_only", *words)
 
 
-def same(one: Any, other: Any) -> bool:
-    return len(one) == len(other) and all(
-        np.array_equal(a, b) for a, b in zip(one, other, strict=True)
-    )
+def same(first: Sequence[Ints], second: Sequence[Ints]) -> bool:
+    pairs = zip(first, second, strict=True)
+    return all(np.array_equal(positions, others) for positions, others in pairs)
 
 
-HELD = ("local.holdout_fraction=0.25", "server.validation_fraction=0.1", "server.public_samples=30")
+# --- components ------------------------------------------------------------------------------------------------------
 
 
-def test_accuracy_is_of_the_test_set_and_nothing_else(tmp_path: Path) -> None:
+def test_accuracy_is_that_of_the_test_set(tmp_path: Path) -> None:
     data = Digits(tmp_path, tmp_path, mean=[0.3053], std=[0.3759]).load()
-    made = build(plan(*HELD)).simulation
-    test = made.components.server_data.test
+    simulation = build(plan(*HELD)).simulation
+    test = simulation.components.server_data.test
     assert torch.equal(test.y, data.test.y)
     assert torch.equal(test.x, data.normalise(data.test.x))
     with torch.no_grad():
-        correct = made.components.engine.predict(made.params, test.x).argmax(1) == data.test.y
-    assert made.evaluate().accuracy == pytest.approx(float(correct.double().mean()))
+        outputs = simulation.components.engine.predict(simulation.params, test.x)
+    correct = outputs.argmax(1) == data.test.y
+    assert simulation.evaluate().accuracy == pytest.approx(float(correct.double().mean()))
 
 
 @pytest.mark.parametrize("evaluate_on", ["train", "holdout"])
-def test_clients_train_on_their_own_and_report_on_what_is_asked(evaluate_on: str) -> None:
-    made = build(plan(*HELD, f"local.evaluate_on={evaluate_on}"))
-    data, division = made.simulation.components.engine.data, made.division
+def test_clients_train_on_their_samples_and_report_on_those_that_are_asked_for(
+    evaluate_on: str,
+) -> None:
+    experiment = build(plan(*HELD, f"local.evaluate_on={evaluate_on}"))
+    division = experiment.division
+    data = experiment.simulation.components.engine.data
     assert same(data.train, division.train)
     assert same(data.evaluate, division.train if evaluate_on == "train" else division.holdout)
-    assert not same(division.train, division.holdout)
-    shares = [
-        len(h) / (len(h) + len(t)) for h, t in zip(division.holdout, division.train, strict=True)
-    ]
-    assert shares == pytest.approx([0.25] * 6, abs=0.02)
-    assert made.simulation.components.population.sizes.tolist() == [len(t) for t in division.train]
+    for train, holdout in zip(division.train, division.holdout, strict=True):
+        assert len(holdout) / (len(holdout) + len(train)) == pytest.approx(0.25, abs=0.02)
+    sizes = experiment.simulation.components.population.sizes
+    assert sizes.tolist() == [len(train) for train in division.train]
 
 
 def test_the_server_holds_what_the_division_gives_it() -> None:
-    made = build(plan(*HELD, "selector=gpfl"))
-    held, division, data = (
-        made.simulation.components.server_data,
-        made.division,
-        made.simulation.components.engine.data,
-    )
-    assert held.validation is not None
-    assert held.public is not None
-    assert torch.equal(held.validation.x, data.x[division.validation])
-    assert torch.equal(held.validation.y, data.y[division.validation])
-    assert torch.equal(held.public, data.x[division.public])
+    experiment = build(plan(*HELD, "selector=gpfl"))
+    division = experiment.division
+    data = experiment.simulation.components.engine.data
+    server = experiment.simulation.components.server_data
     assert (len(division.validation), len(division.public)) == (144, 30)
-    bare = build(plan("server.validation_fraction=0")).simulation.components.server_data
-    assert (bare.validation, bare.public) == (None, None)
+    assert server.validation is not None
+    assert torch.equal(server.validation.x, data.x[division.validation])
+    assert torch.equal(server.validation.y, data.y[division.validation])
+    assert server.public is not None
+    assert torch.equal(server.public, data.x[division.public])
 
 
-def weights(made: Experiment) -> torch.Tensor:
-    return torch.cat([w.flatten() for w in made.simulation.params.values()])
+def test_a_server_without_samples_holds_none() -> None:
+    server = build(plan("server.validation_fraction=0")).simulation.components.server_data
+    assert server.validation is None
+    assert server.public is None
 
 
-def test_seeds_of_partition_and_model_are_their_own() -> None:
-    base, partition, model, root = (
-        build(plan(*HELD, *w)) for w in ([], ["partition_seed=9"], ["init_seed=9"], ["seed=9"])
-    )
-    assert (
-        partition.division.hash != base.division.hash,
-        model.division.hash != base.division.hash,
-    ) == (True, False)
-    assert torch.equal(weights(partition), weights(base))
-    assert not torch.equal(weights(model), weights(base))
-    assert same(partition.division.train, root.division.train)
-    assert same(partition.division.holdout, root.division.holdout)
-    assert np.array_equal(partition.division.validation, root.division.validation)
-    assert torch.equal(weights(model), weights(root))
-    assert torch.equal(weights(build(plan(*HELD))), weights(base))
+def weights(experiment: Experiment) -> torch.Tensor:
+    return torch.cat([value.flatten() for value in experiment.simulation.params.values()])
+
+
+def test_the_seed_of_the_partition_moves_samples_and_not_the_model() -> None:
+    base = build(plan(*HELD))
+    moved = build(plan(*HELD, "partition_seed=9"))
+    assert moved.division.hash != base.division.hash
+    assert torch.equal(weights(moved), weights(base))
+
+
+def test_the_seed_of_the_model_changes_it_and_moves_no_sample() -> None:
+    base = build(plan(*HELD))
+    changed = build(plan(*HELD, "init_seed=9"))
+    assert changed.division.hash == base.division.hash
+    assert not torch.equal(weights(changed), weights(base))
+
+
+def test_the_root_seed_is_that_of_partition_and_model() -> None:
+    root = build(plan(*HELD, "seed=9"))
+    moved = build(plan(*HELD, "partition_seed=9")).division
+    assert same(moved.train, root.division.train)
+    assert same(moved.holdout, root.division.holdout)
+    assert np.array_equal(moved.validation, root.division.validation)
+    assert torch.equal(weights(build(plan(*HELD, "init_seed=9"))), weights(root))
 
 
 def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
-    class Normed(torch.nn.Sequential):
-        def __init__(self, input_shape: tuple[int, ...], num_classes: int) -> None:
-            super().__init__(
-                torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, num_classes)
-            )
-
-    given = plan()
-    model = Normed((1, 8, 8), 10)
+    layers = (torch.nn.Flatten(), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 10))
+    model = torch.nn.Sequential(*layers)
+    run = plan()
+    division = build(run).division
     streams = assembly.Streams(0)
-    made = build(given)
-    simulation = assembly._simulation(given, assembly.prepare(given), made.division, model, streams)
+    simulation = assembly._simulation(run, assembly.prepare(run), division, model, streams)
     assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 
-def test_samples_are_kept_for_runs_that_have_the_same_and_a_model_is_built_once(
+# --- prepared data ---------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_kept_for_the_next_run_with_the_same_data_set_model_and_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loaded: list[Any] = []
+    loads: list[Plan] = []
     load = assembly._load
-    built: list[Any] = []
-    build_model = assembly.build_model
-    monkeypatch.setattr(
-        assembly, "build_model", lambda *a: (built.append(a[0]), build_model(*a))[1]
-    )
-    monkeypatch.setattr(assembly, "_load", lambda p, device: (loaded.append(p), load(p, device))[1])
-    assembly._latest.clear()
-    first, model, mean, folder = (
-        [],
-        ["model=logistic"],
-        ["dataset.mean=[0.5]"],
-        ["data_dir=elsewhere"],
-    )
-    for words in (
-        first,
-        ["seed=1", "selector=md"],
-        model,
-        [*model, *mean],
-        [*model, *mean, *folder],
+
+    def counted_load(plan: Plan, device: torch.device) -> assembly.PreparedData:
+        loads.append(plan)
+        return load(plan, device)
+
+    monkeypatch.setattr(assembly, "_load", counted_load)
+    assembly.forget()
+    for words, num_loads in (
+        ([], 1),
+        (["seed=1", "selector=md"], 1),
+        (["model=logistic"], 2),
+        (["model=logistic", "dataset.mean=[0.5]"], 3),
+        (["model=logistic", "dataset.mean=[0.5]", "data_dir=elsewhere"], 4),
     ):
         assembly.prepare(plan(*words))
-    assert len(loaded) == 4
-    assert [p.config["dataset"]["mean"] for p in loaded] == [[0.3053], [0.3053], [0.5], [0.5]]
+        assert len(loads) == num_loads
     monkeypatch.chdir("/")  # paths in a config may be relative
-    assembly.prepare(plan(*model, *mean, *folder))
-    assert len(loaded) == 5
-    assert not built
+    assembly.prepare(plan("model=logistic", "dataset.mean=[0.5]", "data_dir=elsewhere"))
+    assert len(loads) == 5
+
+
+def test_a_model_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes: list[Any] = []
+    build_model = assembly.build_model
+
+    def counted_build(node: Any, *arguments: Any) -> torch.nn.Module:
+        nodes.append(node)
+        return build_model(node, *arguments)
+
+    monkeypatch.setattr(assembly, "build_model", counted_build)
     build(plan())
-    assert len(built) == 1
+    assert len(nodes) == 1
 
 
-def entry(round: int, accuracy: float | None, **more: Any) -> Record:
-    names = [n for n in Record.__dataclass_fields__ if n not in more]
-    values = {"round": round, "test_accuracy": accuracy, "selected": [0], **more}
-    return Record(**(dict.fromkeys(names, 1) | dict.fromkeys(CLOCK_FIELDS) | values))
+# --- the summary -----------------------------------------------------------------------------------------------------
 
 
-def test_results_are_those_of_the_rounds() -> None:
+def entry(round: int, accuracy: float | None, **values: Any) -> Record:
+    """Return a record in which everything else is 1, without a simulated clock."""
+    fields = dict.fromkeys(Record.__dataclass_fields__, 1) | dict.fromkeys(CLOCK_FIELDS)
+    fields |= {"round": round, "test_accuracy": accuracy, "selected": [0]}
+    return Record(**(fields | values))
+
+
+def test_totals_are_those_of_the_rounds() -> None:
     rounds = [
         entry(1, 0.2, coverage=0.3, participation_ratio=0.5),
         entry(2, 0.7, coverage=0.6, participation_ratio=1.0),
         entry(3, 0.5, coverage=0.9, participation_ratio=0.0, wall_seconds=8.0),
         entry(4, None, coverage=0.95, participation_ratio=0.5, wall_seconds=11.0, bytes_up=9),
     ]
-    found = totals_of(rounds, 0.1)
-    expected = {
-        **{
-            "rounds": 4,
-            "initial_accuracy": 0.1,
-            "last_accuracy": 0.5,
-            "best_accuracy": 0.7,
-            "coverage": 0.95,
-        },
-        **{
-            "smoothed_accuracy": pytest.approx(1.4 / 3),
-            "mean_participation_ratio": 0.5,
-            "wall_seconds": 11.0,
-        },
-    }
-    assert {name: found[name] for name in expected} == expected
-    assert (found["totals"]["bytes_up"], found["totals"]["seconds_train"]) == (1 + 1 + 1 + 9, 4)
-    nothing = totals_of([], 0.1)
-    assert (nothing["rounds"], nothing["last_accuracy"], nothing["coverage"]) == (0, None, 0.0)
+    totals = totals_of(rounds, 0.1)
+    assert totals["rounds"] == 4
+    assert totals["initial_accuracy"] == 0.1
+    assert totals["last_accuracy"] == 0.5  # round 4 was not evaluated
+    assert totals["best_accuracy"] == 0.7
+    assert totals["smoothed_accuracy"] == pytest.approx((0.2 + 0.7 + 0.5) / 3)
+    assert totals["mean_participation_ratio"] == 0.5
+    assert totals["coverage"] == 0.95
+    assert totals["wall_seconds"] == 11.0
+    assert totals["totals"]["bytes_up"] == 1 + 1 + 1 + 9
+    assert totals["totals"]["seconds_train"] == 4
+
+
+def test_without_a_round_there_are_no_accuracies() -> None:
+    totals = totals_of([], 0.1)
+    assert totals["rounds"] == 0
+    assert totals["last_accuracy"] is None
+    assert totals["coverage"] == 0.0
 
 
 @pytest.mark.usefixtures("empty_folder")
-def test_evaluations_come_as_often_as_asked_and_the_first_is_before_training() -> None:
-    given = plan("num_rounds=5", "eval_every=3")
-    before = build(given).simulation.evaluate().accuracy
-    summary = execute(given).summary
+def test_evaluations_are_as_frequent_as_asked_and_the_first_is_before_training() -> None:
+    run = plan("num_rounds=5", "eval_every=3")
+    before = build(run).simulation.evaluate().accuracy
+    summary = execute(run).summary
     assert summary["initial_accuracy"] == before > 0
-    lines = (given.folder / "metrics.jsonl").read_text().splitlines()
-    assert ['"test_accuracy": null' in line for line in lines] == [True, True, False, True, False]
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+    is_missing = ['"test_accuracy": null' in line for line in lines]
+    assert is_missing == [True, True, False, True, False]
 
 
 @pytest.mark.usefixtures("empty_folder")
@@ -213,90 +230,52 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(
             raise KeyError("mine")
         return step(self)
 
-    given, told = plan("seed=3"), list[Any]()
-    monkeypatch.setattr(Trackers, "start", lambda self, info: told.append(info.seed))
+    run = plan("seed=3")
+    started: list[int] = []
+    monkeypatch.setattr(Trackers, "start", lambda self, info: started.append(info.seed))
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "step", broken)
-        assert execute(given).status == "failed"
-    summary = read_summary(given.folder) or {}
-    values = [summary[name] for name in ("status", "rounds", "seed", "error")]
+        assert execute(run).status == "failed"
+    summary = read_summary(run.folder) or {}
+    assert (summary["status"], summary["rounds"], summary["seed"]) == ("failed", 1, 3)
     line = broken.__code__.co_firstlineno + 2
-    assert values == [
-        "failed",
-        1,
-        3,
-        f"KeyError: 'mine' (round 2, test_experiment.py, line {line}, in broken)",
-    ]
-    assert [execute(one).skipped for one in (given, given, plan("seed=3", "overwrite=true"))] == [
-        False,
-        True,
-        False,
-    ]
-    assert told == [3] * 3
+    place = f"test_experiment.py, line {line}, in broken"
+    assert summary["error"] == f"KeyError: 'mine' (round 2, {place})"
+    assert not execute(run).skipped
+    assert execute(run).skipped
+    assert not execute(plan("seed=3", "overwrite=true")).skipped
+    assert started == [3, 3, 3]
 
 
-def test_runs_share_prepared_data_of_equal_data_set_model_and_places() -> None:
-    same, *others = [
-        plan(),
-        plan("seed=1"),
-        plan("model=logistic"),
-        plan("dataset.mean=[0.1]"),
-        plan("cache_dir=elsewhere"),
-    ]
-    keys = [assembly.data_key(plan) for plan in (same, *others)]
-    assert keys[0] == keys[1]
-    assert len({*keys}) == 4
+# --- mistakes and warnings -------------------------------------------------------------------------------------------
 
 
-def test_a_holdout_of_no_sample_is_told_before_round_1() -> None:
-    """300 clients of 4 or 5 samples."""
-    told = r"local\.holdout_fraction=0\.1: holds out no sample of any client, of whom the largest has 5; raise it"
-    with pytest.raises(DataError, match=told):
-        build(
-            plan(
-                "num_clients=300",
-                "partition=iid",
-                "local.holdout_fraction=0.1",
-                "local.evaluate_on=holdout",
-            )
-        )
-    assert build(
-        plan("num_clients=300", "partition=iid", "local.holdout_fraction=0.2")
-    ).division.holdout
+def test_a_holdout_without_a_sample_is_an_error_before_round_1() -> None:
+    """The 300 clients have 4 or 5 samples."""
+    words = ("num_clients=300", "partition=iid", "local.evaluate_on=holdout")
+    error = r"local\.holdout_fraction=0\.1: .*: the largest client has 5 samples"
+    with pytest.raises(DataError, match=error):
+        build(plan(*words, "local.holdout_fraction=0.1"))
+    build(plan(*words, "local.holdout_fraction=0.2"))
 
 
-@pytest.mark.parametrize(
-    ("size", "model", "count"), [(2, "resnet20", 2), (1, "resnet20", 6), (2, "mlp", None)]
-)
-def test_batch_norm_with_a_batch_of_one_sample_is_told(
-    size: int, model: str, count: int | None
-) -> None:
-    words = ("partition=iid", f"local.batch_size={size}", f"model={model}")
+@pytest.mark.parametrize(("batch_size", "count"), [(2, 2), (1, 6)])
+def test_a_batch_of_one_sample_with_batch_norm_is_a_warning(batch_size: int, count: int) -> None:
+    words = ("partition=iid", f"local.batch_size={batch_size}", "model=resnet20")
     warning = build(plan(*words)).simulation.components.engine.warning
-    if count is None:
-        assert warning is None
-    else:
-        told = f"local.batch_size={size}: {count} of 6 clients have a batch of one sample, in which batch norm sees no"
-        assert str(warning).startswith(told)
+    batches = f"{count} of 6 clients have a batch of one sample, in which batch norm sees no"
+    assert str(warning).startswith(f"local.batch_size={batch_size}: {batches}")
 
 
-def test_the_warning_about_batch_norm_is_printed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = (
-        "partition=iid",
-        "local.epochs=null",
-        "local.steps=1",
-        "local.batch_size=2",
-        "model=resnet20",
-    )
-    execute(
-        plan(
-            *words,
-            "num_rounds=1",
-            "tracker=default",
-            "tracker.wandb.mode=disabled",
-            f"output_dir={tmp_path}",
-        )
-    )
-    assert "in which batch norm sees no variance" in " ".join("".join(capsys.readouterr()).split())
+def test_a_batch_of_one_sample_without_batch_norm_is_no_warning() -> None:
+    experiment = build(plan("partition=iid", "local.batch_size=2", "model=mlp"))
+    assert experiment.simulation.components.engine.warning is None
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_warning_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("partition=iid", "local.epochs=null", "local.steps=1", "local.batch_size=2")
+    quick = ("num_rounds=1", "tracker=default", "tracker.wandb.mode=disabled")
+    execute(plan(*words, *quick, "model=resnet20"))
+    printed = " ".join("".join(capsys.readouterr()).split())
+    assert "in which batch norm sees no variance" in printed

@@ -152,7 +152,7 @@ def test_progress_counts_the_runs_that_are_left(
     fedsim: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert fedsim("-m", "seed=0,1", LANES) == 0
-    assert "2 runs side by side" in capsys.readouterr().out
+    assert "2 runs in lanes" in capsys.readouterr().out
     progress: list[tuple[int, int]] = []
     call = call_of(_engine("equal"), [0, 1], 7)
     run_in_lanes(

@@ -163,7 +163,7 @@ def test_what_refuses_a_job_in_a_task_is_told_here_and_has_its_exit_code(
     attempts = Attempts()
     attempts.ends(plan, *sent(plan))
     assert attempts.ended[plan.folder].status == status
-    assert [(found.exit_code, str(found)) for found in attempts.refused] == [(code, str(error))]
+    assert [(found.exit_code, str(found)) for found in attempts.errors] == [(code, str(error))]
 
 
 def test_a_task_that_is_asked_to_end_saves_its_job_and_its_process_begins_no_other(
@@ -304,8 +304,7 @@ def test_no_more_tasks_than_asked_for_run_at_a_time_and_one_that_is_lost_takes_n
         folder: "failed" if n == 2 else "done" for n, (folder,) in enumerate(tasks.begun)
     }
     assert (
-        "its task is lost (OSError: killed); the same command goes on with it"
-        in capsys.readouterr().out
+        "its task is lost (OSError: killed); the same command resumes it" in capsys.readouterr().out
     )
 
     attempts = Attempts()  # one that is lost has done what its folder says
@@ -370,7 +369,7 @@ def test_jobs_that_are_done_fail_or_are_refused_are_told_alike(
         told.out.split()
     )
     assert "fedsim: no data\n    concerns 1 of 3 jobs\n" in told.err
-    assert "the same command goes on with 2 jobs that are not done" in told.out
+    assert "the same command resumes 2 jobs that are not done" in told.out
     (error,) = lab.rglob(ERROR)
     assert "ValueError: on purpose" in error.read_text()
     (lab / "raises").unlink()
@@ -425,7 +424,7 @@ def test_a_sweep_that_is_asked_to_end_or_struck_leaves_no_process_and_the_same_c
     if code > 1:
         assert set(statuses(tmp_path)) <= {"interrupted", "preempted"}
     if code > 0:
-        assert "the same command goes on" in output
+        assert "the same command resumes" in output
     (tmp_path / "slow").unlink(missing_ok=True)
     sweep.check_that_it_goes_on()
     assert none_left(process.pid)

@@ -98,14 +98,14 @@ def test_the_same_command_goes_on_with_what_is_not_replaced_and_once_more_starts
     assert steps == [*rounds_of(0), (1, 1), (1, 2)]
     printed = capsys.readouterr().out
     assert "1 of 2 jobs have ended, results in outputs/default" in printed
-    assert "the same command goes on: fedsim" in printed
+    assert "the same command resumes them: fedsim" in printed
     first = stamps(0)
     steps.clear()
     assert run(AGAIN) == 0
     assert steps == rounds_of(1, 3)
     assert stamps(0) == first
     printed = capsys.readouterr().out
-    notice = "going on with overwrite=true of .*: 1 of 2 jobs have been run again since and are not run once more"
+    notice = "resuming with overwrite=true of .*: 1 of 2 jobs are replaced already"
     assert re.search(notice, " ".join(printed.split()))
     assert not notes()
     steps.clear()

@@ -18,7 +18,7 @@ from fedsim.results.statistics import Share
 from fedsim.running import experiment
 from fedsim.running.outcome import Outcome
 from fedsim.search import race
-from fedsim.search.race import Race, Settings, accuracy_of, stops
+from fedsim.search.race import Race, RaceSettings, accuracy_of, stops
 
 pytestmark = pytest.mark.usefixtures("stop")
 NAMES, SEEDS, SETTINGS = "abcdef", 12, 3
@@ -47,7 +47,7 @@ def race_of(*keep: str) -> Race:
         for s in range(SEEDS)
     ]
     jobs: Any = [SimpleNamespace(overrides=one, choices={"selector": one[1][-1]}) for one in words]
-    return Race(jobs, Settings(keep=keep))
+    return Race(jobs, RaceSettings(keep=keep))
 
 
 def stopped(made: Race, accuracies: Any) -> list[dict[str, race.Stop]]:
@@ -160,7 +160,7 @@ def test_a_race_goes_on_after_failures_and_kills_and_runs_nothing_twice(
     stage[:] = ["killed"]
     with pytest.raises(KeyboardInterrupt):
         race.run(words)
-    assert "the same command goes on: fedsim race num_rounds=" in capsys.readouterr().out
+    assert "the same command resumes them: fedsim race num_rounds=" in capsys.readouterr().out
     stage.clear()
     assert race.run(words) == 0
     assert len(made) == len(set(made))

@@ -14,29 +14,35 @@ from fedsim.results.reading import read_metrics, read_summary
 from tests.run_toys import ROOT, Run, folders, without_seconds
 
 
-def test_a_run_leaves_config_metrics_summary_and_partition(fedsim: Run, tmp_path: Path) -> None:
+def test_a_run_leaves_config_metrics_summary_model_and_partition(
+    fedsim: Run, tmp_path: Path
+) -> None:
     assert fedsim("selector=power_of_choice", "name=trial", "seed=4") == 0
     (folder,) = folders(tmp_path)
     assert folder.parent == tmp_path / "outputs" / "trial"
     assert folder.name.startswith("digits-shards-mlp-power_of_choice-s4-")
     names = {"config.yaml", "metrics.jsonl", "summary.json", "partition.npz", "model.safetensors"}
-    assert {p.name for p in folder.iterdir()} == names
-    records, summary = read_metrics(folder), read_summary(folder) or {}
-    assert [r["round"] for r in records] == [1, 2, 3]
-    assert all(
-        set(r)
-        >= {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTAL_FIELDS}
-        for r in records
-    )
-    assert summary["status"] == "done"
-    assert summary["last_accuracy"] == records[-1]["test_accuracy"]
-    assert summary["wall_seconds"] == records[-1]["wall_seconds"] > 0
-    assert summary["totals"]["bytes_up"] == sum(r["bytes_up"] for r in records)
-    assert summary["config_hash"].startswith(folder.name[-8:])
-    assert summary["environment"]["torch"]
+    assert {path.name for path in folder.iterdir()} == names
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert config["seed"] == 4
     assert config["selector"]["estimate"] == "full"
+
+
+def test_the_files_of_a_run_agree(fedsim: Run, tmp_path: Path) -> None:
+    assert fedsim() == 0
+    (folder,) = folders(tmp_path)
+    records = read_metrics(folder)
+    assert [record["round"] for record in records] == [1, 2, 3]
+    fields = {"test_accuracy", "test_loss", "train_loss", "selected", "coverage", *TOTAL_FIELDS}
+    for record in records:
+        assert record.keys() >= fields
+    summary = read_summary(folder) or {}
+    assert summary["status"] == "done"
+    assert summary["last_accuracy"] == records[-1]["test_accuracy"]
+    assert summary["wall_seconds"] == records[-1]["wall_seconds"] > 0
+    assert summary["totals"]["bytes_up"] == sum(record["bytes_up"] for record in records)
+    assert summary["config_hash"].startswith(folder.name[-8:])
+    assert summary["environment"]["torch"]
     division = Division.load(folder / "partition.npz")
     assert len(division.train) == 20
     assert division.hash == summary["partition_hash"]
@@ -74,60 +80,63 @@ def test_a_job_of_a_sweep_equals_the_same_job_alone(
         )
 
 
-def test_selectors_are_paired_at_a_seed_and_seeds_where_partition_and_model_are_kept(
-    fedsim: Run, tmp_path: Path
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["selector=random,full,md"],
+        ["seed=0,1", "partition_seed=7", "init_seed=7"],
+    ],
+)
+def test_runs_that_are_paired_have_the_same_division_and_initial_model(
+    words: list[str], fedsim: Run, tmp_path: Path
 ) -> None:
-    """Same division, same initial model: all that differs is who is chosen, or how clients
-    train."""
-    fedsim("-m", "selector=random,full,md", "name=selectors")
-    fedsim("-m", "seed=0,1", "partition_seed=7", "init_seed=7", "name=seeds")
-    for name, count in (("selectors", 3), ("seeds", 2)):
-        summaries = [read_summary(f) or {} for f in folders(tmp_path) if f.parent.name == name]
-        assert (
-            len({s["config_hash"] for s in summaries})
-            == len({s["last_accuracy"] for s in summaries})
-            == count
-        )
-        assert len({(s["partition_hash"], s["initial_accuracy"]) for s in summaries}) == 1
+    """Selectors are paired at a seed, and seeds if those of partition and model are kept."""
+    fedsim("-m", *words)
+    summaries = [read_summary(folder) or {} for folder in folders(tmp_path)]
+    assert len({summary["last_accuracy"] for summary in summaries}) == len(summaries) > 1
+    assert len({summary["partition_hash"] for summary in summaries}) == 1
+    assert len({summary["initial_accuracy"] for summary in summaries}) == 1
 
 
 def test_global_generators_are_left_alone(fedsim: Run) -> None:
-    def drawn(words: tuple[str, ...]) -> tuple[list[float], list[float]]:
-        torch.manual_seed(3)
-        np.random.seed(3)  # noqa: NPY002
-        assert not words or fedsim(*words) == 0
-        return torch.rand(2).tolist(), np.random.rand(2).tolist()  # noqa: NPY002
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    expected = (torch.rand(2).tolist(), np.random.rand(2).tolist())  # noqa: NPY002
+    torch.manual_seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    assert fedsim("model.dropout=0.5") == 0
+    assert (torch.rand(2).tolist(), np.random.rand(2).tolist()) == expected  # noqa: NPY002
 
-    assert drawn(()) == drawn(("model.dropout=0.5",))
+
+CONF = ROOT / "conf"
+GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "preset")
+"""Presets are checked in tests/test_presets.py."""
+NEEDS = {
+    "parquet": "dataset.path=x",
+    "image_folder": "dataset.path=x",
+    "cnn": "dataset=fashion_mnist",  # the digits are too small for its convolutions
+    "femnist_cnn": "dataset=fashion_mnist",
+    "text_gru": "dataset=text_generated",
+    "text_mlp": "dataset=text_generated",
+}
+"""What some choices need to be sound."""
 
 
-def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run) -> None:
-    extra = {
-        ("parquet", "image_folder"): ["dataset.path=x"],
-        ("cnn", "femnist_cnn"): [
-            "dataset=fashion_mnist"
-        ],  # the digits are too small for their convolutions
-        ("text_gru", "text_mlp"): ["dataset=text_generated"],
-    }
-    asked = ["server.public_samples=50", "system=lognormal"]  # by some selectors
-    groups = sorted(
-        p for p in (ROOT / "conf").iterdir() if p.is_dir() and p.name != "preset"
-    )  # tests/test_presets.py
-    files = {
-        group.name: {p.stem for p in group.glob("*.yaml")} - {"trace"} for group in groups
-    }  # which wants a file
-    assert sum(map(len, files.values())) > 100
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_choice_of_a_group_composes_into_a_sound_plan(group: str, fedsim: Run) -> None:
+    choices = {path.stem for path in (CONF / group).glob("*.yaml")}
+    choices.discard("trace")  # needs a file
+    common = ["server.public_samples=50", "system=lognormal"] if group == "selector" else []
+    by_need: dict[str, list[str]] = {}
+    for choice in sorted(choices):
+        by_need.setdefault(NEEDS.get(choice, ""), []).append(choice)
+    planned = set()
     with search_path():
-        for group, names in files.items():
-            apart = {some: names & set(some) for some in extra}
-            sweeps = {(): names - set().union(*apart.values()), **apart}
-            for some, choices in sweeps.items():
-                words = [
-                    f"{group}={','.join(sorted(choices))}",
-                    *extra.get(some, asked if group == "selector" else []),
-                ]
-                plans = check_jobs(compose_jobs(words, multirun=True)) if choices else []
-                assert {plan.choices[group] for plan in plans} == choices
+        for need, alike in by_need.items():
+            words = [f"{group}={','.join(alike)}", *([need] if need else common)]
+            plans = check_jobs(compose_jobs(words, multirun=True))
+            planned |= {plan.choices[group] for plan in plans}
+    assert planned == choices
 
 
 @pytest.mark.parametrize(
@@ -142,7 +151,8 @@ def test_every_group_choice_composes_into_a_sound_plan(fedsim: Run) -> None:
 def test_every_choice_of_a_selectors_own_groups_runs(
     fedsim: Run, group: str, selector: str
 ) -> None:
-    choices = ",".join(sorted(p.stem for p in (ROOT / "conf" / "selector" / group).glob("*.yaml")))
+    files = (ROOT / "conf" / "selector" / group).glob("*.yaml")
+    choices = ",".join(sorted(path.stem for path in files))
     words = [
         f"selector={selector}",
         f"selector/{group}={choices}",

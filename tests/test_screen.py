@@ -109,8 +109,7 @@ def test_a_set_up_that_takes_long_is_told_once(
     monkeypatch.setattr(experiment, "build", lambda plan: (told.wait(60), build(plan))[1])
     fedsim(QUIET)
     assert (
-        capsys.readouterr().out.splitlines()[1]
-        == "setting up 6 clients: what they hold, and the model"
+        capsys.readouterr().out.splitlines()[1] == "setting up 6 clients: their data, and the model"
     )
 
 
@@ -136,7 +135,7 @@ def test_a_tracker_that_failed_is_told_where_no_other_could_tell_it(
         "job 1/2 done",
         "job 2/2 done",
     ]
-    assert last == "tracker.pen failed in 2 jobs: RuntimeError: out of ink"
+    assert last == "tracker.pen failed: RuntimeError: out of ink (in 2 jobs)"
     assert fedsim([*QUIET, "seed=1", broken]) == 0  # already done
     assert "tracker.pen" not in capsys.readouterr().out
     assert fedsim([*SHOWN, "seed=4", broken]) == 0  # told by the tracker `console`
@@ -176,7 +175,7 @@ def test_the_same_missing_data_are_looked_for_and_told_once(
     looked: list[str] = []
     load = Parquet.load
     monkeypatch.setattr(Parquet, "load", lambda self: looked.append("") or load(self))
-    monkeypatch.setattr("fedsim.jobs.sweep._source_problem", lambda plan: None)
+    monkeypatch.setattr("fedsim.jobs.prepare._source_problem", lambda plan: None)
     words = [*QUIET, "-m", "dataset=parquet", "dataset.path=nowhere", "partition=iid", "seed=0,1,2"]
     for launcher in ("basic", "lanes"):
         assert fedsim([*words, f"hydra/launcher={launcher}"]) == 3
@@ -185,10 +184,7 @@ def test_the_same_missing_data_are_looked_for_and_told_once(
         assert "parquet file" not in told.out
         assert "job 3/3 data · seed=2 · see the error at the end" in told.out
         assert told.err.endswith("    concerns 3 of 3 jobs\n")
-        assert (
-            "the same command goes on with 3 jobs that are not done: fedsim num_clients=6"
-            in told.out
-        )
+        assert "the same command resumes 3 jobs that are not done: fedsim num_clients=6" in told.out
         assert "next:" not in told.out
     assert len(looked) == 2
 
@@ -222,7 +218,7 @@ def test_what_failed_is_named_with_its_remedy(
     assert "job 2/2 failed · seed=1 · KeyError: 'mine'" in told
     assert f"its traceback: {folder / 'error.txt'}" in told
     assert (
-        f"goes on with the one that is not done: uv run fedsim {' '.join(words[:-1])} 'name=with space'"
+        f"resumes the one that is not done: uv run fedsim {' '.join(words[:-1])} 'name=with space'"
         in told
     )
     assert "next: uv run fedsim report 'outputs/with space'" in told
@@ -240,7 +236,7 @@ def test_a_command_that_is_asked_to_end_says_how_it_goes_on(
     with pytest.raises(Preempted):
         fedsim(words)
     told = capsys.readouterr().out.splitlines()
-    assert told[-1] == f"the same command goes on: fedsim {' '.join(words)}"
+    assert told[-1] == f"the same command resumes them: fedsim {' '.join(words)}"
     assert ("2 of 3 jobs have ended, results in outputs/default" in told) == (jobs > 1)
 
 
@@ -357,7 +353,7 @@ FULL, BROKEN = (
     BrokenPipeError(errno.EPIPE, "Broken pipe"),
 )
 REFUSED = (
-    "fedsim: cannot write to the standard output (No space left on device); going on without it\n"
+    "fedsim: cannot write to the standard output (No space left on device); continuing without it\n"
 )
 
 

@@ -24,7 +24,6 @@ from fedsim.core.record import Record
 from fedsim.core.types import Population
 from fedsim.rounds.checks import SelectionError, selection_fault
 from fedsim.rounds.loop import Simulation
-from fedsim.running.checkpoint import fits
 from fedsim.selectors.base import Selector
 from fedsim.selectors.tools import clients_to_try
 from tests.checkpoint_toys import through_a_file
@@ -205,7 +204,6 @@ def test_the_same_streams_give_the_same_run_and_a_state_dict_taken_in_its_middle
     before = [_without_seconds(first.step()) for _ in range(5)]
     parts = first.components
     saved = through_a_file(first.state_dict(), parts.selector, parts.aggregator)
-    assert fits(saved["selector"], second.components.selector.state_dict(), len(UNEQUAL))
     second.load_state_dict(saved)
     before.append(_without_seconds(first.step()))  # what goes on in one must not reach the other
     assert before == whole(choice)[:6]

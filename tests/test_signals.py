@@ -1,5 +1,7 @@
-"""Processes that are asked to end: saved within a round, the exit code says which, and the same
-command goes on."""
+"""Processes that receive a stop signal save within a round, and the same command resumes them.
+
+The exit code says which signal it was.
+"""
 
 import os
 import signal
@@ -27,48 +29,49 @@ HANG = 1800
 
 
 @pytest.fixture
-def asked(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a command that gets `numbers`, signals, in the middle of round 4; the exception that
-    comes out."""
+def interrupt(stop: StopRequests, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that runs a command, which receives signals in round 4.
+
+    It returns the exception that ends the command.
+    """
     step = Simulation.step
 
-    def call(*words: str, numbers: Sequence[int]) -> BaseException:
+    def run_interrupted(*words: str, numbers: Sequence[int]) -> BaseException:
         left = list(numbers)
 
-        def interrupted(self: Simulation) -> Record:
-            if self.round == 3:
-                while left:
-                    stop.handle(left.pop(0))
+        def interrupted_step(self: Simulation) -> Record:
+            while self.round == 3 and left:
+                stop.handle(left.pop(0))
             return step(self)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Simulation, "step", interrupted)
+            patch.setattr(Simulation, "step", interrupted_step)
             with pytest.raises((KeyboardInterrupt, signals.Preempted)) as caught:
                 run([*WORDS, *words])
         stop.__init__()  # type: ignore[misc]
         return caught.value
 
-    return call
+    return run_interrupted
 
 
 def folders(place: str) -> list[Path]:
-    return sorted(p.parent for p in Path(place).glob("*/*/config.yaml"))
+    return sorted(path.parent for path in Path(place).glob("*/*/config.yaml"))
 
 
 @pytest.mark.parametrize(
     ("numbers", "status", "rounds"),
     [
-        ([signal.SIGTERM, signal.SIGTERM], "preempted", 4),  # repeated by clusters
+        ([signal.SIGTERM, signal.SIGTERM], "preempted", 4),  # clusters repeat it
         ([signal.SIGUSR1, signal.SIGTERM], "preempted", 4),
         ([signal.SIGINT], "interrupted", 4),
-        ([signal.SIGINT, signal.SIGINT], "interrupted", 3),  # in the middle of the round
+        ([signal.SIGINT, signal.SIGINT], "interrupted", 3),  # within the round
     ],
 )
-def test_a_signal_saves_after_the_round_and_the_same_command_goes_on(
-    numbers: list[int], status: str, rounds: int, asked: Any
+def test_a_signal_saves_after_the_round_and_the_same_command_resumes(
+    numbers: list[int], status: str, rounds: int, interrupt: Any
 ) -> None:
     assert run([*WORDS, "output_dir=whole"]) == 0
-    error = asked("checkpoint.every=2", numbers=numbers)
+    error = interrupt("checkpoint.every=2", numbers=numbers)
     assert isinstance(error, KeyboardInterrupt if status == "interrupted" else signals.Preempted)
     (folder,) = folders("outputs")
     summary = read_summary(folder) or {}
@@ -78,13 +81,14 @@ def test_a_signal_saves_after_the_round_and_the_same_command_goes_on(
     assert result(folder) == result(*folders("whole"))
 
 
-def test_a_sweep_stops_with_all_that_runs_saved(asked: Any) -> None:
+def test_a_sweep_in_lanes_stops_with_all_that_runs_saved(interrupt: Any) -> None:
     words = ("-m", "seed=0,1,2", "hydra/launcher=lanes")
     assert run([*WORDS, *words, "output_dir=whole"]) == 0
-    assert isinstance(asked(*words, numbers=[signal.SIGTERM]), signals.Preempted)
-    found = [read_summary(folder) or {} for folder in folders("outputs")]
-    assert [s["status"] for s in found] == ["preempted"] * 3
-    assert all(3 <= s["rounds"] <= 4 for s in found)
+    assert isinstance(interrupt(*words, numbers=[signal.SIGTERM]), signals.Preempted)
+    for folder in folders("outputs"):
+        summary = read_summary(folder) or {}
+        assert summary["status"] == "preempted"
+        assert 3 <= summary["rounds"] <= 4
     assert run([*WORDS, *words]) == 0
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
 
@@ -95,8 +99,10 @@ LONG = ("num_rounds=100000", "local.epochs=1", "num_clients=6", "cohort_size=2",
 
 
 def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    """A run that hears Ctrl-C, which a shell lets jobs in the background ignore (and fedsim
-    respects that)."""
+    """Start a run that receives Ctrl-C.
+
+    A shell makes jobs in the background ignore it, and fedsim respects that.
+    """
     command = [sys.executable, "-m", "fedsim.run", *LONG, *words]
     return subprocess.Popen(
         command,
@@ -109,18 +115,20 @@ def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
 
 
 def children_of(pid: int) -> list[int]:
-    listings = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for listing in listings for child in listing.read_text().split()]
+    children: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        children += map(int, listing.read_text().split())
+    return children
 
 
 def rounds_on_file(folder: Path) -> int:
-    return max(
-        (len(read_metrics(p.parent)) for p in folder.glob("outputs/*/*/metrics.jsonl")), default=0
-    )
+    files = folder.glob("outputs/*/*/metrics.jsonl")
+    return max((len(read_metrics(file.parent)) for file in files), default=0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-def test_a_process_that_is_told_to_end_saves_and_leaves_no_other_behind(tmp_path: Path) -> None:
+def test_a_process_that_receives_sigterm_saves_and_leaves_no_other_behind(tmp_path: Path) -> None:
     process = started(tmp_path, "tracker.wandb.mode=offline")
     try:
         while rounds_on_file(tmp_path) < 3 and process.poll() is None:
@@ -142,14 +150,14 @@ def test_a_process_that_is_told_to_end_saves_and_leaves_no_other_behind(tmp_path
 
 
 def handles(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal: from then on it can be asked to end."""
+    """Return whether a process has installed a handler for a signal."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (mask,) = (line.split()[1] for line in lines if line.startswith("SigCgt:"))
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-@pytest.mark.parametrize("seconds", [0.0, 0.6])
+@pytest.mark.parametrize("seconds", [0.0, pytest.param(0.6, marks=pytest.mark.slow)])
 def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_path: Path) -> None:
     process = started(tmp_path, "tracker=files_only")
     try:
@@ -165,12 +173,11 @@ def test_ctrl_c_is_130_without_a_traceback_however_early(seconds: float, tmp_pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
-@pytest.mark.parametrize("missing", [(0, 2), (0, 1, 2)])
+@pytest.mark.parametrize("missing", [(0, 1, 2), pytest.param((0, 2), marks=pytest.mark.slow)])
 def test_without_standard_streams_a_notice_goes_nowhere(
     missing: Sequence[int], tmp_path: Path
 ) -> None:
-    """Otherwise the next files that are opened get the numbers 0 to 2: the lock, the records, the
-    checkpoint."""
+    """Otherwise the next files get the numbers 0 to 2: the lock, the records, the checkpoint."""
 
     def close() -> None:
         for number in missing:
@@ -193,17 +200,17 @@ def test_without_standard_streams_a_notice_goes_nowhere(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_freed_memory_is_kept_unless_the_environment_says_what_is(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("user_says", "num_calls"), [(False, 3), (True, 0)])
+def test_freed_memory_is_kept_unless_the_environment_says_otherwise(
+    user_says: bool, num_calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        "ctypes.CDLL", lambda name: SimpleNamespace(mallopt=lambda *pair: asked.append(pair))
-    )
+    calls: list[tuple[int, int]] = []
+    library = SimpleNamespace(mallopt=lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr("ctypes.CDLL", lambda name: library)
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
-    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"):
-        monkeypatch.delenv(name, raising=False)
-    for _ in range(2):  # the second time the user says something
-        signals.tune()
-        assert len(asked) == 3
+    monkeypatch.delenv("MALLOC_TRIM_THRESHOLD_", raising=False)
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    if user_says:
         monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
+    signals.tune()
+    assert len(calls) == num_calls

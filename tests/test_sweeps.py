@@ -204,7 +204,7 @@ print([os.waitstatus_to_exitcode(status) for status in statuses])
 def test_sweeps_at_the_same_time_share_the_jobs_and_outlive_each_other(
     kind: str, kills: int, seed: int, tmp_path: Path
 ) -> None:
-    words = [*WORDS, "num_rounds=30", "-m", "seed=range(4)", *SWEEPS[kind][2:]]
+    words = [*WORDS, "num_rounds=15", "-m", "seed=range(4)", *SWEEPS[kind][2:]]
     command = [sys.executable, "-c", TOGETHER, json.dumps(words), str(kills), str(seed)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -3,7 +3,7 @@
 import errno
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +147,11 @@ class OutOfInk(Tracker):
         raise RuntimeError("out of ink")
 
 
+class Unmakable(Tracker):
+    def __init__(self) -> None:
+        raise ConnectionError("nobody there")
+
+
 class Exiting(Tracker):
     def finish(self, summary: Mapping[str, Any]) -> None:
         raise SystemExit(1)
@@ -157,32 +162,39 @@ class Noticing(Tracker):
     num_degraded = 2
 
 
-def not_made() -> Tracker:
-    raise ConnectionError("nobody there")
-
-
-LEFT_OUT = "failed and is left out from here on"
-FAULTS: list[tuple[Callable[[], Tracker], str, int, Any]] = [
-    (OutOfInk, "RuntimeError: out of ink", 1, ...),
-    (not_made, "ConnectionError: nobody there", 1, ...),
-    (Exiting, "SystemExit: 1", 3, ...),
-    (Noticing, "no key", 1, 2),
-]
-
-
-@pytest.mark.parametrize(("make", "told", "at", "degraded"), FAULTS)
-def test_a_tracker_that_fails_is_told_of_once_and_hurts_nobody(
-    make: Callable[[], Tracker], told: str, at: int, degraded: Any, tmp_path: Path
-) -> None:
-    listener, heard = Listener(), ["start", "log 1", "log 2", "done"]
-    heard.insert(at, told if degraded == 2 else f"tracker.x {LEFT_OUT}: {told}")
-    trackers = Trackers({"x": make, "listener": lambda: listener})
-    trackers.start(info(tmp_path))
-    for t in (1, 2):
-        trackers.log(record(t))
+def heard_next_to(cls: type[Tracker], folder: Path) -> tuple[list[str], dict[str, Any]]:
+    """Return what a tracker hears next to one of class `cls`, and which trackers are degraded."""
+    listener = Listener()
+    trackers = Trackers(["x", "listener"], lambda name: cls() if name == "x" else listener)
+    trackers.start(info(folder))
+    trackers.log(record(1))
+    trackers.log(record(2))
     trackers.finish(summary())
-    assert listener.heard == heard
-    assert trackers.degraded == {"x": told if degraded is ... else degraded}
+    return listener.heard, trackers.degraded
+
+
+@pytest.mark.parametrize(
+    ("cls", "error", "position"),
+    [
+        (Unmakable, "ConnectionError: nobody there", 1),
+        (OutOfInk, "RuntimeError: out of ink", 1),
+        (Exiting, "SystemExit: 1", 3),
+    ],
+)
+def test_a_tracker_that_fails_is_reported_once_and_does_not_disturb_the_others(
+    cls: type[Tracker], error: str, position: int, tmp_path: Path
+) -> None:
+    heard, degraded = heard_next_to(cls, tmp_path)
+    message = heard.pop(position)
+    assert message == f"tracker.x failed and is skipped from here on: {error}"
+    assert heard == ["start", "log 1", "log 2", "done"]
+    assert degraded == {"x": error}
+
+
+def test_a_notice_is_shown_once_and_failures_are_counted(tmp_path: Path) -> None:
+    heard, degraded = heard_next_to(Noticing, tmp_path)
+    assert heard == ["start", "no key", "log 1", "log 2", "done"]
+    assert degraded == {"x": 2}
 
 
 def console(width: int = 100, terminal: bool = False) -> Any:

@@ -44,7 +44,7 @@ def test_a_server_that_never_answers_makes_the_run_offline_without_losing_a_roun
 
 def begun(folder: Path, timeout: float | None = None) -> tuple[WandbTracker, Trackers]:
     mirror = tracker(timeout=timeout)
-    trackers = Trackers({"wandb": lambda: mirror})
+    trackers = Trackers(["wandb"], lambda name: mirror)
     trackers.start(info(folder))
     return mirror, trackers
 

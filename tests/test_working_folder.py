@@ -1,5 +1,4 @@
-"""Files of the working folder are not imported, whatever their names, unless a config names a class
-there."""
+"""Files of the working folder are not imported, unless a config names a class there."""
 
 import os
 import subprocess
@@ -10,25 +9,24 @@ import pytest
 
 from tests.run_toys import HANG
 
+FEDSIM = str(Path(sys.executable).with_name("fedsim"))
+QUICK = ["num_rounds=1", "local.epochs=1", "tracker=files_only"]
 NAMES = (
-    *(
-        "typing",
-        "enum",
-        "attr",
-        "psutil",
-        "numexpr",
-        "opt_einsum",
-        "yaml",
-        "numpy",
-        "torch",
-        "hydra",
-        "rich",
-    ),
-    *("cloudpickle", "sqlite3"),
+    "attr",
+    "cloudpickle",
+    "enum",
+    "hydra",
+    "numexpr",
+    "numpy",
+    "opt_einsum",
+    "psutil",
+    "rich",
+    "sqlite3",
+    "torch",
+    "typing",
+    "yaml",
 )
-
-
-OWN = """
+MY_LAB = """
 from fedsim.selectors.random import Random
 
 class Mine(Random):
@@ -36,60 +34,49 @@ class Mine(Random):
 """
 
 
-def test_children_of_launchers_do_not_run_planted_modules_and_find_a_users_own(
-    tmp_path: Path,
-) -> None:
-    """joblib watches its semaphores by a child `python -c`, which would begin with the working
-    folder."""
-    (tmp_path / "my_lab.py").write_text(OWN)
-    for name in ("joblib", "multiprocessing"):
-        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w')\n")
-    program = [
-        str(Path(sys.executable).with_name("fedsim")),
-        "-m",
-        "hydra/launcher=joblib",
-        "hydra.launcher.n_jobs=1",
-    ]
-    words = [
-        "num_rounds=1",
-        "local.epochs=1",
-        "tracker=files_only",
-        "selector._target_=my_lab.Mine",
-    ]
-    done = subprocess.run(
-        [*program, *words], cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
-    )
-    assert not [path.name for path in tmp_path.glob("ran-*")]
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 0
-    assert list(tmp_path.glob("outputs/*/*/summary.json"))
+def plant(folder: Path, *names: str) -> None:
+    """Write modules that leave a file when they are imported."""
+    for name in names:
+        (folder / f"{name}.py").write_text(f"open('ran-{name}', 'w')\n")
 
 
-@pytest.mark.parametrize(
-    ("program", "words"),
-    [
-        (
-            [str(Path(sys.executable).with_name("fedsim"))],
-            ["num_rounds=1", "local.epochs=1", "tracker=files_only"],
-        ),
-        ([sys.executable, "-m", "fedsim"], ["show"]),
-        ([sys.executable, "-m", "fedsim.run"], ["--version"]),
-    ],
-)
-def test_planted_modules_do_not_run(program: list[str], words: list[str], tmp_path: Path) -> None:
-    for name in NAMES:
-        (tmp_path / f"{name}.py").write_text(f"open('ran-{name}', 'w')\n")
-    (tmp_path / "dill.py").write_text("open('ran-dill', 'w')\nraise SystemError('broken')\n")
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+def check(folder: Path, command: list[str]) -> None:
+    """Run a command, which must succeed without importing what was planted."""
     done = subprocess.run(
-        [*program, *words],
-        cwd=tmp_path,
-        env=env,
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         timeout=HANG,
         check=False,
     )
-    assert not [path.name for path in tmp_path.glob("ran-*")]
+    assert not [path.name for path in folder.glob("ran-*")]
     assert "Traceback" not in done.stderr
     assert done.returncode == 0
+
+
+def test_children_of_launchers_do_not_run_planted_modules_and_find_a_users_own(
+    tmp_path: Path,
+) -> None:
+    """joblib watches its semaphores by a child `python -c`, which would begin with the working
+    folder."""
+    (tmp_path / "my_lab.py").write_text(MY_LAB)
+    plant(tmp_path, "joblib", "multiprocessing")
+    launcher = ["-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
+    check(tmp_path, [FEDSIM, *launcher, *QUICK, "selector._target_=my_lab.Mine"])
+    assert list(tmp_path.glob("outputs/*/*/summary.json"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        [FEDSIM, *QUICK],
+        pytest.param([sys.executable, "-m", "fedsim", "show"], marks=pytest.mark.slow),
+        [sys.executable, "-m", "fedsim.run", "--version"],
+    ],
+)
+def test_planted_modules_do_not_run(command: list[str], tmp_path: Path) -> None:
+    plant(tmp_path, *NAMES)
+    (tmp_path / "dill.py").write_text("open('ran-dill', 'w')\nraise SystemError('broken')\n")
+    check(tmp_path, command)

@@ -56,7 +56,7 @@ def tracker(mode: Any = "auto", timeout: float | None = None) -> WandbTracker:
 
 def play(tracker: WandbTracker, folder: Path, num_rounds: int = 3) -> dict[str, Any]:
     RunFolder.create(folder, {"name": "trial", "seed": 0, "num_rounds": num_rounds})
-    trackers = Trackers({"wandb": lambda: tracker})
+    trackers = Trackers(["wandb"], lambda name: tracker)
     trackers.start(info(folder))
     for t in range(1, num_rounds + 1):
         trackers.log({**record(t), "selected": [1, 2], "test_loss": None})

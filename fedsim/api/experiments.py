@@ -20,7 +20,8 @@ from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.core.record import Record
 from fedsim.jobs.narration import Narration, Progress, has_console
-from fedsim.jobs.sweep import Attempts, Lanes, require_room
+from fedsim.jobs.prepare import require_room
+from fedsim.jobs.sweep import Attempts, Lanes
 from fedsim.running.assembly import forget
 from fedsim.running.experiment import execute
 from fedsim.running.outcome import Watch, outcome_on_file

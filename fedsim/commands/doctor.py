@@ -34,8 +34,16 @@ from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.text import command
 from fedsim.data.base import Dataset
 from fedsim.engine.native.library import NotCompiledError, library
-from fedsim.jobs.prepare import check_all, compose_words, prepare
-from fedsim.jobs.sweep import BYTES_OF_RUN, by_source, output_problems, source_problems, to_come
+from fedsim.jobs.prepare import (
+    BYTES_OF_RUN,
+    by_source,
+    check_all,
+    compose_words,
+    output_problems,
+    prepare,
+    source_problems,
+)
+from fedsim.jobs.sweep import to_come
 from fedsim.running.provenance import driver_version
 
 

@@ -21,8 +21,7 @@ from fedsim.core.arrays import Floats
 from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir, unwritable, write_files
 from fedsim.core.errors import Problem, at_least, check, rule
-from fedsim.jobs.prepare import compose_words
-from fedsim.jobs.sweep import require_room
+from fedsim.jobs.prepare import compose_words, require_room
 from fedsim.results.files import OutputError
 from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
 from fedsim.results.table import Table, number, show_estimate, table_files

@@ -20,7 +20,8 @@ from fedsim.config.words import read_words
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
 from fedsim.results.files import is_free
-from fedsim.running.outcome import checkpoint_content, header_of, outcome_on_file
+from fedsim.running.checkpoint_file import checkpoint_content, header_of
+from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
 
 

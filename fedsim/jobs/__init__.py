@@ -1,2 +1,4 @@
-"""The jobs of a command, each a run (fedsim.running): prepared, run in this process or elsewhere,
-and told of."""
+"""The jobs of a command, each of which is a run (fedsim.running).
+
+They are prepared, run in this process or in others, and reported on the terminal.
+"""

@@ -1,11 +1,10 @@
-"""The software that runs the jobs of a sweep in other processes (`fedsim.jobs.tasks`): joblib, Ray
-and submitit.
+"""The launchers whose software runs tasks in other processes: joblib, Ray and submitit.
 
-joblib: processes of this machine, which take one job after another. One that is killed takes the
-others with it: their jobs are lost, too, and those that wait are run in new ones. Ray (ray.io): a
-task whose process dies is run again, and goes on from the checkpoints in the folders. submitit:
-processes of this machine, or tasks of Slurm; one that is asked to end by a time limit or a
-preemption is saved and requeued (`fedsim.jobs.task_worker.SubmittedTask`).
+- joblib: processes of this machine that take one job after another. If one is killed, the jobs of
+  the others are lost, too; jobs that wait are run in new processes.
+- Ray (ray.io): a task whose process dies is run again, and resumes from its checkpoints.
+- submitit: processes of this machine, or tasks of Slurm. A task that reaches a time limit or is
+  preempted is saved and requeued (`fedsim.jobs.task_worker.SubmittedTask`).
 """
 
 import math
@@ -37,28 +36,25 @@ from fedsim.running.outcome import Outcome
 from fedsim.running.process import STOP
 
 POLL_SECONDS = 0.5
-"""Between two looks at the tasks and at the records of their jobs."""
+"""Time between two looks at the tasks and at the records of their jobs."""
 IDLE_SECONDS = 15
-"""After which a process of joblib without a job ends, also where the command was killed."""
+"""A process of joblib without a job ends after this time, also if the command was killed."""
 
 
 @parameters
 class JoblibJobs(TaskLauncher):
-    """The launcher `joblib` (conf/hydra/launcher/joblib.yaml). `n_jobs`: processes; -1: as many as
-    there are cores."""
+    """The launcher `joblib` (conf/hydra/launcher/joblib.yaml) with `n_jobs` processes.
+
+    -1 means as many processes as there are cores.
+    """
 
     n_jobs: int
 
     how = "in processes of joblib"
 
     def problems(self) -> Problems:
-        yield rule(
-            self.n_jobs != 0,
-            "n_jobs",
-            self.n_jobs,
-            "must not be 0",
-            "-1: as many as there are cores",
-        )
+        remedy = "-1: as many as there are cores"
+        yield rule(self.n_jobs != 0, "n_jobs", self.n_jobs, "must not be 0", remedy)
 
     @property
     def tasks_at_a_time(self) -> int:
@@ -72,14 +68,11 @@ class JoblibJobs(TaskLauncher):
             self._pool().shutdown(kill_workers=True)
 
     def _pool(self) -> Any:
-        """The pool of processes; another one where one of them was killed."""
-        threads = os.environ.get("OMP_NUM_THREADS") or str(
-            max(1, joblib.cpu_count() // self.tasks_at_a_time)
-        )
-        variables = {"OMP_NUM_THREADS": threads}
-        return get_reusable_executor(
-            max_workers=self.tasks_at_a_time, timeout=IDLE_SECONDS, env=variables
-        )
+        """Return the pool of processes, which is a new one after one of them was killed."""
+        num_processes = self.tasks_at_a_time
+        threads = str(max(1, joblib.cpu_count() // num_processes))
+        variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or threads}
+        return get_reusable_executor(num_processes, timeout=IDLE_SECONDS, env=variables)
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         pool = self._pool()
@@ -97,30 +90,26 @@ class JoblibJobs(TaskLauncher):
                 os.kill(pid, signal.SIGTERM)
 
 
-OBJECT_STORE = 100 * 2**20
-"""Bytes of shared memory for Ray on this machine: configs and outcomes are all that goes through
-it."""
-SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
-    "RAY_worker_niceness": "0",
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Shared memory for Ray on this machine. Only configs and outcomes go through it."""
+RAY_VARIABLES = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # the worker's Python is this one under `uv run`, too
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",  # no warning about GPUs
+    "RAY_worker_niceness": "0",  # Ray would lower the priority of tasks by 15
 }
-"""No reports to Ray's makers; the worker's Python is this one under `uv run`, too; no warning about
-GPUs; processes of tasks have the priority of this one, which Ray lowers by 15 else."""
 CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
-"""Beginnings of the names of variables of the environment that tasks are given; keys
-(WANDB_API_KEY) are not."""
+"""Tasks get the environment variables whose names begin so; keys (WANDB_API_KEY) they do not get."""
 
 
 @parameters
 class RayJobs(TaskLauncher):
-    """The launcher `ray` (conf/hydra/launcher/ray.yaml). Tasks are known by the references to their
-    results.
+    """The launcher `ray` (conf/hydra/launcher/ray.yaml). A task is the reference to its result.
 
-    `address`: None for a Ray of its own on this machine, or `auto` for a cluster. `num_cpus`,
-    `num_gpus`: of each task, in cores and GPUs. `max_retries`: of a task whose process dies.
-    `max_in_flight`: tasks at a time, None for as many as there are resources for.
+    `address` is None for a Ray of its own on this machine, or `auto` for a cluster. `num_cpus` and
+    `num_gpus` are the cores and GPUs of each task. A task whose process dies is run again at most
+    `max_retries` times. `max_in_flight` is the maximum number of tasks at a time, None for as many
+    as there are resources for.
     """
 
     address: str | None
@@ -132,18 +121,12 @@ class RayJobs(TaskLauncher):
     how = "as tasks of Ray"
 
     def problems(self) -> Problems:
-        host = "the variable RAY_ADDRESS names the cluster for auto"
-        yield rule(
-            self.address in (None, "auto"), "address", self.address, "must be null or auto", host
-        )
-        whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
-        yield rule(
-            whole,
-            "num_gpus",
-            self.num_gpus,
-            "must be <= 1 or whole",
-            "tasks share a GPU with 0.5, say",
-        )
+        remedy = "the variable RAY_ADDRESS names the cluster for auto"
+        is_known = self.address in (None, "auto")
+        yield rule(is_known, "address", self.address, "must be null or auto", remedy)
+        is_share_or_whole = self.num_gpus <= 1 or float(self.num_gpus).is_integer()
+        remedy = "tasks share a GPU with 0.5, for example"
+        yield rule(is_share_or_whole, "num_gpus", self.num_gpus, "must be <= 1 or whole", remedy)
 
     @property
     def tasks_at_a_time(self) -> int | None:
@@ -155,46 +138,39 @@ class RayJobs(TaskLauncher):
 
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
-        """With Ray started on this machine or found; disconnected, and ended if it was started, at
-        the end."""
-        for key, value in SETTINGS.items():
+        """Start or find Ray. A Ray that was started here ends with the context."""
+        for key, value in RAY_VARIABLES.items():
             os.environ.setdefault(key, value)
-        keys = any(key.startswith("RAY_AUTH_") for key in os.environ)
-        if self.address is None and not keys:  # Ray leaves one in ~ else
-            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        options: dict[str, Any] = {}
+        if self.address is None:
+            options["include_dashboard"] = False
+            options["object_store_memory"] = OBJECT_STORE_BYTES
+            if not any(key.startswith("RAY_AUTH_") for key in os.environ):
+                # Otherwise Ray leaves a key in the home folder.
+                os.environ["RAY_AUTH_MODE"] = "token"
+                os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         ray = imported("ray", "ray", "ray")
-        own = (
-            {"include_dashboard": False, "object_store_memory": OBJECT_STORE}
-            if self.address is None
-            else {}
-        )
+        address = self.address or "local"
         try:
-            with chdir(
-                os.sep
-            ):  # Ray puts the working folder before all others where workers look for modules
-                ray.init(
-                    address=self.address or "local",
-                    log_to_driver=False,
-                    logging_level="error",
-                    **own,
-                )
+            with chdir(os.sep):  # Ray's workers import modules from the working folder first
+                ray.init(address=address, log_to_driver=False, logging_level="error", **options)
         except ConnectionError as error:
-            remedy = "`ray start` starts one; set RAY_ADDRESS, and RAY_AUTH_MODE=token if it asks for a token"
-            problem = Problem("hydra.launcher.address", self.address, "no cluster answers", remedy)
+            remedy = (
+                "`ray start` starts one; set RAY_ADDRESS, and RAY_AUTH_MODE=token if it needs a "
+                "token"
+            )
+            fault = "no cluster answers"
+            problem = Problem("hydra.launcher.address", self.address, fault, remedy)
             raise ConfigError([problem]) from error
-        except Exception as error:  # Ray's own for a machine that is too busy has no class
-            raise FedsimError(
-                f"Ray has not started: {in_words(error)} The same command tries again."
-            ) from error
+        except Exception as error:  # Ray's error for a machine that is too busy has no class
+            fault = f"Ray has not started: {in_words(error)}"
+            raise FedsimError(f"{fault} The same command tries again.") from error
         try:
-            STOP.install()  # Ray has handlers of its own
-            there = ray.cluster_resources()
-            asked = {"num_cpus": "CPU", "num_gpus": "GPU"}
+            STOP.install()  # Ray has installed handlers of its own
+            available = ray.cluster_resources()
             check(
-                *(
-                    _too_few(key, getattr(self, key), there.get(name, 0))
-                    for key, name in asked.items()
-                )
+                _too_few("num_cpus", self.num_cpus, available.get("CPU", 0)),
+                _too_few("num_gpus", self.num_gpus, available.get("GPU", 0)),
             )
             self._ray = ray
             yield
@@ -203,62 +179,63 @@ class RayJobs(TaskLauncher):
                 ray.shutdown()
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
-        resources = {
-            "num_cpus": self.num_cpus,
-            "num_gpus": self.num_gpus,
-            "max_retries": self.max_retries,
-        }
-        remote = self._ray.remote(WorkerTask.__call__).options(**resources, retry_exceptions=False)
-        return [remote.remote(WorkerTask(plans, since, self._environment())) for plans in groups]
+        environment = self._environment()
+        remote = self._ray.remote(WorkerTask.__call__).options(
+            num_cpus=self.num_cpus,
+            num_gpus=self.num_gpus,
+            max_retries=self.max_retries,
+            retry_exceptions=False,
+        )
+        return [remote.remote(WorkerTask(plans, since, environment)) for plans in groups]
 
     def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
-        ready, _ = self._ray.wait(list(running), timeout=POLL_SECONDS)
-        return ready
+        return self._ray.wait(list(running), timeout=POLL_SECONDS)[0]
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        """Ray interrupts what runs, as Ctrl-C does, and forgets what has not begun."""
+        """Interrupt tasks that run, as Ctrl-C does, and forget those that have not begun."""
         for task in running:
             self._ray.cancel(task, force=False)
 
     def outcomes(self, task: Any) -> Sequence[Outcome]:
         return list(self._ray.get(task))
 
-    def _environment(self) -> Mapping[str, str]:
-        """Variables for a task. Without a GPU of its own, it is shown none."""
-        carried = {
-            key: v
-            for key, v in os.environ.items()
-            if key.startswith(CARRIED) and not key.endswith("_KEY")
-        }
-        return carried if self.num_gpus else {**carried, "CUDA_VISIBLE_DEVICES": ""}
+    def _environment(self) -> dict[str, str]:
+        """Return the variables for a task. Without a GPU of its own it sees none."""
+        variables = {}
+        for key, value in os.environ.items():
+            if key.startswith(CARRIED) and not key.endswith("_KEY"):
+                variables[key] = value
+        if not self.num_gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ""
+        return variables
 
 
-def _too_few(key: str, wanted: float, there: float) -> Problem | None:
-    """A task that asks for more than there is would wait for ever."""
-    text = f"must be <= {there:g}: Ray finds no more"
-    return rule(
-        wanted <= there or math.isclose(wanted, there), f"hydra.launcher.{key}", wanted, text
-    )
+def _too_few(key: str, requested: float, available: float) -> Problem | None:
+    """Return the problem of a task that would wait forever, because there are too few resources."""
+    is_enough = requested <= available or math.isclose(requested, available)
+    fault = f"must be <= {available:g}: Ray finds no more"
+    return rule(is_enough, f"hydra.launcher.{key}", requested, fault)
 
 
 LATE_SECONDS = 15.0
-"""How long the result of a task that has ended may take to be seen on a file system of several
-machines."""
+"""On a file system of several machines, a result may be seen this long after its task has ended."""
 FOLDER = ".submitit"
-"""Of the scripts, logs and pickles of submitit, beside the runs of the sweep."""
+"""The folder of submitit's scripts, logs and pickles, next to the runs of the sweep."""
 
 
 @parameters
 class SubmititJobs(TaskLauncher):
-    """What `submitit_local` and `submitit_slurm` have in common. Tasks are known by submitit's
-    jobs; `parameters` are for submitit."""
+    """The base of `submitit_local` and `submitit_slurm`. Tasks are submitit's jobs.
+
+    `parameters` are those of submitit.
+    """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
     cluster: ClassVar[str]
-    """submitit's name of it."""
+    """submitit's name of the kind of cluster."""
     poll_seconds: ClassVar[float]
-    """Between two looks at the tasks and at the records of their jobs."""
+    """Time between two looks at the tasks and at the records of their jobs."""
 
     def problems(self) -> Problems:
         for key in ("nodes", "tasks_per_node"):
@@ -267,117 +244,119 @@ class SubmititJobs(TaskLauncher):
 
     @property
     def gpus(self) -> tuple[str, float]:
-        others = [int(self.parameters.get(key) or 0) for key in ("gpus_per_node", "gpus_per_task")]
-        return "hydra.launcher.gpus_per_node", max(
-            *others, int(str(self.parameters.get("gres")).startswith("gpu"))
-        )
+        per_node = int(self.parameters.get("gpus_per_node") or 0)
+        per_task = int(self.parameters.get("gpus_per_task") or 0)
+        by_resource = int(str(self.parameters.get("gres")).startswith("gpu"))
+        return "hydra.launcher.gpus_per_node", max(per_node, per_task, by_resource)
 
     @property
     def num_threads(self) -> int:
-        """Cores of a task."""
+        """Number of cores of a task."""
         return int(self.parameters.get("cpus_per_task") or 1)
 
     def added(self) -> Mapping[str, Any]:
-        """Parameters of submitit that follow from others."""
+        """Return parameters of submitit that follow from others."""
         return {}
 
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
-        """With submitit's executor, whose files are in a subfolder of this command: process numbers
-        come again."""
-        submitit = imported("submitit", f"submitit_{self.cluster}", "slurm")
+        """Create submitit's executor.
+
+        Its files are in a folder named by the time, because process numbers occur again.
+        """
+        choice = f"submitit_{self.cluster}"
+        submitit = imported("submitit", choice, "slurm")
         shared = submitit.AutoExecutor._typed_parameters()
-        given = {**self.parameters, **self.added()}
         folder = place / FOLDER / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
         refuse_links(folder.parent)
-        limits = getattr(self, "max_num_timeout", 0)
+        parameters = {}
+        for key, value in {**self.parameters, **self.added()}.items():
+            parameters[key if key in shared else f"{self.cluster}_{key}"] = value
         try:
             self._executor = submitit.AutoExecutor(
-                folder, cluster=self.cluster, slurm_max_num_timeout=limits
+                folder,
+                cluster=self.cluster,
+                slurm_max_num_timeout=getattr(self, "max_num_timeout", 0),
             )
-            named = {
-                key if key in shared else f"{self.cluster}_{key}": value
-                for key, value in given.items()
-            }
-            self._executor.update_parameters(**named)
+            self._executor.update_parameters(**parameters)
         except RuntimeError as error:
-            remedy = "start the command on a machine of the cluster, or take hydra/launcher=submitit_local"
-            raise ConfigError(
-                [Problem("hydra/launcher", f"submitit_{self.cluster}", str(error), remedy)]
-            ) from error
+            remedy = (
+                "start the command on a machine of the cluster, or use "
+                "hydra/launcher=submitit_local"
+            )
+            problem = Problem("hydra/launcher", choice, str(error), remedy)
+            raise ConfigError([problem]) from error
         except (AssertionError, NameError, TypeError, ValueError) as error:
-            raise ConfigError(
-                [Problem("hydra.launcher", ..., f"is refused by submitit: {error}")]
-            ) from error
+            problem = Problem("hydra.launcher", ..., f"is rejected by submitit: {error}")
+            raise ConfigError([problem]) from error
         self._ended_at: dict[Any, float] = {}
         yield
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
+        tasks = [SubmittedTask(plans, since, {}) for plans in groups]
         threads = os.environ.get("OMP_NUM_THREADS") or str(self.num_threads)
-        with patch.dict(
-            os.environ, {"OMP_NUM_THREADS": threads}
-        ):  # for processes that are started now
+        # Processes that are started now inherit the environment.
+        with patch.dict(os.environ, {"OMP_NUM_THREADS": threads}):
             try:
-                return self._executor.submit_array(
-                    [SubmittedTask(plans, since, {}) for plans in groups]
-                )
-            except (OSError, RuntimeError) as error:  # of `sbatch`, say
+                return self._executor.submit_array(tasks)
+            except (OSError, RuntimeError) as error:  # of `sbatch`, for example
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-                problem = Problem(
-                    "hydra.launcher",
-                    ...,
-                    f"could not be submitted: {reason}",
-                    "change its parameters",
-                )
+                fault = f"could not be submitted: {reason}"
+                problem = Problem("hydra.launcher", ..., fault, "change its parameters")
                 raise ConfigError([problem]) from error
 
     def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
         time.sleep(self.poll_seconds)
-        return [
-            task
-            for task in running
-            if task.paths.result_pickle.exists() or self._is_lost(task, running[task])
-        ]
+        ended = []
+        for task, plans in running.items():
+            if task.paths.result_pickle.exists() or self._is_lost(task, plans):
+                ended.append(task)
+        return ended
 
     def _is_lost(self, task: Any, plans: Sequence[Plan]) -> bool:
-        """Whether a task has ended, or the process that waits for it, no other is running its jobs,
-        and its result has not come for some time."""
-        if not task.done() or not all(
-            is_free(plan.folder) for plan in plans
-        ):  # perhaps again: Slurm has requeued it
+        """Return whether a task has ended without a result, and no process is running its jobs.
+
+        Slurm may requeue a task, so it counts as lost only after some time.
+        """
+        if not task.done() or not all(is_free(plan.folder) for plan in plans):
             self._ended_at.pop(task, None)
             return False
-        return time.monotonic() - self._ended_at.setdefault(task, time.monotonic()) > LATE_SECONDS
+        now = time.monotonic()
+        return now - self._ended_at.setdefault(task, now) > LATE_SECONDS
 
     def outcomes(self, task: Any) -> Sequence[Outcome]:
-        if not task.paths.result_pickle.exists():
-            log = next(
-                (file for file in (task.paths.stderr, task.paths.stdout) if file.exists()),
-                task.paths.folder,
-            )
-            raise RuntimeError(f"{task.job_id} has ended without a report: {task.state}, see {log}")
-        return list(task.result())
+        paths = task.paths
+        if paths.result_pickle.exists():
+            return list(task.result())
+        logs = [file for file in (paths.stderr, paths.stdout) if file.exists()]
+        log = logs[0] if logs else paths.folder
+        raise RuntimeError(f"{task.job_id} has ended without a report: {task.state}, see {log}")
 
 
 @parameters
 class LocalJobs(SubmititJobs):
-    """The launcher `submitit_local`: processes of this machine, each with another one of submitit,
-    which waits for it and starts it again.
+    """The launcher `submitit_local`: processes of this machine.
 
-    `max_in_flight`: tasks at a time, None for as many as there are cores for.
+    A second process of submitit waits for each, and starts it again if needed. `max_in_flight` is
+    the maximum number of tasks at a time, None for as many as there are cores for.
     """
 
     max_in_flight: Count | None
 
-    how, cluster, poll_seconds, ask_seconds = "as processes of submitit", "local", 0.5, 0.0
+    how = "as processes of submitit"
+    cluster = "local"
+    poll_seconds = 0.5
+    ask_seconds = 0.0
 
     @property
     def tasks_at_a_time(self) -> int:
         return self.max_in_flight or max(1, num_cores() // self.num_threads)
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
-        """Processes that ignore the terminal's Ctrl-C, at which submitit would kill the jobs after
-        a second."""
+        """Start processes that ignore the terminal's Ctrl-C.
+
+        submitit would kill their jobs a second after it.
+        """
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             return super().begin(groups, since)
@@ -387,58 +366,63 @@ class LocalJobs(SubmititJobs):
     def ask_to_end(self, running: Sequence[Any]) -> None:
         for task in running:
             if not task.done():
-                os.kill(
-                    int(task.job_id), signal.SIGTERM
-                )  # its waiting process passes it on to the one of the jobs
+                # The process that waits passes the signal on to the one of the jobs.
+                os.kill(int(task.job_id), signal.SIGTERM)
 
 
 @parameters
 class SlurmJobs(SubmititJobs):
     """The launcher `submitit_slurm`: an array of tasks of Slurm.
 
-    `max_num_timeout`: time limits that a task may reach and be requeued.
+    A task that reaches its time limit is requeued at most `max_num_timeout` times.
     """
 
     max_num_timeout: CountOrZero
 
-    how, cluster, poll_seconds, ask_seconds = "as tasks of Slurm", "slurm", 2.0, 10.0
+    how = "as tasks of Slurm"
+    cluster = "slurm"
+    poll_seconds = 2.0
+    ask_seconds = 10.0
 
     def problems(self) -> Problems:
         yield from super().problems()
-        delay, limit = (
-            self.parameters.get("signal_delay_s", 0),
-            60 * self.parameters.get("timeout_min", math.inf),
-        )
-        told = "a task would be asked to end as soon as it begins"
-        yield rule(
-            delay < limit,
-            "signal_delay_s",
-            delay,
-            f"must be < timeout_min, which is {limit:g} s",
-            told,
-        )
+        delay = self.parameters.get("signal_delay_s", 0)
+        limit = 60 * self.parameters.get("timeout_min", math.inf)
+        fault = f"must be < timeout_min, which is {limit:g} s"
+        reason = "otherwise a task is asked to end as soon as it begins"
+        yield rule(delay < limit, "signal_delay_s", delay, fault, reason)
 
     def added(self) -> Mapping[str, Any]:
-        """`srun` is told the cores again: since Slurm 22.05 it does not take them from `sbatch`. A
-        task that asks for no GPU is shown none, also where Slurm does not constrain devices."""
+        """Give the number of cores to `srun`, too, and hide GPUs from a task that asks for none.
+
+        Since Slurm 22.05 `srun` does not take the cores from `sbatch`. Not every Slurm constrains
+        devices.
+        """
+        parameters = {}
         cores = self.parameters.get("cpus_per_task")
-        told = {} if cores is None else {"srun_args": [f"--cpus-per-task={cores}"]}
-        return told if self.gpus[1] else {**told, "setup": ["export CUDA_VISIBLE_DEVICES="]}
+        if cores is not None:
+            parameters["srun_args"] = [f"--cpus-per-task={cores}"]
+        if not self.gpus[1]:
+            parameters["setup"] = ["export CUDA_VISIBLE_DEVICES="]
+        return parameters
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        """Those that wait are cancelled; the others get a signal after which they are not
-        requeued."""
-        for how in ("--state=PENDING", "--signal=USR1") if running else ():
+        """Cancel tasks that wait, and send the others a signal after which they are not requeued."""
+        if not running:
+            return
+        for how in ("--state=PENDING", "--signal=USR1"):
             with suppress(OSError):
                 command = ["scancel", how, *(task.job_id for task in running)]
                 subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
-        for task in running[:1]:
-            task.get_info(mode="force")
+        running[0].get_info(mode="force")
 
 
 def launcher_of(node: Mapping[str, Any], cls: type[SubmititJobs]) -> SubmititJobs:
-    """What the config's node `hydra.launcher` describes. Raises `ConfigError`."""
-    own = {"jobs_per_task", *cls.__annotations__}
-    values = {key: value for key, value in node.items() if key in own}
-    others = {key: value for key, value in node.items() if key not in own and key != "_target_"}
+    """Return the launcher that the config's node `hydra.launcher` describes.
+
+    Raises `ConfigError`.
+    """
+    own_keys = {"jobs_per_task", *cls.__annotations__}
+    values: dict[str, Any] = {key: value for key, value in node.items() if key in own_keys}
+    others = {key: value for key, value in node.items() if key not in (*own_keys, "_target_")}
     return construct(cls, {**values, "parameters": others}, "hydra.launcher")

@@ -1,5 +1,7 @@
-"""What a command says around its jobs: what it is about to do, how far they are, how each ended,
-what to do next."""
+"""What a command prints around its jobs.
+
+It says what the command will do, how far the jobs are, how each ended, and what to do next.
+"""
 
 import os
 import time
@@ -27,67 +29,68 @@ from fedsim.tracking.tables import (
 )
 
 WINDOW = 500
-"""Rounds over which the time of a round is averaged: the latest ones of all jobs together."""
+"""The time of a round is averaged over this many latest rounds of all jobs together."""
 LEAST_ROUNDS = 5
-"""Rounds before which there is no estimate."""
+"""Number of rounds before the first estimate."""
+MAX_NAMED = 3
+"""At most this many files and trackers are named one by one."""
 
 
 class Progress:
-    """Rounds left of each of `plans`, by folder; those of jobs that other processes run count for
-    nothing. `now`: a clock in seconds."""
+    """The rounds left of each of `plans`, by folder.
+
+    Jobs that other processes run count for nothing. `now` is a clock [s].
+    """
 
     def __init__(
         self, plans: Sequence[Plan] = (), now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._numbers = {
-            plan.folder: number for number, plan in reversed([*enumerate(plans, 1)])
-        }  # the first of each
-        self._total, self._now = len(plans), now
-        self._left = {plan.folder: plan.settings.num_rounds for plan in plans}
+        self._total = len(plans)
+        self._now = now
+        self._numbers: dict[Path, int] = {}
+        for number, plan in enumerate(plans, 1):
+            self._numbers.setdefault(plan.folder, number)
+        self._rounds_left = {plan.folder: plan.settings.num_rounds for plan in plans}
         self._times: deque[float] = deque(maxlen=WINDOW + 1)
         self._accuracies: dict[Path, float] = {}
 
     def position(self, folder: Path) -> SweepPosition | None:
-        """Where the job of `folder` stands in its sweep; None if it is none of several."""
-        number = self._numbers.get(folder)
-        return (
-            None
-            if number is None or self._total < 2
-            else SweepPosition(number, self._total, self.remaining_seconds)
-        )
+        """Return the position of a job in its sweep; None if it is not one of several."""
+        if folder not in self._numbers or self._total < 2:
+            return None
+        return SweepPosition(self._numbers[folder], self._total, self.remaining_seconds)
 
     def round_ended(self, folder: Path, rounds_left: int, accuracy: float | None) -> None:
-        """`accuracy`: on the test set, None if it was not measured."""
-        self._left[folder] = rounds_left
+        """Count a round of a job. `accuracy` (test) is None if it was not measured."""
+        self._rounds_left[folder] = rounds_left
         self._times.append(self._now())
         if accuracy is not None:
             self._accuracies[folder] = accuracy
 
     def leaves(self, folder: Path) -> None:
-        """Nothing more is to be done for a job here."""
-        self._left[folder] = 0
+        """Nothing is left to do for a job here."""
+        self._rounds_left[folder] = 0
 
     def remaining_seconds(self) -> float | None:
-        """The rounds left times the mean seconds between the ends of the latest rounds, in turn or
-        side by side; None before that can be estimated, and where nothing is left."""
-        rounds, left = len(self._times) - 1, sum(self._left.values())
-        if rounds < LEAST_ROUNDS or not left:
+        """Return the rounds left times the mean seconds between the ends of the latest rounds.
+
+        It is None before that can be estimated, and when no rounds are left.
+        """
+        num_rounds = len(self._times) - 1
+        rounds_left = sum(self._rounds_left.values())
+        if num_rounds < LEAST_ROUNDS or not rounds_left:
             return None
-        return (self._now() - self._times[0]) / rounds * left
+        return (self._now() - self._times[0]) / num_rounds * rounds_left
 
     def accuracies(self, folders: Sequence[Path]) -> list[float]:
-        """The latest test accuracies of jobs, as far as they are known."""
+        """Return the latest test accuracies of jobs that have any."""
         return [self._accuracies[folder] for folder in folders if folder in self._accuracies]
-
-
-MOST_NAMED = 3
-"""Files and trackers that are named one by one."""
 
 
 class Narration:
     """The screen of one command, whose jobs are `plans`.
 
-    `overrides`: the words that each was composed of; `argv`: those of the command line.
+    `overrides` are the words that each job was composed of, `argv` those of the command line.
     """
 
     def __init__(
@@ -98,45 +101,51 @@ class Narration:
         progress: Progress,
         overwriting: Overwriting | None = None,
     ) -> None:
-        self.plans, self.progress, self._overwriting = plans, progress, overwriting or Overwriting()
-        self._labels = {
-            plan.folder: {
-                key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)
-            }
-            for plan, words in zip(plans, overrides, strict=True)
-        }
-        self._told_keys = differing_keys(list(self._labels.values()))
-        self._command, self._is_sweep = command("fedsim", *argv), len(plans) > 1
+        self.plans = plans
+        self.progress = progress
+        self._overwriting = overwriting or Overwriting()
+        self._labels: dict[Path, dict[str, str]] = {}
+        for plan, words in zip(plans, overrides, strict=True):
+            pairs = [word.lstrip("+").split("=", 1) for word in words if "=" in word]
+            self._labels[plan.folder] = dict(pairs)
+        self._differing = differing_keys(list(self._labels.values()))
+        self._command = command("fedsim", *argv)
+        self._is_sweep = len(plans) > 1
         self._ended_before: set[Path] = set()
 
     def begin(self, cost: str = "") -> None:
-        """`cost`: what the jobs take, told before a sweep that has work left."""
-        self._ended_before = {
-            p.folder for p in self.plans if outcome_on_file(p).final and not p.settings.overwrite
-        }
-        for folder in self._ended_before:
-            self.progress.leaves(folder)
+        """Print what the command is about to do.
+
+        `cost` is what the jobs take. It is printed before a sweep that has work left.
+        """
+        unknown_code = 0
+        for plan in self.plans:
+            outcome = outcome_on_file(plan)
+            if outcome.final and not plan.settings.overwrite:
+                self._ended_before.add(plan.folder)
+                self.progress.leaves(plan.folder)
+                unknown_code += "code" not in outcome.summary and bool(user_code(plan.config))
         if self._is_sweep:
+            line = f"{len(self.plans)} jobs, results in {self.folder}"
             others = len(self._ended_before - self._overwriting.replaced)
-            before = (
-                f"; {others} have ended before (overwrite=true runs them again)" if others else ""
-            )
-            print_line(f"{len(self.plans)} jobs, results in {self.folder}{before}")
+            if others:
+                line += f"; {others} have ended before (overwrite=true runs them again)"
+            print_line(line)
             if cost and len(self._ended_before) < len(self._labels):
                 print_line(cost)
-        own = [p for p in self.plans if p.folder in self._ended_before and user_code(p.config)]
-        if unknown := sum("code" not in outcome_on_file(plan).summary for plan in own):
-            told = f"{unknown} of the results that are there do not say by which code of yours they were made"
+        if unknown_code:
             print_line(
-                f"{told}; they are taken as those of the present one (overwrite=true runs them again)"
+                f"{unknown_code} of the results that are there do not say which version of your "
+                "code made them; the present version is assumed (overwrite=true runs them again)"
             )
         if self._overwriting.notice:
             print_line(self._overwriting.notice)
 
     def job_begins(self, plan: Plan) -> None:
+        """Print what a job is, unless its trackers do."""
         if plan.folder in self._ended_before:
             return
-        from fedsim.running.assembly import is_prepared  # takes time: it imports PyTorch
+        from fedsim.running.assembly import is_prepared  # imports PyTorch, which takes time
 
         if not self._is_sweep and not has_console(plan):
             print_line(headline(plan.settings.name, plan.choices, plan.settings.seed))
@@ -144,115 +153,116 @@ class Narration:
             print_line(f"loading the data set {plan.choices.get('dataset', '')}".rstrip())
 
     def job_ended(self, plan: Plan, outcome: Outcome) -> None:
-        """How a job ended, in a line, where its trackers do not tell that."""
+        """Print how a job ended, unless its trackers do."""
         if outcome.skipped:
             if not self._is_sweep or plan.folder not in self._ended_before:
                 remedy = "" if plan.config.get("overwrite") else " (overwrite=true runs it again)"
                 print_line(f"already {outcome.status}: {plan.folder}{remedy}")
         elif self._is_sweep:
-            position, labels = self.progress.position(plan.folder), self._labels[plan.folder]
-            names = " ".join(f"{key}={labels[key]}" for key in self._told_keys if key in labels)
-            text = " · ".join(
-                filter(None, (outcome.status, names, *_results(outcome), time_left(position)))
-            )
-            style = None if outcome.status == "done" else "red"
+            position = self.progress.position(plan.folder)
+            labels = self._labels[plan.folder]
+            names = [f"{key}={labels[key]}" for key in self._differing if key in labels]
+            parts = [outcome.status, " ".join(names), *_results(outcome), time_left(position)]
             CONSOLE.print(
-                job_number(position) + text,
-                style=style,
+                job_number(position) + " · ".join(part for part in parts if part),
+                style=None if outcome.status == "done" else "red",
                 soft_wrap=not CONSOLE.is_terminal,
                 markup=False,
             )
         elif not has_console(plan) and outcome.status not in ("data", "config"):
-            print_line(" · ".join((outcome.status, *_results(outcome))))
+            print_line(" · ".join([outcome.status, *_results(outcome)]))
             print_line(f"results in {plan.folder}")
 
     def end(self, outcomes: Sequence[Outcome]) -> None:
-        """Close the command: a table over its jobs, where the results are, and what to do next."""
+        """Close the command: a table of its jobs, the place of results, and what to do next."""
         if self._is_sweep:
             rows = []
-            for plan, one in zip(self.plans, outcomes, strict=True):
-                labels = {
-                    key: value for key, value in self._labels[plan.folder].items() if key != "seed"
-                }
-                about = {"seed": plan.settings.seed, "status": one.status, "summary": one.summary}
-                rows.append({"labels": labels, **about})
+            for plan, outcome in zip(self.plans, outcomes, strict=True):
+                labels = dict(self._labels[plan.folder])
+                labels.pop("seed", None)
+                rows.append(
+                    {
+                        "labels": labels,
+                        "seed": plan.settings.seed,
+                        "status": outcome.status,
+                        "summary": outcome.summary,
+                    }
+                )
             sweep_table(rows)
             print_line(f"results in {self.folder}")
-        self._tell_failed_trackers(outcomes)
-        self._tell_remedies(outcomes)
+        self._print_failed_trackers(outcomes)
+        self._print_remedies(outcomes)
         if any(outcome.status == "done" for outcome in outcomes):
             print_line(f"next: {command('fedsim', 'report', str(self.folder))}")
 
     @contextmanager
     def broken_off(self) -> Iterator[None]:
-        """While jobs run: if a signal ends the command, say what it leaves."""
+        """While jobs run: if a signal ends the command, print how to resume it."""
         try:
             yield
         except (KeyboardInterrupt, Preempted):
             ended = sum(self._overwriting.has_ended(plan) for plan in self.plans)
+            total = len(self.plans)
             if self._is_sweep:
-                print_line(
-                    f"{ended} of {len(self.plans)} jobs have ended, results in {self.folder}"
-                )
-            if ended < len(self.plans):
-                print_line(f"the same command goes on: {self._command}")
+                print_line(f"{ended} of {total} jobs have ended, results in {self.folder}")
+            if ended < total:
+                print_line(f"the same command resumes them: {self._command}")
             raise
 
     @property
     def folder(self) -> Path:
-        """The folder below which all results are."""
+        """The folder that contains all results."""
         parents = {plan.folder.parent for plan in self.plans}
         if any(parent.is_absolute() for parent in parents):
             parents = {parent.absolute() for parent in parents}
         return Path(os.path.commonpath(parents))
 
-    def _tell_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
-        """Which trackers failed in runs that had none to tell it on the terminal."""
-        failed = Counter(
-            (name, error)
-            for plan, outcome in zip(self.plans, outcomes, strict=True)
-            if not outcome.skipped and not has_console(plan)
-            for name, error in (outcome.summary.get("trackers") or {}).items()
-            if isinstance(error, str)
-        )
-        for (name, error), count in failed.most_common(MOST_NAMED):
-            print_line(f"tracker.{name} failed{f' in {count} jobs' if count > 1 else ''}: {error}")
+    def _print_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
+        """Print which trackers failed in runs that had no tracker on the terminal."""
+        failures: Counter[str] = Counter()
+        for plan, outcome in zip(self.plans, outcomes, strict=True):
+            if outcome.skipped or has_console(plan):
+                continue
+            for name, error in (outcome.summary.get("trackers") or {}).items():
+                if isinstance(error, str):
+                    failures[f"tracker.{name} failed: {error}"] += 1
+        for text, count in failures.most_common(MAX_NAMED):
+            print_line(text if count == 1 else f"{text} (in {count} jobs)")
 
-    def _tell_remedies(self, outcomes: Sequence[Outcome]) -> None:
-        """What is to be done about jobs that are not done."""
-        if diverged := sum(outcome.status == "diverged" for outcome in outcomes):
+    def _print_remedies(self, outcomes: Sequence[Outcome]) -> None:
+        """Print what the user can do about jobs that are not done."""
+        diverged = sum(outcome.status == "diverged" for outcome in outcomes)
+        if diverged:
             print_line(f"{diverged} diverged: a lower optimizer.lr may help")
-        left = [
-            plan for plan, outcome in zip(self.plans, outcomes, strict=True) if not outcome.final
-        ]
-        for file in [file for plan in left if (file := worked_in(plan) / ERROR).is_file()][
-            :MOST_NAMED
-        ]:
+        pairs = zip(self.plans, outcomes, strict=True)
+        left = [plan for plan, outcome in pairs if not outcome.final]
+        files = [worked_in(plan) / ERROR for plan in left]
+        for file in [file for file in files if file.is_file()][:MAX_NAMED]:
             print_line(f"its traceback: {file}")
         if left:
-            what = (
-                f"{len(left)} jobs that are not done"
-                if len(left) > 1
-                else "the one that is not done"
-            )
-            print_line(
-                f"the same command goes on with {what if self._is_sweep else 'it'}: {self._command}"
-            )
+            jobs = f"{len(left)} jobs that are not done"
+            if len(left) == 1:
+                jobs = "the one that is not done" if self._is_sweep else "it"
+            print_line(f"the same command resumes {jobs}: {self._command}")
 
 
-def _results(outcome: Outcome) -> tuple[str, ...]:
+def _results(outcome: Outcome) -> list[str]:
+    """Return the results of a job in words, or why there are none."""
     summary = outcome.summary
     if outcome.status in ("data", "config"):
-        return ("see the error at the end",)
+        return ["see the error at the end"]
     if outcome.status != "done":
-        return (str(summary["error"]),) if summary.get("error") else ()
-    return f"final accuracy {show_share(summary.get('smoothed_accuracy'))}", show_seconds(
-        summary["wall_seconds"]
-    )
+        return [str(summary["error"])] if summary.get("error") else []
+    accuracy = show_share(summary.get("smoothed_accuracy"))
+    return [f"final accuracy {accuracy}", show_seconds(summary["wall_seconds"])]
+
+
+CONSOLE_TARGET = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
 
 
 def has_console(plan: Plan) -> bool:
-    """Whether a tracker of the run shows it on the terminal."""
-    path = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
+    """Return whether a tracker of the run shows it on the terminal."""
     nodes = (plan.config.get("tracker") or {}).values()
-    return any(node.get("_target_") == path for node in nodes if isinstance(node, Mapping))
+    return any(
+        node.get("_target_") == CONSOLE_TARGET for node in nodes if isinstance(node, Mapping)
+    )

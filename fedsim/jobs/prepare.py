@@ -1,10 +1,17 @@
-"""The jobs of a command line, ready to be run: composed and checked, with their launcher and room
-for results."""
+"""Prepares the jobs of a command line: composes and checks them, and returns their launcher.
 
+Before any work starts, it is checked that data can be read or fetched, and that there is room for
+results.
+"""
+
+import json
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedsim
@@ -14,16 +21,24 @@ from fedsim.config.declared import declared
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
 from fedsim.core.configs import leaves
+from fedsim.core.disk import space_problem
+from fedsim.core.errors import Problem, check
 from fedsim.jobs.overwriting import Overwriting
-from fedsim.jobs.sweep import Lanes, require_room
+from fedsim.jobs.sweep import Lanes, to_come
+from fedsim.results.files import refuse_links
 from fedsim.running.outcome import outcome_on_file
 
 if TYPE_CHECKING:
     from fedsim.jobs.tasks import TaskLauncher
 
+# Roughly what a run's files need, without models.
+BYTES_OF_RUN = 2_000_000  # its division, config and summary
+BYTES_OF_ROUND = 1_000  # a line of metrics.jsonl
+BYTES_OF_ID = 8  # a client's id in such a line
+
 
 def compose_words(args: Namespace) -> list[Composed]:
-    """The jobs that a command line (`fedsim.config.words.read`) describes. Raises `ConfigError`."""
+    """Return the jobs of a command line (`fedsim.config.words.read`). Raises `ConfigError`."""
     with search_path(args.config_dir, args.config_path):
         return compose_jobs(
             args.overrides, multirun=args.multirun, config_name=args.config_name or "config"
@@ -31,8 +46,10 @@ def compose_words(args: Namespace) -> list[Composed]:
 
 
 def prepare(jobs: Sequence[Composed]) -> tuple[list[Plan], Overwriting]:
-    """The plans of jobs, as their overwriting has found them. Raises `ConfigError` with all
-    mistakes that show without PyTorch."""
+    """Return the plans of jobs, and what is known of their overwriting.
+
+    Raises `ConfigError` with all mistakes that can be found without PyTorch.
+    """
     plans = outlined(jobs)
     overwriting = Overwriting(plans)
     return [overwriting.as_found(plan) for plan in plans], overwriting
@@ -41,15 +58,18 @@ def prepare(jobs: Sequence[Composed]) -> tuple[list[Plan], Overwriting]:
 def check_all(
     jobs: Sequence[Composed], plans: Sequence[Plan], *, room: bool = True
 ) -> "Lanes | TaskLauncher | None":
-    """Check all else that can be checked before work starts, and return the launcher, None where
-    jobs run one after another. Raises `FedsimError`; with all problems of all jobs where their
-    configs are wrong. `room`: also whether there is room for results, and whether data can be read
-    or fetched. Nothing of jobs that have ended takes PyTorch."""
+    """Check everything else that can be checked before work starts, and return the launcher.
+
+    The launcher is None if jobs run one after another. `room` is whether to check for data and for
+    room for results, too. Jobs that have ended need no PyTorch. Raises `FedsimError`, with all
+    problems of all jobs if their configs are wrong.
+    """
     node = jobs[0].launcher
-    left = [number for number, plan in enumerate(plans) if not has_passed(plan)]
-    check_rest([jobs[number] for number in left], [plans[number] for number in left])
+    unchecked = [number for number, plan in enumerate(plans) if not has_passed(plan)]
+    check_rest([jobs[number] for number in unchecked], [plans[number] for number in unchecked])
     launcher = own_launcher(node)
-    if ranks := sys.modules.get("fedsim.running.ranks"):  # imported before where there are several
+    ranks = sys.modules.get("fedsim.running.ranks")  # imported by now if there are several
+    if ranks is not None:
         ranks.RANKS.agree(plans, node)
     if room:
         require_room(plans)
@@ -57,31 +77,88 @@ def check_all(
 
 
 def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
-    """What the config's node `hydra.launcher` describes; None for `basic`, Hydra's own. Raises
-    `ConfigError`."""
+    """Return the launcher that `hydra.launcher` describes; None for `basic`, Hydra's own.
+
+    Raises `ConfigError`.
+    """
     module_name, _, name = str(node.get("_target_")).rpartition(".")
     if not module_name.startswith("fedsim."):
         return None
     module = import_module(module_name)
     cls = getattr(module, name)
-    return (
-        module.launcher_of(node, cls)
-        if hasattr(cls, "cluster")
-        else instantiate(node, cls, "hydra.launcher")
-    )
+    if hasattr(cls, "cluster"):
+        launcher: TaskLauncher = module.launcher_of(node, cls)
+        return launcher
+    return instantiate(node, cls, "hydra.launcher")
 
 
 def has_passed(plan: Plan) -> bool:
-    """Whether a job has passed all checks before: this version of fedsim has run it to its end, and
-    it is made of classes of fedsim alone, whose values are in the hash that names its folder."""
+    """Return whether a job has passed all checks before.
+
+    This version of fedsim has run it to its end. It is made of classes of fedsim only, whose values
+    are in the hash that names its folder.
+    """
     if plan.settings.overwrite or plan.settings.device not in ("auto", "cpu"):
         return False
-    found = outcome_on_file(plan)
-    version = (found.summary.get("environment") or {}).get("fedsim")
-    made_of = [
+    recorded = outcome_on_file(plan)
+    environment = recorded.summary.get("environment") or {}
+    if not recorded.final or environment.get("fedsim") != fedsim.__version__:
+        return False
+    targets = [
         str(value)
         for key, value in leaves(plan.config)
-        if key.endswith("._target_") and key[:8] != "tracker."
+        if key.endswith("._target_") and not key.startswith("tracker.")
     ]
-    known = all(target.startswith("fedsim.") and declared(target) is not None for target in made_of)
-    return found.final and version == fedsim.__version__ and known
+    return all(target.startswith("fedsim.") and declared(target) for target in targets)
+
+
+def require_room(plans: Iterable[Plan]) -> None:
+    """Check that folders for results can be written and have room for the runs still to come.
+
+    Also checks that source files of their data can be read, or fetched. Raises `ConfigError`.
+    """
+    plans = to_come(plans)
+    for plan in plans:
+        refuse_links(plan.folder)
+    check(*output_problems(plans), *source_problems(plans))
+
+
+def output_problems(plans: Iterable[Plan]) -> list[Problem]:
+    """Return the problems of the folders for the results of runs."""
+    needs: Counter[Path] = Counter()
+    for plan in plans:
+        needs[plan.settings.output_dir] += _bytes_of(plan)
+    problems = [space_problem("output_dir", folder, need) for folder, need in needs.items()]
+    return [problem for problem in problems if problem is not None]
+
+
+def _bytes_of(plan: Plan) -> int:
+    settings = plan.settings
+    cohort_size = min(settings.cohort_size, settings.num_clients)
+    return BYTES_OF_RUN + settings.num_rounds * (BYTES_OF_ROUND + BYTES_OF_ID * cohort_size)
+
+
+def source_problems(plans: Iterable[Plan]) -> list[Problem]:
+    """Return the problems of source files that can be found without reading them."""
+    problems = [_source_problem(plan) for plan in by_source(plans)]
+    return [problem for problem in dict.fromkeys(problems) if problem is not None]
+
+
+def by_source(plans: Iterable[Plan]) -> list[Plan]:
+    """Return one plan for each data set and `data_dir`."""
+    by_key = {}
+    for plan in plans:
+        source = [plan.config["dataset"], str(plan.data_dir)]
+        by_key[json.dumps(source, sort_keys=True, default=str)] = plan
+    return list(by_key.values())
+
+
+def _source_problem(plan: Plan) -> Problem | None:
+    from fedsim.data.base import Dataset
+
+    node = plan.config["dataset"]
+    # Its own job reports whatever else is wrong with a data set, which may be of a user's class.
+    with suppress(Exception):
+        dataset = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir)
+        return dataset.source_problem()
+    return None

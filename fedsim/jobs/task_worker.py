@@ -1,7 +1,7 @@
 """Jobs in a process that other software has started: what a task of joblib, Ray or submitit runs.
 
-This module is imported in the task's process before its environment is set: it needs the standard
-library alone, and the plans of the jobs come as bytes, whose classes need NumPy and torch.
+The task's process imports this module before its environment is set. The module therefore needs the
+standard library only, and plans, whose classes need NumPy and torch, arrive as bytes.
 """
 
 import os
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class WorkerTask:
-    """Checked jobs that run in one process, side by side if there are several, from where the
-    command was started.
+    """Checked jobs that run in one process, in lanes if there are several.
 
-    `since`: when their overwriting began (`fedsim.jobs.overwriting`): a task that is started again
-    has replaced what was written later. `environment`: variables that it is given. `quiet`: nothing
-    is printed on the screen that it shares with others, whose lines would mix.
+    They run in the folder in which the command was started. `since` is when their overwriting began
+    (`fedsim.jobs.overwriting`): a task that is started again has replaced what was written later.
+    `environment` has variables for the process. A `quiet` task prints nothing on the screen that it
+    shares with others.
     """
 
     def __init__(
@@ -38,31 +38,32 @@ class WorkerTask:
         quiet: bool = False,
     ) -> None:
         self.work = pickle.dumps((list(plans), since))
-        self.directory, self.path = str(Path.cwd()), [entry for entry in sys.path if entry]
-        self.environment, self.quiet = dict(environment), quiet
+        self.directory = str(Path.cwd())
+        self.path = [entry for entry in sys.path if entry]
+        self.environment = dict(environment)
+        self.quiet = quiet
 
     def __call__(self) -> "list[Outcome]":
-        """Run them in a process that is given one task after another, all from the same place."""
+        """Run the jobs in a process that gets one task after another."""
         STOP.defer_always()
         return self.outcomes()
 
     def outcomes(self) -> "list[Outcome]":
-        """How each job ended; `held` if another process has it.
+        """Run the jobs and return how each ended; `held` if another process has it.
 
-        Asked to end, it finishes and saves the round, begins no other job, and returns that.
+        After a stop signal, the task finishes and saves the round, and starts no other job.
         """
         os.environ.update(self.environment)
         os.chdir(self.directory)
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
         tune()
-        with (
-            Path(os.devnull).open("w") if self.quiet else nullcontext(sys.stdout) as screen,
-            redirect_stdout(screen),
-        ):
+        screen = Path(os.devnull).open("w") if self.quiet else nullcontext(sys.stdout)  # noqa: SIM115
+        with screen as stream, redirect_stdout(stream):
             return run_jobs(*pickle.loads(self.work))
 
 
 def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":
+    """Run jobs in lanes, and return how each ended."""
     from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.sweep import Attempts, Lanes
     from fedsim.running.outcome import Outcome
@@ -73,23 +74,23 @@ def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":
         Lanes(max_lanes=len(plans)).run(attempts, plans)
     except (KeyboardInterrupt, Preempted):
         assert STOP.status is not None
-    held = dict.fromkeys(attempts.held, Outcome("held", {}))
+    outcomes = attempts.ended | dict.fromkeys(attempts.held, Outcome("held", {}))
     not_begun = Outcome(STOP.status or "failed", {})
-    return [{**attempts.ended, **held}.get(plan.folder, not_begun) for plan in plans]
+    return [outcomes.get(plan.folder, not_begun) for plan in plans]
 
 
 class SubmittedTask(WorkerTask):
-    """A task of submitit, which announces its end, by a time limit or a preemption, by the signal
-    `JobEnvironment.USR_SIG` (USR2).
+    """A task of submitit, which is announced its end by the signal `JobEnvironment.USR_SIG` (USR2).
 
-    submitit's own handler would requeue it in mid-round; here the round is finished and saved
-    first, and the jobs go on from their checkpoints. By any other signal the task is saved and not
-    requeued, with one exception: Slurm sends SIGTERM, too, when it requeues a task itself, and
-    before the announcement of a preemption. There the jobs work on until the announcement, or until
-    they are killed.
+    The reason is a time limit or a preemption. submitit's own handler would requeue the task within
+    a round. Here the round is finished and saved first, and the jobs are resumed from their
+    checkpoints. After any other signal the task is saved and not requeued. The exception is SIGTERM
+    on Slurm, which sends it also when it requeues a task itself, and before it announces a
+    preemption. The jobs then run on until the announcement, or until they are killed.
     """
 
     def __call__(self) -> "list[Outcome]":
+        """Run the jobs, and requeue them if they were preempted."""
         from submitit import JobEnvironment
 
         environment = JobEnvironment()
@@ -98,23 +99,18 @@ class SubmittedTask(WorkerTask):
         on_sigterm = signal.getsignal(signal.SIGTERM)
         STOP.defer_always()
         if environment.cluster == "slurm":
-            signal.signal(signal.SIGTERM, on_sigterm)  # which notes it in the log
+            signal.signal(signal.SIGTERM, on_sigterm)  # which only writes it into the log
         outcomes = self.outcomes()
-        if set(STOP.received) == {number} and any(
-            outcome.status == "preempted" for outcome in outcomes
-        ):
+        is_preempted = any(outcome.status == "preempted" for outcome in outcomes)
+        if set(STOP.received) == {number} and is_preempted:
             try:
-                requeue(
-                    number, None
-                )  # ends the process, unless the task may not be requeued once more
-            except (
-                Exception
-            ) as error:  # a time limit too many, or `scontrol` failed; the log has it
+                requeue(number, None)  # ends the process if the task may be requeued
+            except Exception as error:  # a time limit too many, or `scontrol` failed
                 sys.stderr.write(f"fedsim: {type(error).__name__}: {error}\n")
         return outcomes
 
     def checkpoint(self) -> Any:
-        """What submitit calls to learn what is to be run after the requeue: the same."""
+        """Return what is to run after the requeue: the same. submitit calls this method."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self)

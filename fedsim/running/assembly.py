@@ -1,11 +1,13 @@
-"""The simulation of a run from its plan: data, kept for the next run that wants the same, division,
-model, parts."""
+"""Assembles a run's simulation from its plan: data, division, model and all other components.
+
+Prepared data stay in memory for the next run, which often needs the same.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +21,7 @@ from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
 from fedsim.core.arrays import Ints
-from fedsim.core.errors import DataError, Problem, check
+from fedsim.core.errors import ConfigError, DataError, Problem, check
 from fedsim.core.rng import Purpose, Streams, UniformDraws
 from fedsim.core.types import Params, Population, sizes_of
 from fedsim.data.base import Dataset, LoadedData, SampleSource
@@ -42,12 +44,18 @@ from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.process import world
 from fedsim.selectors.base import Selector
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Training samples `x` [n, ...] float32, or what makes them on demand, `y` [n], and the test
-    set; read only. `input_shape` is that of the data set, also where a model trains on features;
-    `source` has its fingerprint."""
+    """The samples of a run, read only: n training samples and the test set.
+
+    `x` [n, ...] float32 are the training samples, or what makes them on demand, and `y` [n] their
+    labels. `input_shape` is that of the data set, even if the model trains on features. `source`
+    has the fingerprint of the data set. `owners` and `test_owners` are the clients to which the
+    data set itself gives its samples, if it does.
+    """
 
     x: Tensor | SampleSource
     y: Tensor
@@ -59,93 +67,145 @@ class PreparedData:
     test_owners: Ints | None = None
 
     def samples(self, positions: Ints) -> Tensor:
-        """Training samples at `positions` [m], on the device [m, ...]."""
+        """Return the training samples at `positions` [m], on the device [m, ...]."""
         if isinstance(self.x, SampleSource):
             return self.x.rows(positions).to(self.y.device)
         return self.x[torch.as_tensor(positions, device=self.y.device)]
 
+    def labelled(self, positions: Ints) -> LabelledSamples:
+        """Return the training samples at `positions` [m] with their labels."""
+        labels = self.y[torch.as_tensor(positions, device=self.y.device)]
+        return LabelledSamples(self.samples(positions), labels)
 
-_latest: dict[tuple[str, object, object], PreparedData] = {}
-"""The samples of the latest run, by its `data_key` and its classes, which may be others of the same
-names."""
+
+@dataclass(frozen=True)
+class Experiment:
+    """A simulation that is ready to run, and what it was made of.
+
+    `division` is the division of its data, `model` the model as it was built, and `data_source`
+    identifies the data.
+    """
+
+    simulation: Simulation
+    division: Division
+    model: nn.Module
+    data_source: Mapping[str, str | None]
 
 
-def prepare(plan: Plan) -> PreparedData:
-    """Load, decode and normalise, unless the run before had the same. Raises `DataError`."""
-    classes = (
-        resolve(plan.config["dataset"], Dataset, "dataset"),
-        resolve(plan.config["model"], nn.Module, "model"),
+def build(plan: Plan) -> Experiment:
+    """Build all components of a run from its config.
+
+    Writes nothing but caches. Raises `ConfigError` and `DataError`.
+    """
+    settings = plan.settings
+    init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
+    streams = Streams(settings.seed, settings.partition_seed, init_seed)
+    # 1. The data and the model.
+    data = prepare(plan)
+    model = build_model(plan.config["model"], data.input_shape, data.num_classes, streams)
+    # 2. The division of the data among the clients.
+    partition = _part(plan.config, "partition", Partition)
+    labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
+    share = plan.local.holdout_fraction
+    division = divide(labelled, partition, settings.num_clients, streams, plan.server, share)
+    if share and not sizes_of(division.holdout).any():
+        largest = division.sizes.max(initial=0)
+        fault = f"holds out no sample of any client: the largest client has {largest} samples"
+        raise DataError(f"local.holdout_fraction={share}: {fault}; raise it, or lower num_clients")
+    # 3. Everything that acts in a round.
+    simulation = _simulation(plan, data, division, model.to(data.y.device), streams)
+    return Experiment(simulation, division, model, data.source)
+
+
+def _simulation(
+    plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams
+) -> Simulation:
+    config = plan.config
+    settings = plan.settings
+    local = plan.local
+    num_clients = len(division.sizes)
+
+    # 1. Build the parts that need no other part.
+    behaviour = HONEST
+    if config.get("clients") is not None:
+        about = (settings.num_clients, data.num_classes, streams)
+        behaviour = _part(config, "clients", ClientBehaviour, *about)
+    local_algorithm = LocalAlgorithm()
+    if config.get("local_algorithm") is not None:
+        local_algorithm = _part(config, "local_algorithm", LocalAlgorithm)
+    optimizer = _part(config, "optimizer", LocalOptimizer)
+    availability = _part(config, "availability", Availability)
+    simulated = None
+    num_selected = settings.cohort_size
+    if config.get("system") is not None:
+        system = _part(config, "system", System)
+        num_selected = system.num_selected(settings.cohort_size, num_clients)
+        simulated = SimulatedClock(system, num_clients, settings.cohort_size, streams)
+
+    # 2. Give the clients their data and their work.
+    labels = behaviour.labels(data.y, division)
+    evaluated = division.train if local.evaluate_on == "train" else division.holdout
+    positions = (division.train, evaluated)
+    if isinstance(data.x, SampleSource):
+        client_data = ClientData.on_demand(data.x, labels, *positions, data.num_classes)
+    else:
+        client_data = ClientData(data.x, labels, *positions, data.num_classes)
+    client_data = replace(client_data, true_y=data.y)
+    work = LocalWork(local.epochs, local.steps, local.batch_size)
+    check(work.too_large(division.sizes, num_selected))
+    num_steps = settings.num_rounds * work.median_steps(division.train)
+    workload = Workload(model, client_data, optimizer, num_steps)
+
+    def first_model(client: int) -> Params:
+        shape = data.input_shape
+        own_model = build_model(config["model"], shape, data.num_classes, streams, client)
+        return initial(own_model.to(data.y.device))
+
+    # 3. Build the parts that need the population, the model or the workload.
+    params = initial(model)
+    trained = trained_names(model)
+    measure = None
+    if settings.client_accuracy is not None:
+        test_labels = data.test.y.cpu().numpy()
+        owners = (data.owners, data.test_owners)
+        measure = client_accuracy(settings.client_accuracy, division, test_labels, *owners)
+    population = Population(division.sizes, num_selected, settings.num_rounds)
+    selector = _part(config, "selector", Selector, population)
+    unfit = selector.unfit_for(trained)
+    if unfit is not None:
+        check(unfit.within("selector"))
+    aggregator = _part(config, "aggregator", Aggregator, frozenset(params) - frozenset(trained))
+
+    def backend(workload: Workload) -> Backend:
+        return _part(config, "engine", Backend, workload)
+
+    on_demand = client_data.source is not None
+    training = OnDemandBackend(workload, backend) if on_demand else backend(workload)
+    components = Components(
+        engine=Engine(training, workload, work, streams),
+        population=population,
+        selector=selector,
+        aggregator=aggregator,
+        availability=availability,
+        server_data=_server_data(data, division, selector),
+        streams=streams,
+        learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
+        eval_every=settings.eval_every,
+        first_model=first_model if settings.init_seed == "per_client" else None,
+        simulated_clock=simulated,
+        client_accuracy=measure,
+        behaviour=behaviour,
+        local_algorithm=local_algorithm,
     )
-    key = (data_key(plan), *classes)
-    if key not in _latest:
-        _latest.clear()
-        _latest[key] = _load(plan, torch.device(resolve_device(plan.settings.device)))
-    return _latest[key]
+    return Simulation(components, params)
 
 
-def forget() -> None:
-    """Let the next run load its data, whose files may have changed since."""
-    _latest.clear()
+def _part(config: Mapping[str, Any], group: str, base: type[T], *runtime: Any) -> T:
+    """Return the object of class `base` that a config group describes.
 
-
-def data_key(plan: Plan) -> str:
-    """Equal for runs that have the same prepared data, from files that do not change. Paths may be
-    relative."""
-    places = [
-        str(plan.data_dir),
-        str(plan.cache_dir),
-        str(Path.cwd()),
-        resolve_device(plan.settings.device),
-    ]
-    decisive = [plan.config["dataset"], plan.config["model"], *places]
-    return json.dumps(decisive, sort_keys=True, default=str)
-
-
-def is_prepared(plan: Plan) -> bool:
-    return data_key(plan) in [key for key, *_ in _latest]
-
-
-def _load(plan: Plan, device: torch.device) -> PreparedData:
-    prepare_device(device, None)  # for frozen features, which later runs read from the cache
-    dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
-    try:
-        data: object = dataset.load()  # a class of the user's may return anything
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        remedy = "close other programs, lower dataset.size, or use a smaller data set"
-        raise DataError(
-            f"dataset: the data do not fit into memory ({error or 'no more'}); {remedy}"
-        ) from error
-    if not isinstance(data, LoadedData):
-        expected = f"{LoadedData.__module__}.{LoadedData.__name__}"
-        raise DataError(
-            f"{type(dataset).__name__}.load must return a {expected}, not {type(data).__name__}"
-        )
-    shape, source = data.input_shape, {"fingerprint": data.fingerprint, "sha256": data.sha256}
-    model_class = resolve(plan.config["model"], nn.Module, "model")
-    if hasattr(model_class, "load_backbone") or not isinstance(
-        model_class, type
-    ):  # what a function returns: see there
-        model = build_model(
-            plan.config["model"], shape, data.num_classes, Streams(plan.settings.seed)
-        )
-        if isinstance(model, TrainsOnFeatures):
-            code = user_code({key: plan.config[key] for key in ("dataset", "model")})
-            data = extract(data, model, plan.data_dir, plan.cache_dir, device, code)
-    test = LabelledSamples(
-        _aligned(data.normalise(data.test.tensor).to(device)), data.test.y.to(device)
-    )
-    x, y = data.train.x, data.train.y.to(device)
-    x = x if isinstance(x, SampleSource) else _aligned(data.normalise(x).to(device))
-    return PreparedData(x, y, test, data.num_classes, shape, data.owners, source, data.test_owners)
-
-
-def _aligned(x: Tensor) -> Tensor:
-    """`x` at a multiple of 64 bytes, where torch puts it. What was read from a file lies at any
-    address, on which the order of additions in products of matrices, and so their last bits,
-    depend."""
-    return x.clone() if x.data_ptr() % 64 else x
+    `runtime` are the arguments that no config can hold.
+    """
+    return instantiate(config[group], base, group, *runtime)
 
 
 def build_model(
@@ -155,153 +215,130 @@ def build_model(
     streams: Streams,
     client: int | None = None,
 ) -> nn.Module:
-    """The model, initialised from its own stream, not torch's: the server's, or that with which
-    `client` begins where every client has its own. Raises `ConfigError` for hooks on its
-    parameters."""
-    key = (
-        () if client is None else (client + 1,)
-    )  # a stream's key that ends in 0 is that without it
+    """Return the model, initialised from a random stream of its own instead of torch's.
+
+    It is the server's model, or that with which `client` starts if every client has its own.
+    Raises `ConfigError` for hooks on its parameters.
+    """
+    # A stream's key that ends in 0 is the same as that without the 0.
+    key = () if client is None else (client + 1,)
     with torch.random.fork_rng(devices=[]), UniformDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(streams.key(Purpose.INIT, *key))
         model = instantiate(node, nn.Module, "model", shape, num_classes)
-    for name, p in model.named_parameters():
-        if p._backward_hooks or p._post_accumulate_grad_hooks:
-            rule = f"has a hook on its parameter {name}: clients train copies, which torch makes without it"
-            check(
-                Problem("model", type(model).__name__, rule, "let the forward pass do what it does")
-            )
+    for name, param in model.named_parameters():
+        if param._backward_hooks or param._post_accumulate_grad_hooks:
+            rule = f"has a hook on its parameter {name}, which the copies that clients train lack"
+            remedy = "let the forward pass do what the hook does"
+            raise ConfigError([Problem("model", type(model).__name__, rule, remedy)])
     return model
 
 
+def _server_data(data: PreparedData, division: Division, selector: Selector) -> ServerData:
+    """Return the test set, and the samples that the division leaves to the server.
+
+    Only a selector that declares the signal gets validation samples.
+    """
+    validation = None
+    if len(division.validation) and Signal.VALIDATION in selector.needs:
+        validation = data.labelled(division.validation)
+    public = data.samples(division.public) if len(division.public) else None
+    return ServerData(test=data.test, validation=validation, public=public)
+
+
+_latest: dict[tuple[str, object, object], PreparedData] = {}
+"""The samples of the latest run, by its `data_key` and its classes (others may have the same name)."""
+
+
+def prepare(plan: Plan) -> PreparedData:
+    """Return the decoded, normalised samples of a run, which the next run may share.
+
+    Raises `DataError`.
+    """
+    dataset = resolve(plan.config["dataset"], Dataset, "dataset")
+    model = resolve(plan.config["model"], nn.Module, "model")
+    key = (data_key(plan), dataset, model)
+    if key not in _latest:
+        _latest.clear()
+        _latest[key] = _load(plan, torch.device(resolve_device(plan.settings.device)))
+    return _latest[key]
+
+
+def forget() -> None:
+    """Make the next run load its data anew, because files may have changed."""
+    _latest.clear()
+
+
+def data_key(plan: Plan) -> str:
+    """Return a key that is equal for runs with the same prepared data.
+
+    It has the working folder, because paths may be relative.
+    """
+    device = resolve_device(plan.settings.device)
+    places = [plan.data_dir, plan.cache_dir, Path.cwd(), device]
+    decisive = [plan.config["dataset"], plan.config["model"], *places]
+    return json.dumps(decisive, sort_keys=True, default=str)
+
+
+def is_prepared(plan: Plan) -> bool:
+    """Return whether the latest run had the same data."""
+    key = data_key(plan)
+    return any(key == latest_key for latest_key, _, _ in _latest)
+
+
+def _load(plan: Plan, device: torch.device) -> PreparedData:
+    prepare_device(device, None)  # for frozen features, which later runs read from the cache
+    # 1. Load the data set, which may be of a user's class.
+    dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
+    try:
+        data: object = dataset.load()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        fault = f"the data do not fit into memory ({error or 'no more'})"
+        remedy = "close other programs, lower dataset.size, or use a smaller data set"
+        raise DataError(f"dataset: {fault}; {remedy}") from error
+    if not isinstance(data, LoadedData):
+        expected = f"{LoadedData.__module__}.{LoadedData.__name__}"
+        fault = f"{type(dataset).__name__}.load must return a {expected}"
+        raise DataError(f"{fault}, not {type(data).__name__}")
+    shape = data.input_shape
+    source = {"fingerprint": data.fingerprint, "sha256": data.sha256}
+    # 2. Replace samples by the features that a model trains on. What a function returns is known
+    #    only after it was called.
+    node = plan.config["model"]
+    model_class = resolve(node, nn.Module, "model")
+    if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):
+        model = build_model(node, shape, data.num_classes, Streams(plan.settings.seed))
+        if isinstance(model, TrainsOnFeatures):
+            code = user_code({"dataset": plan.config["dataset"], "model": node})
+            data = extract(data, model, plan.data_dir, plan.cache_dir, device, code)
+    # 3. Normalise, and move to the device.
+    x = data.train.x
+    if not isinstance(x, SampleSource):
+        x = _aligned(data.normalise(x).to(device))
+    test_x = _aligned(data.normalise(data.test.tensor).to(device))
+    test = LabelledSamples(test_x, data.test.y.to(device))
+    y = data.train.y.to(device)
+    return PreparedData(x, y, test, data.num_classes, shape, data.owners, source, data.test_owners)
+
+
+def _aligned(x: Tensor) -> Tensor:
+    """Return `x` at a multiple of 64 bytes, where torch itself puts tensors.
+
+    Data read from a file lie at any address. The address decides the order of additions in matrix
+    products, and so their last bits.
+    """
+    return x.clone() if x.data_ptr() % 64 else x
+
+
 def resolve_device(name: str) -> str:
-    """`cpu`, or a GPU by its number (else that of the process's local rank), which becomes torch's
-    current one."""
+    """Return `cpu`, or a GPU with its number, which becomes torch's current one.
+
+    A GPU without a number is that of the process's local rank.
+    """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"
     device = torch.device("cuda" if name == "auto" else name)
     number = world().local_rank if device.index is None else device.index
     torch.cuda.set_device(number)
     return f"cuda:{number}"
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A simulation ready to run, the division of its data, the model as it was built, and what
-    identifies the data."""
-
-    simulation: Simulation
-    division: Division
-    model: nn.Module
-    data_source: Mapping[str, str | None]
-
-
-def build(plan: Plan) -> Experiment:
-    """All parts of a run from its config. Raises `ConfigError` and `DataError`; writes nothing but
-    caches."""
-    config, settings = plan.config, plan.settings
-    init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
-    streams = Streams(settings.seed, settings.partition_seed, init_seed)
-    data = prepare(plan)
-    model = build_model(config["model"], data.input_shape, data.num_classes, streams)
-    labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
-    partition = instantiate(config["partition"], Partition, "partition")
-    division = divide(
-        labelled, partition, settings.num_clients, streams, plan.server, plan.local.holdout_fraction
-    )
-    share, largest = plan.local.holdout_fraction, division.sizes.max(initial=0)
-    if share and not sizes_of(division.holdout).any():
-        fault = f"holds out no sample of any client, of whom the largest has {largest}"
-        raise DataError(
-            f"local.holdout_fraction={share}: {fault}; raise it, or set num_clients lower"
-        )
-    simulation = _simulation(plan, data, division, model.to(data.y.device), streams)
-    return Experiment(simulation, division, model, data.source)
-
-
-def _simulation(
-    plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams
-) -> Simulation:
-    config, settings, local = plan.config, plan.settings, plan.local
-    behaviour = HONEST
-    if config.get("clients") is not None:
-        of_clients = settings.num_clients, data.num_classes, streams
-        behaviour = instantiate(config["clients"], ClientBehaviour, "clients", *of_clients)
-    clients = _client_data(plan, data, division, behaviour)
-    optimizer = instantiate(config["optimizer"], LocalOptimizer, "optimizer")
-    work = LocalWork(local.epochs, local.steps, local.batch_size)
-    simulated, num_selected = None, settings.cohort_size
-    if config.get("system") is not None:
-        system = instantiate(config["system"], System, "system")
-        num_selected = system.num_selected(settings.cohort_size, len(division.sizes))
-        simulated = SimulatedClock(system, len(division.sizes), settings.cohort_size, streams)
-    check(work.too_large(division.sizes, num_selected))
-    workload = Workload(
-        model, clients, optimizer, settings.num_rounds * work.median_steps(division.train)
-    )
-    population = Population(division.sizes, num_selected, settings.num_rounds)
-    params, trained = initial(model), trained_names(model)
-    selector = instantiate(config["selector"], Selector, "selector", population)
-    if unfit := selector.unfit_for(trained):
-        check(unfit.within("selector"))
-    accuracy = None
-    if settings.client_accuracy is not None:
-        test_labels = data.test.y.cpu().numpy()
-        accuracy = client_accuracy(
-            settings.client_accuracy, division, test_labels, data.owners, data.test_owners
-        )
-
-    def backend(workload: Workload) -> Backend:
-        return instantiate(config["engine"], Backend, "engine", workload)
-
-    def first_model(client: int) -> Params:
-        own = build_model(config["model"], data.input_shape, data.num_classes, streams, client)
-        return initial(own.to(data.y.device))
-
-    chosen = config.get("local_algorithm")
-    trains = backend(workload) if clients.source is None else OnDemandBackend(workload, backend)
-    components = Components(
-        engine=Engine(trains, workload, work, streams),
-        population=population,
-        selector=selector,
-        aggregator=instantiate(
-            config["aggregator"], Aggregator, "aggregator", frozenset(params) - frozenset(trained)
-        ),
-        availability=instantiate(config["availability"], Availability, "availability"),
-        server_data=_server_data(data, division, selector),
-        streams=streams,
-        learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
-        eval_every=settings.eval_every,
-        first_model=first_model if settings.init_seed == "per_client" else None,
-        simulated_clock=simulated,
-        client_accuracy=accuracy,
-        behaviour=behaviour,
-        local_algorithm=LocalAlgorithm()
-        if chosen is None
-        else instantiate(chosen, LocalAlgorithm, "local_algorithm"),
-    )
-    return Simulation(components, params)
-
-
-def _client_data(
-    plan: Plan, data: PreparedData, division: Division, behaviour: ClientBehaviour
-) -> ClientData:
-    evaluated = division.train if plan.local.evaluate_on == "train" else division.holdout
-    held = (behaviour.labels(data.y, division), division.train, evaluated, data.num_classes)
-    clients = (
-        ClientData.on_demand(data.x, *held)
-        if isinstance(data.x, SampleSource)
-        else ClientData(data.x, *held)
-    )
-    return replace(clients, true_y=data.y)
-
-
-def _server_data(data: PreparedData, division: Division, selector: Selector) -> ServerData:
-    """The test set, and what the division leaves to the server: validation samples only for a
-    selector that names them."""
-    validation = public = None
-    if len(division.validation) and Signal.VALIDATION in selector.needs:
-        labels = data.y[torch.as_tensor(division.validation, device=data.y.device)]
-        validation = LabelledSamples(data.samples(division.validation), labels)
-    if len(division.public):
-        public = data.samples(division.public)
-    return ServerData(test=data.test, validation=validation, public=public)

@@ -1,6 +1,8 @@
-"""The runs of a sweep side by side in one process: coroutines (greenlets), suspended where they
-train, in common batches. The clock of each counts its own work and, in proportion to its samples,
-its share of the common training."""
+"""Lanes: several runs in one process that train together in common batches.
+
+Each lane is a coroutine (greenlet) that is suspended where its run trains. Its clock counts its own
+work, and its share of the common training in proportion to its samples.
+"""
 
 import hashlib
 import time
@@ -24,8 +26,10 @@ from fedsim.rounds.loop import Simulation
 
 @dataclass(frozen=True)
 class TrainingCall:
-    """The arguments of `Backend.train`, and the backend that they are for. One backend trains calls
-    of one `kind`."""
+    """A call of `Backend.train`: the backend and its arguments.
+
+    One backend can train all calls of one `kind`.
+    """
 
     backend: Backend
     start: Sequence[Params]
@@ -34,145 +38,175 @@ class TrainingCall:
 
 
 class Lane:
-    """One run as a coroutine: it works between `resume` and its next `call` for training, and is
-    suspended else."""
+    """One run as a coroutine.
+
+    It works from `resume` to its next `call` for training, and is suspended otherwise.
+    """
 
     def __init__(self, work: Callable[["Lane"], object]) -> None:
         self._coroutine = greenlet(lambda: work(self))
-        self._seconds, self._since = 0.0, 0.0
+        self._seconds = 0.0
+        self._since = 0.0
         self._simulation: Simulation | None = None
         self.call: Any = None
 
     def join(self, simulation: Simulation, model: nn.Module) -> None:
-        """Let the simulation's training go through this run, and give it the run's clock. `model`
-        holds what its backend does not train: runs in which that or their labels differ are not
-        trained by one backend."""
+        """Make the simulation train through this lane, and give it the lane's clock.
+
+        Runs are not trained together if their labels differ, or what the backend does not train of
+        their `model`.
+        """
         self._simulation = simulation
-        sent, engine = traveling(model), simulation.components.engine
-        frozen = [(name, value) for name, value in model.state_dict().items() if name not in sent]
+        engine = simulation.components.engine
+        sent = traveling(model)
         digest = hashlib.sha256(engine.data.y.cpu().numpy().tobytes())
-        digest.update(
-            b"".join(name.encode() + value.cpu().numpy().tobytes() for name, value in frozen)
-        )
-        engine.backend = cast(Backend, LaneBackend(engine.backend, self, digest.hexdigest()))
+        for name, value in model.state_dict().items():
+            if name not in sent:
+                digest.update(name.encode() + value.cpu().numpy().tobytes())
+        backend = LaneBackend(engine.backend, self, digest.hexdigest())
+        engine.backend = cast(Backend, backend)
         simulation.components = replace(simulation.components, now=self.now)
 
     def train(self, call: TrainingCall) -> TrainingResult:
-        """Suspend the run until somebody has answered `call`. Raises what answering it raised."""
+        """Suspend the run until `call` is answered. Raises what the training raised."""
         self.call = call
         assert self._coroutine.parent is not None
-        with torch.enable_grad():  # a selector's no_grad is not for the others
+        with torch.enable_grad():  # a selector's no_grad must not reach the other lanes
             result: TrainingResult = self._coroutine.parent.switch()
         return result
 
     def now(self) -> float:
-        """Seconds that this run has worked, with its share of the common training."""
+        """Return the seconds that this run has worked, with its share of the common training."""
         return self._seconds + time.perf_counter() - self._since
 
     @property
     def round(self) -> int:
-        """The one that it is in (from 1); 0 before its first."""
+        """The round that the run is in, from 1; 0 before it has begun."""
         return 0 if self._simulation is None else self._simulation.round + 1
 
     def resume(
         self, result: TrainingResult | BaseException | None = None, seconds: float = 0.0
     ) -> bool:
-        """Let it work with the result of its call, whose training took so long, or the error that
-        it raised. Returns whether it calls again; else it has ended."""
+        """Let the run work with the result of its call, or with the error that it raised.
+
+        `seconds` is its share of the training. Returns whether it calls again; otherwise it has
+        ended.
+        """
         self._seconds += seconds
         self._since = time.perf_counter()
         if isinstance(result, BaseException):
             self._coroutine.throw(result)
+        elif self.call is None:
+            self._coroutine.switch()
         else:
-            self._coroutine.switch(*([result] if self.call else []))
+            self._coroutine.switch(result)
         self._seconds += time.perf_counter() - self._since
         return not self._coroutine.dead
 
 
 class LaneBackend:
-    """A backend of one run that leaves training to the scheduler of all runs, and does the rest
-    itself."""
+    """A run's backend that leaves training to the lane, and does everything else itself."""
 
-    def __init__(self, backend: Backend, run: Lane, frozen_digest: str) -> None:
-        self._backend, self._run, self._frozen_digest = backend, run, frozen_digest
+    def __init__(self, backend: Backend, lane: Lane, frozen_digest: str) -> None:
+        self._backend = backend
+        self._lane = lane
+        self._frozen_digest = frozen_digest
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        kind = self._backend.description, self._backend.buffer_size, self._frozen_digest
-        return self._run.train(TrainingCall(self._backend, start, schedule, kind))
+        kind = (self._backend.description, self._backend.buffer_size, self._frozen_digest)
+        return self._lane.train(TrainingCall(self._backend, start, schedule, kind))
 
 
 def run_in_lanes(
     works: Sequence[Callable[[Lane], object]], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Run all of `works` side by side, to their end. `on_progress` is told how many are left, and
-    the latest round, whenever some train. What a run raises, as on Ctrl-C, interrupts all others,
-    and is raised."""
+    """Run all of `works` in lanes until they have ended.
+
+    `on_progress` is called with the number of runs left and the latest round whenever some train.
+    What a run raises, such as KeyboardInterrupt, interrupts all others and is raised again.
+    """
     waiting: deque[Lane] = deque()
-    answers: Sequence[TrainingResult | BaseException]
     try:
-        waiting.extend(run for run in map(Lane, works) if run.resume())
+        # 1. Every run works until it trains for the first time.
+        for work in works:
+            lane = Lane(work)
+            if lane.resume():
+                waiting.append(lane)
         while waiting:
-            batch: list[Lane] = []
-            space = waiting[0].call.backend.max_joint_clients
-            for (
-                run
-            ) in waiting:  # those that have waited longest, as many as are worth training at once
-                space -= len(run.call.schedule)
-                if batch and space < 0:
-                    break
-                batch.append(run)
+            # 2. Train the calls that have waited longest, as many as are worth training together.
+            batch = _next_batch(waiting)
             on_progress(len(waiting), batch[-1].round)
-            start, samples = (
-                time.perf_counter(),
-                [float(run.call.schedule.samples.sum()) for run in batch],
-            )
+            samples = [float(lane.call.schedule.samples.sum()) for lane in batch]
+            start = time.perf_counter()
+            answers: Sequence[TrainingResult | BaseException]
             try:
-                answers = train_jointly([run.call for run in batch])
-            except (Exception, SystemExit) as error:  # of a user's model: each run ends as failed
+                answers = train_jointly([lane.call for lane in batch])
+            except (Exception, SystemExit) as error:  # of a user's model: each run fails with it
                 answers = [error] * len(batch)
             seconds = time.perf_counter() - start
-            for run, answer, count in zip(batch, answers, samples, strict=True):
+            # 3. Their runs work until they train again.
+            for lane, answer, count in zip(batch, answers, samples, strict=True):
                 waiting.popleft()
-                if run.resume(answer, seconds * count / max(sum(samples), 1.0)):
-                    waiting.append(run)
+                if lane.resume(answer, seconds * count / max(sum(samples), 1.0)):
+                    waiting.append(lane)
     except BaseException:
-        for run in waiting:
+        for lane in waiting:
             with suppress(KeyboardInterrupt):
-                run.resume(KeyboardInterrupt())
+                lane.resume(KeyboardInterrupt())
         raise
 
 
+def _next_batch(waiting: Sequence[Lane]) -> list[Lane]:
+    """Return the first lanes whose clients the first one's backend can train at once."""
+    free = waiting[0].call.backend.max_joint_clients
+    batch: list[Lane] = []
+    for lane in waiting:
+        free -= len(lane.call.schedule)
+        if batch and free < 0:
+            break
+        batch.append(lane)
+    return batch
+
+
 def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
-    """The result of each call, to the last bit what it would be alone; those that agree in their
-    kind and in `Backend.joint_key`, and whose samples find room together, are trained at once, by
-    the backend of the first."""
+    """Return the result of each call, to the last bit what it would be alone.
+
+    Calls that agree in their kind and in `Backend.joint_key`, and whose samples fit in memory
+    together, are trained at once by the backend of the first.
+    """
     groups: dict[Hashable, list[int]] = {}
     for number, call in enumerate(calls):
-        groups.setdefault((call.kind, call.backend.joint_key(call.schedule)), []).append(number)
+        key = (call.kind, call.backend.joint_key(call.schedule))
+        groups.setdefault(key, []).append(number)
     results: dict[int, TrainingResult] = {}
     for numbers in groups.values():
-        found = _trained_at_once([calls[number] for number in numbers])
-        results |= dict(zip(numbers, found, strict=True))
+        group_results = _train_group([calls[number] for number in numbers])
+        results |= zip(numbers, group_results, strict=True)
     return [results[number] for number in range(len(calls))]
 
 
-def _trained_at_once(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
-    """In two halves where the samples do not find room together: a backend would cut them elsewhere
-    than each alone."""
+def _train_group(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
+    """Train calls at once, or in two halves if their samples do not fit in memory together.
+
+    A backend itself would cut them at other places than it cuts each call.
+    """
     backend = calls[0].backend
     needed = sum(np.unique(call.schedule.positions).size for call in calls)
     if backend.buffer_size is not None and needed > backend.buffer_size and len(calls) > 1:
         half = len(calls) // 2
-        return [*_trained_at_once(calls[:half]), *_trained_at_once(calls[half:])]
-    start = [model for call in calls for model in call.start]
-    joint = backend.train(start, concatenate_schedules([call.schedule for call in calls]))
-    results, first = [], 0
+        return _train_group(calls[:half]) + _train_group(calls[half:])
+    start: list[Params] = []
     for call in calls:
-        count, steps, width = call.schedule.positions.shape
-        own = joint.rows(slice(first, first + count))
-        results.append(replace(own, losses=own.losses[:, :steps, :width]))
-        first += count
+        start.extend(call.start)
+    joint = backend.train(start, concatenate_schedules([call.schedule for call in calls]))
+    results = []
+    first = 0
+    for call in calls:
+        num_clients, num_steps, width = call.schedule.positions.shape
+        rows = joint.rows(slice(first, first + num_clients))
+        results.append(replace(rows, losses=rows.losses[:, :num_steps, :width]))
+        first += num_clients
     return results

@@ -1,24 +1,21 @@
-"""How runs end, as it is returned and as it is on file, what a summary has of their records, and
-who is told of them. Needs no PyTorch."""
+"""How a run ended: as it is returned, as its folder records it, and by which error.
 
-import hashlib
-import json
+This module needs no PyTorch.
+"""
+
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fedsim.config.plan import Plan
-from fedsim.config.user_code import changed_since, is_users
-from fedsim.core.disk import read_regular
-from fedsim.core.errors import DataError, FedsimError
-from fedsim.core.record import LAST_FIELDS, TOTAL_FIELDS, Record, mean_of_last
+from fedsim.config.user_code import changed_since, is_users, user_code
+from fedsim.core.errors import FedsimError
+from fedsim.core.record import Record
 from fedsim.results import files
 from fedsim.results.files import MODEL, OutputError, RunFolder
 from fedsim.results.reading import (
@@ -33,14 +30,18 @@ from fedsim.results.reading import (
 )
 from fedsim.tracking.base import SweepPosition
 
+BEFORE_ROUND_1 = "before round 1"
+
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed`, `interrupted`, `preempted`; before its first
-    round also `data`, `config`, `held` (by another process). `changed`: it has an end, which other
-    code of the user's has reached. `skipped`: an earlier run did so; `cause`: the exception that
-    has ended it in this process, of a command's jobs only one that has kept it from its first
-    round."""
+    """How a run ended: `done`, `diverged`, `failed`, `interrupted` or `preempted`.
+
+    Before its first round also `data` or `config` (errors), or `held` (another process has it).
+    `changed` means that it has ended, but with other code of the user's. `skipped` means that an
+    earlier command ran it. `cause` is the exception that ended it in this process; of the jobs of a
+    command only one that came before the first round.
+    """
 
     status: str
     summary: Mapping[str, Any]
@@ -53,171 +54,171 @@ class Outcome:
         return self.status in FINAL
 
 
-def outcome_on_file(plan: Plan, place: Path | None = None) -> Outcome:
-    """What its folder (or `place`) says of a run; `failed` where there is no summary, or one of an
-    end whose files are not whole, which are then named in `error`; `changed` where other code of
-    the user's has made it, and it is not to be replaced."""
-    folder = place or plan.folder
+class Watch:
+    """A base class for those who observe a run. It does nothing.
+
+    `sweep` is the position of the run in its sweep.
+    """
+
+    sweep: SweepPosition | None = None
+
+    def setting_up(self) -> AbstractContextManager[None]:
+        """Return a context in which everything is built that the run needs before round 1."""
+        return nullcontext()
+
+    def round_ended(self, record: Record) -> str | None:
+        """Return why the run is to stop after this round, which is in its files, or None."""
+        return None
+
+
+def outcome_on_file(plan: Plan) -> Outcome:
+    """Return the outcome that the folder of a run records.
+
+    It is `failed` without a summary, and if the summary is of a run that has ended but its files
+    are not whole; `error` then says which. It is `changed` if the user's code has changed since,
+    unless the run is to be overwritten.
+    """
+    return _outcome_in(plan.folder, plan)
+
+
+def _outcome_in(folder: Path, plan: Plan) -> Outcome:
     summary = read_summary(folder)
     if summary is None:
         return Outcome("failed", {})
-    if summary["status"] in FINAL:
-        if fault := _fault_of(folder, plan.config, summary):
-            return Outcome("failed", {**summary, "error": fault})
-        if not plan.settings.overwrite and (modules := changed_since(summary, plan.config)):
-            return Outcome(
-                "changed",
-                {**summary, "error": f"the code of {modules} has changed since it was run"},
-            )
+    if summary["status"] not in FINAL:
+        return Outcome(summary["status"], summary)
+    fault = _fault_of(folder, plan.config, summary)
+    if fault:
+        return Outcome("failed", {**summary, "error": fault})
+    modules = "" if plan.settings.overwrite else changed_since(summary, plan.config)
+    if modules:
+        error = f"the code of {modules} has changed since it was run"
+        return Outcome("changed", {**summary, "error": error})
     return Outcome(summary["status"], summary)
 
 
+_sound: dict[Path, list[tuple[int, int, int] | None]] = {}
+"""Signatures of files that were found to be whole, by their folder."""
+SETTLED_SECONDS = 2.0
+"""A file of at least this age has another time of change after another change."""
+
+
 def _fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Why the files in the folder of a run with an end are not what it left; empty if they are.
-    Files that have not changed since they were found sound are not read again."""
+    """Return why the files of a run that has ended are not whole; empty if they are.
+
+    Files that have not changed since they were found to be whole are not read again.
+    """
     seen = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
-    if _SOUND.get(folder) == seen:
+    if _sound.get(folder) == seen:
         return ""
     try:
-        check_rounds(Rounds.of(read_metrics(folder, whole=True)), config, summary)
+        records = read_metrics(folder, whole=True)
+        check_rounds(Rounds.of(records), config, summary)
         if None in seen or not files.is_whole_model(folder / MODEL):
             return f"{MODEL} is missing or cut short"
     except OSError as error:
         return f"{MODEL} cannot be read ({error.strerror})"
     except DamagedError as error:
         return str(error)
-    if time.time() - max(changed for _, _, changed in filter(None, seen)) / 1e9 > SETTLED_SECONDS:
-        _SOUND[folder] = seen
+    latest_change = max(signature[2] for signature in seen if signature is not None)
+    if time.time() - latest_change / 1e9 > SETTLED_SECONDS:
+        _sound[folder] = seen
     return ""
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
-    """What changes with a file: inode, size, and the time of its last change in nanoseconds; None
-    if it is missing."""
+    """Return a file's inode, size and time of its last change [ns]; None if it is missing."""
     with suppress(OSError):
         stat = path.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
     return None
 
 
-_SOUND: dict[Path, list[tuple[int, int, int] | None]] = {}
-"""Signatures of files that were found sound, by their folder."""
-SETTLED_SECONDS = 2.0
-"""Age of a file from which on another change shows in its time."""
-
-
 def worked_in(plan: Plan) -> Path:
-    """Where a run leaves its files until it ends: in its folder, or beside a finished result that
-    it is to replace."""
-    beside = plan.settings.overwrite and outcome_on_file(plan).final
-    return files.replacement_of(plan.folder) if beside else plan.folder
+    """Return the folder in which a run leaves its files until it ends.
+
+    It is the run's folder, or one next to a finished result that the run is to replace.
+    """
+    if plan.settings.overwrite and outcome_on_file(plan).final:
+        return files.replacement_of(plan.folder)
+    return plan.folder
 
 
-def ended_by(reason: BaseException, plan: Plan, place: Path, round: int = 0) -> Outcome:
-    """The end of a run in the folder `place` that has raised `reason` in a `round`, or before round
-    1. The traceback of what is no `FedsimError` is kept there, or on a full disk shown."""
-    if isinstance(reason, KeyboardInterrupt):
-        return Outcome("interrupted", {"error": "Ctrl-C"}, cause=reason)
-    if isinstance(reason, OutputError):
-        warn(f"fedsim: {reason}\n")
-    if isinstance(reason, FedsimError):
-        return Outcome("failed", {"error": str(reason)}, cause=reason)
-    text, words = "".join(traceback.format_exception(reason)), f"{type(reason).__name__}: {reason}"
-    when = [f"round {round}"] if 0 < round <= plan.settings.num_rounds else []
-    words = f"{words} ({', '.join([*when, *_line_of(reason)])})"
+@contextmanager
+def claimed(plan: Plan) -> "Iterator[Outcome | Path]":
+    """Hold the lock of a run's folder while the run is run.
+
+    Yields the outcome of a run that has ended in the meantime. Otherwise yields the folder in which
+    to run it; after a run that ends there, the folder takes the place of the earlier result.
+    """
+    with files.owned(plan.folder):
+        finished = _settle(plan)
+        if finished is not None:
+            yield finished
+            return
+        place = worked_in(plan)
+        yield place
+        if place != plan.folder and _outcome_in(place, plan).final:
+            files.replace_folder(plan.folder)
+
+
+def _settle(plan: Plan) -> Outcome | None:
+    """Complete what a killed process left undone in a run's folder, whose lock is held.
+
+    Moves a result of other code of the user's out of the way. Returns the outcome of a run that has
+    ended, and None if it is still to be run.
+    """
+    if _outcome_in(files.replacement_of(plan.folder), plan).final:
+        files.replace_folder(plan.folder)  # the process was killed before this last step
+        return outcome_on_file(plan)
+    recorded = outcome_on_file(plan)
+    if recorded.status == "changed":
+        code = files.code_digits({"code": user_code(plan.config)})
+        aside = files.set_aside(plan.folder, files.code_digits(recorded.summary), code)
+        error = recorded.summary["error"]
+        warn(f"fedsim: {plan.folder}: {error}; that result is kept in {aside.name}\n")
+        recorded = outcome_on_file(plan)
+    return recorded if recorded.final and not plan.settings.overwrite else None
+
+
+def ended_by(error: BaseException, config: Mapping[str, Any], place: Path, when: str) -> Outcome:
+    """Return the outcome of a run in the folder `place` that raised `error`.
+
+    `when` names the round. The traceback of an error that is no `FedsimError` is written there, and
+    printed if the disk is full.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return Outcome("interrupted", {"error": "Ctrl-C"}, cause=error)
+    if isinstance(error, OutputError):
+        warn(f"fedsim: {error}\n")
+    if isinstance(error, FedsimError):
+        return Outcome("failed", {"error": str(error)}, cause=error)
+    text = "".join(traceback.format_exception(error))
+    reason = f"{type(error).__name__}: {error} ({when}{_line_of(error)})"
     try:
-        RunFolder(place).write_error(plan.config, text)
+        RunFolder(place).write_error(config, text)
     except OutputError as full:
         warn(f"{text}fedsim: {full}\n")
-    if not round:  # there are no trackers to tell it
-        warn(f"fedsim: {plan.folder} failed before any round was run: {words}\n")
-    return Outcome("failed", {"error": words}, cause=reason)
+    if when == BEFORE_ROUND_1:  # no tracker prints it
+        warn(f"fedsim: {place} failed: {reason}\n")
+    return Outcome("failed", {"error": reason}, cause=error)
 
 
-def _line_of(reason: BaseException) -> list[str]:
-    """The line of the user's code, or of other code where there is none of it, that has raised
-    `reason`."""
-    lines = list(traceback.walk_tb(reason.__traceback__))
-    modules = [str(frame.f_globals.get("__name__", "builtins")) for frame, _ in lines]
-    own = [
-        line
-        for line, module in zip(lines, modules, strict=True)
-        if module == "__main__" or is_users(module)
-    ]
-    for frame, number in (own or lines)[-1:]:
-        return [f"{Path(frame.f_code.co_filename).name}, line {number}, in {frame.f_code.co_name}"]
-    return []
+def _line_of(error: BaseException) -> str:
+    """Return the line of the user's code that raised `error`, or of other code without any."""
+    lines = list(traceback.walk_tb(error.__traceback__))
+    users_lines = []
+    for frame, number in lines:
+        module = str(frame.f_globals.get("__name__", "builtins"))
+        if module == "__main__" or is_users(module):
+            users_lines.append((frame, number))
+    for frame, number in (users_lines or lines)[-1:]:
+        code = frame.f_code
+        return f", {Path(code.co_filename).name}, line {number}, in {code.co_name}"
+    return ""
 
 
 def warn(text: str) -> None:
-    """Write to stderr, which may be a file on the same disk."""
+    """Write to stderr, which may be a file on the same full disk."""
     with suppress(OSError):
         sys.stderr.write(text)
-
-
-def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, Any]:
-    """The part of a summary that follows from the records of all rounds."""
-    evaluated = [r.test_accuracy for r in records if r.test_accuracy is not None]
-    last = records[-1] if records else None
-    simulated: dict[str, Any] = {}
-    if last is not None and last.late is not None:
-        late = sum(len(record.late or ()) for record in records)
-        simulated = {"simulated_seconds": last.simulated_time, "late_updates": late}
-    return {
-        "rounds": len(records),
-        "initial_accuracy": initial_accuracy,
-        "smoothed_accuracy": mean_of_last([r.test_accuracy for r in records]),
-        "last_accuracy": evaluated[-1] if evaluated else None,
-        "best_accuracy": max(evaluated, default=None),
-        "mean_participation_ratio": float(np.mean([r.participation_ratio for r in records]))
-        if records
-        else None,
-        **{name: getattr(last, name) if last else 0.0 for name in LAST_FIELDS},
-        **simulated,
-        **({} if last is None or last.epsilon is None else {"epsilon": last.epsilon}),
-        "totals": {name: sum(getattr(r, name) for r in records) for name in TOTAL_FIELDS},
-    }
-
-
-class Watch:
-    """The one to whom a run is told. This one does nothing. `sweep`: where the run stands in its
-    sweep."""
-
-    sweep: SweepPosition | None = None
-
-    def setting_up(self) -> AbstractContextManager[None]:
-        """Within it, all that the run needs before its first round is made."""
-        return nullcontext()
-
-    def round_ended(self, record: Record) -> str | None:
-        """The record of a round that is in the run's files. Returns why the run is to end here, or
-        None to go on."""
-        return None
-
-
-HASH_BYTES = 32
-
-
-class CheckpointError(DataError):
-    """A checkpoint is damaged, or cannot be read."""
-
-
-def checkpoint_content(path: Path) -> bytes:
-    """The bytes of a checkpoint file. Raises OSError, and `CheckpointError` if it is not as long as
-    it says."""
-    if not files.is_whole_model(path, HASH_BYTES):
-        raise CheckpointError("is damaged: it is not as long as its header says")
-    return read_regular(path, path.stat().st_size)
-
-
-def header_of(checkpoint: bytes) -> dict[str, Any]:
-    """The JSON of a checkpoint file. Raises `CheckpointError` if the file is not as it was
-    written."""
-    digest, data = checkpoint[:HASH_BYTES], checkpoint[HASH_BYTES:]
-    if hashlib.sha256(data).digest() != digest:
-        raise CheckpointError("is damaged: its SHA-256 is not that of its content")
-    length = int.from_bytes(data[:8], "little")
-    header: dict[str, Any] = json.loads(
-        json.loads(data[8 : 8 + length])["__metadata__"]["checkpoint"]
-    )
-    return header

@@ -1,6 +1,7 @@
-"""The running process: settings that make torch on a CPU faster, signals that ask it to end, and
-its exit code. Needs the standard library alone: it is in place before the first import that takes
-time."""
+"""The running process: settings that make torch faster on a CPU, stop signals, and exit codes.
+
+This module needs the standard library only, because it is used before the first slow import.
+"""
 
 import ctypes
 import io
@@ -12,64 +13,80 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.text import printable_lines
 
-TRIM_THRESHOLD, TOP_PAD, MMAP_THRESHOLD = -1, -2, -3  # of mallopt
 T = TypeVar("T")
+
+# Options of glibc's mallopt.
+TRIM_THRESHOLD = -1
+TOP_PAD = -2
+MMAP_THRESHOLD = -3
 
 
 def tune() -> None:
-    """Short spinning of idle threads, which stalls runs that share cores, and freed memory kept,
-    which glibc gives back to the kernel for every step to get anew; each only where the user's
-    environment does not say otherwise."""
+    """Make torch on a CPU faster, unless the user's environment says otherwise.
+
+    Idle threads spin for a short time only, because spinning stalls runs that share cores. glibc
+    keeps freed memory, which it would give back to the kernel and request anew in every step.
+    """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-    if sys.platform == "linux" and not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & set(
-        os.environ
-    ):
-        if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):  # none in another C library
-            for option, value in (
-                (MMAP_THRESHOLD, 2**30),
-                (TRIM_THRESHOLD, 2**31 - 1),
-                (TOP_PAD, 64 * 2**20),
-            ):
-                mallopt(option, value)
+    is_set = "MALLOC_TRIM_THRESHOLD_" in os.environ or "MALLOC_MMAP_THRESHOLD_" in os.environ
+    if sys.platform != "linux" or is_set:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # other C libraries have none
+        mallopt(MMAP_THRESHOLD, 2**30)
+        mallopt(TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(TOP_PAD, 64 * 2**20)
 
 
 def open_missing_streams() -> None:
-    """Open /dev/null for each of stdin, stdout and stderr that the process was started without.
-    Otherwise the next file gets its number, and a notice on stderr is written into a result."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
-            os.set_inheritable(stream.fileno(), True)
-            setattr(sys, name, stream)
+    """Open /dev/null for each standard stream that the process was started without.
+
+    Otherwise the next file gets its number, and a notice on stderr is written into a result.
+    """
+    if sys.stdin is None:
+        sys.stdin = _open_nowhere("r")
+    if sys.stdout is None:
+        sys.stdout = _open_nowhere("w")
+    if sys.stderr is None:
+        sys.stderr = _open_nowhere("w")
+
+
+def _open_nowhere(mode: str) -> Any:
+    stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
+    os.set_inheritable(stream.fileno(), True)
+    return stream
 
 
 PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-"""What clusters send before they take a machine away."""
-CODES = {
-    "interrupted": 130,
-    "preempted": 75,
-}  # of a process that was asked to end, by the status of its runs
+"""Signals that clusters send before they take a machine away."""
+CODES = {"interrupted": 130, "preempted": 75}
+"""Exit codes of a process that a signal stopped, by the status of its runs."""
 NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
 
 
 class Preempted(BaseException):
-    """The process was asked to end by one of `PREEMPTING`, as KeyboardInterrupt is by Ctrl-C."""
+    """One of `PREEMPTING` stopped the process, as Ctrl-C does with KeyboardInterrupt."""
 
 
 class StopRequests:
-    """What signals have asked for. Before jobs run, and after that, their handler ends the process;
-    within `deferred`, where rounds are run, it only notes the signal, and the second Ctrl-C raises
-    KeyboardInterrupt; elsewhere it raises KeyboardInterrupt or `Preempted`."""
+    """The stop signals that the process has received, and what they do.
+
+    Before jobs run and after them, a signal ends the process. Within `deferred`, where rounds run,
+    it is only noted, and the second Ctrl-C raises KeyboardInterrupt. Elsewhere it raises
+    KeyboardInterrupt or `Preempted`.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._deferring, self._working, self._notice = 0, 0, NOTICE
+        self._deferring = 0
+        self._working = 0
+        self._notice = NOTICE
 
     @property
     def status(self) -> str | None:
@@ -79,8 +96,10 @@ class StopRequests:
         return "interrupted" if self.received[0] == signal.SIGINT else "preempted"
 
     def install(self) -> None:
-        """Handle Ctrl-C and the signals of `PREEMPTING`; those that the parent has ignored (nohup)
-        stay so."""
+        """Handle Ctrl-C and the signals of `PREEMPTING`.
+
+        Signals that the parent process ignores (nohup) stay ignored.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         for name in ("SIGINT", *PREEMPTING):
@@ -90,7 +109,7 @@ class StopRequests:
 
     @contextmanager
     def working(self, deferring: int = 0) -> Iterator[None]:
-        """Jobs are run."""
+        """Enter this context while jobs run."""
         self._working += 1
         self._deferring += deferring
         try:
@@ -100,26 +119,30 @@ class StopRequests:
             self._deferring -= deferring
 
     def deferred(self) -> AbstractContextManager[None]:
-        """Rounds are run, of one run or (entered once for each) of several side by side: they look
-        at `status`."""
+        """Return a context for code that runs rounds and looks at `status` after each.
+
+        Every lane enters it once.
+        """
         return self.working(deferring=1)
 
     def defer_always(self) -> None:
-        """This process is given jobs by another, which learns from their results that it was asked
-        to end."""
+        """Only note signals from here on: another process learns of them from the results."""
         if not self._deferring:
             self.install()
-            self._working, self._deferring, self._notice = 1, 1, b""
+            self._working = 1
+            self._deferring = 1
+            self._notice = b""
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
+        """Handle a signal."""
         self.received.append(number)
         if not self._working:
             os._exit(CODES[str(self.status)])
         if self._deferring and self.received.count(signal.SIGINT) < 2:
             with suppress(OSError):
                 os.write(2, self._notice)
-            return
-        self.raise_if_asked()
+        else:
+            self.raise_if_asked()
 
     def raise_if_asked(self) -> None:
         """Raise KeyboardInterrupt or `Preempted` if there was a signal."""
@@ -134,8 +157,10 @@ STOP = StopRequests()
 
 @dataclass(frozen=True)
 class World:
-    """`rank` of `size` processes; `local_rank` among those of this machine, whose GPU of that
-    number it takes."""
+    """The place of this process among those of torchrun: `rank` of `size` processes.
+
+    `local_rank` is its number among the processes of this machine, and that of its GPU.
+    """
 
     rank: int = 0
     size: int = 1
@@ -143,23 +168,27 @@ class World:
 
 
 def world() -> World:
-    """As torchrun has set it in the environment; a process of its own where that is not
-    complete."""
-    there = {"LOCAL_RANK": "0", **os.environ}
-    numbers = [there.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")]
-    placed = (
-        all(map(str.isdecimal, numbers)) and there.get("MASTER_ADDR") and there.get("MASTER_PORT")
-    )
-    return World(*map(int, numbers)) if placed and int(numbers[1]) > 1 else World()
+    """Return what torchrun has set in the environment; without all of it, a single process."""
+    rank = os.environ.get("RANK", "")
+    size = os.environ.get("WORLD_SIZE", "")
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    has_address = os.environ.get("MASTER_ADDR") and os.environ.get("MASTER_PORT")
+    if not has_address or not all(map(str.isdecimal, (rank, size, local_rank))) or int(size) < 2:
+        return World()
+    return World(int(rank), int(size), int(local_rank))
 
 
 EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
-CLOSED_PIPE = 141  # as shells report a process whose output nobody reads
+CLOSED_PIPE = 141
+"""Shells report a process whose output nobody reads with this code."""
 
 
 def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
-    """What `work` returns, or the code of the error or signal that ends it; an error is told in the
-    name of `program`. What is no `FedsimError`, a mistake in fedsim itself, is raised."""
+    """Return what `work` returns, or the code of the error or signal that ends it.
+
+    A `FedsimError` is printed in the name of `program`. Any other error is a mistake in fedsim
+    itself, and is raised.
+    """
     try:
         return work()
     except FedsimError as error:
@@ -167,9 +196,11 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
             raise
         print_error(error, program)
         return error.exit_code
-    except (KeyboardInterrupt, Preempted) as end:
-        return CODES["interrupted" if isinstance(end, KeyboardInterrupt) else "preempted"]
-    except BrokenPipeError:  # of a reader that has seen enough, such as `head`
+    except KeyboardInterrupt:
+        return CODES["interrupted"]
+    except Preempted:
+        return CODES["preempted"]
+    except BrokenPipeError:  # the reader has seen enough, as `head` has
         silence()
         return CLOSED_PIPE
     except OSError as error:
@@ -181,14 +212,17 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
 
 
 def silence() -> None:
-    """Send the standard output nowhere from here on, also what Python still writes as it exits."""
-    with suppress(io.UnsupportedOperation):  # where it was replaced by an object that is no file
+    """Send the standard output nowhere from here on, also what Python writes as it exits."""
+    with suppress(io.UnsupportedOperation):  # it was replaced by an object that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def outside_cause(error: OSError) -> str:
-    """Return why an error is none of fedsim's own: a standard output that cannot be written, which
-    is silent from here on, or a working folder that was deleted. Empty if neither is so."""
+    """Return the cause of an error if it lies outside fedsim, and an empty text otherwise.
+
+    It is a standard output that cannot be written, which is silent from here on, or a working
+    folder that was deleted.
+    """
     try:
         print(end="", flush=True)
     except OSError:
@@ -202,14 +236,13 @@ def outside_cause(error: OSError) -> str:
 
 
 def print_error(error: FedsimError, program: str = "fedsim") -> None:
-    """One screen on stderr."""
+    """Print an error on stderr, with all its problems if it is of the config."""
     lines = [f"{program}: {error}"]
     if isinstance(error, ConfigError):
         count = len(error.problems)
-        lines = [
-            f"{program}: {count} problem{'s' if count > 1 else ''} in the config; nothing was run"
-        ]
+        noun = "problem" if count == 1 else "problems"
+        lines = [f"{program}: {count} {noun} in the config; nothing was run"]
         lines += [f"  {problem}" for problem in error.problems]
-    with suppress(OSError):  # it may be full, too
+    with suppress(OSError):  # stderr may be on a full disk, too
         for line in lines:
             print(printable_lines(line), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a result depends on besides its config: versions and machine, and the commit of fedsim."""
+"""What a result depends on besides its config: versions, the machine, and the commit of fedsim."""
 
 import functools
 import os
@@ -22,9 +22,11 @@ PROCESSORS = Path("/proc/cpuinfo")
 
 
 def environment(device: torch.device, compiled: torch.dtype | None = None) -> dict[str, Any]:
-    """Versions and machine, as far as a result depends on them. `compiled`: the C library's type of
-    numbers, if any."""
-    found = {
+    """Return versions and facts about the machine that a result depends on.
+
+    `compiled` is the C library's type of numbers, if a run uses that library.
+    """
+    facts: dict[str, Any] = {
         "fedsim": fedsim.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -37,50 +39,52 @@ def environment(device: torch.device, compiled: torch.dtype | None = None) -> di
         "blas": blas(),
     }
     if compiled is not None:
-        found["compiled"] = library_description(compiled)
+        facts["compiled"] = library_description(compiled)
     if device.type == "cuda":
-        versions = {
+        facts["gpu"] = {
             "driver": driver_version(),
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
-        found["gpu"] = {**versions, **switches()}
-    return found
+        facts["gpu"] |= switches()
+    return facts
 
 
 def processor() -> str:
-    """The name of the processor, with the numbers that tell generations of one name apart where
-    they are known."""
-    text = _content(PROCESSORS).split("\n\n")[0]
-    told = {
-        key.strip(): value.strip()
-        for key, _, value in (line.partition(":") for line in text.splitlines())
-    }
-    name = told.get("model name") or platform.processor() or platform.machine()
-    known = {"cpu family", "model"} <= set(told)
-    return f"{name} (family {told['cpu family']}, model {told['model']})" if known else name
+    """Return the processor's name, with its family and model if the kernel reports them.
+
+    These numbers tell apart generations of the same name.
+    """
+    facts: dict[str, str] = {}
+    for line in _content(PROCESSORS).split("\n\n")[0].splitlines():
+        key, _, value = line.partition(":")
+        facts[key.strip()] = value.strip()
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in facts and "model" in facts:
+        return f"{name} (family {facts['cpu family']}, model {facts['model']})"
+    return name
 
 
 def blas() -> dict[str, str]:
-    """The libraries of matrix products, such as `mkl 2024.2` and `scipy-openblas 0.3.31`."""
+    """Return the libraries of matrix products, such as `mkl 2024.2` for torch."""
     text = torch.__config__.show()
     name = re.search(r"BLAS_INFO=(\w+)", text)
     version = re.search(r"(?:Math Kernel Library Version|OpenBLAS) ([\d.]+)", text)
-    of_torch = [name.group(1) if name else "unknown", version.group(1) if version else ""]
+    of_torch = f"{name.group(1) if name else 'unknown'} {version.group(1) if version else ''}"
     shown: Any = np.show_config(mode="dicts")
-    found = (shown or {}).get("Build Dependencies", {}).get("blas", {})
-    of_numpy = [found.get("name", "unknown"), found.get("version", "")]
-    return {"torch": " ".join(filter(None, of_torch)), "numpy": " ".join(filter(None, of_numpy))}
+    library = (shown or {}).get("Build Dependencies", {}).get("blas", {})
+    of_numpy = f"{library.get('name', 'unknown')} {library.get('version', '')}"
+    return {"torch": of_torch.strip(), "numpy": of_numpy.strip()}
 
 
 def driver_version() -> str | None:
-    """Of NVIDIA's kernel module, as the kernel tells it; None elsewhere than on Linux."""
-    found = re.search(r"\d+\.\d+(\.\d+)?", _content(DRIVER))
-    return found.group() if found else None
+    """Return the version of NVIDIA's kernel module; None outside Linux."""
+    version = re.search(r"\d+\.\d+(\.\d+)?", _content(DRIVER))
+    return version.group() if version else None
 
 
 def _content(path: Path) -> str:
-    """Of a file of the kernel; empty where there is none."""
+    """Return the text of a file of the kernel; empty if there is none."""
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
@@ -88,8 +92,7 @@ def _content(path: Path) -> str:
 
 PACKAGE = Path(fedsim.__file__).parent
 TIMEOUT = 30.0
-"""Seconds that each git command gets: `git status` may read every file of a checkout, which a busy
-disk slows."""
+"""Seconds for each git command: `git status` may read every file of a checkout on a busy disk."""
 LOCATIONS = {
     "GIT_DIR",
     "GIT_WORK_TREE",
@@ -98,48 +101,55 @@ LOCATIONS = {
     "GIT_OBJECT_DIRECTORY",
     "GIT_PREFIX",
 }
-"""Environment variables that lead git to another repository than that of the current folder; it
-sets them for hooks."""
+"""Environment variables that lead git to another repository. git sets them for hooks."""
 
 
 @functools.cache
 def own_revision() -> dict[str, Any] | None:
-    """`revision` of this package, read once per process: later changes of the checkout do not reach
-    loaded modules."""
+    """Return the `revision` of this package.
+
+    It is read once, because later changes of the checkout do not reach loaded modules.
+    """
     return revision(PACKAGE)
 
 
 def revision(package: Path) -> dict[str, Any] | None:
-    """The `commit` that the folder of a package is checked out at, and whether any tracked file of
-    the checkout differs from it (`dirty`; None where git does not tell that). None if its
-    `__init__.py` is not tracked (an installed wheel), there is no commit, or git is missing,
-    refuses or takes longer than `TIMEOUT`. Never raises."""
+    """Return the `commit` of a package's checkout, and whether a tracked file differs (`dirty`).
+
+    `dirty` is None if git does not report it. Returns None if the package's `__init__.py` is not
+    tracked (an installed wheel), without a commit, and if git is missing, refuses or takes longer
+    than `TIMEOUT`. Never raises.
+    """
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     commit = _git(package, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
     changed = _git(package, "status", "--porcelain", "--untracked-files=no")
-    return (
-        None
-        if commit is None
-        else {"commit": commit, "dirty": None if changed is None else bool(changed)}
-    )
+    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """What `git words` prints in `folder`, None if it fails; it takes no lock and starts no other
-    process. A checkout may be another user's, as in a container, where the package's own code is
-    that user's, too."""
+    """Return what `git words` prints in `folder`; None if it fails.
+
+    git takes no lock and starts no other process. A checkout may belong to another user, as in a
+    container, if the package's code belongs to that user, too.
+    """
     root = folder.parent.resolve()
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]
     try:
-        own = (root / ".git").exists() and (root / ".git").stat().st_uid == (
-            folder / "__init__.py"
-        ).stat().st_uid
-        trusted = ["-c", f"safe.directory={root}"] if own else []
-        command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", *trusted, *words]
-        environment = {name: value for name, value in os.environ.items() if name not in LOCATIONS}
-        done = subprocess.run(
-            command, cwd=folder, env=environment, timeout=TIMEOUT, check=True, capture_output=True
-        )
+        repository = root / ".git"
+        source = folder / "__init__.py"
+        if repository.exists() and repository.stat().st_uid == source.stat().st_uid:
+            command += ["-c", f"safe.directory={root}"]
+        output = subprocess.run(
+            [*command, *words],
+            cwd=folder,
+            env={name: value for name, value in os.environ.items() if name not in LOCATIONS},
+            timeout=TIMEOUT,
+            check=True,
+            capture_output=True,
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.decode(errors="replace").strip()
+    return output.decode(errors="replace").strip()

@@ -1,6 +1,8 @@
-"""The processes (ranks) that torchrun has started for one command: rank 0 does what it says; others
-compose the same jobs, build what rank 0 runs, and compute their parts of that; they print and write
-nothing."""
+"""Ranks: the processes that torchrun has started for one command.
+
+Rank 0 does what the command says. The others compose the same jobs, build the same runs and compute
+their parts of them; they print and write nothing.
+"""
 
 import ctypes
 import hashlib
@@ -11,7 +13,6 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ import torch.distributed as dist
 
 import fedsim
 from fedsim.config.plan import Plan
-from fedsim.core.errors import FedsimError, Problem, check, rule
+from fedsim.core.errors import FedsimError, check, rule
 from fedsim.distributed.backend import DividedBackend, Holdings
 from fedsim.distributed.links import WORKING, Link, LostRankError, Message, Others
 from fedsim.running.assembly import Experiment, build
@@ -30,10 +31,12 @@ from fedsim.running.process import CODES, STOP, World
 T = TypeVar("T")
 Facts = Mapping[str, Any]
 
-PR_SET_PDEATHSIG = 1  # of prctl
+PR_SET_PDEATHSIG = 1
+"""Option of Linux's prctl: the signal that this process gets when its parent ends."""
 
 
 def backend_name() -> str:
+    """Return the backend of torch.distributed."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
@@ -44,30 +47,31 @@ class Ranks:
         self.others: Others | None = None
 
     def agree(self, plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
-        """Let the other ranks serve these jobs. Raises `FedsimError` if one of them has composed
-        others."""
+        """Make the other ranks serve these jobs.
+
+        Raises `FedsimError` if one of them has composed different jobs.
+        """
         if self.others is not None:
             check_jobs(plans, launcher)
-            self._ask_all(self.others, Message("jobs"), lambda: plans, identity_of)
+            self._ask_all(self.others, Message("jobs"), lambda: plans, jobs_facts)
 
     def build(self, plan: Plan, build: Callable[[Plan], Experiment]) -> Experiment:
-        """The run of a plan, which all ranks build; its training and evaluation are divided among
-        them."""
+        """Build a run on all ranks, which divide its training and evaluation among them."""
         if self.others is None:
             return build(plan)
         request = Message("build", {"job": plan.config_hash})
-        experiment = self._ask_all(self.others, request, partial(build, plan), built)
+        experiment = self._ask_all(self.others, request, lambda: build(plan), experiment_facts)
         engine = experiment.simulation.components.engine
         self.others.link.device = engine.data.x.device
         engine.backend = DividedBackend(holdings(experiment), self.others)
         return experiment
 
     def end(self, code: int) -> int:
-        """Let the other ranks end with this exit code, and return it; 1 where one of them was lost
-        in mid-run."""
+        """End the other ranks with this exit code and return it; 1 if one was lost in a run."""
         if self.others is None:
             return code
-        code = code if self.others.lost is None else 1
+        if self.others.lost is not None:
+            code = 1
         if self.others.in_step:
             for rank in range(1, self.others.size):
                 with suppress(LostRankError):
@@ -77,95 +81,97 @@ class Ranks:
         return code
 
     def _ask_all(
-        self, others: Others, request: Message, own: Callable[[], T], told: Callable[[T], Facts]
+        self,
+        others: Others,
+        request: Message,
+        work: Callable[[], T],
+        facts_of: Callable[[T], Facts],
     ) -> T:
-        """What `own` makes here. Raises `FedsimError` unless the answers of all ranks are what is
-        `told` of it."""
-        made, answers = others.ask(dict.fromkeys(range(1, others.size), request), own)
-        for key, mine in told(made).items():
+        """Return the result of `work` on this rank.
+
+        Raises `FedsimError` if another rank's answer differs from the facts of this result.
+        """
+        result, answers = others.ask(dict.fromkeys(range(1, others.size), request), work)
+        for key, fact in facts_of(result).items():
             for rank, answer in answers.items():
-                if answer.content[key] != mine:
-                    text = f"rank {rank} has another {key}: {answer.content[key]!r}, not {mine!r}"
-                    remedy = (
-                        "all ranks need the same installation, command line, environment and data"
-                    )
-                    raise FedsimError(f"{text}; {remedy}")
-        return made
+                theirs = answer.content[key]
+                if theirs != fact:
+                    fault = f"rank {rank} has another {key}: {theirs!r}, not {fact!r}"
+                    alike = "the same installation, command line, environment and data"
+                    raise FedsimError(f"{fault}; all ranks need {alike}")
+        return result
 
 
 RANKS = Ranks()
 
 
 def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what does not go together with several ranks."""
+    """Raise `ConfigError` for what several ranks cannot run."""
     target = str(launcher.get("_target_", "BasicLauncher")).rpartition(".")[2]
-    text = f"{target} places jobs side by side, and torchrun divides each among its processes"
-    problems = [rule(target == "BasicLauncher", "hydra/launcher", ..., text, "use one of the two")]
-    for device in sorted(
-        {plan.settings.device for plan in plans if plan.settings.device.startswith("cuda:")}
-    ):
-        text = "is one GPU for all processes of torchrun; each needs its own"
-        problems.append(
-            Problem("device", device, text, "use device=cuda: each takes the GPU of its local rank")
-        )
+    fault = f"{target} runs jobs at the same time, and torchrun divides each among its processes"
+    problems = [rule(target == "BasicLauncher", "hydra/launcher", ..., fault, "use one of the two")]
+    for device in sorted({plan.settings.device for plan in plans}):
+        fault = "is one GPU for all processes of torchrun; each needs its own"
+        remedy = "use device=cuda: each process takes the GPU of its local rank"
+        problems.append(rule(not device.startswith("cuda:"), "device", device, fault, remedy))
     check(*problems)
 
 
-def identity_of(plans: Sequence[Plan]) -> Facts:
-    """What must be the same on all ranks before any of them builds a run."""
-    versions = {
+def jobs_facts(plans: Sequence[Plan]) -> Facts:
+    """Return what must be the same on all ranks before any of them builds a run."""
+    hashes = "".join(plan.config_hash for plan in plans)
+    return {
+        "list of jobs": hashlib.sha256(hashes.encode()).hexdigest()[:12],
+        "fedsim": fedsim.__version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,
     }
-    jobs = hashlib.sha256("".join(plan.config_hash for plan in plans).encode()).hexdigest()[:12]
-    return {"list of jobs": jobs, "fedsim": fedsim.__version__, **versions}
 
 
-def built(experiment: Experiment) -> Facts:
-    """What must be the same on all ranks of a run that they have built."""
-    engine, source = experiment.simulation.components.engine, dict(experiment.data_source)
+def experiment_facts(experiment: Experiment) -> Facts:
+    """Return what must be the same on all ranks after they have built a run."""
     return {
-        "engine": engine.description,
+        "engine": experiment.simulation.components.engine.description,
         "division of the data": experiment.division.hash,
-        "data set": source,
+        "data set": dict(experiment.data_source),
     }
 
 
 def holdings(experiment: Experiment) -> Holdings:
-    """What this rank has of the run."""
-    parts, server = experiment.simulation.components, experiment.simulation.components.server_data
-    validation = None if server.validation is None else server.validation.x
-    samples = {
-        "clients": parts.engine.data.x,
-        "test": server.test.x,
-        "validation": validation,
-        "public": server.public,
-    }
-    return Holdings(parts.engine.backend, {name: x for name, x in samples.items() if x is not None})
+    """Return what this rank has of the run: its backend and samples."""
+    components = experiment.simulation.components
+    server = components.server_data
+    samples = {"clients": components.engine.data.x, "test": server.test.x}
+    if server.validation is not None:
+        samples["validation"] = server.validation.x
+    if server.public is not None:
+        samples["public"] = server.public
+    return Holdings(components.engine.backend, samples)
 
 
 def run_over_ranks(
     place: World, run: Callable[[], int], compose: Callable[[], Sequence[Plan]]
 ) -> int:
-    """The exit code of this process. `run` does what the command line says and returns the exit
-    code, at rank 0 alone; `compose` gives its jobs, at the others. Raises `FedsimError` where the
-    processes do not find each other."""
-    if (
-        sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ
-    ):  # end when torchrun is killed
+    """Run a command on this rank and return the exit code of its process.
+
+    Rank 0 calls `run`, which returns the exit code; the others call `compose`, which returns the
+    jobs. Raises `FedsimError` if the processes do not find each other.
+    """
+    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
+        # End when torchrun is killed.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    backend = backend_name()
     try:
-        dist.init_process_group(
-            backend_name(), timeout=WORKING, rank=place.rank, world_size=place.size
-        )
+        dist.init_process_group(backend, timeout=WORKING, rank=place.rank, world_size=place.size)
     except (RuntimeError, ValueError) as error:
-        raise FedsimError(
-            f"rank {place.rank} of {place.size} cannot join the others: {error}"
-        ) from error
+        fault = f"rank {place.rank} of {place.size} cannot join the others"
+        raise FedsimError(f"{fault}: {error}") from error
+    link = Link(place.size)
     if place.rank:
-        return Worker(Link(place.size), compose).serve(place.rank)
-    RANKS.others, code = Others(Link(place.size)), 1
+        return Worker(link, compose).serve(place.rank)
+    RANKS.others = Others(link)
+    code = 1
     try:
         code = run()
     finally:
@@ -174,53 +180,56 @@ def run_over_ranks(
 
 
 class Worker:
-    """Answers the messages of rank 0, one after another. `compose` gives the jobs of the
-    command."""
+    """A rank that answers the messages of rank 0. `compose` returns the jobs of the command."""
 
     def __init__(self, link: Link, compose: Callable[[], Sequence[Plan]]) -> None:
-        self._link, self._compose = link, compose
-        self._plans: Sequence[Plan] = ()
-        self._held: Holdings | None = None
+        self._link = link
+        self._compose = compose
+        self._plans: Mapping[str, Plan] = {}
+        self._holdings: Holdings | None = None
 
     def serve(self, rank: int) -> int:
-        """Until rank 0 says that all is done, with an exit code, or has ended. Signals are left to
-        rank 0, which gets them, too, and ends when it has saved its round."""
+        """Answer until rank 0 ends, and return the exit code that it sends.
+
+        Rank 0 gets all signals, too. It ends after it has saved its round, so this rank only notes
+        them.
+        """
         STOP.defer_always()
-        told = sys.stderr
+        stderr = sys.stderr
         if os.environ.get("FEDSIM_DEBUG") != "1":
             sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
         try:
-            while (request := self._link.receive(0)).kind != "end":
+            while True:
+                request = self._link.receive(0)
+                if request.kind == "end":
+                    return int(request.content["code"])
                 self._link.send(0, self.answered(request))
-            return int(request.content["code"])
         except LostRankError as error:
             if STOP.status is not None:
                 return CODES[STOP.status]
             with suppress(OSError):
-                told.write(f"fedsim: rank {rank}: {error}\n")
+                stderr.write(f"fedsim: rank {rank}: {error}\n")
             return 1
 
     def answered(self, request: Message) -> Message:
-        """Do what the message says; the answer, or what was raised."""
+        """Do what a message asks for, and return the answer or the error."""
         try:
             return Message("answer", self._answer(request.kind, request.content))
         except (Exception, SystemExit) as error:
-            known, text = isinstance(error, FedsimError), str(error)
-            return Message(
-                "error", {"text": text, "known": known, "traceback": traceback.format_exc()}
-            )
+            known = isinstance(error, FedsimError)
+            trace = traceback.format_exc()
+            return Message("error", {"text": str(error), "known": known, "traceback": trace})
 
     def _answer(self, kind: str, content: Mapping[str, Any]) -> Mapping[str, Any]:
         if kind == "jobs":
-            self._plans = self._compose()
-            return identity_of(self._plans)
+            plans = self._compose()
+            self._plans = {plan.config_hash: plan for plan in plans}
+            return jobs_facts(plans)
         if kind == "build":
-            self._held = None  # first, that its memory is free
-            experiment = build(
-                next(plan for plan in self._plans if plan.config_hash == content["job"])
-            )
-            self._held = holdings(experiment)
+            self._holdings = None  # first, so that its memory is free
+            experiment = build(self._plans[content["job"]])
+            self._holdings = holdings(experiment)
             self._link.device = experiment.simulation.components.engine.data.x.device
-            return built(experiment)
-        assert self._held is not None
-        return {"result": self._held.compute(kind, content)}
+            return experiment_facts(experiment)
+        assert self._holdings is not None
+        return {"result": self._holdings.compute(kind, content)}

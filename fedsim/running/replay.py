@@ -1,10 +1,10 @@
-"""A replay: all methods choose, round after round, on the models of one run, the lead, which random
-selection leads.
+"""A replay: several methods choose, round after round, on the models of one run.
 
-Each method is a simulation of its own plan. Before a round it is put where the lead is: at its
-model, the states of its aggregator and local algorithm, and its simulated time. It then asks,
-selects, trains and observes as in a run of its own, and keeps its selector's state; its model is
-thrown away. A client trains once a round, whoever asks for it.
+That run is the lead, and random selection leads it. Each method is a simulation of its own plan.
+Before a round it takes the lead's place: its model, the states of its aggregator and local
+algorithm, and its simulated time. Then it asks, selects, trains and observes as in a run of its
+own. Its selector's state is kept, and its model is discarded. A client trains once a round, even if
+several methods select it.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 from scipy.stats import entropy
 
 from fedsim.clients.clients import Clients
@@ -29,17 +28,21 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import build, prepare
 from fedsim.selectors.base import Selector
 
-MOST_ENUMERATED = 300  # cohorts up to which all that there are take the place of random ones
+MAX_ENUMERATED = 300
+"""If there are at most this many cohorts, all of them are compared instead of random ones."""
 
 
 class TrainsOnce(Engine):
-    """An `engine` whose results are remembered within a round: by client, learning rate, and the
-    contents of the model that updates are differences to, of the one that the client starts from,
-    and of its correction."""
+    """An engine that remembers its results within a round.
+
+    The key of a result is the client, the learning rate, the correction, and the contents of the
+    global model and of the model that the client starts from.
+    """
 
     def __init__(self, engine: Engine) -> None:
         vars(self).update(vars(engine))
-        self._when, self._known = (0, 0.0), dict[tuple[int, object, bytes], Cohort]()
+        self._when = (0, 0.0)
+        self._known: dict[tuple[int, object, bytes], Cohort] = {}
 
     def train(
         self,
@@ -50,45 +53,40 @@ class TrainsOnce(Engine):
         start: Any = None,
         correction: Correction | None = None,
     ) -> Cohort:
-        """As of the other engine; the updates are copies."""
+        """Train as the engine does; the updates are copies."""
         if self._when != (round, lr):
-            self._when, self._known = (round, lr), {}
-        model, shift, rows = (
-            _digest(params),
-            (correction and correction.shift) or {},
-            range(len(ids)),
-        )
-        own = [
-            _digest(start[n] if start else {}) + _digest({k: v[n] for k, v in shift.items()})
-            for n in rows
-        ]
-        keys = [
-            (int(i), correction and correction.kind, model + more)
-            for i, more in zip(ids, own, strict=True)
-        ]
-        if len(
-            new := np.array(
-                [row for row, key in enumerate(keys) if key not in self._known], np.int64
-            )
-        ):
-            some = correction.rows(new) if correction else None
-            trained = super().train(
-                params, ids[new], round, lr, [start[row] for row in new] if start else None, some
-            )
-            self._known |= {keys[row]: trained.rows(np.array([at])) for at, row in enumerate(new)}
+            self._when = (round, lr)
+            self._known = {}
+        # 1. Find the clients whose results are not known.
+        kind = None if correction is None else correction.kind
+        shift = {} if correction is None else correction.shift or {}
+        model = _digest(params)
+        keys = []
+        for row, client in enumerate(ids.tolist()):
+            own_start = _digest({} if start is None else start[row])
+            own_shift = _digest({name: value[row] for name, value in shift.items()})
+            keys.append((client, kind, model + own_start + own_shift))
+        rows = [row for row, key in enumerate(keys) if key not in self._known]
+        # 2. Train them, and remember their results.
+        if rows:
+            unknown = np.array(rows, np.int64)
+            starts = None if start is None else [start[row] for row in rows]
+            part = None if correction is None else correction.rows(unknown)
+            trained = super().train(params, ids[unknown], round, lr, starts, part)
+            for position, row in enumerate(rows):
+                self._known[keys[row]] = trained.rows(np.array([position]))
         return replace(Cohort.concat([self._known[key] for key in keys]), start=params)
 
 
 def _digest(params: Params) -> bytes:
-    parts = (
-        name.encode() + value.detach().cpu().contiguous().numpy().tobytes()
-        for name, value in params.items()
-    )
-    return hashlib.sha256(b"".join(parts)).digest()
+    digest = hashlib.sha256()
+    for name, value in params.items():
+        digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.digest()
 
 
-class Given(Selector):
-    """Selects the clients `ids`, or if that is None all."""
+class Fixed(Selector):
+    """A selector that selects the clients `ids`, or all available ones if that is None."""
 
     adaptive = True
     ids: Ids | None = None
@@ -98,108 +96,130 @@ class Given(Selector):
 
 
 class Replay:
-    """The `lead`, plan of a run of random selection, and the plans of `methods` by name, which
-    differ from it in their selector alone. What they choose is compared with `num_cohorts` random
-    cohorts of the lead's size, with all where these are at most 300; for that everybody trains."""
+    """The replay of a `lead`, the plan of a run of random selection.
+
+    `methods` are plans by name that differ from it in their selector only. What they choose is
+    compared with `num_cohorts` random cohorts of the lead's size, or with all cohorts if there are
+    at most 300. All clients train for that.
+    """
 
     def __init__(self, lead: Plan, methods: Mapping[str, Plan], num_cohorts: int) -> None:
-        experiment, data = build(lead), prepare(lead)
-        self.lead, self.num_cohorts, self._division = (
-            experiment.simulation,
-            num_cohorts,
-            experiment.division,
-        )
+        experiment = build(lead)
+        data = prepare(lead)
+        self.lead = experiment.simulation
+        self.num_cohorts = num_cohorts
         self.engine = TrainsOnce(self.lead.components.engine)
         self.lead.components = replace(self.lead.components, engine=self.engine)
-        self.methods = {name: self._beside(plan) for name, plan in methods.items()}
-        self._judge, self._given = self._beside(lead), Given(self.lead.components.population)
-        self._judge.components = replace(self._judge.components, selector=self._given)
-        held = torch.as_tensor(self._division.validation, device=data.y.device)
-        self._validation = data.samples(self._division.validation), data.y[held]
+        self.methods = {name: self._follower(plan) for name, plan in methods.items()}
+        self._fixed = Fixed(self.lead.components.population)
+        self._judge = self._follower(lead)
+        self._judge.components = replace(self._judge.components, selector=self._fixed)
+        self._histograms = experiment.division.histograms
+        validation = data.labelled(experiment.division.validation)
+        self._validation = (validation.x, validation.y)
         self._losses: list[Floats] = []
 
-    def _beside(self, plan: Plan) -> Simulation:
-        """A simulation that trains by the lead's engine, and is never evaluated on the test set."""
+    def _follower(self, plan: Plan) -> Simulation:
+        """Return a simulation that trains by the lead's engine.
+
+        It is never evaluated on the test set, because its last round never comes.
+        """
         simulation = build(plan).simulation
-        parts = simulation.components
-        beyond = replace(parts.population, num_rounds=parts.population.num_rounds + 1)
+        components = simulation.components
+        num_rounds = components.population.num_rounds + 1
         simulation.components = replace(
-            parts, engine=self.engine, population=beyond, eval_every=beyond.num_rounds
+            components,
+            engine=self.engine,
+            population=replace(components.population, num_rounds=num_rounds),
+            eval_every=num_rounds,
         )
         return simulation
 
     def play(self) -> tuple[list[dict[str, Any]], Record]:
-        """One round: what each method did in it, a row of choices.jsonl, and the lead's record.
-        Bytes asked are those beyond what collecting as many random clients takes. Raises
-        `FedsimError` where a method fails."""
+        """Play one round, and return a row of choices.jsonl for each method and the lead's record.
+
+        `bytes_asked` are those beyond what collecting as many random clients takes. Raises
+        `FedsimError` if a method fails.
+        """
         self._losses.append(self.engine.losses(self.lead.params, self.engine.data.evaluate))
-        self._given.ids = None
-        available = self._step(self._judge)[0].selected  # all train in one call
-        cohorts, losses = self._cohorts(np.array(available, np.int64)), []
-        for self._given.ids in cohorts:
+        # 1. The validation losses after cohorts to compare with. All clients train in one call.
+        self._fixed.ids = None
+        available = self._step(self._judge)[0].selected
+        cohorts = self._cohorts(np.array(available, np.int64))
+        losses = []
+        for cohort in cohorts:
+            self._fixed.ids = cohort
             losses.append(self._step(self._judge)[1])
-        compared = {
-            "best": min(losses),
-            "worst": max(losses),
-            "available": len(available),
-            "drawn": len(cohorts[0]),
-        }
-        done = [self._step(simulation) for simulation in self.methods.values()]
-        leads, rows = self.lead.step(), []
-        each = (leads.bytes_down + leads.bytes_up) / max(len(leads.selected), 1)
-        for name, (own, loss) in zip(self.methods, done, strict=True):
-            row = {
-                "round": own.round,
-                "selector": name,
-                "chosen": own.selected,
-                "clients": len(own.selected),
-            }
-            row |= {
-                "loss": loss,
-                "percentile": 100 * float(np.mean([other < loss for other in losses])),
-                **compared,
-            }
-            asked = int(own.bytes_down + own.bytes_up - each * len(own.selected))
-            rows.append(row | {"seconds_select": own.seconds_select, "bytes_asked": asked})
-        return rows, leads
+        # 2. The methods.
+        steps = {name: self._step(simulation) for name, simulation in self.methods.items()}
+        # 3. The lead, which goes to the next round.
+        lead = self.lead.step()
+        bytes_of_client = (lead.bytes_down + lead.bytes_up) / max(len(lead.selected), 1)
+        rows = []
+        for name, (record, loss) in steps.items():
+            num_selected = len(record.selected)
+            random_bytes = bytes_of_client * num_selected
+            rows.append(
+                {
+                    "round": record.round,
+                    "selector": name,
+                    "chosen": record.selected,
+                    "clients": num_selected,
+                    "loss": loss,
+                    "percentile": 100 * float(np.mean(np.array(losses) < loss)),
+                    "best": min(losses),
+                    "worst": max(losses),
+                    "available": len(available),
+                    "drawn": len(cohorts[0]),
+                    "seconds_select": record.seconds_select,
+                    "bytes_asked": int(record.bytes_down + record.bytes_up - random_bytes),
+                }
+            )
+        return rows, lead
 
     def _step(self, simulation: Simulation) -> tuple[Record, float]:
-        """A simulation's round from where the lead is, and the validation loss of the model that it
-        makes."""
-        lead, parts = self.lead, simulation.components
-        simulation.round, simulation.params = lead.round, lead.params
-        simulation.started, simulation.simulated_time = lead.started, lead.simulated_time
-        parts.aggregator.load_state_dict(lead.components.aggregator.state_dict())
-        parts.local_algorithm.load_state_dict(lead.components.local_algorithm.state_dict())
+        """Play a simulation's round from the lead's place.
+
+        Returns its record, and the validation loss of the model that it makes.
+        """
+        lead = self.lead
+        components = simulation.components
+        simulation.round = lead.round
+        simulation.params = lead.params
+        simulation.started = lead.started
+        simulation.simulated_time = lead.simulated_time
+        components.aggregator.load_state_dict(lead.components.aggregator.state_dict())
+        components.local_algorithm.load_state_dict(lead.components.local_algorithm.state_dict())
         record = simulation.step()
         return record, self.engine.evaluate(simulation.params, *self._validation).loss
 
     def _cohorts(self, available: Ids) -> list[Ids]:
-        parts = self.lead.components
-        size = min(parts.population.cohort_size, len(available))
-        if math.comb(len(available), size) <= max(MOST_ENUMERATED, self.num_cohorts):
+        """Return the cohorts to compare with."""
+        components = self.lead.components
+        size = min(components.population.cohort_size, len(available))
+        if math.comb(len(available), size) <= max(MAX_ENUMERATED, self.num_cohorts):
             return [np.array(ids, np.int64) for ids in itertools.combinations(available, size)]
-        rng = parts.streams.generator(Purpose.REPLAY, self.lead.round + 1)
-        return [
-            np.sort(rng.choice(available, size, replace=False)) for _ in range(self.num_cohorts)
-        ]
+        rng = components.streams.generator(Purpose.REPLAY, self.lead.round + 1)
+        cohorts = range(self.num_cohorts)
+        return [np.sort(rng.choice(available, size, replace=False)) for _ in cohorts]
 
     def clients(self) -> dict[str, Floats]:
-        """What clients are like, [N] by name; the loss is that at the lead's models, mean over
-        rounds."""
-        parts, labels = self.lead.components, self._division.histograms
+        """Return properties of the N clients, each [N], by name.
+
+        The loss is that of the lead's models, a mean over rounds.
+        """
+        components = self.lead.components
+        labels = self._histograms
         with np.errstate(invalid="ignore"):  # of clients without samples
-            found = {
-                "size": labels.sum(1) / 1,
-                "label entropy": entropy(labels, axis=1),
-                "loss": np.mean(self._losses, 0),
-            }
-        if len(parts.behaviour.imperfect):
-            found["imperfect"] = np.isin(np.arange(len(labels)), parts.behaviour.imperfect).astype(
-                float
-            )
-        return (
-            found
-            if parts.simulated_clock is None
-            else found | {"speed": 1 / parts.simulated_clock.devices.forward}
-        )
+            label_entropy = entropy(labels, axis=1)
+        properties = {
+            "size": labels.sum(1) / 1,
+            "label entropy": label_entropy,
+            "loss": np.mean(self._losses, 0),
+        }
+        imperfect = components.behaviour.imperfect
+        if len(imperfect):
+            properties["imperfect"] = np.isin(np.arange(len(labels)), imperfect).astype(float)
+        if components.simulated_clock is not None:
+            properties["speed"] = 1 / components.simulated_clock.devices.forward
+        return properties

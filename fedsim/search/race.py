@@ -1,20 +1,18 @@
-"""`fedsim race`: a sweep whose seeds are added step by step; a method that is beaten in a setting
-gets no more there.
+"""`fedsim race`: a sweep whose seeds are added step by step.
 
-Maron and Moore, "Hoeffding races" (NIPS 1994), race models on the same samples; Birattari et al.,
-"A racing algorithm for configuring metaheuristics" (GECCO 2002), methods on the same instances by
-tests (F-race). Instances are seeds here; Student's test for pairs replaces that on ranks, which
-rejects nothing at few seeds, and its level is the race's.
+A method that is beaten in a setting gets no more seeds there. Maron and Moore, "Hoeffding races"
+(NIPS 1994), race models on the same samples. Birattari et al., "A racing algorithm for configuring
+metaheuristics" (GECCO 2002), race methods on the same instances by tests (F-race). Instances are
+seeds here. Student's test for pairs replaces the test on ranks, which rejects nothing at few seeds,
+and its level is the race's.
 """
 
 import json
-import re
 from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
-from operator import sub
 from pathlib import Path
 
 from rich.markup import escape
@@ -24,7 +22,7 @@ from fedsim.config.build import Gathered, construct
 from fedsim.config.compose import search_path
 from fedsim.config.overlay import Composed
 from fedsim.config.plan import Plan
-from fedsim.config.words import parse, read_words, typed_in
+from fedsim.config.words import read_words
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import at_least, check, rule
@@ -34,15 +32,18 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.results.groups import CEILING, CONTROL, REFERENCE
 from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
-from fedsim.search.command import with_own_keys
+from fedsim.search.command import take_settings, with_own_keys
 from fedsim.tracking.tables import CONSOLE, differing_keys, print_line
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """`alpha`: see `stops`. Looks are taken at `min_seeds` and after each `batch` more. `keep`:
-    selectors that run at all seeds, as references: they are not stopped and stop no other, since
-    one may be a bound, which beats them all."""
+class RaceSettings:
+    """The settings of a race. `alpha`: see `stops`.
+
+    Methods are compared at `min_seeds` seeds and after each `batch` more. The selectors in `keep`
+    run at all seeds, as references. They are not stopped and stop no other, because one may be a
+    bound that beats all methods.
+    """
 
     alpha: float = 0.05
     batch: int = 2
@@ -50,16 +51,20 @@ class Settings:
     keep: Sequence[str] = (REFERENCE, CONTROL, CEILING)
 
     def __post_init__(self) -> None:
-        positive = rule(
-            0 < self.alpha < 0.5, "alpha", self.alpha, "must lie in (0, 0.5)", "0.05 is usual"
+        is_level = 0 < self.alpha < 0.5
+        check(
+            rule(is_level, "alpha", self.alpha, "must lie in (0, 0.5)", "0.05 is usual"),
+            at_least("batch", self.batch, 1),
+            at_least("min_seeds", self.min_seeds, 2),
         )
-        check(positive, at_least("batch", self.batch, 1), at_least("min_seeds", self.min_seeds, 2))
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Of a method at so many `seeds`: that of `by` is `lead` above its mean accuracy, with the
-    p-value `p`."""
+    """The stop of a method at so many `seeds`.
+
+    The method `by` has a mean accuracy that is higher by `lead`, with the p-value `p`.
+    """
 
     seeds: int
     by: str
@@ -73,39 +78,44 @@ class Stop:
 def stops(
     accuracies: Mapping[str, Sequence[float]], looks: Sequence[int], level: float
 ) -> dict[str, Stop]:
-    """The methods that are stopped in a setting, by their final accuracies at its first seeds.
+    """Return the methods that are stopped in a setting, by final accuracies at its first seeds.
 
-    At each look, of the methods that go on and have all seeds of it, that of the highest mean
-    leads; those are stopped whose one-sided paired t-test against it has a p-value of at most
-    `level`.
+    At each look, the leader is the method with the highest mean, of those that go on and have all
+    seeds of the look. The others are stopped if their one-sided paired t-test against the leader
+    has a p-value of at most `level`.
 
-    Fix a method of the highest true mean in each setting: it is stopped only if, at one of the L
-    looks, one of the k - 1 others, whose true mean is no higher, passes a test against it, which
-    each does with a probability of at most `level`. With `level` = alpha / (sum over settings of (k
-    - 1) L) this happens in any setting with a probability of at most alpha (union bound), whoever
-    leads by chance. Paired differences are taken to be normal and independent between seeds, as
-    everywhere in reports.
+    Fix a method of the highest true mean in each setting. It is stopped only if, at one of the L
+    looks, one of the k - 1 others passes a test against it. Their true means are no higher, so each
+    does with a probability of at most `level`. With `level` = alpha / (sum over settings of
+    (k - 1) L), this happens in any setting with a probability of at most alpha (union bound),
+    whoever leads by chance. Paired differences are taken to be normal and independent between
+    seeds, as everywhere in reports.
     """
-    found: dict[str, Stop] = {}
+    stopped: dict[str, Stop] = {}
     for look in looks:
-        racing = {
-            name: one[:look]
-            for name, one in accuracies.items()
-            if name not in found and len(one) >= look
-        }
-        best = max(racing, key=lambda name: sum(racing[name]), default="")
+        racing = {}
+        for name, values in accuracies.items():
+            if name not in stopped and len(values) >= look:
+                racing[name] = values[:look]
+        if not racing:
+            continue
+        leader = max(racing, key=lambda name: sum(racing[name]))
         for name, values in racing.items():
-            lead = Difference(tuple(map(sub, racing[best], values)))
-            if name != best and (p := lead.p_above(0.0)) <= level:
-                found[name] = Stop(look, best, lead.mean, p)
-    return found
+            pairs = zip(racing[leader], values, strict=True)
+            lead = Difference(tuple(best - value for best, value in pairs))
+            p = lead.p_above(0.0)
+            if name != leader and p <= level:
+                stopped[name] = Stop(look, leader, lead.mean, p)
+    return stopped
 
 
 @dataclass
 class Method:
-    """`jobs`: the numbers of its jobs in a setting, in the order of the seeds. `accuracies`: of
-    those that have ended; with a run that has failed it waits, and gets no more seeds before the
-    same command has run that again."""
+    """A method in a setting. `jobs` are the numbers of its jobs in the order of the seeds.
+
+    `accuracies` are those of the jobs that have ended. After a failed run the method waits: it gets
+    no more seeds before the same command has run that job again.
+    """
 
     kept: bool
     jobs: list[int] = field(default_factory=list)
@@ -114,115 +124,140 @@ class Method:
 
 
 class Race:
-    """The race of `jobs`, in settings: what is swept over but for selector and seeds. Raises
-    `ConfigError` where no method could be stopped."""
+    """The race of `jobs` in settings: all that is swept over except selector and seeds.
 
-    def __init__(self, jobs: Sequence[Composed], settings: Settings) -> None:
+    Raises `ConfigError` if no method could be stopped.
+    """
+
+    def __init__(self, jobs: Sequence[Composed], settings: RaceSettings) -> None:
         self.methods: dict[str, dict[str, Method]] = {}
-        labels = [
-            {k.lstrip("+"): v for k, _, v in (word.partition("=") for word in job.overrides)}
-            for job in jobs
-        ]
-        differing = [key for key in differing_keys(labels) if key not in (*SEED_KEYS, "selector")]
-        choices = [job.choices.get("selector", "") for job in jobs]
-        for number, (choice, words) in enumerate(zip(choices, labels, strict=True)):
-            told = {key: f"{key}={words[key]}" for key in differing if key in words}
-            name = " ".join(
-                [choice, *(told.pop(key) for key in list(told) if re.match(r"selector\b", key))]
-            )
-            methods = self.methods.setdefault(" ".join(told.values()) or "the setting", {})
-            methods.setdefault(name, Method(choice in settings.keep)).jobs.append(number)
-        self.all = [method for methods in self.methods.values() for method in methods.values()]
-        self.num_seeds, racing = len(self.all[0].jobs), sum(not method.kept for method in self.all)
+        self.all: list[Method] = []
+        self._group(jobs, settings.keep)
+        self.num_seeds = len(self.all[0].jobs)
         self.looks = range(settings.min_seeds, self.num_seeds, settings.batch)
-        tests = len(self.looks) * (racing - len(self.methods))
-        few, alone = (
-            f"must be more than min_seeds={settings.min_seeds}",
-            "must be two that are not in keep",
-        )
-        here, unknown = (
-            ",".join(sorted({*choices})),
-            ",".join({*settings.keep} - {*choices, *Settings.keep}),
-        )
+        num_racing = sum(not method.kept for method in self.all)
+        num_tests = len(self.looks) * (num_racing - len(self.methods))
+        self._check(jobs, settings, num_tests)
+        self.level = settings.alpha / num_tests
+
+    def _group(self, jobs: Sequence[Composed], keep: Sequence[str]) -> None:
+        """Assign each job to its setting and method, named by the keys in which jobs differ."""
+        labels = []
+        for job in jobs:
+            pairs = [word.lstrip("+").split("=", 1) for word in job.overrides if "=" in word]
+            labels.append(dict(pairs))
+        differing = [key for key in differing_keys(labels) if key not in (*SEED_KEYS, "selector")]
+        for number, job in enumerate(jobs):
+            choice = job.choices.get("selector", "")
+            setting: list[str] = []
+            method = [choice]
+            for key in differing:
+                if key in labels[number]:
+                    is_of_method = key.startswith(("selector.", "selector/"))
+                    (method if is_of_method else setting).append(f"{key}={labels[number][key]}")
+            methods = self.methods.setdefault(" ".join(setting) or "the setting", {})
+            name = " ".join(method)
+            if name not in methods:
+                methods[name] = Method(choice in keep)
+                self.all.append(methods[name])
+            methods[name].jobs.append(number)
+
+    def _check(self, jobs: Sequence[Composed], settings: RaceSettings, num_tests: int) -> None:
+        choices = {job.choices.get("selector", "") for job in jobs}
+        here = ",".join(sorted(choices))
+        unknown = ",".join({*settings.keep} - {*choices, *RaceSettings.keep})
+        has_looks = bool(self.looks)
         check(
             rule(
-                bool(self.looks),
+                has_looks,
                 "seed",
                 f"{self.num_seeds} of them",
-                few,
-                "sweep over more: seed='range(10)', say",
+                f"must be more than min_seeds={settings.min_seeds}",
+                "sweep over more, for example seed='range(10)'",
             ),
-            rule(tests > 0 or not self.looks, "selector", here, alone, "name more, or set keep=[]"),
+            rule(
+                num_tests > 0 or not has_looks,
+                "selector",
+                here,
+                "must be two that are not in keep",
+                "name more, or set keep=[]",
+            ),
             rule(not unknown, "keep", unknown, "is not raced", f"selectors here: {here}"),
         )
-        self.level = settings.alpha / tests
 
     def batches(self, plans: Sequence[Plan], attempts: Attempts) -> Iterator[list[Plan]]:
-        """The jobs up to each look, of all settings together. What is decided follows from how they
-        have ended."""
-        at = f"after {', '.join(map(str, self.looks))} of {self.num_seeds} seeds"
-        print_line(f"{len(self.methods)} settings; {at}, p <= {self.level:.2g} stops a method")
+        """Yield the jobs up to each look, of all settings together.
+
+        How they have ended decides which methods go on.
+        """
+        looks = ", ".join(map(str, self.looks))
+        rule_text = f"after {looks} of {self.num_seeds} seeds, p <= {self.level:.2g} stops a method"
+        print_line(f"{len(self.methods)} settings; {rule_text}")
         for before, look in pairwise((0, *self.looks, self.num_seeds)):
-            going_on = [
-                method
-                for method in self.all
-                if method.stop is None and len(method.accuracies) >= before
-            ]
-            yield [plans[job] for method in going_on for job in method.jobs[before:look]]
-            for method in going_on:
-                ended = (
-                    accuracy_of(attempts.ended.get(plans[job].folder)) for job in method.jobs[:look]
-                )
-                method.accuracies = [accuracy for accuracy in ended if accuracy is not None]
+            # 1. Run the next seeds of the methods that go on.
+            racing = []
+            batch = []
+            for method in self.all:
+                if method.stop is None and len(method.accuracies) >= before:
+                    racing.append(method)
+                    batch += [plans[job] for job in method.jobs[before:look]]
+            yield batch
+            # 2. Compare them.
+            for method in racing:
+                outcomes = [attempts.ended.get(plans[job].folder) for job in method.jobs[:look]]
+                accuracies = [accuracy_of(outcome) for outcome in outcomes]
+                method.accuracies = [value for value in accuracies if value is not None]
             self._decide(look)
-            for plan in (
-                plans[job] for method in self.all if method.stop for job in method.jobs[look:]
-            ):
-                attempts.progress.leaves(plan.folder)
-                attempts.overwriting.forget(plan)
+            # 3. Cancel the seeds that are left of those that are stopped.
+            for method in self.all:
+                if method.stop is not None:
+                    for job in method.jobs[look:]:
+                        attempts.progress.leaves(plans[job].folder)
+                        attempts.overwriting.forget(plans[job])
             if attempts.screen is not None:
                 self._write(attempts.screen.folder / "race.json")
 
     def _decide(self, seeds: int) -> None:
-        """Also say what was decided at so many seeds."""
-        told = []
+        """Stop methods, and print those that are stopped at so many seeds."""
+        lines = []
         for setting, methods in self.methods.items():
-            accuracies = {
-                name: method.accuracies for name, method in methods.items() if not method.kept
-            }
-            for name, stop in stops(accuracies, self.looks, self.level).items():
+            racing = {name: m.accuracies for name, m in methods.items() if not m.kept}
+            for name, stop in stops(racing, self.looks, self.level).items():
                 methods[name].stop = stop
-                told += [f"{setting}: {name} is stopped, {stop}"] if stop.seeds == seeds else []
-        for line in (told or ["nobody is stopped"]) if seeds in self.looks else []:
-            print_line(f"after {seeds} seeds · {line}")
+                if stop.seeds == seeds:
+                    lines.append(f"{setting}: {name} is stopped, {stop}")
+        if seeds in self.looks:
+            for line in lines or ["no method is stopped"]:
+                print_line(f"after {seeds} seeds · {line}")
 
     def _write(self, path: Path) -> None:
-        found = {
-            setting: {name: asdict(m) for name, m in methods.items()}
-            for setting, methods in self.methods.items()
-        }
-        content = json.dumps(
-            {"level": self.level, "looks": [*self.looks], "settings": found}, indent=1
-        )
-        with suppress(OSError):  # nothing reads it to go on
-            write_atomically(path, content.encode(), alone=False)
+        settings: dict[str, dict[str, object]] = {}
+        for setting, methods in self.methods.items():
+            settings[setting] = {name: asdict(method) for name, method in methods.items()}
+        content = {"level": self.level, "looks": list(self.looks), "settings": settings}
+        with suppress(OSError):  # nothing needs the file
+            write_atomically(path, json.dumps(content, indent=1).encode(), alone=False)
 
-    def tell(self) -> None:
-        """A line for each method of each setting, and what was saved."""
-        table, saved = Table("setting", "method", "seeds", "stopped", box=None, pad_edge=False), 0
+    def print_table(self) -> None:
+        """Print a line for each method of each setting, and how many runs were saved."""
+        table = Table("setting", "method", "seeds", "stopped", box=None, pad_edge=False)
+        saved = 0
         for setting, methods in self.methods.items():
             for name, method in methods.items():
-                seeds, waits = len(method.accuracies), "waits for a run that is not done"
-                ended = method.stop or ("kept" * method.kept if seeds == self.num_seeds else waits)
-                table.add_row(escape(setting), escape(name), str(seeds), escape(str(ended)))
-                saved += self.num_seeds - seeds if method.stop else 0
+                seeds = len(method.accuracies)
+                end = "kept" if method.kept else ""
+                if method.stop is not None:
+                    end = str(method.stop)
+                    saved += self.num_seeds - seeds
+                elif seeds < self.num_seeds:
+                    end = "waits for a run that is not done"
+                table.add_row(escape(setting), escape(name), str(seeds), escape(end))
         CONSOLE.print(table)
         print_line(f"{saved} of {self.num_seeds * len(self.all)} runs saved")
 
 
 def accuracy_of(outcome: Outcome | None) -> float | None:
-    """The final accuracy of a run, 0 of one that has diverged and is of no use; None where it has
-    not ended."""
+    """Return the final accuracy of a run, 0 if it has diverged, and None if it has not ended."""
     if outcome is None or not outcome.final:
         return None
     return float(outcome.summary.get("smoothed_accuracy") or 0) if outcome.status == "done" else 0.0
@@ -231,32 +266,34 @@ def accuracy_of(outcome: Outcome | None) -> float | None:
 def run(words: Sequence[str]) -> int:
     """Race as the command line says. Raises `FedsimError` before any work is done."""
     _, args = read_words(_parser(), words)
-    keys, own, found, args.multirun = [*Settings.__dataclass_fields__], {}, Gathered(), True
+    args.multirun = True
+    keys = list(RaceSettings.__dataclass_fields__)
     with search_path(args.config_dir, args.config_path):
-        for override in [one for one in parse(args.overrides) if one.key_or_group in keys]:
-            args.overrides.remove(override.input_line)
-            several = override.key_or_group == "keep" or override.is_sweep_override()
-            own[override.key_or_group] = (
-                re.findall(r"[^][,\s]+", typed_in(override)) if several else override.value()
-            )
-    settings = found.run(construct, Settings, own, "") or Settings()
-    jobs = found.run(compose_words, args) or []
-    check(*(with_own_keys(problem, keys, "race") for problem in found.problems))
+        values = take_settings(args, keys)
+    if isinstance(values.get("keep"), str):
+        values["keep"] = [values["keep"]]
+    checks = Gathered()
+    settings = checks.run(construct, RaceSettings, values, "") or RaceSettings()
+    jobs = checks.run(compose_words, args) or []
+    check(*(with_own_keys(problem, keys, "race") for problem in checks.problems))
     race = Race(jobs, settings)
     code = run_jobs(jobs, ["race", *words], race.batches)
-    race.tell()
+    race.print_table()
     return code
 
 
 def _parser() -> ArgumentParser:
     return ArgumentParser(
         prog="fedsim race",
-        usage="fedsim race KEY=VALUES ... [alpha=0.05] [min_seeds=4] [batch=2] [keep=NAMES] [--config-dir DIR]",
-        description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each 2 more (`batch`) a "
-        "method is stopped in a setting if its final accuracy is below the leading one's, by paired t-tests at a level "
-        "with which the best of any setting is stopped with a probability of at most `alpha` in all. A diverged run "
-        "counts as accuracy 0. Selectors of `keep` (random, random_control, clairvoyant) run at all seeds, are not "
-        "stopped and stop no other. The same command goes on where it was ended.",
-        epilog="example: fedsim race partition=shards_1,iid selector=random,oort,gpfl seed='range(10)'",
+        usage="fedsim race KEY=VALUES ... [alpha=0.05] [min_seeds=4] [batch=2] [keep=NAMES] "
+        "[--config-dir DIR]",
+        description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each 2 "
+        "more (`batch`) a method is stopped in a setting if its final accuracy is below the leading "
+        "one's, by paired t-tests at a level with which the best of any setting is stopped with a "
+        "probability of at most `alpha` in all. A diverged run counts as accuracy 0. Selectors of "
+        "`keep` (random, random_control, clairvoyant) run at all seeds, are not stopped and stop no "
+        "other. The same command resumes the race.",
+        epilog="example: fedsim race partition=shards_1,iid selector=random,oort,gpfl "
+        "seed='range(10)'",
         allow_abbrev=False,
     )

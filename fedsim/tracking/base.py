@@ -1,7 +1,10 @@
-"""Trackers receive the records of a run, and show or send them. Its files are the authoritative
-record: a tracker may be absent, slow or failing without affecting the run."""
+"""Trackers receive the records of a run, and show or send them.
 
-from collections.abc import Callable, Mapping
+The files of a run are the authoritative record. A tracker may be absent, slow or failing without
+an effect on the run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class SweepPosition:
-    """A job is `number` of `total` in its sweep, counted from 1. `remaining_seconds`: what the rest
-    of the sweep will take; None where that is not known."""
+    """A job's position in its sweep: it is `number` of `total`, from 1.
+
+    `remaining_seconds` returns what the rest of the sweep will take; None if that is not known.
+    """
 
     number: int
     total: int
@@ -21,10 +26,9 @@ class SweepPosition:
 class RunInfo:
     """Information about a run for its trackers.
 
-    `folder` is where its files are while it runs, `final_folder` where they will be then (None: the
-    same). `choices` maps config groups to the choices made; `alone` is false if several runs of a
-    sweep progress side by side in one process; `sweep` says which job of a sweep it is (None: it is
-    the only one).
+    The run's files are in `folder` while it runs, and then in `final_folder` (None: the same).
+    `choices` maps config groups to the choices made. `alone` is false if several runs of a sweep
+    progress at the same time in one process. `sweep` is None for a run that is no job of a sweep.
     """
 
     name: str
@@ -39,68 +43,76 @@ class RunInfo:
 
     @property
     def results(self) -> Path:
-        """Where the run's files will be when it has ended."""
+        """The folder of the run's files after it has ended."""
         return self.final_folder or self.folder
 
 
 class Tracker:
-    """Methods are called in the order start, log (once per round), finish; message at any time. All
-    are optional.
+    """A base class whose methods do nothing.
 
-    `notice`: a line for the user after `start` or `finish`, which is shown once; `num_degraded`:
-    how often this tracker could not do its work.
+    They are called in the order start, log (once per round), finish; message at any time. `notice`
+    is a line for the user after `start` or `finish`, which is shown once. `num_degraded` counts how
+    often this tracker could not do its work.
     """
 
     notice: str | None = None
     num_degraded: int = 0
 
     def start(self, info: RunInfo) -> None:
-        """The run's folder exists and contains config.yaml."""
+        """Start; the run's folder exists and contains config.yaml."""
 
     def log(self, record: Mapping[str, Any]) -> None:
-        """That of one round, as in metrics.jsonl."""
+        """Receive the record of a round, as in metrics.jsonl."""
 
     def replay(self, record: Mapping[str, Any]) -> None:
-        """The record of a round that an earlier process ran, whose run this one goes on with; by
-        default as `log`."""
+        """Receive the record of a round that an earlier process of a resumed run has run."""
         self.log(record)
 
     def message(self, text: str) -> None:
-        """One line of text for the user."""
+        """Receive one line of text for the user."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """The run has ended; `summary["status"]` is its outcome."""
+        """End, because the run has ended; `summary["status"]` is its outcome."""
 
 
 class Trackers:
-    """Several trackers as one. One that raises an error is told of once and left out; the run
-    continues."""
+    """Several trackers as one. `make` makes each by its name.
 
-    def __init__(self, makers: Mapping[str, Callable[[], Tracker]]) -> None:
+    A tracker that raises an error is reported once and skipped from then on; the run continues.
+    """
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Tracker]) -> None:
         self._trackers: dict[str, Tracker] = {}
-        self._failed: dict[str, str] = {}
-        self._shown: set[str | None] = {None}
-        self._trackers = self._each(lambda make: make(), makers)
+        self._errors: dict[str, str] = {}
+        self._notices: set[str] = set()
+        for name in names:
+            try:
+                self._trackers[name] = make(name)
+            except (Exception, SystemExit) as error:
+                self._fail(name, error)
 
     def start(self, info: RunInfo) -> None:
-        not_made = list(self._failed)
-        self._each(lambda t: t.start(info))
+        """Start all trackers, and report those that could not be made."""
+        not_made = list(self._errors)
+        self._each(lambda tracker: tracker.start(info))
         for name in not_made:
-            self._tell_of(name)
+            self._report(name)
         self._show_notices()
 
     def log(self, record: Mapping[str, Any]) -> None:
-        self._each(lambda t: t.log(record))
+        """Pass on the record of a round."""
+        self._each(lambda tracker: tracker.log(record))
 
     def replay(self, record: Mapping[str, Any]) -> None:
-        self._each(lambda t: t.replay(record))
+        """Pass on the record of a round of an earlier process."""
+        self._each(lambda tracker: tracker.replay(record))
 
     def message(self, text: str) -> None:
-        self._each(lambda t: t.message(text))
+        """Pass on a line of text."""
+        self._each(lambda tracker: tracker.message(text))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Let each end its work. A signal that is raised meanwhile leaves those degraded that have
-        not ended it."""
+        """End all trackers. Those that a signal interrupts in this are degraded."""
         ended: list[Tracker] = []
 
         def end(tracker: Tracker) -> None:
@@ -110,39 +122,39 @@ class Trackers:
         try:
             self._each(end)
         except BaseException as signal:
-            broken_off = f"{type(signal).__name__} before it had ended its work"
-            self._failed |= {
-                name: broken_off for name, t in self._trackers.items() if t not in ended
-            }
+            for name, tracker in self._trackers.items():
+                if tracker not in ended:
+                    reason = f"{type(signal).__name__} before it had ended its work"
+                    self._errors[name] = reason
             raise
         self._show_notices()
 
     @property
     def degraded(self) -> dict[str, Any]:
-        """Trackers that could not do all of their work, by name: the number of failures, or the
-        fatal error."""
-        counts = self._each(lambda t: t.num_degraded)
-        return {**{name: count for name, count in counts.items() if count}, **self._failed}
+        """Trackers that could not do all of their work: the number of failures, or the error."""
+        counts = self._each(lambda tracker: tracker.num_degraded)
+        return {name: count for name, count in counts.items() if count} | self._errors
 
     def _show_notices(self) -> None:
-        for notice in self._each(lambda t: t.notice).values():
-            if notice not in self._shown:
-                self._shown.add(notice)
-                self.message(str(notice))
+        for notice in self._each(lambda tracker: tracker.notice).values():
+            if notice is not None and notice not in self._notices:
+                self._notices.add(notice)
+                self.message(notice)
 
-    def _each(
-        self, call: Callable[[Any], Any], parts: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """What `call` returns for each tracker, or each of `parts`, that raises no error."""
-        found = {}
-        for name, part in list((self._trackers if parts is None else parts).items()):
+    def _each(self, call: Callable[[Tracker], Any]) -> dict[str, Any]:
+        """Return what `call` returns for each tracker, and drop those for which it raises."""
+        results = {}
+        for name, tracker in list(self._trackers.items()):
             try:
-                found[name] = call(part)
+                results[name] = call(tracker)
             except (Exception, SystemExit) as error:  # a user's tracker may fail in any way
                 self._trackers.pop(name, None)
-                self._failed[name] = f"{type(error).__name__}: {error}"
-                self._tell_of(name)
-        return found
+                self._fail(name, error)
+        return results
 
-    def _tell_of(self, name: str) -> None:
-        self.message(f"tracker.{name} failed and is left out from here on: {self._failed[name]}")
+    def _fail(self, name: str, error: BaseException) -> None:
+        self._errors[name] = f"{type(error).__name__}: {error}"
+        self._report(name)
+
+    def _report(self, name: str) -> None:
+        self.message(f"tracker.{name} failed and is skipped from here on: {self._errors[name]}")

@@ -1,3 +1,5 @@
+"""The tracker that shows a run on the terminal, and the progress of runs in lanes."""
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,145 +14,150 @@ from fedsim.tracking.tables import CONSOLE, accuracy_curve, closing_table, show_
 
 PLAIN_LINES = 10
 """Number of progress lines per run if the output is not a terminal."""
-Latest = Callable[[], Sequence[float]]
 
 
 class RoundsShown:
-    """How many of `total` rounds have ended: a progress bar on a terminal, some ten lines
+    """The number of rounds that have ended: a progress bar on a terminal, some ten lines
     elsewhere."""
 
     def __init__(self, total: int, console: Console) -> None:
-        self._console, self._total, self._last = console, total, 0
+        self._console = console
+        self._total = total
+        self._last = 0
         self._bar: Progress | None = None
         if console.is_terminal:
-            columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=None))
-            told = TextColumn("{task.fields[told]}")
             self._bar = Progress(
-                *columns, told, TimeRemainingColumn(), console=console, expand=True
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=None),
+                TextColumn("{task.description}"),
+                TimeRemainingColumn(),
+                console=console,
+                expand=True,
             )
-            self._task = self._bar.add_task("", total=total, told="")
+            self._task = self._bar.add_task("", total=total)
             self._bar.start()
 
-    def show(self, round: int, *told: str, in_lines: bool = True) -> None:
-        """`told`: what is said of them."""
-        text = "  ".join(filter(None, told))
+    def show(self, round: int, *texts: str, in_lines: bool = True) -> None:
+        """Show that `round` has ended, followed by `texts`."""
+        text = "  ".join(text for text in texts if text)
         if self._bar is not None:
-            self._bar.update(self._task, completed=round, told=text)
-        elif (
-            in_lines
-            and round * PLAIN_LINES // self._total > self._last * PLAIN_LINES // self._total
-        ):
+            self._bar.update(self._task, completed=round, description=text)
+        elif in_lines and self._line(round) > self._line(self._last):
             self._console.print(f"  round {round}/{self._total}  {text}")
         self._last = max(self._last, round)
 
+    def _line(self, round: int) -> int:
+        return round * PLAIN_LINES // self._total
+
     def stop(self) -> None:
+        """Remove the progress bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 class ConsoleTracker(Tracker):
-    """Shows a line at the start, and if `progress` a progress bar on a terminal or a few lines
-    elsewhere.
+    """A tracker that shows a line at the start, the progress (if `progress`), and a table at the
+    end.
 
-    A run that is no job of a sweep ends with a table, on a terminal below the curve of its
-    accuracy; jobs of a sweep are told of by the sweep.
+    On a terminal, the table comes below the curve of the accuracy. Jobs of a sweep have no table:
+    the sweep reports how they ended.
     """
 
     def __init__(self, *, progress: bool) -> None:
-        self.progress, self.console = progress, CONSOLE
+        self.progress = progress
+        self.console = CONSOLE
         self._rounds: RoundsShown | None = None
         self._accuracies: dict[int, float] = {}
 
     def start(self, info: RunInfo) -> None:
         self._info = info
-        text = headline(info.name, info.choices, info.seed)
-        self.console.print(
-            f"{job_number(info.sweep)}{escape(printable_lines(text))}", soft_wrap=True
-        )
+        text = escape(printable_lines(headline(info.name, info.choices, info.seed)))
+        self.console.print(job_number(info.sweep) + text, soft_wrap=True)
         if self.progress and info.alone:
             self._rounds = RoundsShown(info.num_rounds, self.console)
 
-    def log(self, record: Mapping[str, Any], in_lines: bool = True) -> None:
+    def log(self, record: Mapping[str, Any]) -> None:
+        self._show(record, in_lines=True)
+
+    def replay(self, record: Mapping[str, Any]) -> None:
+        self._show(record, in_lines=False)
+
+    def _show(self, record: Mapping[str, Any], in_lines: bool) -> None:
         if record["test_accuracy"] is not None:
             self._accuracies[record["round"]] = record["test_accuracy"]
         if self._rounds is not None:
-            latest, left = (
-                next(reversed(self._accuracies.values()), None),
-                time_left(self._info.sweep),
-            )
-            self._rounds.show(
-                record["round"], f"test accuracy {show_share(latest)}", left, in_lines=in_lines
-            )
-
-    def replay(self, record: Mapping[str, Any]) -> None:
-        self.log(record, in_lines=False)
+            latest = next(reversed(self._accuracies.values()), None)
+            accuracy = f"test accuracy {show_share(latest)}"
+            left = time_left(self._info.sweep)
+            self._rounds.show(record["round"], accuracy, left, in_lines=in_lines)
 
     def message(self, text: str) -> None:
         self.console.print(text, style="dim", soft_wrap=True, markup=False)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
+        console = self.console
         if self._rounds is not None:
             self._rounds.stop()
         if self._info.sweep is not None:
             return
-        if (
-            len(self._accuracies) > 1
-            and self.console.is_terminal
-            and not self.console.options.ascii_only
-        ):
-            self.console.print(accuracy_curve(self._accuracies, self.console.width))
-        self.console.print(closing_table(summary))
+        can_show_curve = console.is_terminal and not console.options.ascii_only
+        if len(self._accuracies) > 1 and can_show_curve:
+            console.print(accuracy_curve(self._accuracies, console.width))
+        console.print(closing_table(summary))
         if summary.get("error"):
-            self.console.print(
-                f"{summary['status']}: {summary['error']}",
-                style="red",
-                soft_wrap=True,
-                markup=False,
-            )
-        self.console.print(f"results in {self._info.results}", soft_wrap=True, markup=False)
+            text = f"{summary['status']}: {summary['error']}"
+            console.print(text, style="red", soft_wrap=True, markup=False)
+        console.print(f"results in {self._info.results}", soft_wrap=True, markup=False)
 
 
 def headline(name: str, choices: Mapping[str, str], seed: int) -> str:
-    parts = [
-        choices[group]
-        for group in ("dataset", "partition", "model", "selector")
-        if group in choices
-    ]
+    """Return the line that names a run."""
+    groups = ("dataset", "partition", "model", "selector")
+    parts = [choices[group] for group in groups if group in choices]
     return f"{name}: {' · '.join(parts)} · seed {seed}"
 
 
 def job_number(sweep: SweepPosition | None) -> str:
+    """Return the beginning of a job's line; empty for a run that is no job of a sweep."""
     return "" if sweep is None else f"job {sweep.number}/{sweep.total} "
 
 
 def time_left(sweep: SweepPosition | None) -> str:
+    """Return the time left for a sweep; empty if it is not known."""
     seconds = None if sweep is None else sweep.remaining_seconds()
     return "" if seconds is None else f"sweep: {show_seconds(seconds)} left"
 
 
 def lanes_accuracy(accuracies: Sequence[float]) -> str:
-    """The lowest and the highest test accuracy of runs side by side."""
-    low, high = min(accuracies, default=None), max(accuracies, default=None)
+    """Return the lowest and the highest test accuracy of several runs."""
+    low = min(accuracies, default=None)
+    high = max(accuracies, default=None)
     return show_share(low) if low == high else f"{show_share(low, '')} to {show_share(high)}"
 
 
 @contextmanager
 def lanes_progress(
-    num_lanes: int,
+    num_runs: int,
     num_rounds: int,
-    accuracies: Latest,
+    accuracies: Callable[[], Sequence[float]],
     left: Callable[[], str],
-    *,
-    how: str = "side by side",
+    how: str,
 ) -> Iterator[Callable[[int, int], None]]:
-    """One progress bar, or a few lines, for runs side by side: yields a function to call with the
-    number of runs left and how many of `num_rounds` have ended. `accuracies`: the latest of each
-    run; `left`: the time left, in words."""
-    CONSOLE.print(f"{num_lanes} runs {how}")
+    """Show the progress of runs at the same time: a bar, or a few lines.
+
+    Yields a function to call with the number of runs left and the rounds of `num_rounds` that have
+    ended. `accuracies` returns the latest of each run, `left` the time left in words, and `how` says
+    how the runs are run.
+    """
+    CONSOLE.print(f"{num_runs} runs {how}")
     rounds = RoundsShown(num_rounds, CONSOLE)
+
+    def show(runs_left: int, round: int) -> None:
+        accuracy = lanes_accuracy(accuracies())
+        rounds.show(round, f"{runs_left} runs, test accuracy {accuracy}", left())
+
     try:
-        yield lambda runs, round: rounds.show(
-            round, f"{runs} runs, test accuracy {lanes_accuracy(accuracies())}", left()
-        )
+        yield show
     finally:
         rounds.stop()

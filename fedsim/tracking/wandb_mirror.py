@@ -1,8 +1,12 @@
-"""The process that communicates with W&B: `fedsim.tracking.wandb_tracker` starts it for a run,
-`fedsim sync` for each that is sent later."""
+"""The process that communicates with Weights & Biases (W&B).
+
+`fedsim.tracking.wandb_tracker` starts it for a run, and `fedsim sync` for each run that is sent
+later.
+"""
 
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -13,61 +17,78 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fedsim.core.disk import remove_folder, write_atomically
 from fedsim.core.errors import check
 from fedsim.core.record import LAST_FIELDS
+from fedsim.results.files import WANDB_ID
 from fedsim.results.reading import read_config, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.wandb_tracker import (
     LATER,
     MAX_SECONDS,
-    begin_run,
+    NO_KEY,
+    NOT_ONLINE,
     mirrors_in,
     name_problems,
-    one_line,
     scalars,
     start_message,
 )
 
-ACCURACIES = ("smoothed_accuracy", "last_accuracy", "best_accuracy")
 SUMMARY_KEYS = (
     "status",
-    *ACCURACIES,
+    "smoothed_accuracy",
+    "last_accuracy",
+    "best_accuracy",
     "mean_participation_ratio",
     "revision",
     "totals",
     *LAST_FIELDS,
 )
+QUIET = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_job_creation": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "save_code": False,
+    "x_save_requirements": False,
+}
+"""Settings with which W&B records only the run: no terminal output, code, machine or repository."""
 
 
 def main() -> None:
-    """Mirror standard input (`--pipe <temporary folder>`) or the folder in argv; print `done` or
-    the failure."""
-    arguments = sys.argv[1:]
-    output, nowhere = os.fdopen(os.dup(1), "w"), os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 1)  # what W&B and its service write goes nowhere
-    piped = arguments[0] == "--pipe"
-    temporary = arguments[1] if piped else tempfile.mkdtemp(prefix="fedsim-wandb-")
-    os.environ["TMPDIR"] = tempfile.tempdir = temporary  # W&B's temporary files are deleted with it
-    if piped:
-        _exit_after_parent(MAX_SECONDS)
-    else:
-        os.dup2(nowhere, 0)  # W&B would ask a terminal for a key
+    """Mirror standard input (`--pipe <temporary folder>`) or the folder in argv.
+
+    Prints `done` or the failure.
+    """
+    is_piped = sys.argv[1] == "--pipe"
+    temporary = sys.argv[2] if is_piped else tempfile.mkdtemp(prefix="fedsim-wandb-")
+    # 1. What W&B and its service write goes nowhere, and its temporary files are deleted.
+    output = os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nowhere, 1)
+    os.environ["TMPDIR"] = temporary
+    tempfile.tempdir = temporary
+    # 2. Send the messages.
     try:
-        report = mirror(
-            map(json.loads, sys.stdin)
-            if piped
-            else replay(Path(arguments[0]), json.loads(arguments[1]))
-        )
+        if is_piped:
+            _exit_after_parent(MAX_SECONDS)
+            report = mirror(map(json.loads, sys.stdin))
+        else:
+            os.dup2(nowhere, 0)  # W&B would ask a terminal for a key
+            report = mirror(replay(Path(sys.argv[1]), json.loads(sys.argv[2])))
     except Exception as error:  # W&B raises many kinds of errors
         report = one_line(error)
-    with suppress(OSError):  # the run's process may have ended
+    # 3. Report. The run's process may have ended, and W&B's own exit handlers may hang.
+    with suppress(OSError):
         print(report, file=output, flush=True)
     shutil.rmtree(temporary, ignore_errors=True)
-    os._exit(int(report != "done"))  # W&B's own exit handlers may hang
+    os._exit(0 if report == "done" else 1)
 
 
 def _exit_after_parent(seconds: float) -> None:
-    """Exit `seconds` after the parent process has ended, which cannot end this one any more."""
+    """Exit `seconds` after the parent process has ended, which can then no longer end this one."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -80,9 +101,11 @@ def _exit_after_parent(seconds: float) -> None:
 
 
 def mirror(messages: Iterable[dict[str, Any]]) -> str:
-    """Begin a W&B run, log to it and finish it, as `messages` say; without `finish` it is marked as
-    crashed. Returns `done`, or why the run is only offline. W&B leaves out rounds (steps) that it
-    has of an earlier process."""
+    """Start a W&B run, log to it and finish it, as `messages` say.
+
+    Without a message `finish` the run is marked as crashed. W&B ignores rounds (steps) that an
+    earlier process has sent. Returns `done`, or why the run is only offline.
+    """
     run: Any = None
     report = "done"
     for message in messages:
@@ -92,7 +115,7 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
             run.log(message["log"], step=message["log"].get("round"), commit=True)
         elif "finish" in message:
             summary = message["finish"]
-            run.summary.update({k: summary.get(k) for k in SUMMARY_KEYS})
+            run.summary.update({key: summary.get(key) for key in SUMMARY_KEYS})
             run.finish(exit_code=0 if summary.get("status") == "done" else 1)
             run = None
     if run is not None:
@@ -101,18 +124,110 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
 
 
 def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The messages that the tracker of a finished run would have sent, from the files in its
-    folder. `changed`: values that its node is given. Raises `ConfigError` for names that W&B does
-    not take."""
+    """Yield the messages that the tracker of a finished run would have sent, from its files.
+
+    `changed` replaces values of the tracker's node. Raises `ConfigError` for names that W&B does
+    not accept.
+    """
     config = read_config(folder)
     summary = read_summary(folder) or {"status": "unfinished"}
-    rounds = config.get("num_rounds", 0)
-    info = RunInfo(
-        config["name"], folder, config, summary.get("choices", {}), config["seed"], rounds
-    )
-    node = {**next(iter(mirrors_in(config).values()), {}), **changed}
+    num_rounds = config.get("num_rounds", 0)
+    choices = summary.get("choices", {})
+    info = RunInfo(config["name"], folder, config, choices, config["seed"], num_rounds)
+    node: dict[str, Any] = {}
+    for mirror_node in list(mirrors_in(config).values())[:1]:
+        node.update(mirror_node)
+    node.update(changed)
     check(*name_problems(node, "tracker.wandb."))
     yield {"start": start_message(info, node, LATER, MAX_SECONDS)}
     for record in read_metrics(folder):
         yield {"log": scalars(record)}
     yield {"finish": summary}
+
+
+def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
+    """Start the W&B run of a run's folder, offline if it cannot be online.
+
+    In the modes `auto` and `LATER`, W&B decides by its own settings. Returns the run, and `done` or
+    the reason why it is offline.
+    """
+    folder = Path(start["folder"])
+    remove_folder(folder / "wandb")
+    saved_id = _read_id(folder / WANDB_ID)
+    mode = start["mode"]
+    by_settings = mode in ("auto", LATER)
+    report = "done"
+    try:
+        run = _begin(start, None if by_settings else mode, saved_id)
+    except Exception as error:
+        if mode == "offline":
+            raise
+        if by_settings and type(error).__name__ == "UsageError" and "configured" in str(error):
+            report = NO_KEY
+        else:
+            report = f"{NOT_ONLINE} ({one_line(error)}), so it is logged offline"
+        if saved_id is None:
+            run = _begin(start, "offline", None)
+        else:
+            # W&B does not accept the id that has just failed. It is kept for when the run is sent.
+            run = _init(start, "offline", secrets.token_hex(6))
+    if mode == LATER and run.disabled:
+        run = _begin(start, "offline", saved_id)
+        report = "W&B's settings say disabled; `wandb enabled` changes that"
+    run.define_metric("round")
+    run.define_metric("*", step_metric="round")
+    return run, report
+
+
+def _read_id(file: Path) -> str | None:
+    """Return the W&B id that an earlier process has saved. A link is not followed."""
+    with suppress(OSError, ValueError):
+        if not file.is_symlink():
+            return file.read_text(encoding="utf-8").strip() or None
+    return None
+
+
+def _begin(start: dict[str, Any], mode: str | None, saved_id: str | None) -> Any:
+    """Return the W&B run with the saved id, or one with a new id.
+
+    The id is new if none is saved, or if the run with this id was deleted.
+    """
+    import wandb
+
+    if saved_id is not None:
+        try:
+            return _init(start, mode, saved_id, resume="allow")
+        except wandb.errors.CommError as error:
+            if "previously created and deleted" not in str(error):
+                raise
+    new_id = secrets.token_hex(6)
+    with suppress(OSError):  # on a full disk the run is sent all the same
+        write_atomically(Path(start["folder"]) / WANDB_ID, f"{new_id}\n".encode())
+    return _init(start, mode, new_id)
+
+
+def _init(start: dict[str, Any], mode: Any, wandb_id: str, resume: Any = None) -> Any:
+    import wandb
+
+    known = wandb.Settings.model_fields
+    quiet: dict[str, Any] = {key: value for key, value in QUIET.items() if key in known}
+    return wandb.init(
+        project=start["project"],
+        entity=start["entity"],
+        group=start["group"],
+        job_type=start["job_type"],
+        name=start["name"],
+        tags=start["tags"],
+        config=start["config"],
+        mode=mode,
+        dir=start["folder"],
+        id=wandb_id,
+        resume=resume,
+        reinit="create_new",
+        settings=wandb.Settings(init_timeout=0.6 * start["timeout"], **quiet),
+    )
+
+
+def one_line(error: Exception) -> str:
+    """Return the first line of an error."""
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(": ")

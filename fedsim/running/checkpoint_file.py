@@ -1,0 +1,75 @@
+"""The file of a checkpoint: a SHA-256, and a file of safetensors whose metadata hold JSON.
+
+Reading one executes nothing. This module can be imported without PyTorch.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsim.core.disk import read_regular
+from fedsim.core.errors import DataError
+from fedsim.results import files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+HASH_BYTES = 32
+
+
+class CheckpointError(DataError):
+    """A checkpoint is damaged, or cannot be read."""
+
+
+def checkpoint_content(path: Path) -> bytes:
+    """Return the bytes of a checkpoint file.
+
+    Raises OSError, and `CheckpointError` if the file is shorter or longer than its header says.
+    """
+    if not files.is_whole_model(path, HASH_BYTES):
+        raise CheckpointError("is damaged: it is not as long as its header says")
+    return read_regular(path, path.stat().st_size)
+
+
+def header_of(content: bytes) -> dict[str, Any]:
+    """Return the JSON of a checkpoint file. Raises `CheckpointError` if its bytes have changed."""
+    data = content[HASH_BYTES:]
+    if hashlib.sha256(data).digest() != content[:HASH_BYTES]:
+        raise CheckpointError("is damaged: its SHA-256 is not that of its content")
+    length = int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+    header: dict[str, Any] = json.loads(metadata["checkpoint"])
+    return header
+
+
+def pack(
+    identity: Mapping[str, Any],
+    content: Mapping[str, Any],
+    dataclasses: Mapping[str, type] | None = None,
+) -> bytes:
+    """Return the bytes of a checkpoint file.
+
+    `dataclasses` are those that `content` may hold, by path.
+    """
+    import safetensors.torch
+
+    from fedsim.core.encoding import encode
+
+    tensors: dict[str, Tensor] = {}
+    encoded = encode(dict(content), tensors, "checkpoint", dataclasses)
+    on_cpu = {name: value.cpu().clone() for name, value in tensors.items()}
+    header = json.dumps({"identity": identity, "content": encoded})
+    data = safetensors.torch.save(on_cpu, {"checkpoint": header})
+    return hashlib.sha256(data).digest() + data
+
+
+def unpack(content: bytes) -> "tuple[dict[str, Any], dict[str, Tensor]]":
+    """Return the JSON and the tensors of a checkpoint file.
+
+    Raises `CheckpointError` if its bytes have changed.
+    """
+    import safetensors.torch
+
+    return header_of(content), safetensors.torch.load(content[HASH_BYTES:])

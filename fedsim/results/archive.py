@@ -119,7 +119,7 @@ def _rows_of_run(
     for record in records:
         selected = np.array(record["selected"], np.int64)
         differences = np.diff(selected, prepend=0).tolist()
-        rows.append(same_in_all | record | {"selected": differences})
+        rows.append(same_in_all | dict(record) | {"selected": differences})
     if not rows:
         rows.append(same_in_all)
     folder = run.folder

@@ -1,15 +1,15 @@
-"""Put the finished runs of presets into docs/results: all runs in one archive, and what the pages
-show of their report.
+"""Put the finished runs of presets into docs/results, to publish them.
 
     uv run python -m scripts.reproduction.ship outputs/pncs_k4_small outputs/gpfl_alpha
     uv run python -m scripts.reproduction.ship --add outputs/gpfl_settings_code
 
-Each folder of docs/results is made anew and holds runs.parquet, summary.json, the tables of TABLES,
-and what else the pages name. Absolute paths of data are cut to their last part. With --add the runs
-that are shipped already stay, but for those of which the folder has another; in folders of THIN new
-ones get a file of their own. Runs that have not ended, or that were not made by a commit, are left
-out with a message. Then all folders are judged together (scripts/reproduction/verdicts.py) and the
-pages filled (scripts/reproduction/pages.py): some minutes of a core.
+Each folder of docs/results is made anew: runs.parquet with all runs, summary.json, the tables in
+`TABLES`, and the files that pages link to. With --add the shipped runs stay, unless the folder has
+a newer run of the same name. Runs that have not ended are left out, and so are runs that no commit
+made. Absolute paths of data are cut to their last part. Then all folders are judged together
+(verdicts.py), and the pages are filled (pages.py), which takes some minutes.
+
+Archives are thinned to keep the repository small (`thin`).
 """
 
 import argparse
@@ -17,68 +17,52 @@ import contextlib
 import io
 import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from fedsim.core.arrays import Floats
 from fedsim.core.record import CLIENT_ACCURACY, FINAL_WINDOW
 from fedsim.report.command import report
-from fedsim.results.archive import RUN_COLUMNS, read_archive, write_archive
+from fedsim.report.summary import read_summary_file
+from fedsim.results.archive import RUN_COLUMNS, read_archive, rounds_in, write_archive
 from fedsim.results.reading import FINAL
 from fedsim.results.runs import ReportError, Run, read_runs
 from scripts.reproduction import pages, verdicts
-from scripts.reproduction.shipped import RESULTS, read_shipped
+from scripts.reproduction.shipped import RESULTS, read_shipped, write_summary
 
 TABLES = ("numbers", "claims", "omnibus", "overview", "pairs", "pooled", "selections")
-"""Tables of a report that are shipped wherever they have rows."""
-THIN = ("selection_benchmark",)
-"""Folders with so many runs that of each round only what their page is about is shipped."""
-OF_A_ROUND = (
-    *(
-        "round",
-        "test_accuracy",
-        "participation_ratio",
-        "contacted",
-        "trained",
-        "uploaded",
-        "selected",
-        "late",
-    ),
-    *(
-        "bytes_down",
-        "bytes_up",
-        "forward_samples",
-        "train_samples",
-        "server_forward_samples",
-        "simulated_seconds",
-    ),
-    *("coverage", "nonfinite_reports", "dropped_updates"),
-)
-WORST = f"{CLIENT_ACCURACY}_worst_tenth"
+"""Tables of a report that are shipped if they have rows."""
+ABOUT_TIME = ("gpfl_fig6", "gpfl_fig6b", "gpfl_fig6_clock", "gpfl_time_k")
+"""Folders whose claims are about seconds. They keep the seconds of each round."""
+MANY_RUNS = ("selection_benchmark",)
+"""Folders with so many runs that each round keeps only what their page is about."""
+NOT_SHIPPED = ("wall_seconds", "train_loss", "test_loss")
+"""Fields of a round that no table of a report needs."""
+NOT_IN_MANY_RUNS = re.compile(rf"seconds_|simulated_(?!seconds$)|{CLIENT_ACCURACY}")
+"""Begins the fields that `MANY_RUNS` do not keep either."""
+LAST_ROUNDS_ONLY = f"{CLIENT_ACCURACY}_worst_tenth"
+"""A field that `MANY_RUNS` keep in the rounds of the final accuracy."""
+TIMED_ROUNDS = 200
+"""Rounds whose seconds `fedsim.results.measures.cost_of_rounds` sums."""
 LINK = re.compile(r"results/(?P<folder>\w+)/(?P<file>[\w.]+)")
 MARKER = re.compile(r"<!-- table: from_report (?P<folder>\w+) (?P<name>\w+)")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "folders",
-        nargs="+",
-        type=Path,
-        help="folders of presets' runs, such as outputs/pncs_k4_small",
-    )
-    parser.add_argument(
-        "--add", action="store_true", help="keep the shipped runs that the folders do not have"
-    )
-    words = parser.parse_args()
+    parser.add_argument("folders", nargs="+", type=Path, help="such as outputs/pncs_k4_small")
+    parser.add_argument("--add", action="store_true", help="keep the shipped runs")
+    options = parser.parse_args()
     try:
-        ship_all(words.folders, add=words.add)
+        for folder in options.folders:
+            ship(folder, add=options.add)
     except ReportError as error:
         parser.error(str(error))
     shipped = read_shipped()
@@ -86,75 +70,46 @@ def main() -> None:
     pages.update(shipped, write=True)
 
 
-def ship_all(folders: Sequence[Path], *, add: bool = False) -> None:
-    for folder in folders:
-        target = RESULTS / folder.resolve().name
-        shipped = {
-            path.name: read_archive(path) for path in sorted(target.glob("*.parquet")) if add
-        }
-        if runs := [portable(run) for run in shippable(read_runs(folder))]:
-            is_thin = target.name in THIN
-            archives = in_archives(
-                [*map(thin, runs)] if is_thin else runs, folder, shipped, apart=is_thin
-            )
-            ship(archives, folder, target)
-        print(f"{folder}: {len(runs)} runs")
-
-
-def in_archives(
-    runs: Sequence[Run], folder: Path, shipped: Mapping[str, Sequence[Run]], *, apart: bool
-) -> dict[str, list[Run]]:
-    """All runs by the name of their archive: `runs`, whose folders are below `folder`, each in
-    place of the `shipped` one of its name, new ones in runs.parquet or, if they are to be `apart`,
-    in a file of their own."""
-    new = {run.folder.relative_to(folder).as_posix(): run for run in runs}
-    found = {name: {run.folder.as_posix(): run for run in some} for name, some in shipped.items()}
-    for some in found.values():
-        some.update({name: new.pop(name) for name in [*new] if name in some})
-    if new:
-        found.setdefault(
-            f"runs_{len(found) + 1}.parquet" if apart and found else "runs.parquet", {}
-        ).update(new)
-    return {name: [run for _, run in sorted(some.items())] for name, some in found.items()}
-
-
-def shippable(runs: Sequence[Run]) -> list[Run]:
-    """Those of `runs` that ended, be it that they diverged, and were made by a commit as it is."""
-    kept = []
-    for run in runs:
-        changed = bool((run.summary.get("revision") or {}).get("dirty"))
-        if run.status in FINAL and run.commit and not changed:
-            kept.append(run)
+def ship(folder: Path, *, add: bool = False) -> None:
+    """Make the folder of docs/results with the name of `folder` from the runs in it."""
+    target = RESULTS / folder.resolve().name
+    new = []
+    for run in read_runs(folder):
+        if problem := why_left_out(run):
+            print(f"left out {run.folder.name}: {problem}")
         else:
-            print(
-                f"left out {run.folder.name}: {run.status}, commit {run.commit}, changed files: {changed}"
-            )
-    return kept
+            thinned = thin(portable(run), target.name)
+            new.append(replace(thinned, folder=run.folder.relative_to(folder)))
+    print(f"{folder}: {len(new)} runs")
+    if not new:
+        return
+    shipped = {}
+    if add:
+        shipped = {path.name: read_archive(path) for path in sorted(target.glob("*.parquet"))}
+    archives = in_archives(new, shipped, apart=target.name in MANY_RUNS)
+    write_tables([run for runs in archives.values() for run in runs], target)
+    for name, runs in archives.items():
+        write_archive(runs, Path(), target / name)
+
+
+def why_left_out(run: Run) -> str:
+    """Return why a run is not shipped, or an empty text."""
+    if run.status not in FINAL:
+        return f"its status is {run.status}"
+    if not run.commit:
+        return "no commit made it"
+    if (run.summary.get("revision") or {}).get("dirty"):
+        return f"files differ from commit {run.commit}"
+    return ""
 
 
 def portable(run: Run) -> Run:
-    """`run` with the last part alone of absolute paths in its config and summary: where data lay on
-    one machine."""
+    """Return a run that does not tell where data lay on one machine."""
     return replace(run, config=_last_parts(run.config), summary=_last_parts(run.summary))
 
 
-def thin(run: Run) -> Run:
-    """`run` with `OF_A_ROUND` alone of its rounds, and, in those of the final accuracy, that of the
-    worst tenth."""
-    records = run.records
-    rows = [{name: record[name] for name in OF_A_ROUND if name in record} for record in records]
-    for number, (row, record) in enumerate(
-        zip(rows, records, strict=True), FINAL_WINDOW - len(rows)
-    ):
-        row[WORST] = record.get(WORST) if number >= 0 else None
-    return replace(
-        run,
-        archived={name: getattr(run, name) for name in RUN_COLUMNS}
-        | {"rows": pa.Table.from_pylist(rows)},
-    )
-
-
 def _last_parts(value: Any) -> Any:
+    """Cut absolute paths to their last part, at any depth."""
     if isinstance(value, Mapping):
         return {key: _last_parts(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -162,46 +117,96 @@ def _last_parts(value: Any) -> Any:
     return Path(value).name if isinstance(value, str) and value.startswith("/") else value
 
 
-def ship(archives: Mapping[str, Sequence[Run]], folder: Path, target: Path) -> None:
-    """Make the folder `target` from runs, which are below `folder`."""
-    also, runs = named_files(target.name), [run for some in archives.values() for run in some]
-    with tempfile.TemporaryDirectory() as made:
+def thin(run: Run, folder: str) -> Run:
+    """Return a run without what the tables of its folder do not need.
+
+    Losses and wall times are left out. Measured seconds of a round are replaced by means, so that
+    sums stay equal (`smooth`), except in folders `ABOUT_TIME`; `MANY_RUNS` have none. Accuracies of
+    clients have six decimals.
+    """
+    records = run.records
+    names = list(dict.fromkeys(name for record in records for name in record))
+    columns = {name: [record.get(name) for record in records] for name in names}
+    for name in names:
+        if name == LAST_ROUNDS_ONLY and folder in MANY_RUNS:
+            early = max(len(records) - FINAL_WINDOW, 0)
+            columns[name][:early] = [None] * early
+        elif name in NOT_SHIPPED or (folder in MANY_RUNS and NOT_IN_MANY_RUNS.match(name)):
+            del columns[name]
+        elif name.startswith("seconds_") and folder not in ABOUT_TIME:
+            columns[name] = smooth(np.array(columns[name]), run.start_up_rounds or 0).tolist()
+    rows = pa.table(columns)
+    archived = {name: getattr(run, name) for name in RUN_COLUMNS}
+    if run.client_accuracies is not None:
+        archived["client_accuracies"] = run.client_accuracies.round(6)
+    return replace(run, archived=archived | {"rows": rows, "rounds": rounds_in(rows)})
+
+
+def smooth(seconds: Floats, start_up_rounds: int) -> Floats:
+    """Replace seconds [T] by their means over the start-up, the rest of 200 rounds, and later ones.
+
+    The slowest round keeps its seconds, which a table shows.
+    """
+    smoothed = seconds.copy()
+    rounds = np.arange(len(seconds))
+    is_slowest = rounds == np.argmax(seconds)
+    period = (rounds >= start_up_rounds).astype(int) + (rounds >= TIMED_ROUNDS)
+    for number in np.unique(period):
+        chosen = (period == number) & ~is_slowest
+        smoothed[chosen] = seconds[chosen].mean() if chosen.any() else 0.0
+    return smoothed
+
+
+def in_archives(
+    new: Sequence[Run], shipped: Mapping[str, Sequence[Run]], *, apart: bool
+) -> dict[str, list[Run]]:
+    """Return all runs by the name of their archive, sorted by folder.
+
+    A new run replaces the shipped run of the same folder. Other new runs go to runs.parquet, or to
+    an archive of their own if they are to be `apart`.
+    """
+    by_folder = {run.folder: run for run in new}
+    archives = {}
+    for name, runs in shipped.items():
+        archives[name] = [by_folder.pop(run.folder, run) for run in runs]
+    if by_folder:
+        name = f"runs_{len(archives) + 1}.parquet" if apart and archives else "runs.parquet"
+        archives.setdefault(name, []).extend(by_folder.values())
+    return {name: sorted(runs, key=lambda run: run.folder) for name, runs in archives.items()}
+
+
+def write_tables(runs: Sequence[Run], target: Path) -> None:
+    """Write the tables and figures of a report that are shipped to the folder `target`."""
+    linked = named_files(target.name)
+    has_figures = any(name.endswith(".png") for name in linked)
+    with tempfile.TemporaryDirectory() as name:
+        made = Path(name)
         with contextlib.redirect_stdout(io.StringIO()):
-            report(runs, folder, Path(made), figures=any(name.endswith(".png") for name in also))
+            report(runs, target, made, figures=has_figures)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
-        for name in sorted({"summary.json", *(f"{table}.csv" for table in TABLES), *also}):
-            found = next(
-                (
-                    path
-                    for path in (Path(made, name), Path(made, "figures", name))
-                    if path.is_file()
-                ),
-                None,
-            )
-            if found is not None and found.suffix == ".png":  # a palette takes a third of the bytes
-                Image.open(found).convert("RGB").quantize(255, dither=Image.Dither.NONE).save(
-                    target / name, optimize=True
-                )
-            elif found is not None:
-                shutil.copyfile(found, target / name)
-            elif name in also:
-                print(
-                    f"{target.name}: the pages name {name}, which its report does not have",
-                    file=sys.stderr,
-                )
-    for name, some in archives.items():
-        write_archive(some, folder, target / name)
+        write_summary(target, read_summary_file(made / "summary.json"))
+        for file in {f"{table}.csv" for table in TABLES} | linked:
+            figure = made / "figures" / file
+            if (made / file).is_file():
+                shutil.copyfile(made / file, target / file)
+            elif figure.is_file():  # a palette takes a third of the bytes
+                image = Image.open(figure).convert("RGB")
+                image = image.quantize(255, dither=Image.Dither.NONE)
+                image.save(target / file, optimize=True)
+            elif file in linked:
+                print(f"{target.name}: the pages name {file}, which its report does not have")
 
 
 def named_files(folder: str) -> set[str]:
-    """The files of a folder of docs/results that the pages link to or make tables of."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in RESULTS.parent.rglob("*.md"))
-    links = {found["file"] for found in LINK.finditer(text) if found["folder"] == folder}
-    tables = {
-        f"{found['name']}.csv" for found in MARKER.finditer(text) if found["folder"] == folder
-    }
-    return {name for name in links | tables if not name.endswith(".parquet")}
+    """Return the files of a folder of docs/results that pages link to or make tables of."""
+    names = set()
+    for page in RESULTS.parent.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        names |= {link["file"] for link in LINK.finditer(text) if link["folder"] == folder}
+        markers = MARKER.finditer(text)
+        names |= {f"{marker['name']}.csv" for marker in markers if marker["folder"] == folder}
+    return {name for name in names if not name.endswith((".parquet", "summary.json"))}
 
 
 if __name__ == "__main__":

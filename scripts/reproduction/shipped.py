@@ -1,9 +1,12 @@
 """What docs/results holds of our runs, and the verdicts on the papers by all of them together."""
 
 import itertools
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from fedsim.papers.judge import Judged, correct, examine_all
 from fedsim.papers.published import Publication
@@ -53,6 +56,12 @@ def read_shipped(root: Path = RESULTS) -> Shipped:
     return Shipped(
         {path.parent: read_groups(path.parent) for path in sorted(root.glob("*/summary.json"))}
     )
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write a summary.json of a folder without white space, which takes a quarter of the bytes."""
+    text = json.dumps(summary, separators=(",", ":"))
+    (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def read_groups(folder: Path) -> list[Group]:

@@ -10,7 +10,6 @@ from *.parquet in a folder; a folder of which nothing is judged stays as it is.
 """
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from fedsim.report import tables as results
 from fedsim.report.summary import read_summary_file
 from fedsim.results.groups import Group, make_panels
 from scripts.reproduction.open_items import OPEN_FILE, open_csv, open_items
-from scripts.reproduction.shipped import Shipped, read_shipped
+from scripts.reproduction.shipped import Shipped, read_shipped, write_summary
 
 
 def main() -> None:
@@ -71,10 +70,9 @@ def write_folder(folder: Path, groups: Sequence[Group], judged: Sequence[Judged]
     for table in (*tables, papers.claims(judged), *own):
         if table.rows:
             (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text(encoding="utf-8"))
+    summary = read_summary_file(folder / "summary.json")
     summary["verdicts"] = {one.printed.id: one.verdict for one in judged}
-    path.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_summary(folder, summary)
 
 
 if __name__ == "__main__":

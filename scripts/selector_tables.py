@@ -1,18 +1,15 @@
-"""The tables of docs/selectors.md, made of the heads of conf/selector/*.yaml, which `fedsim list
-selectors` shows too.
+"""Make the tables of docs/selectors.md from the heads of conf/selector/*.yaml.
 
-    uv run python scripts/selector_tables.py          # says whether the page is as they are
-    uv run python scripts/selector_tables.py --write  # writes it
+    uv run python scripts/selector_tables.py          # exit code 1 if the page is not up to date
+    uv run python scripts/selector_tables.py --write  # writes the page
 
-A comment before each table of the page names its methods, `<!-- selectors: random, md -->`. A
-choice that builds on one of them stands in its row where it asks, needs and costs the same, and
-otherwise in a row of its own below it. Other names of the first of a row (`also:`) stand after its
-name.
+A comment before each table of the page names its methods: `<!-- selectors: random, md -->`. A
+choice that builds on one of them stands in the same row if it asks, needs and costs the same.
+Otherwise it has its own row below. `fedsim list selectors` shows the same heads.
 """
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from fedsim.commands.catalogue import Catalogue, Choice, Group
@@ -20,40 +17,48 @@ from fedsim.commands.catalogue import Catalogue, Choice, Group
 PAGE = Path(__file__).parents[1] / "docs" / "selectors.md"
 TABLE = re.compile(r"(<!-- selectors: ([\w, ]+) -->\n\n)(?:\|.*\n)*")
 COSTS = ("asks", "server", "bytes", "samples")
-HEADER = ("`selector=`", "idea", "source", "asks of clients", "needs at the server")
-HEADER += ("extra bytes a round", "extra samples a round")
+HEADER = (
+    "`selector=`",
+    "idea",
+    "source",
+    "asks of clients",
+    "needs at the server",
+    "extra bytes a round",
+    "extra samples a round",
+)
 
 
 def with_tables(page: str) -> str:
-    """The text `page` with all of its tables as the heads of the files have it."""
+    """Return the text `page` with new tables."""
     group = Catalogue().group("selector")
     return TABLE.sub(lambda found: found[1] + table(found[2].split(", "), group), page)
 
 
 def table(names: list[str], group: Group) -> str:
-    """The table of the methods `names`, as Markdown."""
-    lines = [
-        HEADER,
-        ["---"] * len(HEADER),
-        *(row for name in names for row in rows(group.choices[name], group)),
-    ]
+    """Return the table of the methods `names`, as Markdown."""
+    lines = [list(HEADER), ["---"] * len(HEADER)]
+    for name in names:
+        lines += rows(group.choices[name], group)
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def rows(method: Choice, group: Group) -> Iterator[list[str]]:
-    """The rows of a method and of the choices that build on it."""
-    alike: dict[tuple[str, ...], list[Choice]] = {}
+def rows(method: Choice, group: Group) -> list[list[str]]:
+    """Return the rows of a method and of the choices that build on it."""
+    by_costs: dict[tuple[str, ...], list[Choice]] = {}
     for choice in (method, *group.builds_on(method.name)):
-        alike.setdefault(tuple(choice.fields[name] for name in COSTS), []).append(choice)
-    for costs, choices in alike.items():
+        costs = tuple(choice.fields[name] for name in COSTS)
+        by_costs.setdefault(costs, []).append(choice)
+    found = []
+    for costs, choices in by_costs.items():
         first = choices[0]
+        names = ", ".join(f"`{choice.name}`" for choice in choices)
+        other_names = first.fields.get("also")
+        if other_names:
+            names += f" ({other_names})"
         source = re.sub(r"^none \((.*)\)$", r"\1", first.fields["source"])
         cells = [first.idea.rstrip("."), source, *costs]
-        names = ", ".join(f"`{choice.name}`" for choice in choices)
-        yield [
-            f"{names} ({also})" if (also := first.fields.get("also")) else names,
-            *(cell.replace("|", r"\|") for cell in cells),
-        ]
+        found.append([names, *(cell.replace("|", r"\|") for cell in cells)])
+    return found
 
 
 def main() -> None:

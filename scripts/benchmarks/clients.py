@@ -1,135 +1,105 @@
-"""What a run costs beside local training, for each selector, as the number of clients grows.
+"""Measure the cost of a run besides local training, for each selector, as clients become many.
 
-    uv run python scripts/benchmark.py clients             # all selectors, N = 1,000, 10,000 and
-    100,000 uv run python scripts/benchmark.py clients random pncs --clients 1000 10000 uv run
-    python scripts/benchmark.py clients --json docs/results/scale/selectors.json --markdown   #
-    prints a table
+    uv run python scripts/benchmark.py clients             # N = 1,000, 10,000 and 100,000
+    uv run python scripts/benchmark.py clients random pncs --clients 1000 10000
+    uv run python scripts/benchmark.py clients --json docs/results/scale/selectors.json --markdown
 
-Whole runs of K = 100 clients on `dataset=synthetic`, whose N clients have 20 samples each and a
-generator of their own, with a logistic model of 610 parameters. Times are seconds of the processor
-(of one core: OMP_NUM_THREADS=1), so that other processes of the machine do not count. Each case is
-a process of its own, forked from one that has made a small run, so that imports do not count. Cases
-that are in the file of --json already are not measured again.
+Each case is a whole run of K = 100 clients on `dataset=synthetic`: N clients of 20 samples with a
+random generator each, and a logistic model of 610 parameters. Times are processor seconds of one
+core, so that other processes do not count. Each case runs in a process forked from one that has
+made a small run, so that imports do not count. Results in the file of --json are not measured again.
 
 Warm-ups are cut to two rounds. "select" is what the server computes in `select` and `observe`,
-without what it waits for (clients' answers, local training); "ledger" is what of it the account of
-bytes and samples takes; "growth" is the exponent of N, in a later round without local training,
-between the two largest sizes that ran.
+without the clients' answers and local training. "ledger" is the part of it that counts bytes and
+samples. "growth" is the exponent of N between the two largest sizes that ran, for a later round
+without local training.
 """
 
 import argparse
 import json
-import math
 import multiprocessing
 import os
 import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
-ROOT = Path(__file__).parents[2]
+from scripts.benchmarks.processes import growth_exponent
+
 SIZES = [1_000, 10_000, 100_000]
-NUM_ROUNDS, COHORT_SIZE = 6, 100
-PATIENCE, LIMIT = 10.0, 900.0
-"""Seconds of the processor after which a case has shown enough (two rounds at least), and seconds
-after which it is ended."""
-SAME = {
-    *(
-        "fedcor_2022",
-        "fedcor_cifar",
-        "fedcor_cifar_2022",
-        "fedcor_gpfl",
-        "fedcor_short",
-        "fedcs_sequential",
-    ),
-    *(
-        "gpfl_alpha0",
-        "gpfl_cosine",
-        "hics_code",
-        "oort_code",
-        "pncs_each",
-        "pncs_gradient",
-        "pncs_q0",
-        "pncs_q2",
-    ),
-    *(
-        "pncs_q4",
-        "pncs_q6",
-        "pncs_two",
-        "power_of_choice_d10",
-        "power_of_choice_trained_d10",
-        "tifl_uniform",
-    ),
-    *("top_loss_7", "pair_study"),
-}
-"""Files of conf/selector/ whose cost is that of another (other values of the same numbers), which
-select few clients, or which are no method to train with."""
-_VALUES = ("s_fedavg", "greedy_shapley", "ucb_shapley")
-_CLOCK = ("fedcs", "tifl", "oort_by_speed")
-WORDS = {
-    "fedabc": ["server.public_samples=100"],
-    "lefl": ["server.public_samples=100"],
+NUM_ROUNDS = 6
+COHORT_SIZE = 100
+PATIENCE = 10.0
+"""Processor seconds after which two rounds are enough."""
+TIME_LIMIT = 900.0
+"""Seconds after which a case is stopped."""
+NO_METHOD = ("pair_study",)
+"""Choices that no run trains with."""
+PUBLIC_SAMPLES = ["server.public_samples=100"]
+VALIDATION = ["server.validation_fraction=0.001"]
+CLOCK = ["system=lognormal"]
+NEEDS: Mapping[str, list[str]] = {
+    "fedabc": PUBLIC_SAMPLES,
+    "lefl": PUBLIC_SAMPLES,
     "gpfl_official": ["optimizer.momentum=0.9"],
-    **{name: ["server.validation_fraction=0.001"] for name in _VALUES},
-    **{name: ["system=lognormal"] for name in _CLOCK},
+    "s_fedavg": VALIDATION,
+    "greedy_shapley": VALIDATION,
+    "ucb_shapley": VALIDATION,
+    "fedcs": CLOCK,
+    "tifl": CLOCK,
+    "oort_by_speed": CLOCK,
 }
-"""What a selector needs of the rest of the config."""
+"""Overrides that a selector needs."""
 SHORTER = {"warmup": 2, "interval": 2, "cover_rounds": 2, "warmup_rounds": 2, "first_steps": 20}
-"""Warm-ups and a fit cut so that every kind of round is among the measured ones."""
+"""Parameters of selectors that are cut, so that every kind of round is among the measured ones."""
+Result = dict[str, Any]
 
 
-def config(selector: str, num_clients: int, cache_dir: str) -> Any:
-    """The plan of a case. Raises `ConfigError` where it is refused."""
+def plan_of(selector: str, num_clients: int, cache_dir: str) -> Any:
+    """Return the plan of a case. Raises `ConfigError` if fedsim rejects it."""
     from fedsim.config.compose import compose_jobs, make_plan
 
     words = [
-        *(
-            f"selector={selector}",
-            "dataset=synthetic",
-            f"dataset.num_owners={num_clients}",
-            "partition=natural",
-        ),
-        *(
-            "partition.min_samples=1",
-            f"num_clients={num_clients}",
-            f"cohort_size={min(COHORT_SIZE, num_clients)}",
-        ),
-        *(
-            f"num_rounds={NUM_ROUNDS}",
-            "model=logistic",
-            "local.epochs=1",
-            "local.batch_size=20",
-            "eval_every=1",
-        ),
-        *(
-            "engine=batched",
-            "tracker=files_only",
-            f"cache_dir={cache_dir}",
-            *WORDS.get(selector, []),
-        ),
+        f"selector={selector}",
+        "dataset=synthetic",
+        f"dataset.num_owners={num_clients}",
+        "partition=natural",
+        "partition.min_samples=1",
+        f"num_clients={num_clients}",
+        f"cohort_size={min(COHORT_SIZE, num_clients)}",
+        f"num_rounds={NUM_ROUNDS}",
+        "model=logistic",
+        "local.epochs=1",
+        "local.batch_size=20",
+        "eval_every=1",
+        "engine=batched",
+        "tracker=files_only",
+        f"cache_dir={cache_dir}",
+        *NEEDS.get(selector, []),
     ]
-    (job,) = compose_jobs(words, multirun=False)
+    [job] = compose_jobs(words, multirun=False)
     node = job.config["selector"]
-    node |= {name: value for name, value in SHORTER.items() if name in node}
+    for name in SHORTER.keys() & node.keys():
+        node[name] = SHORTER[name]
     return make_plan(job.config, job.choices)
 
 
 class Stopwatch:
-    """Processor seconds of wrapped functions; one inside another is counted once."""
+    """Processor seconds of functions. A call inside another call counts once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._depth = 0
 
     def wrap(self, owner: Any, name: str) -> None:
+        """Replace a function of a module or class by one that is timed."""
         function = getattr(owner, name)
 
         def timed(*args: Any, **named: Any) -> Any:
@@ -146,34 +116,35 @@ class Stopwatch:
             yield
         finally:
             self._depth -= 1
-            self.seconds += 0.0 if self._depth else time.process_time() - start
+            if self._depth == 0:
+                self.seconds += time.process_time() - start
 
 
-def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
-    """A few rounds of one case in this process."""
+def measure(selector: str, num_clients: int, cache_dir: str) -> Result:
+    """Run a few rounds of one case in this process."""
     from fedsim.clients.clients import Clients
     from fedsim.core.errors import ConfigError
     from fedsim.running import assembly
 
+    case = {"selector": selector, "clients": num_clients}
     try:
-        plan = config(selector, num_clients, cache_dir)
+        plan = plan_of(selector, num_clients, cache_dir)
     except ConfigError as error:
-        return {"selector": selector, "clients": num_clients, "refused": str(error.problems[0])}
-    assembly.prepare(
-        plan
-    )  # the labels of all clients, unless the process that this one is forked from has them
+        return case | {"refused": str(error.problems[0])}
+    assembly.prepare(plan)  # draws the data, unless the process that forked this one has done so
     partition, ledger, building = Stopwatch(), Stopwatch(), Stopwatch()
     partition.wrap(assembly, "divide")
     with building.running():
-        made = assembly.build(plan)
-    for name in ("_exchange", "_tensors_to_send"):
-        ledger.wrap(Clients, name)
-    simulation = made.simulation
+        experiment = assembly.build(plan)
+    ledger.wrap(Clients, "_exchange")
+    ledger.wrap(Clients, "_tensors_to_send")
+    simulation = experiment.simulation
     simulation.components = replace(simulation.components, now=time.process_time)
     rounds: list[dict[str, float]] = []
     start = time.process_time()
     while len(rounds) < NUM_ROUNDS and (len(rounds) < 2 or time.process_time() - start < PATIENCE):
-        ledger.seconds, begin = 0.0, time.process_time()
+        ledger.seconds = 0.0
+        begin = time.process_time()
         record = simulation.step()
         rounds.append(
             {
@@ -185,215 +156,187 @@ def measure(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
                 "record_bytes": record_bytes(simulation, record),
             }
         )
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return {
-        "selector": selector,
-        "clients": num_clients,
+    first, *later = rounds
+    return case | {
         "partition": partition.seconds,
         "set_up": building.seconds - partition.seconds,
-        "first": rounds[0],
-        "later": {name: float(np.median([r[name] for r in rounds[1:]])) for name in rounds[0]},
-        "worst": {name: max(r[name] for r in rounds[1:]) for name in rounds[0]},
+        "first": first,
+        "later": {name: float(np.median([r[name] for r in later])) for name in first},
+        "worst": {name: max(r[name] for r in later) for name in first},
         "rounds": len(rounds),
-        "partition_bytes": len(made.division.to_bytes()),
+        "partition_bytes": len(experiment.division.to_bytes()),
         "checkpoint_bytes": checkpoint_bytes(simulation),
-        "peak_gib": peak,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
 
 
 def record_bytes(simulation: Any, record: Any) -> int:
-    """What the round writes: its line of metrics.jsonl, and that of trace.jsonl where the selector
-    has one."""
+    """Return the size of the round's lines in metrics.jsonl and, if there is one, trace.jsonl."""
     trace = simulation.components.selector.trace
-    return sum(len(json.dumps(line)) + 1 for line in (record.as_dict(), trace) if line is not None)
+    lines = [record.as_dict()] if trace is None else [record.as_dict(), trace]
+    return sum(len(json.dumps(line)) + 1 for line in lines)
 
 
 def checkpoint_bytes(simulation: Any) -> int:
-    """Of the state that crosses rounds."""
+    """Return the size of the state that crosses rounds."""
     from fedsim.core.encoding import dataclasses_known_to, encode
 
     tensors: dict[str, Any] = {}
     known = dataclasses_known_to(simulation.components.selector, simulation.components.aggregator)
     text = json.dumps(encode(simulation.state_dict(), tensors, dataclasses=known))
-    return len(text) + sum(t.nbytes for t in tensors.values())
+    return len(text) + sum(tensor.nbytes for tensor in tensors.values())
 
 
-def measure_apart(selector: str, num_clients: int, cache_dir: str) -> dict[str, Any]:
-    """`measure` in a process forked from this one."""
+def measure_apart(selector: str, num_clients: int, cache_dir: str) -> Result:
+    """Measure a case in a process forked from this one."""
     context = multiprocessing.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
+    receiver, sender = context.Pipe(duplex=False)
 
     def work() -> None:
         try:
-            theirs.send(measure(selector, num_clients, cache_dir))
+            sender.send(measure(selector, num_clients, cache_dir))
         except BaseException as error:
-            theirs.send(
-                {
-                    "selector": selector,
-                    "clients": num_clients,
-                    "error": f"{type(error).__name__}: {error}",
-                }
-            )
+            sender.send({"error": f"{type(error).__name__}: {error}"})
 
     process = context.Process(target=work)
     process.start()
-    theirs.close()
-    if ours.poll(LIMIT):
-        try:
-            result: dict[str, Any] = ours.recv()
-        except EOFError:  # the kernel ended it: out of memory
-            result = {"selector": selector, "clients": num_clients, "error": "ended by the system"}
-    else:
-        result = {"selector": selector, "clients": num_clients, "error": f"more than {LIMIT:.0f} s"}
+    sender.close()
+    try:
+        if receiver.poll(TIME_LIMIT):
+            result = receiver.recv()
+        else:
+            result = {"error": f"more than {TIME_LIMIT:.0f} s"}
+    except EOFError:  # the system killed it because memory was full
+        result = {"error": "killed by the system"}
     process.kill()
     process.join()
-    return result
-
-
-Key = Callable[[dict[str, Any]], float]
-COLUMNS: list[tuple[str, Key]] = [
-    ("select, first", lambda r: r["first"]["select"]),
-    ("select, later", lambda r: r["later"]["select"]),
-    ("ask + train, later", lambda r: r["later"]["ask"] + r["later"]["train"]),
-    ("ledger, worst", lambda r: max(r["first"]["ledger"], r["worst"]["ledger"])),
-]
-
-
-def markdown(results: Sequence[dict[str, Any]], sizes: Sequence[int]) -> str:
-    """A line for each selector: each column at all sizes, then growth and what is kept."""
-    head = [
-        "selector",
-        *(name for name, _ in COLUMNS),
-        "growth",
-        "record, kB",
-        "checkpoint, MB",
-        "peak, GiB",
-    ]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    for selector in dict.fromkeys(r["selector"] for r in results):
-        found = {r["clients"]: r for r in results if r["selector"] == selector}
-        cells = [selector]
-        cells += [" / ".join(_cell(found.get(size), key) for size in sizes) for _, key in COLUMNS]
-        last = next(
-            (found[size] for size in reversed(sizes) if "peak_gib" in found.get(size, {})), None
-        )
-        cells += [growth(found, sizes)]
-        kept: list[Key] = [
-            lambda r: r["later"]["record_bytes"] / 1e3,
-            lambda r: r["checkpoint_bytes"] / 1e6,
-            lambda r: r["peak_gib"],
-        ]
-        cells += ["-" if last is None else f"{key(last):.1f}" for key in kept]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def common(results: Sequence[dict[str, Any]], sizes: Sequence[int]) -> str:
-    """What does not depend on the selector, at each size: the median over all of them."""
-    rows: list[tuple[str, Key, float]] = [
-        ("partition, s", lambda r: r["partition"], 1.0),
-        ("set-up besides, s", lambda r: r["set_up"], 1.0),
-        ("partition.npz, MB", lambda r: r["partition_bytes"], 1e-6),
-    ]
-    lines = [
-        f"| | {' | '.join(f'N = {size:,}' for size in sizes)} |",
-        f"|---|{'---|' * len(sizes)}",
-    ]
-    for name, key, unit in rows:
-        found = [
-            [key(r) for r in results if r["clients"] == size and "later" in r] for size in sizes
-        ]
-        lines.append(
-            f"| {name} | {' | '.join(f'{unit * np.median(v):.2f}' if v else '-' for v in found)} |"
-        )
-    return "\n".join(lines)
+    return {"selector": selector, "clients": num_clients, **result}
 
 
 def rounded(value: Any) -> Any:
-    """With four digits behind the point."""
+    """Round numbers to four decimals, at any depth."""
     if isinstance(value, dict):
         return {name: rounded(item) for name, item in value.items()}
     return round(value, 4) if isinstance(value, float) else value
 
 
-def _cell(result: dict[str, Any] | None, key: Key) -> str:
-    if result is None or "first" not in result:
-        return "-" if result is None else "refused" if "refused" in result else "failed"
-    value = key(result)
-    return "< .001" if value < 1e-3 else f"{value:.3f}" if value < 1 else f"{value:.1f}"
+# --- tables ---
+
+Key = Callable[[Result], float]
+COLUMNS: Mapping[str, Key] = {
+    "select, first": lambda r: r["first"]["select"],
+    "select, later": lambda r: r["later"]["select"],
+    "ask + train, later": lambda r: r["later"]["ask"] + r["later"]["train"],
+    "ledger, worst": lambda r: max(r["first"]["ledger"], r["worst"]["ledger"]),
+}
+AT_LARGEST: Mapping[str, Key] = {
+    "record, kB": lambda r: r["later"]["record_bytes"] / 1e3,
+    "checkpoint, MB": lambda r: r["checkpoint_bytes"] / 1e6,
+    "peak, GiB": lambda r: r["peak_gib"],
+}
+COMMON: Mapping[str, Key] = {
+    "partition, s": lambda r: r["partition"],
+    "set-up besides, s": lambda r: r["set_up"],
+    "partition.npz, MB": lambda r: r["partition_bytes"] / 1e6,
+}
 
 
-def growth(found: dict[int, dict[str, Any]], sizes: Sequence[int]) -> str:
-    """The exponent of N in the seconds of a whole later round, but for local training."""
-    ran = [size for size in sizes if "later" in found.get(size, {})]
-    if len(ran) < 2:
+def markdown(results: Sequence[Result], sizes: Sequence[int]) -> str:
+    """Return a table with a row for each selector.
+
+    A cell of `COLUMNS` has the seconds at all sizes, and one of `AT_LARGEST` the value at the
+    largest size that ran.
+    """
+    by_selector: dict[str, dict[int, Result]] = {}
+    for result in results:
+        by_selector.setdefault(result["selector"], {})[result["clients"]] = result
+    lines = [["selector", *COLUMNS, "growth", *AT_LARGEST]]
+    lines.append(["---"] * len(lines[0]))
+    for selector, by_size in by_selector.items():
+        cells = [selector]
+        for key in COLUMNS.values():
+            cells.append(" / ".join(_seconds(by_size.get(size), key) for size in sizes))
+        cells.append(growth(by_size, sizes))
+        ran = [by_size[size] for size in sizes if "later" in by_size.get(size, {})]
+        for key in AT_LARGEST.values():
+            cells.append(f"{key(ran[-1]):.1f}" if ran else "-")
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def common(results: Sequence[Result], sizes: Sequence[int]) -> str:
+    """Return a table of what does not depend on the selector: the median over all of them."""
+    lines = [["", *(f"N = {size:,}" for size in sizes)], ["---"] * (len(sizes) + 1)]
+    for name, key in COMMON.items():
+        cells = [name]
+        for size in sizes:
+            values = [key(r) for r in results if r["clients"] == size and "later" in r]
+            cells.append(f"{np.median(values):.2f}" if values else "-")
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _seconds(result: Result | None, key: Key) -> str:
+    if result is None:
         return "-"
-    small, large = (found[s]["later"]["round"] - found[s]["later"]["train"] for s in ran[-2:])
-    return (
-        f"N^{math.log(large / small) / math.log(ran[-1] / ran[-2]):.1f}"
-        if large > 0.01
-        else "< 10 ms"
-    )
+    if "later" not in result:
+        return "refused" if "refused" in result else "failed"
+    value = key(result)
+    if value < 1e-3:
+        return "< .001"
+    return f"{value:.3f}" if value < 1 else f"{value:.1f}"
 
 
-def warm_up(cache_dir: str) -> None:
-    """Import what a run needs, and let libraries set up what they do once."""
-    for selector in ("random", "pncs", "clustered2"):
-        measure(selector, 20, cache_dir)
+def growth(by_size: Mapping[int, Result], sizes: Sequence[int]) -> str:
+    """Return the exponent of N in the seconds of a later round without local training."""
+    seconds = {}
+    for size in sizes:
+        later = by_size.get(size, {}).get("later")
+        if later:
+            seconds[size] = later["round"] - later["train"]
+    return growth_exponent(seconds, negligible=0.01)
 
 
-def prepare_once(num_clients: int, cache_dir: str) -> None:
-    """Have the data of so many clients in this process, and so in those that are forked from it."""
-    from fedsim.running import assembly
-
-    assembly.prepare(config("random", num_clients, cache_dir))
+# --- the command ---
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = sorted(
-        p.stem for p in (ROOT / "conf" / "selector").glob("*.yaml") if p.stem not in SAME
-    )
-    parser.add_argument("selectors", nargs="*", default=names)
-    parser.add_argument("--clients", nargs="+", type=int, default=SIZES)
-    parser.add_argument(
-        "--json", type=Path, help="a file of results, to which those that it lacks are added"
-    )
-    parser.add_argument(
-        "--markdown", action="store_true", help="print all results of the file as a table"
-    )
-    options = parser.parse_args()
-    if os.environ.get("OMP_NUM_THREADS") != "1":  # read when torch is imported
-        os.execve(
-            sys.executable,
-            [sys.executable, "-m", "scripts.benchmarks.clients", *sys.argv[1:]],
-            {**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # torch reads it when it is imported
+        command = [sys.executable, "-m", "scripts.benchmarks.clients", *sys.argv[1:]]
+        os.execve(sys.executable, command, {**os.environ, "OMP_NUM_THREADS": "1"})
+    from fedsim.commands.catalogue import Catalogue
     from fedsim.config.compose import search_path
+    from fedsim.running import assembly
 
-    results: list[dict[str, Any]] = (
-        json.loads(options.json.read_text()) if options.json and options.json.exists() else []
-    )
-    done = {(r["selector"], r["clients"]) for r in results}
-    console = Console()
+    choices = Catalogue().group("selector").choices.values()
+    methods = [c.name for c in choices if c.base is None and c.name not in NO_METHOD]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("selectors", nargs="*", default=methods)
+    parser.add_argument("--clients", nargs="+", type=int, default=SIZES)
+    parser.add_argument("--json", type=Path, help="a file of results, to which new ones are added")
+    parser.add_argument("--markdown", action="store_true", help="print the results as tables")
+    options = parser.parse_args()
+    has_file = options.json and options.json.exists()
+    results: list[Result] = json.loads(options.json.read_text()) if has_file else []
+    done = {(result["selector"], result["clients"]) for result in results}
+    sizes = sorted(options.clients)
     with search_path(), tempfile.TemporaryDirectory() as cache_dir:
-        missing = [
-            (s, n) for n in sorted(options.clients) for s in options.selectors if (s, n) not in done
-        ]
-        if missing:
-            warm_up(cache_dir)
-        for selector, size in missing:
-            prepare_once(size, cache_dir)
-            results.append(rounded(measure_apart(selector, size, cache_dir)))
-            console.print(json.dumps(results[-1]), highlight=False, soft_wrap=True)
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                options.json.write_text(
-                    "[\n" + ",\n".join(json.dumps(r) for r in results) + "\n]\n"
-                )
+        for selector in ("random", "pncs", "clustered2"):
+            measure(selector, 20, cache_dir)  # imports, and what libraries do once
+        for size in sizes:
+            assembly.prepare(plan_of("random", size, cache_dir))
+            for selector in options.selectors:
+                if (selector, size) in done:
+                    continue
+                results.append(rounded(measure_apart(selector, size, cache_dir)))
+                print(json.dumps(results[-1]), flush=True)
+                if options.json:
+                    options.json.parent.mkdir(parents=True, exist_ok=True)
+                    lines = ",\n".join(json.dumps(result) for result in results)
+                    options.json.write_text(f"[\n{lines}\n]\n")
     if options.markdown or not options.json:
-        print(markdown(sorted(results, key=lambda r: r["selector"]), sorted(options.clients)))
-        print(f"\n{common(results, sorted(options.clients))}")
+        print(markdown(sorted(results, key=lambda result: result["selector"]), sizes))
+        print(f"\n{common(results, sizes)}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""What a second process gains: rounds of a workload on one core, and divided between two processes
-of one core each.
+"""Measure the gain of a second process: one core against two processes on one core each.
 
     FEDSIM_DATA=path uv run python scripts/benchmark.py ranks measure W1:10 W2:10 --rounds 20 1
-    --repeats 3 uv run python scripts/benchmark.py ranks compute                # bytes of a round,
-    and how long they take to 8 GPUs
+    uv run python scripts/benchmark.py ranks compute    # bytes of a round and their time to 8 GPUs
 
-One and two processes take turns, each run anew. Shown are medians over the repeats, of the wall
-time of a round and of the CPU time of each process in it. On a machine with other work the CPU time
-says more: it leaves out what others take, and also the waiting for each other and for messages.
+One and two processes run in turns. The table shows medians over the repeats: the wall time of a
+round, and the CPU time of each process in it. On a machine with other work the CPU time says more,
+because it leaves out what others take. It also leaves out the waiting for messages.
 """
 
 import argparse
@@ -19,194 +17,154 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from scripts.benchmarks.peers.run_fedsim import overrides_of
-from scripts.benchmarks.peers.workloads import WORKLOADS, Workload
+from scripts.benchmarks.peers.workloads import WORKLOADS
+from scripts.benchmarks.processes import ROOT, in_turns, table
 
-ROOT = Path(__file__).parents[2]
 LINKS = {"NVLink 4": 450e9, "PCIe 5 x16": 63e9, "PCIe 4 x16": 31.5e9, "100 Gb/s Ethernet": 12.5e9}
-"""Bytes a second in one direction, as their makers give them."""
+"""Bytes per second in one direction, by the makers' data sheets."""
+MODELS = {"W1": (52_500, 1920), "W2": (122_570, 2000), "25 M": (25_000_000, 2000)}
+"""Numbers of parameters, and of samples that a client trains on in a round."""
+TEST_SAMPLES = 10_000
+NUM_CLASSES = 10
+MEASURED = ("workload", "K", "rounds", "one: wall", "CPU", "two: wall", "CPU, rank 0", "rank 1")
+Seconds = dict[str, float]
 
 
-def words_of(workload: Workload, cohort: int, rounds: int, folder: Path) -> list[str]:
-    """The command line of a run with cohorts of another size, in C, with the test set passed in
-    every round."""
-    changed = ("num_rounds=", "cohort_size=", "eval_every=")
-    words = [word for word in overrides_of(workload) if not word.startswith(changed)]
-    own = [f"num_rounds={rounds}", f"cohort_size={cohort}", "eval_every=1", f"output_dir={folder}"]
-    return [
-        *words,
-        *own,
-        "engine=native",
-        "tracker=files_only",
-        "checkpoint.every=null",
-        "overwrite=true",
-    ]
-
-
-def run_process(core: int, place: Path, words: Sequence[str]) -> None:
-    """One process of a run, on one core: it notes the wall and CPU time that it works for the
-    rounds."""
+def run_rank(core: int, folder: Path, words: Sequence[str]) -> None:
+    """Run one process of a run on one core, and write down how long it works for the rounds."""
     os.sched_setaffinity(0, {core})
     from fedsim.commands.dispatch import main
     from fedsim.rounds.loop import Simulation
     from fedsim.running.process import world
     from fedsim.running.ranks import Worker
 
-    found = {"wall": 0.0, "cpu": 0.0, "rounds": 0}
+    seconds = {"wall": 0.0, "cpu": 0.0}
 
-    def timed(owner: type, name: str, in_rounds: Any) -> None:
-        plain = getattr(owner, name)
+    def time_calls(owner: type, name: str, counts: Callable[..., bool]) -> None:
+        method = getattr(owner, name)
 
-        def call(self: Any, *args: Any) -> Any:
+        def timed(self: Any, *args: Any) -> Any:
             wall, cpu = time.perf_counter(), time.process_time()
-            result = plain(self, *args)
-            if in_rounds(*args):
-                found["wall"] += time.perf_counter() - wall
-                found["cpu"] += time.process_time() - cpu
-                found["rounds"] += 1
+            result = method(self, *args)
+            if counts(*args):
+                seconds["wall"] += time.perf_counter() - wall
+                seconds["cpu"] += time.process_time() - cpu
             return result
 
-        setattr(owner, name, call)
+        setattr(owner, name, timed)
 
-    timed(Simulation, "step", lambda: True)
-    timed(Worker, "answered", lambda request: request.kind in ("train", "forward", "gradients"))
+    time_calls(Simulation, "step", lambda: True)
+    training = ("train", "forward", "gradients")
+    time_calls(Worker, "answered", lambda request: request.kind in training)
     sys.argv = ["fedsim", *words]
     try:
         main()
     finally:
-        (place / f"{world().rank}.json").write_text(json.dumps(found))
+        (folder / f"{world().rank}.json").write_text(json.dumps(seconds))
 
 
-def measure(workload: Workload, cohort: int, rounds: int, count: int) -> list[dict[str, float]]:
-    """Seconds a round of each process of one run: `wall` (of the first alone) and `cpu`."""
+def measure(name: str, cohort_size: int, rounds: int, num_ranks: int) -> list[Seconds]:
+    """Return the seconds per round of each process of one run: `wall` and `cpu`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as place:
-        words = words_of(workload, cohort, rounds, Path(place) / "outputs")
+    overrides = overrides_of(
+        WORKLOADS[name], num_rounds=rounds, cohort_size=cohort_size, eval_every=1
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        words = [
+            *overrides,
+            f"output_dir={folder}/outputs",
+            "engine=native",
+            "tracker=files_only",
+            "checkpoint.every=null",
+            "overwrite=true",
+        ]
         processes = []
-        for rank in range(count):
+        for rank in range(num_ranks):
             environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            if count > 1:
-                own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port}
-                environment |= {name: str(value) for name, value in own.items()} | {
-                    "MASTER_ADDR": "127.0.0.1"
-                }
-            command = [
-                sys.executable,
-                "-m",
-                "scripts.benchmarks.ranks",
-                "process",
-                str(rank),
-                place,
-                *words,
-            ]
-            pipe = subprocess.PIPE
-            processes.append(
-                subprocess.Popen(
-                    command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
-                )
+            if num_ranks > 1:
+                environment["MASTER_ADDR"] = "127.0.0.1"
+                environment["MASTER_PORT"] = str(port)
+                environment["WORLD_SIZE"] = str(num_ranks)
+                environment["RANK"] = environment["LOCAL_RANK"] = str(rank)
+            module = "scripts.benchmarks.ranks"
+            command = [sys.executable, "-m", module, "rank", str(rank), folder, *words]
+            process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
             )
+            processes.append(process)
         for process in processes:
-            _, told = process.communicate()
+            _, errors = process.communicate()
             if process.returncode:
-                sys.exit(f"{workload.name}: {told.strip()}")
-        found = [json.loads((Path(place) / f"{rank}.json").read_text()) for rank in range(count)]
-    return [{"wall": one["wall"] / rounds, "cpu": one["cpu"] / rounds} for one in found]
+                sys.exit(f"{name}: {errors.strip()}")
+        of_ranks = []
+        for rank in range(num_ranks):
+            seconds = json.loads((Path(folder) / f"{rank}.json").read_text())
+            of_ranks.append({clock: value / rounds for clock, value in seconds.items()})
+    return of_ranks
 
 
-def race(cases: Sequence[str], rounds: Sequence[int], repeats: int, console: Console) -> Table:
-    """One and two processes in turns, every other repeat the other way."""
-    table = Table(title="seconds a round")
-    for name in (
-        "workload",
-        "K",
-        "rounds",
-        "one: wall",
-        "CPU",
-        "two: wall",
-        "CPU, rank 0",
-        "rank 1",
-        "gain",
-        "by CPU",
-    ):
-        table.add_column(name, justify="right")
-    for case, number in zip(cases, rounds, strict=True):
-        name, _, cohort = case.partition(":")
-        found: dict[int, list[list[dict[str, float]]]] = {1: [], 2: []}
-        for repeat in range(repeats):
-            for count in (1, 2) if repeat % 2 == 0 else (2, 1):
-                found[count].append(measure(WORKLOADS[name], int(cohort), number, count))
-                console.print(f"{case}, {count}: {found[count][-1]}", highlight=False)
+def row_of(one: Sequence[Sequence[Seconds]], two: Sequence[Sequence[Seconds]]) -> list[str]:
+    """Return the cells of a workload from its runs with one and with two processes."""
 
-        def median(count: int, rank: int, key: str, found: dict[int, Any] = found) -> float:
-            return statistics.median(run[rank][key] for run in found[count])
+    def median(runs: Sequence[Sequence[Seconds]], rank: int, clock: str) -> str:
+        return f"{statistics.median(run[rank][clock] for run in runs):.3g}"
 
-        gains = [
-            one[0]["wall"] / two[0]["wall"] for one, two in zip(found[1], found[2], strict=True)
-        ]
-        by_cpu = [
-            o[0]["cpu"] / max(t[0]["cpu"], t[1]["cpu"])
-            for o, t in zip(found[1], found[2], strict=True)
-        ]
-        times = [(1, 0, "wall"), (1, 0, "cpu"), (2, 0, "wall"), (2, 0, "cpu"), (2, 1, "cpu")]
-        shown = [f"{median(*time):.3g}" for time in times]
-        table.add_row(
-            name,
-            cohort,
-            str(number),
-            *shown,
-            f"{statistics.median(gains):.2f}",
-            f"{statistics.median(by_cpu):.2f}",
-        )
-    return table
+    pairs = list(zip(one, two, strict=True))
+    gains = [alone[0]["wall"] / both[0]["wall"] for alone, both in pairs]
+    gains_by_cpu = [alone[0]["cpu"] / max(both[0]["cpu"], both[1]["cpu"]) for alone, both in pairs]
+    return [
+        median(one, 0, "wall"),
+        median(one, 0, "cpu"),
+        median(two, 0, "wall"),
+        median(two, 0, "cpu"),
+        median(two, 1, "cpu"),
+        f"{statistics.median(gains):.2f}",
+        f"{statistics.median(gains_by_cpu):.2f}",
+    ]
 
 
-def bytes_of(parameters: int, cohort: int, samples: int, tests: int, ranks: int) -> tuple[int, int]:
-    """Bytes that rank 0 sends and receives in a round with an evaluation: the model twice to each
-    other rank and its part of the schedule (8 bytes a sample); updates and losses of their clients,
-    and 10 logits of each test sample."""
+def bytes_of(parameters: int, cohort_size: int, samples: int, ranks: int) -> tuple[int, int]:
+    """Return the bytes that rank 0 sends and receives in a round with an evaluation.
+
+    It sends the model twice to each other rank, and its part of the schedule (8 bytes a sample). It
+    receives updates and losses of their clients, and 10 logits of each test sample.
+    """
     share = (ranks - 1) / ranks
-    down = 2 * (ranks - 1) * parameters * 4 + share * cohort * samples * 8
-    return round(down), round(share * (cohort * (parameters + samples) * 4 + tests * 10 * 4))
+    sent = 2 * (ranks - 1) * parameters * 4 + share * cohort_size * samples * 8
+    from_clients = cohort_size * (parameters + samples) * 4
+    received = share * (from_clients + TEST_SAMPLES * NUM_CLASSES * 4)
+    return round(sent), round(received)
 
 
-def computed(ranks: int) -> Table:
-    """How long a round's bytes take over the link of rank 0; nothing of it is measured."""
-    table = Table(title=f"a round's messages to and from {ranks - 1} other GPUs, computed")
-    for name in (
-        "model",
-        "parameters",
-        "K",
-        "MB down",
-        "MB up",
-        *(f"{link}, ms" for link in LINKS),
-    ):
-        table.add_column(name, justify="right")
-    for name, parameters, samples in (
-        ("W1", 52_500, 1920),
-        ("W2", 122_570, 2000),
-        ("25 M", 25_000_000, 2000),
-    ):
-        for cohort in (10, 100, 1000):
-            down, up = bytes_of(parameters, cohort, samples, 10_000, ranks)
+def computed_rows(ranks: int) -> list[list[str]]:
+    """Return how long a round's bytes take over the link of rank 0. Nothing is measured."""
+    rows = []
+    for name, (parameters, samples) in MODELS.items():
+        for cohort_size in (10, 100, 1000):
+            down, up = bytes_of(parameters, cohort_size, samples, ranks)
             times = [f"{(down + up) / speed * 1e3:.3g}" for speed in LINKS.values()]
-            table.add_row(
-                name, f"{parameters:,}", str(cohort), f"{down / 1e6:.3g}", f"{up / 1e6:.3g}", *times
-            )
-    return table
+            sizes = [f"{down / 1e6:.3g}", f"{up / 1e6:.3g}"]
+            rows.append([name, f"{parameters:,}", str(cohort_size), *sizes, *times])
+    return rows
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["process"]:
-        run_process(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+    if sys.argv[1:2] == ["rank"]:
+        run_rank(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -219,9 +177,19 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=140)
     if options.command == "compute":
-        console.print(computed(options.ranks))
-    else:
-        console.print(race(options.cases, options.rounds, options.repeats, console))
+        columns = ["model", "parameters", "K", "MB down", "MB up", *(f"{k}, ms" for k in LINKS)]
+        title = f"a round's messages to and from {options.ranks - 1} other GPUs, computed"
+        console.print(table(title, columns, computed_rows(options.ranks)))
+        return
+    rows = []
+    for case, rounds in zip(options.cases, options.rounds, strict=True):
+        name, _, cohort_size = case.partition(":")
+        runs: dict[int, list[list[Seconds]]] = {1: [], 2: []}
+        for num_ranks in in_turns([1, 2], options.repeats):
+            runs[num_ranks].append(measure(name, int(cohort_size), rounds, num_ranks))
+            console.print(f"{case}, {num_ranks}: {runs[num_ranks][-1]}", highlight=False)
+        rows.append([name, cohort_size, str(rounds), *row_of(runs[1], runs[2])])
+    console.print(table("seconds a round", [*MEASURED, "gain", "by CPU"], rows))
 
 
 if __name__ == "__main__":

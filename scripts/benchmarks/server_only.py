@@ -1,43 +1,42 @@
-"""Train the selection benchmark's network on the server's own labelled samples, without any client.
+"""Train the selection benchmark's network on the server's labelled samples, without any client.
 
     FEDSIM_DATA=path uv run python scripts/benchmark.py server-only
 
 Selectors such as gpfl judge models on labelled samples at the server, 5 % of the training set. This
-is the accuracy that these samples give by themselves: the same network and optimiser, as many steps
-as one client would make if it took part in every round, and the mean test accuracy of the last 11
-of 200 evaluations.
+script prints the accuracy that these samples give by themselves. Network and optimiser are the
+same. The server makes as many steps as a client that takes part in every round. The final accuracy
+is the mean of the last 11 of 200 evaluations.
 """
 
 import argparse
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim import compose
+from fedsim.core.record import mean_of_last
 from fedsim.running.assembly import build
 
-WINDOW = 11
+OVERRIDES = ("preset=selection_benchmark", "cell=fmnist_iid", "selector=gpfl", "tracker=files_only")
 
 
 def train_on_the_server(overrides: Sequence[str], seed: int) -> tuple[float, int]:
     """Return the final test accuracy in per cent, and the number of labelled samples."""
-    with search_path():
-        (job,) = compose_jobs([*overrides, f"seed={seed}"], multirun=False)
-    plan = make_plan(job.config, job.choices)
+    [plan] = compose([*overrides, f"seed={seed}"])
     simulation = build(plan).simulation
-    components = simulation.components
-    labelled, test = components.server_data.validation, components.server_data.test
+    server_data = simulation.components.server_data
+    labelled, test = server_data.validation, server_data.test
     assert labelled is not None
-    model = components.engine.workload.model
+    model = simulation.components.engine.workload.model
     model.load_state_dict(simulation.params)
-    settings = plan.config["optimizer"]
     optimizer = torch.optim.SGD(
-        model.parameters(), lr=settings["lr"], weight_decay=settings["weight_decay"]
+        model.parameters(),
+        lr=plan.config["optimizer"]["lr"],
+        weight_decay=plan.config["optimizer"]["weight_decay"],
     )
     generator = torch.Generator().manual_seed(seed)
-    accuracies = []
+    accuracies: list[float | None] = []
     for _ in range(plan.settings.num_rounds):
         model.train()
         for _ in range(plan.local.steps or 1):
@@ -49,26 +48,19 @@ def train_on_the_server(overrides: Sequence[str], seed: int) -> tuple[float, int
         with torch.no_grad():
             hits = model(test.x).argmax(1) == test.y
         accuracies.append(hits.double().mean().item())
-    return 100 * float(np.mean(accuracies[-WINDOW:])), len(labelled.y)
+    final = mean_of_last(accuracies)
+    assert final is not None
+    return 100 * final, len(labelled.y)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int, default=2)
-    options = parser.parse_args(arguments)
-    overrides = [
-        "preset=selection_benchmark",
-        "cell=fmnist_iid",
-        "selector=gpfl",
-        "tracker=files_only",
-    ]
-    for seed in range(options.seeds):
-        accuracy, count = train_on_the_server(overrides, seed)
-        print(
-            f"seed {seed}: {count:,} labelled samples at the server, final accuracy {accuracy:.1f} %"
-        )
+    for seed in range(parser.parse_args().seeds):
+        accuracy, count = train_on_the_server(OVERRIDES, seed)
+        print(f"seed {seed}: {count:,} labelled samples, final accuracy {accuracy:.1f} %")
 
 
 if __name__ == "__main__":

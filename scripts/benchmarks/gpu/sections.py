@@ -1,10 +1,10 @@
-"""The figures of a GPU, by section."""
+"""What is measured on a GPU, by section. Each function adds rows to the bench."""
 
 import copy
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,172 +23,185 @@ from fedsim.engine.graph.recorder import recorder_for
 from fedsim.engine.model import initial
 from fedsim.engine.native.backend import NativeBackend
 from fedsim.engine.reference import ReferenceBackend
-from scripts.benchmarks.gpu.workloads import LANES, TEST_SAMPLES, Bench, Case, schedule_of, workload
+from fedsim.engine.schedule import LocalWork
+from scripts.benchmarks.gpu.workloads import (
+    NUM_LANES,
+    TEST_SAMPLES,
+    Bench,
+    Case,
+    local_work,
+    schedule_of,
+    workload,
+)
+
+CHAINS = ("W1", "W2")
+"""Workloads that lanes and C code can train."""
+
+
+def batched(task: Workload) -> Backend:
+    return BatchedBackend(task, precision="float32", chunk_size="auto", compile=False)
+
+
+def graph(task: Workload) -> Backend:
+    return GraphBackend(task, precision="float32", chunk_size="auto")
+
 
 BACKENDS: dict[str, Callable[[Workload], Backend]] = {
     "sequential": lambda task: ReferenceBackend(task, precision="float32", workers=1),
-    "batched": lambda task: BatchedBackend(
-        task, precision="float32", chunk_size="auto", compile=False
-    ),
-    "graph": lambda task: GraphBackend(task, precision="float32", chunk_size="auto"),
+    "batched": batched,
+    "graph": graph,
     "graph, tf32": lambda task: GraphBackend(task, precision="tf32", chunk_size="auto"),
     "graph, bf16": lambda task: GraphBackend(task, precision="bf16", chunk_size="auto"),
 }
 
 
 def environment(bench: Bench) -> None:
-    """Versions, and the device's ceilings."""
+    """Put versions, and the device's rates of copies and matrix products."""
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "cores": os.cpu_count()}
     if bench.on_gpu:
-        properties = torch.cuda.get_device_properties(bench.device)
-        versions |= {"device": properties.name, "cudnn": torch.backends.cudnn.version()}
+        versions["device"] = torch.cuda.get_device_properties(bench.device).name
+        versions["cudnn"] = torch.backends.cudnn.version()
     bench.put("environment", "versions", **versions)
     source = torch.empty(bench.size(2**28, 2**12), device=bench.device)
     target = torch.empty_like(source)
-    ms = bench.milliseconds(lambda: target.copy_(source))
-    bench.put("environment", "copy", terabytes_per_s=8 * len(source) / ms / 1e9)
+    milliseconds = bench.milliseconds(lambda: target.copy_(source))
+    bench.put("environment", "copy", terabytes_per_s=8 * len(source) / milliseconds / 1e9)
     side = bench.size(8192, 64)
-    for label, dtype in (
-        ("float32", torch.float32),
-        ("tf32", torch.float32),
-        ("bf16", torch.bfloat16),
-    ):
-        matrix = torch.randn(side, side, device=bench.device).to(dtype)
-        with passes_in("tf32" if label == "tf32" else "float32", bench.device):
-            ms = bench.milliseconds(lambda matrix=matrix: matrix @ matrix)
-        bench.put("environment", f"product, {label}", teraflops=2 * side**3 / ms / 1e9)
+    for precision in ("float32", "tf32", "bf16"):
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        matrix = torch.randn(side, side, device=bench.device, dtype=dtype)
+        with passes_in("tf32" if precision == "tf32" else "float32", bench.device):
+            milliseconds = bench.milliseconds(lambda m=matrix: m @ m)
+        teraflops = 2 * side**3 / milliseconds / 1e9
+        bench.put("environment", f"product, {precision}", teraflops=teraflops)
 
 
 def latencies(bench: Bench) -> None:
-    """What the host pays for a launch, and for the node of a graph; and small copies."""
-    value, number = torch.zeros(64, device=bench.device), 1000
+    """Put the cost of a launch, of a node in a graph, and of small copies."""
+    value = torch.zeros(64, device=bench.device)
+    small = np.zeros(16, np.float32)
+    repeats = 1000
     recorder = recorder_for(bench.device)
 
     def step() -> None:
         value.add_(1)
 
-    def many() -> None:
-        for _ in range(number):
+    def launches() -> None:
+        for _ in range(repeats):
             step()
 
-    bench.put("latencies", "launch", microseconds=bench.milliseconds(many) * 1e3 / number)
-    replay = recorder.record(step, number, lambda: None, 0)
-    bench.put(
-        "latencies", "node of a graph", microseconds=bench.milliseconds(replay) * 1e3 / number
-    )
-    replay = recorder.record(step, 1, lambda: None, 0)
-    bench.put("latencies", "graph of one node", microseconds=bench.milliseconds(replay) * 1e3)
-    small = np.zeros(16, np.float32)
-    to_device = bench.milliseconds(lambda: torch.as_tensor(small, device=bench.device))
-    bench.put("latencies", "64 bytes to the device", microseconds=to_device * 1e3)
-    bench.put(
-        "latencies", "256 bytes to the host", microseconds=bench.milliseconds(value.cpu) * 1e3
-    )
+    calls = {
+        "launch": (launches, repeats),
+        "node of a graph": (recorder.record(step, repeats, lambda: None, 0), repeats),
+        "graph of one node": (recorder.record(step, 1, lambda: None, 0), 1),
+        "64 bytes to the device": (lambda: torch.as_tensor(small, device=bench.device), 1),
+        "256 bytes to the host": (value.cpu, 1),
+    }
+    for name, (call, count) in calls.items():
+        bench.put("latencies", name, microseconds=bench.milliseconds(call) * 1e3 / count)
 
 
 def engines(bench: Bench) -> None:
-    """Every workload on every engine, and the test set."""
+    """Put the training of every workload on every engine, and the test set."""
     for name in bench.cases:
-        case, task, ids = workload(bench, name)
-        params = initial(task.model)
-        start, schedule = [params] * len(ids), schedule_of(case, task, ids, 1)
-        wanted = flat_rows(BACKENDS["sequential"](task).train(start, schedule).delta)
+        case, task = workload(bench, name)
+        start = [initial(task.model)] * case.clients
+        schedule = schedule_of(bench, case, task)
+        reference = flat_rows(BACKENDS["sequential"](task).train(start, schedule).delta)
         for label, build in BACKENDS.items():
             if label == "graph, tf32" and not bench.on_gpu:
                 continue
             try:
                 backend = build(task)
                 begin = time.perf_counter()
-                found = backend.train(start, schedule).delta
+                updates = flat_rows(backend.train(start, schedule).delta)
                 first = time.perf_counter() - begin
-                train_ms = bench.milliseconds(
-                    lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0
-                )
-                test_ms = test_set(bench, backend, task, case)
+                train = bench.milliseconds(partial(backend.train, start, schedule), 2.0)
+                test = test_set(bench, backend, task, case)
             except Exception as error:  # the other rows are worth having
-                bench.put(
-                    "engines", f"{name}, {label}", error=f"{type(error).__name__}: {error}"[:300]
-                )
+                message = f"{type(error).__name__}: {error}"[:300]
+                bench.put("engines", f"{name}, {label}", error=message)
                 continue
             bench.put(
-                *("engines", f"{name}, {label}"),
-                **{
-                    "train_ms": train_ms,
-                    "test_ms": test_ms,
-                    "first_s": first,
-                    "ran": backend.description,
-                },
-                rounds_per_s=1e3 / (train_ms + test_ms / case.eval_every),
-                difference=float((flat_rows(found) - wanted).norm() / wanted.norm()),
+                "engines",
+                f"{name}, {label}",
+                train_ms=train,
+                test_ms=test,
+                first_s=first,
+                ran=backend.description,
+                rounds_per_s=1e3 / (train + test / case.eval_every),
+                difference=float((updates - reference).norm() / reference.norm()),
             )
 
 
 def test_set(bench: Bench, backend: Backend, task: Workload, case: Case) -> float:
-    """Milliseconds of an evaluation."""
-    x = torch.randn(bench.size(TEST_SAMPLES, 16), *case.shape, device=bench.device)
+    """Return the milliseconds of an evaluation."""
+    x = torch.randn(bench.size(TEST_SAMPLES, 16), *case.image, device=bench.device)
     y = torch.zeros(len(x), dtype=torch.int64, device=bench.device)
-    engine, params = Engine(backend, task, case.work, Streams(0)), initial(task.model)
+    engine = Engine(backend, task, case.work, Streams(0))
+    params = initial(task.model)
     return bench.milliseconds(lambda: engine.evaluate(params, x, y))
 
 
 def lanes(bench: Bench) -> None:
-    """Several runs trained together, each from a model of its own."""
-    count = bench.size(LANES, 2)
-    for name in [case for case in bench.cases if case in ("W1", "W2")]:
-        case, task, ids = workload(bench, name)
-        schedule = schedule_of(case, task, ids * count, 1)
-        models = [initial(task.model) for _ in range(count)]
-        start = [model for model in models for _ in ids]
-        for label in ("batched", "graph"):
-            backend = BACKENDS[label](task)
-            ms = bench.milliseconds(lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0)
+    """Put several runs that are trained together, each from its own model."""
+    num_lanes = bench.size(NUM_LANES, 2)
+    for name in bench.cases:
+        if name not in CHAINS:
+            continue
+        case, task = workload(bench, name)
+        schedule = schedule_of(bench, case, task, num_lanes)
+        start = []
+        for _ in range(num_lanes):
+            start += [initial(task.model)] * case.clients
+        for label, build in {"batched": batched, "graph": graph}.items():
+            backend = build(task)
+            train = bench.milliseconds(partial(backend.train, start, schedule), 2.0)
             bench.put(
                 "lanes",
-                f"{name}, {count} lanes, {label}",
-                train_ms=ms,
-                run_rounds_per_s=1e3 * count / ms,
+                f"{name}, {num_lanes} lanes, {label}",
+                train_ms=train,
+                run_rounds_per_s=1e3 * num_lanes / train,
             )
 
 
 def loop(bench: Bench) -> None:
-    """The loop that one writes by hand: client after client, batch after batch, a copy of the model
-    for each."""
+    """Put the loop that one writes by hand: one client and batch after another."""
     for name in bench.cases:
-        case, task, ids = workload(bench, name)
-        model, data = task.model, task.data
-        positions = [torch.as_tensor(data.train[i], device=bench.device) for i in ids]
-
-        def train(
-            case: Case = case,
-            model: nn.Module = model,
-            data: ClientData = data,
-            own: Any = positions,
-        ) -> None:
-            for mine in own:
-                train_client(copy.deepcopy(model).train(), data, mine, case)
-
-        ms = bench.milliseconds(train, 2.0)
-        bench.put("loop", name, train_ms=ms)
+        case, task = workload(bench, name)
+        train = partial(train_by_hand, task, case, local_work(bench, case))
+        bench.put("loop", name, train_ms=bench.milliseconds(train, 2.0))
 
 
-def train_client(model: nn.Module, data: ClientData, own: Tensor, case: Case) -> None:
+def train_by_hand(task: Workload, case: Case, work: LocalWork) -> None:
+    for positions in task.data.train:
+        model = copy.deepcopy(task.model).train()
+        train_client(model, task.data, torch.as_tensor(positions), case, work)
+
+
+def train_client(
+    model: nn.Module, data: ClientData, positions: Tensor, case: Case, work: LocalWork
+) -> None:
+    positions = positions.to(data.x.device)
     optimizer = case.optimizer.torch_optimizer(list(model.parameters()), case.optimizer.lr)
-    left = case.work.num_steps(len(own))
-    while left:
-        for batch in own[torch.randperm(len(own), device=own.device)].split(case.work.batch_size)[
-            :left
-        ]:
+    steps_left = work.num_steps(len(positions))
+    while steps_left:
+        order = torch.randperm(len(positions), device=positions.device)
+        for batch in positions[order].split(work.batch_size)[:steps_left]:
             optimizer.zero_grad()
             F.cross_entropy(model(data.x[batch]), data.y[batch]).backward()
             optimizer.step()
-            left -= 1
+            steps_left -= 1
 
 
 def native(bench: Bench) -> None:
-    """Training in C on the cores of this machine."""
-    for name in [case for case in bench.cases if case in ("W1", "W2")]:
-        case, task, ids = workload(bench, name, torch.device("cpu"))
+    """Put the training in C on the cores of this machine."""
+    for name in bench.cases:
+        if name not in CHAINS:
+            continue
+        case, task = workload(bench, name, torch.device("cpu"))
         backend = NativeBackend(task, workers="auto")
-        start, schedule = [initial(task.model)] * len(ids), schedule_of(case, task, ids, 1)
-        ms = bench.milliseconds(lambda b=backend, s=start, t=schedule: b.train(s, t), 2.0)
-        bench.put("native", f"{name}, {backend.description}", train_ms=ms)
+        start = [initial(task.model)] * case.clients
+        schedule = schedule_of(bench, case, task)
+        train = bench.milliseconds(partial(backend.train, start, schedule), 2.0)
+        bench.put("native", f"{name}, {backend.description}", train_ms=train)

@@ -1,10 +1,10 @@
-"""The workloads of the figures of a GPU, and how calls are timed."""
+"""The workloads that are measured on a GPU, and how calls are timed."""
 
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +21,44 @@ from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.models.resnet20 import ResNet20
 
-CLASSES, TEST_SAMPLES, LANES = 10, 10_000, 16
+NUM_CLASSES = 10
+TEST_SAMPLES = 10_000
+NUM_LANES = 16
+COLOUR_IMAGE = (3, 32, 32)
+GREY_IMAGE = (1, 28, 28)
 
 
 @dataclass(frozen=True)
 class Case:
-    """A workload: K clients of so many samples (`ragged`: from an eighth of it to all), of
-    `shape`."""
+    """A workload: K clients with `samples` images each.
 
-    model: Callable[[], nn.Module]
-    shape: tuple[int, ...]
+    If it is `ragged`, client k has fewer samples, down to an eighth.
+    """
+
+    make_model: Callable[[], nn.Module]
+    image: tuple[int, ...]
     clients: int
     samples: int
     work: LocalWork
     optimizer: LocalOptimizer
-    eval_every: int
+    eval_every: int = 1
     ragged: bool = False
 
 
-def sgd(lr: float, decay: float) -> SGD:
+def _sgd(lr: float, decay: float) -> SGD:
     return SGD(lr=lr, momentum=0.0, nesterov=False, weight_decay=decay, schedule=Constant())
 
 
-def resnet() -> nn.Module:
-    return ResNet20((3, 32, 32), CLASSES, shortcut="pad", norm="batch", groups=4)
+def _mlp() -> nn.Module:
+    return MLP(GREY_IMAGE, NUM_CLASSES, hidden=[64, 30], dropout=0.0)
+
+
+def _cnn() -> nn.Module:
+    return CNN(COLOUR_IMAGE, NUM_CLASSES)
+
+
+def _resnet() -> nn.Module:
+    return ResNet20(COLOUR_IMAGE, NUM_CLASSES, shortcut="pad", norm="batch", groups=4)
 
 
 ADAM = Adam(
@@ -56,32 +70,29 @@ ADAM = Adam(
     decoupled=False,
     schedule=Constant(),
 )
+EPOCH = LocalWork(1, None, 64)
 CASES = {
-    "W1": Case(
-        lambda: MLP((1, 28, 28), CLASSES, hidden=[64, 30], dropout=0.0),
-        *((1, 28, 28), 10, 600, LocalWork(None, 30, 64), sgd(0.005, 1e-4), 1),
-    ),
-    "W2": Case(
-        lambda: CNN((3, 32, 32), CLASSES), (3, 32, 32), 5, 500, LocalWork(None, 40, 50), sgd(0.01, 3e-4), 5
-    ),
-    "ResNet-20": Case(resnet, (3, 32, 32), 10, 640, LocalWork(1, None, 64), ADAM, 1),
-    "ResNet-20 ragged": Case(resnet, (3, 32, 32), 10, 640, LocalWork(1, None, 64), ADAM, 1, ragged=True),
-}  # fmt: skip
+    "W1": Case(_mlp, GREY_IMAGE, 10, 600, LocalWork(None, 30, 64), _sgd(0.005, 1e-4)),
+    "W2": Case(_cnn, COLOUR_IMAGE, 5, 500, LocalWork(None, 40, 50), _sgd(0.01, 3e-4), 5),
+    "ResNet-20": Case(_resnet, COLOUR_IMAGE, 10, 640, EPOCH, ADAM),
+    "ResNet-20 ragged": Case(_resnet, COLOUR_IMAGE, 10, 640, EPOCH, ADAM, ragged=True),
+}
 
 
 class Bench:
-    """A device, a budget of seconds, names of workloads (none: all), and the rows found so far."""
+    """A device, a budget of seconds, names of workloads, and the rows measured so far.
+
+    `shrink` divides sizes and times, to try the script without a GPU.
+    """
 
     def __init__(
-        self, out: Path, device: str, shrink: int, budget: float, cases: Sequence[str] = ()
+        self, out: Path, device: str, shrink: int, budget: float, cases: Sequence[str]
     ) -> None:
-        self.path, self.device, self.shrink, self.budget = (
-            out / "gpu.jsonl",
-            torch.device(device),
-            shrink,
-            budget,
-        )
-        self.cases = list(cases or CASES)
+        self.path = out / "gpu.jsonl"
+        self.device = torch.device(device)
+        self.shrink = shrink
+        self.budget = budget
+        self.cases = cases
         self.begin = time.perf_counter()
         self.rows: list[dict[str, Any]] = []
         out.mkdir(parents=True, exist_ok=True)
@@ -92,6 +103,7 @@ class Bench:
         return self.device.type == "cuda"
 
     def put(self, section: str, case: str, **values: Any) -> None:
+        """Add a row, also to the file."""
         at = round(time.perf_counter() - self.begin)
         self.rows.append({"section": section, "case": case, **values, "at": at})
         with self.path.open("a") as file:
@@ -102,48 +114,50 @@ class Bench:
             torch.cuda.synchronize(self.device)
 
     def milliseconds(self, call: Callable[[], object], seconds: float = 1.0) -> float:
-        """The median of what a call takes until the device is done, the first two left out."""
-        seconds = seconds / self.shrink
+        """Return the median time of a call until the device is done, without the first two."""
         for _ in range(2):
             call()
         self.synchronize()
-        taken: list[float] = []
-        while len(taken) < 3 or (sum(taken) < seconds and len(taken) < 500):
+        times: list[float] = []
+        while len(times) < 3 or (sum(times) < seconds / self.shrink and len(times) < 500):
             begin = time.perf_counter()
             call()
             self.synchronize()
-            taken.append(time.perf_counter() - begin)
-        return 1e3 * statistics.median(taken)
+            times.append(time.perf_counter() - begin)
+        return 1e3 * statistics.median(times)
 
-    def size(self, full: int, least: int = 1) -> int:
-        return max(full // self.shrink, least)
+    def size(self, full: int, smallest: int = 1) -> int:
+        return max(full // self.shrink, smallest)
 
 
-def workload(
-    bench: Bench, name: str, device: torch.device | None = None
-) -> tuple[Case, Workload, list[int]]:
-    """The case, its workload with data on the device, and its clients' ids."""
-    case, device = CASES[name], bench.device if device is None else device
-    work = case.work
-    if work.steps is not None:
-        work = LocalWork(None, bench.size(work.steps, 2), bench.size(work.batch_size, 2))
-    case = replace(case, work=work)
-    most = bench.size(case.samples, 8)
-    sizes = [
-        most - (most * 7 // 8) * k // (case.clients - 1) if case.ragged else most
-        for k in range(case.clients)
-    ]
+def workload(bench: Bench, name: str, device: torch.device | None = None) -> tuple[Case, Workload]:
+    """Return a case, and its workload with random data on the device."""
+    case = CASES[name]
+    device = device or bench.device
+    largest = bench.size(case.samples, 8)
+    sizes = [largest] * case.clients
+    if case.ragged:
+        steps = range(case.clients)
+        sizes = [largest - (largest * 7 // 8) * k // (case.clients - 1) for k in steps]
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    x = torch.randn(sum(sizes), *case.shape, generator=generator).to(device)
-    y = torch.randint(CLASSES, (len(x),), generator=generator).to(device)
+    x = torch.randn(sum(sizes), *case.image, generator=generator).to(device)
+    y = torch.randint(NUM_CLASSES, (len(x),), generator=generator).to(device)
     positions = np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])
-    data = ClientData(x, y, positions, positions, CLASSES)
-    return case, Workload(case.model().to(device), data, case.optimizer), list(range(case.clients))
+    data = ClientData(x, y, positions, positions, NUM_CLASSES)
+    return case, Workload(case.make_model().to(device), data, case.optimizer)
 
 
-def schedule_of(case: Case, task: Workload, ids: list[int], round: int) -> Schedule:
-    lr = case.optimizer.lr
-    return make_schedule(
-        task.data.train, case.work, Streams(0), round, np.array(ids), lr, dropout=False
-    )
+def local_work(bench: Bench, case: Case) -> LocalWork:
+    """Return the local work of a case, with fewer and smaller steps if the bench is shrunk."""
+    work = case.work
+    if work.steps is None:
+        return work
+    return LocalWork(None, bench.size(work.steps, 2), bench.size(work.batch_size, 2))
+
+
+def schedule_of(bench: Bench, case: Case, task: Workload, lanes: int = 1) -> Schedule:
+    """Return the schedule of a round of all clients, `lanes` times."""
+    ids = np.tile(np.arange(case.clients), lanes)
+    work, lr = local_work(bench, case), case.optimizer.lr
+    return make_schedule(task.data.train, work, Streams(0), 1, ids, lr, dropout=False)

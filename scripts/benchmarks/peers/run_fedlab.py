@@ -1,10 +1,12 @@
-"""FedLab: StandalonePipeline with its SGDSerialClientTrainer; batches are cut from tensors, without
-a DataLoader."""
+"""FedLab: StandalonePipeline with its SGDSerialClientTrainer.
+
+Batches are cut from tensors, without a DataLoader.
+"""
 
 import random
 from collections.abc import Iterator
 
-import fedlab
+import fedlab  # noqa: F401, its submodules need it
 import torch
 from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
@@ -16,14 +18,14 @@ from scripts.benchmarks.peers.networks import accuracy, new_network
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import Workload, read_arrays
 
-assert fedlab
-
 
 class Batches:
-    """One client's data in a new order every time it is iterated over."""
+    """One client's data, in a new order in each iteration."""
 
     def __init__(self, x: Tensor, y: Tensor, batch_size: int) -> None:
-        self.x, self.y, self.batch_size = x, y, batch_size
+        self.x = x
+        self.y = y
+        self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in torch.randperm(len(self.x)).split(self.batch_size):
@@ -32,14 +34,15 @@ class Batches:
 
 class InMemory(FedDataset):
     def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
+        self.x = x
+        self.y = y
 
     def get_dataloader(self, id: int, batch_size: int) -> Batches:
         return Batches(self.x[id], self.y[id], batch_size)
 
 
 class Trainer(SGDSerialClientTrainer):
-    """FedLab's, with weight decay, which it has no option for."""
+    """FedLab's trainer with weight decay, for which it has no option."""
 
     def __init__(self, workload: Workload, dataset: InMemory) -> None:
         super().__init__(new_network(workload), workload.num_clients)
@@ -51,18 +54,18 @@ class Trainer(SGDSerialClientTrainer):
 
 
 class TimedPipeline(StandalonePipeline):
-    """Evaluates when it is due, and ends when the watch has seen enough."""
+    """Evaluates when it is due, and stops when the watch has measured enough."""
 
     def __init__(
         self, handler: SyncServerHandler, trainer: Trainer, watch: Stopwatch, test: list[Tensor]
     ) -> None:
         super().__init__(handler, trainer)
-        self.watch, self.test = watch, test
+        self.watch = watch
+        self.test = test
 
     def evaluate(self) -> None:
-        if self.watch.end_round(
-            accuracy(self.handler.model, *self.test) if self.watch.evaluates else None
-        ):
+        value = accuracy(self.handler.model, *self.test) if self.watch.evaluates else None
+        if self.watch.end_round(value):
             self.handler.round = self.handler.global_round
 
 
@@ -73,9 +76,8 @@ def main() -> None:
     torch.manual_seed(0)
     random.seed(0)
     x, y, *test = map(torch.from_numpy, read_arrays(case.data, workload))
-    handler = SyncServerHandler(
-        new_network(workload), ENDLESS, workload.cohort_size / workload.num_clients
-    )
+    share = workload.cohort_size / workload.num_clients
+    handler = SyncServerHandler(new_network(workload), ENDLESS, share)
     watch = Stopwatch(case)
     TimedPipeline(handler, Trainer(workload, InMemory(x, y)), watch, test).main()
     watch.report(["fedlab", "torch"])

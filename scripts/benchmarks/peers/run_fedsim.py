@@ -1,13 +1,12 @@
-"""fedsim by its public path: a composed config, `fedsim.running.assembly.build`, the rounds of the
-Simulation.
+"""fedsim by its public path: a composed config, `fedsim.running.assembly.build`, and the rounds.
 
-The words of the case are overrides of the config, as on fedsim's command line. Records are not
-written to files.
+The words of the case are overrides, as on fedsim's command line. No files are written.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedsim.running.process import tune
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
@@ -16,57 +15,53 @@ from scripts.benchmarks.peers.workloads import Workload
 if TYPE_CHECKING:
     from fedsim.running.assembly import Experiment
 
-CIFAR_FILES = "cifar10"
-"""A folder of CIFAR-10 as parquet files; where the data folder has it, it is read in place of
-torchvision's files."""
+CIFAR_FOLDER = "cifar10"
+"""A folder of CIFAR-10 as parquet files. If the data folder has it, torchvision's files are not
+read."""
 
 
-def overrides_of(workload: Workload) -> list[str]:
-    """The workload as options of the command `fedsim`."""
-    return [
-        *data_of(workload),
-        f"model={'mlp' if workload.name == 'W1' else 'cnn'}",
-        "partition=shards",
-        "partition.shards_per_client=2",
-        "selector=random",
-        "aggregator=uniform",
-        "optimizer=sgd",
-        f"optimizer.lr={workload.lr}",
-        f"optimizer.weight_decay={workload.weight_decay}",
-        f"num_clients={workload.num_clients}",
-        f"cohort_size={workload.cohort_size}",
-        f"num_rounds={ENDLESS}",
-        f"local.steps={workload.steps}",
-        f"local.batch_size={workload.batch_size}",
-        f"eval_every={workload.eval_every}",
-        "server.validation_fraction=0",
-        "seed=0",
-    ]
-
-
-def data_of(workload: Workload) -> list[str]:
+def overrides_of(workload: Workload, **changes: Any) -> list[str]:
+    """Return the workload as overrides of the command `fedsim`, with other values for some keys."""
+    values = {
+        "partition": "shards",
+        "partition.shards_per_client": 2,
+        "selector": "random",
+        "aggregator": "uniform",
+        "optimizer": "sgd",
+        "optimizer.lr": workload.lr,
+        "optimizer.weight_decay": workload.weight_decay,
+        "num_clients": workload.num_clients,
+        "cohort_size": workload.cohort_size,
+        "num_rounds": ENDLESS,
+        "local.steps": workload.steps,
+        "local.batch_size": workload.batch_size,
+        "eval_every": workload.eval_every,
+        "server.validation_fraction": 0,
+        "seed": 0,
+    }
+    words = [f"{key}={value}" for key, value in (values | changes).items()]
     if workload.name == "W1":
-        return ["dataset=fashion_mnist"]
-    as_parquet = any(Path(os.environ.get("FEDSIM_DATA", "")).glob(f"{CIFAR_FILES}/*.parquet"))
-    return ["dataset=parquet", f"dataset.path={CIFAR_FILES}"] if as_parquet else ["dataset=cifar10"]
+        return ["dataset=fashion_mnist", "model=mlp", *words]
+    data_folder = Path(os.environ.get("FEDSIM_DATA", ""))
+    if any(data_folder.glob(f"{CIFAR_FOLDER}/*.parquet")):
+        return ["dataset=parquet", f"dataset.path={CIFAR_FOLDER}", "model=cnn", *words]
+    return ["dataset=cifar10", "model=cnn", *words]
 
 
-def experiment_of(overrides: list[str]) -> "Experiment":
-    from fedsim.config.compose import compose_jobs, make_plan, search_path
+def experiment_of(overrides: Sequence[str]) -> "Experiment":
+    from fedsim import compose
     from fedsim.running.assembly import build
 
-    with search_path():
-        (job,) = compose_jobs(overrides, multirun=False)
-    return build(make_plan(job.config, job.choices))
+    [plan] = compose(overrides)
+    return build(plan)
 
 
 def main() -> None:
     tune()  # as the command `fedsim` does, before torch is imported
     case = parse_case()
     watch = Stopwatch(case)
-    simulation = experiment_of(
-        [*overrides_of(case.workload), f"device={case.device}", *case.words]
-    ).simulation
+    words = [*overrides_of(case.workload), f"device={case.device}", *case.words]
+    simulation = experiment_of(words).simulation
     for record in simulation:
         if watch.end_round(record.test_accuracy):
             break

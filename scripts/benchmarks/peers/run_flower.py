@@ -1,7 +1,6 @@
-"""Flower's simulation runtime on Ray with its FedAvg strategy; one actor a core, each with one
-thread.
+"""Flower's simulation runtime on Ray with its FedAvg strategy: one actor a core, with one thread.
 
-Every actor reads the data once. Batches are cut from tensors, without a DataLoader.
+Each actor reads the data once. Batches are cut from tensors, without a DataLoader.
 """
 
 from functools import cache
@@ -12,9 +11,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from torch.nn import functional as F
 
-from scripts.benchmarks.peers.networks import accuracy, new_network
+from scripts.benchmarks.peers.networks import accuracy, new_network, shuffled_batches, train
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Case, Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import read_arrays
 
@@ -32,23 +30,13 @@ def client_tensors(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
 def train_client(case: Case, client: int, arrays: ArrayRecord) -> RecordDict:
     workload = case.workload
     torch.set_num_threads(1)
-    x, y = (tensor[client] for tensor in client_tensors(case))
+    x, y = client_tensors(case)
     model = new_network(workload)
     model.load_state_dict(arrays.to_torch_state_dict())
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=workload.lr, weight_decay=workload.weight_decay
-    )
-    for _ in range(workload.epochs):
-        for batch in torch.randperm(workload.samples).split(workload.batch_size):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x[batch]), y[batch]).backward()
-            optimizer.step()
-    return RecordDict(
-        {
-            "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": workload.samples}),
-        }
-    )
+    batches = shuffled_batches(workload)
+    train(model, x[client], y[client], batches, workload.lr, workload.weight_decay)
+    metrics = MetricRecord({"num-examples": workload.samples})
+    return RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
 
 
 def client_app(case: Case) -> ClientApp:
@@ -56,26 +44,25 @@ def client_app(case: Case) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        from scripts.benchmarks.peers.run_flower import (
-            train_client,  # the actor's own module, whose cache outlives a message
-        )
+        # the actor's own module, whose cache outlives a message
+        from scripts.benchmarks.peers.run_flower import train_client
 
-        trained = train_client(
-            case, int(context.node_config["partition-id"]), message.content["arrays"]
-        )
-        return Message(trained, reply_to=message)
+        client = int(context.node_config["partition-id"])
+        return Message(train_client(case, client, message.content["arrays"]), reply_to=message)
 
     return app
 
 
 def server_app(case: Case, watch: Stopwatch) -> ServerApp:
-    app, workload = ServerApp(), case.workload
+    app = ServerApp()
+    workload = case.workload
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         torch.set_num_threads(case.threads)
         torch.manual_seed(0)
-        _, _, *test = map(torch.from_numpy, read_arrays(case.data, workload))
+        arrays = read_arrays(case.data, workload)
+        x_test, y_test = torch.from_numpy(arrays.x_test), torch.from_numpy(arrays.y_test)
         model = new_network(workload)
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -84,7 +71,7 @@ def server_app(case: Case, watch: Stopwatch) -> ServerApp:
             value = None
             if watch.evaluates:
                 model.load_state_dict(arrays.to_torch_state_dict())
-                value = accuracy(model, *test)
+                value = accuracy(model, x_test, y_test)
             if watch.end_round(value):
                 raise EnoughError
             return None if value is None else MetricRecord({"accuracy": value})
@@ -110,17 +97,14 @@ def server_app(case: Case, watch: Stopwatch) -> ServerApp:
 
 def main() -> None:
     case = parse_case()
+    ray = {"num_cpus": case.threads, "include_dashboard": False, "log_to_driver": False}
     run_simulation(
         server_app(case, Stopwatch(case)),
         client_app(case),
         num_supernodes=case.workload.num_clients,
         backend_config={
             "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-            "init_args": {
-                "num_cpus": case.threads,
-                "include_dashboard": False,
-                "log_to_driver": False,
-            },
+            "init_args": ray,
         },
     )
 

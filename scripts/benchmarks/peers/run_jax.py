@@ -1,8 +1,8 @@
 """Hand-written JAX.
 
-W1: the whole round is one compiled function, `vmap` over the cohort and `scan` over local steps.
-W2: XLA on a CPU runs convolutions inside a loop, or with a weight a client, on a slow path; there
-one step is compiled and called client by client, step by step, which is the fastest of the three.
+On W1 the whole round is one compiled function: `vmap` over the cohort and `scan` over local steps.
+XLA on a CPU has a slow path for convolutions inside a loop, or with weights of their own for each
+client. So on W2 one step is compiled and called client by client, which is the fastest.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,60 +11,56 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from scripts.benchmarks.peers.stopwatch import Stopwatch, parse_case
-from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Arrays, Workload, read_arrays
+from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Workload, read_arrays
 
 Layer = dict[str, jax.Array]
 Params = list[Layer]
 Round = Callable[[Params, jax.Array, jax.Array], Params]
-"""The next parameters from the last ones, the cohort and a random key."""
+"""Computes the next parameters from the last ones, the cohort and a random key."""
 
 
 def initial_params(workload: Workload, key: jax.Array) -> Params:
-    """torch's initialisation: uniform within 1 / sqrt(fan-in)."""
+    """Initialise as torch does: uniform within 1 / sqrt(fan-in)."""
     params = []
-    for layer, layer_key in zip(
-        workload.layers, jax.random.split(key, len(workload.layers)), strict=True
-    ):
-        bound, keys = layer.fan_in**-0.5, jax.random.split(layer_key)
-        convolution = layer.positions > 1
-        shape = (
-            (3, 3, layer.fan_in // 9, layer.fan_out)
-            if convolution
-            else (layer.fan_in, layer.fan_out)
-        )
-        params.append(
-            {
-                "w": jax.random.uniform(keys[0], shape, minval=-bound, maxval=bound),
-                "b": jax.random.uniform(keys[1], (layer.fan_out,), minval=-bound, maxval=bound),
-            }
-        )
+    for layer in workload.layers:
+        key, weight_key, bias_key = jax.random.split(key, 3)
+        bound = layer.fan_in**-0.5
+        shape = (layer.fan_in, layer.fan_out)
+        if layer.positions > 1:  # a convolution
+            shape = (3, 3, layer.fan_in // 9, layer.fan_out)
+        weight = jax.random.uniform(weight_key, shape, minval=-bound, maxval=bound)
+        bias = jax.random.uniform(bias_key, (layer.fan_out,), minval=-bound, maxval=bound)
+        params.append({"w": weight, "b": bias})
     return params
 
 
 def logits(params: Params, x: jax.Array) -> jax.Array:
-    """x [b, 784], or [b, 32, 32, 3] for the network with three convolutions."""
+    """Return logits of x [b, 784], or [b, 32, 32, 3] for the network with three convolutions."""
     if x.ndim == 4:
-        for layer, pools in zip(params[:3], (True, True, False), strict=True):
-            x = jax.nn.relu(_pooled(_convolved(layer, x)) if pools else _convolved(layer, x))
-        x, params = x.reshape(len(x), -1), params[3:]
+        x = jax.nn.relu(_pooled(_convolved(params[0], x)))
+        x = jax.nn.relu(_pooled(_convolved(params[1], x)))
+        x = jax.nn.relu(_convolved(params[2], x))
+        x = x.reshape(len(x), -1)
+        params = params[3:]
     for layer in params[:-1]:
         x = jax.nn.relu(x @ layer["w"] + layer["b"])
     return x @ params[-1]["w"] + params[-1]["b"]
 
 
 def _convolved(layer: Layer, x: jax.Array) -> jax.Array:
-    numbers = ("NHWC", "HWIO", "NHWC")
-    return (
-        jax.lax.conv_general_dilated(x, layer["w"], (1, 1), "VALID", dimension_numbers=numbers)
-        + layer["b"]
-    )
+    layout = ("NHWC", "HWIO", "NHWC")
+    w, b = layer["w"], layer["b"]
+    return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=layout) + b
 
 
 def _pooled(x: jax.Array) -> jax.Array:
-    """The maxima of 2x2 cells. `lax.reduce_window` has a gradient that takes twice as long as all
-    the rest."""
+    """Return the maxima of 2x2 cells.
+
+    The gradient of `lax.reduce_window` takes twice as long as all the rest.
+    """
     height, width = x.shape[1] // 2, x.shape[2] // 2
     cells = x[:, : 2 * height, : 2 * width].reshape(len(x), height, 2, width, 2, -1)
     return cells.max((2, 4))
@@ -76,13 +72,15 @@ def cross_entropy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
 
 def sgd_step(workload: Workload, params: Params, x: jax.Array, y: jax.Array) -> Params:
     gradient = jax.grad(cross_entropy)(params, x, y)
-    return jax.tree.map(
-        lambda p, g: p - workload.lr * (g + workload.weight_decay * p), params, gradient
-    )
+
+    def updated(p: jax.Array, g: jax.Array) -> jax.Array:
+        return p - workload.lr * (g + workload.weight_decay * p)
+
+    return jax.tree.map(updated, params, gradient)
 
 
 def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
-    """The whole round as one compiled function."""
+    """Return the whole round as one compiled function."""
     full = workload.samples // workload.batch_size
     cut = full * workload.batch_size
 
@@ -109,7 +107,7 @@ def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
 
 
 def stepwise_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
-    """Client by client and step by step, with one compiled step."""
+    """Return a round client by client and step by step, with one compiled step."""
 
     @jax.jit
     def orders(key: jax.Array) -> jax.Array:
@@ -137,41 +135,37 @@ def stepwise_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
     return run
 
 
-def accuracy_of(x: jax.Array, y: jax.Array) -> Callable[[Params], jax.Array]:
-    @jax.jit
-    def accuracy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-        starts = range(0, len(x), EVALUATION_BATCH)
-        hits = [
-            logits(params, x[s : s + EVALUATION_BATCH]).argmax(-1) == y[s : s + EVALUATION_BATCH]
-            for s in starts
-        ]
-        return jnp.concatenate(hits).mean()
-
-    return lambda params: accuracy(
-        params, x, y
-    )  # arguments: as constants they would be compiled in
+@jax.jit
+def accuracy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
+    hits = 0
+    for start in range(0, len(x), EVALUATION_BATCH):
+        batch = slice(start, start + EVALUATION_BATCH)
+        hits += (logits(params, x[batch]).argmax(-1) == y[batch]).sum()
+    return hits / len(x)
 
 
-def placed(arrays: Arrays) -> list[jax.Array]:
-    """As JAX arrays, images with channels last."""
-    moved: list[Any] = [np.moveaxis(a, -3, -1) if a.ndim > 3 else a for a in arrays]
-    return [jnp.asarray(a) for a in moved]
+def as_jax(array: NDArray[Any]) -> jax.Array:
+    """Return a JAX array, images with channels last."""
+    return jnp.asarray(np.moveaxis(array, -3, -1) if array.ndim > 3 else array)
 
 
 def main() -> None:
     case = parse_case()
     workload = case.workload
-    x, y, x_test, y_test = placed(read_arrays(case.data, workload))
-    run = (compiled_round if workload.name == "W1" else stepwise_round)(workload, x, y)
-    params, accuracy = initial_params(workload, jax.random.key(0)), accuracy_of(x_test, y_test)
-    watch, rng, key = Stopwatch(case), np.random.default_rng(0), jax.random.key(1)
+    x, y, x_test, y_test = map(as_jax, read_arrays(case.data, workload))
+    make_round = compiled_round if workload.name == "W1" else stepwise_round
+    run = make_round(workload, x, y)
+    params = initial_params(workload, jax.random.key(0))
+    key = jax.random.key(1)
+    rng = np.random.default_rng(0)
+    watch = Stopwatch(case)
     enough = False
     while not enough:
         cohort = rng.choice(workload.num_clients, workload.cohort_size, replace=False)
-        params = jax.block_until_ready(
-            run(params, jnp.asarray(cohort), jax.random.fold_in(key, watch.round))
-        )
-        enough = watch.end_round(float(accuracy(params)) if watch.evaluates else None)
+        params = run(params, jnp.asarray(cohort), jax.random.fold_in(key, watch.round))
+        params = jax.block_until_ready(params)
+        value = float(accuracy(params, x_test, y_test)) if watch.evaluates else None
+        enough = watch.end_round(value)
     watch.report(["jax"])
 
 

@@ -1,8 +1,7 @@
-"""Apple's pfl: SimulatedBackend with federated averaging, in one process or, under torchrun, in
-several.
+"""Apple's pfl: SimulatedBackend with federated averaging, in one process or several by torchrun.
 
-pfl keeps a client's batches from its first round on, so they are shuffled once and not in every
-epoch: less work than everybody else's.
+pfl keeps a client's batches from its first round on. So they are shuffled once and not in every
+epoch, which is less work than everybody else's.
 """
 
 import os
@@ -28,11 +27,12 @@ from scripts.benchmarks.peers.networks import new_network
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Arrays, Workload, read_arrays
 
-RANK, PROCESSES = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+RANK = int(os.environ.get("RANK", "0"))
+PROCESSES = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def for_pfl(model: nn.Module) -> nn.Module:
-    """The network with the two methods that pfl calls."""
+    """Add the two methods that pfl calls to a network."""
 
     def loss(self, x, y, eval=False):
         self.train(not eval)
@@ -43,13 +43,16 @@ def for_pfl(model: nn.Module) -> nn.Module:
         self.train(not eval)
         return {"accuracy": Weighted(int((self(x).argmax(1) == y).sum()), len(y))}
 
-    model.loss, model.metrics = types.MethodType(loss, model), types.MethodType(metrics, model)
+    model.loss = types.MethodType(loss, model)
+    model.metrics = types.MethodType(metrics, model)
     return model
 
 
 class TimedEvaluation(CentralEvaluationCallback):
-    """Central evaluation when it is due, by all processes together; the first one's watch ends the
-    run for all."""
+    """Evaluates when it is due, in all processes together.
+
+    The watch of the first process ends the run for all.
+    """
 
     def __init__(self, watch: Stopwatch, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -65,14 +68,13 @@ class TimedEvaluation(CentralEvaluationCallback):
         _, metrics = super().after_central_iteration(
             aggregate_metrics, model, central_iteration=self.watch.round + 1
         )
-        (accuracy,) = [
-            value for name, value in metrics.to_simple_dict().items() if "accuracy" in str(name)
-        ]
+        values = metrics.to_simple_dict().items()
+        [accuracy] = [value for name, value in values if "accuracy" in str(name)]
         return agreed(self.watch.end_round(accuracy)), metrics
 
 
 def agreed(enough: bool) -> bool:
-    """What the first process says."""
+    """Return what the first process says."""
     if PROCESSES == 1:
         return enough
     flag = torch.tensor([enough])
@@ -82,14 +84,12 @@ def agreed(enough: bool) -> bool:
 
 def federated(workload: Workload, arrays: Arrays) -> FederatedDataset:
     rng = np.random.default_rng(0)
-    orders = [
-        torch.from_numpy(rng.permutation(workload.samples)) for _ in range(workload.num_clients)
-    ]
-    x, y = torch.from_numpy(arrays.x), torch.from_numpy(arrays.y)
-    users = [(x[i][order], y[i][order]) for i, order in enumerate(orders)]
-    return FederatedDataset.from_slices(
-        users, get_user_sampler("random", range(workload.num_clients))
-    )
+    users = []
+    for x, y in zip(arrays.x, arrays.y, strict=True):
+        order = rng.permutation(workload.samples)
+        users.append((torch.from_numpy(x[order]), torch.from_numpy(y[order])))
+    sampler = get_user_sampler("random", range(workload.num_clients))
+    return FederatedDataset.from_slices(users, sampler)
 
 
 def main() -> None:
@@ -98,15 +98,19 @@ def main() -> None:
     torch.set_num_threads(max(case.threads // PROCESSES, 1))
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002, pfl's sampler draws from it
-    network, train = for_pfl(new_network(workload)), federated(workload, arrays)
+    network = for_pfl(new_network(workload))
+    clients = federated(workload, arrays)
+
+    def local_optimizer(params, lr):
+        return torch.optim.SGD(params, lr, weight_decay=workload.weight_decay)
+
     model = PyTorchModel(
         network,
-        local_optimizer_create=lambda params, lr: torch.optim.SGD(
-            params, lr, weight_decay=workload.weight_decay
-        ),
+        local_optimizer_create=local_optimizer,
         central_optimizer=torch.optim.SGD(network.parameters(), 1.0),
     )
-    watch, evaluation = Stopwatch(case), NNEvalHyperParams(local_batch_size=EVALUATION_BATCH)
+    watch = Stopwatch(case)
+    evaluation = NNEvalHyperParams(local_batch_size=EVALUATION_BATCH)
     test = Dataset(raw_data=[torch.from_numpy(arrays.x_test), torch.from_numpy(arrays.y_test)])
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
@@ -116,7 +120,7 @@ def main() -> None:
             val_cohort_size=0,
         ),
         backend=SimulatedBackend(
-            training_data=train, val_data=train, postprocessors=[WeightByUser()]
+            training_data=clients, val_data=clients, postprocessors=[WeightByUser()]
         ),
         model=model,
         model_train_params=NNTrainHyperParams(

@@ -1,8 +1,10 @@
-"""How every peer is timed: the options of its process, the clock over its rounds, and the line it
-reports."""
+"""The clock of the speed race: each peer runs in a process that counts and times its rounds.
+
+A peer's script reads its case with `parse_case`, calls `Stopwatch.end_round` after each round until
+that returns True, and ends with `Stopwatch.report`.
+"""
 
 import argparse
-import json
 import os
 import platform
 import time
@@ -13,16 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.benchmarks.peers.workloads import WORKLOADS, Workload
+from scripts.benchmarks.processes import print_result
 
-RESULT = "RESULT "
-"""Begins the line of a peer's output that holds its result; frameworks print all kinds of things
-around it."""
 STARTED = "FEDSIM_BENCHMARK_STARTED"
-"""The environment variable with the time (`time.time()`) at which the process was started."""
+"""An environment variable: the time (`time.time()`) at which the process was started."""
 MILESTONES = (1, 5, 10, 20, 50, 100, 200, 500, 1000)
-"""The rounds whose accuracies are reported, besides the last."""
+"""Rounds whose accuracies are reported, besides the last one."""
 ENDLESS = 10**6
-"""A number of rounds for frameworks that want one; the stopwatch ends them."""
+"""A number of rounds, for frameworks that need one. The stopwatch ends them."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Case:
     device: str = "cpu"
 
 
-def parse_case(argv: Sequence[str] | None = None) -> Case:
+def parse_case(arguments: Sequence[str] | None = None) -> Case:
     parser = argparse.ArgumentParser()
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--data", type=Path, required=True)
@@ -45,26 +45,27 @@ def parse_case(argv: Sequence[str] | None = None) -> Case:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--words", nargs="*", default=[])
-    options = parser.parse_args(argv)
+    options = parser.parse_args(arguments)
     return Case(
-        WORKLOADS[options.workload],
-        options.data.resolve(),
-        options.seconds,
-        options.threads,
-        tuple(options.words),
-        options.device,
+        workload=WORKLOADS[options.workload],
+        data=options.data.resolve(),
+        seconds=options.seconds,
+        threads=options.threads,
+        words=tuple(options.words),
+        device=options.device,
     )
 
 
 class Stopwatch:
     """Counts rounds until `seconds` have been measured.
 
-    Rounds are measured from the end of the warm-up to the end of a cycle of `eval_every` rounds, so
-    that the share of evaluations is the same whenever it ends.
+    It measures from the end of the warm-up to the end of a cycle of `eval_every` rounds, so that
+    the share of evaluations is always the same.
     """
 
     def __init__(self, case: Case) -> None:
-        self.workload, self.seconds = case.workload, case.seconds
+        self.workload = case.workload
+        self.seconds = case.seconds
         self.started = float(os.environ.get(STARTED, time.time()))
         self.startup = 0.0
         self.round = 0
@@ -74,38 +75,35 @@ class Stopwatch:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the round in progress, the one that `end_round` will close, is evaluated."""
+        """Whether the round that `end_round` will close is evaluated."""
         return (self.round + 1) % self.workload.eval_every == 0
 
     def end_round(self, accuracy: float | None) -> bool:
-        """To be called after every round. True: enough has been measured."""
+        """Count a round. Return whether enough has been measured."""
         self.round += 1
         if accuracy is not None:
             self.accuracies.append((self.round, float(accuracy)))
         if self.round == 1:
             self.startup = time.time() - self.started
-        if self.round == self.workload.warmup_rounds:
+        warmup = self.workload.warmup_rounds
+        if self.round == warmup:
             self.measured_from = time.perf_counter()
-        elif (
-            self.round > self.workload.warmup_rounds and self.round % self.workload.eval_every == 0
-        ):
-            self.measured = time.perf_counter() - self.measured_from
-            return self.measured >= self.seconds
-        return False
+        if self.round <= warmup or self.round % self.workload.eval_every:
+            return False
+        self.measured = time.perf_counter() - self.measured_from
+        return self.measured >= self.seconds
 
-    def report(self, packages: Sequence[str], **more: Any) -> None:
+    def report(self, packages: Sequence[str], **details: Any) -> None:
         """Print the result, with the versions of `packages`."""
+        versions = {name: version(name) for name in packages}
+        versions["python"] = platform.python_version()
         rounds = self.round - self.workload.warmup_rounds
-        told = [(t, a) for t, a in self.accuracies if t in MILESTONES or t == self.round]
-        found = {
+        reported = (*MILESTONES, self.round)
+        result = {
             "rounds": rounds,
             "rounds_per_second": rounds / self.measured,
             "startup_seconds": self.startup,
-            "accuracies": told,
-            "versions": {
-                "python": platform.python_version(),
-                **{name: version(name) for name in packages},
-            },
-            **more,
+            "accuracies": [pair for pair in self.accuracies if pair[0] in reported],
+            "versions": versions,
         }
-        print(RESULT + json.dumps(found), flush=True)
+        print_result(result | details)

@@ -1,18 +1,20 @@
-"""The two workloads of the speed race, and what they cost. Known to every peer, so nothing here but
-numpy.
+"""The two workloads of the speed race, and the number of operations of a round.
 
-A round's floating-point operations are those of its matrix products and convolutions; a
-multiplication with its addition counts two. With m = positions * fan-in * fan-out of a layer,
+Every peer imports this file in its own environment, so it needs nothing but numpy.
 
-    forward  = 2 sum(m)                          of a sample
-    training = 3 forward - 2 m of the first layer      (each layer once forward and twice backward, for its weights and
-                                                  its input; the first layer's input needs no gradient)
+The floating-point operations of a round are those of its matrix products and convolutions. A
+multiplication with its addition counts as two. With m = positions * fan-in * fan-out of a layer:
+
+    forward  = 2 sum(m)                              for one sample
+    training = 3 forward - 2 m of the first layer    for one sample
     round    = K * epochs * n * training + test samples * forward / eval_every
 
-Biases, activations, pooling, softmax, the optimiser's step and the average are left out: under 2%
-of either workload.
+In training each layer computes once forward and twice backward, for its weights and for its input.
+The first layer's input needs no gradient. Biases, activations, pooling, softmax, the optimiser's
+step and the average are left out: less than 2 % of either workload.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +27,7 @@ EVALUATION_BATCH = 1000
 
 
 class Product(NamedTuple):
-    """A layer as matrix products: `positions` of its output times `fan_in` times `fan_out`."""
+    """A layer as a matrix product: `positions` of its output, `fan_in` and `fan_out`."""
 
     positions: int
     fan_in: int
@@ -34,10 +36,9 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg by SGD on `num_clients` clients of `samples` each; the test set is passed every
-    `eval_every` rounds.
+    """FedAvg by SGD on `num_clients` clients of `samples` each, evaluated every `eval_every` rounds.
 
-    `warmup_rounds` are not counted; a multiple of `eval_every`.
+    `warmup_rounds`, a multiple of `eval_every`, are not measured.
     """
 
     name: str
@@ -54,23 +55,20 @@ class Workload:
     layers: tuple[Product, ...]
 
     @property
-    def batches_per_epoch(self) -> int:
-        return -(-self.samples // self.batch_size)
-
-    @property
     def epochs(self) -> int:
         """The passes over a client's data that make `steps`."""
-        assert self.steps % self.batches_per_epoch == 0
-        return self.steps // self.batches_per_epoch
+        batches_per_epoch = math.ceil(self.samples / self.batch_size)
+        assert self.steps % batches_per_epoch == 0
+        return self.steps // batches_per_epoch
 
     @property
     def forward_flops(self) -> int:
-        """Of one sample."""
+        """Operations of a forward pass of one sample."""
         return 2 * sum(p.positions * p.fan_in * p.fan_out for p in self.layers)
 
     @property
     def training_flops(self) -> int:
-        """Of one sample in one step: forward and backward."""
+        """Operations of forward and backward of one sample in one step."""
         first = self.layers[0]
         return 3 * self.forward_flops - 2 * first.positions * first.fan_in * first.fan_out
 
@@ -119,8 +117,10 @@ WORKLOADS = {
 
 
 class Arrays(NamedTuple):
-    """`x` [N, n, ...] float32 (W1: flat pixels, W2: channels first), `y` [N, n] int64, and the test
-    set."""
+    """The clients' samples and the test set.
+
+    `x` is [N, n, ...] float32 (W1: flat pixels, W2: channels first), and `y` [N, n] int64.
+    """
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
@@ -128,20 +128,11 @@ class Arrays(NamedTuple):
     y_test: NDArray[np.int64]
 
 
-ARRAYS = Arrays._fields
-"""The names of their files."""
+def arrays_file(folder: Path, workload: Workload) -> Path:
+    """Return the file with the arrays of a workload, which write_data.py writes."""
+    return folder / f"{workload.name}.npz"
 
 
 def read_arrays(folder: Path, workload: Workload) -> Arrays:
-    """What `benchmark.py` wrote there."""
-    return Arrays(**{name: np.load(folder / workload.name / f"{name}.npy") for name in ARRAYS})
-
-
-def write_arrays(folder: Path, workload: Workload, arrays: Arrays) -> None:
-    (folder / workload.name).mkdir(parents=True, exist_ok=True)
-    for name in ARRAYS:
-        np.save(folder / workload.name / f"{name}.npy", getattr(arrays, name))
-
-
-def is_written(folder: Path, workload: Workload) -> bool:
-    return all((folder / workload.name / f"{name}.npy").is_file() for name in ARRAYS)
+    with np.load(arrays_file(folder, workload)) as file:
+        return Arrays(**file)

@@ -1,5 +1,4 @@
-"""Write a workload's arrays for all peers, normalised and divided among the clients as fedsim does
-it at seed 0."""
+"""Write a workload's arrays for all peers, with fedsim's normalisation and partition at seed 0."""
 
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from scripts.benchmarks.peers.workloads import (
     WORKLOADS,
     Arrays,
     Workload,
-    write_arrays,
+    arrays_file,
 )
 
 
@@ -31,10 +30,13 @@ def arrays_of(workload: Workload) -> Arrays:
 
 def main() -> None:
     name, folder = sys.argv[1:]
+    path = arrays_file(Path(folder), WORKLOADS[name])
     try:
-        write_arrays(Path(folder), WORKLOADS[name], arrays_of(WORKLOADS[name]))
+        arrays = arrays_of(WORKLOADS[name])
     except FedsimError as error:
         sys.exit(str(error))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays._asdict())
 
 
 if __name__ == "__main__":

@@ -1,152 +1,120 @@
-"""The speed race: rounds a second of fedsim, other frameworks and hand-written loops on the same
-two workloads.
+"""The speed race: rounds per second of fedsim, other frameworks and loops by hand.
 
-    uv run python scripts/benchmark.py install                    # every peer, in an environment of
-    its own uv run python scripts/benchmark.py install jax pfl            # some of them uv run
-    python scripts/benchmark.py run --quick                # W1, a second or two each: a look, no
-    measurement uv run python scripts/benchmark.py run --json outputs/benchmark/results.json uv run
-    python scripts/benchmark.py run --device cuda          # fedsim and the loop by hand on a GPU:
-    not tried yet uv run python scripts/benchmark.py run --workload W2 --peers loop jax --repeats 5
-    --seconds 30 uv run python scripts/benchmark.py run --fedsim engine=sequential --fedsim
-    engine=batched engine.precision=bf16
+    uv run python scripts/benchmark.py install              # installs every peer
+    uv run python scripts/benchmark.py install jax pfl      # installs some of them
+    uv run python scripts/benchmark.py run --quick          # W1 for a second each: a first look
+    uv run python scripts/benchmark.py run --json outputs/benchmark/results.json
+    uv run python scripts/benchmark.py run --workload W2 --peers loop jax --repeats 5 --seconds 30
+    uv run python scripts/benchmark.py run --fedsim engine=batched engine.precision=bf16
+    uv run python scripts/benchmark.py run --device cuda    # fedsim and the loop by hand
 
-A round is all of it: selection, local training of the selected, aggregation, and the test accuracy
-as often as the workload says. Everybody does the same arithmetic on the same arrays, which fedsim
-divides at seed 0 and which are written to outputs/benchmark/data once; each peer draws its own
-clients and batches. FEDSIM_DATA says where the data sets are (Fashion-MNIST; CIFAR-10 as
-torchvision or parquet files).
+A round has all its parts: selection, local training, aggregation, and the test accuracy as often as
+the workload says. Everybody does the same arithmetic on the same arrays. fedsim divides them at
+seed 0, and they are written to outputs/benchmark/data once. Each peer draws its own clients and
+batches. FEDSIM_DATA names the folder of the data sets: Fashion-MNIST, and CIFAR-10 as torchvision
+or parquet files.
 
-Each case is a process of its own; all peers take turns within a repeat, and every other repeat goes
-the other way round. Rounds a second are the median of the repeats, with the slowest and fastest.
-Warm-up rounds do not count. "start-up" is the time from the start of the process to the end of the
-first round, imports, data and compilation included. The ceiling is the best rate of a large matrix
-product in the same run, in float32, or in bfloat16 for a variant of fedsim in that precision; its
-share is of the operations counted in scripts/benchmarks/peers/workloads.py.
+Each case runs in a process of its own. All peers take turns in a repeat, and every other repeat runs
+in reverse. "rounds/s" is the median of the repeats, without warm-up rounds. "start-up" is the time
+from the start of the process to the end of the first round. The ceiling is the best rate of a large
+matrix product in the same precision, measured in the same run. Its share is that of the operations
+counted in scripts/benchmarks/peers/workloads.py.
 
-Every --fedsim is a variant with options of its own beside the plain one. Measure on an idle
-machine: torch's threads wait by spinning, and a peer can be fifty times slower where something else
-wants its cores. The load at the start is in the JSON.
+Each --fedsim is a variant with its own options, next to plain fedsim. Measure on an idle machine:
+torch's threads wait by spinning, and a peer can be fifty times slower if something else uses its
+cores.
 """
 
 import argparse
-import json
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from scripts.benchmarks.peers.workloads import WORKLOADS
-from scripts.benchmarks.race.entries import (
-    PEERS,
-    install,
-)
-from scripts.benchmarks.race.measuring import entries_of, keep_to, prepare, race
-from scripts.benchmarks.race.tables import as_record, ceiling_of, machine, summarise, table_of
+from scripts.benchmarks.processes import table, write_json
+from scripts.benchmarks.race.entries import PEERS, entries_of, install
+from scripts.benchmarks.race.measuring import prepare, race
+from scripts.benchmarks.race.tables import COLUMNS, ceiling_of, rows_of
 
-QUICK = {"workload": ["W1"], "repeats": 1, "seconds": 1.0}
+INSTALLABLE = [name for name, peer in PEERS.items() if peer.environment]
+ON_GPU = [name for name, peer in PEERS.items() if peer.cuda]
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmark.py", description=(__doc__ or "").splitlines()[0]
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    own = [name for name, peer in PEERS.items() if peer.environment]
     installing = commands.add_parser("install", help="make the peers' environments")
-    installing.add_argument("peers", nargs="*", metavar="peer", help=f"of {', '.join(own)} (all)")
+    installing.add_argument("peers", nargs="*", help=f"of {', '.join(INSTALLABLE)} (all)")
     running = commands.add_parser("run", help="measure")
-    running.add_argument(
-        "--workload", nargs="+", choices=WORKLOADS, default=None, help="W1 W2 (both)"
-    )
-    running.add_argument(
-        "--peers", nargs="+", choices=PEERS, default=None, help="whom to measure (all)"
-    )
-    running.add_argument(
-        "--fedsim", nargs="+", action="append", default=[], metavar="key=value", help="a variant"
-    )
-    running.add_argument("--repeats", type=int, default=None, help="3")
-    running.add_argument(
-        "--seconds", type=float, default=None, help="least time that is measured of each case (20)"
-    )
+    running.add_argument("--workload", nargs="+", choices=WORKLOADS)
+    running.add_argument("--peers", nargs="+", choices=PEERS, help="whom to measure (all)")
+    running.add_argument("--fedsim", nargs="+", action="append", default=[], metavar="key=value")
+    running.add_argument("--repeats", type=int)
+    running.add_argument("--seconds", type=float, help="least measured time of a case")
     running.add_argument("--threads", type=int, default=2)
-    running.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: fedsim and the loop alone"
-    )
-    running.add_argument(
-        "--timeout", type=float, default=600, help="seconds after which a case is ended"
-    )
+    running.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    running.add_argument("--timeout", type=float, default=600, help="seconds of a case")
     running.add_argument("--json", type=Path)
     running.add_argument("--markdown", action="store_true")
-    running.add_argument(
-        "--quick", action="store_true", help="W1, one repeat, a second each, unless said otherwise"
-    )
-    options = parser.parse_args(argv)
-    if options.command == "install":
-        if unknown := [name for name in options.peers if name not in own]:
-            parser.error(
-                f"no environment of its own: {', '.join(unknown)} (choose from {', '.join(own)})"
-            )
-        options.peers = options.peers or own
-    elif options.command == "run":
-        defaults = (
-            QUICK if options.quick else {"workload": list(WORKLOADS), "repeats": 3, "seconds": 20.0}
-        )
-        able = [name for name, peer in PEERS.items() if peer.cuda or options.device == "cpu"]
-        options.peers = options.peers or able
-        if unable := [name for name in options.peers if name not in able]:
-            parser.error(f"not on a GPU: {', '.join(unable)} (choose from {', '.join(able)})")
-        for name, value in defaults.items():
-            if getattr(options, name) is None:
-                setattr(options, name, value)
+    running.add_argument("--quick", action="store_true", help="W1, one repeat, a second each")
+    options = parser.parse_args(arguments)
+    possible = INSTALLABLE
+    if options.command == "run":
+        possible = ON_GPU if options.device == "cuda" else list(PEERS)
+        options.workload = options.workload or (["W1"] if options.quick else list(WORKLOADS))
+        options.repeats = options.repeats or (1 if options.quick else 3)
+        options.seconds = options.seconds or (1.0 if options.quick else 20.0)
+    options.peers = options.peers or possible
+    for name in options.peers:
+        if name not in possible:
+            parser.error(f"{name}: choose from {', '.join(possible)}")
     return options
 
 
-def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure, print a table for each workload, and return all that was found."""
-    keep_to(options.threads)
-    entries = entries_of(options.peers, options.fedsim)
-    found: dict[str, Any] = {
-        "machine": machine(),
-        "threads": options.threads,
-        "device": options.device,
-        "seconds": options.seconds,
-        "load_average": round(os.getloadavg()[0], 2),
-        "workloads": {},
-        "results": [],
-    }
-    tables: list[Table] = []
-    for workload in (WORKLOADS[name] for name in options.workload):
-        prepare(workload)
-        results, ceilings = race(entries, workload, options, console)
-        ceiling = ceiling_of(ceilings)
-        tables.append(table_of([summarise(e, results[e]) for e in entries], workload, ceiling))
-        found["workloads"][workload.name] = {
-            "title": workload.title,
-            "flops_a_round": workload.round_flops,
-            "ceiling_flops": ceiling,
-        }
-        found["results"] += [as_record(entry, workload, results[entry]) for entry in entries]
-    for table in tables:
-        if options.markdown:
-            table.box, table.title_style, table.caption_style = box.MARKDOWN, "", ""
-        console.print(table)
-    return found
+def processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def main() -> None:
     options = parse()
     if options.command == "install":
-        sys.exit(1 if install(options.peers) else 0)
-    plain = options.markdown or not sys.stdout.isatty()
-    found = run(options, Console(width=160 if plain else None))
+        sys.exit(0 if install(options.peers) else 1)
+    if hasattr(os, "sched_setaffinity"):  # JAX has no option for the number of cores
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
+    measured = {
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "options": {name: str(value) for name, value in vars(options).items()},
+    }
+    entries = entries_of(options.peers, options.fedsim)
+    console = Console(width=160 if options.markdown or not sys.stdout.isatty() else None)
+    for name in options.workload:
+        workload = WORKLOADS[name]
+        prepare(workload)
+        results, ceilings = race(entries, workload, options)
+        ceiling = ceiling_of(ceilings)
+        rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in ceiling.items())
+        note = f"{workload.round_flops / 1e9:.3g} GFLOP a round; matrix products: {rates}"
+        title = f"{name}: {workload.title}"
+        shown = table(title, COLUMNS, rows_of(results, workload, ceiling), note)
+        if options.markdown:
+            shown.box = box.MARKDOWN
+        console.print(shown)
+        by_label = {entry.label: repeats for entry, repeats in results.items()}
+        measured[name] = {"ceiling": ceiling, "results": by_label}
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        write_json(options.json, measured)
 
 
 if __name__ == "__main__":

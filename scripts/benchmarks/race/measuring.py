@@ -1,7 +1,6 @@
-"""Cases of the speed race, each measured in a process of its own."""
+"""Measure the cases of the speed race, each in a process of its own."""
 
 import argparse
-import json
 import os
 import re
 import signal
@@ -10,20 +9,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import IO, Any
 
-from rich.console import Console
-
-from scripts.benchmarks.peers.stopwatch import RESULT, STARTED
-from scripts.benchmarks.peers.workloads import Workload, is_written
-from scripts.benchmarks.race.entries import (
-    CEILING,
-    DATA,
-    PEERS,
-    ROOT,
-    Entry,
-    Peer,
-)
+from scripts.benchmarks.peers.stopwatch import STARTED
+from scripts.benchmarks.peers.workloads import Workload, arrays_file
+from scripts.benchmarks.processes import ROOT, result_in
+from scripts.benchmarks.race.entries import CEILING, DATA, Entry
 
 COMMAND = "uv run python scripts/benchmark.py"
 QUIET = {
@@ -31,59 +22,46 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-"""The environment that keeps every peer to itself."""
-NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+"""Environment variables that keep every peer on this machine's CPU and from calling home."""
 Result = dict[str, Any]
 
 
 def measure(entry: Entry | None, workload: Workload, options: argparse.Namespace) -> Result:
-    """One case in a process of its own (no entry: the ceiling). `error` where it failed or is not
-    installed."""
-    peer, words = (CEILING, ()) if entry is None else (PEERS[entry.peer], entry.words)
+    """Measure one case, or the ceiling if there is no entry.
+
+    The result has an `error` if the case failed or is not installed.
+    """
+    peer = CEILING if entry is None else entry.peer
+    words = () if entry is None else entry.words
     if not peer.python.is_file():
         return {"error": f"not installed: {COMMAND} install {peer.environment}"}
-    case = [
-        workload.name,
-        "--data",
-        str(DATA),
-        "--seconds",
-        str(options.seconds),
-        "--threads",
-        str(options.threads),
-    ]
-    command = [*launcher(peer), *case, "--device", options.device, "--words", *words]
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        code = _run(command, options, out, err)
-        out.seek(0)
-        err.seek(0)
-        return result_of(code, out.read(), err.read())
+    numbers = ["--seconds", str(options.seconds), "--threads", str(options.threads)]
+    place = ["--data", str(DATA), "--device", options.device]
+    command = [*peer.command, workload.name, *place, *numbers, "--words", *words]
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        exit_code = _run(command, options, output, errors)
+        output.seek(0)
+        errors.seek(0)
+        result = result_in(output.read())
+        if exit_code is None:
+            return {"error": "took too long"}
+        if exit_code or result is None:
+            return {"error": last_error(errors.read()) or f"exit code {exit_code}"}
+        return result
 
 
-def launcher(peer: Peer) -> list[str]:
-    module = ["-m", f"scripts.benchmarks.peers.{peer.script}"]
-    if peer.processes > 1:
-        module = [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            f"--nproc-per-node={peer.processes}",
-            *module,
-        ]
-    return [str(peer.python), *module]
-
-
-def _run(command: list[str], options: argparse.Namespace, out: Any, err: Any) -> int | None:
-    """The exit code; None where it took too long. Ends all that the command has started."""
-    environment = {
-        **os.environ,
-        **QUIET,
-        "OMP_NUM_THREADS": str(options.threads),
-        "PYTHONPATH": str(ROOT),
-    }
-    environment |= NO_GPU if options.device == "cpu" else {}
+def _run(
+    command: list[str], options: argparse.Namespace, output: IO[str], errors: IO[str]
+) -> int | None:
+    """Return the exit code, or None after the time limit. Ends all that the command started."""
+    environment = os.environ | QUIET
+    environment["OMP_NUM_THREADS"] = str(options.threads)
+    environment["PYTHONPATH"] = str(ROOT)
     environment[STARTED] = repr(time.time())
+    if options.device == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
     process = subprocess.Popen(
-        command, stdout=out, stderr=err, env=environment, cwd=ROOT, start_new_session=True
+        command, stdout=output, stderr=errors, env=environment, cwd=ROOT, start_new_session=True
     )
     try:
         return process.wait(options.timeout)
@@ -95,81 +73,44 @@ def _run(command: list[str], options: argparse.Namespace, out: Any, err: Any) ->
             process.wait()
 
 
-def result_of(code: int | None, out: str, err: str) -> Result:
-    """What a process reported, or why it did not."""
-    reported = [line.removeprefix(RESULT) for line in out.splitlines() if line.startswith(RESULT)]
-    if code == 0 and reported:
-        return json.loads(reported[-1])  # type: ignore[no-any-return]
-    return {
-        "error": "took too long"
-        if code is None
-        else last_error(err) or f"ended with exit code {code}"
-    }
-
-
-def last_error(err: str) -> str:
-    """The last line that names an exception, or the last one, without paths of this machine."""
-    lines = [line.strip() for line in err.splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"(\[\w+\]: )?[\w.]*(Error|Exception)\b", line)]
+def last_error(errors: str) -> str:
+    """Return the last line that names an exception, or the last line, without paths."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    exception = re.compile(r"(\[\w+\]: )?[\w.]*(Error|Exception)\b")
+    named = [line for line in lines if exception.match(line)]
     text = (named or lines or [""])[-1]
     return re.sub(r"(?<![\w.])(/[\w.+-]+)+/", "", text)[:200]
 
 
 def prepare(workload: Workload) -> None:
-    """Write the arrays of `workload` unless they are there."""
-    if is_written(DATA, workload):
+    """Write the arrays of a workload unless they are there."""
+    if arrays_file(DATA, workload).is_file():
         return
     print(f"{workload.name}: writing the arrays", flush=True)
-    command = [
-        sys.executable,
-        "-m",
-        "scripts.benchmarks.peers.write_data",
-        workload.name,
-        str(DATA),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(
-            f"{workload.name}: the arrays could not be written: {(done.stderr.strip().splitlines() or [''])[-1]}"
-        )
-
-
-def keep_to(threads: int) -> None:
-    """This process and all it starts on so many cores (JAX has no other way to be told)."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-
-
-def entries_of(peers: Sequence[str], variants: Sequence[Sequence[str]]) -> list[Entry]:
-    """The lines: every peer, and after plain fedsim its variants."""
-    entries = []
-    for peer in peers:
-        entries.append(Entry(peer))
-        if peer == "fedsim":
-            entries += [Entry(peer, tuple(words)) for words in variants if words]
-    return list(dict.fromkeys(entries))
+    module = "scripts.benchmarks.peers.write_data"
+    command = [sys.executable, "-m", module, workload.name, str(DATA)]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        sys.exit(f"{workload.name}: the arrays could not be written")
 
 
 def race(
-    entries: list[Entry], workload: Workload, options: argparse.Namespace, console: Console
+    entries: Sequence[Entry], workload: Workload, options: argparse.Namespace
 ) -> tuple[dict[Entry, list[Result]], list[Result]]:
-    """The results of all repeats by entry, and those of the ceiling. Who has failed is not tried
-    again."""
+    """Return the results of each entry, and those of the ceiling, with one for each repeat.
+
+    All take turns, and every other repeat runs in reverse. An entry that failed is not tried again.
+    """
     results: dict[Entry, list[Result]] = {entry: [] for entry in entries}
     ceilings = []
     for repeat in range(options.repeats):
-        console.print(
-            f"{workload.name} {repeat + 1}/{options.repeats} ceiling: measuring", highlight=False
-        )
         ceilings.append(measure(None, workload, options))
         for entry in entries if repeat % 2 == 0 else reversed(entries):
-            if any("error" in earlier for earlier in results[entry]):
+            if any("error" in result for result in results[entry]):
                 continue
             result = measure(entry, workload, options)
             results[entry].append(result)
-            told = result.get("error") or f"{result['rounds_per_second']:.4g} rounds/s"
-            console.print(
-                f"{workload.name} {repeat + 1}/{options.repeats} {entry.label}: {told}",
-                highlight=False,
+            rate = result.get("error") or f"{result['rounds_per_second']:.4g} rounds/s"
+            print(
+                f"{workload.name} {repeat + 1}/{options.repeats} {entry.label}: {rate}", flush=True
             )
     return results, ceilings

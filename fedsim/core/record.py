@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
@@ -15,16 +15,6 @@ CLIENT_ACCURACY = "client_accuracy"
 MeasuredOn = Literal["labels", "test", "holdout", "train"]
 CLIENT_ACCURACY_MEASURES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """Measures over the accuracies of all clients; a record's names begin with `client_accuracy_`."""
-
-SUM = {"summary": "sum"}
-"""Tag of fields that summary.json adds up over all rounds."""
-LAST = {"summary": "last"}
-"""Tag of fields whose last value is in summary.json."""
-ONLY_WITH_CLOCK = {"only_with": "clock"}
-"""Tag of fields that only runs with a simulated clock have."""
-ONLY_WITH_CLIENT_ACCURACY = {"only_with": CLIENT_ACCURACY}
-"""Tag of fields that only runs with `client_accuracy` have."""
-
 
 @dataclass(frozen=True)
 class Record:
@@ -47,40 +37,34 @@ class Record:
     test_loss: float | None
     train_loss: float | None
     participation_ratio: float
-    contacted: int = field(metadata=SUM)
-    trained: int = field(metadata=SUM)
-    uploaded: int = field(metadata=SUM)
-    bytes_down: int = field(metadata=SUM)
-    bytes_up: int = field(metadata=SUM)
-    forward_samples: int = field(metadata=SUM)
-    train_samples: int = field(metadata=SUM)
-    server_forward_samples: int = field(metadata=SUM)
-    seconds_select: float = field(metadata=SUM)
-    seconds_ask: float = field(metadata=SUM)
-    seconds_train: float = field(metadata=SUM)
-    seconds_aggregate: float = field(metadata=SUM)
-    seconds_evaluate: float = field(metadata=SUM)
-    wall_seconds: float = field(metadata=LAST)
+    contacted: int
+    trained: int
+    uploaded: int
+    bytes_down: int
+    bytes_up: int
+    forward_samples: int
+    train_samples: int
+    server_forward_samples: int
+    seconds_select: float
+    seconds_ask: float
+    seconds_train: float
+    seconds_aggregate: float
+    seconds_evaluate: float
+    wall_seconds: float
     selected: list[int]
-    coverage: float = field(metadata=LAST)
-    nonfinite_reports: int = field(metadata=SUM)
-    dropped_updates: int = field(metadata=SUM)
-    simulated_seconds: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
-    simulated_seconds_ask: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
-    simulated_seconds_train: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
-    simulated_time: float | None = field(default=None, metadata=ONLY_WITH_CLOCK)
-    late: list[int] | None = field(default=None, metadata=ONLY_WITH_CLOCK)
-    client_accuracy_mean: float | None = field(default=None, metadata=ONLY_WITH_CLIENT_ACCURACY)
-    client_accuracy_std: float | None = field(default=None, metadata=ONLY_WITH_CLIENT_ACCURACY)
-    client_accuracy_worst_tenth: float | None = field(
-        default=None, metadata=ONLY_WITH_CLIENT_ACCURACY
-    )
-    client_accuracy_best_tenth: float | None = field(
-        default=None, metadata=ONLY_WITH_CLIENT_ACCURACY
-    )
-    client_accuracy_never_selected: float | None = field(
-        default=None, metadata=ONLY_WITH_CLIENT_ACCURACY
-    )
+    coverage: float
+    nonfinite_reports: int
+    dropped_updates: int
+    simulated_seconds: float | None = None
+    simulated_seconds_ask: float | None = None
+    simulated_seconds_train: float | None = None
+    simulated_time: float | None = None
+    late: list[int] | None = None
+    client_accuracy_mean: float | None = None
+    client_accuracy_std: float | None = None
+    client_accuracy_worst_tenth: float | None = None
+    client_accuracy_best_tenth: float | None = None
+    client_accuracy_never_selected: float | None = None
     epsilon: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,14 +81,36 @@ class Record:
         return values
 
 
-def _fields_tagged(tag: dict[str, str]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(Record) if item.metadata == tag)
-
-
-TOTAL_FIELDS = _fields_tagged(SUM)
-LAST_FIELDS = _fields_tagged(LAST)
-CLOCK_FIELDS = _fields_tagged(ONLY_WITH_CLOCK)
-CLIENT_ACCURACY_FIELDS = _fields_tagged(ONLY_WITH_CLIENT_ACCURACY)
+TOTAL_FIELDS = (
+    "contacted",
+    "trained",
+    "uploaded",
+    "bytes_down",
+    "bytes_up",
+    "forward_samples",
+    "train_samples",
+    "server_forward_samples",
+    "seconds_select",
+    "seconds_ask",
+    "seconds_train",
+    "seconds_aggregate",
+    "seconds_evaluate",
+    "nonfinite_reports",
+    "dropped_updates",
+)
+"""Fields that summary.json adds up over all rounds."""
+LAST_FIELDS = ("wall_seconds", "coverage")
+"""Fields whose last value is in summary.json."""
+CLOCK_FIELDS = (
+    "simulated_seconds",
+    "simulated_seconds_ask",
+    "simulated_seconds_train",
+    "simulated_time",
+    "late",
+)
+"""Fields that only runs with a simulated clock have."""
+CLIENT_ACCURACY_FIELDS = tuple(f"client_accuracy_{name}" for name in CLIENT_ACCURACY_MEASURES)
+"""Fields that only runs with `client_accuracy` have."""
 
 FINAL_WINDOW = 11
 """Number of last rounds over which the final accuracy is a mean.

@@ -1,4 +1,7 @@
+"""Averages and server optimisers, by hand."""
+
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,75 +14,94 @@ from tests.toys import toy_cohort, toy_population
 
 PARAMS = {"w": torch.tensor([1.0, 1.0])}
 COHORT = toy_cohort([0, 3], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
+"""Two clients with 1 and 3 samples; the mean of their updates is (3, 4)."""
+NO_BUFFERS = frozenset[str]()
 
 
-def test_averages_by_hand_and_weights_of_the_selector_replace_the_aggregators() -> None:
-    by_size = FedAvg(frozenset(), weighting="by_size")
-    uniform = FedAvg(frozenset(), weighting="uniform").aggregate(PARAMS, COHORT, None)
-    assert uniform["w"].tolist() == [4.0, 5.0]
-    assert by_size.aggregate(PARAMS, COHORT, None)["w"].tolist() == [4.5, 7.0]
-    assert by_size.aggregate(PARAMS, COHORT, np.array([1.0, 0.5]))["w"].tolist() == [5.0, 5.0]
+@pytest.mark.parametrize(
+    ("weighting", "weights", "expected"),
+    [
+        ("uniform", None, [1 + (2 + 4) / 2, 1 + (0 + 8) / 2]),
+        ("by_size", None, [1 + (2 + 3 * 4) / 4, 1 + (0 + 3 * 8) / 4]),
+        ("by_size", [1.0, 0.5], [1 + 2 + 4 / 2, 1 + 0 + 8 / 2]),  # the selector's weights
+    ],
+)
+def test_federated_averaging(weighting: Any, weights: Any, expected: list[float]) -> None:
+    server = FedAvg(NO_BUFFERS, weighting=weighting)
+    selector_weights = None if weights is None else np.array(weights)
+    assert server.aggregate(PARAMS, COHORT, selector_weights)["w"].tolist() == expected
 
 
-def test_server_momentum_accumulates_by_hand() -> None:
-    server = FedAvgM(frozenset(), weighting="uniform", lr=0.5, momentum=0.5)
+def test_server_momentum_accumulates() -> None:
+    server = FedAvgM(NO_BUFFERS, weighting="uniform", lr=0.5, momentum=0.5)
     first = server.aggregate(PARAMS, COHORT, None)  # v = (3, 4)
-    assert first["w"].tolist() == [2.5, 3.0]
-    second = server.aggregate(first, COHORT, None)  # v = (4.5, 6)
-    assert second["w"].tolist() == [4.75, 6.0]
+    assert first["w"].tolist() == [1 + 0.5 * 3, 1 + 0.5 * 4]
+    second = server.aggregate(first, COHORT, None)  # v = (3, 4) / 2 + (3, 4)
+    assert second["w"].tolist() == [2.5 + 0.5 * 4.5, 3 + 0.5 * 6]
 
 
-def test_fedadam_first_step_by_hand() -> None:
-    server = FedAdam(frozenset(), weighting="uniform", lr=1.0, beta1=0.5, beta2=0.75, tau=1.0)
-    result = server.aggregate(PARAMS, COHORT, None)  # m = (1.5, 2), v = .75 + .25 d^2 = (3, 4.75)
+def test_the_first_step_of_fedadam() -> None:
+    server = FedAdam(NO_BUFFERS, weighting="uniform", lr=1.0, beta1=0.5, beta2=0.75, tau=1.0)
+    result = server.aggregate(PARAMS, COHORT, None)
+    # m = (3, 4) / 2, v = 0.75 tau^2 + 0.25 (9, 16) = (3, 4.75)
     expected = [1 + 1.5 / (3**0.5 + 1), 1 + 2 / (4.75**0.5 + 1)]
     assert result["w"].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("weights", [[1.5, 1.5], [1.0, 3.0], [0.5, 0.5], [0.0, 0.0], [2.0, -1.0]])
-def test_buffers_are_averaged_where_a_selectors_weights_do_not_sum_to_one(
-    weights: list[float],
+@pytest.mark.parametrize(
+    "server",
+    [
+        FedAvg(frozenset({"v"}), weighting="by_size"),
+        FedAvgM(frozenset({"v"}), weighting="uniform", lr=1.0, momentum=0.0),
+    ],
+    ids=["fedavg", "fedavgm"],
+)
+def test_buffers_are_averaged_even_if_the_selectors_weights_do_not_sum_to_one(
+    server: Any, weights: list[float]
 ) -> None:
-    """Importance weights would take a variance of 1, of which all clients have seen .1, below
-    zero."""
-    delta = {"w": torch.ones(2, 1), "v": torch.full((2, 1), -0.9)}
+    """All clients have seen a variance of 0.1. Importance weights would take 1 below zero."""
     start = {"w": torch.ones(1), "v": torch.ones(1)}
-    cohort, buffers = replace(COHORT, start=start, delta=delta), frozenset({"v"})
-    momentum = FedAvgM(buffers, weighting="uniform", lr=1.0, momentum=0.0)
-    for server in (FedAvg(buffers, weighting="by_size"), momentum):
-        result = server.aggregate(start, cohort, np.array(weights))
-        assert (result["v"].item(), result["w"].item()) == pytest.approx((0.1, 1 + sum(weights)))
+    delta = {"w": torch.ones(2, 1), "v": torch.full((2, 1), -0.9)}
+    cohort = replace(COHORT, start=start, delta=delta)
+    result = server.aggregate(start, cohort, np.array(weights))
+    assert result["v"].item() == pytest.approx(0.1)
+    assert result["w"].item() == pytest.approx(1 + sum(weights))
 
 
-def test_buffers_are_weighted_in_proportion_to_a_selectors_weights() -> None:
+@pytest.mark.parametrize(
+    ("weighting", "weights"), [("uniform", [0.5, 1.5]), ("by_size", [0.0, 0.0])]
+)
+def test_buffers_are_averaged_in_proportion_to_the_selectors_weights_or_by_size(
+    weighting: Any, weights: list[float]
+) -> None:
+    """Both are in proportion 1 to 3: (1, 1) + (4, 0) / 4 + 3 (0, 8) / 4."""
     cohort = replace(COHORT, delta={"w": torch.tensor([[4.0, 0.0], [0.0, 8.0]])})
-    result = FedAvg(frozenset({"w"}), weighting="uniform").aggregate(
-        PARAMS, cohort, np.array([0.5, 1.5])
-    )
-    assert result["w"].tolist() == [2.0, 7.0]
-    own = FedAvg(frozenset({"w"}), weighting="by_size").aggregate(
-        PARAMS, cohort, np.array([0.0, 0.0])
-    )
-    assert own["w"].tolist() == [2.0, 7.0]  # 1 and 3 samples
-    for server in (
+    server = FedAvg(frozenset({"w"}), weighting=weighting)
+    assert server.aggregate(PARAMS, cohort, np.array(weights))["w"].tolist() == [2.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
         FedAvgM(frozenset({"w"}), weighting="uniform", lr=0.1, momentum=0.9),
         FedAdam(frozenset({"w"}), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=1.0),
-    ):
-        assert server.aggregate(PARAMS, COHORT, None)["w"].tolist() == [
-            4.0,
-            5.0,
-        ]  # and never stepped on
-        assert not any(server.state_dict().values())
+    ],
+    ids=["fedavgm", "fedadam"],
+)
+def test_a_server_optimiser_takes_no_step_on_buffers(server: Any) -> None:
+    assert server.aggregate(PARAMS, COHORT, None)["w"].tolist() == [1 + 3, 1 + 4]
+    assert not any(server.state_dict().values())
 
 
-def test_server_optimiser_continues_from_its_state_dict() -> None:
+def test_a_server_optimiser_continues_from_its_state() -> None:
     values = {"lr": 0.1, "beta1": 0.9, "beta2": 0.9, "tau": 0.1}
-    one, other = (FedAdam(frozenset(), weighting="uniform", **values) for _ in range(2))
-    after = one.aggregate(PARAMS, COHORT, None)
-    other.load_state_dict(one.state_dict())
-    assert torch.equal(
-        one.aggregate(after, COHORT, None)["w"], other.aggregate(after, COHORT, None)["w"]
-    )
+    original = FedAdam(NO_BUFFERS, weighting="uniform", **values)
+    restored = FedAdam(NO_BUFFERS, weighting="uniform", **values)
+    first = original.aggregate(PARAMS, COHORT, None)
+    restored.load_state_dict(original.state_dict())
+    expected = original.aggregate(first, COHORT, None)["w"]
+    assert torch.equal(restored.aggregate(first, COHORT, None)["w"], expected)
 
 
 @pytest.mark.parametrize(
@@ -91,15 +113,14 @@ def test_server_optimiser_continues_from_its_state_dict() -> None:
         ("uniform", [1, 3], "by_size", False),
     ],
 )
-def test_a_warning_where_sizes_count_in_the_draw_and_in_the_average(
-    mode: str, sizes: list[int], weighting: str, warns: bool
+def test_a_warning_if_sizes_count_in_the_selection_and_in_the_average(
+    mode: Any, sizes: list[int], weighting: Any, warns: bool
 ) -> None:
-    selector = Random(toy_population(sizes, 1), mode=mode)  # type: ignore[arg-type]
-    warning = weighting_warning(selector, FedAvg(frozenset(), weighting=weighting))  # type: ignore[arg-type]
-    assert bool(warning) == warns
-    assert not warns or "aggregator=uniform" in str(warning)
+    selector = Random(toy_population(sizes, 1), mode=mode)
+    warning = weighting_warning(selector, FedAvg(NO_BUFFERS, weighting=weighting))
+    assert ("aggregator=uniform" in (warning or "")) == warns
 
 
-def test_bad_values_are_told_together() -> None:
+def test_all_values_out_of_range_are_reported_together() -> None:
     with pytest.raises(ConfigError, match=r"lr=0(.|\n)*beta1=1(.|\n)*tau=-1"):
-        FedAdam(frozenset(), weighting="uniform", lr=0, beta1=1, beta2=0.9, tau=-1)
+        FedAdam(NO_BUFFERS, weighting="uniform", lr=0, beta1=1, beta2=0.9, tau=-1)

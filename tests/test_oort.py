@@ -298,7 +298,7 @@ def choose(
     selector: Any, round: int = 1, sizes: list[int] = SIX, seed: int | None = None, **more: Any
 ) -> list[int]:
     clock = fixed_clock(len(sizes)).round(1, 0.0)
-    return picked(selector, round, round if seed is None else seed, simulated=clock, **more)
+    return picked(selector, round, round if seed is None else seed, round_clock=clock, **more)
 
 
 # --- FedCS ------------------------------------------------------------------------------------------------------------
@@ -470,7 +470,7 @@ def test_oort_observes_durations_and_scales_the_slow_by_equation_1() -> None:
     """With a number more to send: 8, 21 and 53 s. T is their median, 21: only client 2 is slower,
     by (21 / 53)^2."""
     selector = oort(sizes=SIZES, k=3)
-    toy_run(selector, simulated=fixed_clock()).step()
+    toy_run(selector, simulated_clock=fixed_clock()).step()
     assert selector.durations.tolist() == [8, 21, 53]
     scores = selector.scores(np.arange(3), 2)
     selector.penalty = 0.0
@@ -479,7 +479,7 @@ def test_oort_observes_durations_and_scales_the_slow_by_equation_1() -> None:
 
 def test_the_late_are_not_learnt_of_and_rounds_without_an_update_not_observed() -> None:
     selector, clock = oort(sizes=SIZES, k=3), fixed_clock(deadline=30.0)
-    run = toy_run(selector, simulated=clock)
+    run = toy_run(selector, simulated_clock=clock)
     assert (run.step().late, run.observed) == ([2], True)
     assert selector.durations[:2].tolist() == [8, 21]
     assert np.isnan(selector.durations[2])

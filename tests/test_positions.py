@@ -1,5 +1,4 @@
-"""Small values of the core: positions by client in one array, the highest of many, whole shares of
-a count."""
+"""Positions by client in one array, the highest of many values, and rounding near whole numbers."""
 
 import numpy as np
 import pytest
@@ -8,43 +7,51 @@ from fedsim.core.rounding import ceil, floor
 from fedsim.core.types import ClientPositions, positions_of, sizes_of
 from fedsim.selectors.base import leading
 
-LISTS = [np.array(own, np.int64) for own in ([4, 1], [], [7], [2, 9, 3], [])]
+LISTS = [[4, 1], [], [7], [2, 9, 3], []]
+ARRAYS = [np.array(positions, np.int64) for positions in LISTS]
+POSITIONS = ClientPositions.of(ARRAYS)
 
 
-def test_one_array_is_a_list_of_its_parts() -> None:
-    both = ClientPositions.of(LISTS)
-    assert ClientPositions.of(both) is both
-    assert (
-        [own.tolist() for own in both]
-        == [own.tolist() for own in LISTS]
-        == [both[i].tolist() for i in range(5)]
-    )
-    assert [own.tolist() for own in both[1:4]] == [[], [7], [2, 9, 3]]
-    assert sizes_of(both).tolist() == sizes_of(LISTS).tolist() == [2, 0, 1, 3, 0]
-    assert both[-2].tolist() == [2, 9, 3]
+def as_lists(arrays: object) -> list[list[int]]:
+    return [array.tolist() for array in arrays]  # type: ignore[attr-defined]
+
+
+def test_positions_are_the_arrays_that_they_were_made_of() -> None:
+    assert as_lists(POSITIONS) == LISTS
+    assert as_lists(POSITIONS[i] for i in range(5)) == LISTS
+    assert as_lists(POSITIONS[1:4]) == LISTS[1:4]
+    assert POSITIONS[-2].tolist() == LISTS[-2]
     with pytest.raises(IndexError):
-        both[5]
+        POSITIONS[5]
 
 
+def test_positions_are_not_copied_again() -> None:
+    assert ClientPositions.of(POSITIONS) is POSITIONS
+
+
+@pytest.mark.parametrize("arrays", [ARRAYS, POSITIONS], ids=["list", "positions"])
+def test_sizes(arrays: ClientPositions) -> None:
+    assert sizes_of(arrays).tolist() == [2, 0, 1, 3, 0]
+
+
+@pytest.mark.parametrize("arrays", [ARRAYS, POSITIONS], ids=["list", "positions"])
 @pytest.mark.parametrize("ids", [[3, 0, 1], [], [0, 1, 2, 3, 4], [4], [2, 2]])
-def test_rows_come_in_the_order_asked_for(ids: list[int]) -> None:
-    for arrays in (LISTS, ClientPositions.of(LISTS)):
-        assert [own.tolist() for own in positions_of(arrays, np.array(ids, np.int64))] == [
-            LISTS[i].tolist() for i in ids
-        ]
+def test_clients_come_in_the_requested_order(arrays: ClientPositions, ids: list[int]) -> None:
+    assert as_lists(positions_of(arrays, np.array(ids, np.int64))) == [LISTS[i] for i in ids]
 
 
-def test_each_is_cut_at_its_own_length() -> None:
-    head, rest = ClientPositions.of(LISTS).first(np.array([1, 0, 1, 2, 0]))
-    assert [own.tolist() for own in head] == [[4], [], [7], [2, 9], []]
-    assert [own.tolist() for own in rest] == [[1], [], [], [3], []]
+def test_each_client_is_split_at_its_own_count() -> None:
+    first, rest = POSITIONS.first(np.array([1, 0, 1, 2, 0]))
+    assert as_lists(first) == [[4], [], [7], [2, 9], []]
+    assert as_lists(rest) == [[1], [], [], [3], []]
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 40, 50, 60])
-def test_the_leading_are_those_of_a_stable_sort(count: int) -> None:
+def test_the_leading_positions_are_those_of_a_stable_sort(count: int) -> None:
     values = np.random.default_rng(count).integers(0, 9, 50).astype(float)
     values[7] = -np.inf
-    assert leading(values, count).tolist() == np.argsort(-values, kind="stable")[:count].tolist()
+    expected = np.argsort(-values, kind="stable")[:count]
+    assert leading(values, count).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
@@ -58,5 +65,8 @@ def test_the_leading_are_those_of_a_stable_sort(count: int) -> None:
         (7 + 1e-6, 7, 8),
     ],
 )
-def test_a_hair_beside_a_whole_number_is_that_number(value: float, low: int, high: int) -> None:
-    assert (floor(value), ceil(value)) == (low, high)
+def test_a_value_within_a_billionth_of_a_whole_number_is_that_number(
+    value: float, low: int, high: int
+) -> None:
+    assert floor(value) == low
+    assert ceil(value) == high

@@ -1,4 +1,4 @@
-"""The round loop on an engine that can be followed by hand."""
+"""The round loop on an engine that can be followed by hand (`ToyEngine`)."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from fedsim.clients.clients import Clients
 from fedsim.clients.context import Signal
 from fedsim.clients.server import Server
+from fedsim.core.arrays import Bools
 from fedsim.core.errors import DivergedError, FedsimError
-from fedsim.core.record import PHASES
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Cohort, Selection, drop_nonfinite
+from fedsim.core.types import Cohort, Population, Selection, drop_nonfinite
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import SelectionError
 from fedsim.rounds.loop import Simulation
@@ -24,95 +23,118 @@ from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_po
 
 
 class Scripted(Selector):
-    """Returns what it is told, and keeps what it observes."""
+    """A selector that returns the given selections in turn, and keeps what it observes."""
 
-    def __init__(self, population, selections):  # type: ignore[no-untyped-def]
+    def __init__(self, population: Population, selections: Sequence[Any]) -> None:
         super().__init__(population)
         self.selections = selections
         self.observed: list[Cohort] = []
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        chosen = self.selections[(round - 1) % len(self.selections)]
-        return chosen if isinstance(chosen, Selection) else Selection(np.array(chosen, np.int64))
+        selection = self.selections[(round - 1) % len(self.selections)]
+        if isinstance(selection, Selection):
+            return selection
+        return Selection(np.array(selection, np.int64))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         self.observed.append(cohort)
 
 
 class OnRounds(Availability):
+    """All clients are available, but only in the given rounds."""
+
     def __init__(self, rounds: set[int]) -> None:
         self.rounds = rounds
 
-    def available(
-        self, round: int, num_clients: int, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
         return np.full(num_clients, round in self.rounds)
 
 
 def simulate(
-    selections: Sequence[object], num_rounds: int = 2, *broken: int, **components: Any
+    selections: Sequence[object],
+    num_rounds: int = 2,
+    broken: Sequence[int] = (),
+    **components: Any,
 ) -> Simulation:
+    """Return a run of four clients with 1, 2, 3 and 4 samples, two a round, from the model (0, 0).
+
+    The accuracy of a model is its first number.
+    """
     sizes = [1, 2, 3, 4]
-    engine, population = ToyEngine(sizes), toy_population(sizes, 2, num_rounds)
-    selector = Scripted(population, selections)
+    engine = ToyEngine(sizes)
     engine.broken = set(broken)
+    population = toy_population(sizes, 2, num_rounds)
+    selector = Scripted(population, selections)
     return Simulation(toy_components(engine, population, selector, **components), toy_params())
 
 
-def test_two_rounds_by_hand() -> None:
+def test_two_rounds() -> None:
+    """Each client moves halfway to its number, and the server averages."""
     first, second = simulate([[1, 3], [2, 3]])
-    assert first.test_accuracy == 1.0  # w = mean of (1/2, 3/2)
-    assert second.test_accuracy == 1.75  # w = 1 + mean of ((2-1)/2, (3-1)/2)
-    assert (first.participation_ratio, first.coverage, second.coverage) == (0.5, 0.5, 0.75)
-    assert first.train_loss == 2.0
+    assert first.test_accuracy == (1 / 2 + 3 / 2) / 2
+    assert second.test_accuracy == 1 + ((2 - 1) / 2 + (3 - 1) / 2) / 2
+    assert first.train_loss == (1 + 3) / 2
     assert first.selected == [1, 3]
-    assert (first.bytes_down, first.bytes_up, first.train_samples) == (16, 16, 2 * (2 + 4))
-
-    weighted = simulate([Selection(np.array([1, 3]), np.array([1.0, 1.0]))], num_rounds=1)
-    assert (
-        next(iter(weighted)).test_accuracy == 0.5 + 1.5
-    )  # weights of the selector are used as they are
+    assert (first.participation_ratio, first.coverage) == (2 / 4, 2 / 4)
+    assert second.coverage == 3 / 4
 
 
-def test_evaluation_happens_every_so_often_and_at_the_end_and_wall_seconds_are_those_of_all_phases() -> (
-    None
-):
+def test_a_round_is_charged() -> None:
+    (record,) = simulate([[1, 3]], num_rounds=1)
+    model_bytes = 2 * 4
+    assert (record.bytes_down, record.bytes_up) == (2 * model_bytes, 2 * model_bytes)
+    assert record.train_samples == 2 * (2 + 4)  # two passes
+
+
+def test_weights_of_the_selector_are_used_as_they_are() -> None:
+    (record,) = simulate([Selection(np.array([1, 3]), np.array([1.0, 1.0]))], num_rounds=1)
+    assert record.test_accuracy == 1 / 2 + 3 / 2
+
+
+def test_evaluation_happens_every_so_often_and_at_the_end() -> None:
     records = list(simulate([[0, 1]], num_rounds=5, eval_every=2))
-    assert [r.test_accuracy is not None for r in records] == [False, True, False, True, True]
-    total = sum(getattr(r, f"seconds_{phase}") for r in records for phase in PHASES)
-    assert records[-1].wall_seconds == pytest.approx(total)
+    evaluated = [record.round for record in records if record.test_accuracy is not None]
+    assert evaluated == [2, 4, 5]
 
 
-def test_a_round_without_anybody_keeps_the_model() -> None:
-    one, two, three = simulate([[1, 3]], num_rounds=3, availability=OnRounds({1, 3}))
-    assert two.selected == []
-    assert two.test_accuracy == one.test_accuracy != three.test_accuracy
-    assert (two.uploaded, two.bytes_down, two.train_loss) == (0, 0, None)
+def test_wall_seconds_add_up_all_phases() -> None:
+    total = 0.0
+    for record in simulate([[0, 1]], num_rounds=3):
+        total += record.seconds_select + record.seconds_ask + record.seconds_train
+        total += record.seconds_aggregate + record.seconds_evaluate
+        assert record.wall_seconds == pytest.approx(total)
 
 
-def test_training_losses_reach_only_a_selector_that_declares_them() -> None:
-    for needs in (frozenset[Signal](), frozenset({Signal.TRAINING_LOSS})):
-        run = simulate([[1, 3]], num_rounds=1)
-        selector: Any = run.components.selector
-        selector.needs = needs
-        list(run)
-        assert (selector.observed[0].loss is None) == (not needs)
+def test_a_round_without_clients_keeps_the_model() -> None:
+    first, second, third = simulate([[1, 3]], num_rounds=3, availability=OnRounds({1, 3}))
+    assert second.selected == []
+    assert second.test_accuracy == first.test_accuracy != third.test_accuracy
+    assert (second.uploaded, second.bytes_down, second.train_loss) == (0, 0, None)
 
 
-@pytest.mark.parametrize(
-    ("selection", "reason"),
-    [
-        ([1, 1], "unique ids in ascending order"),
-        ([3, 1], "unique ids in ascending order"),
-        ([1, 9], r"not available this round: \[9\]"),
-        ([1], "must return 2 clients, not 1"),
-        (Selection(np.array([1, 3]), np.array([1.0, np.nan])), "one finite number per id"),
-        (Selection(np.array([1, 3]), np.array([1.0])), "one finite number per id"),
-        (Selection(np.array([1.0, 3.0])), "int64"),  # type: ignore[arg-type]
-    ],
-)
+@pytest.mark.parametrize("needs", [frozenset(), frozenset({Signal.TRAINING_LOSS})])
+def test_a_selector_sees_training_losses_only_if_it_declares_them(needs: Any) -> None:
+    run = simulate([[1, 3]], num_rounds=1)
+    selector: Any = run.components.selector
+    selector.needs = needs
+    run.step()
+    assert (selector.observed[0].loss is None) == (not needs)
+
+
+FAULTY = [
+    ([1, 1], "unique ids in ascending order"),
+    ([3, 1], "unique ids in ascending order"),
+    ([1, 9], r"not available this round: \[9\]"),
+    ([1], "must return 2 clients, not 1"),
+    (Selection(np.array([1, 3]), np.array([1.0, np.nan])), "one finite number per id"),
+    (Selection(np.array([1, 3]), np.array([1.0])), "one finite number per id"),
+    (Selection(np.array([1.0, 3.0])), "int64"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("selection", "reason"), FAULTY)
 def test_a_faulty_selection_names_selector_round_and_rule(selection: object, reason: str) -> None:
-    run = simulate([[0, 1], selection], num_rounds=2)
+    run = simulate([[0, 1], selection])
     run.step()
     with pytest.raises(SelectionError, match=rf"round 2: Scripted .*{reason}"):
         run.step()
@@ -120,23 +142,24 @@ def test_a_faulty_selection_names_selector_round_and_rule(selection: object, rea
 
 
 def test_a_broken_update_is_dropped_and_counted() -> None:
-    record = next(iter(simulate([[1, 3]], 2, 3)))
-    assert record.test_accuracy == 0.5
+    record = simulate([[1, 3]], broken=[3]).step()
+    assert record.test_accuracy == 1 / 2  # client 1 only
     assert (record.uploaded, record.dropped_updates, record.train_loss) == (2, 1, 1.0)
 
 
 def test_a_round_of_broken_updates_diverges_and_keeps_the_last_good_model() -> None:
-    run = simulate([[0, 1], [2, 3]], 2, 2, 3)
-    good = run.step().test_accuracy
+    run = simulate([[0, 1], [2, 3]], broken=[2, 3])
+    accuracy = run.step().test_accuracy
     with pytest.raises(DivergedError, match=r"optimizer\.lr"):
         run.step()
-    assert run.evaluate().accuracy == good
+    assert run.evaluate().accuracy == accuracy
 
 
 def test_dropping_keeps_the_sum_of_the_selectors_weights() -> None:
+    """0.2 and 0.3 are scaled to the sum 1."""
     cohort = toy_cohort([0, 1, 2], [1, 1, 1], [[1.0, 1.0], [np.inf, 0.0], [2.0, 2.0]])
-    kept, weights, dropped = drop_nonfinite(cohort, np.array([0.2, 0.5, 0.3]))
-    assert (kept.ids.tolist(), dropped) == ([0, 2], 1)
+    finite, weights, num_dropped = drop_nonfinite(cohort, np.array([0.2, 0.5, 0.3]))
+    assert (finite.ids.tolist(), num_dropped) == ([0, 2], 1)
     assert weights == pytest.approx([0.4, 0.6])
 
 
@@ -147,53 +170,50 @@ def test_a_selector_cannot_validate_without_declaring_it() -> None:
         server.validate(run.params)
 
 
-def test_clients_can_begin_round_one_from_models_of_their_own_and_no_later_round() -> None:
-    """Client i begins at (4 i, 0) and moves halfway to (i, -i); the server averages what comes
-    out."""
-    one = simulate([[1, 2]])
-    one.components = replace(
-        one.components, first_model=lambda i: {"w": torch.tensor([4.0 * i, 0.0])}
+def test_clients_begin_only_the_first_round_from_models_of_their_own() -> None:
+    """Clients 1 and 2 begin at (4, 0) and (8, 0) and move halfway to (1, -1) and (2, -2)."""
+    run = simulate([[1, 2]])
+    run.components = replace(
+        run.components, first_model=lambda client: {"w": torch.tensor([4.0 * client, 0.0])}
     )
-    one.step()
-    own = torch.tensor([[(4 + 1) / 2, -1 / 2], [(8 + 2) / 2, -2 / 2]])
-    assert one.params["w"].tolist() == own.mean(0).tolist()
-    before = one.params["w"]
-    one.step()
-    expected = (before + torch.tensor([[1.0, -1.0], [2.0, -2.0]])) / 2
-    assert one.params["w"].tolist() == expected.mean(0).tolist()
+    run.step()
+    first = [((4 + 1) / 2 + (8 + 2) / 2) / 2, (-1 / 2 - 2 / 2) / 2]
+    assert run.params["w"].tolist() == first
+    run.step()
+    second = [(first[0] + 1.5) / 2, (first[1] - 1.5) / 2]  # halfway to the mean of the targets
+    assert run.params["w"].tolist() == second
 
 
 class Watching(Selector, Availability):
-    """Takes everybody, and keeps what it was handed in each round."""
+    """A selector of all clients, and an availability model, that keep what they see."""
 
-    def __init__(self, population: Any) -> None:
+    def __init__(self, population: Population) -> None:
         super().__init__(population)
-        self.selects: list[Any] = []
-        self.reaches: list[float] = []
+        self.selecting: list[Any] = []
+        self.reaching: list[float] = []
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        self.selects.append((rng.random(), clients.lr, clients.available.tolist()))
+        self.selecting.append((rng.random(), clients.lr, clients.available.tolist()))
         return Selection(clients.available)
 
-    def available(
-        self, round: int, num_clients: int, rng: np.random.Generator
-    ) -> NDArray[np.bool_]:
-        self.reaches.append(rng.random())
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
+        self.reaching.append(rng.random())
         return np.ones(num_clients, dtype=bool)
 
 
-def test_every_round_has_streams_and_a_learning_rate_of_its_own_and_clients_without_data_are_not_offered() -> (
-    None
-):
-    engine, population = ToyEngine([2, 0, 2], seed=5), toy_population([2, 0, 2], 2, 3)
-    watching = Watching(population)
-    parts = toy_components(
-        engine, population, watching, availability=watching, learning_rate=lambda t: 1 / t
+def test_every_round_has_its_streams_and_learning_rate_and_offers_only_clients_with_data() -> None:
+    sizes = [2, 0, 2]
+    watching = Watching(toy_population(sizes, 2, 3))
+    components = toy_components(
+        ToyEngine(sizes, seed=5),
+        watching.population,
+        watching,
+        availability=watching,
+        learning_rate=lambda t: 1 / t,
     )
-    list(Simulation(parts, toy_params()))
-    drawn = {
-        p: [Streams(5).generator(p, t).random() for t in (1, 2, 3)]
-        for p in (Purpose.SELECT, Purpose.AVAILABILITY)
-    }
-    assert watching.selects == [(u, 1 / t, [0, 2]) for t, u in enumerate(drawn[Purpose.SELECT], 1)]
-    assert watching.reaches == drawn[Purpose.AVAILABILITY]
+    list(Simulation(components, toy_params()))
+    streams = Streams(5)
+    for t in (1, 2, 3):
+        draw = streams.generator(Purpose.SELECT, t).random()
+        assert watching.selecting[t - 1] == (draw, 1 / t, [0, 2])
+        assert watching.reaching[t - 1] == streams.generator(Purpose.AVAILABILITY, t).random()

@@ -1,12 +1,10 @@
-"""Things small enough to compute by hand: an engine whose clients pull one parameter towards their
-own number."""
+"""A model, an engine and rounds that are small enough to compute by hand."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedsim.clients.clients import Clients
@@ -15,8 +13,17 @@ from fedsim.clients.ledger import Ledger
 from fedsim.clients.phase_timer import PhaseTimer
 from fedsim.clients.server import ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
+from fedsim.core.arrays import Floats, Ints
 from fedsim.core.rng import Streams
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Population, Selection
+from fedsim.core.types import (
+    Cohort,
+    Correction,
+    Evaluation,
+    Ids,
+    Params,
+    Population,
+    Selection,
+)
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
@@ -35,71 +42,74 @@ class ToyModel(nn.Module):
 
 
 class ToyEngine(Engine):
-    """Client i moves the model's two numbers halfway to (i, -i); its loss on a list of positions is
-    their mean."""
+    """An engine whose training, losses and gradients can be computed by hand.
+
+    Client i moves the model's two numbers halfway to (i, -i). Its training loss is i, and its RMS
+    loss i + 1. The samples of all clients are numbered one after another, two training passes each;
+    the loss of the model on samples is the mean of their numbers m, and its gradient is
+    (m + 1, -m^2 / 7). Clients in `broken` have nan for all of these.
+    """
 
     def __init__(self, sizes: Sequence[int], *, seed: int = 0, batch_size: int = 4) -> None:
-        ends = np.cumsum(sizes)
-        positions = [np.arange(e - s, e) for s, e in zip(sizes, ends, strict=True)]
-        num = int(ends[-1])
-        data = ClientData(torch.zeros(num, 1), torch.arange(num) % 3, positions, positions, 3)
+        num_samples = sum(sizes)
+        positions = np.split(np.arange(num_samples), np.cumsum(sizes)[:-1])
+        labels = torch.arange(num_samples) % 3
+        data = ClientData(torch.zeros(num_samples, 1), labels, positions, positions, 3)
+        optimizer = SGD(lr=1.0, schedule=Constant(), momentum=0.0, nesterov=False, weight_decay=0.0)
         work = LocalWork(epochs=2, steps=None, batch_size=batch_size)
-        workload = Workload(
-            ToyModel(),
-            data,
-            SGD(lr=1.0, schedule=Constant(), momentum=0.0, nesterov=False, weight_decay=0.0),
-        )
+        workload = Workload(ToyModel(), data, optimizer)
         super().__init__(cast(Backend, None), workload, work, Streams(seed))
         self.streams = Streams(seed)
         self.broken: set[int] = set()
         self.owner = np.repeat(np.arange(len(sizes)), sizes)
 
     def train(
-        self, params: Params, ids: Ids, round: int, lr: float, *more: Any, **named: Any
-    ) -> Cohort:
-        targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
-        models = torch.stack([model["w"] for model in ((more and more[0]) or [params] * len(ids))])
-        delta = (targets - models) / 2 + (models - params["w"])
-        loss = ids.astype(np.float64)
-        for row, client in enumerate(ids):
-            if int(client) in self.broken:
-                delta[row] = torch.nan
-                loss[row] = np.nan
-        sizes = np.array([len(self.data.train[i]) for i in ids])
-        steps = np.array([self.work.num_steps(int(s)) for s in sizes])
-        stacks = {"delta": {"w": delta}, "momentum": {"w": delta * 10}}
-        losses = {"loss": loss, "rms_loss": loss + 1}
-        return Cohort(
-            ids,
-            sizes,
-            params,
-            **stacks,
-            **losses,
-            steps=steps,
-            trained=self.trained,
-            samples=2 * sizes,
-        )
-
-    def losses(self, params: Params, positions: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        return np.array([np.nan if self._silent(p) else p.mean() for p in positions])
-
-    def accuracies(
-        self, params: Params, positions: Sequence[NDArray[np.int64]]
-    ) -> NDArray[np.float64]:
-        return np.array([np.nan if self._silent(p) else 1 / (1 + p.mean()) for p in positions])
-
-    def client_gradients(
         self,
         params: Params,
-        positions: Sequence[NDArray[np.int64]],
-        names: Sequence[str] | None = None,
+        ids: Ids,
+        round: int,
+        lr: float,
+        start: Sequence[Params] | None = None,
+        correction: Correction | None = None,
+    ) -> Cohort:
+        targets = torch.as_tensor(np.stack([ids, -ids], 1), dtype=torch.float32)
+        models = torch.stack([model["w"] for model in start or [params] * len(ids)])
+        delta = (targets - models) / 2 + (models - params["w"])
+        loss = ids.astype(np.float64)
+        is_broken = np.isin(ids, list(self.broken))
+        delta[torch.as_tensor(is_broken)] = torch.nan
+        loss[is_broken] = np.nan
+        sizes = np.array([len(self.data.train[i]) for i in ids])
+        return Cohort(
+            ids=ids,
+            sizes=sizes,
+            start=params,
+            delta={"w": delta},
+            loss=loss,
+            rms_loss=loss + 1,
+            steps=np.array([self.work.num_steps(int(size)) for size in sizes]),
+            trained=self.trained,
+            samples=2 * sizes,
+            momentum={"w": delta * 10},
+        )
+
+    def losses(self, params: Params, positions: Sequence[Ints]) -> Floats:
+        return np.array([self._mean(samples) for samples in positions])
+
+    def accuracies(self, params: Params, positions: Sequence[Ints]) -> Floats:
+        return 1 / (1 + self.losses(params, positions))
+
+    def client_gradients(
+        self, params: Params, positions: Sequence[Ints], names: Sequence[str] | None = None
     ) -> Iterator[Tensor]:
-        for p in positions:
-            mean = np.nan if self._silent(p) and len(p) else float(p.mean()) if len(p) else 0.0
+        for samples in positions:
+            mean = self._mean(samples) if len(samples) else 0.0
             yield torch.tensor([mean + 1, -mean * mean / 7])
 
-    def _silent(self, positions: NDArray[np.int64]) -> bool:
-        return not len(positions) or int(self.owner[positions[0]]) in self.broken
+    def _mean(self, samples: Ints) -> float:
+        if not len(samples) or int(self.owner[samples[0]]) in self.broken:
+            return np.nan
+        return float(samples.mean())
 
     def predict(self, params: Params, x: Tensor) -> Tensor:
         logits = torch.stack([params["w"][0] * x[:, 0] + 0.3, params["w"][1] + x[:, 0]], 1)
@@ -129,7 +139,8 @@ def toy_components(
     eval_every: int = 1,
     simulated_clock: SimulatedClock | None = None,
 ) -> Components:
-    """A simulation's parts around a toy engine: uniform averages, and one test sample."""
+    """Return the components of a simulation around a toy engine: uniform averages, and one test
+    sample."""
     test = LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long))
     public = torch.zeros(num_public, 1) if num_public else None
     return Components(
@@ -147,7 +158,7 @@ def toy_components(
 
 
 def toy_run(selector: Selector, engine: ToyEngine | None = None, **more: Any) -> Simulation:
-    """A run of its population; `more` is for `toy_components`."""
+    """Return a simulation of the selector's population; `more` is for `toy_components`."""
     engine = engine or ToyEngine(selector.population.sizes.tolist())
     return Simulation(toy_components(engine, selector.population, selector, **more), toy_params())
 
@@ -165,11 +176,10 @@ def toy_clients(
     params: Params | None = None,
     round_clock: RoundClock | None = None,
 ) -> Clients:
-    ids = (
-        np.flatnonzero(np.asarray(sizes) > 0)
-        if available is None
-        else np.asarray(available, np.int64)
-    )
+    """Return the clients of a round; `available` None: all clients with data."""
+    ids = np.flatnonzero(np.asarray(sizes) > 0)
+    if available is not None:
+        ids = np.asarray(available, np.int64)
     context = RoundContext(
         round,
         lr=1.0,
@@ -187,20 +197,18 @@ def toy_clients(
 
 
 def selection_of(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> Selection:
-    """What it selects; `more` is for `toy_clients`."""
+    """Return what the selector selects; `more` is for `toy_clients`."""
     clients = toy_clients(selector.population.sizes.tolist(), selector.needs, round=round, **more)
     return selector.select(round, clients, np.random.default_rng(seed))
 
 
 def picked(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> list[int]:
-    """The clients that it selects."""
+    """Return the clients that the selector selects."""
     return selection_of(selector, round, seed, **more).ids.tolist()
 
 
-def chances(
-    selector: Selector, num: int = 2000, round: int = 1, **more: Any
-) -> NDArray[np.float64]:
-    """How often it selects each client over `num` seeds, as a share [N]."""
+def chances(selector: Selector, num: int = 2000, round: int = 1, **more: Any) -> Floats:
+    """Return how often the selector selects each client over `num` seeds, as a share [N]."""
     counts = np.zeros(selector.population.num_clients)
     for seed in range(num):
         counts[picked(selector, round, seed, **more)] += 1
@@ -210,9 +218,13 @@ def chances(
 def toy_cohort(
     ids: Sequence[int], sizes: Sequence[int], delta: Sequence[Sequence[float]], **more: Any
 ) -> Cohort:
+    """Return clients with updates `delta`, whose losses are 1 and who made one step."""
+    values = {
+        "loss": np.ones(len(ids)),
+        "rms_loss": np.ones(len(ids)),
+        "steps": np.ones(len(ids), np.int64),
+        "trained": ["w"],
+    }
     stack = {"w": torch.tensor(delta, dtype=torch.float32)}
-    losses = {"loss": np.ones(len(ids)), "rms_loss": np.ones(len(ids)), **more}
-    ids, sizes = np.asarray(ids, np.int64), np.asarray(sizes)
-    return Cohort(
-        ids, sizes, toy_params(), stack, steps=np.ones(len(ids), np.int64), trained=["w"], **losses
-    )
+    values |= more
+    return Cohort(np.asarray(ids, np.int64), np.asarray(sizes), toy_params(), stack, **values)

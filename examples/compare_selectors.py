@@ -1,11 +1,10 @@
-"""A sweep from Python: three selectors at three seeds, side by side, a table of means, and the
-curves in a figure.
+"""A sweep from Python: three selectors at three seeds in lanes, a table of means, and a figure.
 
-    uv run python examples/compare_selectors.py uv run python examples/compare_selectors.py
-    num_rounds=100 optimizer.lr=0.05    # any words of the command line
+    uv run python examples/compare_selectors.py
+    uv run python examples/compare_selectors.py num_rounds=100 optimizer.lr=0.05
 
-The same words on the command line would make the same runs in the same folders: what is finished is
-not run again.
+The arguments are overrides of the command line. The same overrides on the command line make the same
+runs in the same folders, and finished runs are skipped.
 """
 
 import sys

@@ -1,7 +1,7 @@
-"""Finished runs in pandas: accuracy against bytes, and how evenly selectors choose.
+"""Finished runs in pandas: accuracy against bytes, and how evenly methods select clients.
 
-uv run python examples/finished_runs.py outputs/default uv run python examples/finished_runs.py
-runs.parquet          # what `fedsim report --archive` writes
+uv run python examples/finished_runs.py outputs/default
+uv run python examples/finished_runs.py runs.parquet    # written by `fedsim report --archive`
 """
 
 import sys
@@ -20,12 +20,11 @@ print(
     done.groupby(["dataset", "partition", "selector"])["run"].nunique().rename("runs").to_string()
 )
 
-# every row has the ids that its round selected: how often was each client chosen, as a share of its
-# run's rounds?
-chosen = done[["selector", "run", "selected"]].explode("selected").dropna()
-times = chosen.groupby(["selector", "run", "selected"]).size()
+# each row has the ids that its round selected; the share of rounds in which a client was selected
+selections = done[["selector", "run", "selected"]].explode("selected").dropna()
+times = selections.groupby(["selector", "run", "selected"]).size()
 shares = times.div(done.groupby("run")["round"].max(), level="run")
-print("\nmost chosen client, share of rounds")
+print("\nmost selected client, share of rounds")
 print(shares.groupby(["selector", "run"]).max().groupby("selector").mean().round(3).to_string())
 
 figure, axes = plt.subplots()

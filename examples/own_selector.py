@@ -1,11 +1,10 @@
-"""A selector of your own, as in the cells of a notebook: a class, a run with it, and another look
-at every round.
+"""A selector of your own, as in the cells of a notebook: a class, a run with it, and a comparison.
 
-    uv run python examples/own_selector.py [words of the command line]
+    uv run python examples/own_selector.py [overrides of the command line]
 
-The class is defined in this script, where no other process could import it: its run is not kept.
-Moved to a module (`from my_lab import MostData`), the same call keeps it in outputs/, and goes on
-with it after an interrupt.
+No other process could import a class that is defined in this script, so its run is not kept. If you
+move the class to a module (`from my_lab import MostData`), the same call keeps the run in outputs/
+and resumes it after an interrupt.
 """
 
 import sys
@@ -24,12 +23,12 @@ from fedsim.selectors.base import (
     check,
 )
 
-# %% A selector: the K clients with the most data, but for a share that is drawn at random
+# %% A selector: the K clients with the most data, and a random share of others
 
 
 class MostData(Selector):
-    """Takes the clients with the most training samples; `random_share` of the K are drawn from the
-    others."""
+    """Selects the clients with the most training samples; a `random_share` of the K clients is drawn
+    from the others."""
 
     def __init__(self, population: Population, *, random_share: float) -> None:
         super().__init__(population)
@@ -38,15 +37,15 @@ class MostData(Selector):
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         count = self.cohort_size(clients)
-        by_size = clients.available[
-            np.argsort(-self.population.sizes[clients.available], kind="stable")
-        ]
         num_random = int(self.random_share * count)
-        others = rng.choice(by_size[count - num_random :], num_random, replace=False)
-        return Selection(ascending(np.concatenate([by_size[: count - num_random], others])))
+        num_largest = count - num_random
+        sizes = self.population.sizes[clients.available]
+        by_size = clients.available[np.argsort(-sizes, kind="stable")]
+        drawn = rng.choice(by_size[num_largest:], num_random, replace=False)
+        return Selection(ascending(np.concatenate([by_size[:num_largest], drawn])))
 
 
-# %% A run with it; the callback sees each round, and ends the run at 90 %
+# %% A run with it. The callback sees each round, and ends the run at 90 %
 
 
 def on_round(record: fedsim.Record) -> bool:

@@ -1,8 +1,5 @@
-"""Every test has the same environment, whoever starts it and how; each process that runs tests has
-one thread.
-
-The tensors are small, and threads that share cores with others wait for each other.
-"""
+"""All tests have the same environment, however they are started. Each process that runs tests has
+one thread: the tensors are small, and threads that share cores wait for each other."""
 
 import gc
 import os
@@ -11,14 +8,13 @@ import pytest
 
 from tests import environment
 
-environment.clear(
-    os.environ
-)  # before torch and others are imported, which read it; children inherit it
+# torch and other libraries read the environment when they are imported; child processes inherit it
+environment.clear(os.environ)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.fixtures"]
-MOST_WORKERS = 8
-"""Each has 1 to 1.5 GB in memory, most of it torch and its libraries."""
+MAX_WORKERS = 8
+"""Each takes 1 to 1.5 GB of memory, most of it torch and its libraries."""
 
 
 def pytest_configure() -> None:
@@ -28,24 +24,21 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is there by now, a million objects of imported libraries, stays: the collector need not
-    go through it."""
+    """Exclude the million objects of imported libraries from garbage collection."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """What is frozen is not collected at the end either, of which libraries written in C++
-    complain."""
+    """Include them again: libraries written in C++ complain if they are not collected at the end."""
     gc.unfreeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Number of processes of `-n auto`: one per core for folders; 0, which is no other process, for
-    named files."""
-    if all(".py" in word for word in config.args):
+    """Return the number of processes of `-n auto`: one for each core for folders, and 0, which means
+    no other process, for named files."""
+    if all(".py" in argument for argument in config.args):
         return 0
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
-    return min(cores, MOST_WORKERS)
+    from fedsim.core.disk import num_cores
+
+    return min(num_cores(), MAX_WORKERS)

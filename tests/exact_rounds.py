@@ -1,7 +1,7 @@
-"""Rounds of selectors with `engine=native`, to the last bit, for tests/test_exact.py.
+"""Hashes of whole runs with `engine=native`, to the last bit, for tests/test_exact.py.
 
-uv run python -m tests.exact_rounds                   # record all anew, after a change that is to
-change results uv run python -m tests.exact_rounds FILE NAME...      # those named, into FILE
+uv run python -m tests.exact_rounds                 # record all again after a deliberate change
+uv run python -m tests.exact_rounds FILE NAME...    # record the named runs in FILE
 """
 
 import hashlib
@@ -9,8 +9,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.core.types import Params
@@ -21,21 +20,19 @@ from tests.goldens import SELECTORS, fitted
 FILE = Path(__file__).with_name("exact_rounds.json")
 CHOICES = Path(__file__).parents[1] / "conf" / "selector"
 SETTING = [
-    *(
-        "num_rounds=20",
-        "num_clients=12",
-        "cohort_size=4",
-        "device=cpu",
-        "engine=native",
-        "partition=dirichlet_client",
-    ),
-    *(
-        "optimizer.momentum=0.5",
-        "local.epochs=1",
-        "local.batch_size=24",
-        "server.public_samples=50",
-    ),
-    *("server.validation_fraction=0.1", "tracker.wandb.mode=disabled", "aggregator=uniform"),
+    "num_rounds=20",
+    "num_clients=12",
+    "cohort_size=4",
+    "device=cpu",
+    "engine=native",
+    "partition=dirichlet_client",
+    "optimizer.momentum=0.5",
+    "local.epochs=1",
+    "local.batch_size=24",
+    "server.public_samples=50",
+    "server.validation_fraction=0.1",
+    "tracker.wandb.mode=disabled",
+    "aggregator=uniform",
 ]
 MLP = ["model=mlp", "model.hidden=[21,13]", "model.dropout=0.2"]
 CONVOLUTIONS = ["model=logistic", "model._target_=tests.goldens.Convolutions"]
@@ -59,54 +56,59 @@ MORE = {
     "oort tiers": ["selector=oort", "system=tiers"],
     "skewed": ["selector=delta", "partition=quantity_skew"],
 }
-"""What else there is, by name; the others are names of selectors."""
+"""Configs by name. All other names are those of selectors."""
 REAL = ["dataset=fashion_mnist", "num_clients=100", "partition=shards", "local.steps=20"]
 FASHION_MNIST = {
     "fashion_mnist mlp": ["selector=gpfl", "model=mlp", "model.dropout=0.2", *REAL],
     "fashion_mnist cnn": ["selector=power_of_choice", "model=cnn", *REAL],
 }
-"""What needs the data, below `FEDSIM_DATA`."""
-KINDS = [
-    name
-    for name in SELECTORS
-    if "\n_target_:" in (CHOICES / f"{name}.yaml").read_text(encoding="utf-8")
-]
-"""One choice of each kind of selector: the others differ from one of these by values."""
+"""Configs that need the data set in `FEDSIM_DATA`."""
+KINDS = []
+"""One choice for each class of selectors: the others differ from one of these only by values."""
+for selector in SELECTORS:
+    if "\n_target_:" in (CHOICES / f"{selector}.yaml").read_text(encoding="utf-8"):
+        KINDS.append(selector)
 
 
 def rounds(name: str) -> dict[str, str]:
-    """Hashes of all rounds' selections, accuracies, losses and models, the first one's before it;
-    nothing of a selector that is not marked exact."""
+    """Run a config, and return hashes of the selections, accuracies, losses and models of all rounds.
+
+    The models include the one before round 1. Returns nothing for a selector that is not marked
+    exact.
+    """
     words = (MORE | FASHION_MNIST).get(name, [f"selector={name}"])
-    clock = ["system=tiers"] if name in NEED_A_CLOCK else []
-    model = [] if name in FASHION_MNIST else CONVOLUTIONS if set(CONVOLUTIONS) & set(words) else MLP
+    if name not in FASHION_MNIST:
+        words = [*(CONVOLUTIONS if CONVOLUTIONS[1] in words else MLP), *words]
+    if name in NEED_A_CLOCK:
+        words = ["system=tiers", *words]
     with search_path():
-        (job,) = compose_jobs([*SETTING, *model, *clock, *words], multirun=False)
+        (job,) = compose_jobs([*SETTING, *words], multirun=False)
     with tempfile.TemporaryDirectory() as folder:
         plan = make_plan(fitted(dict(job.config)) | {"output_dir": folder}, job.choices)
         simulation = build(plan).simulation
         if not simulation.components.selector.exact:
             return {}
-        models, records = [digest(simulation.params)], []
+        models = [digest(simulation.params)]
+        records = []
         for record in simulation:
             records.append(record.as_dict())
             models.append(digest(simulation.params))
-    names = ("selected", "test_accuracy", "test_loss", "train_loss")
-    found = {name: [record[name] for record in records] for name in names} | {"model": models}
-    return {
-        name: hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
-        for name, values in found.items()
-    }
+    values: dict[str, list[Any]] = {}
+    for key in ("selected", "test_accuracy", "test_loss", "train_loss"):
+        values[key] = [record[key] for record in records]
+    values["model"] = models
+    hashes = {}
+    for key, items in values.items():
+        hashes[key] = hashlib.sha256(json.dumps(items).encode()).hexdigest()[:16]
+    return hashes
 
 
 def digest(params: Params) -> str:
-    return hashlib.sha256(
-        b"".join(np.ascontiguousarray(value.numpy()).tobytes() for value in params.values())
-    ).hexdigest()
+    content = b"".join(value.numpy().tobytes() for value in params.values())
+    return hashlib.sha256(content).hexdigest()
 
 
 if __name__ == "__main__":
     file, *names = sys.argv[1:] or [FILE, *SELECTORS, *MORE, *FASHION_MNIST]
-    Path(file).write_text(
-        json.dumps({name: rounds(name) for name in names}, indent=1) + "\n", encoding="utf-8"
-    )
+    recorded = {name: rounds(name) for name in names}
+    Path(file).write_text(json.dumps(recorded, indent=1) + "\n", encoding="utf-8")

@@ -21,29 +21,29 @@ from tests.checkpoint_toys import Killed
 
 @pytest.fixture(autouse=True)
 def classes_of_ones_own() -> Iterator[None]:
-    """A module `my_lab` that a test writes and imports is gone for the next one, which has
-    another."""
+    """Forget the module `my_lab` of a test, so that the next test can import its own."""
     yield
     sys.modules.pop("my_lab", None)
 
 
 @pytest.fixture
 def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The working folder is an empty one."""
+    """Change the working folder to an empty one."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture
 def fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run_toys.Run:
-    """Run a command line and `QUICK` in an empty folder; its code, or the error that `main` would
-    print."""
+    """Run a command line in an empty folder, with the words of `QUICK` that it does not set itself.
+
+    Returns the exit code, or raises the error that `main` would print.
+    """
     monkeypatch.chdir(tmp_path)
 
     def call(*words: str) -> int:
-        argv = [
-            *words,
-            *(w for w in run_toys.QUICK if w.split("=")[0] not in {x.split("=")[0] for x in words}),
-        ]
+        keys = {word.split("=")[0] for word in words}
+        defaults = [word for word in run_toys.QUICK if word.split("=")[0] not in keys]
+        argv = [*words, *defaults]
         monkeypatch.setattr(sys, "argv", ["fedsim", *argv])
         return run(argv)
 
@@ -52,7 +52,8 @@ def fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> run_toys.Run:
 
 @pytest.fixture
 def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
-    """Signals of a process of its own, whose handler is called by hand, in an empty folder."""
+    """Replace the signals of this process by an object whose handler the test calls, in an empty
+    folder."""
     monkeypatch.chdir(tmp_path)
     fresh = StopRequests()
     for module in (
@@ -69,7 +70,7 @@ def stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StopRequests:
 
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Run a command that dies before a round of one seed."""
+    """Return a function that runs a command which dies before a round of one seed."""
     step = Simulation.step
 
     def call(*words: str, before: int = 6, seed: int = 0) -> None:
@@ -88,21 +89,21 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rounds that were run."""
-    done: list[int] = []
+    """Return the list of all rounds that are run."""
+    numbers: list[int] = []
     step = Simulation.step
 
-    def noted(self: Simulation) -> Record:
-        done.append(self.round + 1)
+    def noting_step(self: Simulation) -> Record:
+        numbers.append(self.round + 1)
         return step(self)
 
-    monkeypatch.setattr(Simulation, "step", noted)
-    return done
+    monkeypatch.setattr(Simulation, "step", noting_step)
+    return numbers
 
 
 @pytest.fixture
 def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user whom W&B does not know, with a home folder that is empty."""
+    """Make the user unknown to W&B, with an empty home folder."""
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(wandb_tracker, "SERVER", wandb_tracker.WandbServer())
@@ -110,21 +111,21 @@ def no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """For how long, at most, this process waits for another, time after time."""
-    found: list[float | None] = []
+    """Return the list of all timeouts with which this process waits for other processes."""
+    timeouts: list[float | None] = []
     wait = subprocess.Popen.wait
 
-    def told(process: Any, timeout: float | None = None) -> int:
-        found.append(timeout)
+    def noting_wait(process: Any, timeout: float | None = None) -> int:
+        timeouts.append(timeout)
         return wait(process, timeout)
 
-    monkeypatch.setattr(subprocess.Popen, "wait", told)
-    return found
+    monkeypatch.setattr(subprocess.Popen, "wait", noting_wait)
+    return timeouts
 
 
 @pytest.fixture
 def compiled() -> None:
-    """The native library; where there is no C compiler, the test is skipped."""
+    """Compile the native library, or skip the test if there is no C compiler."""
     try:
         library(torch.float64)
     except NotCompiledError as error:

@@ -16,6 +16,7 @@ MeasuredOn = Literal["labels", "test", "holdout", "train"]
 CLIENT_ACCURACY_MEASURES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """Measures over the accuracies of all clients; a record's names begin with `client_accuracy_`."""
 
+
 @dataclass(frozen=True)
 class Record:
     """Everything that was measured in a round.

@@ -30,13 +30,14 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Include them again: libraries written in C++ complain if they are not collected at the end."""
+    """Include them again: libraries written in C++ complain if they are not collected at the
+    end."""
     gc.unfreeze()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return the number of processes of `-n auto`: one for each core for folders, and 0, which means
-    no other process, for named files."""
+    """Return the number of processes of `-n auto`: one for each core for folders, and 0, which
+    means no other process, for named files."""
     if all(".py" in argument for argument in config.args):
         return 0
     from fedsim.core.disk import num_cores

@@ -71,7 +71,8 @@ for selector in SELECTORS:
 
 
 def rounds(name: str) -> dict[str, str]:
-    """Run a config, and return hashes of the selections, accuracies, losses and models of all rounds.
+    """Run a config, and return hashes of the selections, accuracies, losses and models of all
+    rounds.
 
     The models include the one before round 1. Returns nothing for a selector that is not marked
     exact.

@@ -79,8 +79,8 @@ def measure(client_accuracy: ClientAccuracy, hits: Any) -> Floats:
 
 
 def test_by_labels_weighs_the_accuracy_of_each_class_by_the_clients_labels() -> None:
-    """The model is correct on 1/2, 1/1 and 1/4 of the test samples of the classes 0, 1 and 2. Class 3
-    has no test sample, so it does not count."""
+    """The model is correct on 1/2, 1/1 and 1/4 of the test samples of the classes 0, 1 and 2. Class
+    3 has no test sample, so it does not count."""
     test_labels = np.array([0, 0, 1, 2, 2, 2, 2])
     hits = [1, 0, 1, 0, 0, 1, 0]
     histograms = [[4, 0, 0, 0], [1, 3, 0, 0], [0, 2, 2, 4], [0, 0, 0, 5], [0, 0, 0, 0]]
@@ -139,8 +139,8 @@ def test_on_samples_of_the_client(measured_on: Any, positions: Any, expected: li
 
 
 def test_measures_over_all_clients() -> None:
-    """Ten clients with 0.9, 0.1 and eight times 0.5, and one without accuracy. A tenth of ten is one
-    client. The variance is 2 x 0.4^2 / 10. Clients with 0.9 and 0.5 were never selected."""
+    """Ten clients with 0.9, 0.1 and eight times 0.5, and one without accuracy. A tenth of ten is
+    one client. The variance is 2 x 0.4^2 / 10. Clients with 0.9 and 0.5 were never selected."""
     accuracies = np.array([0.9, 0.1, np.nan, *[0.5] * 8])
     selected = np.ones(11, bool)
     selected[[0, 2, 3]] = False

@@ -249,8 +249,8 @@ def test_updates_that_the_server_had_before_it_asked_stay_uploaded() -> None:
 
 
 def test_time_adds_up_and_a_round_without_clients_takes_idle_seconds() -> None:
-    """Round 1 is idle: client 0 can be reached from 5 s on, client 1 from 66 s on. Round 2 begins at
-    60 s, and round 3 at 67 s."""
+    """Round 1 is idle: client 0 can be reached from 5 s on, client 1 from 66 s on. Round 2 begins
+    at 60 s, and round 3 at 67 s."""
     presence = (100, [[[5, 100]], [[66, 100]], [[67, 99]]])
     records = list(simulate(Asking([0, 1]), presence=presence))
     assert [record.selected for record in records] == [[], [0], [0, 1]]

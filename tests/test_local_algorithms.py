@@ -156,8 +156,8 @@ def test_control_variates_of_option_1() -> None:
 
 
 def test_variates_of_some_of_the_clients() -> None:
-    """Round 1: y_0 = 0.75, c_0 = -0.75, c = -0.75 / 2. Round 2: client 1 goes from 0.75 to 5 + 0.375
-    by 3/4 of the way."""
+    """Round 1: y_0 = 0.75, c_0 = -0.75, c = -0.75 / 2. Round 2: client 1 goes from 0.75 to 5 +
+    0.375 by 3/4 of the way."""
     algorithm = Scaffold(option="II", server_lr=1.0)
     end = 0.25 * 0.75 + 0.75 * 5.375
     assert models(simulate(algorithm, [0], [1])) == [0.75, end]
@@ -226,8 +226,8 @@ def logistic_regression(
     build: Any = batched,
     rounds: int = 60,
 ) -> Simulation:
-    """Return a run of six clients of unequal size and unlike labels, with five full steps a round and
-    weight decay, in double precision."""
+    """Return a run of six clients of unequal size and unlike labels, with five full steps a round
+    and weight decay, in double precision."""
     rng = np.random.default_rng(0)
     owners = np.repeat(np.arange(6), SIZES)
     x = rng.standard_normal((len(owners), 4))

@@ -1,4 +1,5 @@
-"""A method's first round is the first round in which clients can be reached, and not always round 1."""
+"""A method's first round is the first round in which clients can be reached, and not always round
+1."""
 
 from collections.abc import Sequence
 from dataclasses import replace

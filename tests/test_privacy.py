@@ -1,5 +1,5 @@
-"""Private runs: epsilon against dp-accounting and by hand, runs without an epsilon, Poisson cohorts,
-and rounds in which no update arrives.
+"""Private runs: epsilon against dp-accounting and by hand, runs without an epsilon, Poisson
+cohorts, and rounds in which no update arrives.
 
 docs/privacy.md says what the numbers promise. N is the number of clients, K that of a cohort, z the
 noise multiplier and T the number of rounds.
@@ -65,8 +65,9 @@ EPSILONS: dict[Setting, tuple[float, float, float]] = {
     (100, 10, 2.0, 50, 1e-5): (1.84, 5.15, 5.54),
     (1000, 20, 0.8, 100, 1e-6): (3.91, 21.0, 21.6),
 }
-"""For each setting: the epsilon of Poisson sampling by Rényi divergences (Opacus's accountant), which
-bounds it from above; the epsilon of K of N clients; and the proven bound of it (docs/privacy.md)."""
+"""For each setting: the epsilon of Poisson sampling by Rényi divergences (Opacus's accountant),
+which bounds it from above; the epsilon of K of N clients; and the proven bound of it
+(docs/privacy.md)."""
 every_setting = pytest.mark.parametrize("setting", EPSILONS, ids=str)
 
 
@@ -97,8 +98,8 @@ def test_epsilon_of_poisson_cohorts_is_that_of_dp_accounting(setting: Setting) -
 @every_setting
 def test_epsilon_of_k_of_n_clients_is_that_of_half_the_noise_multiplier(setting: Setting) -> None:
     """One client is exchanged for another. All other clients send -C, and it sends C or -C. So the
-    sum of a round lies at -K C, or with probability q at 2 C more: these are the two distributions of
-    Poisson sampling at a sensitivity of 2 C."""
+    sum of a round lies at -K C, or with probability q at 2 C more: these are the two distributions
+    of Poisson sampling at a sensitivity of 2 C."""
     num, k, z, rounds, delta = setting
     epsilon = epsilon_of(Sampling.FIXED_SIZE, *setting)
     assert epsilon == pytest.approx(by_dp_accounting(num, k, z / 2, rounds, delta), rel=3e-3)
@@ -164,8 +165,8 @@ def test_epsilon_of_all_clients_by_formula(sampling: Sampling, moved: int, z: fl
 
 @pytest.mark.parametrize("z", [1.0, 2.0])
 def test_epsilon_of_one_round_of_k_of_n_clients_by_integration(z: float) -> None:
-    """5 of 20 clients take part. All send -1, but one may send 1, in units of C: the sum is -5, or -3
-    with probability q. Poisson sampling's epsilon does not hold."""
+    """5 of 20 clients take part. All send -1, but one may send 1, in units of C: the sum is -5, or
+    -3 with probability q. Poisson sampling's epsilon does not hold."""
     density = scipy.stats.norm(scale=z).pdf
     q = 5 / 20
 

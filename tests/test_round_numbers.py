@@ -18,7 +18,8 @@ from tests.toys import toy_clients, toy_population
 
 
 def test_fedabcs_threshold_counts_rounds_from_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The paper's round 0 is full. Its round 1, our round 2, is the first with a threshold: tau_1."""
+    """The paper's round 0 is full. Its round 1, our round 2, is the first with a threshold:
+    tau_1."""
     selector = fedabc()
     counted: list[tuple[int, int]] = []
 

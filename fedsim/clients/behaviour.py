@@ -82,7 +82,8 @@ class Imperfect(ClientBehaviour):
 
 @parameters
 class LabelNoise(Imperfect):
-    """A share `noise_rate` of an imperfect client's samples has wrong labels, unknown to the client.
+    """A share `noise_rate` of an imperfect client's samples has wrong labels, unknown to the
+    client.
 
     This share (rounded to whole samples) applies to the samples that the client trains on, and to
     those that it holds out. `kind`: with `symmetric` a wrong label is any other class with equal
@@ -132,8 +133,8 @@ class FalseUpdate(Imperfect, ABC):
 
     @abstractmethod
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
-        """Return what `client` sends in `round` (from 1) in place of `vector` [D], which must not be
-        modified."""
+        """Return what `client` sends in `round` (from 1) in place of `vector` [D], which must not
+        be modified."""
 
     def sent(self, trained: Cohort, round: int) -> Cohort:
         rows = np.flatnonzero(np.isin(trained.ids, self.imperfect)).tolist()
@@ -160,8 +161,8 @@ class ScaledUpdate(FalseUpdate):
     """`factor` times the update.
 
     A factor below 0 is sign flipping (Damaskinos et al. 2018, "Asynchronous Byzantine machine
-    learning"). Above 1 it is boosting (Bhagoji et al. 2019, "Analyzing federated learning through an
-    adversarial lens"; Bagdasaryan et al. 2020, "How to backdoor federated learning"), here of an
+    learning"). Above 1 it is boosting (Bhagoji et al. 2019, "Analyzing federated learning through
+    an adversarial lens"; Bagdasaryan et al. 2020, "How to backdoor federated learning"), here of an
     update that was trained honestly.
     """
 
@@ -191,11 +192,11 @@ class RandomUpdate(FalseUpdate):
 
 
 class FreeRider(FalseUpdate):
-    """The model that the client received, which is an update of zeros: plain free-riders (Fraboni et
-    al. 2021, "Free-rider attacks on model aggregation in federated learning").
+    """The model that the client received, which is an update of zeros: plain free-riders (Fraboni
+    et al. 2021, "Free-rider attacks on model aggregation in federated learning").
 
-    Free-riders are not charged for training. fedsim trains them all the same, so that the batches of
-    other clients stay the same, and reports that training loss as theirs.
+    Free-riders are not charged for training. fedsim trains them all the same, so that the batches
+    of other clients stay the same, and reports that training loss as theirs.
     """
 
     of_buffers: ClassVar[bool] = True

@@ -154,8 +154,8 @@ class Clients:
         positions = [self._batch(train, i) if batch else train[i] for i in ids]
         names = self.layer_names(layers)
         gradients = self._gradients(self._params, ids, positions, names)
-        num_entries = sum(self._params[name].numel() for name in names)
-        self._exchange(ids, train=sizes_of(positions), up=compressor.num_bytes(num_entries))
+        num_bytes = compressor.num_bytes(self._num_entries(names))
+        self._exchange(ids, train=sizes_of(positions), up=num_bytes)
         seed = self._context.compression_seed
         return self._timed(compressor.compress(gradient, seed) for gradient in gradients)
 
@@ -175,7 +175,8 @@ class Clients:
         """Return the root mean square distance of each client's mini-batch gradients from their
         mean [len(ids)].
 
-        Each client makes one pass over its data, shuffled anew in every round, and sends one number.
+        Each client makes one pass over its data, shuffled anew in every round, and sends one
+        number.
         """
         self._context.require(Signal.GRADIENTS)
         train = self._engine.data.train
@@ -185,7 +186,8 @@ class Clients:
         return spreads
 
     def train(self, ids: Ids) -> None:
-        """Train those of `ids` that have not trained on this model yet; their models stay with them.
+        """Train those of `ids` that have not trained on this model yet; their models stay with
+        them.
 
         On a simulated clock the server does not wait for this, but the client's next answer is
         delayed by it.
@@ -212,8 +214,8 @@ class Clients:
         the `layers` (None: all).
 
         Charges the upload of tensors that the server does not have yet. With a `compressor` the
-        result is one matrix "sketch" of compressed updates, and collecting an update later sends all
-        of it.
+        result is one matrix "sketch" of compressed updates, and collecting an update later sends
+        all of it.
         """
         self._context.require(Signal.TRAINING)
         names = self.layer_names(layers)
@@ -222,8 +224,8 @@ class Clients:
         if isinstance(compressor, Identity):
             self._exchange(ids, train=samples, up=self._tensors_to_send(ids, names))
             return matrices
-        num_entries = sum(matrix.shape[1] for matrix in matrices.values())
-        self._exchange(ids, train=samples, up=compressor.num_bytes(num_entries))
+        num_bytes = compressor.num_bytes(self._num_entries(names))
+        self._exchange(ids, train=samples, up=num_bytes)
         seed = self._context.compression_seed
         sketches = []
         with self._timer("ask"):
@@ -241,7 +243,7 @@ class Clients:
         self._context.require(Signal.GRADIENTS, Signal.TRAINING)
         positions = self._train_positions(ids)
         samples = self._train(ids) + sizes_of(positions)
-        num_entries = sum(self._params[name].numel() for name in self._engine.trained)
+        num_entries = self._num_entries(self._engine.trained)
         self._exchange(ids, train=samples, up=NUMBER * num_entries)
         return self._timed(
             next(self._gradients(self._trained_model(client), [client], [rows]))
@@ -273,8 +275,7 @@ class Clients:
                 "this selector needs momentum buffers: "
                 "set optimizer=sgd optimizer.momentum=0.9, for example"
             )
-        num_entries = sum(buffer[0].numel() for buffer in buffers.values())
-        self._exchange(ids, train=samples, up=NUMBER * num_entries)
+        self._exchange(ids, train=samples, up=NUMBER * self._num_entries(buffers))
         return buffers
 
     def resources(self, ids: Ids) -> Resources:
@@ -469,6 +470,9 @@ class Clients:
     def _trained_model(self, client: int) -> Params:
         delta = self._results.of(np.array([client])).delta
         return {name: value + delta[name][0] for name, value in self._params.items()}
+
+    def _num_entries(self, names: Iterable[str]) -> int:
+        return sum(self._params[name].numel() for name in names)
 
     def _train_positions(self, ids: Ids) -> list[Ints]:
         return [self._engine.data.train[i] for i in ids]

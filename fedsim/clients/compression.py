@@ -20,8 +20,8 @@ class Compressor(ABC):
 
     @abstractmethod
     def compress(self, vector: Tensor, seed: int) -> Tensor:
-        """Return what the server receives of `vector`. Vectors of equal length have results of equal
-        length."""
+        """Return what the server receives of `vector`. Vectors of equal length have results of
+        equal length."""
 
     @abstractmethod
     def num_bytes(self, length: int) -> int:
@@ -40,7 +40,8 @@ class Identity(Compressor):
 
 @parameters
 class _Sized(Compressor):
-    """Compression to m = `size` numbers. The bytes are never more than those of the whole vector."""
+    """Compression to m = `size` numbers. The bytes are never more than those of the whole
+    vector."""
 
     bytes_per_entry = NUMBER
 
@@ -65,8 +66,8 @@ class TopK(_Sized):
 
 
 class Coordinates(_Sized):
-    """The same m random coordinates of every client's vector [m]. Sums over coordinates are unbiased
-    up to the factor D / m."""
+    """The same m random coordinates of every client's vector [m]. Sums over coordinates are
+    unbiased up to the factor D / m."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
         coordinates = _coordinates(len(vector), self.num_entries(vector), seed)

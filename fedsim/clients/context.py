@@ -1,4 +1,4 @@
-"""What `Clients` and `Server` have in common in a round: the context, and signals that selectors
+"""The context of a round, which `Clients` and `Server` share, and the signals that selectors
 declare."""
 
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ class LabelledSamples:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What is fixed for one round.
+    """The values that are fixed for one round.
 
     `needs` are the signals that the selector declares. `is_first` says that no client could be
     reached in an earlier round. `public` holds the public samples [M, ...], and `validation` the

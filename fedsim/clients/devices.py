@@ -217,8 +217,8 @@ def _error(path: Path, reason: str) -> ConfigError:
 
 
 class DeviceModel(ABC):
-    """The interface of models of devices. Speeds are in milliseconds to pass one sample forward, and
-    bandwidths in kilobits (1000 bits) per second."""
+    """The interface of models of devices. Speeds are in milliseconds to pass one sample forward,
+    and bandwidths in kilobits (1000 bits) per second."""
 
     @abstractmethod
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
@@ -270,8 +270,8 @@ class LogNormal(DeviceModel):
 
 @parameters
 class Tiers(DeviceModel):
-    """A few kinds of devices. Clients are put at random into tiers of the given `shares`, rounded by
-    largest remainder."""
+    """A few kinds of devices. Clients are put at random into tiers of the given `shares`, rounded
+    by largest remainder."""
 
     shares: list[float]
     ms_per_sample: list[float]

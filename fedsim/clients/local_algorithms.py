@@ -87,8 +87,8 @@ class LocalAlgorithm(Stateful, ABC):
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
         """Return the updates for the aggregator, computed from those that arrived and are finite.
 
-        The state of clients and server changes here. Others use the cohort's updates, which must not
-        be modified; selectors observe them as they were sent.
+        The state of clients and server changes here. Others use the cohort's updates, which must
+        not be modified; selectors observe them as they were sent.
         """
         return cohort
 
@@ -133,9 +133,10 @@ class Scaffold(LocalAlgorithm):
     minimised, and not the weights of a selector or of the clients in a round. (The code of FedDyn's
     authors has n_k / n in its SCAFFOLD, too.)
 
-    `option` I: c_k+ is the gradient of all of the client's data at x in eval mode, in one additional
-    pass. `option` II: c_k+ = c_k - c + (x - y_k) / (K eta), with K the client's number of steps. This
-    is the mean of the gradients of plain SGD, including weight decay, and of no other optimiser.
+    `option` I: c_k+ is the gradient of all of the client's data at x in eval mode, in one
+    additional pass. `option` II: c_k+ = c_k - c + (x - y_k) / (K eta), with K the client's number
+    of steps. This is the mean of the gradients of plain SGD, including weight decay, and of no
+    other optimiser.
 
     The mean is the aggregator's, and `server_lr` a factor on the updates that it receives. A client
     downloads c, of the model's size, before it trains, and uploads c_k+ - c_k with a collected
@@ -187,14 +188,15 @@ class FedNova(FedProx):
     6 and 9): clients that make more steps do not count more.
 
     Updates are multiplied by tau_eff / |a_k|_1. a_k weighs the gradients of a client's steps in its
-    update. |a_k|_1 is the number of steps for SGD; for momentum and for the proximal term `mu` it is
-    the paper's. It is computed as the distance that the optimiser covers, in units of the learning
-    rate, if all gradients are one. This also covers both together, and Nesterov's momentum.
+    update. |a_k|_1 is the number of steps for SGD; for momentum and for the proximal term `mu` it
+    is the paper's. It is computed as the distance that the optimiser covers, in units of the
+    learning rate, if all gradients are one. This also covers both together, and Nesterov's
+    momentum.
 
-    tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's weights p_k: the effective steps
-    of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors' code has
-    sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients. The server knows
-    the numbers of steps, so no byte is added.
+    tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's weights p_k: the effective
+    steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors'
+    code has sum_k p_k tau_k with mu > 0.) Weight decay counts as a part of the gradients. The
+    server knows the numbers of steps, so no byte is added.
     """
 
     needs_mean = needs_same_start = True
@@ -249,8 +251,8 @@ class FedDyn(LocalAlgorithm):
     p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: h is the mean of all g_k by
     these weights, and the model rests where it is zero. So p_k alone decides which objective sum_k
     p_k L_k is minimised, whatever weights the mean of a round has. (The authors' code minimises the
-    objective of n_k / n by plain means and alpha n / (n_k N) in place of alpha.) Local training only
-    comes near the minimum.
+    objective of n_k / n by plain means and alpha n / (n_k N) in place of alpha.) Local training
+    only comes near the minimum.
 
     h sums all updates that arrive. A server optimiser would sum h again, which diverges. An
     aggregator that ignores or shortens some updates would be undone by h, which holds them whole.

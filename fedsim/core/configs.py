@@ -34,8 +34,8 @@ group (empty: any), and the real key."""
 def canonical(node: Any) -> Any:
     """Return a copy of a config (plain containers) that differs only if results can differ.
 
-    Classes of fedsim are reduced to their names, so that moving code changes no hash. Values of null
-    are dropped: a new key that is null by default changes no hash either.
+    Classes of fedsim are reduced to their names, so that moving code changes no hash. Values of
+    null are dropped: a new key that is null by default changes no hash either.
     """
     if isinstance(node, list):
         return [canonical(item) for item in node]

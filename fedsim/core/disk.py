@@ -190,7 +190,8 @@ def _remove_stale(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder and everything in it that can be deleted. If it is a link, delete the link."""
+    """Delete a folder and everything in it that can be deleted. If it is a link, delete the
+    link."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -224,6 +225,7 @@ WRITE_REMEDIES = {
 
 
 def unwritable(key: str, path: Path, error: OSError) -> str:
-    """Return the message for a file that cannot be written at or below the path that `key` names."""
+    """Return the message for a file that cannot be written at or below the path that `key`
+    names."""
     remedy = WRITE_REMEDIES.get(error.errno or 0, "permit it or choose another")
     return f"{key}: cannot write {path} ({error.strerror or error}); {remedy} {key}"

@@ -1,8 +1,9 @@
 """State as JSON and tensors, and back, for checkpoints and messages between processes.
 
 Only values of known types are written, so reading a file runs no code that the file chooses. Plain
-JSON types stand for themselves, floats to the last bit. Every other value is a mapping with one key,
-its kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": [name, axes]}` and so on.
+JSON types stand for themselves, floats to the last bit. Every other value is a mapping with one
+key, its kind: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"array": [name, axes]}` and so
+on.
 """
 
 import sys
@@ -75,8 +76,9 @@ def encode(
         encoded = {name: inner(item, f"{where}.{name}") for name, item in values.items()}
         return {"dataclass": [path, encoded]}
     raise EncodingError(
-        f"{where} is of type {path}, which a checkpoint cannot hold (None, numbers, strings, lists, "
-        "tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors, dataclasses of these)"
+        f"{where} is of type {path}, which a checkpoint cannot hold (None, numbers, strings, "
+        "lists, tuples, dicts, sets, deques, plain NumPy arrays, dense torch tensors, "
+        "dataclasses of these)"
     )
 
 

@@ -163,7 +163,8 @@ def log(x: Floats) -> Floats:
 def arccos(x: Floats) -> Floats:
     """Return the angle in radians.
 
-    It is pi / 2 - arcsin(x) for |x| <= 1/2, otherwise twice the arcsin of the root of (1 - |x|) / 2.
+    It is pi / 2 - arcsin(x) for |x| <= 1/2, otherwise twice the arcsin of the root of (1 - |x|) /
+    2.
     """
     size = np.abs(x)
     is_middle = size <= 0.5

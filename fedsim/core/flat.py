@@ -90,6 +90,6 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def real_dtype(samples: Tensor) -> torch.dtype:
-    """Return the type of losses and weights of `samples`: that of the samples, or torch's default if
-    they are not real (ids of tokens)."""
+    """Return the type of losses and weights of `samples`: that of the samples, or torch's default
+    if they are not real (ids of tokens)."""
     return samples.dtype if samples.is_floating_point() else torch.get_default_dtype()

@@ -27,8 +27,8 @@ class Record:
 
     With a simulated clock, `simulated_seconds` is the round's duration on the clients' devices.
     `simulated_seconds_ask` (questions before the selection) and `simulated_seconds_train` (training
-    of the cohort) are its parts. `simulated_time` is the sum over all rounds until now. `late` lists
-    the selected clients whose updates did not arrive in time.
+    of the cohort) are its parts. `simulated_time` is the sum over all rounds until now. `late`
+    lists the selected clients whose updates did not arrive in time.
 
     `epsilon`, of private runs only, covers the differential privacy of all rounds until now.
     """
@@ -121,7 +121,8 @@ GPFL prints "last 10"; its published logs agree with the last 11.
 
 
 def mean_of_last(accuracies: Sequence[float | None], window: int = FINAL_WINDOW) -> float | None:
-    """Return the final accuracy: the mean over those of the last `window` rounds that were evaluated.
+    """Return the final accuracy: the mean over the last `window` rounds, or those of them that were
+    evaluated.
 
     `accuracies` holds the test accuracy after each round, None or nan if it was not measured.
     Returns None if none of these rounds was evaluated.

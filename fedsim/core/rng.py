@@ -1,12 +1,13 @@
-"""Keyed random streams: every draw depends on the seed, a purpose and a key, never on what was drawn
-before.
+"""Keyed random streams: every draw depends on the seed, a purpose and a key, never on what was
+drawn before.
 
 Selectors can therefore be compared in seed pairs. A run needs no saved generator to resume. A job
 has the same draws alone, in a sweep, and in lanes. fedsim uses no global generator.
 
-`seed_words` computes `numpy.random.SeedSequence` for many keys at once (numpy/random/bit_generator.pyx,
-after O'Neill's seed_seq_fe; stable by NEP 19). It mixes 32-bit words of entropy into a pool of four
-words, and makes the words of the generator's state from the pool.
+`seed_words` computes `numpy.random.SeedSequence` for many keys at once
+(numpy/random/bit_generator.pyx, after O'Neill's seed_seq_fe; stable by NEP 19). It mixes 32-bit
+words of entropy into a pool of four words, and makes the words of the generator's state from the
+pool.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from fedsim.core.arrays import Ints
 
 
 class Purpose(IntEnum):
-    """What a random stream is for. The numbers are part of every result: never reuse or change
+    """The purpose of a random stream. The numbers are part of every result: never reuse or change
     one."""
 
     PARTITION = 1

@@ -31,9 +31,11 @@ def server_data(signals: Collection[str]) -> str:
 
 
 def declared_signals(node: Any) -> set[str]:
-    """Return the signals in the `needs` of the class that a config's `node` names, and of its bases.
+    """Return the signals in the `needs` of the class that a config's `node` names, and of its
+    bases.
 
-    `Signal(self.key)` is the signal that `node` has at this key. Both branches of a condition count.
+    `Signal(self.key)` is the signal that `node` has at this key. Both branches of a condition
+    count.
     """
     values = node if isinstance(node, Mapping) else {}
     signals: set[str] = set()

@@ -1,5 +1,5 @@
-"""The values that travel through a round. They are frozen, and hold neither the config nor the engine
-nor the data set.
+"""The values that travel through a round. They are frozen, and hold neither the config nor the
+engine nor the data set.
 
 In shapes, N is the number of clients, K that of the cohort, and P that of parameters. Axis 0 of a
 `Stack` is the client.
@@ -30,12 +30,12 @@ Weights = Floats | None
 
 @dataclass(frozen=True)
 class Correction:
-    """What a client adds to the gradient of the batch's mean loss in each local step, before the
-    optimiser sees it: pull w + shift_k, with w the present model of client k.
+    """An addition to the gradient of the batch's mean loss in each local step of client k, before
+    the optimiser sees the gradient: pull w + shift_k, with w the client's present model.
 
     For SGD `pull` is weight decay. `shift` has a tensor [K, ...] on the device for each trained
-    parameter, by name; None adds nothing. FedProx (Li et al. 2020) has pull mu and shift -mu w_global.
-    SCAFFOLD (Karimireddy et al. 2020) has shift c - c_k.
+    parameter, by name; None adds nothing. FedProx (Li et al. 2020) has pull mu and shift
+    -mu w_global. SCAFFOLD (Karimireddy et al. 2020) has shift c - c_k.
     """
 
     pull: float = 0.0
@@ -84,8 +84,8 @@ UNCORRECTED = Correction()
 
 @dataclass(frozen=True)
 class Population:
-    """What the server knows for free: training samples n_k [N], the cohort size K and the number of
-    rounds T."""
+    """The clients as the server knows them for free: training samples n_k [N], the cohort size K
+    and the number of rounds T."""
 
     sizes: Ints
     cohort_size: int
@@ -108,7 +108,7 @@ class Population:
 
 @dataclass(frozen=True)
 class Selection:
-    """What a selector returns: ids, and weights [K] only if the method defines them.
+    """The return value of a selector: ids, and weights [K] only if the method defines them.
 
     The next model is w + sum_k weights_k (w_k - w). The weights need not sum to one. Running
     statistics are averaged by the weights divided by their sum.
@@ -126,8 +126,8 @@ class Cohort:
     `delta` holds w_k - w for each tensor [K, ...]. `trained` names the tensors that training
     changes; the others are running statistics. `steps` [K] counts local optimiser steps.
 
-    `loss` [K] is the mean over local steps of the batch's mean training loss, and `rms_loss` [K] the
-    root of the mean squared loss of all samples passed. Selectors see them only if they declare
+    `loss` [K] is the mean over local steps of the batch's mean training loss, and `rms_loss` [K]
+    the root of the mean squared loss of all samples passed. Selectors see them only if they declare
     `Signal.TRAINING_LOSS` or `Signal.SQUARED_LOSS`; otherwise they are None.
 
     `durations` [K] are seconds on the simulated clock, if there is one. `finite` [K] says whose
@@ -244,8 +244,7 @@ def empty_cohort(start: Params, trained: Sequence[str]) -> Cohort:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What each of n clients receives, computes and sends in one exchange with the server, all
-    int64 [n]."""
+    """The bytes and samples of n clients in one exchange with the server, all int64 [n]."""
 
     ids: Ids
     bytes_down: Ints

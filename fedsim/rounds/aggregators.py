@@ -1,5 +1,5 @@
-"""The interface of aggregators, and those that average updates or take a step of a server optimiser.
-rounds/robust.py has aggregators that bound what one client can do."""
+"""The interface of aggregators, and those that average updates or take a step of a server
+optimiser. rounds/robust.py has aggregators that bound what one client can do."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -100,8 +100,9 @@ class Aggregator(Stateful, ABC):
     def mean_delta(self, cohort: Cohort, weights: Weights) -> Params:
         """Return sum_k weights_k (w_k - w) for each tensor: FedOpt's pseudo-gradient times -1.
 
-        Buffers are averaged with `averaging_weights`. Importance weights sum to one only on average.
-        They would extrapolate beyond the clients' statistics, and a running variance below zero.
+        Buffers are averaged with `averaging_weights`. Importance weights sum to one only on
+        average. They would extrapolate beyond the clients' statistics, and a running variance below
+        zero.
         """
         if weights is None:
             weights = self.weights(cohort)
@@ -227,8 +228,8 @@ class MIFA(Aggregator):
     w <- w + sum_i p_i (lr / lr_i) d_i, with d_i the latest update of client i, lr_i its local
     learning rate then, lr the present one, and p_i = 1 / N or n_i / n. The sum is over clients that
     have answered so far; in the paper all of them answer in round 1. The selector's weights are
-    ignored, because they belong to this round's clients only. Buffers are averaged over this round's
-    updates.
+    ignored, because they belong to this round's clients only. Buffers are averaged over this
+    round's updates.
     """
 
     state = ("latest", "rates")

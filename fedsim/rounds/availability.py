@@ -49,8 +49,8 @@ class Bernoulli(Availability):
 class Intermittent(Availability):
     """Two halves of the clients alternate, as in Cho et al.'s experiments with power-of-choice.
 
-    The first half of the ids is available in even rounds, and the second half in odd rounds, without
-    a random share `absent` of it (rounded down), which is drawn anew in every round.
+    The first half of the ids is available in even rounds, and the second half in odd rounds,
+    without a random share `absent` of it (rounded down), which is drawn anew in every round.
     """
 
     absent: Annotated[float, Interval(ge=0, lt=1)]

@@ -56,7 +56,7 @@ from fedsim.selectors.base import Selector
 
 @dataclass(frozen=True)
 class Components:
-    """What a simulation is made of. The dataclass is frozen; stateful components still change.
+    """The components of a simulation. The dataclass is frozen; stateful components still change.
 
     `learning_rate` gives the local learning rate of a round (from 1). `first_model` gives the model
     from which a client trains in the first round in which clients can be reached; None: the
@@ -84,13 +84,13 @@ class Components:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What reaches the server of a cohort's updates.
+    """The part of a cohort's updates that reaches the server.
 
     `cohort` has the updates that arrive in time and are finite; None: there are none. `weights` are
-    the selector's, scaled to keep their sum. `late` are clients whose updates do not arrive in time,
-    or not among the first that count. `seconds` is the simulated time from the request until the
-    server continues. `num_dropped` counts updates with nan or infinity. `train_loss` is the mean
-    over all updates in time.
+    the selector's, scaled to keep their sum. `late` are clients whose updates do not arrive in
+    time, or not among the first that count. `seconds` is the simulated time from the request until
+    the server continues. `num_dropped` counts updates with nan or infinity. `train_loss` is the
+    mean over all updates in time.
     """
 
     late: Ids

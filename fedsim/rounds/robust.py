@@ -179,8 +179,8 @@ class DPFedAvg(Unweighted):
     counts as any other. A round in which no client is available changes and costs nothing.
 
     Epsilon, at `delta`, depends on how the selector draws (`Selector.sampling`); docs/privacy.md
-    says what it promises. If a fixed number of clients is drawn, the sampling rate of a round is the
-    number of selected clients divided by that of available ones.
+    says what it promises. If a fixed number of clients is drawn, the sampling rate of a round is
+    the number of selected clients divided by that of available ones.
     """
 
     clip: Positive

@@ -18,14 +18,14 @@ COHORT = toy_cohort([0, 3], [1, 3], [[2.0, 0.0], [4.0, 8.0]])
 NO_BUFFERS = frozenset[str]()
 
 
-@pytest.mark.parametrize(
-    ("weighting", "weights", "expected"),
-    [
-        ("uniform", None, [1 + (2 + 4) / 2, 1 + (0 + 8) / 2]),
-        ("by_size", None, [1 + (2 + 3 * 4) / 4, 1 + (0 + 3 * 8) / 4]),
-        ("by_size", [1.0, 0.5], [1 + 2 + 4 / 2, 1 + 0 + 8 / 2]),  # the selector's weights
-    ],
-)
+AVERAGES = [
+    ("uniform", None, [1 + (2 + 4) / 2, 1 + (0 + 8) / 2]),
+    ("by_size", None, [1 + (2 + 3 * 4) / 4, 1 + (0 + 3 * 8) / 4]),
+    ("by_size", [1.0, 0.5], [1 + 2 + 4 / 2, 1 + 0 + 8 / 2]),  # the selector's weights
+]
+
+
+@pytest.mark.parametrize(("weighting", "weights", "expected"), AVERAGES)
 def test_federated_averaging(weighting: Any, weights: Any, expected: list[float]) -> None:
     server = FedAvg(NO_BUFFERS, weighting=weighting)
     selector_weights = None if weights is None else np.array(weights)
@@ -48,13 +48,16 @@ def test_the_first_step_of_fedadam() -> None:
     assert result["w"].tolist() == pytest.approx(expected)
 
 
+SERVERS = [
+    FedAvg(frozenset({"v"}), weighting="by_size"),
+    FedAvgM(frozenset({"v"}), weighting="uniform", lr=1.0, momentum=0.0),
+]
+
+
 @pytest.mark.parametrize("weights", [[1.5, 1.5], [1.0, 3.0], [0.5, 0.5], [0.0, 0.0], [2.0, -1.0]])
 @pytest.mark.parametrize(
     "server",
-    [
-        FedAvg(frozenset({"v"}), weighting="by_size"),
-        FedAvgM(frozenset({"v"}), weighting="uniform", lr=1.0, momentum=0.0),
-    ],
+    SERVERS,
     ids=["fedavg", "fedavgm"],
 )
 def test_buffers_are_averaged_even_if_the_selectors_weights_do_not_sum_to_one(
@@ -81,12 +84,15 @@ def test_buffers_are_averaged_in_proportion_to_the_selectors_weights_or_by_size(
     assert server.aggregate(PARAMS, cohort, np.array(weights))["w"].tolist() == [2.0, 7.0]
 
 
+OPTIMISERS = [
+    FedAvgM(frozenset({"w"}), weighting="uniform", lr=0.1, momentum=0.9),
+    FedAdam(frozenset({"w"}), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=1.0),
+]
+
+
 @pytest.mark.parametrize(
     "server",
-    [
-        FedAvgM(frozenset({"w"}), weighting="uniform", lr=0.1, momentum=0.9),
-        FedAdam(frozenset({"w"}), weighting="uniform", lr=0.1, beta1=0.9, beta2=0.9, tau=1.0),
-    ],
+    OPTIMISERS,
     ids=["fedavgm", "fedadam"],
 )
 def test_a_server_optimiser_takes_no_step_on_buffers(server: Any) -> None:
@@ -104,15 +110,15 @@ def test_a_server_optimiser_continues_from_its_state() -> None:
     assert torch.equal(restored.aggregate(first, COHORT, None)["w"], expected)
 
 
-@pytest.mark.parametrize(
-    ("mode", "sizes", "weighting", "warns"),
-    [
-        ("size", [1, 3], "by_size", True),
-        ("size", [1, 3], "uniform", False),
-        ("size", [2, 2], "by_size", False),
-        ("uniform", [1, 3], "by_size", False),
-    ],
-)
+WARNINGS = [
+    ("size", [1, 3], "by_size", True),
+    ("size", [1, 3], "uniform", False),
+    ("size", [2, 2], "by_size", False),
+    ("uniform", [1, 3], "by_size", False),
+]
+
+
+@pytest.mark.parametrize(("mode", "sizes", "weighting", "warns"), WARNINGS)
 def test_a_warning_if_sizes_count_in_the_selection_and_in_the_average(
     mode: Any, sizes: list[int], weighting: Any, warns: bool
 ) -> None:

@@ -48,15 +48,15 @@ def test_an_absent_share_out_of_range_is_rejected(absent: float) -> None:
         Intermittent(absent=absent)
 
 
-@pytest.mark.parametrize(
-    ("absent", "num_clients", "round", "available"),
-    [
-        (0.29, 200, 2, 100 - 29),  # 0.29 * 100 is just under 29 in floating point
-        (0.0, 200, 2, 100),
-        (0.2, 1, 2, 0),  # the first half of one client is nobody
-        (0.2, 1, 3, 1),
-    ],
-)
+EXACT_NUMBERS = [
+    (0.29, 200, 2, 100 - 29),  # 0.29 * 100 is just under 29 in floating point
+    (0.0, 200, 2, 100),
+    (0.2, 1, 2, 0),  # the first half of one client is nobody
+    (0.2, 1, 3, 1),
+]
+
+
+@pytest.mark.parametrize(("absent", "num_clients", "round", "available"), EXACT_NUMBERS)
 def test_the_number_of_available_clients_is_exact(
     absent: float, num_clients: int, round: int, available: int
 ) -> None:

@@ -126,10 +126,13 @@ class EvenPositions(ToyEngine):
         return positions % 2 == 0
 
 
-@pytest.mark.parametrize(
-    ("positions", "expected"),
-    [([[0, 1, 2], [], [3], [4, 6]], [2 / 3, np.nan, 0 / 1, 2 / 2]), ([[], []], [np.nan, np.nan])],
-)
+OWN_SAMPLES = [
+    ([[0, 1, 2], [], [3], [4, 6]], [2 / 3, np.nan, 0 / 1, 2 / 2]),
+    ([[], []], [np.nan, np.nan]),
+]
+
+
+@pytest.mark.parametrize(("positions", "expected"), OWN_SAMPLES)
 @pytest.mark.parametrize("measured_on", ["train", "holdout"])
 def test_on_samples_of_the_client(measured_on: Any, positions: Any, expected: list[float]) -> None:
     division = division_of(train=positions, holdout=positions)

@@ -276,14 +276,14 @@ def test_a_client_that_has_left_during_a_question_is_not_waited_for() -> None:
     assert record.late == [1]
 
 
-@pytest.mark.parametrize(
-    ("now", "remaining"),
-    [
-        (13, [7 + 8, np.inf, 7]),  # client 0 stays over the end of the period
-        (48, [0, np.inf, 12]),  # 8 s into the third period
-        (2, [6, np.inf, 0]),
-    ],
-)
+REMAINING = [
+    (13, [7 + 8, np.inf, 7]),  # client 0 stays over the end of the period
+    (48, [0, np.inf, 12]),  # 8 s into the third period
+    (2, [6, np.inf, 0]),
+]
+
+
+@pytest.mark.parametrize(("now", "remaining"), REMAINING)
 def test_presence_repeats_after_its_period(now: float, remaining: list[float]) -> None:
     presence = (20, [[[0, 8], [12, 20]], [[0, 20]], [[3, 20]]])
     devices = fixed_clock(presence=presence).devices

@@ -267,14 +267,14 @@ def test_gradient_spreads() -> None:
     assert ledger.train_samples == 8
 
 
-@pytest.mark.parametrize(
-    ("layers", "names"),
-    [
-        (["fc1"], ["fc1.weight", "fc1.bias"]),  # and not fc10
-        (["out"], ["out"]),
-        (["fc10.weight", "fc1.bias"], ["fc1.bias", "fc10.weight"]),
-    ],
-)
+LAYERS = [
+    (["fc1"], ["fc1.weight", "fc1.bias"]),  # and not fc10
+    (["out"], ["out"]),
+    (["fc10.weight", "fc1.bias"], ["fc1.bias", "fc10.weight"]),
+]
+
+
+@pytest.mark.parametrize(("layers", "names"), LAYERS)
 def test_layers_are_named_whole(layers: list[str], names: list[str]) -> None:
     engine = ToyEngine([2, 2])
     engine.trained = ["fc1.weight", "fc1.bias", "fc10.weight", "out"]

@@ -108,14 +108,14 @@ def test_clients_train_from_models_of_their_own_in_the_first_round(absent: set[i
     assert resumed.started
 
 
-@pytest.mark.parametrize(
-    ("absent", "asking"),
-    [
-        (set(), [1, 3, 5, 7, 9]),
-        ({1, 5}, [2, 3, 6, 7, 9]),
-        ({1, 5, 6}, [2, 3, 7, 9]),
-    ],
-)
+TIFL_ROUNDS = [
+    (set(), [1, 3, 5, 7, 9]),
+    ({1, 5}, [2, 3, 6, 7, 9]),
+    ({1, 5, 6}, [2, 3, 7, 9]),
+]
+
+
+@pytest.mark.parametrize(("absent", "asking"), TIFL_ROUNDS)
 def test_tifl_asks_late_for_accuracies_that_were_due_in_an_empty_round(
     absent: set[int], asking: list[int]
 ) -> None:

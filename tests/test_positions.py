@@ -54,17 +54,17 @@ def test_the_leading_positions_are_those_of_a_stable_sort(count: int) -> None:
     assert leading(values, count).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize(
-    ("value", "low", "high"),
-    [
-        (0.29 * 100, 29, 29),
-        (1.1 * 100 / 10, 11, 11),
-        (7.5, 7, 8),
-        (0.0, 0, 0),
-        (7 - 1e-6, 6, 7),
-        (7 + 1e-6, 7, 8),
-    ],
-)
+ROUNDED = [
+    (0.29 * 100, 29, 29),
+    (1.1 * 100 / 10, 11, 11),
+    (7.5, 7, 8),
+    (0.0, 0, 0),
+    (7 - 1e-6, 6, 7),
+    (7 + 1e-6, 7, 8),
+]
+
+
+@pytest.mark.parametrize(("value", "low", "high"), ROUNDED)
 def test_a_value_within_a_billionth_of_a_whole_number_is_that_number(
     value: float, low: int, high: int
 ) -> None:

@@ -249,15 +249,15 @@ class Renamed(Random):
     """Draws as random does."""
 
 
-@pytest.mark.parametrize(
-    ("cls", "sampling"),
-    [
-        (OwnSelect, None),
-        (OwnSize, None),
-        (Declared, Sampling.FIXED_SIZE),
-        (Renamed, Sampling.FIXED_SIZE),
-    ],
-)
+OWN_SELECTORS = [
+    (OwnSelect, None),
+    (OwnSize, None),
+    (Declared, Sampling.FIXED_SIZE),
+    (Renamed, Sampling.FIXED_SIZE),
+]
+
+
+@pytest.mark.parametrize(("cls", "sampling"), OWN_SELECTORS)
 def test_a_users_selector_has_an_epsilon_only_if_it_says_how_it_draws(
     cls: type[Random], sampling: Sampling | None
 ) -> None:
@@ -355,11 +355,11 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.rounds.robust.normal", lambda rng, count: np.zeros(count))
 
 
+DIVISORS = [(RANDOM, None, 5), (POISSON, None, 5), (Full(POPULATION), None, 20), (RANDOM, 10, 10)]
+
+
 @pytest.mark.usefixtures("silent")
-@pytest.mark.parametrize(
-    ("selector", "denominator", "divisor"),
-    [(RANDOM, None, 5), (POISSON, None, 5), (Full(POPULATION), None, 20), (RANDOM, 10, 10)],
-)
+@pytest.mark.parametrize(("selector", "denominator", "divisor"), DIVISORS)
 def test_a_step_is_the_clipped_sum_over_the_expected_number_of_clients(
     selector: Selector, denominator: int | None, divisor: int
 ) -> None:
@@ -395,14 +395,14 @@ def test_normal_numbers_are_normal() -> None:
     assert scipy.stats.kstest(numbers, "norm").pvalue > 0.01
 
 
-@pytest.mark.parametrize(
-    ("selector", "rates"),
-    [
-        (RANDOM, [5 / 20, 5 / 10, 5 / 5]),  # K / available
-        (POISSON, [5 / 20] * 3),
-        (Full(POPULATION), [1.0] * 3),
-    ],
-)
+RATES = [
+    (RANDOM, [5 / 20, 5 / 10, 5 / 5]),  # K / available
+    (POISSON, [5 / 20] * 3),
+    (Full(POPULATION), [1.0] * 3),
+]
+
+
+@pytest.mark.parametrize(("selector", "rates"), RATES)
 def test_sampling_rates(selector: Selector, rates: list[float]) -> None:
     cohort = toy_cohort([0, 1], [1, 1], [[1.0, 0.0, 0.0]] * 2)
     server = private(selector)

@@ -48,10 +48,11 @@ def test_a_share_of_a_half_is_the_median_whatever_the_weights(num: int) -> None:
     assert median == pytest.approx(np.median(updates, axis=0), abs=1e-6)
 
 
+KRUM_CASES = [(5, 1, 1, 1), (9, 2, 3, 2), (9, 3, None, 3), (6, 3, 2, 1)]
+
+
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize(
-    ("num", "f", "m", "f_that_fits"), [(5, 1, 1, 1), (9, 2, 3, 2), (9, 3, None, 3), (6, 3, 2, 1)]
-)
+@pytest.mark.parametrize(("num", "f", "m", "f_that_fits"), KRUM_CASES)
 def test_krum_averages_the_updates_of_lowest_score(
     num: int, f: int, m: int | None, f_that_fits: int, seed: int
 ) -> None:
@@ -145,13 +146,13 @@ ROUNDS = [([0, 2], [4.0, 8.0], 1.0), ([0], [2.0], 1.0), ([3], [6.0], 0.5)]
 rate are (4, -, 8, -), then (2, -, 8, -), then (2 / 2, -, 8 / 2, 6)."""
 
 
-@pytest.mark.parametrize(
-    ("weighting", "expected"),
-    [
-        ("uniform", [(4 + 8) / 2, (2 + 8) / 2, (1 + 4 + 6) / 3]),
-        ("by_size", [(4 + 2 * 8) / 3, (2 + 2 * 8) / 3, (1 + 2 * 4 + 4 * 6) / 7]),
-    ],
-)
+MIFA_MEANS = [
+    ("uniform", [(4 + 8) / 2, (2 + 8) / 2, (1 + 4 + 6) / 3]),
+    ("by_size", [(4 + 2 * 8) / 3, (2 + 2 * 8) / 3, (1 + 2 * 4 + 4 * 6) / 7]),
+]
+
+
+@pytest.mark.parametrize(("weighting", "expected"), MIFA_MEANS)
 def test_mifa_averages_the_latest_update_of_each_client(
     weighting: Any, expected: list[float]
 ) -> None:
@@ -171,32 +172,32 @@ def test_mifa_averages_the_latest_update_of_each_client(
         assert result["v"].item() == pytest.approx(np.average(values, weights=weights))
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "aggregator=krum cohort_size=4",
-            "aggregator.f=1: needs 2 f + 3 = 5 updates a round, and there are 4 (cohort_size)\n"
-            "    set cohort_size=5 or more, or aggregator.f=0",
-        ),
-        (
-            "aggregator=krum cohort_size=4 system=tiers system.over_selection=1.5",
-            "and there are 4",
-        ),
-        (
-            "aggregator=multi_krum aggregator.m=6",
-            "aggregator.m=6: must be at most 5, the updates of a round (cohort_size)",
-        ),
-        (
-            "aggregator=trimmed_mean cohort_size=4",
-            "aggregator.share=0.2: must be at least 1 / 4, or it trims none",
-        ),
-        (
-            "aggregator=trimmed_mean aggregator.weighting=by_size",
-            "aggregator.weighting: is not a known key",
-        ),
-    ],
-)
+REJECTED = [
+    (
+        "aggregator=krum cohort_size=4",
+        "aggregator.f=1: needs 2 f + 3 = 5 updates a round, and there are 4 (cohort_size)\n"
+        "    set cohort_size=5 or more, or aggregator.f=0",
+    ),
+    (
+        "aggregator=krum cohort_size=4 system=tiers system.over_selection=1.5",
+        "and there are 4",
+    ),
+    (
+        "aggregator=multi_krum aggregator.m=6",
+        "aggregator.m=6: must be at most 5, the updates of a round (cohort_size)",
+    ),
+    (
+        "aggregator=trimmed_mean cohort_size=4",
+        "aggregator.share=0.2: must be at least 1 / 4, or it trims none",
+    ),
+    (
+        "aggregator=trimmed_mean aggregator.weighting=by_size",
+        "aggregator.weighting: is not a known key",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), REJECTED)
 def test_a_config_that_does_not_fit_is_rejected_before_the_run(
     fedsim: Run, tmp_path: Path, words: str, message: str
 ) -> None:

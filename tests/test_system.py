@@ -229,37 +229,37 @@ def test_without_a_clock_configs_and_hashes_are_those_from_before_it() -> None:
     assert plan("system=lognormal").config_hash != plan().config_hash
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (
-            "system=lognormal system.over_selection=0.9",
-            r"system\.over_selection=0\.9: must lie in \[1, 1000\]",
-        ),
-        (
-            "system=tiers system.devices.up_kbps=[1]",
-            r"system\.devices\.up_kbps.*one value for each of the 5",
-        ),
-        (
-            "system=uniform system.devices.up_kbps=[9,1]",
-            r"system\.devices\.up_kbps.*the lower one first",
-        ),
-        ("system=trace", r"system\.devices\.path='': must be the path of a CSV file"),
-        ("system=trace system.devices.path=nothing.csv", r"system\.devices\.path=.*cannot be read"),
-        (
-            "system=trace system.devices.path=FEDSCALE system.devices.assign=id",
-            "has no column client_id",
-        ),
-        (
-            "selector=fedcs",
-            r"system='none': must be a simulated clock for FedCS\n.*system=lognormal",
-        ),
-        (
-            "system.deadline=3",
-            r"system\.deadline: is not a known key\n    it is a key of system=lognormal",
-        ),
-    ],
-)
+MISTAKES = [
+    (
+        "system=lognormal system.over_selection=0.9",
+        r"system\.over_selection=0\.9: must lie in \[1, 1000\]",
+    ),
+    (
+        "system=tiers system.devices.up_kbps=[1]",
+        r"system\.devices\.up_kbps.*one value for each of the 5",
+    ),
+    (
+        "system=uniform system.devices.up_kbps=[9,1]",
+        r"system\.devices\.up_kbps.*the lower one first",
+    ),
+    ("system=trace", r"system\.devices\.path='': must be the path of a CSV file"),
+    ("system=trace system.devices.path=nothing.csv", r"system\.devices\.path=.*cannot be read"),
+    (
+        "system=trace system.devices.path=FEDSCALE system.devices.assign=id",
+        "has no column client_id",
+    ),
+    (
+        "selector=fedcs",
+        r"system='none': must be a simulated clock for FedCS\n.*system=lognormal",
+    ),
+    (
+        "system.deadline=3",
+        r"system\.deadline: is not a known key\n    it is a key of system=lognormal",
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), MISTAKES)
 def test_mistakes_are_named_with_their_remedy(words: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(*words.replace("FEDSCALE", str(table(tmp_path, FEDSCALE))).split())

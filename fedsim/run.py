@@ -23,8 +23,14 @@ from fedsim import __version__
 from fedsim.running.process import STOP, open_missing_streams, world
 
 RUNNING_FLAGS = {
-    *("-m", "--multirun", "-r", "--run", "-p", "--package"),
-    *("-cd", "--config-dir", "-cn", "--config-name", "-cp", "--config-path"),
+    "-m",
+    "--multirun",
+    "-cd",
+    "--config-dir",
+    "-cn",
+    "--config-name",
+    "-cp",
+    "--config-path",
 }
 """Flags of commands that run jobs; all others ask a question."""
 

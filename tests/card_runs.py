@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsim.clients.context import LabelledSamples
 from fedsim.config.compose import compose_jobs, make_plan, search_path
-from fedsim.config.overlay import Composed
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.core import exact, factors
 from fedsim.core.record import Record
@@ -52,7 +52,7 @@ class Run:
 
 
 @cache
-def composed(*words: str) -> Composed:
+def composed(*words: str) -> ComposedJob:
     with search_path():
         (job,) = compose_jobs([*COMMON, *words], multirun=False)
     return job

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from fedsim.config.compose import compose_jobs, make_plan, search_path
-from fedsim.config.overlay import Composed
+from fedsim.config.job import ComposedJob
 from fedsim.running.assembly import build
 from tests.clocks import NEED_A_CLOCK
 
@@ -101,7 +101,7 @@ def environment() -> dict[str, str]:
 
 
 @cache
-def compositions(setting: str) -> dict[str, Composed]:
+def compositions(setting: str) -> dict[str, ComposedJob]:
     """One job for each selector; the backend is put in later."""
     names = SELECTORS if setting != "norms" else FEW
     by_clock = {

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from fedsim.config.command_line import read_command_line
 from fedsim.config.compose import check_jobs
-from fedsim.config.words import read
 from fedsim.distributed.links import Link, Message, Others, packed, unpacked
 from fedsim.jobs.cli import run
 from fedsim.jobs.prepare import compose_words
@@ -46,7 +46,7 @@ def copied(message: Message) -> Message:
 @contextmanager
 def ranks(count: int, words: Sequence[str]) -> Iterator[LocalLink]:
     """`count` ranks for a command."""
-    link = LocalLink(count, lambda: check_jobs(compose_words(read(words))))
+    link = LocalLink(count, lambda: check_jobs(compose_words(read_command_line(words))))
     RANKS.others = Others(link)
     try:
         yield link

@@ -10,10 +10,10 @@ import pytest
 from annotated_types import Ge, Gt, Interval, Le
 from torch import nn
 
-from fedsim.config.build import construct, inspect_node, instantiate, resolve
+from fedsim.config.build import PASSED, construct, inspect_node, instantiate, resolve
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.parts import BASES
-from fedsim.config.typecheck import PASSED, conform, describe
+from fedsim.config.typecheck import conform, describe
 from fedsim.core.encoding import EncodingError, encode
 from fedsim.core.errors import ConfigError, Problem, at_least, check, positive, rule
 from fedsim.core.parameters import Positive, Problems, Share, parameters

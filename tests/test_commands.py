@@ -203,7 +203,6 @@ def test_experiments_are_no_commands_and_a_mistyped_command_is_told_with_the_nea
         ["seed=1"],
         ["-m", "seed=1"],
         ["--cfg", "job"],
-        ["--hydra-help"],
         ["selector=list"],
         ["lst"],
     ):

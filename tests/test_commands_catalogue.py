@@ -9,10 +9,10 @@ from omegaconf import OmegaConf
 
 from fedsim.clients.context import SERVER_SIGNALS, Signal
 from fedsim.commands.catalogue import GROUP, INHERITED, KEY, Catalogue, comments
-from fedsim.config.choice_files import head_of
 from fedsim.config.compose import search_path
-from fedsim.config.diagnosis import compose_one
-from fedsim.config.words import options
+from fedsim.config.composition import compose_config
+from fedsim.config.sources import options
+from fedsim.config.yaml_files import head_of
 from fedsim.core.server_data import SERVER_DATA, declared_signals, server_data
 from fedsim.results.groups import CLASSES
 from tests.test_selector_contract import CHOICES as SELECTORS
@@ -220,7 +220,7 @@ def test_a_variants_values_are_those_that_hydra_composes(parent: str, choice: st
     group, _, name = choice.partition("=")
     package = group.replace("/", ".")
     with search_path():
-        config = compose_one([f"selector={parent}", choice])
+        config = compose_config([f"selector={parent}", choice])
     node: Any = OmegaConf.to_container(OmegaConf.select(config, package))
     found = CATALOGUE.group(group).choices[name]
     own_groups = {sub.rpartition("/")[2] for sub in found.file.subgroups}

@@ -14,8 +14,8 @@ import torch
 from fedsim.commands import doctor, show
 from fedsim.commands.dispatch import answer
 from fedsim.commands.doctor import Finding
+from fedsim.config.command_line import read_command_line
 from fedsim.config.plan import Plan
-from fedsim.config.words import read
 from fedsim.core.errors import ConfigError
 from fedsim.engine.native.library import NotCompiledError
 from tests.dataset_toys import table
@@ -106,7 +106,7 @@ def test_what_the_machine_lacks_is_told_with_what_happens_without(
 
 
 def plans_of(*words: str) -> list[Plan]:
-    plans, found = doctor.plans_of(read(words))
+    plans, found = doctor.plans_of(read_command_line(words))
     assert plans, found
     return plans
 
@@ -213,7 +213,7 @@ def test_the_key_is_found_where_wandb_finds_it_and_never_told(
 def test_a_check_that_breaks_is_told_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "driver_version", lambda: 1 / 0)
     monkeypatch.setattr(doctor, "plans_of", lambda args: ([], [Finding("fail", "config: none")]))
-    found = [(one.level, one.text) for one in doctor.findings(read([]))]
+    found = [(one.level, one.text) for one in doctor.findings(read_command_line([]))]
     assert ("warn", "device: could not be checked (ZeroDivisionError: division by zero)") in found
     assert found[-1] == ("fail", "config: none")
     assert len(found) > 4

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from fedsim.commands.dispatch import asks
-from fedsim.config.compose import check_jobs, conf_dir
+from fedsim.config.command_line import read_command_line
+from fedsim.config.compose import check_jobs
 from fedsim.config.plan import Plan
-from fedsim.config.words import read
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.core.types import Correction, Params
 from fedsim.distributed import backend as divided
@@ -142,7 +143,7 @@ def test_every_selector_over_ranks_is_that_of_one_process(selector: str) -> None
 
 def made(words: Sequence[str], clients: int) -> tuple[Plan, Engine, Params, Schedule]:
     """The engine of a run in one process, and the work of its first clients in round 1."""
-    (plan,) = check_jobs(compose_words(read(list(words))))
+    (plan,) = check_jobs(compose_words(read_command_line(list(words))))
     simulation = build(plan).simulation
     engine = simulation.components.engine
     return plan, engine, simulation.params, schedule_of(engine, np.arange(clients), 1)
@@ -333,7 +334,7 @@ def test_what_does_not_go_together_with_ranks_is_refused() -> None:
         assert RANKS.end(2) == 2
     assert link.kinds == ["end"]  # those that wait for a first question are let go, too
     assert not Path("outputs").exists()
-    (plan,) = check_jobs(compose_words(read([*WORDS, "num_rounds=1"])))
+    (plan,) = check_jobs(compose_words(read_command_line([*WORDS, "num_rounds=1"])))
     object.__setattr__(plan.settings, "device", "cuda:1")
     with pytest.raises(ConfigError, match="device='cuda:1': is one GPU for all processes"):
         check_for_ranks([plan], {})

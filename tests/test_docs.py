@@ -15,7 +15,7 @@ from hydra.core.override_parser.types import Override
 from fedsim.api import experiments
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import COMMANDS, answer, run_experiment
-from fedsim.config import words as command_line
+from fedsim.config.command_line import read_command_line
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.core.errors import FedsimError
 from fedsim.report import command as report
@@ -158,7 +158,7 @@ def compose_fedsim(words: tuple[str, ...]) -> None:
 
 def compose_some_jobs(argv: tuple[str, ...]) -> None:
     """Compose and check `MAX_JOBS` jobs of a command line."""
-    args = command_line.read(argv)
+    args = read_command_line(argv)
 
     def some_jobs(overrides: Sequence[Override]) -> list[Words]:
         jobs = each_value_once(overrides)

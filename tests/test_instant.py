@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
-from fedsim.config.declared import declared
+from fedsim.config.declared import stand_in
 from fedsim.core.disk import conf_dir
 from fedsim.jobs.prepare import has_passed
 from fedsim.running.experiment import execute
@@ -154,7 +154,7 @@ def parameters_of(cls: Any, keyword_only: bool = True) -> Mapping[str, tuple[Any
 
 
 def test_source_tells_the_parameters_of_classes() -> None:
-    told = {target: cls for target in TARGETS if (cls := declared(target)) is not None}
+    told = {target: cls for target in TARGETS if (cls := stand_in(target)) is not None}
     assert len(told) == len(TARGETS)
     for target, cls in told.items():
         module, _, name = target.rpartition(".")

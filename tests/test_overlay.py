@@ -8,8 +8,8 @@ from unittest.mock import Mock
 import pytest
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
-from fedsim.config.diagnosis import choices_of, compose_one, plain
-from fedsim.config.overlay import Composed
+from fedsim.config.composition import choices_of, compose_config, resolved
+from fedsim.config.job import ComposedJob
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 
@@ -38,7 +38,7 @@ def types_of(node: Any) -> Any:
     return [types_of(value) for value in node] if isinstance(node, list) else (type(node), node)
 
 
-def jobs_of(words: str, multirun: bool = True) -> list[Composed]:
+def jobs_of(words: str, multirun: bool = True) -> list[ComposedJob]:
     with search_path():
         return compose_jobs(words.split(" "), multirun=multirun)
 
@@ -48,9 +48,9 @@ def test_a_job_equals_what_hydra_composes_of_its_words(words: str) -> None:
     jobs = jobs_of(words)
     with search_path():
         for job in random.Random(1).sample(jobs, min(len(jobs), 4)):
-            config = compose_one(job.overrides)
+            config = compose_config(job.overrides)
             choices = choices_of(config)
-            assert types_of(job.config) == types_of(plain(config, choices))
+            assert types_of(job.config) == types_of(resolved(config, choices))
             assert job.choices == choices
             assert job.launcher == config.hydra.launcher
 
@@ -77,8 +77,8 @@ def test_a_choice_laid_over_equals_what_hydra_composes(
     group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten of each group; all of them were compared when this was written."""
-    counted = Mock(side_effect=compose_one)
-    monkeypatch.setattr("fedsim.config.compose.compose_one", counted)
+    counted = Mock(side_effect=compose_config)
+    monkeypatch.setattr("fedsim.config.overlay.compose_config", counted)
     words = (
         choices_of_group(group)
         .replace(",image_folder", "")
@@ -90,16 +90,16 @@ def test_a_choice_laid_over_equals_what_hydra_composes(
         assert counted.call_count < 5
     with search_path():
         for job in random.Random(1).sample(jobs, min(len(jobs), MOST)):
-            config = compose_one(job.overrides)
-            assert types_of(job.config) == types_of(plain(config, choices_of(config)))
+            config = compose_config(job.overrides)
+            assert types_of(job.config) == types_of(resolved(config, choices_of(config)))
             assert list(job.choices.items()) == list(choices_of(config).items())
 
 
 def test_composed_once_for_all_values_of_single_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Mock(side_effect=compose_one)
-    monkeypatch.setattr("fedsim.config.compose.compose_one", counted)
+    counted = Mock(side_effect=compose_config)
+    monkeypatch.setattr("fedsim.config.overlay.compose_config", counted)
     assert len(jobs_of("selector=random,gpfl seed=range(20) optimizer.lr=0.1,0.2")) == 80
-    assert counted.call_count == 2  # that of what is not swept over among them
+    assert counted.call_count == 1  # for random; gpfl is derived from it
 
 
 def test_a_key_that_only_some_choices_have_is_told_as_by_hydra() -> None:
@@ -141,5 +141,5 @@ def test_ablations_are_typed_as_in_the_papers() -> None:
 def test_jobs_are_the_same_where_few_compositions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "selector=random,gpfl seed=0,1 model=mlp,logistic"
     kept = jobs_of(words)
-    monkeypatch.setattr("fedsim.config.overlay.MOST_BASES", 1)
+    monkeypatch.setattr("fedsim.config.overlay.MAX_BASES", 1)
     assert [job.config for job in jobs_of(words)] == [job.config for job in kept]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedsim.config.compose import compose_jobs, make_plan, search_path
-from fedsim.config.overlay import Composed
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan, hash_config
 from fedsim.core.configs import IRRELEVANT_KEYS
 from fedsim.core.errors import ConfigError
@@ -21,7 +21,7 @@ def _conf() -> Iterator[None]:
         yield
 
 
-def job(*words: str) -> Composed:
+def job(*words: str) -> ComposedJob:
     return compose_jobs(words, multirun=False)[0]
 
 
@@ -156,7 +156,7 @@ def test_the_problems_of_every_group_are_told_with_those_of_others(word: str, ot
 
 def test_a_selector_is_told_what_the_server_lacks_for_it() -> None:
     told = problems("selector=gpfl", "server.validation_fraction=0", "server.public_samples=5")[0]
-    assert "server.validation_fraction=0: must be > 0 for GPFL" in told
+    assert "server.validation_fraction=0.0: must be > 0 for GPFL" in told
     plan("selector=gpfl", "server.public_samples=0")
     plan("selector=fedabc", "server.validation_fraction=0", "server.public_samples=5")
 

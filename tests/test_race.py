@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedsim.config.command_line import read_command_line
 from fedsim.config.plan import Plan
-from fedsim.config.words import read
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.results.statistics import Share
@@ -132,7 +132,7 @@ def test_lanes_make_the_same_race_of_ordinary_runs(capsys: pytest.CaptureFixture
     assert told.startswith("30 jobs, results in outputs/default\n")
     assert f"{30 - len(runs)} of 30 runs saved" in told
     assert "already done" not in told
-    plans, _ = prepare(compose_words(read(["-m", *words])))
+    plans, _ = prepare(compose_words(read_command_line(["-m", *words])))
     assert set(runs) < {plan.folder.name for plan in plans}
     shutil.rmtree("outputs")
     assert race.run([*words, *OWN, "hydra/launcher=lanes"]) == 0

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsim.config.compose import check_jobs, compose_jobs, conf_dir, search_path
+from fedsim.config.compose import check_jobs, compose_jobs, search_path
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.running.assembly import build
 from tests.clocks import NEED_A_CLOCK

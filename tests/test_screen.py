@@ -42,7 +42,7 @@ QUIET, SHOWN = [*SMALL, "tracker=files_only"], [*SMALL, "tracker.wandb.mode=disa
 
 
 RUNNING = ("", "seed=1", "-m seed=0,1", "-cd mine ~tracker.wandb", "+tracker.mine=x --multirun")
-ASKING = ("--help", "seed=1 --cfg job", "-c job", "-sc query=bash", "--info", "report")
+ASKING = ("--help", "seed=1 --cfg job", "-c job", "report")
 
 
 def test_a_command_that_runs_jobs_says_at_once_that_it_is_on_its_way_and_one_that_answers_nothing(

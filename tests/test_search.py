@@ -14,8 +14,9 @@ pytest.importorskip("optuna")
 import optuna
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from fedsim.config.command_line import read_command_line
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
-from fedsim.config.words import parse, read
+from fedsim.config.words import parse
 from fedsim.core.errors import ConfigError
 from fedsim.jobs import cli
 from fedsim.jobs.prepare import compose_words
@@ -216,7 +217,10 @@ def test_the_same_search_makes_the_same_trials_from_its_folders(
     assert keep(again) == keep(first)
     assert "trial 3: " in again
     best = " ".join(again.split()).partition("the best one: fedsim ")[2]
-    assert compose_words(read(shlex.split(best)))[0].choices["selector"] in ("random", "own")
+    assert compose_words(read_command_line(shlex.split(best)))[0].choices["selector"] in (
+        "random",
+        "own",
+    )
     assert {s["status"] for s in summaries()} <= {"done", "interrupted"}
 
 

@@ -22,8 +22,9 @@ from torch import nn
 
 from fedsim.config.build import instantiate, resolve
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.compose import compose_jobs, conf_dir, make_plan, search_path
-from fedsim.config.settings import CheckpointSettings, LocalSettings, Settings
+from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.settings import CheckpointSettings, LocalSettings, RunSettings
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.core.rng import Streams
 from fedsim.data.base import TokenShape
@@ -140,7 +141,7 @@ def cases(cache_dir: Path) -> Iterator[tuple[dict[str, Any], Path_, Any]]:
     nodes = [("local", LocalSettings), ("server", ServerSplit), ("checkpoint", CheckpointSettings)]
     found = [(config, key) for name, cls in nodes for key in keys_of(config[name], (name,), cls)]
     scalars = {k: v for k, v in config.items() if not isinstance(v, dict)}
-    found += [(config, key) for key in keys_of(scalars, (), Settings)]
+    found += [(config, key) for key in keys_of(scalars, (), RunSettings)]
     for group, changes in all_choices():
         found += [({**config, **changes}, key) for key in keys_of(changes[group], (group,))]
     for config, (cls, path, many) in found:

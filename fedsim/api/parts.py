@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from fedsim.api import session
-from fedsim.config.overlay import Composed
+from fedsim.config.job import ComposedJob
 from fedsim.config.parts import BASES
 from fedsim.config.plan import Plan
-from fedsim.config.typecheck import not_imported
+from fedsim.config.user_modules import not_imported
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 Part = Callable[..., Any]
@@ -24,7 +24,7 @@ Part = Callable[..., Any]
 values by keyword."""
 
 
-def with_parts(job: Composed, parts: Mapping[str, Part]) -> Composed:
+def with_parts(job: ComposedJob, parts: Mapping[str, Part]) -> ComposedJob:
     """`job` with `parts` in place of the choices of their groups.
 
     Raises `ConfigError` for a group that takes no class, for what is no class, and for words of the

@@ -13,7 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, first_sentence, head_of
+from fedsim.config.choice_files import ChoiceFile, ChoiceFiles
+from fedsim.config.yaml_files import first_sentence, head_of
 from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem

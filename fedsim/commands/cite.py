@@ -8,7 +8,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fedsim.commands.dispatch import MistakeError
-from fedsim.config.choice_files import spelt
+from fedsim.config.yaml_files import spelt
 from fedsim.core.text import nearest
 
 REFERENCES = Path(__file__).parent / "assets" / "references.bib"

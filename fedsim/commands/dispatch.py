@@ -111,7 +111,7 @@ Options
   -m, --multirun    sweep over all combinations of values with commas
   --config-dir DIR  a folder with choices of your own, DIR/selector/mine.yaml
   --cfg job         print the config that the values make
-  --hydra-help      Hydra's other options; --version tells that of fedsim
+  --version         print the version of fedsim
 
 Docs: README.md and docs/ of the repository; conf/ explains every value"""
 
@@ -202,12 +202,14 @@ def run_experiment(argv: Sequence[str]) -> Any:
 
 
 def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
+    from fedsim.config.command_line import read_command_line
     from fedsim.config.compose import check_jobs
-    from fedsim.config.words import read
     from fedsim.jobs.cli import run
     from fedsim.jobs.prepare import compose_words
     from fedsim.running.ranks import run_over_ranks
 
     return run_over_ranks(
-        place, lambda: exit_code(lambda: run(argv)), lambda: check_jobs(compose_words(read(argv)))
+        place,
+        lambda: exit_code(lambda: run(argv)),
+        lambda: check_jobs(compose_words(read_command_line(argv))),
     )

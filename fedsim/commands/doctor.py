@@ -26,9 +26,9 @@ import fedsim
 from fedsim.commands.dispatch import wrap
 from fedsim.commands.sync import waiting
 from fedsim.config.build import instantiate
+from fedsim.config.command_line import place_flags, read_words
 from fedsim.config.plan import Plan
-from fedsim.config.typecheck import DISTRIBUTION
-from fedsim.config.words import for_hydra, read_words
+from fedsim.config.user_modules import DISTRIBUTION
 from fedsim.core.disk import existing_folder, reading_problem, space_problem
 from fedsim.core.errors import ConfigError, DataError, Problem
 from fedsim.core.text import command
@@ -131,7 +131,7 @@ def compiler() -> Iterator[Finding]:
 def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
     """The plans of all jobs, and whether they can be made: as `fedsim show` judges them, one line a
     problem."""
-    words = for_hydra(args)
+    words = [*place_flags(args), *(["-m"] if args.multirun else []), *args.overrides]
     what = f"`{command('fedsim', *words)}`" if words else "the default experiment"
     try:
         jobs = compose_words(args)

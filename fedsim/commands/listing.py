@@ -11,8 +11,8 @@ from typing import Any
 
 from fedsim.commands.catalogue import SWEEPS, Catalogue, Choice, Group
 from fedsim.commands.dispatch import MistakeError, entries, entry, wrap
-from fedsim.config.choice_files import other_names, spelt
 from fedsim.config.declared import ranges
+from fedsim.config.yaml_files import other_names, spelt
 from fedsim.core.disk import conf_dir
 from fedsim.core.text import command, nearest
 

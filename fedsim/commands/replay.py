@@ -13,10 +13,10 @@ from scipy.cluster.hierarchy import leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import hypergeom, kendalltau, spearmanr
 
+from fedsim.config.command_line import read_words
 from fedsim.config.compose import check_jobs, make_plan
-from fedsim.config.overlay import Composed
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
-from fedsim.config.words import read_words
 from fedsim.core.arrays import Floats
 from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir, unwritable, write_files
@@ -71,7 +71,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _problems(jobs: Sequence[Composed], plans: Sequence[Plan]) -> Iterator[Problem | None]:
+def _problems(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> Iterator[Problem | None]:
     configs = [
         dict(leaves({k: v for k, v in plan.config.items() if k not in ("selector", "seed")}))
         for plan in plans
@@ -94,7 +94,7 @@ def _problems(jobs: Sequence[Composed], plans: Sequence[Plan]) -> Iterator[Probl
     yield rule(not launcher.startswith("fedsim."), "hydra/launcher", launcher, text)
 
 
-def method_names(jobs: Sequence[Composed]) -> list[str]:
+def method_names(jobs: Sequence[ComposedJob]) -> list[str]:
     """The selector of each job, and the values about selectors that it does not share with all
     others."""
     own = [

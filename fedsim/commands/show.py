@@ -14,9 +14,9 @@ from typing import Any
 
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.dispatch import entries, wrap
-from fedsim.config.overlay import Composed
+from fedsim.config.command_line import read_words
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
-from fedsim.config.words import read_words
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
 from fedsim.results.files import is_free
@@ -96,7 +96,9 @@ def run(words: Sequence[str]) -> int:
     return 0
 
 
-def _as_json(jobs: Sequence[Composed], plans: Sequence[Plan], status: Sequence[JobStatus]) -> str:
+def _as_json(
+    jobs: Sequence[ComposedJob], plans: Sequence[Plan], status: Sequence[JobStatus]
+) -> str:
     found = [
         {
             **{
@@ -127,7 +129,7 @@ def _parser() -> ArgumentParser:
     return parser
 
 
-def _preset(jobs: Sequence[Composed], own: str | None) -> str:
+def _preset(jobs: Sequence[ComposedJob], own: str | None) -> str:
     """What the preset of the first job is, if it has one."""
     name = jobs[0].choices.get("preset")
     if name is None:
@@ -138,7 +140,7 @@ def _preset(jobs: Sequence[Composed], own: str | None) -> str:
 
 
 def _jobs(
-    jobs: Sequence[Composed], plans: Sequence[Plan], status: Sequence[JobStatus], shown: int
+    jobs: Sequence[ComposedJob], plans: Sequence[Plan], status: Sequence[JobStatus], shown: int
 ) -> str:
     """One row a job: how far it is, and its folder; before them, where that changes, what the name
     does not show."""

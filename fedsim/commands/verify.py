@@ -18,7 +18,7 @@ from fedsim.config.build import unknown
 from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
-from fedsim.config.words import single_values
+from fedsim.config.words import parse
 from fedsim.core.configs import IRRELEVANT_KEYS, has_key, leaves, merge, nest
 from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, check, rule
@@ -108,7 +108,7 @@ def changes(words: Sequence[str]) -> dict[str, Any]:
     """Return the values that overrides give to keys. Raises `ConfigError` for keys that verify sets
     itself: they say where or how often results are written, and a run would be compared with
     itself."""
-    changed = single_values(words)
+    changed = {override.key_or_group: override.value() for override in parse(words)}
     text, remedy = "cannot be changed: verify runs in a folder of its own", "leave it out"
     check(
         *(

@@ -1,7 +1,10 @@
-"""From the words of a command line to checked plans, and from a plan's config to objects.
+"""From the words of a command line to checked plans, and from nodes of a config to objects.
 
-`compose` makes the configs of all jobs of words and files (`words`, `sources`, `hydra_node`,
-`diagnosis`), `plan` checks one, and `build` makes its objects. Mistakes are told all at once, in
-three stages: of words (`mistakes`), of names and types, and of rules, in terms of what was typed
-(`suggestions`).
+1. `command_line` reads flags, `words` reads overrides.
+2. `compose` composes the configs of all jobs with Hydra (`sources`, `composition`, `overlay`), and
+   `hydra_node` checks what a config says to Hydra itself.
+3. `plan` checks names, types and ranges (`settings`, `declared`) and makes a plan.
+4. `parts` builds the components once (`build`, `typecheck`) and checks the rules between them.
+
+Mistakes are reported all at once (`mistakes`), in the words that the user typed (`suggestions`).
 """

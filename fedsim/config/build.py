@@ -1,9 +1,9 @@
-"""Objects from config nodes: the one place where YAML meets constructors.
+"""Build objects from nodes of a config: the one place where YAML meets constructors.
 
-A node is a mapping with `_target_` (a class) and values. Whatever is not a subclass of the expected
-base is refused before it is called, and a module that no part of an experiment can come from before
-it is imported (`fedsim.config.typecheck`). The names and types of a node are checked first, all of
-them, and then the rules of its constructor.
+A node is a mapping with `_target_` (the dotted path of a class) and the values of its parameters. A
+class is called only if it is a subclass of what is expected, and its module is imported only if
+`fedsim.config.user_modules` allows it. The names and types of all values are checked first. The rules
+of the constructor come after that.
 """
 
 import importlib
@@ -14,16 +14,9 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
-from fedsim.config.typecheck import (
-    PASSED,
-    REMEDY,
-    conform,
-    describe,
-    find_in_working_folder,
-    is_long,
-    not_imported,
-)
+from fedsim.config.typecheck import conform, describe, is_long
 from fedsim.config.user_code import user_code
+from fedsim.config.user_modules import REMEDY, find_in_working_folder, not_imported
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.text import nearest
@@ -31,178 +24,205 @@ from fedsim.core.text import nearest
 T = TypeVar("T")
 Node = Mapping[str, Any]
 
+PASSED: Mapping[str, tuple[str, ...]] = {
+    "dataset": ("data_dir", "cache_dir"),
+    "model": ("input_shape", "num_classes"),
+    "engine": ("workload",),
+    "selector": ("population",),
+    "aggregator": ("buffers",),
+    "clients": ("num_clients", "num_classes", "streams"),
+}
+"""The arguments that fedsim passes by position to the classes of a group; other groups get none."""
 
-class Gathered:
-    """What several checks find: one problem of each key and value."""
+
+class ProblemCollector:
+    """Collects the problems of several checks, one for each key and value."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
 
-    def run(self, act: Callable[..., T], *args: Any) -> T | None:
-        """What `act` returns; None where it raises a `ConfigError`, whose problems are kept."""
+    def run(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Return what `function` returns; None if it raises a `ConfigError`, which is collected."""
         try:
-            return act(*args)
+            return function(*arguments)
         except ConfigError as error:
             self.add(*error.problems)
             return None
 
-    def run_users(self, act: Callable[..., T], *args: Any) -> T | None:
-        """As `run`, where a user's class is called: whatever else it raises ends its own job, when
-        that is built."""
+    def run_user_code(self, function: Callable[..., T], *arguments: Any) -> T | None:
+        """Do the same as `run` for a function that calls a class of the user's.
+
+        Any other exception is ignored here. It ends the job that builds the class, and only that.
+        """
         try:
-            return self.run(act, *args)
+            return self.run(function, *arguments)
         except (Exception, SystemExit):
             return None
 
     def add(self, *problems: Problem | None) -> None:
+        """Add all problems that are not None and whose key and value are not known yet."""
         for problem in problems:
-            if problem is not None and (problem.key, problem.value) not in [
-                (p.key, p.value) for p in self.problems
-            ]:
+            if problem is None:
+                continue
+            known = [(known.key, known.value) for known in self.problems]
+            if (problem.key, problem.value) not in known:
                 self.problems.append(problem)
 
 
-def instantiate(node: Any, base: type[T], key: str, *runtime: Any) -> T:
-    """The object that `node` describes, with `runtime` as its positional parameters. Raises
-    `ConfigError` with every problem, prefixed by `key`."""
-    return construct(resolve(node, base, key), _values(node), key, *runtime)
+def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
+    """Return the object that `node` describes, an instance of `base`.
+
+    `passed` are the positional arguments. Raises `ConfigError` with every problem; their keys begin
+    with `key`.
+    """
+    return construct(resolve(node, base, key), _values(node), key, *passed)
 
 
-def construct(cls: Callable[..., T], values: Node, key: str, *runtime: Any) -> T:
-    """`cls` called with `runtime` and `values`. Raises `ConfigError` with all problems of names and
-    types, or, if there are none, with what the constructor says."""
-    arguments = _arguments(values, cls, key, len(runtime))
+def construct(constructor: Callable[..., T], values: Node, key: str, *passed: Any) -> T:
+    """Call a class or function with the positional arguments `passed` and the keywords `values`.
+
+    Raises `ConfigError` with all problems of names and types. If there are none, it has the problems
+    that the constructor raises.
+    """
+    arguments = _arguments(values, constructor, key, len(passed))
     try:
-        return cls(*runtime, **arguments)
+        return constructor(*passed, **arguments)
     except ConfigError as error:
-        raise ConfigError(p.within(key) if key else p for p in error.problems) from error
+        if not key:
+            raise
+        raise ConfigError(problem.within(key) for problem in error.problems) from error
     except ValueError as error:
         raise ConfigError([Problem(key, ..., str(error))]) from error
 
 
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """The class (or function) of a node whose target, names and types are sound."""
-    cls = resolve(node, base, key)
-    _arguments(_values(node), cls, key, len(PASSED.get(key, ())))
-    return cls
+    """Return the class or function of a node after checking its target, names and types."""
+    constructor = resolve(node, base, key)
+    _arguments(_values(node), constructor, key, len(PASSED.get(key, ())))
+    return constructor
 
 
 def _values(node: Node) -> dict[str, Any]:
-    return {k: v for k, v in node.items() if k != "_target_"}
+    return {name: value for name, value in node.items() if name != "_target_"}
 
 
 def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """The class that `node["_target_"]` names, a subclass of `base`, or the function annotated to
-    return one. Nothing is called."""
+    """Return what `node["_target_"]` names, without calling it.
+
+    This is a subclass of `base` or a function that is annotated to return one. Raises `ConfigError`
+    for anything else.
+    """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
 
-    def refused(reason: str, remedy: str = "") -> ConfigError:
+    def rejection(reason: str, remedy: str = "") -> ConfigError:
         return ConfigError([Problem(f"{key}._target_", target, expected + reason, remedy)])
 
     if not isinstance(target, str):
         line = "a file of your own needs the line `_target_: <module>.<Class>`"
-        raise refused("", f"{line}; fedsim's are in conf/{key}/")
+        raise rejection("", f"{line}; fedsim's are in conf/{key}/")
     module_name, _, name = target.rpartition(".")
-    if stranger := not_imported(module_name):
-        raise refused(f"; {stranger}", REMEDY)
+    if reason := not_imported(module_name):
+        raise rejection(f"; {reason}", REMEDY)
     if module_name.partition(".")[0] != "fedsim":
         find_in_working_folder()
     try:
-        found: Any = _imported(target)
-        user_code({"_target_": target})  # which knows it from here on as it was imported
-        made = get_type_hints(found).get("return") if inspect.isfunction(found) else found
-    except (Exception, SystemExit) as error:  # an import of a user's module may fail in any way
+        constructor = _import(target)
+        user_code({"_target_": target})  # notes a user's module as it is imported now
+        is_function = inspect.isfunction(constructor)
+        cls = get_type_hints(constructor).get("return") if is_function else constructor
+    except (Exception, SystemExit) as error:  # a module of the user's may raise anything
         reason = f"; importing it failed: {type(error).__name__}: {error}"
-        raise refused(reason, _remedy(module_name, name)) from error
-    if not (isinstance(made, type) and issubclass(made, base)):
-        raise refused("")
-    if inspect.isabstract(found):
-        raise refused(" that implements its abstract methods")
-    constructor: Callable[..., T] = found
+        raise rejection(reason, _import_remedy(module_name, name)) from error
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise rejection("")
+    if inspect.isabstract(constructor):
+        raise rejection(" that implements its abstract methods")
     return constructor
 
 
-def _imported(target: str) -> Any:
-    """What a dotted path names. A class of fedsim is known by its name, wherever it was when a
-    config was written."""
+def _import(target: str) -> Any:
+    """Return what a dotted path names.
+
+    A class of fedsim may have moved after a config was written. It is then found by its name.
+    """
     module_name, _, name = target.rpartition(".")
     try:
         return getattr(importlib.import_module(module_name), name) if module_name else None
     except (ModuleNotFoundError, AttributeError):
-        now = _shipped_targets().get(name) if module_name.partition(".")[0] == "fedsim" else None
-        if now is None or now == target:
+        is_shipped = module_name.partition(".")[0] == "fedsim"
+        current_target = _shipped_targets().get(name) if is_shipped else None
+        if current_target is None or current_target == target:
             raise
-        return _imported(now)
+        return _import(current_target)
 
 
 @cache
 def _shipped_targets() -> dict[str, str]:
-    """The dotted path of every class that a file of conf/ names, by the class's name."""
-    texts = [path.read_text(encoding="utf-8") for path in conf_dir().rglob("*.yaml")]
-    targets = [
-        target for text in texts for target in re.findall(r"_target_: (fedsim\.[\w.]+)", text)
-    ]
-    return {target.rpartition(".")[2]: target for target in targets}
+    """Return the dotted path of every class that a file of conf/ names, by the class's name."""
+    targets: dict[str, str] = {}
+    for path in conf_dir().rglob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        for target in re.findall(r"_target_: (fedsim\.[\w.]+)", text):
+            targets[target.rpartition(".")[2]] = target
+    return targets
 
 
-def _remedy(module_name: str, name: str) -> str:
-    """For a target that cannot be had: of a module that is there, the class that was meant."""
+def _import_remedy(module_name: str, name: str) -> str:
     module = sys.modules.get(module_name)
     if module is None:
         return "is its module on PYTHONPATH?"
-    near = nearest(name, [n for n, value in vars(module).items() if inspect.isclass(value)])
-    return (
-        f"did you mean {module_name}.{near}?" if near else "correct the class's name, or the module"
-    )
+    classes = [known for known, value in vars(module).items() if inspect.isclass(value)]
+    similar = nearest(name, classes)
+    if similar is None:
+        return "correct the class's name, or the module"
+    return f"did you mean {module_name}.{similar}?"
 
 
 def _arguments(
-    values: Node, constructor: Callable[..., Any], key: str, count: int
+    values: Node, constructor: Callable[..., Any], key: str, num_passed: int
 ) -> dict[str, Any]:
-    """`values` as keyword arguments for `constructor`, which is given `count` objects by
-    position."""
-    hints = get_type_hints(constructor.__init__ if isinstance(constructor, type) else constructor)  # type: ignore[misc]
+    """Return `values` as keyword arguments of a constructor that gets `num_passed` others.
+
+    Raises `ConfigError` with all unknown and missing names and all values of a wrong type.
+    """
+    annotated: Any = constructor.__init__ if isinstance(constructor, type) else constructor  # type: ignore[misc]
+    hints = get_type_hints(annotated)
     signature = inspect.signature(constructor)
-    by_position = [
-        p.name for p in signature.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
-    ][:count]
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    known = {
-        n: p for n, p in signature.parameters.items() if p.kind in kinds and n not in by_position
-    }
-    missing = [name for name, p in known.items() if name not in values and p.default is p.empty]
+    parameters = list(signature.parameters.values())
+    positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keyword_only = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    known = {p.name: p for p in [*positional[num_passed:], *keyword_only]}
+
     problems = [unknown(name, known, key) for name in values if name not in known]
-    problems += [
-        Problem(_join(key, name), ..., f"is missing; {constructor.__qualname__} needs it")
-        for name in missing
-    ]
     arguments: dict[str, Any] = {}
-    for name in (n for n in known if n in values):
-        try:
-            arguments[name] = _argument(values[name], hints.get(name, Any), _join(key, name))
-        except ConfigError as error:
-            problems += error.problems
+    for name, parameter in known.items():
+        place = _join(key, name)
+        if name in values:
+            try:
+                arguments[name] = _argument(values[name], hints.get(name, Any), place)
+            except ConfigError as error:
+                problems += error.problems
+        elif parameter.default is parameter.empty:
+            text = f"is missing; {constructor.__qualname__} needs it"
+            problems.append(Problem(place, ..., text))
     if problems:
         raise ConfigError(problems)
+
     try:
-        signature.bind(*[None] * count, **arguments)
+        signature.bind(*[None] * num_passed, **arguments)
     except TypeError as error:
         passed = ", ".join(PASSED.get(key, ())) or "nothing"
-        text = f"{constructor.__qualname__} must take what fedsim passes by position: {passed} ({error})"
-        raise ConfigError(
-            [Problem(key, ..., text, "change its parameters: the others are given by name")]
-        ) from error
+        text = f"must take what fedsim passes by position: {passed} ({error})"
+        remedy = "change its parameters: the others are given by name"
+        problem = Problem(key, ..., f"{constructor.__qualname__} {text}", remedy)
+        raise ConfigError([problem]) from error
     return arguments
 
 
 def _argument(value: Any, hint: Any, key: str) -> Any:
-    if (
-        isinstance(value, Mapping)
-        and "_target_" in value
-        and isinstance(hint, type)
-        and hint is not object
-    ):
+    is_node = isinstance(value, Mapping) and "_target_" in value
+    if is_node and isinstance(hint, type) and hint is not object:
         return instantiate(value, hint, key)
     try:
         return conform(value, hint)
@@ -212,15 +232,14 @@ def _argument(value: Any, hint: Any, key: str) -> Any:
 
 
 def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
-    """The problem of an unknown name, with the nearest known one."""
-    known = sorted(known)
-    near = nearest(name, known)
-    hint = (
-        f"did you mean {_join(key, near)}?"
-        if near
-        else f"known here: {', '.join(known) or 'no key'}"
-    )
-    return Problem(_join(key, name), ..., "is not a known key", hint)
+    """Return the problem of an unknown name below `key`, with the most similar known one."""
+    names = sorted(known)
+    similar = nearest(name, names)
+    if similar is None:
+        remedy = f"known here: {', '.join(names) or 'no key'}"
+    else:
+        remedy = f"did you mean {_join(key, similar)}?"
+    return Problem(_join(key, name), ..., "is not a known key", remedy)
 
 
 def _join(prefix: str, name: str) -> str:

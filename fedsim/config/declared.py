@@ -1,9 +1,12 @@
-"""The parameters of fedsim's own classes, read from their source: importing those would import
-PyTorch, for seconds.
+"""Check nodes of a config against the parameters of fedsim's classes without importing the classes.
 
-From a class's annotations another one is made, which has its parameters alone and so finds the
-mistakes in names, types and ranges. What source alone does not say (rules over several parameters,
-users' classes) is found when the parts of a config are built.
+To import a selector is to import PyTorch, which takes seconds, and a typing error should be reported at
+once. So this file reads the annotations of a class from its source code and makes a stand-in of them:
+a class without methods that has the same parameters, with the same types and ranges. Constructing the
+stand-in raises the errors that constructing the class would raise.
+
+Two things only the class itself can tell: rules over several parameters, and everything about classes
+of the user. `fedsim.config.parts` checks them when it builds the components.
 """
 
 import ast
@@ -12,155 +15,186 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedsim.config.build import Gathered, construct
+from fedsim.config.build import ProblemCollector, construct
 from fedsim.core.errors import Problem
 from fedsim.core.parameters import parameters
 from fedsim.core.server_data import tree_of
 
-LIGHT = ("typing", "pathlib", "collections.abc", "annotated_types", "fedsim.core.parameters")
-"""Modules of names in annotations that are imported; any other name stands for an object of any
-kind."""
-Fields = dict[str, tuple[Any, bool]]
-"""Annotation, and whether there is a default, by name."""
+LIGHT_MODULES = (
+    "typing",
+    "pathlib",
+    "collections.abc",
+    "annotated_types",
+    "fedsim.core.parameters",
+)
+"""Modules that are imported if an annotation uses a name from them, because that takes no time."""
 
-_found: dict[tuple[str, str], list[Problem]] = {}
-"""By key and node: the jobs of a sweep share most of them."""
+
+class Parameter(NamedTuple):
+    """A keyword parameter of a class: its annotation, and whether it has a default."""
+
+    annotation: Any
+    has_default: bool
 
 
-def mistakes(node: Any, key: str = "") -> Iterator[Problem]:
-    """Those of names, types and ranges in all nodes in `node`, at `key`, that name a class of
-    fedsim."""
+Parameters = dict[str, Parameter]
+
+_known_problems: dict[tuple[str, str], list[Problem]] = {}
+"""Problems by key and node. The jobs of a sweep have most of their nodes in common."""
+
+
+def parameter_problems(node: Any, key: str = "") -> Iterator[Problem]:
+    """Yield the wrong names, types and ranges in `node`, which is at `key`, and in all nodes in it.
+
+    Nodes that name a class of the user's are not checked.
+    """
     if not isinstance(node, Mapping):
         return
     target = node.get("_target_")
     if isinstance(target, str) and target.startswith("fedsim."):
-        yield from _mistakes_of(target, node, key)
+        known = (key, repr(node))
+        if known not in _known_problems:
+            _known_problems[known] = _problems_of_node(target, node, key)
+        yield from _known_problems[known]
     for name, value in node.items():
-        yield from mistakes(value, f"{key}.{name}" if key else str(name))
+        yield from parameter_problems(value, f"{key}.{name}" if key else str(name))
 
 
-def _mistakes_of(target: str, node: Mapping[str, Any], key: str) -> list[Problem]:
-    known = (key, repr(node))
-    if known not in _found:
-        cls, found = declared(target), Gathered()
-        if cls is not None:
-            found.run(
-                construct,
-                cls,
-                {name: value for name, value in node.items() if name != "_target_"},
-                key,
-            )
-        _found[known] = found.problems
-    return _found[known]
+def _problems_of_node(target: str, node: Mapping[str, Any], key: str) -> list[Problem]:
+    collector = ProblemCollector()
+    cls = stand_in(target)
+    if cls is not None:
+        values = {name: value for name, value in node.items() if name != "_target_"}
+        collector.run(construct, cls, values, key)
+    return collector.problems
 
 
 @cache
-def declared(target: str) -> type | None:
-    """A class with the parameters of the one at a dotted path; None where its source does not tell
-    them."""
+def stand_in(target: str) -> type | None:
+    """Return a class that has the parameters of the class (or function) `target`, and nothing else.
+
+    Returns None if the source of `target` does not tell its parameters.
+    """
     module, _, name = target.rpartition(".")
-    fields = _fields(module, name)
-    if fields is None:
+    declared = _parameters(module, name)
+    if declared is None:
         return None
-    content: dict[str, Any] = {one: None for one, (_, has_default) in fields.items() if has_default}
-    hints = {one: hint for one, (hint, _) in fields.items()}
-    return parameters(type(name, (), {**content, "__annotations__": hints, "__module__": __name__}))
+    body: dict[str, Any] = {"__module__": __name__}
+    for parameter_name, parameter in declared.items():
+        if parameter.has_default:
+            body[parameter_name] = None  # any default: no method ever sees it
+    body["__annotations__"] = {key: parameter.annotation for key, parameter in declared.items()}
+    return parameters(type(name, (), body))
 
 
 def ranges(target: str) -> dict[str, str]:
-    """The range of each number among the parameters of a class, in the words of its error: `>=
-    1`."""
-    rules = getattr(declared(target), "__parameters__", {}) if target.startswith("fedsim.") else {}
-    ends = -math.inf, math.inf
-    broken = {
-        name: next(filter(None, (one(name, x) for one in of for x in ends)), None)
-        for name, of in rules.items()
-    }
-    told = {name: problem.rule.removeprefix("must ") for name, problem in broken.items() if problem}
-    return {name: text.removeprefix("be ").removeprefix("lie ") for name, text in told.items()}
+    """Return the range of each numeric parameter of a class of fedsim, in words: ">= 1".
+
+    The words are those of the error that an infinite number raises.
+    """
+    texts: dict[str, str] = {}
+    cls = stand_in(target) if target.startswith("fedsim.") else None
+    for name, rules in getattr(cls, "__parameters__", {}).items():
+        for rule in rules:
+            problem = rule(name, -math.inf) or rule(name, math.inf)
+            if problem and name not in texts:
+                text = problem.rule.removeprefix("must ")
+                texts[name] = text.removeprefix("be ").removeprefix("lie ")
+    return texts
 
 
-def _fields(module: str, name: str) -> Fields | None:
-    """The parameters of a class, its bases' first, or of a function; None if there is neither."""
-    names = _names(module)
-    cls = next(
-        (node for node in names.tree if isinstance(node, ast.ClassDef) and node.name == name), None
-    )
-    makers = [
-        node for node in (cls.body if cls else names.tree) if isinstance(node, ast.FunctionDef)
-    ]
-    maker = next((node for node in makers if node.name == ("__init__" if cls else name)), None)
-    if maker is not None:
-        given = zip(maker.args.kwonlyargs, maker.args.kw_defaults, strict=True)
-        noted = [(one.arg, one.annotation, default is not None) for one, default in given]
-        return {
-            name: (names.value_of(hint) if hint else Any, has_default)
-            for name, hint, has_default in noted
-        }
-    if cls is None:
-        return None
-    found: Fields = {}
-    for base in cls.bases:
-        if isinstance(base, ast.Name) and base.id not in ("ABC", "Protocol"):
-            where, original = names.origins.get(base.id, (module, base.id))
-            above = _fields(where, original) if where.startswith("fedsim.") else None
-            if above is None:
-                return None
-            found |= above
-    if any(isinstance(mark, ast.Name) and mark.id == "parameters" for mark in cls.decorator_list):
-        for node in cls.body:
-            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-                continue
-            if ast.unparse(node.annotation).startswith("ClassVar"):
-                found.pop(node.target.id, None)
-            elif not isinstance(node.value, ast.Call):  # field(kw_only=False): what fedsim passes
-                found[node.target.id] = names.value_of(node.annotation), node.value is not None
+def _parameters(module: str, name: str) -> Parameters | None:
+    """Return the parameters of a class or function; None if the module's source has neither."""
+    source = _source_of(module)
+    for statement in source.statements:
+        if isinstance(statement, ast.FunctionDef) and statement.name == name:
+            return _parameters_of_function(source, statement)
+        if isinstance(statement, ast.ClassDef) and statement.name == name:
+            return _parameters_of_class(source, statement)
+    return None
+
+
+def _parameters_of_function(source: "ModuleSource", function: ast.FunctionDef) -> Parameters:
+    """Return the keyword-only parameters; fedsim passes the others by position."""
+    found: Parameters = {}
+    arguments = function.args
+    for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        hint = source.evaluate(argument.annotation) if argument.annotation else Any
+        found[argument.arg] = Parameter(hint, default is not None)
     return found
 
 
-class _Names(dict[str, Any]):
-    """What names mean in a module's annotations."""
+def _parameters_of_class(source: "ModuleSource", cls: ast.ClassDef) -> Parameters | None:
+    """Return the parameters of `__init__`, or the fields of a class decorated by `@parameters`.
+
+    The fields of its base classes come first.
+    """
+    for statement in cls.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
+            return _parameters_of_function(source, statement)
+    fields: Parameters = {}
+    for base in cls.bases:
+        if isinstance(base, ast.Name) and base.id not in ("ABC", "Protocol"):
+            module, name = source.imports.get(base.id, (source.module, base.id))
+            inherited = _parameters(module, name) if module.startswith("fedsim.") else None
+            if inherited is None:
+                return None
+            fields |= inherited
+    if "parameters" in map(ast.unparse, cls.decorator_list):
+        for statement in cls.body:
+            if isinstance(statement, ast.AnnAssign):
+                _add_field(fields, source, statement)
+    return fields
+
+
+def _add_field(fields: Parameters, source: "ModuleSource", field: ast.AnnAssign) -> None:
+    name = ast.unparse(field.target)
+    if ast.unparse(field.annotation).startswith("ClassVar"):
+        fields.pop(name, None)  # the class has fixed a parameter of its base class
+    elif not isinstance(field.value, ast.Call):  # field(kw_only=False) is passed by position
+        fields[name] = Parameter(source.evaluate(field.annotation), field.value is not None)
+
+
+class ModuleSource:
+    """The source code of one module, and what the names in its annotations stand for."""
 
     def __init__(self, module: str) -> None:
-        super().__init__()
-        self.tree = tree_of(module)
-        self.origins: dict[str, tuple[str, str]] = {}
-        self.assigned: dict[str, ast.expr] = {}
-        for node in self.tree:
-            if isinstance(node, ast.ImportFrom) and node.module:
-                self.origins |= {
-                    alias.asname or alias.name: (node.module, alias.name) for alias in node.names
-                }
-            elif isinstance(node, ast.Assign):
-                pairs = [(target, node.value) for target in node.targets]
-                for target, value in pairs[:]:
-                    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                        pairs += zip(target.elts, value.elts, strict=True)
-                self.assigned |= {
-                    name.id: given for name, given in pairs if isinstance(name, ast.Name)
-                }
+        self.module = module
+        self.statements = tree_of(module)
+        self.imports: dict[str, tuple[str, str]] = {}
+        self.constants: dict[str, ast.expr] = {}
+        for statement in self.statements:
+            if isinstance(statement, ast.ImportFrom) and statement.module:
+                for alias in statement.names:
+                    self.imports[alias.asname or alias.name] = (statement.module, alias.name)
+            elif isinstance(statement, ast.Assign):
+                self.constants[ast.unparse(statement.targets[0])] = statement.value
 
-    def value_of(self, annotation: ast.expr) -> Any:
-        return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), {}, self)
+    def evaluate(self, annotation: ast.expr) -> Any:
+        """Return the value of an expression of this module, such as `Annotated[int, Ge(1)]`."""
+        names = {node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)}
+        values = {name: self.resolve(name) for name in names - set(dir(builtins))}
+        return eval(compile(ast.Expression(annotation), "<annotation>", "eval"), values)
 
-    def __missing__(self, name: str) -> Any:
-        if name in dir(builtins):
-            raise KeyError(name)
-        if name not in self.origins:
-            value = self.assigned.get(name)
-            return (
-                self.value_of(value)
-                if isinstance(value, ast.Subscript | ast.BinOp | ast.Constant)
-                else object
-            )
-        module, original = self.origins[name]
-        if module in LIGHT:
-            return getattr(importlib.import_module(module), original)
-        return _names(module)[original] if module.startswith("fedsim.") else object
+    def resolve(self, name: str) -> Any:
+        """Return what a name of this module stands for: a type of a light module, or a constant.
+
+        Returns `object` for everything else, which any value satisfies.
+        """
+        if name in self.imports:
+            module, original_name = self.imports[name]
+            if module in LIGHT_MODULES:
+                return getattr(importlib.import_module(module), original_name)
+            if module.startswith("fedsim."):
+                return _source_of(module).resolve(original_name)
+        constant = self.constants.get(name)
+        if isinstance(constant, ast.Subscript | ast.BinOp | ast.Constant):
+            return self.evaluate(constant)
+        return object
 
 
 @cache
-def _names(module: str) -> _Names:
-    return _Names(module)
+def _source_of(module: str) -> ModuleSource:
+    return ModuleSource(module)

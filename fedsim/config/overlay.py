@@ -1,201 +1,202 @@
-"""The jobs of a sweep: Hydra composes one, and again where it must. Values of single keys are laid
-over it, and choices of conf/ that make no more than the node of their group.
+"""Compose the jobs of a sweep fast: Hydra composes a few of them, and the others are derived.
 
-Words whose effect that would not show (`~key`, `+key`, mappings, keys of `hydra`, what holds an
-interpolation) are left to Hydra, which composes such a job anew; so are keys that there are not,
-for its error.
+A job is derived from a composed one, its base, in two cases. Values of single keys are laid over the
+base's config. A choice of conf/ that makes no more than the node of its group replaces that node. Hydra
+composes all other jobs: with `~key`, `+key`, mappings, keys of `hydra`, interpolations, and unknown
+keys, for which it has the error. tests/test_overlay.py compares derived jobs with Hydra's.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.diagnosis import OWN_KEYS, run_name, words_of_scale
-from fedsim.config.words import options, parse_one, without_sweeps
+from fedsim.config.composition import (
+    COMMAND_KEYS,
+    choices_of,
+    compose_config,
+    resolved,
+    run_name,
+    words_of_scale,
+)
+from fedsim.config.job import ComposedJob
+from fedsim.config.sources import known_choices, options
+from fedsim.config.words import is_plain_assignment, parse, parse_one, without_sweeps
 from fedsim.core.disk import conf_dir
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
 """An interpolation that depends on no other key."""
-MOST_BASES = 200
-"""Compositions that are kept, so that a sweep over many choices does not hold them all."""
-
-
-@dataclass(frozen=True)
-class Composed:
-    """One job's config as plain containers, the choice made in each group, and how jobs are
-    launched.
-
-    `overrides`: the words that it was composed of. `typed`: the keys and groups of those that are
-    on the command line; a preset adds others. `launcher`: the node hydra.launcher. `files`: what it
-    could be composed from.
-    """
-
-    config: dict[str, Any]
-    choices: dict[str, str]
-    overrides: tuple[str, ...]
-    typed: frozenset[str]
-    launcher: dict[str, Any]
-    files: ChoiceFiles
+MAX_BASES = 200
+"""Maximum number of bases that are kept, so that a sweep over many choices does not hold them all."""
+Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Base:
-    """What words compose to, and whether values can be laid over it."""
+    """A job that others can be derived from.
 
-    hydra: DictConfig
-    job: Composed
-    open: bool
+    `is_closed`: none of its values depends on another value or is missing.
+    """
+
+    job: ComposedJob
+    is_closed: bool
 
 
-class Jobs:
-    """Composes jobs; `by_hydra` makes the config, and the job, of all words of one. Of a single one
-    Hydra composes all, where there are not `several`."""
+class JobComposer:
+    """Composes jobs from their words. `typed` are the keys and groups on the command line.
+
+    `known` are configs that Hydra has composed already, by their words.
+    """
 
     def __init__(
-        self, by_hydra: Callable[[Sequence[str]], tuple[DictConfig, Composed]], *, several: bool
+        self, config_name: str, typed: frozenset[str], known: Mapping[Words, DictConfig]
     ) -> None:
-        self._by_hydra, self._several = by_hydra, several
-        self._words: dict[str, tuple[Override, bool]] = {}
-        self._bases: dict[tuple[str, ...], Base] = {}
+        self._config_name = config_name
+        self._typed = typed
+        self._known = known
+        self._files = known_choices()
+        self._overrides: dict[str, Override] = {}
+        self._bases: dict[Words, Base] = {}
 
-    def compose(self, words: Sequence[str]) -> Composed:
-        """The job that `words` describe; where the preset is swept over, its small size is known
-        only now."""
-        job, base = self._composed(words)
-        more = without_sweeps(words_of_scale(base.hydra, [self._parsed(word)[0] for word in words]))
-        return self._composed([*more, *words])[0] if more else job
+    def by_hydra(self, words: Sequence[str]) -> ComposedJob:
+        """Return the job that `words` and the scale that they choose describe."""
+        config = self._config(tuple(words))
+        scale_words = without_sweeps(words_of_scale(config, parse(words)))
+        if scale_words:
+            words = [*scale_words, *words]
+            config = self._config(tuple(words))
+        return self._base_of(config, tuple(words)).job
 
-    def _composed(self, words: Sequence[str]) -> tuple[Composed, Base]:
-        parsed = {word: self._parsed(word) for word in words}
-        base = self._base(tuple(word for word, (_, plain) in parsed.items() if not plain))
-        values = {o.key_or_group: o.value() for o, plain in parsed.values() if plain}
-        laid = _laid_over(base.job.config, values) if base.open else None
-        if laid is None:
+    def derived(self, words: Sequence[str]) -> ComposedJob:
+        """Return the job that `words` describe, derived from another one if that is possible."""
+        values: dict[str, Any] = {}
+        base_words: list[str] = []
+        for word in words:
+            if word not in self._overrides:
+                self._overrides[word] = parse_one(word)
+            override = self._overrides[word]
+            if _is_value(override):
+                values[override.key_or_group] = override.value()
+            else:
+                base_words.append(word)
+        base = self._base(tuple(base_words))
+        config = _with_values(base.job.config, values) if base.is_closed else None
+        if config is None:
             base = self._base(tuple(words))
-            laid = base.job.config
-        elif laid.get("name", "") is None:
-            laid["name"] = run_name(base.job.choices)
-        return replace(base.job, config=laid, overrides=tuple(words)), base
+            config = base.job.config
+        elif config.get("name", "") is None:
+            config["name"] = run_name(base.job.choices)
+        return replace(base.job, config=config, overrides=tuple(words))
 
-    def _base(self, words: tuple[str, ...]) -> Base:
+    def _base(self, words: Words) -> Base:
         if words not in self._bases:
-            if len(self._bases) >= MOST_BASES:
+            if len(self._bases) >= MAX_BASES:
                 self._bases.clear()
-            base = self._with_other_choice(words)
-            if base is None:
-                config, job = self._by_hydra(words)
-                base = Base(config, job, _is_open(config))
-            self._bases[words] = base
+            base = self._base_with_other_choice(words)
+            self._bases[words] = base or self._base_of(self._config(words), words)
         return self._bases[words]
 
-    def _with_other_choice(self, words: tuple[str, ...]) -> Base | None:
-        """From a job that differs in the choice of one group, whose node that choice alone makes;
-        None if there is none."""
-        for known, base in reversed(self._bases.items()) if self._several else ():
-            pairs = [pair for pair in zip(known, words, strict=False) if pair[0] != pair[1]]
-            if len(known) == len(words) and len(pairs) == 1 and base.open:
-                group, _, choice = pairs[0][1].partition("=")
-                if pairs[0][0].startswith(f"{group}="):
-                    job = _chosen(base.job, group, choice, words)
-                    return None if job is None else replace(base, job=job)
+    def _config(self, words: Words) -> DictConfig:
+        config = self._known.get(words)
+        return compose_config(words, self._config_name) if config is None else config
+
+    def _base_of(self, config: DictConfig, words: Words) -> Base:
+        choices = choices_of(config)
+        launcher: Any = OmegaConf.to_container(config.hydra.launcher)
+        values = resolved(config, choices)
+        job = ComposedJob(values, choices, words, self._typed, launcher, self._files)
+        containers: Any = OmegaConf.to_container(config, resolve=False)
+        del containers["hydra"]
+        return Base(job, _is_closed(containers))
+
+    def _base_with_other_choice(self, words: Words) -> Base | None:
+        """Derive a base from a known one that differs in the choice of one group, if there is one."""
+        for known_words, base in reversed(self._bases.items()):
+            if len(known_words) != len(words) or not base.is_closed:
+                continue
+            differing = [new for old, new in zip(known_words, words, strict=True) if old != new]
+            group, _, choice = differing[0].partition("=")
+            if len(differing) == 1 and any(w.startswith(f"{group}=") for w in known_words):
+                job = _with_choice(base.job, group, choice, words)
+                return None if job is None else replace(base, job=job)
         return None
 
-    def _parsed(self, word: str) -> tuple[Override, bool]:
-        if word not in self._words:
-            override = parse_one(word)
-            self._words[word] = override, self._several and _is_value(override)
-        return self._words[word]
 
+def _with_choice(
+    job: ComposedJob, group: str, choice: str, words: Sequence[str]
+) -> ComposedJob | None:
+    """Return `job` with another choice of `group`; None if that could change more than its node.
 
-def _chosen(job: Composed, group: str, choice: str, words: Sequence[str]) -> "Composed | None":
-    """`job` with another choice of `group`; None where more than the group's node would change,
-    where another file or word could change it, and where not all files are of conf/, whose choices
-    are tested to give what Hydra does."""
-    files, before = job.files, job.choices.get(group, "")
-    inner = any(re.match(rf"[+~]*{group}[/.@]", word) for word in words)
-    if inner or not before or files.folders != (conf_dir(),) or not files.has(group, choice):
+    Only files of conf/ are trusted, because tests compare all of their choices with Hydra's.
+    """
+    files = job.files
+    old_choice = job.choices.get(group, "")
+    is_shipped = files.folders == (conf_dir(),) and files.has(group, choice)
+    has_inner_words = any(re.match(rf"[+~]*{group}[/.@]", word) for word in words)
+    if not old_choice or not is_shipped or has_inner_words:
         return None
-    others = [
-        (g, name)
-        for g, name in job.choices.items()
-        if g.partition("/")[0] != group and files.has(g, name)
-    ]
-    old, new = files.config(group, before), files.config(group, choice)
-    alone = old.keys() == new.keys() == {group} and not any(
-        group in files.config(*other) for other in others
-    )
-    if (
-        not alone
-        or old[group] != job.config[group]
-        or any("${" in text or text == "???" for text in _texts(new))
-    ):
+
+    # 1. Both choices make the node of the group and nothing else, and need no other value.
+    old_config = files.config(group, old_choice)
+    new_config = files.config(group, choice)
+    if old_config.keys() != {group} or new_config.keys() != {group}:
         return None
+    if not _is_closed(new_config):
+        return None
+
+    # 2. No other choice, and no word, has changed the node.
+    others = {g: name for g, name in job.choices.items() if g.partition("/")[0] != group}
+    for other_group, name in others.items():
+        if files.has(other_group, name) and group in files.config(other_group, name):
+            return None
+    if old_config[group] != job.config[group]:
+        return None
+
+    # 3. Replace the node, and the choices in subgroups, in Hydra's order.
     choices: dict[str, str] = {}
-    for key, name in job.choices.items():
-        if key == group:
-            choices |= {group: choice, **files.made(group, choice)}
-        elif key.partition("/")[0] != group:
-            choices[key] = name
-    return replace(job, config={**job.config, group: new[group]}, choices=choices)
+    for other_group, name in job.choices.items():
+        if other_group == group:
+            choices[group] = choice
+            choices.update(files.subgroups(group, choice))
+        elif other_group in others:
+            choices[other_group] = name
+    return replace(job, config={**job.config, group: new_config[group]}, choices=choices)
 
 
 def _is_value(override: Override) -> bool:
-    """Whether it gives a key of a run a plain value."""
+    """Return whether an override gives a plain value to a key of a run."""
     key = override.key_or_group
-    changes = (
-        override.is_delete()
-        or override.is_add()
-        or override.is_force_add()
-        or override.is_sweep_override()
-    )
-    if (
-        changes
-        or override.package is not None
-        or key.partition(".")[0] in ("hydra", *OWN_KEYS)
-        or options(key)
-    ):
+    if not is_plain_assignment(override) or override.package is not None:
+        return False
+    if key.partition(".")[0] in ("hydra", *COMMAND_KEYS) or options(key):
         return False
     value = override.value()
-    return all(_is_plain(item) for item in value) if isinstance(value, list) else _is_plain(value)
+    items = value if isinstance(value, list) else [value]
+    is_plain = all(isinstance(item, bool | int | float | str | None) for item in items)
+    return is_plain and "${" not in str(value)
 
 
-def _is_plain(value: Any) -> bool:
-    return (
-        value is None
-        or isinstance(value, bool | int | float)
-        or (isinstance(value, str) and "${" not in value)
-    )
+def _is_closed(config: Mapping[str, Any]) -> bool:
+    """Return whether no value of a config depends on another one or is missing."""
+    text = VARIABLE.sub("", str(config))
+    return "${" not in text and "'???'" not in text
 
 
-def _is_open(config: DictConfig) -> bool:
-    """Whether no value of the job depends on one of its keys, and none is missing."""
-    raw: Any = OmegaConf.to_container(config, resolve=False)
-    return not any(
-        "${" in VARIABLE.sub("", text) or text == "???" for text in _texts({**raw, "hydra": None})
-    )
-
-
-def _texts(node: Any) -> list[str]:
-    items = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else []
-    return [node] if isinstance(node, str) else [text for item in items for text in _texts(item)]
-
-
-def _laid_over(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A copy with values at dotted keys; None where there is no such key, or a mapping."""
+def _with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return a copy with `values` at dotted keys; None if a key is unknown or has a mapping."""
     top = dict(config)
     for key, value in values.items():
-        *above, last = key.split(".")
+        *parents, name = key.split(".")
         node = top
-        for part in above:
-            if not isinstance(node.get(part), dict):
+        for parent in parents:
+            if not isinstance(node.get(parent), dict):
                 return None
-            node[part] = node = dict(node[part])
-        if last not in node or isinstance(node[last], dict):
+            node[parent] = dict(node[parent])
+            node = node[parent]
+        if name not in node or isinstance(node[name], dict):
             return None
-        node[last] = value
+        node[name] = value
     return top

@@ -1,7 +1,7 @@
-"""One run, checked before any work, and the name of its folder.
+"""The plan of a run: its checked config and the name of its folder.
 
-Names, types and ranges are checked here, without PyTorch, and parts by `fedsim.config.parts`, each
-time all mistakes of every group at once.
+`outline` checks names, types and ranges without PyTorch. `fedsim.config.parts` checks the components.
+Each of them reports the mistakes of all config groups at once.
 """
 
 import hashlib
@@ -14,13 +14,13 @@ from typing import Any
 
 import platformdirs
 
-from fedsim.config.build import Gathered, instantiate
-from fedsim.config.declared import mistakes
+from fedsim.config.build import ProblemCollector, instantiate
+from fedsim.config.declared import parameter_problems
 from fedsim.config.settings import (
     CheckpointSettings,
     LocalSettings,
-    Settings,
-    built,
+    RunSettings,
+    settings_from,
     with_one_amount_of_work,
 )
 from fedsim.core.configs import IRRELEVANT_KEYS, canonical
@@ -28,19 +28,21 @@ from fedsim.core.errors import check
 from fedsim.partitions.server_split import ServerSplit
 from fedsim.tracking.base import Tracker
 
-OWN = {"local": LocalSettings, "server": ServerSplit, "checkpoint": CheckpointSettings}
 GPU_FILES = ("nvidia", "nvgpu", "nvhost", "nvmap", "kfd", "dxg")
-"""Beginnings of the names in /dev of what Linux has of a GPU that torch can use."""
+"""Beginnings of the names that a GPU for torch has in Linux's /dev."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run, checked. `config` is what its config.yaml will hold; `folder` is a function of it:
-    outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>."""
+    """The checked description of one run.
+
+    `config` is what the run's config.yaml will hold. `folder` follows from it:
+    outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>.
+    """
 
     config: Mapping[str, Any]
     choices: Mapping[str, str]
-    settings: Settings
+    settings: RunSettings
     local: LocalSettings
     server: ServerSplit
     checkpoint: CheckpointSettings
@@ -57,37 +59,41 @@ class Plan:
 
 
 def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
-    """The plan of `config` (plain containers, resolved), whose parts are not built. Raises
-    `ConfigError` with all mistakes in names, types and ranges that show without PyTorch, and with
-    those of trackers."""
+    """Return the plan of `config` (plain containers, resolved) without building its components.
+
+    Raises `ConfigError` with all mistakes in names, types and ranges that show without PyTorch, and
+    with those of trackers.
+    """
     config = with_one_amount_of_work(config)
     if config.get("device") == "auto" and _sees_gpu():
-        config["device"] = (
-            "cuda"  # in the record and in its hash: a CPU's result is not taken for a GPU's
-        )
-    found = Gathered()
-    own: Any = [found.run(built, config.get(key) or {}, cls, key) for key, cls in OWN.items()]
-    settings: Any = found.run(built, config, Settings, "")
-    found.add(*mistakes(config))
+        config["device"] = "cuda"  # is recorded and hashed, to tell a GPU's result from a CPU's
+
+    collector = ProblemCollector()
+
+    def settings_at(key: str, cls: type) -> Any:
+        return collector.run(settings_from, config.get(key) or {}, cls, key)
+
+    local = settings_at("local", LocalSettings)
+    server = settings_at("server", ServerSplit)
+    checkpoint = settings_at("checkpoint", CheckpointSettings)
+    settings: Any = collector.run(settings_from, config, RunSettings, "")
+    collector.add(*parameter_problems(config))
     trackers = config.get("tracker")
-    for name, node in trackers.items() if isinstance(trackers, Mapping) else ():
-        found.run_users(instantiate, node, Tracker, f"tracker.{name}")
-    check(*found.problems)
-    local, server, checkpoint = own
+    if isinstance(trackers, Mapping):
+        for name, node in trackers.items():
+            collector.run_user_code(instantiate, node, Tracker, f"tracker.{name}")
+    check(*collector.problems)
+
     config_hash = hash_config(config)
-    readable = [
-        Path(choices.get(g, "custom")).name for g in ("dataset", "partition", "model", "selector")
-    ]
-    folder = (
-        settings.output_dir
-        / settings.name
-        / "-".join([*readable, f"s{settings.seed}", config_hash[:8]])
-    )
+    groups = ("dataset", "partition", "model", "selector")
+    names = [Path(choices.get(group, "custom")).name for group in groups]
+    folder_name = "-".join([*names, f"s{settings.seed}", config_hash[:8]])
+    folder = settings.output_dir / settings.name / folder_name
     return Plan(config, choices, settings, local, server, checkpoint, config_hash, folder)
 
 
 def _sees_gpu() -> bool:
-    """Whether torch sees a GPU; it is not imported to learn that there is none."""
+    """Return whether torch sees a GPU. On a machine without one, torch is not imported for this."""
     if "torch" not in sys.modules and sys.platform in ("linux", "darwin"):
         if not any(path.name.startswith(GPU_FILES) for path in Path("/dev").iterdir()):
             return False
@@ -97,6 +103,7 @@ def _sees_gpu() -> bool:
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
-    """SHA-256 over every value that can change a result (`fedsim.core.configs.by_meaning`)."""
-    relevant = canonical({k: v for k, v in config.items() if k not in IRRELEVANT_KEYS})
-    return hashlib.sha256(json.dumps(relevant, sort_keys=True, default=str).encode()).hexdigest()
+    """Return the SHA-256 of all values that can change a result (`fedsim.core.configs.canonical`)."""
+    relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
+    text = json.dumps(canonical(relevant), sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()

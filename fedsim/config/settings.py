@@ -1,5 +1,7 @@
-"""The top level of a config: its keys, types and ranges once (here), its values once
-(conf/config.yaml)."""
+"""The keys at the top level of a config, with their types and ranges.
+
+Their default values stand in conf/config.yaml and nowhere else.
+"""
 
 import re
 from collections.abc import Mapping
@@ -14,20 +16,22 @@ from fedsim.core.parameters import Count, CountOrZero, Problems, parameters
 
 T = TypeVar("T")
 MAX_CLIENTS = 1_000_000
-"""More than any data set can be divided among; every selector keeps numbers for each."""
+"""No data set can be divided among more clients. Every selector keeps numbers for each client."""
 MAX_ROUNDS = 10_000_000
-"""Each leaves a line of some hundred bytes, and is kept in memory."""
-MAX_EPOCHS, MAX_STEPS = 100_000, 1_000_000
-"""Of one client in one round; all its batches are drawn before it begins
-(`fedsim.engine.schedule`)."""
+"""Each round leaves a record of some hundred bytes, which is kept in memory."""
+MAX_EPOCHS = 100_000
+"""Local epochs of a client in a round. Its batches are all drawn before it begins to train."""
+MAX_STEPS = 1_000_000
+"""Local steps of a client in a round, limited for the same reason."""
 MAX_NAME = 255
-"""Bytes of a folder's name, on nearly all file systems."""
+"""Bytes of a folder's name on nearly all file systems."""
+FORBIDDEN = '/\\:*?"<>|'
+"""Characters that a folder's name must not have on some file system."""
 
 
 @parameters
-class Settings:
-    """Scalars of the run; each group is a mapping that `fedsim.config.build` turns into an
-    object."""
+class RunSettings:
+    """The scalars of a run, and one mapping for each config group, which `build` makes an object."""
 
     name: str
     seed: CountOrZero
@@ -60,30 +64,41 @@ class Settings:
     local_algorithm: dict[str, Any] | None = None
 
     def problems(self) -> Problems:
-        name, n, k, device = self.name, self.num_clients, self.cohort_size, self.device
-        characters = (
-            f"1 to {MAX_NAME} bytes that can be printed, none of "
-            + '/ \\ : * ? " < > | and no dot in front'
-        )
-        allowed = (
-            name.isprintable() and not set(name) & set('/\\:*?"<>|') and not name.startswith(".")
-        )
-        sound = allowed and 1 <= len(name.encode()) <= MAX_NAME
-        yield rule(sound, "name", name, "must be usable as a folder's name", characters)
-        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", device) is not None
-        number = "cuda:1 is the second GPU"
+        name = self.name
+        is_allowed = name.isprintable() and not name.startswith(".")
+        is_short = 1 <= len(name.encode()) <= MAX_NAME
         yield rule(
-            known, "device", device, "must be one of auto, cpu, cuda or cuda:<number>", number
+            is_allowed and is_short and set(FORBIDDEN).isdisjoint(name),
+            "name",
+            name,
+            "must be usable as a folder's name",
+            f"1 to {MAX_NAME} bytes that can be printed, none of {' '.join(FORBIDDEN)} "
+            "and no dot in front",
         )
-        remedy = "selector=full takes all clients whatever cohort_size is"
-        yield rule(k <= n or n < 1, "cohort_size", k, f"must lie in [1, num_clients={n}]", remedy)
+        yield rule(
+            re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None,
+            "device",
+            self.device,
+            "must be one of auto, cpu, cuda or cuda:<number>",
+            "cuda:1 is the second GPU",
+        )
+        yield rule(
+            self.cohort_size <= self.num_clients or self.num_clients < 1,
+            "cohort_size",
+            self.cohort_size,
+            f"must lie in [1, num_clients={self.num_clients}]",
+            "selector=full takes all clients whatever cohort_size is",
+        )
 
 
 @parameters
 class CheckpointSettings:
-    """How often a run is saved: every so many rounds; `auto`: at most every 5 s and 1 % of the
-    time; None: on a signal only. `other_code`: it goes on although the code of the user's classes
-    has changed since."""
+    """When a run is saved, and whether it may resume with other code.
+
+    `every`: the rounds between two checkpoints; `auto` saves at most every 5 s and spends at most 1 %
+    of the time on it; None saves on a signal only. `other_code`: resume although the code of the
+    user's classes has changed since the checkpoint.
+    """
 
     every: Count | Literal["auto"] | None
     other_code: bool
@@ -91,7 +106,7 @@ class CheckpointSettings:
 
 @parameters
 class LocalSettings:
-    """Work of a selected client in a round. `steps`, where given, takes the place of `epochs`."""
+    """The work of a selected client in a round: `epochs` over its data, or so many local `steps`."""
 
     epochs: Annotated[int, Ge(1), Le(MAX_EPOCHS)] | None
     steps: Annotated[int, Ge(1), Le(MAX_STEPS)] | None
@@ -100,27 +115,36 @@ class LocalSettings:
     evaluate_on: Literal["train", "holdout"]
 
     def problems(self) -> Problems:
-        one = (self.epochs is None) != (self.steps is None)
-        both = "one of local.epochs and local.steps must be given"
-        yield rule(one, "epochs", self.epochs, both, "set local.epochs=1")
-        held_out = self.evaluate_on == "train" or self.holdout_fraction > 0
-        remedy = "set local.holdout_fraction=0.2, say"
         yield rule(
-            held_out, "evaluate_on", self.evaluate_on, "needs samples that are held out", remedy
+            (self.epochs is None) != (self.steps is None),
+            "epochs",
+            self.epochs,
+            "one of local.epochs and local.steps must be given",
+            "set local.epochs=1",
+        )
+        yield rule(
+            self.evaluate_on == "train" or self.holdout_fraction > 0,
+            "evaluate_on",
+            self.evaluate_on,
+            "needs samples that are held out",
+            "set local.holdout_fraction=0.2, say",
         )
 
 
-def built(values: Any, cls: type[T], key: str) -> T:
-    """`cls` made of the mapping at `key`. Raises `ConfigError` with all problems."""
+def settings_from(values: Any, cls: type[T], key: str) -> T:
+    """Return the settings `cls` made of the mapping at `key`. Raises `ConfigError`."""
     if not isinstance(values, Mapping):
-        remedy = f"set its keys one by one, as in {key}.{next(iter(get_type_hints(cls)))}=..."
+        example = next(iter(get_type_hints(cls)))
+        remedy = f"set its keys one by one, as in {key}.{example}=..."
         raise ConfigError([Problem(key, values, "must be a mapping of keys to values", remedy)])
     return construct(cls, values, key)
 
 
 def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
-    """`local.steps`, where given, takes the place of `local.epochs`; the record says which one was
-    used."""
+    """Return a copy of `config` in which `local.steps`, if given, has replaced `local.epochs`.
+
+    The run's config.yaml then shows which of the two was used.
+    """
     local = config.get("local")
     if isinstance(local, Mapping) and local.get("steps") is not None:
         local = {**local, "epochs": None}

@@ -1,21 +1,38 @@
-"""The folders of configs, whose files may come from a stranger, as Hydra reads them for fedsim."""
+"""Where Hydra reads the files of conf/ and of --config-dir, whose files may come from a stranger.
+
+Hydra has two kinds of plugins for this. A `ConfigSource` reads a folder, and a `SearchPathPlugin` says
+which folders are read. fedsim registers one of each. Outside of `search_path` they change nothing.
+"""
 
 import filecmp
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
+from hydra import initialize_config_dir
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from fedsim.config.choice_files import ChoiceFiles, parsed, read_text
+from fedsim.config.choice_files import ChoiceFiles
+from fedsim.config.hydra_node import guarded_environment, node_problems
+from fedsim.config.yaml_files import PACKAGE, package_of, parse_yaml, read_text
+from fedsim.core.configs import leaves, nest
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import Problem, check, rule
 
 
 class CheckedFolder(ConfigSource):
-    """A folder of YAML files (`checked://<folder>`), none of them outside of it, and none too large
-    to work on."""
+    """Reads a folder of YAML files (`checked://<folder>`), and no file outside of it."""
 
     @staticmethod
     def scheme() -> str:
@@ -26,15 +43,16 @@ class CheckedFolder(ConfigSource):
         if not path.is_file():
             raise ConfigLoadError(f"Config not found : {path}")
         text = read_text(path)
-        header = ConfigSource._get_header_dict(text[:512])
-        content = parsed(path, text)
+        content = parse_yaml(path, text)
+        group = config_path.rpartition("/")[0]
+        in_config = leaves(nest(content, package_of(text, group)))
+        check(*node_problems(key for key, _ in in_config))
         if "defaults" in content:
-            content = content | {
-                "defaults": on_search_path().defaults(content, config_path.rpartition("/")[0])
-            }
-        return ConfigResult(
-            self.provider, f"checked://{self.path}", OmegaConf.create(content), header
-        )
+            content = content | {"defaults": known_choices().defaults(content, group)}
+        package = PACKAGE.match(text)
+        header = {"package": package[1] if package else None}
+        url = f"checked://{self.path}"
+        return ConfigResult(self.provider, url, OmegaConf.create(content), header)
 
     def available(self) -> bool:
         return Path(self.path).is_dir()
@@ -45,19 +63,20 @@ class CheckedFolder(ConfigSource):
     def is_config(self, config_path: str) -> bool:
         try:
             return self._file(config_path).is_file()
-        except OSError:  # a name that is longer than file systems take
+        except OSError:  # the name is longer than the file system's names
             return False
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> "list[str]":
-        found: list[str] = []
-        for entry in self._inside(config_path).iterdir():
-            self._list_add_result(
-                found, str(Path(config_path) / entry.name), entry.name, results_filter
-            )
-        return sorted(set(found))
+        names: set[str] = set()
+        for path in self._inside(config_path).iterdir():
+            if path.is_dir() and results_filter is not ObjectType.CONFIG:
+                names.add(path.name)
+            if path.suffix == ".yaml" and results_filter is not ObjectType.GROUP:
+                names.add(path.stem)
+        return sorted(names)
 
     def _file(self, config_path: str) -> Path:
-        return self._inside(self._normalize_file_name(config_path))
+        return self._inside(f"{config_path.removesuffix('.yaml')}.yaml")
 
     def _inside(self, config_path: str) -> Path:
         inside = ".." not in Path(config_path).parts and not Path(config_path).is_absolute()
@@ -65,32 +84,107 @@ class CheckedFolder(ConfigSource):
         return Path(self.path) / config_path
 
 
-def loader() -> Any:
-    """Return what Hydra composes from now, if it is ready to."""
-    return getattr(GlobalHydra.instance().hydra, "config_loader", None)
+class ConfigDir(SearchPathPlugin):
+    """Adds the folder of --config-dir after conf/, and has `CheckedFolder` read both."""
+
+    active: ClassVar[bool] = False
+    folder: ClassVar[str | None] = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if not self.active:
+            return
+        if self.folder is not None:
+            folder = Path(self.folder).resolve()
+            search_path.append(provider="command-line", path=f"file://{folder}")
+        for element in search_path.get_path():
+            path = str(element.path).removeprefix("file://")
+            if Path(path).is_absolute():
+                element.path = f"{CheckedFolder.scheme()}://{path}"
 
 
-def on_search_path() -> ChoiceFiles:
-    """The choices that Hydra composes from now. To be called inside
-    `fedsim.config.compose.search_path`."""
-    sources = loader().repository.get_sources()
-    return ChoiceFiles(
-        [Path(source.path) for source in sources if isinstance(source, CheckedFolder)]
-    )
+@contextmanager
+def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
+    """Make Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`.
+
+    A program that uses Hydra itself finds it as it was before. Raises `ConfigError` if `config_dir` is
+    no folder, or has files that those of conf/ hide.
+    """
+    primary = Path(config_path or conf_dir()).resolve()
+    if config_dir is not None:
+        is_folder = Path(config_dir).is_dir()
+        check(rule(is_folder, "--config-dir", config_dir, "must be an existing folder"))
+        check(*_hidden_files(Path(config_dir), primary))
+    plugins = load_plugins()
+    plugins.register(ConfigDir)
+    plugins.register(CheckedFolder)
+    before = (ConfigDir.active, ConfigDir.folder)
+    ConfigDir.active = True
+    ConfigDir.folder = config_dir
+    try:
+        with nullcontext() if before[0] else guarded_environment():
+            GlobalHydra.instance().clear()
+            with initialize_config_dir(str(primary), "fedsim", version_base="1.3"):
+                yield
+    finally:
+        ConfigDir.active, ConfigDir.folder = before
 
 
-def hidden_files(folder: Path, primary: Path) -> list[Problem]:
-    """Files of `folder` (--config-dir) that Hydra would never read, because `primary` has others of
-    the same names."""
-    names = [path.relative_to(primary) for path in sorted(primary.rglob("*.yaml"))]
-    return [
-        Problem(
-            "--config-dir",
-            str(folder / name),
-            f"is hidden by {primary / name}, which differs",
-            "rename it",
-        )
-        for name in names
-        if (folder / name).is_file()
-        and not filecmp.cmp(folder / name, primary / name, shallow=False)
-    ]
+def load_plugins() -> Plugins:
+    """Return Hydra's registry of plugins.
+
+    Its first call imports every folder `hydra_plugins` on Python's path. Files in the working folder
+    may be a stranger's; they are not imported unless PYTHONPATH names the folder. The launchers of
+    the package hydra-submitit-launcher are removed, because conf/ has fedsim's own of these names.
+    """
+    working_folder = Path.cwd()
+    path_before = sys.path[:]
+    named = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    if working_folder not in {Path(folder).resolve() for folder in named}:
+        sys.path[:] = [f for f in path_before if Path(f).resolve() != working_folder]
+    try:
+        plugins = Plugins.instance()
+    finally:
+        sys.path[:] = path_before
+    launchers = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    for name in ("submitit_local.yaml", "submitit_slurm.yaml"):
+        launchers.pop(name, None)
+    return plugins
+
+
+def loader() -> ConfigLoader | None:
+    """Return what Hydra composes from now; None if it is not ready to compose."""
+    hydra = GlobalHydra.instance()
+    return hydra.config_loader() if hydra.is_initialized() else None
+
+
+def sources() -> list[ConfigSource]:
+    """Return the places that Hydra reads configs from now, in their order."""
+    current = loader()
+    return [] if current is None else current.get_sources()
+
+
+def options(group: str) -> list[str]:
+    """Return the choices of a config group; [] if there is no such group."""
+    names: set[str] = set()
+    for source in sources() if group else []:
+        if source.is_group(group):
+            names.update(source.list(group, ObjectType.CONFIG))
+    return sorted(names)
+
+
+def known_choices() -> ChoiceFiles:
+    """Return the choices that Hydra composes from now."""
+    folders = [Path(source.path) for source in sources() if isinstance(source, CheckedFolder)]
+    return ChoiceFiles(folders)
+
+
+def _hidden_files(folder: Path, primary: Path) -> Iterator[Problem]:
+    """Yield a problem for each file of `folder` (--config-dir) that Hydra would never read.
+
+    `primary` has another file of the same name.
+    """
+    for path in sorted(primary.rglob("*.yaml")):
+        hidden = folder / path.relative_to(primary)
+        if hidden.is_file() and not filecmp.cmp(hidden, path, shallow=False):
+            text = f"is hidden by {path}, which differs"
+            yield Problem("--config-dir", str(hidden), text, "rename it")

@@ -1,9 +1,9 @@
-"""The user's code in a run: the source that the classes of a config need, as a hash of each module.
+"""Hash the user's code that a run needs, so that a changed class is noticed.
 
-Of a module counts what a class needs there: the statements that bind the names that it uses, what
-these use in turn, and statements that bind no name, such as calls. Comments, docstrings and layout
-do not count. What is imported from other modules of the user's counts in the same way, and nothing
-of fedsim or of installed packages.
+Each module of the user's gets a hash of what the classes of a config need there: the statements that
+bind the names they use, what these statements use in turn, and statements that bind no name, such as
+calls. Comments, docstrings and layout do not count. Code that is imported from other modules of the
+user's counts in the same way. Code of fedsim and of installed packages does not count.
 """
 
 import ast
@@ -15,36 +15,48 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fedsim.config.typecheck import find_in_working_folder, not_imported
+from fedsim.config.user_modules import find_in_working_folder, is_user_module
 from fedsim.core.configs import IRRELEVANT_KEYS
 
 ALL = "*"
 """Stands for all names of a module."""
-Uses = set[tuple[str, str]]
-"""Modules, and names in them."""
-Statement = tuple[set[str], Uses, str]
-"""A statement at the top of a module: the names that it binds, what it uses, and its text."""
+Name = tuple[str, str]
+"""A module, and a name in it."""
+
+
+class Statement(NamedTuple):
+    """A statement at the top level of a module."""
+
+    binds: set[str]
+    uses: set[Name]
+    text: str
+
+
 _parsed: dict[str, tuple[ModuleSpec, list[Statement]]] = {}
-"""Modules as they were when they were imported: what is edited later does not reach this
-process."""
+"""Modules as they were when they were imported. Later edits do not reach this process."""
 
 
 def user_code(config: Mapping[str, Any]) -> str | None:
-    """Each module of the user's that the classes of a config need, with a hash of what they need
-    there, such as `helpers 8c01..., my_lab 3f2a...`; None if there is none."""
+    """Return the hash of each module of the user's that the classes of a config need.
+
+    The text is like "helpers 8c01..., my_lab 3f2a...". Returns None if there is no such module.
+    """
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
-    uses = re.findall(r'"_target_": "([^"]+)\.(\w+)"', json.dumps(relevant, default=str))
+    text = json.dumps(relevant, default=str)
+    to_visit = re.findall(r'"_target_": "([^"]+)\.(\w+)"', text)
+    visited: set[Name] = set()
     needed: dict[str, dict[int, str]] = {}
-    seen: Uses = set()
-    while uses:
-        use = module, name = uses.pop()
-        for number, (names, more, text) in enumerate(() if use in seen else _statements(module)):
-            if name == ALL or name in names or not names:
-                needed.setdefault(module, {})[number] = text
-                uses += more
-        seen.add(use)
+    while to_visit:
+        module, name = to_visit.pop()
+        if (module, name) in visited:
+            continue
+        visited.add((module, name))
+        for number, statement in enumerate(_statements(module)):
+            if name == ALL or name in statement.binds or not statement.binds:
+                needed.setdefault(module, {})[number] = statement.text
+                to_visit += statement.uses
     hashes = []
     for module, texts in sorted(needed.items()):
         source = "\n".join(texts[number] for number in sorted(texts))
@@ -53,65 +65,67 @@ def user_code(config: Mapping[str, Any]) -> str | None:
 
 
 def changed_since(summary: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """The modules of the user's that have changed since a run of `config` with this summary; empty
-    if none has, or if that is not known."""
+    """Return the user's modules that have changed since the run of `config` with this summary.
+
+    Returns "" if none has changed, or if that is not known.
+    """
     before = summary.get("code")
-    if not isinstance(before, str) or not (now := user_code(config)):
+    now = user_code(config)
+    if not isinstance(before, str) or now is None:
         return ""
-    differing = {*before.split(", ")} ^ {*now.split(", ")}
+    differing = set(before.split(", ")) ^ set(now.split(", "))
     return ", ".join(sorted({entry.partition(" ")[0] for entry in differing}))
 
 
-def is_users(module: str) -> bool:
-    """Return whether a module is the user's, or of an installed package that is made for fedsim."""
-    return module.partition(".")[0] != "fedsim" and not_imported(module) is None
-
-
 def _statements(module: str) -> list[Statement]:
-    """The statements of a module of the user's; none of another one, or of one that cannot be
-    read."""
-    if not is_users(module):
+    """Return the statements of a module of the user's; none of another or an unreadable module."""
+    if not is_user_module(module):
         return []
     find_in_working_folder()
-    with suppress(
-        Exception, SystemExit
-    ):  # the packages around it are imported, which may raise anything
+    with suppress(Exception, SystemExit):  # importing the packages around it may raise anything
         spec = find_spec(module)
-        if spec is not None and (
-            module not in _parsed or _parsed[module][0] is not spec
-        ):  # as after a reload
-            _parsed[module] = spec, _parse(spec)
-        return [] if spec is None else _parsed[module][1]
+        if spec is None:
+            return []
+        if module not in _parsed or _parsed[module][0] is not spec:  # the spec changes on a reload
+            _parsed[module] = (spec, _parse(spec))
+        return _parsed[module][1]
     return []
 
 
 def _parse(spec: ModuleSpec) -> list[Statement]:
-    """The statements of a module, without those that run only where it is the program."""
+    """Return the statements of a module, except those that run only if it is the program."""
+    source = Path(str(spec.origin)).read_text(encoding="utf-8")
     statements = []
-    for statement in (
-        _WithoutTexts().visit(ast.parse(Path(str(spec.origin)).read_text(encoding="utf-8"))).body
-    ):
-        names: set[str] = set()
-        uses: Uses = set()
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name):
-                uses.add((spec.name, node.id))
-                names |= {node.id} if isinstance(node.ctx, ast.Store) else set()
-            elif isinstance(node, ast.Import | ast.ImportFrom):
-                base = "." * getattr(node, "level", 0) + (getattr(node, "module", "") or "")
-                base = resolve_name(base, spec.parent)
-                for alias in node.names:
-                    names.add((alias.asname or alias.name).partition(".")[0])
-                    uses |= {(base, alias.name), (f"{base}.{alias.name}".lstrip("."), ALL)}
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            names = {statement.name}  # the others are of its inside
-        if not (isinstance(statement, ast.If) and (spec.name, "__name__") in uses):
-            statements.append((names - {ALL}, uses, ast.unparse(statement)))
+    for node in _WithoutTexts().visit(ast.parse(source)).body:
+        statement = Statement(set(), set(), ast.unparse(node))
+        for inner in ast.walk(node):
+            _note_names(inner, spec, statement)
+        is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        binds = {node.name} if is_definition else statement.binds - {ALL}
+        is_program = isinstance(node, ast.If) and (spec.name, "__name__") in statement.uses
+        if not is_program:
+            statements.append(statement._replace(binds=binds))
     return statements
 
 
+def _note_names(node: ast.AST, spec: ModuleSpec, statement: Statement) -> None:
+    """Add the names that `node`, a part of `statement`, binds and uses."""
+    if isinstance(node, ast.Name):
+        statement.uses.add((spec.name, node.id))
+        if isinstance(node.ctx, ast.Store):
+            statement.binds.add(node.id)
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        level = getattr(node, "level", 0)
+        module = getattr(node, "module", "") or ""
+        base = resolve_name("." * level + module, spec.parent)
+        for alias in node.names:
+            statement.binds.add((alias.asname or alias.name).partition(".")[0])
+            statement.uses.add((base, alias.name))
+            statement.uses.add((f"{base}.{alias.name}".lstrip("."), ALL))
+
+
 class _WithoutTexts(ast.NodeTransformer):
-    """Removes docstrings, and other constants that stand alone."""
+    """Removes docstrings and other constants that are statements of their own."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         return None if isinstance(node.value, ast.Constant) else node

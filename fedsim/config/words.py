@@ -1,163 +1,27 @@
-"""The words behind `fedsim`: Hydra's flags, in any order, and overrides (`key=value`), with the
-jobs of a sweep."""
+"""Overrides (`key=value`): read single ones, and expand those with several values into jobs."""
 
 import math
-import os
 import re
 import shlex
-import sys
-from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate, chain, islice, product
-from pathlib import Path
+from itertools import islice, product
 from typing import Any
 
-from hydra._internal.utils import get_args_parser
-from hydra.core.config_store import ConfigStore
-from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from fedsim.config.build import Gathered
+from fedsim.config.build import ProblemCollector
 from fedsim.config.choice_files import ChoiceFiles
-from fedsim.config.sources import loader, on_search_path
+from fedsim.config.sources import known_choices, loader, options
 from fedsim.core.configs import SEED_KEYS, SHORTHANDS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
-
-def read(argv: Sequence[str]) -> Namespace:
-    """The command line, one attribute an argument. Exits with code 2 and the usage where it cannot
-    be read."""
-    parser = get_args_parser()
-    parser.prog = "fedsim"
-    args, unread = parser.parse_known_intermixed_args(argv)  # flags may stand behind overrides
-    check(*map(_no_option, unread))
-    if args.help:
-        parser.error("it is --help in full")
-    if sum(map(bool, (args.run, args.multirun, args.shell_completion, args.cfg, args.info))) > 1:
-        parser.error("one of --run, --multirun, --shell-completion, --cfg and --info at a time")
-    if args.resolve and not args.cfg:
-        parser.error("--resolve goes with --cfg")
-    if args.config_path is not None:
-        args.config_path = str(
-            Path(args.config_path).resolve()
-        )  # Hydra would look beside its caller's file
-    return args
-
-
-def _no_option(word: str) -> Problem:
-    """The problem of `--num-rounds=5`, or of `--num-rounds` before 5."""
-    key, _, value = word.lstrip("-").partition("=")
-    remedy = (
-        f"values of the config are set without dashes: {key.replace('-', '_')}={value or '...'}"
-    )
-    return Problem(word, ..., "is not an option", remedy)
-
-
-def read_words(parser: ArgumentParser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
-    """The options of a command with a `parser` of its own, and the words of an experiment beside
-    them. Exits with code 2 and the command's usage where they ask Hydra a question."""
-    options, rest = parser.parse_known_args(argv)
-    args = read(rest)
-    if asks_hydra(args) or args.experimental_rerun:
-        parser.error("it takes the words of a run")
-    return options, args
-
-
-def asks_hydra(args: Namespace) -> bool:
-    """Whether it asks for configs and the like, which Hydra prints, and for no run."""
-    return any(getattr(args, name) for name in ("hydra_help", "cfg", "info", "shell_completion"))
-
-
-def for_hydra(args: Namespace, implied: Sequence[str] = ()) -> list[str]:
-    """The command line as Hydra reads it: flags first, then `implied` overrides, then those that
-    were given."""
-    given = {name: value for name, value in vars(args).items() if value not in (None, False, [])}
-    overrides = given.pop("overrides", [])
-    flags = [
-        [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
-        for name, value in given.items()
-    ]
-    return [*chain.from_iterable(flags), *implied, *overrides]
-
-
-def flags_of(args: Namespace) -> list[str]:
-    """Where configs are composed from, as words."""
-    return for_hydra(
-        Namespace(
-            **{name: getattr(args, name) for name in ("config_path", "config_dir", "config_name")}
-        )
-    )
-
-
-def plugins() -> Plugins:
-    """Hydra's registry of plugins. Its first call in a process imports every folder `hydra_plugins`
-    on Python's path; not the working folder's, where files may be a stranger's, unless PYTHONPATH
-    names it. A plugin for submitit is not asked: conf/ has our own launchers of its names."""
-    before, here = sys.path[:], Path.cwd()
-    wanted = {
-        Path(folder).resolve()
-        for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep)
-        if folder
-    }
-    sys.path[:] = [folder for folder in before if here in wanted or Path(folder).resolve() != here]
-    try:
-        found = Plugins.instance()
-    finally:
-        sys.path[:] = before
-    for name in ("submitit_local", "submitit_slurm"):
-        ConfigStore.instance().repo.get("hydra", {}).get("launcher", {}).pop(f"{name}.yaml", None)
-    return found
-
-
-def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
-    """`words` without shorthands: `selector=gpfl selector.alpha=0,1` is `selector/exploration=fixed
-    selector.exploration.value=0,1`. Others than selectors that have the group may have such a key
-    of their own."""
-    words = list(map(meant, words))
-    given = dict(word.partition("=")[::2] for word in words)
-    if SHORTHANDS.keys().isdisjoint(given):
-        return words
-    presets = [name for name in given.get("preset", "").split(",") if name in files.names("preset")]
-    names = given.get(
-        "selector", ",".join(files.made("preset", name).get("selector", "") for name in presets)
-    )
-    chosen = [name for name in names.split(",") if name in files.names("selector")]
-    groups = {group for name in chosen for group in files.made("selector", name)}
-    if SHORTHANDS.keys() <= given.keys() and "selector/exploration" in groups:
-        text = "and selector.rho exclude each other: a constant weight of exploration, and one that changes"
-        raise ConfigError([Problem("selector.alpha", ..., text, "leave one of them out")])
-    found: list[str] = []
-    for word in words:
-        key, _, value = word.partition("=")
-        group, choice, long = SHORTHANDS.get(key, ("", "", ""))
-        if choice and group in groups and group not in given:
-            found.append(f"{group}={choice}")
-        found.append(f"{long}={value}" if group in groups else word)
-    return found
-
-
-def meant(word: str) -> str:
-    """`word` with the choices that it means: `selector=GPFL` is `selector=gpfl`."""
-    key, _, value = word.partition("=")
-    group = key.lstrip("+")
-    if not re.fullmatch(r"[\w., -]+", value) or not options(group):
-        return word
-    files = on_search_path()
-    return f"{key}={','.join(files.meant(group, name.strip()) for name in value.split(','))}"
-
-
 MAX_JOBS = 10_000
-"""Of one command."""
-MAX_WORD = 4_000
-"""Characters of one override; the time that Hydra's parser takes grows with their square."""
-MAX_NESTING = 20
-"""Brackets in brackets of one override."""
-BAD_INPUT = (
+"""Maximum number of jobs of one command."""
+BAD_INPUT: tuple[type[Exception], ...] = (
     HydraException,
     OmegaConfBaseException,
     YAMLError,
@@ -166,184 +30,194 @@ BAD_INPUT = (
     TypeError,
     KeyError,
 )
-"""What Hydra raises for bad input."""
+"""The exceptions that Hydra raises for bad input."""
 
 
 def parse(words: Sequence[str]) -> list[Override]:
-    """The overrides that `words` are. Raises `ConfigError` with all malformed ones."""
-    found = Gathered()
-    parsed = [found.run(parse_one, word) for word in words]
-    check(*found.problems)
-    return [override for override in parsed if override is not None]
+    """Return the overrides that `words` are. Raises `ConfigError` with all malformed ones."""
+    collector = ProblemCollector()
+    overrides = [collector.run(parse_one, word) for word in words]
+    check(*collector.problems)
+    return [override for override in overrides if override is not None]
 
 
 def parse_one(word: str) -> Override:
-    """The override that `word` is; `glob(...)` is of the choices of its group, if Hydra is ready to
-    compose."""
-    if len(word) > MAX_WORD:
-        text = f"must have at most {MAX_WORD} characters"
-        raise ConfigError(
-            [Problem(f"{word[:60]}...", ..., text, "put it into a file of --config-dir")]
-        )
-    depth = max(accumulate((c in "[{(") - (c in ")}]") for c in word), default=0)
-    check(rule(depth <= MAX_NESTING, word.partition("=")[0], ..., "is nested too deeply"))
+    """Return the override that `word` is. Raises `ConfigError`.
+
+    If Hydra is ready to compose, `glob(...)` stands for the choices of the group.
+    """
     try:
-        override = OverridesParser.create(loader()).parse_overrides([meant(word)])[0]
+        (override,) = OverridesParser.create(loader()).parse_overrides([meant(word)])
     except BAD_INPUT as error:
         raise ConfigError([_unreadable(word)]) from error
     check(rule(bool(override.key_or_group), word[:200], ..., "is not key=value"))
     return override
 
 
-def single_values(words: Sequence[str]) -> dict[str, Any]:
-    """Return the value that each word gives to a key. Raises `ConfigError` for words that do not
-    give one."""
-    parsed = parse(words)
-    text, remedy = (
-        "must give one value to a key of the run",
-        "write key=value, and quote a text that has a comma",
-    )
-    for word, override in zip(words, parsed, strict=True):
-        check(
-            rule(word[0] not in "+~" and not override.is_sweep_override(), word, ..., text, remedy)
-        )
-    return {override.key_or_group: override.value() for override in parsed}
-
-
 def _unreadable(word: str) -> Problem:
-    """The problem of a word that Hydra's parser rejects, with the quotes that make it one."""
+    """Return the problem of a word that Hydra's parser rejects, with the quotes that it needs."""
     key, equals, value = word.partition("=")
     if not equals:
         remedy = "`fedsim --help` has the commands, and the groups in which to choose"
-        return Problem(word[:200], ..., "is neither a command nor key=value", remedy)
-    bare = f"{key.strip()}={value.strip()}"
-    if bare != word:
-        text = "has a blank or the end of a line at its beginning or end"
-        return Problem(key[:200], value[:200], text, f"leave that out: {shlex.quote(bare)}")
-    if not re.fullmatch(r"[+~]*[\w$-]+([./@:][\w$-]+)*", key, re.ASCII):
-        return Problem(
-            key[:200],
-            value[:200],
-            "is not a key: names of letters, digits and _, with dots between them",
+        return Problem(key[:200], ..., "is neither a command nor key=value", remedy)
+    stripped = f"{key.strip()}={value.strip()}"
+    if stripped == word:
+        example = quoted(key, value)
+        remedy = (
+            f"a list is [a,b], a mapping {{a:1}}; a text is quoted for the shell, too: {example}"
         )
-    character = re.search(r"[^\w/\\+.$%*@?|: \t-]", value, re.ASCII)
-    text = f"has {character[0]!r} outside of quotes" if character else "is no value"
-    remedy = f"quote it for fedsim, and once more for the shell: {quoted(key, value)}"
-    if value[0] in "[{":
-        remedy = f"a list is [a,b], a mapping {{a:1}}; a text is quoted: {quoted(key, value)}"
-    return Problem(key, value[:200], text, remedy)
+    else:
+        remedy = f"leave out the blanks: {shlex.quote(stripped)}"
+    return Problem(key.strip()[:200], value[:200], "cannot be read as key=value", remedy)
 
 
 def quoted(key: str, value: str) -> str:
-    """The word that sets a key to a text, whatever is in it, as a shell takes it."""
-    escaped = re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + (found[2] and '\\"'), value)
-    return shlex.quote(f'{key}="{escaped}"')
+    """Return the word that sets `key` to the text `value`, in quotes for fedsim and for the shell."""
+    escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
+    last_backslashes = value[len(value.rstrip("\\")) :]
+    return shlex.quote(f'{key}="{escaped}{last_backslashes}"')
 
 
-def options(group: str) -> list[str]:
-    """The choices of a config group, [] where there is no such group."""
-    known = loader() if group else None
-    return (
-        [] if known is None else list(known.repository.get_group_options(group, ObjectType.CONFIG))
-    )
+def meant(word: str) -> str:
+    """Return `word` with the choices that it means: `selector=gpfl` for `selector=GPFL`."""
+    key, _, value = word.partition("=")
+    group = key.lstrip("+")
+    if not re.fullmatch(r"[\w., -]+", value) or not options(group):
+        return word
+    files = known_choices()
+    names = [files.meant(group, name.strip()) for name in value.split(",")]
+    return f"{key}={','.join(names)}"
+
+
+def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
+    """Return `words` without the shorthands of papers.
+
+    `selector=gpfl selector.alpha=0,1` becomes `selector=gpfl selector/exploration=fixed
+    selector.exploration.value=0,1`. A selector without such a group may have a key of that name.
+    """
+    words = [meant(word) for word in words]
+    values = dict(word.partition("=")[::2] for word in words)
+    if SHORTHANDS.keys().isdisjoint(values):
+        return words
+    preset = values.get("preset", "")
+    if "selector" in values:
+        names = values["selector"].split(",")
+    elif files.has("preset", preset):
+        names = [files.subgroups("preset", preset).get("selector", "")]
+    else:
+        names = []
+    groups: set[str] = set()
+    for name in names:
+        if files.has("selector", name):
+            groups.update(files.subgroups("selector", name))
+    long_words: list[str] = []
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in SHORTHANDS and SHORTHANDS[key][0] in groups:
+            group, choice, long_key = SHORTHANDS[key]
+            if choice and group not in values:
+                long_words.append(f"{group}={choice}")
+            word = f"{long_key}={value}"
+        long_words.append(word)
+    return long_words
 
 
 def words_of(values: Mapping[str, Any]) -> list[str]:
-    """The entries of a YAML mapping as overrides: `{seed: range(3)}` is `seed=range(3)`."""
+    """Return the entries of a YAML mapping as overrides: `{seed: range(3)}` is `seed=range(3)`."""
     return [f"{key}={'null' if value is None else value}" for key, value in values.items()]
 
 
 def without_sweeps(words: Sequence[str]) -> list[str]:
-    """Those of one value."""
-    return [
-        word
-        for word, override in zip(words, parse(words), strict=True)
-        if not override.is_sweep_override()
-    ]
+    """Return the words that have one value."""
+    overrides = zip(words, parse(words), strict=True)
+    return [word for word, override in overrides if not override.is_sweep_override()]
 
 
-def without_choice(override: Override) -> bool:
-    """Whether it is `group=null`, which Hydra writes as `~group`."""
-    plain = not (
-        override.is_delete()
-        or override.is_add()
-        or override.is_force_add()
-        or override.is_sweep_override()
-    )
-    return plain and override.value() is None and bool(options(override.key_or_group))
+def is_plain_assignment(override: Override) -> bool:
+    """Return whether an override is `key=value` with one value: no `~key`, `+key` and no sweep."""
+    is_added = override.is_add() or override.is_force_add()
+    return not (is_added or override.is_delete() or override.is_sweep_override())
+
+
+def is_no_choice(override: Override) -> bool:
+    """Return whether an override is `group=null`, which Hydra writes as `~group`."""
+    is_null = is_plain_assignment(override) and override.value() is None
+    return is_null and bool(options(override.key_or_group))
 
 
 def as_hydra_reads(override: Override) -> str:
-    """The word that it is, with `~group` in the place of `group=null`."""
-    return f"~{override.key_or_group}" if without_choice(override) else override.input_line or ""
+    """Return the word that an override is, with `~group` in place of `group=null`."""
+    if is_no_choice(override):
+        return f"~{override.key_or_group}"
+    return override.input_line or ""
 
 
 def key_of(override: Override) -> str:
-    """What it sets: a key, or a group with its package."""
+    """Return what an override sets: a key, or a group with its package."""
     return override.get_key_element().lstrip("+~")
 
 
+def typed_in(override: Override) -> str:
+    """Return the value of an override as it was typed."""
+    return (override.input_line or "").partition("=")[2]
+
+
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """The jobs of a sweep: every combination of the values, the last key's changing fastest. A
-    later override replaces an earlier one of the same key. Raises `ConfigError` for more than
-    `MAX_JOBS`."""
-    axes = {
-        o.get_key_element().lstrip("~" if options(o.key_or_group) else ""): list(
-            islice(values_of(o), MAX_JOBS + 1)
-        )
-        for o in overrides
-    }
-    swept = ", ".join(key for key, values in axes.items() if len(values) > 1)
-    few = math.prod(map(len, axes.values())) <= MAX_JOBS
-    check(
-        rule(
-            few,
-            swept,
-            ...,
-            f"must make at most {MAX_JOBS} jobs",
-            "split the sweep into several commands",
-        )
-    )
-    return [list(words) for words in product(*axes.values())]
+    """Return the words of each job of a sweep: every combination, the last key changing fastest.
+
+    A later override replaces an earlier one of the same key. Raises `ConfigError` for more than
+    MAX_JOBS jobs.
+    """
+    words_by_key: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if options(override.key_or_group):
+            key = key.lstrip("~")
+        words_by_key[key] = list(islice(values_of(override), MAX_JOBS + 1))
+    num_jobs = math.prod(map(len, words_by_key.values()))
+    swept = ", ".join(key for key, words in words_by_key.items() if len(words) > 1)
+    text = f"must make at most {MAX_JOBS} jobs"
+    check(rule(num_jobs <= MAX_JOBS, swept, ..., text, "split the sweep into several commands"))
+    return [list(words) for words in product(*words_by_key.values())]
 
 
 def values_of(override: Override) -> Iterator[str]:
-    """One word for each value that it sweeps over, at least one. Raises `ConfigError`."""
+    """Yield one word for each value that an override sweeps over, at least one.
+
+    Raises `ConfigError` for sweeps that have no values, or one of them twice.
+    """
     key = override.get_key_element()
     if not override.is_sweep_override():
         yield f"{key}={override.get_value_element_as_str()}"
         return
 
-    def refuse(text: str, remedy: str) -> None:
-        raise ConfigError([Problem(key, typed_in(override), text, remedy)])
+    def rejection(text: str, remedy: str) -> ConfigError:
+        return ConfigError([Problem(key, typed_in(override), text, remedy)])
 
     if not override.is_discrete_sweep():
-        search = f"fedsim search {shlex.quote(override.input_line or '')} trials=20 searches in it"
-        remedy = f"{key}=range(0,5) is five of them" if key in SEED_KEYS else search
-        refuse("must sweep single values: a,b or range()", remedy)
-    if isinstance(value := override.value(), RangeSweep) and value.step == 0:
-        refuse("must have a step other than 0", "leave it out for 1")
-    given: set[str] = set()
-    for word in override.sweep_string_iterator():
-        if word in given:
-            refuse(f"has {word} twice", "leave it out: a run is made once")
-        given.add(word)
-        yield f"{key}={word}"
-    if not given:
+        command = f"fedsim search {shlex.quote(override.input_line or '')} trials=20"
+        remedy = f"{command} searches in it"
+        if key in SEED_KEYS:
+            remedy = f"{key}=range(0,5) is five of them"
+        raise rejection("must sweep single values: a,b or range()", remedy)
+    sweep = override.value()
+    if isinstance(sweep, RangeSweep) and sweep.step == 0:
+        raise rejection("must have a step other than 0", "leave it out for 1")
+    values: set[str] = set()
+    for value in override.sweep_string_iterator():
+        if value in values:
+            raise rejection(f"has {value} twice", "leave it out: a run is made once")
+        values.add(value)
+        yield f"{key}={value}"
+    if not values:
         known = ", ".join(options(override.key_or_group))
-        refuse(
-            "has no values",
-            f"known here: {known}" if known else "range(start,stop,step) ends before stop",
-        )
-
-
-def typed_in(override: Override) -> str:
-    return (override.input_line or "").partition("=")[2]
+        remedy = f"known here: {known}" if known else "range(start,stop,step) ends before stop"
+        raise rejection("has no values", remedy)
 
 
 def first_line(error: BaseException) -> str:
-    """What a library's error says, in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [
-        type(error).__name__
-    ]
+    """Return the message of a library's error in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]

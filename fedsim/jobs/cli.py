@@ -1,27 +1,18 @@
 """The command line of an experiment: composes its jobs, checks them, and runs them.
 
-Jobs run from the plans that were checked. Hydra answers questions (`--cfg job`, `--info`). Neither
-questions nor jobs that have ended import PyTorch. A process enters in `fedsim.run`.
+Jobs run from the plans that were checked. Neither `--cfg job` nor jobs that
+have ended import PyTorch. A process enters in `fedsim.run`.
 """
 
 import sys
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import redirect_stdout
-from io import StringIO
 
-import hydra
-from omegaconf import DictConfig
-
-from fedsim.config.choice_files import head_of, read_text
-from fedsim.config.compose import implied, outlined, safeguards, search_path
-from fedsim.config.overlay import Composed
+from fedsim.config.command_line import read_command_line
+from fedsim.config.compose import config_page, outlined, search_path
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
-from fedsim.config.sources import on_search_path
-from fedsim.config.words import as_hydra_reads, asks_hydra, for_hydra, long_form, parse, read
-from fedsim.core.disk import conf_dir
-from fedsim.core.errors import ConfigError, Problem
+from fedsim.config.yaml_files import head_of, read_text
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.sweep import Attempts
@@ -38,27 +29,17 @@ def run(argv: Sequence[str]) -> int:
 
     Raises `FedsimError` before any work is done.
     """
-    args = read(argv)
-    if args.experimental_rerun:
-        fault = "is not supported: it would unpickle a file"
-        raise ConfigError([Problem("--experimental-rerun", ..., fault)])
-    if not asks_hydra(args):
-        return run_jobs(compose_words(args), argv)
-    if args.cfg == "job" and args.config_name is None and args.config_path is None:
-        outlined(compose_words(args))  # raises what the same command without --cfg raises
-    hand_to_hydra(question(args))
-    return 0
-
-
-def question(args: Namespace) -> list[str]:
-    """Return the words for Hydra of a command line that asks a question. Raises `ConfigError`."""
+    args = read_command_line(argv)
+    jobs = compose_words(args)
+    if not args.cfg:
+        return run_jobs(jobs, argv)
+    if args.config_name == "config" and args.config_path is None:
+        outlined(jobs)  # raises what the same command without --cfg raises
     with search_path(args.config_dir, args.config_path):
-        args.overrides = long_form(args.overrides, on_search_path())
-        if args.shell_completion:
-            return for_hydra(args)
-        implied_words = implied(args.overrides, args.config_name or "config")  # checks, too
-        args.overrides = [as_hydra_reads(override) for override in parse(args.overrides)]
-        return for_hydra(args, implied_words if args.cfg else [])
+        words, config_name = args.overrides, args.config_name
+        page = config_page(words, config_name=config_name, resolve=args.resolve)
+    print(page, end="", flush=True)
+    return 0
 
 
 def all_at_once(plans: Sequence[Plan], attempts: Attempts) -> Iterable[Sequence[Plan]]:
@@ -67,7 +48,7 @@ def all_at_once(plans: Sequence[Plan], attempts: Attempts) -> Iterable[Sequence[
 
 
 def run_jobs(
-    jobs: Sequence[Composed], argv: Sequence[str] = (), batches: Batches = all_at_once
+    jobs: Sequence[ComposedJob], argv: Sequence[str] = (), batches: Batches = all_at_once
 ) -> int:
     """Check all jobs, run them, and close a sweep with one table.
 
@@ -108,7 +89,7 @@ def run_jobs(
     return EXIT_CODES[worst]
 
 
-def cost_of(jobs: Sequence[Composed]) -> str:
+def cost_of(jobs: Sequence[ComposedJob]) -> str:
     """Return what the jobs' presets say that they take; empty if they say nothing."""
     costs = []
     for name in dict.fromkeys(job.choices.get("preset") for job in jobs):
@@ -117,19 +98,3 @@ def cost_of(jobs: Sequence[Composed]) -> str:
             if "cost" in head:
                 costs.append(f"cost of preset={name}: {head['cost']}")
     return "; ".join(costs)
-
-
-def hand_to_hydra(words: Sequence[str]) -> None:
-    """Let Hydra do what the command line `words` says, with a task that does nothing."""
-
-    def task(config: DictConfig) -> None:
-        """Do nothing. Hydra names the job after this function's module."""
-
-    sys.argv = [sys.argv[0], *words]
-    page = StringIO()
-    application = hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
-    try:
-        with safeguards(), redirect_stdout(page):  # Hydra prints a traceback if it cannot print
-            application(task)()
-    finally:  # Hydra exits after its own help
-        print(page.getvalue(), end="", flush=True)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import fedsim
 from fedsim.config.build import instantiate
 from fedsim.config.compose import check_rest, compose_jobs, outlined, search_path
-from fedsim.config.declared import declared
-from fedsim.config.overlay import Composed
+from fedsim.config.declared import stand_in
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.core.configs import leaves
 from fedsim.core.disk import space_problem
@@ -37,15 +37,13 @@ BYTES_OF_ROUND = 1_000  # a line of metrics.jsonl
 BYTES_OF_ID = 8  # a client's id in such a line
 
 
-def compose_words(args: Namespace) -> list[Composed]:
-    """Return the jobs of a command line (`fedsim.config.words.read`). Raises `ConfigError`."""
+def compose_words(args: Namespace) -> list[ComposedJob]:
+    """Return the jobs of a command line (`fedsim.config.command_line.read_command_line`). Raises `ConfigError`."""
     with search_path(args.config_dir, args.config_path):
-        return compose_jobs(
-            args.overrides, multirun=args.multirun, config_name=args.config_name or "config"
-        )
+        return compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name)
 
 
-def prepare(jobs: Sequence[Composed]) -> tuple[list[Plan], Overwriting]:
+def prepare(jobs: Sequence[ComposedJob]) -> tuple[list[Plan], Overwriting]:
     """Return the plans of jobs, and what is known of their overwriting.
 
     Raises `ConfigError` with all mistakes that can be found without PyTorch.
@@ -56,7 +54,7 @@ def prepare(jobs: Sequence[Composed]) -> tuple[list[Plan], Overwriting]:
 
 
 def check_all(
-    jobs: Sequence[Composed], plans: Sequence[Plan], *, room: bool = True
+    jobs: Sequence[ComposedJob], plans: Sequence[Plan], *, room: bool = True
 ) -> "Lanes | TaskLauncher | None":
     """Check everything else that can be checked before work starts, and return the launcher.
 
@@ -109,7 +107,7 @@ def has_passed(plan: Plan) -> bool:
         for key, value in leaves(plan.config)
         if key.endswith("._target_") and not key.startswith("tracker.")
     ]
-    return all(target.startswith("fedsim.") and declared(target) for target in targets)
+    return all(target.startswith("fedsim.") and stand_in(target) for target in targets)
 
 
 def require_room(plans: Iterable[Plan]) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.config.plan import Plan
-from fedsim.config.user_code import changed_since, is_users, user_code
+from fedsim.config.user_code import changed_since, user_code
+from fedsim.config.user_modules import is_user_module
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
 from fedsim.results import files
@@ -210,7 +211,7 @@ def _line_of(error: BaseException) -> str:
     users_lines = []
     for frame, number in lines:
         module = str(frame.f_globals.get("__name__", "builtins"))
-        if module == "__main__" or is_users(module):
+        if module == "__main__" or is_user_module(module):
             users_lines.append((frame, number))
     for frame, number in (users_lines or lines)[-1:]:
         code = frame.f_code

@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from fedsim.config.build import construct
+from fedsim.config.command_line import place_flags, read_words
 from fedsim.config.compose import check_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.config.suggestions import UNKNOWN_KEY
-from fedsim.config.words import flags_of, parse, read_words, typed_in
+from fedsim.config.words import parse, typed_in
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.jobs.prepare import compose_words, require_room
@@ -49,7 +50,7 @@ def run(words: Sequence[str]) -> int:
     require_room(plans)
     # 3. Search.
     with STOP.working():
-        return search(space, settings, plans_of, plans[0].settings.num_rounds, flags_of(args))
+        return search(space, settings, plans_of, plans[0].settings.num_rounds, place_flags(args))
 
 
 def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:

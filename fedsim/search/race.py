@@ -18,11 +18,11 @@ from pathlib import Path
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.config.build import Gathered, construct
+from fedsim.config.build import ProblemCollector, construct
+from fedsim.config.command_line import read_words
 from fedsim.config.compose import search_path
-from fedsim.config.overlay import Composed
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
-from fedsim.config.words import read_words
 from fedsim.core.configs import SEED_KEYS
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import at_least, check, rule
@@ -129,7 +129,7 @@ class Race:
     Raises `ConfigError` if no method could be stopped.
     """
 
-    def __init__(self, jobs: Sequence[Composed], settings: RaceSettings) -> None:
+    def __init__(self, jobs: Sequence[ComposedJob], settings: RaceSettings) -> None:
         self.methods: dict[str, dict[str, Method]] = {}
         self.all: list[Method] = []
         self._group(jobs, settings.keep)
@@ -140,7 +140,7 @@ class Race:
         self._check(jobs, settings, num_tests)
         self.level = settings.alpha / num_tests
 
-    def _group(self, jobs: Sequence[Composed], keep: Sequence[str]) -> None:
+    def _group(self, jobs: Sequence[ComposedJob], keep: Sequence[str]) -> None:
         """Assign each job to its setting and method, named by the keys in which jobs differ."""
         labels = []
         for job in jobs:
@@ -162,7 +162,7 @@ class Race:
                 self.all.append(methods[name])
             methods[name].jobs.append(number)
 
-    def _check(self, jobs: Sequence[Composed], settings: RaceSettings, num_tests: int) -> None:
+    def _check(self, jobs: Sequence[ComposedJob], settings: RaceSettings, num_tests: int) -> None:
         choices = {job.choices.get("selector", "") for job in jobs}
         here = ",".join(sorted(choices))
         unknown = ",".join({*settings.keep} - {*choices, *RaceSettings.keep})
@@ -272,7 +272,7 @@ def run(words: Sequence[str]) -> int:
         values = take_settings(args, keys)
     if isinstance(values.get("keep"), str):
         values["keep"] = [values["keep"]]
-    checks = Gathered()
+    checks = ProblemCollector()
     settings = checks.run(construct, RaceSettings, values, "") or RaceSettings()
     jobs = checks.run(compose_words, args) or []
     check(*(with_own_keys(problem, keys, "race") for problem in checks.problems))

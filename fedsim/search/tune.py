@@ -19,12 +19,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.config.build import construct
-from fedsim.config.choice_files import head_of, read_text
+from fedsim.config.command_line import read_words
 from fedsim.config.compose import compose_jobs, search_path
-from fedsim.config.overlay import Composed
+from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
-from fedsim.config.sources import on_search_path
-from fedsim.config.words import key_of, parse, read_words, values_of
+from fedsim.config.sources import known_choices
+from fedsim.config.words import key_of, parse, values_of
+from fedsim.config.yaml_files import head_of, read_text
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, at_least, check, rule
 from fedsim.jobs.cli import run_jobs
@@ -92,7 +93,7 @@ def space_of(selector: str) -> "list[Override]":
 
     Raises `ConfigError`.
     """
-    path = on_search_path().read("selector", selector).path
+    path = known_choices().read("selector", selector).path
     words = head_of(read_text(path))[1].get("tune", "").split()
     fault = f"at most {MAX_PARAMETERS} parameters are tuned"
     check(rule(len(words) <= MAX_PARAMETERS, f"{path.name}: tune", " ".join(words), fault))
@@ -139,9 +140,9 @@ class Tuning:
 
     def __init__(self, args: Namespace, settings: TuneSettings) -> None:
         self.tuned: dict[str, Tuned] = {}
-        self.jobs: list[Composed] = []
+        self.jobs: list[ComposedJob] = []
         self.without: list[str] = []
-        config_name = args.config_name or "config"
+        config_name = args.config_name
         compose = partial(compose_jobs, multirun=True, config_name=config_name)
         words = [word for word in args.overrides if word.partition("=")[0] != "selector"]
         with search_path(args.config_dir, args.config_path):
@@ -159,7 +160,7 @@ class Tuning:
         fault = "declare no search space"
         check(rule(bool(self.tuned), "selector", ",".join(names), fault, remedy))
 
-    def _add(self, tuned: Tuned, point: TunePoint, jobs: list[Composed]) -> None:
+    def _add(self, tuned: Tuned, point: TunePoint, jobs: list[ComposedJob]) -> None:
         """Add a point, unless it is equal to another: its words may give the default."""
         for numbers in tuned.jobs:
             if self.jobs[numbers[0]].config == jobs[0].config:

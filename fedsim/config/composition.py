@@ -1,0 +1,108 @@
+"""Compose the config of one job by Hydra, and read from it what is about the command line.
+
+All functions must be called inside `fedsim.config.compose.search_path`.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fedsim.config.hydra_node import launcher_problems, node_problems
+from fedsim.config.mistakes import composition_problems
+from fedsim.config.sources import options
+from fedsim.config.suggestions import mistaken_choice
+from fedsim.config.words import BAD_INPUT, as_hydra_reads, first_line, key_of, parse, words_of
+from fedsim.core.errors import ConfigError, Problem, check, rule
+
+COMMAND_KEYS = ("scale", "small", "debug")
+"""Top-level keys that are about the command line, and not in a run's config."""
+SCALES = ("full", "small", "debug")
+
+
+def compose_config(words: Sequence[str], config_name: str = "config") -> DictConfig:
+    """Return the config that `words` make, with Hydra's own node. Raises `ConfigError`."""
+    overrides = parse(words)
+    check(*node_problems(override.key_or_group for override in overrides))
+    check(*map(mistaken_choice, overrides))
+    try:
+        config = _compose(overrides, config_name)
+    except ConfigError:  # a file is no config
+        raise
+    except BAD_INPUT as error:
+        choices = [override for override in overrides if options(override.key_or_group)]
+        known: Any = None
+        with suppress(*BAD_INPUT):
+            known = OmegaConf.to_container(_compose(choices, config_name), resolve=False)
+        raise ConfigError(composition_problems(error, overrides, known)) from error
+    launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
+    check(*launcher_problems(launcher))
+    return config
+
+
+def _compose(overrides: Sequence[Override], config_name: str) -> DictConfig:
+    words = [as_hydra_reads(override) for override in overrides]
+    return hydra.compose(config_name, words, return_hydra_config=True)
+
+
+def choices_of(config: DictConfig) -> dict[str, str]:
+    """Return the choice made in each config group but Hydra's own, and the scale."""
+    choices = {}
+    for group, choice in config.hydra.runtime.choices.items():
+        if choice is not None and not group.startswith("hydra/"):
+            choices[group] = choice
+    choices["scale"] = str(config.get("scale", "full"))
+    return choices
+
+
+def run_name(choices: Mapping[str, str]) -> str:
+    """Return the preset (`default` without one), followed by the scale unless that is `full`."""
+    preset = Path(choices.get("preset", "default")).name
+    scale = choices["scale"]
+    return preset if scale == "full" else f"{preset}_{scale}"
+
+
+def resolved(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
+    """Return the job's part of a composed config as plain containers.
+
+    Interpolations are resolved, and a name that is null is filled in. Raises `ConfigError`.
+    """
+    keys = [str(key) for key in config if key not in ("hydra", *COMMAND_KEYS)]
+    job = OmegaConf.masked_copy(config, keys)
+    try:
+        containers: Any = OmegaConf.to_container(job, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        key = str(error.full_key or "config")
+        raise ConfigError([Problem(key, ..., first_line(error))]) from error
+    if containers.get("name", "") is None:
+        containers["name"] = run_name(choices)
+    return {str(key): value for key, value in containers.items()}
+
+
+def words_of_scale(config: DictConfig, overrides: Sequence[Override]) -> list[str]:
+    """Return what `scale` changes, as overrides, but not what `overrides` set themselves.
+
+    This is the preset's `small`, and for `scale=debug` also what is under `debug`. Raises
+    `ConfigError` if there is no such scale.
+    """
+    scale = config.get("scale", "full")
+    small = config.get("small") or {}
+    check(rule(scale in SCALES, "scale", scale, f"must be one of {', '.join(SCALES)}"))
+    remedy = "it is for presets with a `small`"
+    check(rule(bool(small) or scale != "small", "scale", scale, "has no effect here", remedy))
+    changes = {} if scale == "full" else dict(small)
+    if scale == "debug":
+        changes.update(config.get("debug") or {})
+    set_keys = set(map(key_of, overrides))
+    implied = {}
+    for key, value in changes.items():
+        parts = str(key).lstrip("~").split(".")
+        groups = {"/".join(parts[:end]) for end in range(1, len(parts))}
+        if set_keys.isdisjoint({".".join(parts), *groups}):
+            implied[key] = value
+    return words_of(implied)

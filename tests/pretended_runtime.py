@@ -1,5 +1,4 @@
-"""What torch.cuda says on a machine with a pretended device: its properties, events, streams and
-pinned memory."""
+"""The functions of torch.cuda on a machine with a pretended device."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -15,30 +14,25 @@ from fedsim.engine.graph import recorder
 
 
 class Runtime:
-    """The state of pretended devices. `wait` is told what makes the host wait. `issued` counts the
-    device's work as it is asked for, `completed` that which the host knows to be done because it
-    has waited since. `capturing` is not empty while a graph is captured or replayed."""
+    """The state of the pretended device.
 
-    def __init__(self, wait: Callable[[str], None], memory: int, devices: int) -> None:
-        self.wait, self.memory, self.devices = wait, memory, devices
-        self.issued = self.completed = self.current = 0
-        self.capturing = ""
+    - `wait` is called with what makes the host wait.
+    - `issued` counts the device's work, and `completed` the work that the host knows to be done
+      because it has waited since.
+    - `in_graph`: a graph is being captured or replayed.
+    """
+
+    def __init__(self, wait: Callable[[str], None], memory: int) -> None:
+        self.wait = wait
+        self.memory = memory
+        self.issued = 0
+        self.completed = 0
+        self.in_graph = False
         self._pinned: list[Any] = []
 
-    def index_of(self, device: Any) -> int:
-        """Raises RuntimeError, as torch does, if there is no such device."""
-        index = device if device is None or isinstance(device, int) else torch.device(device).index
-        if (index or 0) >= self.devices:
-            raise RuntimeError(f"CUDA error: invalid device ordinal {index}")
-        return self.current if index is None else index
-
-    def set_device(self, device: object) -> None:
-        self.current = self.index_of(device)
-
     def pin(self, tensor: Tensor) -> Tensor:
-        self._pinned.append(
-            tensor.untyped_storage()
-        )  # kept, so that no other memory gets this address
+        # Keep the storage, so that no other memory gets this address.
+        self._pinned.append(tensor.untyped_storage())
         return tensor
 
     def is_pinned(self, tensor: Tensor) -> bool:
@@ -47,21 +41,12 @@ class Runtime:
         address = tensor.untyped_storage().data_ptr()
         return any(storage.data_ptr() == address for storage in self._pinned)
 
-    def stream(self, device: Any = None) -> Any:
-        return SimpleNamespace(
-            device=torch.device("cuda", self.index_of(device)), wait_stream=lambda other: None
-        )
 
-    def event(self, enable_timing: bool = False) -> "_Event":
-        return _Event(self)
-
-
-class _Event:
-    """An event with a time; it has happened for the host once that has waited for the device
-    since."""
+class Event:
+    """An event with a time. For the host it has happened once the host has waited since."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self.runtime, self.place, self.seconds = runtime, 0, 0.0
+        self.runtime = runtime
 
     def record(self, stream: Any = None) -> None:
         self.runtime.issued += 1
@@ -74,25 +59,22 @@ class _Event:
         if not self.query():
             self.runtime.wait("event.synchronize")
 
-    def elapsed_time(self, end: "_Event") -> float:
-        if not end.query():
-            raise RuntimeError("CUDA error: device not ready")
+    def elapsed_time(self, end: "Event") -> float:
+        assert end.query(), "device not ready"
         return (end.seconds - self.seconds) * 1000
 
 
 @contextmanager
 def patched_runtime(runtime: Runtime) -> Iterator[None]:
-    """torch.cuda speaks of `runtime`; autograd stays on its caller's thread; modules move by new
-    parameters."""
-    torch._C._ensureCUDADeviceGuardSet()  # so that autograd asks nothing of a driver
-    default = runtime.stream()
+    """Make torch.cuda describe `runtime`.
+
+    Autograd stays on its caller's thread, and modules move by new parameters.
+    """
+    from tests.tape import TapeGraph, captured  # It imports PretendedCard.
+
+    torch._C._ensureCUDADeviceGuardSet()  # Autograd then asks nothing of a driver.
+    stream = SimpleNamespace(wait_stream=lambda other: None)
     properties = SimpleNamespace(total_memory=runtime.memory, name="pretended", major=9, minor=0)
-
-    def with_valid(value: Any) -> Callable[..., Any]:
-        return lambda device=None: (runtime.index_of(device), value)[1]
-
-    from tests.tape import TapeGraph, captured  # which knows the device that is entered
-
     replaced = {
         "CUDAGraph": TapeGraph,
         "graph": captured,
@@ -101,34 +83,33 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
-        "device_count": lambda: runtime.devices,
-        "current_device": lambda: runtime.current,
-        "is_bf16_supported": lambda *more, **named: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "is_bf16_supported": lambda *args, **kwargs: True,
         "empty_cache": lambda: None,
-        "set_device": runtime.set_device,
-        "get_device_name": with_valid("pretended"),
-        "get_device_properties": with_valid(properties),
+        "set_device": lambda device: None,
+        "get_device_name": lambda device=None: "pretended",
+        "get_device_properties": lambda device=None: properties,
         "synchronize": lambda device=None: runtime.wait("synchronize"),
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "set_rng_state": lambda state, device=None: torch.set_rng_state(state),
-        "is_current_stream_capturing": lambda: bool(runtime.capturing),
-        "Event": runtime.event,
-        "Stream": runtime.stream,
+        "is_current_stream_capturing": lambda: runtime.in_graph,
+        "Event": lambda enable_timing=False: Event(runtime),
+        "Stream": lambda device=None: SimpleNamespace(wait_stream=lambda other: None),
         "stream": lambda stream: nullcontext(),
-        "current_stream": lambda device=None: default,
+        "current_stream": lambda device=None: stream,
     }
-    overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
+    future = torch.__future__
     with ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(
-            mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0")
-        )  # whatever torch is there
+        # Whatever torch is installed:
+        stack.enter_context(mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0"))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        # torch.tensor makes tensors on the CPU and then copies them.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
-        torch._C._set_only_lift_cpu_tensors(
-            True
-        )  # torch.tensor makes them on the CPU and then copies them
-        torch.__future__.set_overwrite_module_params_on_conversion(True)
-        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
+        torch._C._set_only_lift_cpu_tensors(True)
+        overwrites = future.get_overwrite_module_params_on_conversion()
+        stack.callback(future.set_overwrite_module_params_on_conversion, overwrites)
+        future.set_overwrite_module_params_on_conversion(True)
         yield

@@ -13,8 +13,8 @@ from fedsim.engine import device as compiled
 from fedsim.engine.device import WORTH_STEPS
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import LocalWork
-from tests.engines import batched
-from tests.test_engine import OPTIMIZERS, SIZES, assert_equal, engines, model_of, problem
+from tests.engines import batched, reference
+from tests.test_engine import OPTIMIZERS, SIZES, assert_engines_equal, model_of, problem
 
 
 def tanh() -> nn.Module:
@@ -49,8 +49,8 @@ def test_compiled_equals_sequential(backend: str, monkeypatch: pytest.MonkeyPatc
     long form."""
     monkeypatch.setattr(compiled.torch, "compile", partial(torch.compile, backend=backend))
     fast = engine(tanh(), 1, True)
-    _, plain = engines(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"])
-    assert_equal(fast, plain, np.arange(5))
+    plain = reference(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"], Streams(3))
+    assert_engines_equal(fast, plain, np.arange(5))
     if backend == "inductor" and fast.description != "batched, compiled":
         pytest.skip(fast.description)
     assert fast.description == "batched, compiled"
@@ -68,9 +68,9 @@ def test_what_cannot_be_compiled_runs_all_the_same_and_is_told_once(
     monkeypatch.setattr(compiled.torch, "compile", broken)
     compiled.warn_not_compiled.cache_clear()
     fast = engine(tanh(), 1, True)
-    _, plain = engines(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"])
-    assert_equal(fast, plain, np.arange(5))
-    assert_equal(fast, plain, np.arange(3))
+    plain = reference(tanh(), fast.data, fast.work, OPTIMIZERS["sgd"], Streams(3))
+    assert_engines_equal(fast, plain, np.arange(5))
+    assert_engines_equal(fast, plain, np.arange(3))
     assert fast.description == "batched, not compiled: no compiler"
     told = capsys.readouterr().err
     assert told.count("no compiler") == 1  # though full batches and padded ones are compiled apart

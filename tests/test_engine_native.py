@@ -31,7 +31,7 @@ from fedsim.models.cnn import CNN
 from fedsim.models.mlp import MLP
 from fedsim.running.lanes import TrainingCall, train_jointly
 from tests.engines import auto, native, reference, schedule_of
-from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_equal, model_of, problem
+from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_engines_equal, model_of, problem
 from tests.test_engine_chain import CHAINS
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -77,7 +77,7 @@ def test_layers_wider_and_deeper_than_a_tile(
         x, torch.randint(11, (40,), generator=generator), *[[np.arange(3, 40)]] * 2, 11
     )
     model: Any = MLP((1, 1, 600), 11, hidden=hidden, dropout=dropout).double()
-    assert_equal(*pair(model, data, LocalWork(2, None, 17), optimizer), np.arange(1))
+    assert_engines_equal(*pair(model, data, LocalWork(2, None, 17), optimizer), np.arange(1))
 
 
 def padded() -> nn.Module:
@@ -127,7 +127,7 @@ def images(name: str, dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Cl
 def test_convolutions_equal_those_of_the_plain_engine(name: str, optimizer: str) -> None:
     model, data = images(name)
     fast, plain = pair(model, data, LocalWork(2, None, 5), optimizer)
-    assert_equal(fast, plain, np.arange(3))
+    assert_engines_equal(fast, plain, np.arange(3))
     params = initial(model)
     np.testing.assert_allclose(
         fast.losses(params, data.train), plain.losses(params, data.train), rtol=1e-10
@@ -168,7 +168,7 @@ def test_samples_that_do_not_lie_in_a_row_and_more_outputs_than_classes() -> Non
     wide = nn.Sequential(nn.Flatten(), nn.Linear(16, 5)).double()
     for model, samples in ((model_of("mlp"), apart), (wide, data)):
         fast, plain = pair(model, samples)[0], pair(model, data)[1]
-        assert_equal(fast, plain, np.arange(5))
+        assert_engines_equal(fast, plain, np.arange(5))
         found, wanted = (
             fast.predict(initial(model), samples.x),
             plain.predict(initial(model), data.x),

@@ -1,5 +1,4 @@
-"""Stacks as one buffer: a view where they lie side by side, a copy elsewhere; and what comes from a
-GPU in one copy."""
+"""Stacks as one buffer, and what comes from a GPU in one copy."""
 
 import numpy as np
 import pytest
@@ -8,7 +7,7 @@ from torch import Tensor
 
 from fedsim.core.errors import DivergedError
 from fedsim.core.flat import as_columns, flat_rows, split_flat
-from fedsim.core.types import Cohort, drop_nonfinite
+from fedsim.core.types import Cohort, Stack, drop_nonfinite
 from fedsim.engine.backend import fetched
 from fedsim.rounds.aggregators import FedAvg
 from fedsim.rounds.checks import require_finite
@@ -17,12 +16,10 @@ from tests.pretended_cuda import PretendedCard, held
 
 BUFFER = torch.arange(36.0).view(4, 9)
 COLUMNS = {"a": BUFFER[:, :6].unflatten(1, (2, 3)), "b": BUFFER[:, 6], "c": BUFFER[:, 7:]}
-
-
-OTHERS: dict[str, dict[str, Tensor]] = {
-    "another order": {"b": COLUMNS["b"], "a": COLUMNS["a"], "c": COLUMNS["c"]},
-    "a gap": {"a": COLUMNS["a"], "c": COLUMNS["c"]},
-    "a gap in a row": {"a": COLUMNS["a"][:1], "c": COLUMNS["c"][:1]},
+OTHERS: dict[str, Stack] = {
+    "another order": {name: COLUMNS[name] for name in "bac"},
+    "a gap": {name: COLUMNS[name] for name in "ac"},
+    "a gap in a row": {name: COLUMNS[name][:1] for name in "ac"},
     "a tensor of its own": {**COLUMNS, "b": COLUMNS["b"].clone()},
     "expanded": {name: value[:1].expand(4, *value.shape[1:]) for name, value in COLUMNS.items()},
     "transposed": {**COLUMNS, "a": COLUMNS["a"].transpose(1, 2)},
@@ -30,67 +27,81 @@ OTHERS: dict[str, dict[str, Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("stack", OTHERS.values(), ids=OTHERS.keys())
-def test_all_else_is_copied(stack: dict[str, Tensor]) -> None:
+def assert_same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    assert all(torch.equal(held(actual[name]), value) for name, value in expected.items())
+
+
+@pytest.mark.parametrize("stack", OTHERS.values(), ids=OTHERS)
+def test_a_stack_that_is_not_one_buffer_is_copied(stack: Stack) -> None:
     flat = flat_rows(stack)
-    assert torch.equal(
-        flat, torch.cat([value.reshape(len(value), -1) for value in stack.values()], 1)
-    )
+    assert torch.equal(flat, torch.cat([value.flatten(1) for value in _2d(stack)], 1))
     assert flat.data_ptr() != BUFFER.data_ptr()
 
 
-def test_columns_of_one_buffer_are_not_copied_and_have_parts_by_name() -> None:
+def _2d(stack: Stack) -> list[Tensor]:
+    return [value.reshape(len(value), -1) for value in stack.values()]
+
+
+def test_columns_of_one_buffer_are_not_copied() -> None:
     flat = flat_rows(COLUMNS)
     assert torch.equal(flat, BUFFER)
     assert flat.data_ptr() == BUFFER.data_ptr()
-    parts = split_flat(BUFFER[1], {name: value[0] for name, value in COLUMNS.items()})
-    assert all(torch.equal(parts[name], value[1]) for name, value in COLUMNS.items())
 
 
-def test_columns_on_a_gpu_are_views_of_one_buffer() -> None:
+def test_a_row_is_split_into_tensors_by_name() -> None:
+    like = {name: value[0] for name, value in COLUMNS.items()}
+    assert_same(split_flat(BUFFER[1], like), {name: value[1] for name, value in COLUMNS.items()})
+
+
+def test_a_stack_on_a_gpu_becomes_views_of_one_buffer() -> None:
     with PretendedCard() as card:
-        stack = {name: value.contiguous().to("cuda") for name, value in COLUMNS.items()}
-        columns = as_columns(stack)
+        columns = as_columns({n: value.contiguous().to("cuda") for n, value in COLUMNS.items()})
         card.counts.reset()
         assert torch.equal(held(flat_rows(columns)), BUFFER)
         assert card.counts.launches.total() == 0
-        assert all(torch.equal(held(columns[name]), value) for name, value in COLUMNS.items())
+        assert_same(columns, COLUMNS)
     assert as_columns(COLUMNS) is COLUMNS
 
 
 def cohort(device: str, broken: float | None) -> Cohort:
+    """Return a cohort of four clients, of which the third has an entry that is `broken`."""
     delta = {name: value.clone() for name, value in COLUMNS.items()}
     if broken is not None:
         delta["a"][2, 1, 1] = broken
     delta = {name: value.to(device) for name, value in delta.items()}
-    start = {name: value[0] for name, value in COLUMNS.items()}
+    start = {name: value[0].to(device) for name, value in COLUMNS.items()}
     losses, finite = fetched(torch.ones(4, 2, 3, device=device), delta)
     np.testing.assert_array_equal(losses, np.ones((4, 2, 3)))
-    start = {name: value.to(device) for name, value in start.items()}
     ids, sizes = np.arange(4), np.array([1, 2, 3, 4])
     return Cohort(ids, sizes, start, delta, None, None, sizes, list(start), finite=finite)
 
 
 @pytest.mark.parametrize("broken", [None, float("nan"), float("inf")])
-def test_an_average_on_a_gpu_is_that_on_the_cpu_without_updates_that_are_not_finite(
+def test_an_average_on_a_gpu_drops_the_same_updates_as_on_the_cpu_without_waiting(
     broken: float | None,
 ) -> None:
     average = FedAvg(frozenset(), weighting="by_size")
+    num_broken = 0 if broken is None else 1
     kept, _, dropped = drop_nonfinite(cohort("cpu", broken), None)
+    assert dropped == num_broken
     with order_of_torch():
-        wanted = average.aggregate(kept.start, kept, None)
+        expected = average.aggregate(kept.start, kept, None)
     with PretendedCard() as card:
         on_card = cohort("cuda", broken)
         card.counts.reset()
-        kept, _, dropped_on_card = drop_nonfinite(on_card, None)
+        kept, _, dropped = drop_nonfinite(on_card, None)
         assert card.counts.waits.total() == 0
-        found = average.aggregate(kept.start, kept, None)
-        require_finite(found, 1)
+        assert dropped == num_broken
+        assert_same(average.aggregate(kept.start, kept, None), expected)
+
+
+def test_a_model_on_a_gpu_is_checked_with_one_wait() -> None:
+    with PretendedCard() as card:
+        model = {"a": torch.zeros(3, device="cuda"), "b": torch.zeros(2, device="cuda")}
+        require_finite(model, 1)
         card.counts.reset()
-        found["b"] = torch.full_like(found["b"], -torch.inf if broken is None else broken)
+        model["b"] = torch.full_like(model["b"], -torch.inf)
         with pytest.raises(DivergedError, match="round 3"):
-            require_finite(found, 3)
+            require_finite(model, 3)
         assert card.counts.waits.total() == 1
-        del found["b"]
-    assert dropped == dropped_on_card == (0 if broken is None else 1)
-    assert all(torch.equal(held(found[name]), wanted[name]) for name in found)

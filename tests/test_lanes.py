@@ -22,7 +22,7 @@ from fedsim.models.mlp import MLP
 from fedsim.results.reading import read_metrics, read_summary
 from fedsim.running import lanes
 from fedsim.running.lanes import Lane, TrainingCall, run_in_lanes, train_jointly
-from tests.engines import batched, schedule_of
+from tests.engines import batched, reference, schedule_of
 from tests.run_toys import Run
 from tests.test_engine import (
     BACKENDS,
@@ -30,7 +30,6 @@ from tests.test_engine import (
     OPTIMIZERS,
     SIZES,
     WORKS,
-    engines,
     model_of,
     problem,
     task_of,
@@ -232,9 +231,9 @@ def test_a_selectors_no_grad_stays_its_own() -> None:
 
 
 def _engine(sizes: str, number: int = 0) -> Engine:
-    return engines(model_of("mlp"), problem(SIZES[sizes]), WORKS["epochs"], OPTIMIZERS["sgd"])[
-        number
-    ]
+    build = (batched, reference)[number]
+    work, optimizer = WORKS["epochs"], OPTIMIZERS["sgd"]
+    return build(model_of("mlp"), problem(SIZES[sizes]), work, optimizer, Streams(3))
 
 
 def call_of(
@@ -292,7 +291,9 @@ def test_only_schedules_of_one_shape_and_rate_are_trained_jointly(
 def test_no_model_changes_a_bit_beside_others(name: str, sizes: str) -> None:
     data = problem(SIZES[sizes], torch.float32)
     _assert_exact(
-        engines(model_of(name, torch.float32), data, WORKS["epochs"], OPTIMIZERS["momentum"])[0]
+        batched(
+            model_of(name, torch.float32), data, WORKS["epochs"], OPTIMIZERS["momentum"], Streams(3)
+        )
     )
 
 

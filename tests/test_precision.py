@@ -1,6 +1,9 @@
-"""Precision, determinism and device: what a config says holds on a (pretended) GPU, whatever stood
-before."""
+"""Precision, determinism and device are those of the config, whatever was set before.
 
+GPUs are pretended ones.
+"""
+
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,185 +11,145 @@ import pytest
 import torch
 
 from fedsim.config.compose import make_plan
+from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, Problem
 from fedsim.engine import choose
 from fedsim.engine.device import switches
-from fedsim.running import assembly as prepared_data
+from fedsim.running import assembly
+from fedsim.running.assembly import resolve_device
 from fedsim.running.provenance import environment
-from tests.card_runs import BATCHED, composed, run_on_card, simulation
+from tests.card_runs import BATCHED, SMALL, composed, run_on_card, simulation
 from tests.pretended_cuda import PretendedCard
 
-SMALL = ("model.hidden=[16,8]",)
 CONVOLUTIONS = ("model=logistic", "model._target_=tests.goldens.Convolutions", "num_rounds=1")
-SEQUENTIAL = ("engine=sequential", "engine.workers=1")
 CUDNN: Any = torch.backends.cudnn
+MATMUL = torch.backends.cuda.matmul
 
 
 @pytest.fixture(autouse=True)
-def _switches_put_back() -> Iterator[None]:
-    prepared_data._latest.clear()
-    before = (
-        torch.backends.cuda.matmul.fp32_precision,
-        CUDNN.conv.fp32_precision,
-        CUDNN.rnn.fp32_precision,
-    )
-    deterministic = CUDNN.deterministic
+def _restore_switches() -> Iterator[None]:
+    assembly._latest.clear()
+    products, deterministic = MATMUL.fp32_precision, CUDNN.deterministic
+    convolutions, recurrent = CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision
     yield
-    CUDNN.allow_tf32 = before[1] == "tf32"
-    (
-        torch.backends.cuda.matmul.fp32_precision,
-        CUDNN.conv.fp32_precision,
-        CUDNN.rnn.fp32_precision,
-    ) = before
-    CUDNN.deterministic = deterministic
+    CUDNN.allow_tf32 = convolutions == "tf32"
+    MATMUL.fp32_precision, CUDNN.deterministic = products, deterministic
+    CUDNN.conv.fp32_precision, CUDNN.rnn.fp32_precision = convolutions, recurrent
 
 
-def plan(device: str, *words: str) -> Any:
-    job = composed(*words)
+def plan(device: str) -> Plan:
+    job = composed(*SMALL)
     return make_plan({**job.config, "device": device}, job.choices)
 
 
-class Watch:
-    """How the switches stand at each product or convolution."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, set[str]] = {}
-
-    def __call__(self, name: str, args: tuple[Any, ...]) -> None:
-        if name in (
-            "mm",
-            "addmm",
-            "bmm",
-            "baddbmm",
-            "baddbmm_",
-            "convolution",
-            "convolution_backward",
-        ):
-            kind = "convolutions" if name.startswith("conv") else "products"
-            self.seen.setdefault(name, set()).add(switches()[kind])
-
-
-@pytest.mark.parametrize("engine", [SEQUENTIAL, BATCHED], ids=["sequential", "batched"])
-@pytest.mark.parametrize(("precision", "kind"), [("float32", "ieee"), ("tf32", "tf32")])
-def test_passes_are_computed_in_the_precision_that_is_said(
-    engine: tuple[str, ...], precision: str, kind: str
+@pytest.mark.parametrize("engine", [("engine=sequential", "engine.workers=1"), BATCHED])
+@pytest.mark.parametrize(
+    ("precision", "switch", "before"), [("float32", "ieee", "tf32"), ("tf32", "tf32", "ieee")]
+)
+def test_passes_have_the_precision_of_the_config(
+    engine: tuple[str, ...], precision: str, switch: str, before: Any
 ) -> None:
-    torch.backends.cuda.matmul.fp32_precision = CUDNN.conv.fp32_precision = (
-        "ieee" if kind == "tf32" else "tf32"
-    )
-    watch = Watch()
-    with PretendedCard(refuses=watch):
-        made = simulation((*CONVOLUTIONS, *engine, f"engine.precision={precision}"), "cuda")
-        watch.seen.clear()  # what was tried out
-        next(iter(made))
-    assert (
-        watch.seen["convolution"]
-        == watch.seen["convolution_backward"]
-        == watch.seen["addmm"]
-        == {kind}
-    )
-    assert "ieee" in watch.seen["mm"]  # what the server computes is float32's, always
-    assert switches()["products"] == switches()["convolutions"] == "ieee"
+    seen: dict[str, set[str]] = defaultdict(set)
+
+    def note_switch(name: str, args: tuple[Any, ...]) -> None:
+        kind = "convolutions" if name.startswith("conv") else "products"
+        seen[name].add(switches()[kind])
+
+    MATMUL.fp32_precision = before
+    CUDNN.conv.fp32_precision = before
+    with PretendedCard(on_operation=note_switch):
+        rounds = iter(simulation((*CONVOLUTIONS, *engine, f"engine.precision={precision}"), "cuda"))
+        seen.clear()  # of trial passes
+        next(rounds)
+    for operation in ("convolution", "convolution_backward", "addmm"):
+        assert seen[operation] == {switch}
+    assert "ieee" in seen["mm"]  # The server always computes in float32.
+    assert switches()["products"] == "ieee"
+    assert switches()["convolutions"] == "ieee"
 
 
 @pytest.mark.parametrize("engine", ["auto", "batched", "sequential"])
-def test_tf32_is_refused_on_a_cpu(engine: str) -> None:
+def test_tf32_is_rejected_on_a_cpu(engine: str) -> None:
     with pytest.raises(ConfigError, match=r"engine\.precision='tf32': needs a CUDA GPU"):
         simulation((*SMALL, f"engine={engine}", "engine.precision=tf32"), "cpu")
 
 
-@pytest.mark.parametrize(("said", "stands"), [("null", True), ("true", True), ("false", False)])
-def test_determinism_of_cudnn_is_a_switch(said: str, stands: bool) -> None:
-    CUDNN.deterministic = not stands
+@pytest.mark.parametrize(
+    ("value", "deterministic"), [("null", True), ("true", True), ("false", False)]
+)
+def test_determinism_of_cudnn_is_that_of_the_config(value: str, deterministic: bool) -> None:
+    CUDNN.deterministic = not deterministic
     with PretendedCard():
-        simulation((*SMALL, *BATCHED, f"engine.deterministic={said}"), "cuda")
-    assert CUDNN.deterministic is stands
+        simulation((*SMALL, *BATCHED, f"engine.deterministic={value}"), "cuda")
+    assert CUDNN.deterministic is deterministic
 
 
-def test_auto_is_the_gpu_before_the_config_is_hashed() -> None:
-    on_cpu = plan("auto", *SMALL)
+def test_auto_becomes_the_gpu_before_the_config_is_hashed() -> None:
+    on_cpu = plan("auto")
     with PretendedCard():
-        on_gpu, said = plan("auto", *SMALL), plan("cuda", *SMALL)
+        on_gpu, explicit = plan("auto"), plan("cuda")
     assert (on_cpu.config["device"], on_gpu.config["device"]) == ("auto", "cuda")
-    assert on_gpu.folder == said.folder != on_cpu.folder
+    assert on_gpu.folder == explicit.folder != on_cpu.folder
 
 
-def test_the_second_gpu() -> None:
-    words = (*SMALL, *BATCHED)
-    with PretendedCard(devices=2) as card:
-        for device, number in (("cuda:1", 1), ("cuda", 0)):
-            prepared_data._latest.clear()
-            made = simulation(words, device)
-            assert card.runtime.current == number
-            next(iter(made))
-            assert {value.device for value in made.params.values()} == {
-                torch.device("cuda", number)
-            }
+def test_a_gpu_becomes_torchs_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    current: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert [resolve_device(name) for name in ("cuda:1", "cuda", "cpu")] == [
+        "cuda:1",
+        "cuda:0",
+        "cpu",
+    ]
+    assert current == [1, 0]
 
 
-def test_a_gpu_that_is_not_there_is_told() -> None:
-    with (
-        PretendedCard(devices=2),
-        pytest.raises(ConfigError, match=r"device='cuda:2': torch sees GPUs 0 to 1"),
-    ):
-        plan("cuda:2", *SMALL)
+def test_a_gpu_that_does_not_exist_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="needs a CUDA GPU that torch can see"):
-        plan("cuda:0", *SMALL)
+        plan("cuda:0")
     with pytest.raises(ConfigError, match="must be one of auto, cpu, cuda or cuda:<number>"):
-        plan("cuda:x", *SMALL)
+        plan("cuda:x")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"device='cuda:2': torch sees GPUs 0 to 1"):
+        plan("cuda:2")
 
 
 def test_the_summary_names_gpu_driver_libraries_and_switches() -> None:
     with PretendedCard():
         simulation((*SMALL, *BATCHED), "cuda")
-        found = environment(torch.device("cuda"))
-    assert found["device"] == "pretended"
-    assert set(found["gpu"]) == {
-        "driver",
-        "cuda",
-        "cudnn",
-        "products",
-        "convolutions",
-        "deterministic",
-    }
-    assert (found["gpu"]["products"], found["gpu"]["convolutions"]) == ("ieee", "ieee")
+        described = environment(torch.device("cuda"))
+    assert described["device"] == "pretended"
+    gpu = described["gpu"]
+    assert set(gpu) == {"driver", "cuda", "cudnn", "products", "convolutions", "deterministic"}
+    assert (gpu["products"], gpu["convolutions"]) == ("ieee", "ieee")
     assert "gpu" not in environment(torch.device("cpu"))
 
 
 def test_auto_trains_batched_on_a_gpu_what_cannot_be_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def refuse(*args: Any, **more: Any) -> None:
+    def reject(*args: Any, **kwargs: Any) -> None:
         raise ConfigError([Problem("optimizer", "a user's", "cannot be recorded")])
 
-    def chosen(*words: str) -> str:
+    def chosen(words: tuple[str, ...]) -> str:
         return simulation((*words, "engine=auto"), "cuda").components.engine.description
 
     with PretendedCard():
-        assert chosen(*CONVOLUTIONS).startswith("graph, ")
-        monkeypatch.setattr(choose, "GraphBackend", refuse)
-        assert chosen(*CONVOLUTIONS) == "batched (auto: convolutions on a GPU)"
-        assert chosen(*SMALL) == "batched (auto: no convolutions)"
+        assert chosen(CONVOLUTIONS).startswith("graph, ")
+        monkeypatch.setattr(choose, "GraphBackend", reject)
+        assert chosen(CONVOLUTIONS) == "batched (auto: convolutions on a GPU)"
+        assert chosen(SMALL) == "batched (auto: no convolutions)"
 
 
-def test_activations_count_in_what_fits_into_a_gpus_memory() -> None:
-    words = (
-        "model=logistic",
-        "model._target_=tests.goldens.Convolutions",
-        *BATCHED,
-        "cohort_size=6",
-        "num_rounds=1",
-    )
-    rows: list[int] = []
+@pytest.mark.parametrize(("memory", "clients"), [(80 * 10**9, 6), (900_000, 2)])
+def test_activations_count_in_what_fits_into_a_gpus_memory(memory: int, clients: int) -> None:
+    grouped_channels = [0]
 
-    def sizes(name: str, args: tuple[Any, ...]) -> None:
-        if (
-            name == "convolution" and args[1].shape[0] > 4
-        ):  # a grouped one: four channels of each client
-            rows.append(args[1].shape[0] // 4)
+    def note_channels(name: str, args: tuple[Any, ...]) -> None:
+        if name == "convolution":
+            grouped_channels.append(args[1].shape[0])
 
-    run_on_card(words, PretendedCard(refuses=sizes))
-    assert max(rows) == 6
-    rows.clear()
-    run_on_card(words, PretendedCard(memory=900_000, refuses=sizes))
-    assert max(rows) == 2
+    card = PretendedCard(memory=memory, on_operation=note_channels)
+    run_on_card((*CONVOLUTIONS, *BATCHED, "cohort_size=6"), card)
+    channels_per_client = 4
+    assert max(grouped_channels) == clients * channels_per_client

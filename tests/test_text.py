@@ -24,7 +24,7 @@ from fedsim.models.text import TextGRU, TextMLP
 from fedsim.results.reading import read_metrics
 from tests.dataset_toys import build
 from tests.engines import auto, batched, graph, native, reference
-from tests.test_engine import OPTIMIZERS, SIZES, assert_equal
+from tests.test_engine import OPTIMIZERS, SIZES, assert_engines_equal
 
 SMALL: dict[str, Any] = {
     "num_speakers": 8,
@@ -186,7 +186,7 @@ def test_engines_agree_on_texts(backend: Any, optimizer: str, name: str) -> None
     data, model = texts(SIZES["ragged"]), model_of(name)
     common = (model, data, LocalWork(2, None, 4), OPTIMIZERS[optimizer], Streams(3))
     one, other = backend(*common), reference(*common)
-    assert_equal(one, other, np.arange(5))
+    assert_engines_equal(one, other, np.arange(5))
     params = initial(model)
     np.testing.assert_allclose(
         one.losses(params, data.train), other.losses(params, data.train), rtol=1e-10

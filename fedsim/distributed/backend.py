@@ -165,8 +165,8 @@ def train_part(backend: Backend, start: Sequence[Params], part: Schedule) -> Tra
 def split_evenly(work: Sequence[int] | Ints, num_parts: int, unit: int = 1) -> dict[int, slice]:
     """Cut items with some `work` each into consecutive parts, so that work is most even.
 
-    Returns the samples of the parts that are not empty, by the number of the part. An item has `unit`
-    samples; the last one may have fewer.
+    Returns the samples of the parts that are not empty, by the number of the part. An item has
+    `unit` samples; the last one may have fewer.
     """
     ends = np.cumsum([0, *work])
     cuts = [0]

@@ -1,6 +1,7 @@
 """Messages between ranks by torch.distributed: gloo between CPUs, NCCL between GPUs.
 
-Nothing is pickled. A message is JSON (`fedsim.core.encoding`), followed by the bytes of its tensors.
+Nothing is pickled. A message is JSON (`fedsim.core.encoding`), followed by the bytes of its
+tensors.
 """
 
 import json
@@ -26,8 +27,8 @@ DATACLASSES = {
 }
 """Dataclasses that messages may hold."""
 WORKING = timedelta(days=1)
-"""Maximum time between two messages of a rank. If a rank dies, the others notice it at once, because
-its connection breaks."""
+"""Maximum time between two messages of a rank. If a rank dies, the others notice it at once,
+because its connection breaks."""
 
 T = TypeVar("T")
 
@@ -102,8 +103,8 @@ class Link:
     """The connections of this rank to the others.
 
     They use the process group of torch.distributed that this process has joined. There are `size`
-    ranks, and tensors on GPUs arrive on `device`. Methods raise `LostRankError` if the other rank has
-    ended.
+    ranks, and tensors on GPUs arrive on `device`. Methods raise `LostRankError` if the other rank
+    has ended.
     """
 
     def __init__(self, size: int) -> None:
@@ -162,8 +163,8 @@ class Others:
     ) -> tuple[T, dict[int, Message]]:
         """Return what `compute_here` returns, and the answers of the ranks, which work meanwhile.
 
-        Raises what `compute_here` raises. Otherwise it raises an error that names the first rank that
-        raised anything.
+        Raises what `compute_here` raises. Otherwise it raises an error that names the first rank
+        that raised anything.
         """
         if self.lost is not None:
             raise self.lost

@@ -1,8 +1,9 @@
-"""The interface of a backend: it trains stacks of local models, and passes samples through one model.
+"""The interface of a backend: it trains stacks of local models, and passes samples through one
+model.
 
-To add a backend, write a subclass of `Backend` and a YAML file in conf/engine/. Its constructor takes
-the `Workload` and keyword-only, annotated parameters. Its results must equal those of the reference
-backend (tests/test_engine.py).
+To add a backend, write a subclass of `Backend` and a YAML file in conf/engine/. Its constructor
+takes the `Workload` and keyword-only, annotated parameters. Its results must equal those of the
+reference backend (tests/test_engine.py).
 """
 
 from abc import ABC, abstractmethod
@@ -115,7 +116,8 @@ class Backend(ABC):
     splits a call that needs more samples."""
 
     def passed_in_order(self, count: int, x: Tensor) -> int:
-        """Return how many samples, from position 0 on, `forward` passes in order for `count` positions.
+        """Return how many samples, from position 0 on, `forward` passes in order for `count`
+        positions.
 
         If most samples of `x` are needed, it is faster to pass all of them in order. 0 means that
         only the samples at the positions pass.

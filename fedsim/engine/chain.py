@@ -1,8 +1,8 @@
 """Recognise models that are plain chains of layers, by tracing them.
 
 fedsim computes such models faster than torch's automatic differentiation (fedsim/engine/native and
-fedsim/engine/linear_passes.py). Each traced operation becomes a letter, and a chain is a word that a
-regular expression accepts.
+fedsim/engine/linear_passes.py). Each traced operation becomes a letter, and a chain is a word that
+a regular expression accepts.
 """
 
 import copy
@@ -22,7 +22,7 @@ class ChainLayer:
 
     - `weight` and `bias` are names of parameters; `bias` is None if there is none.
     - `dropout` and `rate`: number and rate of the dropout after a linear layer.
-    - `kernel`, `padding` and `pool`: a convolution's sizes, and whether a 2 x 2 max pooling follows.
+    - `kernel`, `padding` and `pool`: a convolution's sizes, and whether 2 x 2 pooling follows.
     """
 
     weight: str
@@ -103,7 +103,8 @@ def find_chain(model: nn.Module) -> LayerChain | None:
 
 
 def _letter(node: fx.Node, layer: nn.Module | None) -> str:
-    """Return c (convolution), p (max pooling), l (linear layer), d (dropout), r (ReLU) or f (flatten).
+    """Return c (convolution), p (max pooling), l (linear layer), d (dropout), r (ReLU) or f
+    (flatten).
 
     What does nothing has no letter, and everything else is "?".
     """
@@ -173,7 +174,8 @@ def _operation(node: fx.Node) -> tuple[Any, ...]:
 
 
 def _is_a_line(nodes: Sequence[fx.Node]) -> bool:
-    """Return whether there is one input and one output, and each node uses the one before it only."""
+    """Return whether there is one input and one output, and each node uses the one before it
+    only."""
     *before, output = nodes
     if output.op != "output" or output.args[0] is not before[-1]:
         return False

@@ -20,12 +20,12 @@ from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import Schedule
 
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
-"""Number of a client's local steps in a run from which C pays. Compiling takes 2 s, once per machine.
-A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter, and a step of a client of W2
-some 5 ms of a core (docs/performance.md)."""
+"""Number of a client's local steps in a run from which C pays. Compiling takes 2 s, once per
+machine. A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter, and a step of a
+client of W2 some 5 ms of a core (docs/performance.md)."""
 TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
-"""Tolerance of the first losses and changes, relative to their size. Rounding is far below it, and a
-wrong kernel far above."""
+"""Tolerance of the first losses and changes, relative to their size. Rounding is far below it, and
+a wrong kernel far above."""
 
 
 def choose_backend(

@@ -29,8 +29,8 @@ def tell(text: str) -> None:
 
 Compile = Literal["auto"] | bool
 WORTH_STEPS = 10_000
-"""Number of a client's local steps in a run from which compiling pays. It takes some 10 s, and saves
-1 to 3 ms a step (docs/performance.md)."""
+"""Number of a client's local steps in a run from which compiling pays. It takes some 10 s, and
+saves 1 to 3 ms a step (docs/performance.md)."""
 
 
 def worth_compiling(choice: Compile, num_steps: int, min_steps: int = WORTH_STEPS) -> bool:

@@ -65,9 +65,9 @@ class Engine:
         if count == 0 or not has_batch_norm(self.workload.model):
             return None
         return (
-            f"local.batch_size={self.work.batch_size}: {count} of {len(sizes)} clients have a batch "
-            "of one sample, in which batch norm sees no variance; another size, or a model without "
-            "batch norm, avoids it"
+            f"local.batch_size={self.work.batch_size}: {count} of {len(sizes)} clients have a "
+            "batch of one sample, in which batch norm sees no variance; another size, or a model "
+            "without batch norm, avoids it"
         )
 
     def train(
@@ -81,9 +81,9 @@ class Engine:
     ) -> Cohort:
         """Train clients `ids` from `params`, which do not change, in a `round` (1-based).
 
-        `start` has a model for each client, from which it starts instead. The updates are differences
-        to `params` in any case. `correction` is added to the gradients; the losses do not contain
-        it. Raises `FedsimError` if its shift does not fit the trained parameters.
+        `start` has a model for each client, from which it starts instead. The updates are
+        differences to `params` in any case. `correction` is added to the gradients; the losses do
+        not contain it. Raises `FedsimError` if its shift does not fit the trained parameters.
         """
         schedule = make_schedule(
             self.data.train, self.work, self._streams, round, ids, lr, dropout=self._dropout
@@ -172,8 +172,8 @@ class Engine:
     ) -> Iterator[Tensor]:
         """Yield the gradient of the mean cross-entropy in eval mode for each list of positions.
 
-        A gradient is flat [D], in the parameters `names` (None: all that are trained). An empty list
-        gives zeros.
+        A gradient is flat [D], in the parameters `names` (None: all that are trained). An empty
+        list gives zeros.
         """
         return self.backend.gradients(params, positions, self.trained if names is None else names)
 
@@ -182,7 +182,8 @@ class Engine:
         return self.evaluate_samples(params, x, y)[0]
 
     def evaluate_samples(self, params: Params, x: Tensor, y: Tensor) -> tuple[Evaluation, Tensor]:
-        """Evaluate `params` on a labelled set, and return which samples are classified correctly [n].
+        """Evaluate `params` on a labelled set, and return which samples are classified correctly
+        [n].
 
         Raises `ConfigError` if the model's output is not logits.
         """

@@ -1,7 +1,7 @@
 """Passes of chains of linear layers for many clients at once, written out by hand.
 
-The mathematics is that of automatic differentiation, in fewer and larger operations. The batched and
-the graph engine share it.
+The mathematics is that of automatic differentiation, in fewer and larger operations. The batched
+and the graph engine share it.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,8 @@ def forward_and_backward(
                 output.mul_(mask.to(output.dtype)).mul_(layer.scale)
             inputs.append(output.relu_())
 
-    # 2. Cross-entropy and its gradient. (torch's softmax over a short last axis takes twice as long.)
+    # 2. Cross-entropy and its gradient. (torch's softmax over a short last axis takes twice as
+    # long.)
     labels = batch.y.unsqueeze(2)
     output.sub_(output.amax(2, keepdim=True))
     label_logits = output.gather(2, labels)

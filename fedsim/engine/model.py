@@ -54,9 +54,9 @@ def is_convolutional(model: nn.Module) -> bool:
 def layout_for(model: nn.Module, x: Tensor, precision: str = "float32") -> torch.memory_format:
     """Return the memory layout for batches of `x`.
 
-    Channels last makes convolutions 1.3 to 2 times as fast on a CPU, and 1.3 times in bf16 on a GPU.
-    In float32 on a GPU they are 1.4 to 4 times as slow. Some models cannot take it, such as models
-    with `view` after a convolution.
+    Channels last makes convolutions 1.3 to 2 times as fast on a CPU, and 1.3 times in bf16 on a
+    GPU. In float32 on a GPU they are 1.4 to 4 times as slow. Some models cannot take it, such as
+    models with `view` after a convolution.
     """
     convolutional = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     if x.dim() != 4 or not len(x) or not convolutional or (x.is_cuda and precision != "bf16"):

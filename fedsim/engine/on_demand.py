@@ -5,8 +5,8 @@ A data set may be too large for memory. A `SampleSource` then makes each sample 
 of that call into the buffer, and it passes the call on to an ordinary backend, which takes the
 buffer for the whole data set. A call whose samples do not fit is split into several calls.
 
-Positions are numbered in two ways: a position in the data set is a row of the source, and a position
-in the buffer is a row of the tensor that the ordinary backend sees.
+Positions are numbered in two ways: a position in the data set is a row of the source, and a
+position in the buffer is a row of the tensor that the ordinary backend sees.
 """
 
 import math
@@ -30,8 +30,8 @@ class OnDemandBackend(Backend):
     """A backend that makes the samples of each call, and passes the call on to `self.backend`.
 
     Training gives the same bits as with all samples in memory if the samples of a call fit into the
-    buffer (`fedsim.engine.data.BUFFER_BYTES`, 64 MiB). Otherwise the cohort is split into parts, and
-    results are the same up to rounding.
+    buffer (`fedsim.engine.data.BUFFER_BYTES`, 64 MiB). Otherwise the cohort is split into parts,
+    and results are the same up to rounding.
     """
 
     buffer_size: int
@@ -60,9 +60,9 @@ class OnDemandBackend(Backend):
     def _set_pass_sizes(self) -> None:
         """Set how many samples are copied at once for a forward pass, and `pass_size`.
 
-        The buffer is filled up to a multiple of the ordinary backend's pass size, so that its passes
-        hold the same samples as without a buffer. A buffer that is smaller than one pass is filled
-        completely, and cuts passes at its own size, too.
+        The buffer is filled up to a multiple of the ordinary backend's pass size, so that its
+        passes hold the same samples as without a buffer. A buffer that is smaller than one pass is
+        filled completely, and cuts passes at its own size, too.
         """
         pass_size = self.backend.pass_size
         if self.buffer_size >= pass_size:

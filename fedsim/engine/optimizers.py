@@ -63,8 +63,8 @@ class LocalOptimizer(ABC):
 class RecordableOptimizer(LocalOptimizer):
     """An optimiser whose steps the graph engine can record.
 
-    A recorded step works on one flat tensor for all parameters: on a GPU that takes few kernels, each
-    of which fills the device. (On a CPU, `step` takes less than half of the time: it writes in
+    A recorded step works on one flat tensor for all parameters: on a GPU that takes few kernels,
+    each of which fills the device. (On a CPU, `step` takes less than half of the time: it writes in
     place and masks nothing.)
     """
 
@@ -262,8 +262,8 @@ class Constant(LearningRateSchedule):
 class Step(LearningRateSchedule):
     """Multiplies the learning rate by `factor` after each round in `milestones`.
 
-    Round m still has the old rate. The published codes count rounds from 0 and multiply before their
-    round m, which is also after m rounds: FedCor's at 150 and 300, GPFL's at 162 and 244.
+    Round m still has the old rate. The published codes count rounds from 0 and multiply before
+    their round m, which is also after m rounds: FedCor's at 150 and 300, GPFL's at 162 and 244.
     """
 
     def __init__(self, *, milestones: list[int], factor: float) -> None:

@@ -23,7 +23,8 @@ KEY_STRIDE = 0x2545F4914F6CDD1D
 
 @dataclass(frozen=True)
 class LocalWork:
-    """The local training of a round: `steps` optimiser steps, or `epochs` passes if `steps` is None.
+    """The local training of a round: `steps` optimiser steps, or `epochs` passes if `steps` is
+    None.
 
     Batches of `batch_size` samples are cut from consecutive shuffled epochs. The last batch of an
     epoch is smaller if `batch_size` does not divide the client's number of samples n_k. So
@@ -187,7 +188,8 @@ def make_schedule(
 
 
 def _counts(sizes: Ints, steps: Ints, batch_size: int) -> Ints:
-    """Return the number of samples in each step [K, S], for clients with `sizes` and `steps` [K]."""
+    """Return the number of samples in each step [K, S], for clients with `sizes` and `steps`
+    [K]."""
     sizes = sizes[:, None]
     step = np.arange(steps.max(initial=0))
     steps_per_epoch = np.maximum(-(-sizes // batch_size), 1)
@@ -216,7 +218,8 @@ def _fill(batches: Ints, positions: Positions, rng: np.random.Generator) -> None
 
 
 def mean_weights(counts: Ints, width: int) -> Floats:
-    """Return weights [..., width] for `counts` [...]: 1 / count for valid samples, 0 for padding."""
+    """Return weights [..., width] for `counts` [...]: 1 / count for valid samples, 0 for
+    padding."""
     return (np.arange(width) < counts[..., None]) / np.maximum(counts, 1)[..., None]
 
 

@@ -40,18 +40,19 @@ PASS_ALL_SHARE = 0.7
 JOINT_LIST_LENGTH = 64
 """A CPU computes the gradients of several lists of samples at once if no list is longer."""
 JOINT_LIST_COUNT = 1000
-"""A CPU computes gradients at once from this number of lists. What it then imports takes a second."""
+"""A CPU computes gradients at once from this number of lists. What it then imports takes a
+second."""
 CACHED_BYTES = 4 * 2**20
-"""Maximum size of the stacked models of several runs in one call on a CPU. For larger stacks, products
-wait for memory (docs/performance.md)."""
+"""Maximum size of the stacked models of several runs in one call on a CPU. For larger stacks,
+products wait for memory (docs/performance.md)."""
 
 
 class TorchBackend(Backend):
     """Keeps a copy of the model in eval mode, into which it loads parameters before it uses them.
 
-    `chunk_size` is the number of clients whose batches are padded and stacked, in training and, on a
-    GPU, for their gradients. `auto` takes as many as fit. When memory runs out, it is halved and the
-    chunk is repeated. It is 1 in backends whose models need not accept padded batches.
+    `chunk_size` is the number of clients whose batches are padded and stacked, in training and, on
+    a GPU, for their gradients. `auto` takes as many as fit. When memory runs out, it is halved and
+    the chunk is repeated. It is 1 in backends whose models need not accept padded batches.
     """
 
     def __init__(

@@ -84,7 +84,8 @@ def _is_random(layer: nn.Module) -> bool:
 
 
 def _mixes_samples(layer: nn.Module) -> bool:
-    """Return whether the layer mixes the samples of a batch with padding, or vmap does not know it."""
+    """Return whether the layer mixes the samples of a batch with padding, or vmap does not know
+    it."""
     if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):  # MaskedBatchNorm replaces these.
         return not layer.track_running_stats or layer.momentum is None
     if isinstance(layer, _InstanceNorm):
@@ -150,8 +151,8 @@ def reject_hidden_randomness(model: nn.Module, x: Tensor) -> None:
 def recurrent_in_training(model: nn.Module) -> Iterator[None]:
     """Put the recurrent layers of a model in eval mode into training mode.
 
-    cuDNN computes their gradients in training mode only. They compute the same in both modes, because
-    none has dropout.
+    cuDNN computes their gradients in training mode only. They compute the same in both modes,
+    because none has dropout.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, nn.RNNBase)]
     for layer in layers:

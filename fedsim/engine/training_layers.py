@@ -1,9 +1,9 @@
 """Layers that take the place of torch's dropout and BatchNorm in training.
 
 A client's result must not depend on the clients that train next to it, nor on padding. A dropout
-mask is therefore a function of (seed, round, client, step, layer, element) only, and a BatchNorm can
-leave out padded samples. An element is its place in the layer's input. So padding changes dropout
-masks if the batch is not the first axis.
+mask is therefore a function of (seed, round, client, step, layer, element) only, and a BatchNorm
+can leave out padded samples. An element is its place in the layer's input. So padding changes
+dropout masks if the batch is not the first axis.
 """
 
 import copy

@@ -145,10 +145,11 @@ def joint_gradients(
     names: Sequence[str],
     max_samples: int,
 ) -> Tensor:
-    """Return the gradients of the mean cross-entropy in eval mode over each of K lists of positions.
+    """Return the gradients of the mean cross-entropy in eval mode over each of K lists of
+    positions.
 
-    They are flat [K, D], in the parameters `names`; zeros for an empty list. At most `max_samples` of
-    each list pass at once.
+    They are flat [K, D], in the parameters `names`; zeros for an empty list. At most `max_samples`
+    of each list pass at once.
     """
     x, device = data.x, data.x.device
     trained = {name: params[name] for name in names}

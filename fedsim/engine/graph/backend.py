@@ -33,8 +33,8 @@ from fedsim.engine.training_copies import reject_hidden_randomness
 MAX_STEPS = 64
 """Maximum number of local steps in one recording."""
 MAX_LAUNCHES = 5_000
-"""Maximum number of kernels in one recording. A node of a graph takes memory on the device, and time
-when the graph is made."""
+"""Maximum number of kernels in one recording. A node of a graph takes memory on the device, and
+time when the graph is made."""
 MAX_TRAINERS = 8
 """Maximum number of sizes of cohorts and batches whose recordings are kept."""
 
@@ -42,11 +42,11 @@ MAX_TRAINERS = 8
 class GraphBackend(TorchBackend):
     """Replays CUDA graphs of the local steps. On a CPU, it makes the same steps one by one.
 
-    The steps read batches, models, dropout keys and learning rates from static buffers. Clients with
-    fewer samples or steps are masked. For a chain of linear layers in float32, the products of all
-    clients are computed at once, and at least two clients train: torch multiplies a single pair of
-    matrices in another order of additions than several pairs. Other models train client by client,
-    side by side.
+    The steps read batches, models, dropout keys and learning rates from static buffers. Clients
+    with fewer samples or steps are masked. For a chain of linear layers in float32, the products of
+    all clients are computed at once, and at least two clients train: torch multiplies a single pair
+    of matrices in another order of additions than several pairs. Other models train client by
+    client, side by side.
     """
 
     fewest_clients = 2
@@ -76,7 +76,8 @@ class GraphBackend(TorchBackend):
             if self._passes is not None:
                 self._passes.try_out(x)
         self._trainers: OrderedDict[tuple[int, int, bool], RecordedTrainer] = OrderedDict()
-        """Trainers by clients, batch size and whether there is a correction; the last is the latest."""
+        """Trainers by clients, batch size and whether there is a correction; the last is the
+        latest."""
 
     @property
     def description(self) -> str:
@@ -104,7 +105,8 @@ class GraphBackend(TorchBackend):
         super()._free_memory()
 
     def _trainer(self, schedule: Schedule) -> "RecordedTrainer":
-        """Return a trainer that fits the `schedule`, with recordings of earlier rounds if possible."""
+        """Return a trainer that fits the `schedule`, with recordings of earlier rounds if
+        possible."""
         count, steps, batch = schedule.positions.shape
         corrected = bool(schedule.correction)
         min_rows = count if self.chain is None else max(count, 2)
@@ -146,7 +148,8 @@ class GraphBackend(TorchBackend):
 
 
 class RecordedTrainer:
-    """Buffers for R clients, S steps and batches of B, the programs on them, and their recordings."""
+    """Buffers for R clients, S steps and batches of B, the programs on them, and their
+    recordings."""
 
     def __init__(
         self,
@@ -231,6 +234,7 @@ def split_into_recordings(full_steps: Sequence[bool], max_steps: int) -> list[tu
 
 
 def round_up(count: int) -> int:
-    """Round up to four significant binary digits: few sizes, and at most an eighth of each unused."""
+    """Round up to four significant binary digits: few sizes, and at most an eighth of each
+    unused."""
     unit = 1 << max(count.bit_length() - 4, 0)
     return -(-count // unit) * unit

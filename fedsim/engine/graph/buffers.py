@@ -1,8 +1,8 @@
 """The static buffers that recorded steps read and write.
 
-`ModelBuffers` holds the models of R clients, each as a row of one flat tensor. `ScheduleTable` holds
-the schedule of one training, with a row for each step. The table is one tensor of int32, so that a
-round needs one copy to the device, and a step one gather.
+`ModelBuffers` holds the models of R clients, each as a row of one flat tensor. `ScheduleTable`
+holds the schedule of one training, with a row for each step. The table is one tensor of int32, so
+that a round needs one copy to the device, and a step one gather.
 """
 
 import math
@@ -119,7 +119,8 @@ Fields = dict[str, Tensor]
 
 
 class ScheduleTable:
-    """The schedule of S steps of R clients with batches of B samples and C numbers of the optimiser.
+    """The schedule of S steps of R clients with batches of B samples and C numbers of the
+    optimiser.
 
     `step_numbers` [R] int64 hold the next step of the program whose first client is that row.
     `losses` [S, R, B] receive every sample's loss.
@@ -173,7 +174,8 @@ class ScheduleTable:
         return self.step_numbers[rows.start : rows.start + 1]
 
     def clear(self) -> None:
-        """Set all counts to 0, and the next step to the first. A trial step then changes no model."""
+        """Set all counts to 0, and the next step to the first. A trial step then changes no
+        model."""
         self._table.zero_()
         self.step_numbers.zero_()
 

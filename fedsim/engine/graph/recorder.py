@@ -16,8 +16,8 @@ WARM_UPS = 2
 """Number of steps before a capture. In these, libraries choose kernels and allocate workspaces."""
 FIRST_WITH_OWN_WORKSPACES = "2.15"
 """The first torch whose graphs hold cuBLAS's workspace themselves. Before, the workspace is the
-stream's, and the end of one graph frees it (issue 193402 of pytorch/pytorch). That is harmless if it
-lies in the pool that the stream's graphs share."""
+stream's, and the end of one graph frees it (issue 193402 of pytorch/pytorch). That is harmless if
+it lies in the pool that the stream's graphs share."""
 
 
 class NotRecordedError(Exception):
@@ -65,8 +65,8 @@ class CudaGraphs(Recorder):
     """A recorder that makes CUDA graphs.
 
     Each track is recorded and replayed on a stream of its own, because libraries keep a workspace
-    for each stream. A single track is replayed on the current stream. The graphs of a stream share a
-    pool of memory: they are replayed one after another, and none leaves a tensor in it.
+    for each stream. A single track is replayed on the current stream. The graphs of a stream share
+    a pool of memory: they are replayed one after another, and none leaves a tensor in it.
     """
 
     MAX_STREAMS = 16

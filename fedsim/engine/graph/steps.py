@@ -33,9 +33,9 @@ from fedsim.engine.vmapped import FunctionalModule
 class RecordableSteps(ABC):
     """Local steps of the clients `rows`, by the `table` and on the `models`.
 
-    `step` is recorded once and replayed many times. So it must not make the host wait. In Python, it
-    must not depend on the content of a tensor or on a learning rate. And it allocates no tensor that
-    a later step needs.
+    `step` is recorded once and replayed many times. So it must not make the host wait. In Python,
+    it must not depend on the content of a tensor or on a learning rate. And it allocates no tensor
+    that a later step needs.
     """
 
     has_full_form = False
@@ -80,7 +80,8 @@ class RecordableSteps(ABC):
 
     @abstractmethod
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
-        """Write the gradients of the mean losses, and new statistics of rows that are `live` [R, 1].
+        """Write the gradients of the mean losses, and new statistics of rows that are `live` [R,
+        1].
 
         Returns the samples' losses [R, B].
         """
@@ -139,7 +140,8 @@ class SingleClientSteps(RecordableSteps):
         return losses.unsqueeze(0)
 
     def _pass(self, module: FunctionalModule, batch: StackedBatch, side_inputs: Params) -> Tensor:
-        """Write the gradients, update the statistics in `side_inputs`, and return the losses [B]."""
+        """Write the gradients, update the statistics in `side_inputs`, and return the losses
+        [B]."""
         assert batch.weights is not None
         x = batch.x[0].contiguous(memory_format=self.passes.layout)
         tensors = self._leaves | side_inputs
@@ -181,8 +183,8 @@ class TrainingPasses:
     def try_out(self, x: Tensor) -> None:
         """Pass two samples of `x`, of which the second is padding.
 
-        Raises `ConfigError` if the model cannot take padded batches. Examples are samples and another
-        axis that become one before a BatchNorm, or samples that depend on each other.
+        Raises `ConfigError` if the model cannot take padded batches. Examples are samples and
+        another axis that become one before a BatchNorm, or samples that depend on each other.
         """
         module = self.masked.module
         x = x[:2].contiguous(memory_format=self.layout)

@@ -137,7 +137,8 @@ def _output_side(layer: ChainLayer, side: int) -> int:
 
 @dataclass(frozen=True)
 class SgdRule:
-    """The update rule of SGD in one round. `shift` is added to every gradient; None adds nothing."""
+    """The update rule of SGD in one round. `shift` is added to every gradient; None adds
+    nothing."""
 
     lr: float
     decay: float = 0.0
@@ -285,7 +286,8 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def hits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return whether the first of the highest logits, or the first nan, is the label's, bool [n]."""
+    """Return whether the first of the highest logits, or the first nan, is the label's, bool
+    [n]."""
     result = torch.empty(len(logits), dtype=torch.bool)
     return _measure_logits("hits_of_logits", logits, labels, result)
 

@@ -1,7 +1,8 @@
-"""The C sources of this folder as a library, compiled once per machine and kept in the user's cache.
+"""The C sources of this folder as a library, compiled once per machine and kept in the user's
+cache.
 
-A library is code that this process runs. So fedsim loads it only if nobody else can write to the file
-or its folder. Otherwise fedsim compiles it again, if necessary for this process only.
+A library is code that this process runs. So fedsim loads it only if nobody else can write to the
+file or its folder. Otherwise fedsim compiles it again, if necessary for this process only.
 """
 
 import ctypes

@@ -6,13 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 
 from fedsim.commands.dispatch import answer
 from fedsim.core.record import LAST_FIELDS, TOTAL_FIELDS, mean_of_last
 from fedsim.partitions.division import Division
 from fedsim.report.headline import drawn_lines
-from fedsim.results.groups import Group, Panel, group_runs, make_panels
+from fedsim.report.table import Table
+from fedsim.results.frames import by, by_setting, runs_frame
 from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Run, read_runs
 
@@ -139,12 +141,31 @@ def only_run(folder: Path) -> Run:
     return run
 
 
-def groups_of(folder: Path) -> list[Group]:
-    return group_runs(read_runs(folder))
+def frame_of(folder: Path) -> pd.DataFrame:
+    return runs_frame(read_runs(folder))
 
 
-def panels_of(folder: Path) -> list[Panel]:
-    return drawn_lines(make_panels(groups_of(folder)))
+def groups_of(folder: Path) -> dict[str, pd.DataFrame]:
+    return by(frame_of(folder), "group")
+
+
+def drawn_runs(folder: Path) -> pd.DataFrame:
+    """Return the runs below a folder that figures show."""
+    return drawn_lines(frame_of(folder))
+
+
+def lines_of(runs: pd.DataFrame) -> dict[str, dict[str, list[Run]]]:
+    """Return the runs by setting and method, as figures take them."""
+    settings = {title: by(rows, "method") for title, rows in by_setting(runs).items()}
+    return {
+        title: {method: list(rows["run"]) for method, rows in lines.items()}
+        for title, lines in settings.items()
+    }
+
+
+def rows_of(table: Table) -> list[dict[str, str]]:
+    """Return the rows of a table: texts by column."""
+    return table.texts.to_dict("records")
 
 
 def two_methods(folder: Path, seeds: int = 3) -> None:

@@ -303,20 +303,12 @@ def test_the_last_accuracy_of_earlier_versions_is_not_taken_for_the_final_one() 
     ]
 
 
-def test_what_holds_no_runs_is_refused_and_without_pandas_the_error_names_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_holds_no_runs_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("no")
     cases = {"nowhere": "neither a folder with runs nor an archive", "": "no finished run below it"}
     for name, told in (cases | {"x.parquet": "cannot be read as an archive"}).items():
         with pytest.raises(FedsimError, match=told):
             load_runs(tmp_path / name)
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    result = run_experiment(WORDS)
-    assert len(result.records) == 4
-    for use in (lambda: result.rounds, lambda: load_runs("outputs")):
-        with pytest.raises(ImportError, match=r"fedsim-selection\[pandas\]"):
-            use()
 
 
 def test_nothing_is_printed_without_a_tracker_on_the_terminal(

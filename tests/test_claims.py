@@ -19,7 +19,7 @@ from fedsim.papers import published
 from fedsim.papers.protocol import preset_settings
 from fedsim.papers.published import Claim, Publication
 from fedsim.results import measures
-from fedsim.results.groups import group_runs, has_made, is_equal
+from fedsim.results.frames import is_equal, runs_frame
 from fedsim.results.runs import read_runs
 from fedsim.running.assembly import build_model
 from tests.sweep_words import jobs_of
@@ -49,12 +49,12 @@ def runs_of(preset: str) -> list[dict[str, str]]:
     return [{**{key: str(value) for key, value in leaves(plan.config)}, **plan.choices}]
 
 
+def is_run_of(run: Mapping[str, str], about: Mapping[str, str]) -> bool:
+    return all(is_equal(run.get(key), str(value)) for key, value in about.items())
+
+
 def is_run(presets: Sequence[str], about: Mapping[str, str]) -> bool:
-    return any(
-        all(is_equal(run.get(key), str(value)) for key, value in about.items())
-        for preset in presets
-        for run in runs_of(preset)
-    )
+    return any(is_run_of(run, about) for preset in presets for run in runs_of(preset))
 
 
 def wanted(claim: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -105,10 +105,12 @@ def test_what_is_published_is_about_one_setting_of_a_preset(publication: Publica
     be judged."""
     for preset in publication.presets:
         settings = preset_settings(preset, "full")
-        assert settings is not None
+        assert settings
         for number in publication.numbers:
             fitting = [
-                choices for choices, config in settings if has_made(config, choices, number.about)
+                choices
+                for choices, config in settings
+                if is_run_of({**{k: str(v) for k, v in leaves(config)}, **choices}, number.about)
             ]
             assert len(fitting) <= 1, (preset, number.id, fitting)
 
@@ -135,10 +137,8 @@ def test_clients_with_models_of_their_own_through_the_command(
         runs["None"].summary["initial_accuracy"] == runs["per_client"].summary["initial_accuracy"]
     )
     assert all(own[key] == common[key] for key in ("trained", "uploaded", "bytes_up"))
-    assert {str(group.labels["init_seed"]) for group in group_runs(runs.values())} == {
-        "-",
-        "per_client",
-    }
+    labels = [labels["init_seed"] for labels in runs_frame(runs.values())["labels"]]
+    assert sorted(labels) == ["-", "per_client"]
     node = yaml.safe_load((Path(__file__).parents[1] / "conf/model/logistic.yaml").read_text())
     models = [build_model(node, (1, 8, 8), 10, Streams(0), client) for client in (None, 0, 1, 0)]
     server, first, second, again = (next(iter(model.parameters())) for model in models)

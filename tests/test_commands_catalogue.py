@@ -14,7 +14,7 @@ from fedsim.config.composition import compose_config
 from fedsim.config.sources import options
 from fedsim.config.yaml_files import head_of
 from fedsim.core.server_data import SERVER_DATA, declared_signals, server_data
-from fedsim.results.groups import CLASSES
+from fedsim.results.ranking import ASKED
 from tests.test_selector_contract import CHOICES as SELECTORS
 from tests.test_selector_contract import build, simulation
 from tests.toys import toy_population
@@ -96,9 +96,7 @@ def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) 
     assert fields["asks"].startswith("nothing") == (not needs - {Signal.VALIDATION, Signal.TEST})
     told = ("; ".join(sorted(needs - SERVER_SIGNALS)) or "nothing", fields["asks"])
     assert (
-        len(
-            {next(key for key, tells in CLASSES.items() if re.search(tells, text)) for text in told}
-        )
+        len({next(key for key, tells in ASKED.items() if re.search(tells, text)) for text in told})
         == 1
     )
     assert fields["server"] == server_data(

@@ -29,7 +29,7 @@ from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build
 from fedsim.selectors.full import Full
 from tests.checkpoint_toys import EVERY, WORDS, folder_in, result
-from tests.report_toys import make_report, panels_of
+from tests.report_toys import drawn_runs, make_report
 from tests.run_toys import folders, plan_of, refused, without_seconds
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
@@ -296,7 +296,7 @@ def test_the_report_says_how_often_each_method_selected_imperfect_clients(
             assert row["of the choices"].startswith(f"{np.mean(shares[name]):.4f} [")
 
     # 2. The figure: for each method the expected share, and the shares of its runs
-    plots = {plot.name: plot for plot in all_plots(panels_of(outputs))}
+    plots = {plot.name: plot for plot in all_plots(drawn_runs(outputs))}
     lines_drawn = []
     for axes in plots["imperfect"].figure.axes:
         for line in axes.lines:
@@ -309,7 +309,7 @@ def test_the_report_says_how_often_each_method_selected_imperfect_clients(
     # 3. Neither of these without imperfect clients
     for path in tmp_path.rglob("imperfect.json"):
         path.unlink()
-    assert "imperfect" not in [plot.name for plot in all_plots(panels_of(outputs))]
+    assert "imperfect" not in [plot.name for plot in all_plots(drawn_runs(outputs))]
     assert make_report(["default", "--no-figures", "--to", "honest"]) == 0
     assert "imperfect" not in capsys.readouterr().out
     assert not list(Path("honest").glob("*imperfect*"))

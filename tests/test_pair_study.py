@@ -110,12 +110,12 @@ def test_claims_are_tested_seed_by_seed_and_corrected_together() -> None:
     assert all(one.ours is not None and one.ours.num == 5 for one in tested)
     assert all(one.holm_for >= one.p_for for one in tested)
     table, rank = claims_table(judged), judged[4]
-    assert table.rows[4][2] == "holds for 5 of 5 seeds [0.48, 1.00]"
+    assert table.texts["ours"][4] == "holds for 5 of 5 seeds [0.48, 1.00]"
     assert (rank.detail, rank.verdict) == (
         "rank 1 to 1 of 3",
         "undecided",
     )  # five seeds decide no share
-    assert [row[5] for row in table.rows] == [row.verdict for row in judged]
+    assert list(table.texts["verdict"]) == [row.verdict for row in judged]
 
 
 def test_features_by_hand() -> None:
@@ -207,7 +207,7 @@ def test_features_that_all_runs_have_are_compared(tmp_path: Path) -> None:
     assert names == ["cos_2", "inner product"]
     assert [condition.features.shape for condition in found] == [(3, 2)] * 2
     table = make_tables(*read_conditions(runs))[0]
-    assert {row[0] for row in table.rows} == {"cos_2", "inner product", "a random pair"}
+    assert set(table.texts["feature"]) == {"cos_2", "inner product", "a random pair"}
     assert "1 conditions for fitting, 1 for testing, split by seed" in table.note
     assert "fitted and tested on the same" in make_tables(*read_conditions(runs[:1]))[0].note
     without = read_conditions([Run(tmp_path, {}, {})])

@@ -9,8 +9,7 @@ from fedsim.papers.judge import Judged, correct, examine
 from fedsim.papers.protocol import Cases
 from fedsim.papers.published import Claim, Publication
 from fedsim.report import tables as results
-from fedsim.results.groups import make_panels
-from tests.report_toys import change_run, groups_of, two_methods, write_run
+from tests.report_toys import change_run, frame_of, groups_of, rows_of, two_methods, write_run
 
 GPFL, RANDOM, FEDABC = ({"selector": name} for name in ("gpfl", "random", "fedabc"))
 FINAL, COVER, MOST = "final_accuracy", "rounds_to_cover", "most_selections"
@@ -47,7 +46,7 @@ def test_claims_among_the_parts_of_a_selector_and_among_numbers(tmp_path: Path) 
                 summary={"choices": choices},
             )
             write_run(tmp_path / "numbers", [accuracy], [[0]], seed=seed, lr=rho)
-    assert {g.name for g in groups_of(tmp_path / "parts")} == {"convex", "linear"}
+    assert set(frame_of(tmp_path / "parts")["group"]) == {"convex", "linear"}
     about, among = {"selector/threshold": "convex"}, "selector/threshold"
     assert (
         verdict(tmp_path / "parts", about, FINAL, gain=0.1, others=["linear"], among=among) == YES
@@ -131,12 +130,17 @@ def test_a_gain_over_several_settings_is_their_mean(tmp_path: Path) -> None:
         verdict(tmp_path, FEDABC, FINAL, gain=0.03, others=["full"], pooled_over="lr", values=["5"])
         == NONE
     )
-    rows = results.pooled_pairs(make_panels(groups_of(tmp_path))).rows
-    assert [row[:4] for row in rows] == [
-        ["", "full - fedabc", "3", "-0.0003"],
-        ["", "top_loss_7 - fedabc", "3", "-0.0303"],
+    rows = rows_of(results.pooled_pairs(frame_of(tmp_path)))
+    assert [
+        (row["difference of final accuracy"], row["settings"], row["mean"]) for row in rows
+    ] == [
+        ("full - fedabc", "3", "-0.0003"),
+        ("top_loss_7 - fedabc", "3", "-0.0303"),
     ]
-    assert (rows[0][7], rows[1][7]) == ("< .001", "0.999")  # within .02 of each other, and not
+    assert [row["level"] for row in rows] == [
+        "< .001",
+        "0.999",
+    ]  # within .02 of each other, and not
 
 
 def test_claims_about_trends(tmp_path: Path) -> None:

@@ -13,15 +13,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from fedsim.core.disk import read_regular, write_files
 from fedsim.core.errors import FedsimError
+from fedsim.report.table import Table, make_frame
 from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_metrics
 from fedsim.results.runs import Run, read_runs
-from fedsim.results.table import Table
 from fedsim.running.process import print_error
 from fedsim.tracking.tables import print_line
 from tests.report_toys import make_report, only_run, two_methods, write_partition, write_run
@@ -376,7 +377,7 @@ NASTY = (
 def test_nasty_text_is_harmless_in_every_form() -> None:
     """Each string as title, header, cell and note."""
     for text in NASTY:
-        table = Table("x", text, [text, "b", "c"], [[text, "c", "d"]], text)
+        table = Table("x", text, make_frame([text, "b", "c"], [[text, "c", "d"]]), note=text)
         console = Console(file=io.StringIO(), width=200, force_terminal=False)
         console.print(table.rich())
         shown = console.file.getvalue()  # type: ignore[attr-defined]
@@ -395,15 +396,18 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
         assert (title[:2], begin, len(body)) == ("% ", r"\begin{tabular}{llr}", 6)
         assert "\\input" not in "".join(body)
         assert not re.search(r"(?<!\\)[$&%#_^~]", body[3].removesuffix(r" & c & d \\"))
-    signed = Table("x", "t", ["a"], [["+0.1 [-0.2, 0.3]"], ["-1e-5"], ["-"], ["-3 %"], [" =1"]])
+    signed = Table("x", "t", pd.DataFrame({"a": ["+0.1 [-0.2, 0.3]", "-1e-5", "-", "-3 %", " =1"]}))
     assert signed.csv() == 'a\n"+0.1 [-0.2, 0.3]"\n-1e-5\n-\n-3 %\n\' =1\n'
 
 
 def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
     table = Table(
-        "t", "T", ["", "a|b", "a", "c_d"], [["", "50 %", "-", "1 ± 2"], ["", "y", "", "2"]], "note"
+        "t",
+        "T",
+        make_frame(["", "a|b", "a", "c_d"], [["", "50 %", "-", "1 ± 2"], ["", "y", "", "2"]]),
+        note="note",
     )
-    assert table.shown.header == ["a|b", "c_d"]
+    assert list(table.shown) == ["a|b", "c_d"]
     assert r"| a\|b | c_d |" in table.markdown()
     assert r"a|b & c\_d \\" in table.latex()
     assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()

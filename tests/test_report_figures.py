@@ -3,9 +3,9 @@ can take."""
 
 import re
 import zlib
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -15,6 +15,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedsim.report.curves import accuracy_curve, smooth, spent_until
 from fedsim.report.figures import (
     BINS,
     Plot,
@@ -31,255 +32,294 @@ from fedsim.report.figures import (
     sorted_accuracies,
     style,
 )
-from fedsim.report.page import make_looks
-from fedsim.results.curves import accuracy_curve, smooth, spent_until
-from fedsim.results.groups import Panel
+from fedsim.report.looks import make_looks
 from fedsim.results.runs import read_runs
-from tests.report_toys import PHASES, change_run, panels_of, write_partition, write_run
+from tests.report_toys import (
+    PHASES,
+    change_run,
+    drawn_runs,
+    lines_of,
+    write_partition,
+    write_run,
+)
 from tests.test_report_measures import with_clients
 
 
-def two_panels(folder: Path) -> list[Panel]:
-    """random and gpfl with 2 shards; afl, random and gpfl with 10: gpfl is second in one panel,
-    third in the other."""
-    levels = {
-        ("random", 2): 0.1,
-        ("gpfl", 2): 0.2,
-        ("afl", 10): 0.3,
-        ("random", 10): 0.4,
-        ("gpfl", 10): 0.5,
-    }
-    for (selector, shards), level in levels.items():
+def write_two_settings(folder: Path) -> None:
+    """Write random and gpfl with 2 shards; afl, random and gpfl with 10. The first accuracies are
+    0.1 to 0.5 in this order."""
+    methods = [("random", 2), ("gpfl", 2), ("afl", 10), ("random", 10), ("gpfl", 10)]
+    for number, (selector, shards) in enumerate(methods, 1):
         setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
-        write_run(folder / str(shards), [level, level + 0.01], [[0, 1], [1]], **setting)
-    return panels_of(folder)
+        accuracies = [0.1 * number, 0.1 * number + 0.01]
+        write_run(folder / str(shards), accuracies, [[0, 1], [1]], **setting)
 
 
-def axes_of(plot: Plot) -> list[Axes]:
-    return plot.figure.get_axes()
+def accuracy_plots_of(folder: Path) -> list[Plot]:
+    runs = drawn_runs(folder)
+    return accuracy_plots(lines_of(runs), make_looks(runs["method"]))
 
 
-def plots_of(folder: Path) -> list[Plot]:
-    return accuracy_plots(panels_of(folder), make_looks(panels_of(folder)))
+def first_axes(plot: Plot) -> Axes:
+    return plot.figure.get_axes()[0]
 
 
-def drawn(line: Line2D) -> list[float]:
+def heights(line: Line2D) -> list[float]:
     return np.asarray(line.get_ydata(), float).tolist()
 
 
-def test_all_bars_of_a_histogram_of_counts_cover_as_many_numbers() -> None:
-    for highest in (0, BINS - 1, BINS, 41, 333):
-        edges = histogram_edges(highest)
-        covered, _ = np.histogram(np.arange(int(edges[-1] + 0.5)), edges)
-        assert len(covered) <= BINS
-        assert len(set(covered.tolist())) == 1
-        assert edges[-2] < highest < edges[-1]
+@pytest.mark.parametrize("highest", [0, BINS - 1, BINS, 41, 333])
+def test_all_bars_of_a_histogram_of_counts_cover_as_many_numbers(highest: int) -> None:
+    edges = histogram_edges(highest)
+    covered, _ = np.histogram(np.arange(int(edges[-1] + 0.5)), edges)
+    assert len(covered) <= BINS
+    assert len(set(covered.tolist())) == 1
+    assert edges[-2] < highest < edges[-1]
 
 
 def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: Path) -> None:
-    panels = two_panels(tmp_path)
-    looks = make_looks(panels)
-    assert list(looks) == ["random", "afl", "gpfl"]
-    wanted = [{"random": 0.1, "gpfl": 0.2}, {"random": 0.4, "afl": 0.3, "gpfl": 0.5}]
-    plots = accuracy_plots(panels, looks)
-    assert [plot.name for plot in plots] == [
-        f"accuracy_{axis}" for axis in ("rounds", "bytes", "samples", "seconds")
-    ]
+    write_two_settings(tmp_path)
+    runs = drawn_runs(tmp_path)
+    looks = make_looks(runs["method"])
+    colours = {method: look["color"] for method, look in looks.items()}
+    assert list(colours) == ["random", "afl", "gpfl"]
+    plots = accuracy_plots(lines_of(runs), looks)
+    names = [f"accuracy_{axis}" for axis in ("rounds", "bytes", "samples", "seconds")]
+    assert [plot.name for plot in plots] == names
     for plot in plots:
-        for ax, values in zip(axes_of(plot), wanted, strict=True):
-            found = {str(line.get_color()): drawn(line)[0] for line in ax.get_lines()}
-            assert found == pytest.approx(
-                {looks[name]["color"]: value for name, value in values.items()}
-            )
-    histogram = axes_of(histogram_plot(panels, looks))[1]
-    colours = [
-        to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in histogram.patches
-    ]
-    assert [label.get_text() for label in histogram.get_yticklabels()] == list(panels[1].lines)
-    assert colours == [looks[name]["color"] for name in panels[1].lines]
+        two_shards, ten_shards = (
+            {str(line.get_color()): heights(line)[0] for line in axes.get_lines()}
+            for axes in plot.figure.get_axes()
+        )
+        assert two_shards == pytest.approx({colours["random"]: 0.1, colours["gpfl"]: 0.2})
+        assert ten_shards == pytest.approx(
+            {colours["afl"]: 0.3, colours["random"]: 0.4, colours["gpfl"]: 0.5}
+        )
 
 
-def test_many_methods_differ_in_colour_dash_or_marker_and_have_a_legend(tmp_path: Path) -> None:
+def test_the_histogram_of_selections_has_the_colours_of_the_curves(tmp_path: Path) -> None:
+    write_two_settings(tmp_path)
+    runs = drawn_runs(tmp_path)
+    looks = make_looks(runs["method"])
+    _, axes = histogram_plot(lines_of(runs), looks).figure.get_axes()
+    methods = [label.get_text() for label in axes.get_yticklabels()]
+    assert methods == ["random", "afl", "gpfl"]
+    colours = [to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in axes.patches]
+    assert colours == [looks[method]["color"] for method in methods]
+
+
+def test_many_methods_differ_in_colour_dash_or_marker() -> None:
+    """There are 7 colours, 4 dashes and 9 markers."""
+    looks = make_looks(f"method_{number}" for number in range(30)).values()
+    assert len({(look["color"], look["marker"]) for look in looks}) == 30
+    assert len({(look["color"], look["linestyle"]) for look in looks}) == 28
+
+
+def test_many_methods_have_one_legend(tmp_path: Path) -> None:
     for number in range(30):
         write_run(tmp_path, [0.1, 0.2], [[0], [1]], choices={"selector": f"method_{number}"})
-    panels = panels_of(tmp_path)
-    looks = make_looks(panels)
-    assert len({(look["color"], look["marker"]) for look in looks.values()}) == 30
-    assert (
-        len({(look["color"], look["linestyle"]) for look in looks.values()}) == 28
-    )  # of 7 colours and 4 dashes
-    plot = accuracy_plots(panels, looks)[0]
+    plot = accuracy_plots_of(tmp_path)[0]
     assert "faintly" not in plot.caption  # single rounds are all there is
     (legend,) = plot.figure.legends
+    looks = make_looks(drawn_runs(tmp_path)["method"])
     assert [text.get_text() for text in legend.get_texts()] == list(looks)
-    assert not axes_of(plot)[0].texts
-    shown = [(one.get_color(), one.get_linestyle(), one.get_marker()) for one in legend.get_lines()]
-    assert shown == [(look["color"], look["linestyle"], look["marker"]) for look in looks.values()]
+    shown = [(line.get_color(), line.get_marker()) for line in legend.get_lines()]
+    assert shown == [(look["color"], look["marker"]) for look in looks.values()]
 
 
 def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(
     tmp_path: Path,
 ) -> None:
-    for seed in range(2):
-        accuracies = [*[0.5] * 50, *[0.6 + 0.1 * seed] * 10]
-        write_run(tmp_path, accuracies, [[0]] * 60, seed=seed)
+    """The last ten of 60 rounds have 0.6 and 0.7, the 50 before 0.5."""
+    for seed, last in enumerate((0.6, 0.7)):
+        write_run(tmp_path, [0.5] * 50 + [last] * 10, [[0]] * 60, seed=seed)
     curve = accuracy_curve(read_runs(tmp_path))
-    ends = [(0.5 + 10 * 0.6) / 11, (0.5 + 10 * 0.7) / 11]
-    assert curve.smoothed[-1] == pytest.approx(np.mean(ends))
-    assert (curve.low[-1], curve.high[-1]) == pytest.approx(ends)
+    low, high = (0.5 + 10 * 0.6) / 11, (0.5 + 10 * 0.7) / 11
+    assert curve.smoothed[-1] == pytest.approx((low + high) / 2)
+    assert (curve.low[-1], curve.high[-1]) == pytest.approx((low, high))
     assert curve.raw[-1] == pytest.approx(0.65)
-    behind, front = axes_of(plots_of(tmp_path)[0])[0].get_lines()
-    assert (drawn(behind)[-1], drawn(front)[-1]) == pytest.approx((0.65, np.mean(ends)))
-    assert (behind.get_alpha() or 1) < 0.5 < front.get_linewidth()
+    behind, front = first_axes(accuracy_plots_of(tmp_path)[0]).get_lines()
+    assert (heights(behind)[-1], heights(front)[-1]) == pytest.approx((0.65, (low + high) / 2))
+    assert (behind.get_alpha() or 1) < 0.5
     assert behind.get_zorder() < front.get_zorder()
+
+
+def test_smoothing_leaves_out_rounds_that_were_not_evaluated() -> None:
     values = np.array([np.nan, 1.0, np.nan, 4.0, 7.0])
     np.testing.assert_allclose(smooth(values, 3), [np.nan, 1.0, 1.0, 2.5, 5.5])
     np.testing.assert_allclose(smooth(values, 1), values)
 
 
 def test_what_is_spent_until_a_round(tmp_path: Path) -> None:
-    write_run(
-        tmp_path, [0.1, None, 0.2], [[0, 1], [1], [2]], columns={"seconds_evaluate": [50.0] * 3}
-    )
+    """An upload costs 10 bytes each way and 5 samples; four phases other than the evaluation take a
+    second each."""
+    columns = {"seconds_evaluate": [50.0] * 3}
+    write_run(tmp_path, [0.1, None, 0.2], [[0, 1], [1], [2]], columns=columns)
     runs = read_runs(tmp_path)
-    np.testing.assert_allclose(spent_until(runs, "rounds"), [1, 2, 3])
-    np.testing.assert_allclose(spent_until(runs, "bytes"), [40, 60, 80])
-    np.testing.assert_allclose(spent_until(runs, "samples"), [10, 15, 20])
-    np.testing.assert_allclose(
-        spent_until(runs, "seconds"), [4, 8, 12]
-    )  # all phases but the evaluation
+    assert spent_until(runs, "rounds").tolist() == [1, 2, 3]
+    assert spent_until(runs, "bytes").tolist() == [40, 60, 80]
+    assert spent_until(runs, "samples").tolist() == [10, 15, 20]
+    assert spent_until(runs, "seconds").tolist() == [4, 8, 12]
+
+
+def test_the_axis_of_bytes_has_prefixes_and_points_where_rounds_were_evaluated(
+    tmp_path: Path,
+) -> None:
+    write_run(tmp_path, [0.1, None, 0.2], [[0, 1], [1], [2]])
     with style():
-        (ax,) = axes_of(plots_of(tmp_path)[1])
-        written = [ax.xaxis.get_major_formatter()(value) for value in (0, 25_700_000, 3e9)]
-    assert np.asarray(ax.get_lines()[0].get_xdata()).tolist() == [40, 80]  # where it was evaluated
+        axes = first_axes(accuracy_plots_of(tmp_path)[1])
+        written = [axes.xaxis.get_major_formatter()(value) for value in (0, 25_700_000, 3e9)]
     assert written == ["0 B", "25.7 MB", "3 GB"]
+    assert np.asarray(axes.get_lines()[0].get_xdata()).tolist() == [40, 80]
 
 
 def test_a_single_round_has_a_marker(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        write_run(tmp_path, [0.3 + 0.2 * seed], [[0]], seed=seed)
-    (ax,) = axes_of(plots_of(tmp_path)[0])
-    (line, *_) = [line for line in ax.get_lines() if line.get_marker() not in ("None", "_")]
-    assert (line.get_marker(), drawn(line)) == ("o", [0.4])
-    assert line.get_markevery() == (0, 1)
-    for seed in range(3):  # the mean of three times .4 is above .4 by rounding
-        write_run(tmp_path / "equal", [0.4], [[0]], seed=seed)
-    assert plots_of(tmp_path / "equal")
+    for seed, accuracy in enumerate((0.3, 0.5)):
+        write_run(tmp_path, [accuracy], [[0]], seed=seed)
+    lines = first_axes(accuracy_plots_of(tmp_path)[0]).get_lines()
+    (line, *_) = [line for line in lines if line.get_marker() not in ("None", "_")]
+    assert (line.get_marker(), heights(line), line.get_markevery()) == ("o", [0.4], (0, 1))
 
 
-def test_panels_and_lines_without_finished_runs_are_left_out(tmp_path: Path) -> None:
+def test_equal_accuracies_whose_mean_is_above_them_by_rounding(tmp_path: Path) -> None:
+    for seed in range(3):
+        write_run(tmp_path, [0.4], [[0]], seed=seed)
+    assert accuracy_plots_of(tmp_path)
+
+
+def test_settings_and_methods_without_finished_runs_are_not_drawn(tmp_path: Path) -> None:
     for shards, selector, status in (
         (2, "random", "done"),
         (2, "afl", "diverged"),
         (10, "random", "failed"),
     ):
-        setting: dict[str, Any] = {
-            "choices": {"selector": selector},
-            "partition": {"shards": shards},
-        }
+        setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
         write_run(tmp_path / str(shards), [0.1], [[0]], status=status, **setting)
-    panels = panels_of(tmp_path)
-    assert [(panel.title, list(panel.lines)) for panel in panels] == [("shards=2", ["random"])]
-    assert list(make_looks(panels)) == ["random"]
+    lines = lines_of(drawn_runs(tmp_path))
+    assert {title: list(methods) for title, methods in lines.items()} == {"shards=2": ["random"]}
 
 
-def test_participation_and_coverage_are_rows_that_cannot_hide_each_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("make", "texts"), [(participation_plot, ["25 %"] * 5), (coverage_plot, ["never (0/1)"] * 5)]
+)
+def test_participation_and_coverage_are_rows_that_cannot_hide_each_other(
+    make: type, texts: Sequence[str], tmp_path: Path
+) -> None:
     """Five methods with the same participation, which as lines would be one."""
     for number in range(5):
         write_run(tmp_path, [0.1, 0.2], [[0], [number % 2]], choices={"selector": f"m{number}"})
-    panels = panels_of(tmp_path)
-    for plot, last in ((participation_plot(panels), 0.25), (coverage_plot(panels), 0.5)):
-        ax = axes_of(plot)[0]
-        heights = [
-            sorted({float(y) for y in mesh.get_coordinates()[..., 1].flat})
-            for mesh in ax.collections
-        ]  # type: ignore[attr-defined]
-        assert all(one[1] < next_one[0] for one, next_one in pairwise(heights))
-        assert [label.get_text() for label in ax.get_yticklabels()] == list(panels[0].lines)
-        values = [np.asarray(mesh.get_array()).ravel().tolist() for mesh in ax.collections]
-        assert values[1] == [0.25, last]
-        assert len(values) == 5
-    assert [text.get_text() for text in axes_of(participation_plot(panels))[0].texts] == [
-        "25 %"
-    ] * 5
+    axes = first_axes(make(drawn_runs(tmp_path)))
+    assert [label.get_text() for label in axes.get_yticklabels()] == [f"m{n}" for n in range(5)]
+    assert [text.get_text() for text in axes.texts] == texts
+    rows = []
+    for mesh in axes.collections:
+        rows.append(sorted({float(y) for y in mesh.get_coordinates()[..., 1].flat}))  # type: ignore[attr-defined]
+    assert all(bottom < next_top for (_, bottom), (next_top, _) in pairwise(rows))
+    second = np.asarray(axes.collections[1].get_array()).ravel().tolist()
+    assert second == [0.25, 0.25 if make is participation_plot else 0.5]
 
 
-def test_the_maps_and_the_histogram_of_selections(tmp_path: Path) -> None:
-    write_run(tmp_path / "few", [0.1, 0.2, 0.3], [[0, 1], [1], [1, 3]])
-    write_run(tmp_path / "many", [0.1] * 250, [[0], [1]] * 125)
-    panels = panels_of(tmp_path / "few")
-    few, many = (
-        np.asarray(axes_of(plot)[0].images[0].get_array())
-        for (plot,) in (round_plots(panels), round_plots(panels_of(tmp_path / "many")))
-    )
-    assert few.tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 0, 1]]  # clients by rounds
-    assert many.shape == (4, 125)  # two rounds a column
-    assert many[:2].tolist() == [[0.5] * 125] * 2
-    ax = axes_of(histogram_plot(panels, make_looks(panels)))[0]
-    (patch,) = ax.patches
-    heights = np.asarray(patch.get_data().baseline) - np.asarray(patch.get_data().values)  # type: ignore[attr-defined]
-    np.testing.assert_allclose(
-        heights / heights.max(), [0.5, 1, 0, 0.5]
-    )  # clients selected 0, 1, 2 and 3 times
-    assert [text.get_text() for text in ax.texts] == ["1 never"]
+def map_of(folder: Path) -> np.ndarray:
+    """Return the only map of selections, clients by columns."""
+    (plot,) = round_plots(lines_of(drawn_runs(folder)))
+    return np.asarray(first_axes(plot).images[0].get_array())
 
 
-def test_panels_of_one_division_share_its_map_of_labels_and_count_clients_in_whole_numbers(
-    tmp_path: Path,
-) -> None:
-    histograms = [[2, 0], [3, 3], [0, 1]]
+def test_the_map_of_selections_has_clients_by_rounds(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1, 3]])
+    assert map_of(tmp_path).tolist() == [[1, 0, 0], [1, 1, 1], [0, 0, 0], [0, 0, 1]]
+
+
+def test_the_map_of_many_rounds_has_several_in_a_column(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1] * 250, [[0], [1]] * 125)
+    shares = map_of(tmp_path)
+    assert shares.shape == (4, 125)
+    assert shares[:2].tolist() == [[0.5] * 125] * 2
+
+
+def test_the_histogram_of_selections(tmp_path: Path) -> None:
+    """Clients are selected once, three times, never and once."""
+    write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1, 3]])
+    runs = drawn_runs(tmp_path)
+    axes = first_axes(histogram_plot(lines_of(runs), make_looks(runs["method"])))
+    (patch,) = axes.patches
+    bars = patch.get_data()  # type: ignore[attr-defined]
+    counts = np.asarray(bars.baseline) - np.asarray(bars.values)
+    np.testing.assert_allclose(counts / counts.max(), [0.5, 1, 0, 0.5])
+    assert [text.get_text() for text in axes.texts] == ["1 never"]
+
+
+def test_settings_of_one_division_share_its_map_of_labels(tmp_path: Path) -> None:
+    histograms = np.array([[2, 0], [3, 3], [0, 1]])
     for hidden in (1, 2):
         for shards, times in ((2, 1), (10, 2)):
             setting = {"model": {"h": hidden}, "partition": {"s": shards}}
             path = write_run(tmp_path / f"{hidden}{shards}", [0.1], [[0]], **setting)
-            write_partition(path, (times * np.array(histograms)).tolist())
+            write_partition(path, (times * histograms).tolist())
     with style():
-        plot = partitions_plot(panels_of(tmp_path))
+        plot = partitions_plot(drawn_runs(tmp_path))
         assert plot is not None
         plot.figure.draw_without_rendering()
-        maps = {ax.get_title(): ax for ax in axes_of(plot) if ax.images}
+    maps = {axes.get_title(): axes for axes in plot.figure.get_axes() if axes.images}
     assert list(maps) == ["s=2", "s=10"]
-    np.testing.assert_array_equal(
-        np.asarray(maps["s=10"].images[0].get_array()), 2 * np.array(histograms).T
-    )
-    assert all(float(tick).is_integer() for ax in maps.values() for tick in ax.get_xticks())
+    drawn = np.asarray(maps["s=10"].images[0].get_array())
+    np.testing.assert_array_equal(drawn, 2 * histograms.T)
+    for axes in maps.values():  # clients are counted in whole numbers
+        assert all(float(tick).is_integer() for tick in axes.get_xticks())
 
 
 def test_clients_are_drawn_by_rank(tmp_path: Path) -> None:
     """Three clients of the second run have an accuracy, so the first is read at a sixth, a half and
-    five sixths."""
-    write_run(tmp_path / "without", [0.5], [[0]])
-    panels = panels_of(tmp_path / "without")
-    assert clients_plot(panels, make_looks(panels)) is None
-    with_clients(tmp_path / "with")
-    panels = panels_of(tmp_path / "with")
+    five sixths of 0.1, 0.3, 0.5, 0.9."""
+    with_clients(tmp_path)
+    runs = drawn_runs(tmp_path)
+    lines = lines_of(runs)
     expected = np.array([[0.1 + 0.2 / 6, 0.4, 0.5 + 0.4 * 5 / 6], [0.2, 0.2, 0.8]])
-    found = sorted_accuracies(panels[0].lines["random"])
-    assert found is not None
-    np.testing.assert_allclose(found, expected)
-    plot = clients_plot(panels, make_looks(panels))
+    ranked = sorted_accuracies(lines[""]["random"])
+    assert ranked is not None
+    np.testing.assert_allclose(ranked, expected)
+    plot = clients_plot(lines, make_looks(runs["method"]))
     assert plot is not None
-    (line,) = axes_of(plot)[0].get_lines()
-    np.testing.assert_allclose(np.asarray(line.get_ydata(), float), expected.mean(0))
+    (line,) = first_axes(plot).get_lines()
+    assert heights(line) == pytest.approx(expected.mean(0))
 
 
-@pytest.mark.parametrize(("num_panels", "width"), [(1, 3.5), (2, 7.16)])
+def test_clients_that_were_not_measured_are_not_drawn(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.5], [[0]])
+    runs = drawn_runs(tmp_path)
+    assert clients_plot(lines_of(runs), make_looks(runs["method"])) is None
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures, once for each time that they are drawn."""
+    drawn: list[Figure] = []
+    draw = Figure.draw
+
+    def counted(figure: Figure, renderer: object) -> None:
+        drawn.append(figure)
+        draw(figure, renderer)
+
+    monkeypatch.setattr(Figure, "draw", counted)
+    return drawn
+
+
+@pytest.mark.parametrize(("num_settings", "width"), [(1, 3.5), (2, 7.16)])
 def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
-    tmp_path: Path, num_panels: int, width: float, monkeypatch: pytest.MonkeyPatch
+    num_settings: int, width: float, tmp_path: Path, draws: list[Figure]
 ) -> None:
-    panels, drawn = two_panels(tmp_path / "runs")[:num_panels], []
+    write_two_settings(tmp_path / "runs")
+    runs = drawn_runs(tmp_path / "runs")
+    lines = dict(list(lines_of(runs).items())[:num_settings])
     with style():
-        plots = accuracy_plots(panels, make_looks(panels))[:1]
-    monkeypatch.setattr(
-        Figure, "draw", lambda self, renderer, draw=Figure.draw: drawn.append(draw(self, renderer))
-    )
+        plots = accuracy_plots(lines, make_looks(runs["method"]))[:1]
     ((_, preview),) = save(plots, tmp_path)
-    assert len(drawn) == 2  # once a file
+    assert len(draws) == 2  # once a file
     pdf = (tmp_path / "accuracy_rounds.pdf").read_bytes()
     assert b"/Subtype /Type3" not in pdf
-    fonts = [at.end() for at in re.finditer(rb"/Length1 .*?stream\r?\n", pdf, re.DOTALL)]
-    (font, *_) = [zlib.decompressobj().decompress(pdf[at:]) for at in fonts]
-    assert b"glyf" in font
+    stream = re.search(rb"/Length1 .*?stream\r?\n", pdf, re.DOTALL)
+    assert stream is not None
+    assert b"glyf" in zlib.decompressobj().decompress(pdf[stream.end() :])  # a TrueType font
     box = re.search(rb"/MediaBox \[ 0 0 ([\d.]+) ([\d.]+) \]", pdf)
     assert box is not None
     assert float(box[1]) == pytest.approx(72 * width, abs=0.1)
@@ -288,13 +328,11 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
     assert preview.startswith(b"\x89PNG")
 
 
-def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_path: Path) -> None:
+def test_runs_whose_records_lack_quantities_have_the_other_figures(tmp_path: Path) -> None:
     missing = ("train_samples", "forward_samples", *(f"seconds_{phase}" for phase in PHASES))
     run = write_run(tmp_path, [0.1, 0.2], [[0], [1]])
     change_run(run, lambda records: [record.pop(name) for record in records for name in missing])
-    panels = panels_of(tmp_path)
-    names = [plot.name for plot in all_plots(panels)]
-    expected = [
+    assert [plot.name for plot in all_plots(drawn_runs(tmp_path))] == [
         "accuracy_rounds",
         "accuracy_bytes",
         "coverage",
@@ -302,4 +340,3 @@ def test_runs_whose_records_lack_quantities_have_the_figures_of_the_others(tmp_p
         "selections",
         "selections_rounds",
     ]
-    assert names == expected

@@ -1,162 +1,168 @@
-"""Runs of a report in groups, their names, and panels."""
+"""Groups of runs in a frame: which runs belong together, their names, and settings."""
 
-import itertools
 from pathlib import Path
 
-from fedsim.report import tables as results
 from fedsim.report.summary import make_summary
-from fedsim.results.groups import NATIVE, make_panels, show_labels, sort_key
-from tests.report_toys import groups_of, two_methods, write_run
+from fedsim.report.tables import pairs, pooled_pairs
+from fedsim.results.frames import NATIVE, by, by_setting, show_labels, sort_key
+from tests.report_toys import frame_of, rows_of, two_methods, write_run
 
 
-def test_groups_are_named_by_what_differs(tmp_path: Path) -> None:
+def seeds_by_group(folder: Path) -> dict[str, list[int]]:
+    groups = by(frame_of(folder), "group")
+    return {name: [run.seed for run in rows["run"]] for name, rows in groups.items()}
+
+
+def group_names(folder: Path) -> list[str]:
+    return list(seeds_by_group(folder))
+
+
+def test_runs_that_differ_in_seeds_alone_are_a_group_named_by_its_selector(tmp_path: Path) -> None:
     two_methods(tmp_path)
-    groups = groups_of(tmp_path)
-    assert {g.name: [r.seed for r in g.runs] for g in groups} == {
-        "gpfl": [0, 1, 2],
-        "random": [0, 1, 2],
-    }
+    assert seeds_by_group(tmp_path) == {"random": [0, 1, 2], "gpfl": [0, 1, 2]}
+
+
+def test_a_value_names_only_groups_that_it_distinguishes(tmp_path: Path) -> None:
+    two_methods(tmp_path)
     write_run(tmp_path, [0.1, 0.2], [[0], [1]], lr=0.5)
-    names = {g.name for g in groups_of(tmp_path)}
-    assert names == {"gpfl", "random lr=0.1", "random lr=0.5"}
-    assert [set(panel.lines) for panel in make_panels(groups_of(tmp_path))] == [names]
+    assert set(group_names(tmp_path)) == {"gpfl", "random lr=0.1", "random lr=0.5"}
+    (lines,) = [by(rows, "method") for rows in by_setting(frame_of(tmp_path)).values()]
+    assert set(lines) == {"gpfl", "random lr=0.1", "random lr=0.5"}
 
 
-def test_choices_name_groups_that_differ_in_nothing_before_them(tmp_path: Path) -> None:
-    """The aggregator is named by its choice; beside another selector it says nothing more."""
-    for selector, aggregator, lr in (
-        ("random", "uniform", 0.0),
-        ("random", "fedadam", 0.1),
-        ("gpfl", "fedadam", 0.1),
-    ):
+def test_another_choice_names_groups_in_place_of_the_values_that_it_sets(tmp_path: Path) -> None:
+    runs = [("random", "uniform", 0.0), ("random", "fedadam", 0.1), ("gpfl", "fedadam", 0.1)]
+    for selector, aggregator, lr in runs:
         choices = {"selector": selector, "aggregator": aggregator}
-        write_run(
-            tmp_path, [0.1], [[0]], choices=choices, aggregator={"_target_": aggregator, "lr": lr}
-        )
-    assert [g.name for g in groups_of(tmp_path)] == ["random fedadam", "random uniform", "gpfl"]
+        config = {"_target_": aggregator, "lr": lr}
+        write_run(tmp_path, [0.1], [[0]], choices=choices, aggregator=config)
+    assert group_names(tmp_path) == ["random fedadam", "random uniform", "gpfl"]
+
+
+def test_values_name_groups_of_the_same_choice(tmp_path: Path) -> None:
+    choices = {"selector": "gpfl", "aggregator": "fedadam"}
+    for lr in (0.1, 0.5):
+        config = {"_target_": "fedadam", "lr": lr}
+        write_run(tmp_path / str(lr), [0.1], [[0]], choices=choices, aggregator=config)
+    assert group_names(tmp_path) == ["lr=0.1", "lr=0.5"]
+
+
+ENGINES = {
+    "auto": {"_target_": "fedsim.engine.choose.choose_backend", "compile": "auto"},
+    "native": NATIVE,
+    "sequential": "a text",
+    "bf16": {"precision": "bf16"},
+}
+
+
+def write_with_engine(folder: Path, seed: int, engine: str, device: str = "auto") -> None:
+    """Write a run of engine=<engine>; engine=auto took the native one."""
     write_run(
-        tmp_path / "b", [0.1], [[0]], choices=choices, aggregator={"_target_": "fedadam", "lr": 0.5}
+        folder,
+        [0.1],
+        [[0]],
+        seed=seed,
+        choices={"engine": engine},
+        engine=ENGINES[engine],
+        device=device,
+        summary={"engine": f"native ({engine})"},
     )
-    assert [g.name for g in groups_of(tmp_path)][2:] == ["gpfl lr=0.1", "gpfl lr=0.5"]
 
 
-def test_runs_on_the_engine_that_auto_took_are_those_of_that_engine(tmp_path: Path) -> None:
-    """Another engine is told by its choice if it ran a seed that the others ran, too, or with
-    another precision."""
-    auto = {"_target_": "fedsim.engine.choose.choose_backend", "compile": "auto"}
-    engines = {
-        "auto": auto,
-        "native": NATIVE,
-        "sequential": "a text",
-        "bf16": {"precision": "bf16"},
-    }
-    first = [(0, "native"), (1, "auto"), (2, "auto"), (3, "sequential")], {"random": [0, 1, 2, 3]}
-    names = {
+def test_engines_and_devices_share_a_group_while_no_seed_repeats(tmp_path: Path) -> None:
+    for seed, engine in enumerate(("native", "auto", "auto")):
+        write_with_engine(tmp_path, seed, engine)
+    write_with_engine(tmp_path, 3, "sequential", "cpu")
+    assert seeds_by_group(tmp_path) == {"random": [0, 1, 2, 3]}
+
+
+def test_engines_that_ran_the_same_seed_have_groups_and_another_precision_always_has(
+    tmp_path: Path,
+) -> None:
+    for seed, engine in enumerate(("native", "auto", "auto")):
+        write_with_engine(tmp_path, seed, engine)
+    write_with_engine(tmp_path, 3, "sequential", "cpu")
+    write_with_engine(tmp_path, 0, "sequential")
+    write_with_engine(tmp_path, 4, "bf16")
+    assert seeds_by_group(tmp_path) == {
+        "bf16": [4],
         "native": [0, 1, 2],
         "sequential device=auto": [0],
         "sequential device=cpu": [3],
-        "bf16": [4],
-    }
-    for ran, expected in (first, ([(0, "sequential"), (4, "bf16")], names)):
-        for seed, choice in ran:
-            more = {
-                "choices": {"engine": choice},
-                "engine": engines[choice],
-                "device": ("auto", "cpu")[seed == 3],
-            }
-            write_run(
-                tmp_path, [0.1], [[0]], seed=seed, summary={"engine": f"native ({choice})"}, **more
-            )
-        assert {g.name: [run.seed for run in g.runs] for g in groups_of(tmp_path)} == expected
-    write_run(
-        tmp_path,
-        [0.1],
-        [[0]],
-        seed=1,
-        lr=0.7,
-        choices={"engine": "auto"},
-        engine=NATIVE,
-        device="auto",
-    )
-    assert {g.name for g in groups_of(tmp_path)} == {*names, "native lr=0.1", "native lr=0.7"} - {
-        "native"
     }
 
 
 def test_lines_of_random_selection_alone_are_compared_with_the_first_of_them(
     tmp_path: Path,
 ) -> None:
-    """Beside another selector that one of them is the reference which has its values, told or
-    not."""
     for seed in range(3):
-        for lr in (0.1, 0.5):
-            write_run(tmp_path, [0.1 + lr + 0.01 * seed], [[0]], seed=seed, lr=lr)
-    rows = results.pairs(make_panels(groups_of(tmp_path))).rows
-    assert [row[1:3] for row in rows] == [["lr=0.5 - lr=0.1", "+0.4000"]]
+        write_run(tmp_path, [0.2 + 0.01 * seed], [[0]], seed=seed, lr=0.1)
+        write_run(tmp_path, [0.6 + 0.01 * seed], [[0]], seed=seed, lr=0.5)
+    (row,) = rows_of(pairs(frame_of(tmp_path)))
+    assert (row["difference of final accuracy"], row["mean"]) == ("lr=0.5 - lr=0.1", "+0.4000")
+
+
+def test_the_reference_is_the_random_selection_with_the_most_similar_config(
+    tmp_path: Path,
+) -> None:
     for seed in range(3):
+        write_run(tmp_path, [0.2], [[0]], seed=seed, lr=0.1)
+        write_run(tmp_path, [0.6], [[0]], seed=seed, lr=0.5)
         write_run(tmp_path, [0.9], [[0]], seed=seed, lr=0.5, choices={"selector": "gpfl"})
-    rows = results.pairs(make_panels(groups_of(tmp_path))).rows
-    assert [row[1:3] for row in rows] == [
-        ["gpfl - random lr=0.5", "+0.2900"]
-    ]  # of its own learning rate
+    (row,) = rows_of(pairs(frame_of(tmp_path)))
+    assert (row["difference of final accuracy"], row["mean"]) == ("gpfl - random lr=0.5", "+0.3000")
 
 
-def test_runs_that_differ_in_name_alone_count_once(tmp_path: Path) -> None:
-    """As where two presets hold the same runs, in a report over both; equal numbers are one
-    setting."""
+def test_runs_that_differ_in_name_alone_count_once_and_the_finished_one_counts(
+    tmp_path: Path,
+) -> None:
+    """Equal numbers, 1 and 1.0, are the same setting."""
     for name, status in (("a", "failed"), ("b", "done")):
         for seed, lr in enumerate((1, 1.0)):
             write_run(tmp_path / name, [0.1], [[0]], seed=seed, name=name, status=status, lr=lr)
-    (group,) = groups_of(tmp_path)
-    found = [(run.seed, run.status, run.folder.parent.name) for run in group.runs]
-    assert found == [(0, "done", "b"), (1, "done", "b")]
-    write_run(tmp_path / "c", [0.1], [[0]], init_seed=7, lr=1)  # another first model
-    (group,) = groups_of(tmp_path)
-    assert len(group.runs) == 3
+    frame = frame_of(tmp_path)
+    assert frame["group"].tolist() == ["random", "random"]
+    assert frame["status"].tolist() == ["done", "done"]
+    assert [run.folder.parent.name for run in frame["run"]] == ["b", "b"]
 
 
 def test_runs_are_paired_by_all_their_seeds(tmp_path: Path) -> None:
-    """Several partitions or first models at one root seed are as many pairs; what is unset follows
-    the root seed."""
-    draws = (
-        {"partition_seed": 7},
-        {"partition_seed": 8},
-        {"init_seed": 7},
-        {"seed": 1, "init_seed": 1},
-    )
-    for number, seeds in enumerate(draws):
-        for selector, level in (("random", 0.1), ("gpfl", 0.2 + 0.1 * number)):
-            write_run(
-                tmp_path / str(number), [level], [[0]], choices={"selector": selector}, **seeds
-            )
-    write_run(
-        tmp_path / "unset", [0.1], [[0]], seed=1
-    )  # the same draws as the last of random selection
-    groups = groups_of(tmp_path)
-    (table_row,) = results.pairs(make_panels(groups)).rows
-    header = results.pairs([]).header
-    assert (table_row[1:3], table_row[header.index("pairs")]) == (["gpfl - random", "+0.2500"], "4")
-    found = make_summary(groups, {})["groups"][0]["seeds"]
-    assert list(found) == ["0 init_seed=7", "0 partition_seed=7", "0 partition_seed=8", "1"]
+    """Unset seeds follow the root seed: init_seed=1 at seed 1 is the same draw as no init_seed."""
+    seeds = [{"partition_seed": 7}, {"partition_seed": 8}, {"init_seed": 7}, {"seed": 1}]
+    for number, own_seeds in enumerate(seeds):
+        folder = tmp_path / str(number)
+        write_run(folder, [0.1], [[0]], **own_seeds)
+        gpfl = {"choices": {"selector": "gpfl"}, **own_seeds}
+        if own_seeds == {"seed": 1}:
+            gpfl["init_seed"] = 1
+        write_run(folder, [0.2 + 0.1 * number], [[0]], **gpfl)
+    frame = frame_of(tmp_path)
+    (row,) = rows_of(pairs(frame))
+    assert (row["mean"], row["pairs"]) == ("+0.2500", "4")  # mean of 0.1, 0.2, 0.3, 0.4
+    random = make_summary(frame, {})["groups"][0]
+    assert list(random["seeds"]) == [
+        "0 init_seed=7",
+        "0 partition_seed=7",
+        "0 partition_seed=8",
+        "1",
+    ]
 
 
 def test_differences_to_different_methods_are_not_pooled(tmp_path: Path) -> None:
+    """Without random selection, the first method of each setting is its reference."""
     for shards, selectors in ((2, ("afl", "fedcor", "pncs")), (10, ("fedcor", "pncs"))):
-        for seed, (number, selector) in itertools.product(range(3), enumerate(selectors)):
-            setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
-            write_run(
-                tmp_path / str(shards), [0.1 * number + 0.01 * seed], [[0]], seed=seed, **setting
-            )
-    panels = make_panels(groups_of(tmp_path))
-    assert [row[1] for row in results.pairs(panels).rows] == [
-        "fedcor - afl",
-        "pncs - afl",
-        "pncs - fedcor",
-    ]
-    assert results.pooled_pairs(panels).rows == []
+        for selector in selectors:
+            for seed in range(3):
+                accuracy = 0.1 * selectors.index(selector) + 0.01 * seed
+                setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
+                write_run(tmp_path / str(shards), [accuracy], [[0]], seed=seed, **setting)
+    frame = frame_of(tmp_path)
+    names = [row["difference of final accuracy"] for row in rows_of(pairs(frame))]
+    assert names == ["fedcor - afl", "pncs - afl", "pncs - fedcor"]
+    assert rows_of(pooled_pairs(frame)) == []
 
 
-def test_labels_name_their_keys() -> None:
+def test_labels_show_choices_alone_and_the_last_part_of_keys_that_tells_them_apart() -> None:
     choices = {"cell": "gpfl_2spc", "selector": "gpfl", "selector/exploration": "linear"}
     labels = {**choices, "cohort_size": "5", "model.dropout": "0.5"}
     assert show_labels(labels) == "gpfl_2spc gpfl linear cohort_size=5 dropout=0.5"
@@ -165,47 +171,44 @@ def test_labels_name_their_keys() -> None:
 
 
 def test_a_cell_stands_for_what_it_determines(tmp_path: Path) -> None:
-    """The data set, but not the model, of which the first cell has two."""
-    for cell, dataset, model in (
-        ("a", "digits", "mlp"),
-        ("a", "digits", "cnn"),
-        ("b", "text", "cnn"),
-    ):
+    """The cell determines the data set, but not the model, of which cell a has two."""
+    for cell, dataset, model in (("a", "digits", "mlp"), ("a", "digits", "cnn"), ("b", "x", "cnn")):
         choices = {"cell": cell, "dataset": dataset, "model": model, "selector": "random"}
-        write_run(
-            tmp_path,
-            [0.1],
-            [[0]],
-            choices=choices,
-            model={"_target_": model},
-            dataset={"_target_": dataset},
-        )
-    assert [group.name for group in groups_of(tmp_path)] == ["a cnn", "a mlp", "b cnn"]
+        config = {"model": {"_target_": model}, "dataset": {"_target_": dataset}}
+        write_run(tmp_path, [0.1], [[0]], choices=choices, **config)
+    assert group_names(tmp_path) == ["a cnn", "a mlp", "b cnn"]
 
 
-def test_values_of_the_partition_make_panels(tmp_path: Path) -> None:
-    """A method that was run in one setting alone is in its panel."""
+def test_values_of_the_partition_make_settings(tmp_path: Path) -> None:
+    """afl was run in one setting alone; it is in that setting."""
     for selector, shards in (("random", 10), ("afl", 10), ("random", 2)):
-        write_run(
-            tmp_path / str(shards),
-            [0.1],
-            [[0]],
-            choices={"selector": selector},
-            partition={"shards": shards},
-        )
-    panels = make_panels(groups_of(tmp_path))
-    assert [(p.title, list(p.lines)) for p in panels] == [
-        ("shards=2", ["random"]),
-        ("shards=10", ["random", "afl"]),
-    ]
+        setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
+        write_run(tmp_path / str(shards), [0.1], [[0]], **setting)
+    settings = by_setting(frame_of(tmp_path))
+    methods = {setting: list(by(rows, "method")) for setting, rows in settings.items()}
+    assert list(methods.items()) == [("shards=2", ["random"]), ("shards=10", ["random", "afl"])]
 
 
-def test_groups_come_in_the_order_of_their_labels(tmp_path: Path) -> None:
+def test_runs_from_before_a_config_group_made_its_usual_choice(tmp_path: Path) -> None:
+    """Seed 0 was run before there was a group `system`."""
+    write_run(tmp_path, [0.1], [[0]])
+    write_run(tmp_path, [0.1], [[0]], seed=1, choices={"system": "none"})
+    assert seeds_by_group(tmp_path) == {"random": [0, 1]}
+    write_run(tmp_path, [0.1], [[0]], choices={"system": "tiers"}, system={"latency": 0.1})
+    assert group_names(tmp_path) == ["none", "tiers"]
+
+
+def test_groups_are_sorted_by_numbers_and_random_selection_comes_first(tmp_path: Path) -> None:
     values = ["lr=1e-05", "lr=0.001", "lr=0.1", "lr=1e+20"]
-    assert sorted(values[::2] + values[1::2], key=sort_key) == values
+    assert sorted(["lr=0.1", "lr=1e-05", "lr=1e+20", "lr=0.001"], key=sort_key) == values
     for selector in ("gpfl", "random", "afl"):
         write_run(tmp_path, [0.1], [[0]], choices={"selector": selector})
-    for lr in (5.0, 10.0, 0.5):
-        write_run(tmp_path, [0.1], [[0]], lr=lr, choices={"selector": "random"})
-    names = [group.name for group in groups_of(tmp_path)]
-    assert names == [*(f"random lr={lr}" for lr in ("0.1", "0.5", "5.0", "10.0")), "afl", "gpfl"]
+    for lr in (5.0, 10.0):
+        write_run(tmp_path, [0.1], [[0]], lr=lr)
+    assert group_names(tmp_path) == [
+        "random lr=0.1",
+        "random lr=5.0",
+        "random lr=10.0",
+        "afl",
+        "gpfl",
+    ]

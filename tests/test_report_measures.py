@@ -1,26 +1,27 @@
 """Measures and tables of reports, by hand: accuracies, costs, selections, clients, the simulated
 clock."""
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsim.report import tables
-from fedsim.report.page import config_differences
+from fedsim.report.curves import AXES, spent_until
+from fedsim.report.tables import by_group, pairs, targets
 from fedsim.results import measures
-from fedsim.results.curves import AXES, is_recorded, spent_until
 from fedsim.results.files import CLIENTS
-from fedsim.results.groups import make_panels
-from fedsim.results.measures import find_measure
+from fedsim.results.measures import find_measure, is_recorded
 from fedsim.results.runs import Run, read_runs
-from tests.report_toys import groups_of, only_run, seconds, write_partition, write_run
+from tests.report_toys import frame_of, only_run, rows_of, seconds, write_partition, write_run
 
-BY_HAND = {
+NAN = math.nan
+FOUR_ROUNDS = {
     "accuracy@0.5": 0.5,
-    "accuracy@0.75": None,  # not evaluated
-    "accuracy@0.1": None,  # before the first round
+    "accuracy@0.75": NAN,  # not evaluated
+    "accuracy@0.1": NAN,  # before the first round
     "final_accuracy": 0.3,
     "fluctuation": 0.2,
     "steadiness": -0.2,
@@ -28,178 +29,201 @@ BY_HAND = {
     "rounds_to_cover": 3,
     "rounds_to_cover@0.5": 1,
     "rounds_to@0.5": 2,
-    "rounds_to@0.6": None,
-    "bytes_to@0.5": 60,
-    "bytes_to@0.6": None,
+    "rounds_to@0.6": NAN,
+    "bytes_to@0.5": 60,  # 3 uploads at 20 bytes both ways
+    "bytes_to@0.6": NAN,
     "participation": 6 / 16,
     "participation_rise": 3 / 8 - 3 / 8,
+    "fewest_selections": 1,
     "mean_selections": 6 / 4,
     "most_selections": 3,
     "peak_selections": 1,
     "peak_height": 3,
-    "speed": None,  # how long it took to start is not recorded
-    "selection_overhead": 2 / 3,
-    "samples_mean": None,  # no partition
+    "speed": NAN,  # how long it took to start is not recorded
+    "selection_overhead": 2 / 3,  # two of five phases, a second each
+    "samples_mean": NAN,  # no partition
+    "total:seconds_train": 4,
 }
 
 
 def test_measures_by_hand(tmp_path: Path) -> None:
+    """Four rounds, of which the third is not evaluated. Clients are selected 1, 3, 1 and 1 times."""
     write_run(tmp_path, [0.1, 0.5, None, 0.3], [[0, 1], [1], [2, 3], [1]])
-    one = only_run(tmp_path)
-    assert one.selections.tolist() == [1, 3, 1, 1]
-    assert {name: find_measure(name)(one) for name in BY_HAND} == pytest.approx(BY_HAND)
-    assert measures.accuracy_around(one, 0.5, 3) == pytest.approx(0.3)
-    assert measures.total_cost(one, ["seconds_train"]) == 4
+    run = only_run(tmp_path)
+    assert run.selections.tolist() == [1, 3, 1, 1]
+    values = {name: find_measure(name)(run) for name in FOUR_ROUNDS}
+    assert values == pytest.approx(FOUR_ROUNDS, nan_ok=True)
+    assert measures.accuracy_around(run, 0.5, width=3) == pytest.approx((0.1 + 0.5) / 2)
 
 
-def test_other_measures_by_hand(tmp_path: Path) -> None:
-    path = write_run(
-        tmp_path / "a", [0.01 * t for t in range(1, 41)], [[0, 1]] * 39 + [[0, 1, 2, 3]]
-    )
-    write_partition(path, [[2, 0], [3, 3]])
-    run = only_run(tmp_path / "a")
+def test_measures_of_halves_and_windows(tmp_path: Path) -> None:
+    """Accuracy rises by 0.01 a round. All four clients are selected in the last of 40 rounds, two
+    before."""
+    accuracies = [0.01 * t for t in range(1, 41)]
+    write_run(tmp_path, accuracies, [[0, 1]] * 39 + [[0, 1, 2, 3]])
+    run = only_run(tmp_path)
     assert measures.gain_after(run, 0.5) == pytest.approx(0.35 - 0.20)
     assert measures.participation_rise(run) == pytest.approx(0.5 / 20)
     assert find_measure("peak_selections")(run) == 20.5  # two clients 40 times, two once
+
+
+def test_sizes_of_clients(tmp_path: Path) -> None:
+    path = write_run(tmp_path, [0.1], [[0]])
+    write_partition(path, [[2, 0], [3, 3]])
     sizes = {"num_clients": 2, "samples_total": 8, "samples_mean": 4, "samples_deviation": 2}
+    run = only_run(tmp_path)
     assert {name: find_measure(name)(run) for name in sizes} == sizes
-    write_run(tmp_path / "b", [], [], summary={"start_up_rounds": 0})
-    nothing = only_run(tmp_path / "b")
-    names = ("seconds_200", "participation_rise", "final_accuracy")
-    assert [find_measure(name)(nothing) for name in names] == [None] * 3
 
 
-def test_start_up_rounds_are_not_scaled(tmp_path: Path) -> None:
-    def run(start_up: int) -> Run:
-        path = tmp_path / str(start_up)
-        told = {"start_up_rounds": start_up}
-        write_run(
-            path,
-            [0.1] * 5,
-            [[0], [1], [2], [3], [0]],
-            columns=seconds(10.0, 4.0, 1.0, 2.0, 3.0),
-            summary=told,
-        )
-        return only_run(path)
-
-    two, none, all_of_it = run(2), run(0), run(5)
-    assert measures.cost_of_rounds(two, ["seconds_train"]) == 10 + 4 + 198 * 2.0
-    assert measures.cost_of_rounds(none, ["seconds_train"]) == 200 * 4.0
-    assert measures.cost_of_rounds(all_of_it, ["seconds_train"]) is None
-    assert (
-        measures.cost_of_rounds(all_of_it, ["seconds_train"], rounds=3) == 15
-    )  # long enough as it is
-    assert find_measure("speed")(two) == -5 * (14 + 198 * 2)
-    assert find_measure("choosing_seconds_200")(two) == 2 * (14 + 198 * 2)
+def test_a_run_without_rounds_has_no_measures(tmp_path: Path) -> None:
+    write_run(tmp_path, [], [], summary={"start_up_rounds": 0})
+    run = only_run(tmp_path)
+    for name in ("seconds_200", "participation_rise", "final_accuracy", "total:bytes_up"):
+        assert math.isnan(find_measure(name)(run))
 
 
-def test_costs_are_those_of_the_runs_with_their_start_up_apart(tmp_path: Path) -> None:
-    """A run of 4 rounds of which the first two, the start-up, cost 90 and 50 bytes, and the later
-    two 10 each."""
+def run_with_start_up(folder: Path, start_up_rounds: int) -> Run:
+    """Return a run of five rounds, in which each phase takes 10, 4, 1, 2 and 3 seconds."""
+    write_run(
+        folder,
+        [0.1] * 5,
+        [[0], [1], [2], [3], [0]],
+        columns=seconds(10.0, 4.0, 1.0, 2.0, 3.0),
+        summary={"start_up_rounds": start_up_rounds},
+    )
+    return only_run(folder)
+
+
+def test_missing_rounds_cost_the_mean_after_the_start_up(tmp_path: Path) -> None:
+    """Two rounds of start-up take 14 s, and the others 2 s on average."""
+    run = run_with_start_up(tmp_path, 2)
+    assert measures.cost_of_rounds(run, ["seconds_train"]) == 10 + 4 + 198 * 2.0
+    assert find_measure("speed")(run) == -5 * (14 + 198 * 2)
+    assert find_measure("choosing_seconds_200")(run) == 2 * (14 + 198 * 2)
+
+
+def test_without_a_start_up_missing_rounds_cost_the_mean_of_all(tmp_path: Path) -> None:
+    run = run_with_start_up(tmp_path, 0)
+    assert measures.cost_of_rounds(run, ["seconds_train"]) == 200 * 4.0
+
+
+def test_a_run_that_is_all_start_up_says_nothing_of_missing_rounds(tmp_path: Path) -> None:
+    run = run_with_start_up(tmp_path, 5)
+    assert math.isnan(measures.cost_of_rounds(run, ["seconds_train"]))
+    assert measures.cost_of_rounds(run, ["seconds_train"], rounds=3) == 15
+
+
+WITHOUT_CLOCK = {"simulated": "-", "simulated a round": "-"}
+WHOLE_RUN = {
+    "run": "random",
+    "rounds": "4",
+    "time": "20.0 s",
+    "down": "144 B",
+    "up": "16 B",
+    "samples": "2,428",
+    **WITHOUT_CLOCK,
+}
+
+
+@pytest.mark.parametrize(
+    ("start_up_rounds", "parts"),
+    [
+        (2, ["2", "140 B", "10.0 s", "10 B", "5.0 s"]),
+        (0, ["0", "0 B", "0 ms", "40 B", "5.0 s"]),
+        (4, ["4", "-", "-", "-", "-"]),  # ended within its start-up
+        (None, ["-", "-", "-", "-", "-"]),
+    ],
+)
+def test_costs_of_whole_runs_have_their_start_up_apart(
+    start_up_rounds: int | None, parts: Sequence[str], tmp_path: Path
+) -> None:
+    """The rounds cost 90, 50, 10 and 10 bytes and 607 samples, and each of five phases a second."""
     columns = {"bytes_down": [86, 46, 6, 6], "bytes_up": [4] * 4}
     columns |= {"train_samples": [600] * 4, "forward_samples": [7] * 4}
-
-    def row(start_up: int | None) -> dict[str, str]:
-        path, told = tmp_path / str(start_up), {"start_up_rounds": start_up}
-        write_run(path, [0.1] * 4, [[0], [1], [2], [3]], columns=columns, summary=told)
-        table = tables.by_group("costs", groups_of(path))
-        return dict(zip(table.header, table.rows[0], strict=True))
-
-    own = {"simulated": "-", "simulated a round": "-"}  # no clock
-    own |= {
-        "run": "random",
-        "rounds": "4",
-        "time": "20.0 s",
-        "down": "144 B",
-        "up": "16 B",
-        "samples": "2,428",
-    }
-    parts = {
-        "start-up bytes": "140 B",
-        "start-up time": "10.0 s",
-        "bytes a round": "10 B",
-        "time a round": "5.0 s",
-    }
-    assert row(2) == {**own, "start-up rounds": "2", **parts}
-    nothing = {"start-up bytes": "0 B", "start-up time": "0 ms", "bytes a round": "40 B"}
-    assert row(0) == {**own, "start-up rounds": "0", **parts, **nothing}
-    assert row(4) == {
-        **own,
-        "start-up rounds": "4",
-        **dict.fromkeys(parts, "-"),
-    }  # ended within its start-up
-    assert row(None) == {**own, "start-up rounds": "-", **dict.fromkeys(parts, "-")}
-    (times,) = tables.by_group("times", groups_of(tmp_path / "2")).rows
-    assert times[:8] == ["random", "4", "20.0 s", *["4.0 s"] * 5]
+    summary = {"start_up_rounds": start_up_rounds}
+    write_run(tmp_path, [0.1] * 4, [[0], [1], [2], [3]], columns=columns, summary=summary)
+    (row,) = rows_of(by_group("costs", frame_of(tmp_path)))
+    names = ["start-up rounds", "start-up bytes", "start-up time", "bytes a round", "time a round"]
+    assert row == {**WHOLE_RUN, **dict(zip(names, parts, strict=True))}
 
 
-def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_comes_before_the_last_round(
+def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_stands_before_the_last_round(
     tmp_path: Path,
 ) -> None:
-    """Two methods that the last round ranks otherwise than the mean of the last 11."""
+    """random: ten rounds of 0.55 and one of 0.5; gpfl: ten of 0.45 and one of 0.6. The last round
+    ranks them otherwise than the mean."""
     for selector, level, last in (("random", 0.55, 0.5), ("gpfl", 0.45, 0.6)):
-        write_run(
-            tmp_path, [*[0.0] * 5, *[level] * 10, last], [[0]] * 16, choices={"selector": selector}
-        )
-    groups = groups_of(tmp_path)
-    for table in (tables.by_group("overview", groups), tables.by_group("checkpoints", groups)):
-        final, last_round = (
-            list(table.header).index(name) for name in ("final accuracy (last 11)", "last round")
-        )
-        assert final < last_round
-        shown = {row[0]: [row[final], row[last_round]] for row in table.rows}
-        assert shown == {"random": ["0.5455", "0.5000"], "gpfl": ["0.4636", "0.6000"]}
-    assert not tables.pairs(make_panels(groups)).rows  # one seed each
+        accuracies = [0.0] * 5 + [level] * 10 + [last]
+        write_run(tmp_path, accuracies, [[0]] * 16, choices={"selector": selector})
+    frame = frame_of(tmp_path)
+    for name in ("overview", "checkpoints"):
+        table = by_group(name, frame)
+        header = list(table.texts)
+        assert header.index("final accuracy (last 11)") < header.index("last round")
+        random, gpfl = rows_of(table)
+        assert (random["final accuracy (last 11)"], random["last round"]) == ("0.5455", "0.5000")
+        assert (gpfl["final accuracy (last 11)"], gpfl["last round"]) == ("0.4636", "0.6000")
+    assert rows_of(pairs(frame)) == []  # one seed each
 
 
-def test_the_gini_coefficient_and_the_table_of_selections(tmp_path: Path) -> None:
-    values = {(2.0, 2.0, 2.0): 0, (0.0, 0.0, 0.0, 4.0): 0.75, (1.0, 3.0): 0.25, (0.0, 0.0): 0}
-    assert {one: measures.gini(np.array(one)) for one in values} == pytest.approx(values)
+@pytest.mark.parametrize(
+    ("selected", "expected"),
+    [([0, 1, 2, 3], 0.0), ([0, 0, 0, 0], 0.75), ([0, 1, 1, 1], 0.625)],
+)
+def test_the_gini_coefficient(selected: Sequence[int], expected: float, tmp_path: Path) -> None:
+    """Selections 1, 1, 1, 1; 4, 0, 0, 0; and 1, 3, 0, 0, of which all pairs differ by 20 in sum:
+    20 / (2 * 16 * mean 1)."""
+    write_run(tmp_path, [0.5] * 4, [[client] for client in selected])
+    assert measures.selection_gini(only_run(tmp_path)) == pytest.approx(expected)
+
+
+def test_the_table_of_selections_and_an_accuracy_whose_interval_ends_at_1(tmp_path: Path) -> None:
+    """Selections 1, 3, 0, 0 and 1, 2, 1, 1: means over both runs, Gini 10 / 16 and 3 / 20."""
     write_run(tmp_path, [0.99, 1.0, 0.98], [[0, 1], [1], [1]])
     write_run(tmp_path, [0.99, 1.0, 1.0], [[0, 1], [2, 3], [1]], seed=1)
-    (row,) = tables.by_group("selections", groups_of(tmp_path)).rows
-    assert row == ["random", "2 (1/2)", "1", "0.5", "0.75", "2.5", f"{(10 / 16 + 3 / 20) / 2:.3f}"]
-    (row,) = tables.by_group("overview", groups_of(tmp_path)).rows
-    assert row[2].endswith(", 1.0000]")  # an accuracy's interval ends there
-
-
-def measured(folder: Path, accuracies: list[float], mean: float, **config: Any) -> Path:
-    """A run of two rounds, the first without an evaluation; clients 2 and 3 are never selected."""
-    aggregates = {
-        "mean": mean,
-        "std": 0.1,
-        "worst_tenth": 0.2,
-        "best_tenth": 0.9,
-        "never_selected": None,
+    (row,) = rows_of(by_group("selections", frame_of(tmp_path)))
+    assert row == {
+        "run": "random",
+        "covered after": "2 (1/2)",
+        "never": "1",
+        "min": "0.5",
+        "median": "0.75",
+        "max": "2.5",
+        "Gini": f"{(10 / 16 + 3 / 20) / 2:.3f}",
     }
+    (row,) = rows_of(by_group("overview", frame_of(tmp_path)))
+    assert row["final accuracy (last 11)"].endswith(", 1.0000]")
+
+
+def write_measured(folder: Path, accuracies: list[float], mean: float, **config: Any) -> None:
+    """Write a run of two rounds, the first without an evaluation; clients 2 and 3 are never
+    selected."""
+    aggregates = {"mean": mean, "std": 0.1, "worst_tenth": 0.2, "best_tenth": 0.9}
     columns = {f"client_accuracy_{name}": [None, value] for name, value in aggregates.items()}
-    path = write_run(
-        folder, [None, 0.5], [[0], [1]], client_accuracy="labels", columns=columns, **config
-    )
+    columns["client_accuracy_never_selected"] = [None, None]
+    run = {"client_accuracy": "labels", "columns": columns, **config}
+    path = write_run(folder, [None, 0.5], [[0], [1]], **run)
     np.savez(path / CLIENTS, accuracy=np.array(accuracies))
-    return path
 
 
 def with_clients(folder: Path) -> None:
-    """Random selection with accuracies of its clients at two seeds, and gpfl without."""
-    measured(folder, [0.9, 0.1, 0.5, 0.3], 0.4, seed=0)
-    measured(folder, [0.2, 0.2, np.nan, 0.8], 0.6, seed=1)
+    """Write random selection with accuracies of its clients at two seeds, and gpfl without."""
+    write_measured(folder, [0.9, 0.1, 0.5, 0.3], 0.4, seed=0)
+    write_measured(folder, [0.2, 0.2, np.nan, 0.8], 0.6, seed=1)
     write_run(folder, [None, 0.5], [[0], [1]], choices={"selector": "gpfl"})
 
 
 def test_accuracies_by_client(tmp_path: Path) -> None:
     with_clients(tmp_path)
-    table = tables.by_group(
-        "clients", [group for group in groups_of(tmp_path) if group.name == "random"]
-    )
-    (row,) = (dict(zip(table.header, cells, strict=True)) for cells in table.rows)
+    frame = frame_of(tmp_path)
+    (row,) = rows_of(by_group("clients", frame[frame["group"] == "random"]))
     assert (row["run"], row["seeds"], row["measured on"]) == ("random", "2", "labels")
     assert row["mean"].startswith("0.5000 [")
     assert (row["never selected"], row["clients never selected"]) == ("-", "2")
     runs = {(run.choices["selector"], run.seed): run for run in read_runs(tmp_path)}
     assert find_measure("client_accuracy_mean")(runs["random", 1]) == 0.6
-    assert find_measure("client_accuracy_never_selected")(runs["random", 1]) is None
-    assert find_measure("client_accuracy_mean")(runs["gpfl", 0]) is None
+    assert math.isnan(find_measure("client_accuracy_never_selected")(runs["random", 1]))
+    assert math.isnan(find_measure("client_accuracy_mean")(runs["gpfl", 0]))
 
 
 ACCURACIES = [0.2, 0.4, 0.9, 0.9, 0.9]
@@ -207,82 +231,84 @@ LATE = [[1], [], [0, 1], [], []]
 
 
 def write_simulated(
-    folder: Path, spent: list[float], accuracies: list[float] = ACCURACIES, **more: Any
+    folder: Path, spent: list[float], accuracies: list[float] = ACCURACIES, **config: Any
 ) -> Path:
-    """A run of five rounds that take so many simulated seconds, a quarter of them for questions."""
+    """Write a run of five rounds that take so many simulated seconds, a quarter of them for
+    questions."""
     columns = {
         "simulated_seconds": spent,
         "simulated_time": np.cumsum(spent).tolist(),
+        "simulated_seconds_ask": [seconds / 4 for seconds in spent],
+        "simulated_seconds_train": [3 * seconds / 4 for seconds in spent],
         "late": LATE,
-    }
-    columns |= {
-        "simulated_seconds_ask": [one / 4 for one in spent],
         "wall_seconds": [1.0, 2.0, 3.0, 4.0, 5.0],
     }
-    columns |= {"simulated_seconds_train": [3 * one / 4 for one in spent]}
-    return write_run(folder, accuracies, [[0, 1]] * 5, columns=columns, **more)
+    return write_run(folder, accuracies, [[0, 1]] * 5, columns=columns, **config)
 
 
-def test_the_simulated_clock_by_hand(tmp_path: Path) -> None:
+def test_simulated_seconds_until_an_accuracy_and_a_round(tmp_path: Path) -> None:
     write_simulated(tmp_path / "with", [10, 20, 30, 40, 50])
     write_run(tmp_path / "without", ACCURACIES, [[0]] * 5, seed=1)
-    one, plain = read_runs(tmp_path)
-    assert find_measure("simulated_seconds_to@0.4")(one) == 30
-    assert find_measure("simulated_seconds_to@0.5")(one) == 60
-    assert find_measure("simulated_seconds_to@0.95")(one) is None
-    assert find_measure("simulated_seconds_to@0.4")(plain) is None
-    assert spent_until([one], "simulated") == pytest.approx(np.array([10, 30, 60, 100, 150]) / 60)
-    assert not is_recorded([one, plain], AXES["simulated"].names)
-    assert is_recorded([one], AXES["simulated"].names)
-    (row,) = tables.by_group("times", groups_of(tmp_path / "with")).rows
-    assert row == [
-        "random",
-        "5",
-        "25.0 s",
-        *["5.0 s"] * 5,
-        "1.0 s",
-        "2.5 min",
-        "37.5 s",
-        "1.9 min",
-        "0.60",
-    ]
-    table = tables.by_group("costs", groups_of(tmp_path / "with"))
-    costs = dict(zip(table.header, table.rows[0], strict=True))
-    assert (costs["time"], costs["simulated"]) == ("25.0 s", "2.5 min")
-    groups = groups_of(tmp_path / "without")
-    assert {tuple(row[6:]) for row in tables.targets(make_panels(groups)).rows} == {("-", "-")}
-    assert not [
-        name for name in tables.by_group("times", groups).shown.header if "simulated" in name
-    ]
+    timed, untimed = read_runs(tmp_path)
+    assert find_measure("simulated_seconds_to@0.4")(timed) == 10 + 20
+    assert find_measure("simulated_seconds_to@0.5")(timed) == 10 + 20 + 30
+    assert math.isnan(find_measure("simulated_seconds_to@0.95")(timed))
+    assert math.isnan(find_measure("simulated_seconds_to@0.4")(untimed))
+    minutes = np.array([10, 30, 60, 100, 150]) / 60
+    assert spent_until([timed], "simulated") == pytest.approx(minutes)
+    assert is_recorded([timed], AXES["simulated"].names)
+    assert not is_recorded([timed, untimed], AXES["simulated"].names)
 
 
-def test_time_to_accuracy_by_hand(tmp_path: Path) -> None:
-    """The reference's final accuracy is (.2 + .4 + 3 x .9) / 5 = .66: it is there after 60 s, the
-    other after 30 or never."""
+def test_the_table_of_times_has_both_clocks(tmp_path: Path) -> None:
+    write_simulated(tmp_path, [10, 20, 30, 40, 50])
+    (row,) = rows_of(by_group("times", frame_of(tmp_path)))
+    phases = ("select", "ask", "train", "aggregate", "evaluate")
+    assert row == {
+        "run": "random",
+        "rounds": "5",
+        "time": "25.0 s",
+        **dict.fromkeys(phases, "5.0 s"),
+        "longest select": "1.0 s",
+        "simulated": "2.5 min",
+        "simulated ask": "37.5 s",
+        "simulated train": "1.9 min",
+        "late a round": "0.60",
+    }
+
+
+def test_tables_of_runs_without_a_simulated_clock_show_none(tmp_path: Path) -> None:
+    write_run(tmp_path, ACCURACIES, [[0]] * 5)
+    frame = frame_of(tmp_path)
+    for row in rows_of(targets(frame)):
+        assert (row["simulated time"], row["times as fast"]) == ("-", "-")
+    assert not [name for name in by_group("times", frame).shown if "simulated" in name]
+
+
+def test_targets_by_hand(tmp_path: Path) -> None:
+    """The reference's final accuracy is (0.2 + 0.4 + 3 * 0.9) / 5 = 0.66. It gets there after 60 s,
+    and the other method after 30 s or never."""
     write_simulated(tmp_path, [10, 20, 30, 40, 50])
     for seed, accuracies in enumerate((ACCURACIES, [0.2, 0.3, 0.3, 0.3, 0.3])):
-        write_simulated(
-            tmp_path, [5, 10, 15, 20, 25], accuracies, seed=seed, choices={"selector": "fast"}
-        )
-    table = tables.targets(make_panels(groups_of(tmp_path)))
-    assert table.rows[-2:] == [
-        ["", "random", "0.6600", "100%", "3", "120 B", "60.0 s", "1.00"],
-        ["", "fast", "0.6600", "100%", "3 (1/2)", "120 B (1/2)", "30.0 s (1/2)", "2.00"],
-    ]
-    assert [row[2] for row in table.rows[::2]] == ["0.5940", "0.6270", "0.6600"]
-
-
-def test_runs_from_before_the_clock_are_those_without_one(tmp_path: Path) -> None:
-    """Seeds 0 and 1 of one experiment, of which one was run before there was a group `system`."""
-    write_run(tmp_path, ACCURACIES, [[0]] * 5)
-    write_run(tmp_path, ACCURACIES, [[0]] * 5, seed=1, choices={"system": "none"})
-    (group,) = groups_of(tmp_path)
-    assert len(group.runs) == 2
-    write_simulated(
-        tmp_path, [1, 1, 1, 1, 1], lr=0.3, choices={"system": "tiers"}, system={"latency": 0.1}
-    )
-    groups = groups_of(tmp_path)
-    assert [group.labels["system"] for group in groups] == ["none", "tiers"]
-    assert {row[0] for row in config_differences(groups)[0].rows} == {
-        group.name for group in groups
+        fast = {"seed": seed, "choices": {"selector": "fast"}}
+        write_simulated(tmp_path, [5, 10, 15, 20, 25], accuracies, **fast)
+    *_, random, fast = rows_of(targets(frame_of(tmp_path)))
+    target = {"": "", "target": "0.6600", "of the reference's final": "100%"}
+    assert random == {
+        "run": "random",
+        **target,
+        "rounds": "3",
+        "bytes both ways": "120 B",
+        "simulated time": "60.0 s",
+        "times as fast": "1.00",
     }
+    assert fast == {
+        "run": "fast",
+        **target,
+        "rounds": "3 (1/2)",
+        "bytes both ways": "120 B (1/2)",
+        "simulated time": "30.0 s (1/2)",
+        "times as fast": "2.00",
+    }
+    levels = [row["target"] for row in rows_of(targets(frame_of(tmp_path)))[::2]]
+    assert levels == ["0.5940", "0.6270", "0.6600"]  # 90, 95 and 100 %

@@ -12,27 +12,31 @@ from typing import Any
 import pytest
 
 from fedsim.report import headline, page
+from fedsim.report.curves import accuracy_curve
 from fedsim.report.headline import header_facts
+from fedsim.report.looks import make_looks
 from fedsim.report.page import (
     MAX_POINTS,
+    Figures,
     config_differences,
     curves_data,
     html_page,
-    make_looks,
     runs_table,
 )
-from fedsim.report.tables import all_tables, by_group
+from fedsim.report.sections import Section
+from fedsim.report.tables import by_group
 from fedsim.results import runs
-from fedsim.results.curves import accuracy_curve
-from fedsim.results.groups import group_runs, make_panels
 from fedsim.results.reading import read_metrics
 from fedsim.results.runs import read_runs
-from tests.report_toys import groups_of, panels_of, two_methods, write_run
+from tests.report_toys import drawn_runs, frame_of, make_report, rows_of, two_methods, write_run
 
 
-def page_of(folder: Path, title: str) -> str:
-    panels, groups = panels_of(folder), groups_of(folder)
-    return html_page(title, groups, [by_group("overview", groups)], folder, panels=panels)
+def page_of(folder: Path, title: str, **pictures: Any) -> str:
+    """Return a page with the table `overview` and the curves of the runs below a folder."""
+    frame = frame_of(folder)
+    overview = by_group("overview", frame)
+    figures = Figures(headline.drawn_lines(frame), **pictures)
+    return html_page(title, [], frame, overview, [Section([overview])], figures, folder)
 
 
 def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path) -> None:
@@ -41,96 +45,82 @@ def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path)
         write_run(tmp_path / note[-1], [0.1], [[0]], note=note)
     text = page_of(tmp_path, name)
     assert "<b>" not in text.partition("<script>")[0]
-    data = re.search(
-        r'<script type="application/json" id="curves-data">(.*?)</script>', text, re.DOTALL
-    )
+    script = r'<script type="application/json" id="curves-data">(.*?)</script>'
+    data = re.search(script, text, re.DOTALL)
     assert data is not None
     assert f"note={name}" in json.loads(data[1])["looks"]
 
 
 def test_the_head_says_what_was_run(tmp_path: Path) -> None:
     for seed in (0, 1, 2, 5):
-        write_run(
-            tmp_path,
-            [0.1, 0.2],
-            [[0], [1]],
-            seed=seed,
-            cohort_size=3,
-            status="done" if seed else "diverged",
-        )
-    facts = {
+        status = "done" if seed else "diverged"
+        write_run(tmp_path, [0.1, 0.2], [[0], [1]], seed=seed, cohort_size=3, status=status)
+    assert header_facts(read_runs(tmp_path)) == {
         "data set": "digits",
         "partition": "iid",
         "model": "mlp",
         "clients (N)": "4",
         "clients a round (K)": "3",
-    }
-    facts |= {
         "rounds": "2",
         "seeds": "0, 1, 2, 5",
         "runs": "4 (1 diverged, 3 done)",
         "environment": "torch 1",
     }
-    assert header_facts(read_runs(tmp_path)) == facts
-    rows = [row[1:5] for row in runs_table(groups_of(tmp_path)).rows]
-    assert rows == [
+
+
+def test_consecutive_seeds_are_a_range_and_different_lengths_are_listed(tmp_path: Path) -> None:
+    for seed in range(4):
+        rounds = 1 if seed < 2 else 2
+        write_run(tmp_path, [0.1] * rounds, [[0]] * rounds, seed=seed)
+    facts = header_facts(read_runs(tmp_path))
+    assert (facts["seeds"], facts["rounds"]) == ("0 to 3", "1, 2")
+
+
+def test_the_table_of_runs_has_accuracies_of_those_that_are_done(tmp_path: Path) -> None:
+    for seed, status in enumerate(("diverged", "done")):
+        write_run(tmp_path, [0.1, 0.2], [[0], [1]], seed=seed, status=status)
+    table = runs_table(frame_of(tmp_path)).texts.drop(columns=["run", "folder"])
+    assert table.to_numpy().tolist() == [
         ["0", "diverged", "-", "-"],
-        *([seed, "done", "0.1500", "0.2000"] for seed in "125"),
+        ["1", "done", "0.1500", "0.2000"],
     ]
-    for seed in (3, 4):
-        write_run(tmp_path, [0.1], [[0]], seed=seed)
-    assert header_facts(read_runs(tmp_path))["seeds"] == "0 to 5"
-    assert header_facts(read_runs(tmp_path))["rounds"] == "1, 2"
 
 
 def test_how_configs_differ(tmp_path: Path) -> None:
-    for seed, on in enumerate(("cpu", "cuda")):
-        write_run(
-            tmp_path,
-            [0.1],
-            [[0]],
-            choices={"engine": on},
-            device=on,
-            seed=seed,
-            mode="u",
-            data_dir="/home/a",
-        )
-    write_run(
-        tmp_path,
-        [0.1],
-        [[0]],
-        choices={"selector": "gpfl"},
-        lr=0.5,
-        extra={"rho": 2},
-        data_dir="/home/other",
-    )
-    table, text = config_differences(groups_of(tmp_path))
-    assert table.header == ["run", "selector", "lr", "keys of its own"]
+    for seed, device in enumerate(("cpu", "cuda")):
+        config = {"device": device, "mode": "u", "data_dir": "/home/a", "seed": seed}
+        write_run(tmp_path, [0.1], [[0]], choices={"engine": device}, **config)
+    config = {"lr": 0.5, "extra": {"rho": 2}, "data_dir": "/home/other"}
+    write_run(tmp_path, [0.1], [[0]], choices={"selector": "gpfl"}, **config)
+    table, shared = config_differences(frame_of(tmp_path))
     own = "engine=cpu and cuda, device=cpu and cuda, mode=u"
-    assert table.rows == [["random", "random", "0.1", own], ["gpfl", "gpfl", "0.5", "extra.rho=2"]]
-    assert {"num_clients: 4", "dataset: digits"} <= set(text.splitlines())
-    assert not re.search("^(lr|data_dir|selector|seed)", text, re.MULTILINE)
-
-
-def curves_of(folder: Path) -> dict[str, Any]:
-    return curves_data(panels_of(folder))
+    assert rows_of(table) == [
+        {"run": "random", "selector": "random", "lr": "0.1", "keys of its own": own},
+        {"run": "gpfl", "selector": "gpfl", "lr": "0.5", "keys of its own": "extra.rho=2"},
+    ]
+    assert {"num_clients: 4", "dataset: digits"} <= set(shared.splitlines())
+    assert not re.search("^(lr|data_dir|selector|seed)", shared, re.MULTILINE)
 
 
 def test_the_data_of_curves_by_hand(tmp_path: Path) -> None:
+    """Uploads cost 10 bytes each way and 5 samples; four phases take a second each."""
     write_run(tmp_path, [0.1, None, 0.25], [[0, 1], [1], [2]])
     write_run(tmp_path, [0.3, None, 0.35], [[0, 1], [1], [2]], seed=1)
-    data = curves_of(tmp_path)
+    data = curves_data(drawn_runs(tmp_path))
     ((line,),) = [panel["lines"] for panel in data["panels"]]
     assert line == {
-        **{"name": "random", "seeds": 2, "rounds": [1, 3], "bytes": [40, 80], "samples": [10, 20]},
-        **{
-            "seconds": [4, 12],
-            "raw": [0.2, 0.3],
-            "smoothed": [0.2, 0.3],
-            "low": [0.1, 0.25],
-            "high": [0.3, 0.35],
-        },
-        **{"coverage": [0.5, 0.75], "participation": [0.5, 0.25]},
+        "name": "random",
+        "seeds": 2,
+        "rounds": [1, 3],
+        "bytes": [40, 80],
+        "samples": [10, 20],
+        "seconds": [4, 12],
+        "raw": [0.2, 0.3],
+        "smoothed": [0.2, 0.3],
+        "low": [0.1, 0.25],
+        "high": [0.3, 0.35],
+        "coverage": [0.5, 0.75],
+        "participation": [0.5, 0.25],
     }
     assert data["looks"] == {"random": {"color": "#000000", "dash": "solid", "symbol": "circle"}}
     assert data["units"] == {"bytes": "B", "samples": ""}
@@ -140,64 +130,61 @@ def test_the_data_of_curves_by_hand(tmp_path: Path) -> None:
 
 def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
     write_run(tmp_path, [t / 1000 for t in range(600)], [[0]] * 600)
-    data = curves_of(tmp_path)
+    data = curves_data(drawn_runs(tmp_path))
     line = data["panels"][0]["lines"][0]
-    assert all(
-        len(line[key]) == MAX_POINTS for key in ("rounds", "bytes", "smoothed", "raw", "coverage")
-    )
+    for key in ("rounds", "bytes", "smoothed", "raw", "coverage"):
+        assert len(line[key]) == MAX_POINTS
     assert (line["rounds"][0], line["rounds"][-1]) == (1, 600)
-    at = [int(round) - 1 for round in line["rounds"]]
-    assert line["smoothed"] == pytest.approx(
-        accuracy_curve(read_runs(tmp_path)).smoothed[at].tolist(), rel=1e-4
-    )
+    places = [int(number) - 1 for number in line["rounds"]]
+    smoothed = accuracy_curve(read_runs(tmp_path)).smoothed[places]
+    assert line["smoothed"] == pytest.approx(smoothed.tolist(), rel=1e-4)
     assert data["range_of"] == "smoothed"
+
+
+def write_eight_lines(folder: Path) -> None:
+    """Write random, m1, m2 and m3, the best, in two settings; 40 rounds each."""
+    for shards in (2, 10):
+        for number, selector in enumerate(("random", "m1", "m2", "m3")):
+            setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
+            write_run(folder / str(shards), [0.1 * number] * 40, [[0]] * 40, **setting)
+
+
+def test_a_page_that_has_everything_says_of_nothing_that_it_is_left_out(tmp_path: Path) -> None:
+    write_eight_lines(tmp_path)
+    assert not re.search(r"thinned to|Drawn are|The first \d", page_of(tmp_path, "t"))
 
 
 def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for shards in (2, 10):
-        for number in range(4):
-            setting = {
-                "choices": {"selector": f"m{number}" if number else "random"},
-                "partition": {"shards": shards},
-            }
-            write_run(tmp_path / str(shards), [0.1 * number] * 40, [[0]] * 40, **setting)
-    assert not re.search(r"thinned to|Drawn are|The first \d", page_of(tmp_path, "t"))
+    write_eight_lines(tmp_path)
     monkeypatch.setattr(page, "ALL_POINTS", 40)
-    monkeypatch.setattr(page, "MOST_ROWS", 3)
-    monkeypatch.setattr(headline, "MOST_DRAWN", 5)
+    monkeypatch.setattr(page, "MAX_ROWS", 3)
     monkeypatch.setattr(page, "PICTURE_BYTES", 7)
-    panels, groups = headline.drawn_lines(panels_of(tmp_path)), groups_of(tmp_path)
-    assert [list(panel.lines) for panel in panels] == [["random", "m3"]] * 2
+    monkeypatch.setattr(headline, "MAX_DRAWN", 5)
+    drawn = drawn_runs(tmp_path)
+    assert drawn["method"].tolist() == ["random", "m3"] * 2
     pictures = [("one", b"1234"), ("two", b"5678")]
-    drawn = {"panels": panels, "pictures": pictures, "ablations": pictures}
-    text = html_page("t", groups, [by_group("overview", groups)], tmp_path, **drawn)
+    text = page_of(tmp_path, "t", others=pictures, ablations=pictures)
     assert "Each line is thinned to 10 rounds. Drawn are 4 of 8 lines:" in text
-    assert {
-        len(line["rounds"]) for panel in curves_data(panels)["panels"] for line in panel["lines"]
-    } == {10}
     assert "The first 3 of 8 rows." in text  # of the runs
+    assert "The first 3 of 8 rows: overview.csv has all of them." in text
     assert (text.count("one</figcaption>"), text.count("two</figcaption>")) == (2, 0)
-    table = page._cells(by_group("overview", groups))
-    assert table["note"].startswith("The first 3 of 8 rows: overview.csv has all of them.")
-    assert len(table["rows"]) == 3
+    for panel in curves_data(drawn)["panels"]:
+        assert [len(line["rounds"]) for line in panel["lines"]] == [10, 10]
 
 
 def test_each_file_of_records_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_methods(tmp_path)
-    read: list[Path] = []
+    folders: list[Path] = []
 
-    def counted(folder: Path, **how: Any) -> list[dict[str, Any]]:
-        read.append(folder)
-        return read_metrics(folder, **how)
+    def counted(folder: Path, **options: Any) -> list[dict[str, Any]]:
+        folders.append(folder)
+        return read_metrics(folder, **options)
 
     monkeypatch.setattr(runs, "read_metrics", counted)
-    groups = group_runs(read_runs(tmp_path))
-    panels = headline.drawn_lines(make_panels(groups))
-    tables = [table for table in all_tables(groups, panels) if table.rows]
-    assert html_page("t", groups, tables, tmp_path, panels=panels)
-    assert len(read) == len({*read}) == 6
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
+    assert len(folders) == len(set(folders)) == 6
 
 
 # --- in a browser, where there is one (Chromium or Chrome; GitHub's machines have it) ---
@@ -256,7 +243,7 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
             )
             setting = {"choices": {"selector": f"method_{number}"}, "partition": {"shards": shards}}
             write_run(tmp_path / str(shards), [*[0.1] * 5, *[level] * 60], [[0]] * 65, **setting)
-    looks, text = make_looks(panels_of(tmp_path)), page_of(tmp_path, "t")
+    looks, text = make_looks(drawn_runs(tmp_path)["method"]), page_of(tmp_path, "t")
     (tmp_path / "page.html").write_text(text.replace("<body>", f"<body><script>{USER}</script>"))
     words = [
         "--headless",

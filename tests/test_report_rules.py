@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -48,7 +49,7 @@ NEAR = (180.0, 190.0, 200.0, 210.0, 220.0, 205.0, 195.0, 198.0, 202.0, 207.0)
 HIGH, LEVEL, LOW = apart(0.1, 0.12, 0.14), apart(-0.01, 0.01, 0.0), apart(-0.1, -0.12, -0.14)
 CLOSE, VAGUE = apart(0.001, 0.002, 0.0), apart(-0.05, 0.06, 0.01)
 SETTINGS = [(0.9, 1.0, 1.1), (0.0, 0.1, 0.2), (0.3, 0.4, 0.52)]
-POOLED = pooled([dict(enumerate(values)) for values in SETTINGS])
+POOLED = pooled([pd.Series(values) for values in SETTINGS])
 RISING = [[0.1, 0.2, 0.3], [0.2, 0.31, 0.4], [0.0, 0.1, 0.22]]
 
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedsim.results.statistics import (
@@ -13,7 +14,7 @@ from fedsim.results.statistics import (
     estimate,
     half_width_in_sd,
     holm,
-    paired_values,
+    paired,
     pooled,
     sign_flip_test,
 )
@@ -44,14 +45,16 @@ def test_an_estimate_by_hand() -> None:
 
 
 def test_paired_differences_use_common_seeds_alone() -> None:
-    found = pooled([paired_values({0: 0.5, 1: 0.6, 2: 0.9}, {0: 0.4, 1: 0.4, 7: 0.0})])
+    found = pooled(
+        [paired(pd.Series({0: 0.5, 1: 0.6, 2: 0.9}), pd.Series({0: 0.4, 1: 0.4, 7: 0.0}))]
+    )
     assert found.mean == pytest.approx(0.15)
     assert found.num == 2
     assert sign_flip_test(found.values) == 0.5  # 2 of 4 sign patterns
     assert found.p_value == pytest.approx(
         0.2048, abs=1e-4
     )  # t = .15 / (.0707 / sqrt 2) = 3, one degree of freedom
-    assert pooled([paired_values({0: 1.0}, {0: 0.5})]) is None
+    assert pooled([paired(pd.Series({0: 1.0}), pd.Series({0: 0.5}))]) is None
     same = differences([0.1, 0.1, 0.1])
     assert (same.p_value, same.p_above(0.0), same.p_below(0.0), same.p_above(0.1)) == (0, 0, 1, 0.5)
     assert differences([0.0, 0.0]).p_value == 1
@@ -60,13 +63,15 @@ def test_paired_differences_use_common_seeds_alone() -> None:
 def test_pooling_by_hand() -> None:
     """The mean over settings at each seed that both have: 1, 2 and 3, whatever settings of one seed
     have in common."""
-    found = pooled([{0: 0.0, 1: 1.0, 2: 4.0, 3: 9.0}, {2: 2.0, 0: 2.0, 1: 3.0}])
+    found = pooled(
+        [pd.Series({0: 0.0, 1: 1.0, 2: 4.0, 3: 9.0}), pd.Series({2: 2.0, 0: 2.0, 1: 3.0})]
+    )
     assert found.values == (1.0, 2.0, 3.0)
     assert (found.mean, found.error, found.df) == (2.0, pytest.approx(3**-0.5), 2)
     assert (found.num, found.strata) == (3, 2)
-    twice = pooled([dict(enumerate(found.values))] * 2)
+    twice = pooled([pd.Series(found.values)] * 2)
     assert twice.error == found.error  # a setting that says the same again adds nothing
-    assert pooled([{0: 0.0, 1: 1.0}, {1: 2.0, 2: 2.0}]) is None
+    assert pooled([pd.Series({0: 0.0, 1: 1.0}), pd.Series({1: 2.0, 2: 2.0})]) is None
 
 
 def test_intervals_are_cut_where_the_quantity_ends() -> None:

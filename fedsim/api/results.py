@@ -1,17 +1,17 @@
-"""What runs from Python return, and runs as pandas DataFrames: a row a round, with choices and
-summary beside it."""
+"""What runs from Python return, and finished runs as pandas DataFrames."""
 
 import json
 import shutil
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import safetensors.torch
 from torch import Tensor
 
@@ -20,14 +20,11 @@ from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.errors import FedsimError
 from fedsim.results.ablations import find_ablations
 from fedsim.results.files import MODEL
-from fedsim.results.groups import group_runs
+from fedsim.results.frames import runs_frame
 from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Run
 from fedsim.results.sources import read_source
 from fedsim.tracking.tables import show_share
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 class TemporaryFolder:
@@ -42,10 +39,10 @@ class TemporaryFolder:
 class RunResult:
     """A run that has ended.
 
-    `status` is `done`, `diverged` (updates were nan or infinite), `interrupted` (a callback has
-    ended it; the same call goes on), or in a sweep also `failed`, `data` and `config` (refused
-    before round 1; `error` says why). `summary` is what summary.json holds. `skipped`: an earlier
-    run with the same config had done it.
+    `status` is `done`, `diverged` (updates were nan or infinite) or `interrupted` (a callback ended
+    it; the same call resumes it). In a sweep it may also be `failed`, `data` and `config` (rejected
+    before round 1; `error` says why). `summary` is what summary.json holds. `skipped` says that an
+    earlier run with the same config is the result.
     """
 
     plan: Plan
@@ -60,7 +57,7 @@ class RunResult:
 
     @property
     def kept(self) -> bool:
-        """Whether its files stay; those of other runs are deleted with this object."""
+        """Whether its files stay. Those of other runs are deleted with this object."""
         return self.place is None
 
     @property
@@ -71,44 +68,45 @@ class RunResult:
     @property
     def final_accuracy(self) -> float | None:
         """The mean test accuracy of the last 11 rounds, in [0, 1], as in reports, tables and
-        `load_summaries`; None if none was measured. That of the last round is
-        `summary["last_accuracy"]`."""
+        `load_summaries`; None if none was measured.
+
+        The accuracy of the last round is `summary["last_accuracy"]`.
+        """
         return self.summary.get("smoothed_accuracy")
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
-        """As in metrics.jsonl."""
+        """The records of all rounds, as in metrics.jsonl."""
         return read_metrics(self.folder)
 
     @cached_property
-    def rounds(self) -> "DataFrame":
-        """A row a round; columns as in `load_runs`."""
+    def rounds(self) -> pd.DataFrame:
+        """A row for each round; columns as in `load_runs`."""
         return rounds_frame([self.run])
 
     @cached_property
     def params(self) -> dict[str, Tensor] | None:
-        """The model after the last round, by name; None of a run that has no end."""
+        """The model after the last round, by name; None if the run has no end."""
         path = self.folder / MODEL
         return safetensors.torch.load_file(path) if path.is_file() else None
 
     @property
     def run(self) -> Run:
-        """As reports have it."""
-        return Run(
-            self.folder, self.plan.config, {"choices": dict(self.plan.choices), **self.summary}
-        )
+        """The run as reports have it."""
+        summary = {"choices": dict(self.plan.choices), **self.summary}
+        return Run(self.folder, self.plan.config, summary)
 
     def __str__(self) -> str:
-        accuracy = (
-            None
-            if self.final_accuracy is None
-            else f"final accuracy {show_share(self.final_accuracy)}"
-        )
-        return f"{self.folder.name}: {', '.join(filter(None, (self.status, accuracy, self.error)))}"
+        parts = [self.status]
+        if self.final_accuracy is not None:
+            parts.append(f"final accuracy {show_share(self.final_accuracy)}")
+        if self.error:
+            parts.append(self.error)
+        return f"{self.folder.name}: {', '.join(parts)}"
 
 
 class RunFailedError(FedsimError):
-    """A run has failed, by the exception that is its `__cause__`; `result` is what there is of the
+    """A run failed, by the exception that is its `__cause__`. `result` is what there is of the
     run."""
 
     def __init__(self, result: RunResult) -> None:
@@ -122,151 +120,129 @@ class SweepResult(tuple[RunResult, ...]):
     __slots__ = ()
 
     @property
-    def rounds(self) -> "DataFrame":
+    def rounds(self) -> pd.DataFrame:
         """A row for each round of each run; columns as in `load_runs`."""
         return rounds_frame([result.run for result in self])
 
     @property
-    def summaries(self) -> "DataFrame":
+    def summaries(self) -> pd.DataFrame:
         """A row for each run; columns as in `load_summaries`."""
         return summaries_frame([result.run for result in self])
 
 
-class PandasMissingError(FedsimError, ImportError):
-    """pandas is not installed."""
-
-
-def load_runs(source: "str | PathLike[str]") -> "DataFrame":
-    """The rounds of all runs that have ended below a folder, or that are in an archive of the
-    report (`--archive runs.parquet`).
+def load_runs(source: str | PathLike[str]) -> pd.DataFrame:
+    """Return the rounds of all runs that have ended below a folder, or that are in an archive of
+    the report (`--archive runs.parquet`).
 
     A row is a round of a run, in order. Columns:
 
-    - `run`: the name of the run's folder; `status`; `seed`; one for each config group (`selector`, ...): the choice;
-    - the config values in which the runs differ, by key (`optimizer.lr`), and `code`, digits that stand for the code of
-      your own classes;
+    - `run`: the name of the run's folder; `status`; `seed`; one for each config group (`selector`,
+      ...): the choice;
+    - the config values in which the runs differ, by key (`optimizer.lr`), and `code`, digits that
+      stand for the code of your own classes;
     - what metrics.jsonl has of a round (`round`, `test_accuracy`, `bytes_up`, `selected`, ...).
 
-    What there is once a run is in `load_summaries`: means and deviations over rows of rounds would
-    be wrong. Runs that ended before their first round have no row. Raises `FedsimError` if `source`
-    is neither a folder with finished runs nor an archive, `PandasMissingError` without pandas.
+    Values that exist once for a run are in `load_summaries`: means and deviations over rows of
+    rounds would be wrong. Runs that ended before their first round have no row. Raises
+    `FedsimError` if `source` is neither a folder with finished runs nor an archive.
 
         runs = fedsim.load_runs("outputs/default")
         runs.groupby(["selector", "round"])["test_accuracy"].mean().unstack("selector").plot()
     """
-    _pandas()
-    return rounds_frame(_runs_of(Path(source)))
+    return rounds_frame(_read(source))
 
 
-def load_summaries(source: "str | PathLike[str]") -> "DataFrame":
-    """The runs that `load_runs` takes, a row each: its columns but for those of rounds,
-    `final_accuracy` (the mean of the last 11 rounds), and the numbers and words of summary.json
-    (`summary.last_accuracy`, `summary.totals.bytes_up`).
+def load_summaries(source: str | PathLike[str]) -> pd.DataFrame:
+    """Return the runs that `load_runs` takes, a row each.
+
+    The columns are those of `load_runs` except those of rounds, `final_accuracy` (the mean of the
+    last 11 rounds), and the numbers and words of summary.json (`summary.last_accuracy`,
+    `summary.totals.bytes_up`).
 
         runs = fedsim.load_summaries("outputs/default")
         runs.groupby("selector")["final_accuracy"].agg(["mean", "std"])
     """
-    _pandas()
-    return summaries_frame(_runs_of(Path(source)))
+    return summaries_frame(_read(source))
 
 
-def load_ablations(source: "str | PathLike[str]") -> "DataFrame":
-    """The ablations of the runs that `load_runs` takes: where they differ in one number or two, the
-    final accuracy.
+def load_ablations(source: str | PathLike[str]) -> pd.DataFrame:
+    """Return the final accuracies of the runs that `load_runs` takes by one number or two in which
+    they differ.
 
     A row is a point of a line or map. Columns: `keys` of the numbers; `setting` and `method` of the
     line; `value`, and in a map `second_value`; `seeds`; `mean`, and `low` and `high` of its 95 %
     interval; whether it is the `best` of its line; `p_value` of the difference to that at equal
     seeds, corrected over the line (nan below three seeds).
     """
-    columns = [
-        "keys",
-        "setting",
-        "method",
-        "value",
-        "second_value",
-        "seeds",
-        "mean",
-        "low",
-        "high",
-        "best",
-        "p_value",
-    ]
-    rows = [
-        (
-            " ".join(one.keys),
-            *line,
-            *(*at.values, None)[:2],
-            at.mean.num,
-            at.mean.mean,
-            *at.mean.interval,
-            *at[-2:],
-        )
-        for one in find_ablations(group_runs(_runs_of(Path(source))))
-        for line, points in one.lines.items()
-        for at in points
-    ]
-    return _pandas().DataFrame(rows, columns=columns)
+    rows = []
+    for points in find_ablations(runs_frame(_read(source))):
+        for point in points:
+            low, high = point.accuracy.interval
+            row = {
+                "keys": " ".join(point.keys),
+                "setting": point.setting,
+                "method": point.method,
+                "value": point.value,
+                "second_value": point.second_value,
+                "seeds": point.accuracy.num,
+                "mean": point.accuracy.mean,
+                "low": low,
+                "high": high,
+                "best": point.is_best,
+                "p_value": point.p_value,
+            }
+            rows.append(row)
+    return pd.DataFrame(rows)
 
 
-def _runs_of(path: Path) -> list[Run]:
+def _read(source: str | PathLike[str]) -> list[Run]:
+    path = Path(source)
     if not path.exists():
         raise FedsimError(f"{path}: neither a folder with runs nor an archive of them (.parquet)")
     return read_source(path)
 
 
-def rounds_frame(runs: Sequence[Run]) -> "DataFrame":
-    """A row for each round of `runs`."""
-    pd = _pandas()
-    rows = ([{**about, **record} for record in run.records] for run, about in _about(runs))
-    frames = [pd.DataFrame(of_run) for of_run in rows if of_run]
+def rounds_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a row for each round of `runs`."""
+    frames = []
+    for run, columns in zip(runs, _describe(runs), strict=True):
+        if records := run.records:
+            frames.append(pd.DataFrame([columns | record for record in records]))
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def summaries_frame(runs: Sequence[Run]) -> "DataFrame":
-    """A row for each of `runs`."""
+def summaries_frame(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return a row for each of `runs`."""
     rows = []
-    for run, about in _about(runs):
-        outcome = leaves(
-            {
-                key: value
-                for key, value in run.summary.items()
-                if key not in ("choices", "seed", "status")
-            }
-        )
-        summary = {f"summary.{key}": value for key, value in outcome if not isinstance(value, list)}
-        rows.append({**about, "final_accuracy": run.summary.get("smoothed_accuracy"), **summary})
-    return _pandas().DataFrame(rows)
+    for run, columns in zip(runs, _describe(runs), strict=True):
+        columns["final_accuracy"] = run.summary.get("smoothed_accuracy")
+        for key, value in leaves(run.summary):
+            is_column = key in ("seed", "status") or key.startswith("choices.")
+            if not is_column and not isinstance(value, list):
+                columns[f"summary.{key}"] = value
+        rows.append(columns)
+    return pd.DataFrame(rows)
 
 
-def _about(runs: Sequence[Run]) -> Iterator[tuple[Run, dict[str, Any]]]:
-    """Each run with the columns that tell it from others."""
+def _describe(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return the columns that tell each run from others."""
     groups = sorted({group for run in runs for group in run.choices})
-    ignored = (*IRRELEVANT_KEYS, "seed")  # cannot change a result, or has a column of its own
-    values = []
+    all_values = []
     for run in runs:
-        config = leaves({key: value for key, value in run.config.items() if key not in ignored})
-        values.append(
-            {
-                key: value
-                for key, value in [*config, ("code", run.code)]
-                if not key.endswith("_target_")
-            }
-        )
-    keys = dict.fromkeys(key for one in values for key in one)
-    texts = {key: {json.dumps(one.get(key), default=str) for one in values} for key in keys}
-    for run, own in zip(runs, values, strict=True):
-        about = {"run": run.folder.name, "status": run.status, "seed": run.seed}
-        about |= {group: run.choices.get(group) for group in groups}
-        yield run, about | {key: own.get(key) for key, found in texts.items() if len(found) > 1}
-
-
-def _pandas() -> Any:
-    try:
-        import pandas
-    except ImportError as error:
-        remedy = "install pandas, or the extra of this package: fedsim-selection[pandas]"
-        raise PandasMissingError(
-            f"DataFrames need pandas, which cannot be imported ({error}); {remedy}"
-        ) from error
-    return pandas
+        values = {"code": run.code}
+        for key, value in leaves(run.config):
+            top = key.partition(".")[0]
+            is_told = top in IRRELEVANT_KEYS or top == "seed" or key.endswith("_target_")
+            if not is_told:
+                values[key] = value
+        all_values.append(values)
+    texts: dict[str, set[str]] = {key: set() for values in all_values for key in values}
+    for key in texts:
+        texts[key].update(json.dumps(values.get(key), default=str) for values in all_values)
+    rows = []
+    for run, values in zip(runs, all_values, strict=True):
+        row = {"run": run.folder.name, "status": run.status, "seed": run.seed}
+        row.update({group: run.choices.get(group) for group in groups})
+        row.update({key: values.get(key) for key in texts if len(texts[key]) > 1})
+        rows.append(row)
+    return rows

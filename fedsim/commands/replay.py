@@ -22,9 +22,9 @@ from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir, unwritable, write_files
 from fedsim.core.errors import Problem, at_least, check, rule
 from fedsim.jobs.prepare import compose_words, require_room
+from fedsim.report.table import Table, make_frame, table_files
 from fedsim.results.files import OutputError
 from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
-from fedsim.results.table import Table, number, show_estimate, table_files
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import CONSOLE, print_line, show_share
@@ -265,7 +265,8 @@ class Choices:
                 [self.methods[n], *(shown(each[:, n], end) for each, end in own.values())]
                 for n in self.order
             ]
-            made.append(Table(name, title, ["method", *own], rows, note))
+            frame = make_frame(["method", *own], rows)
+            made.append(Table(name, title, frame, dict.fromkeys(own, ".4g"), note))
         return made
 
     def plots(self) -> list[Any]:
@@ -346,9 +347,9 @@ def rank_correlation(one: Floats, other: Floats) -> float:
     return float(spearmanr(one[known], other[known]).statistic) if varies else float("nan")
 
 
-def shown(values: Floats, bounds: tuple[float, float] | None) -> str:
-    """The mean over seeds, within `bounds` with its interval where there are enough of them."""
+def shown(values: Floats, bounds: tuple[float, float] | None) -> Estimate | float | None:
+    """Return the mean over seeds, within `bounds` with its interval if there are enough of them."""
     known = tuple(map(float, values[np.isfinite(values)]))
     if bounds and len(known) >= MIN_SEEDS:
-        return show_estimate(Estimate(known, bounds))
-    return number(float(np.mean(known)), ".4g") if known else "-"
+        return Estimate(known, bounds)
+    return float(np.mean(known)) if known else None

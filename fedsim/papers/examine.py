@@ -14,13 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 
 from fedsim.papers.protocol import Cases, UnjudgedError
-from fedsim.papers.published import ALPHA, MAJORITY, Claim, Number, Verdict
-from fedsim.results import measures
-from fedsim.results.groups import Group
-from fedsim.results.runs import Run, Seeds
+from fedsim.papers.published import MAJORITY, Claim, Number, Verdict
+from fedsim.results.frames import measured
+from fedsim.results.measures import COUNT_MEASURES, FIRST_ROUND_MEASURES, base_name, bounds_of
+from fedsim.results.runs import Run
 from fedsim.results.statistics import (
+    ALPHA,
     MIN_SEEDS,
     Difference,
     Estimate,
@@ -29,9 +31,12 @@ from fedsim.results.statistics import (
     differences,
     estimate,
     holm,
-    paired_values,
+    paired,
     pooled,
 )
+
+BY_SIGN = "by its sign alone at this size"
+OTHER_SIZE = "another size than the paper's"
 
 
 @dataclass(frozen=True)
@@ -40,13 +45,11 @@ class Evidence:
     Holm's correction.
 
     `p_for` and `p_against` are compared with 5 %. `ours` is the decisive result: the difference to
-    the method for which the claim is weakest, for example.
-
-    `size_holds`: whether the interval of a gain holds the printed gain; None if none is printed;
-    False also where runs are of another size than the paper's, which say nothing about it.
-    `is_draw`: whether a printed number lies where one more run of ours would fall; None for other
-    claims. `too_wide`: whether that interval reaches further than the margin, so that to lie inside
-    of it says nothing. `holm_...` are nan until `holm_corrected`.
+    the method for which the claim is weakest, for example. `size_holds` says whether the interval
+    of a gain holds the printed gain: None if none is printed, False also if runs are of another
+    size than the paper's. `is_draw` says whether a printed number lies where one more run of ours
+    would fall (None for other claims), and `too_wide` whether that interval reaches further than
+    the margin, so that to lie inside it says nothing. `holm_...` are nan until `holm_corrected`.
     """
 
     ours: Estimate | Difference | Share | Median | None
@@ -61,12 +64,12 @@ class Evidence:
 
     @property
     def num(self) -> int:
-        """Seeds."""
+        """The number of seeds."""
         return 0 if self.ours is None else self.ours.num
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are enough seeds for a verdict, so that its tests count among those that
+        """Whether there are enough seeds for a verdict. Only then its tests count among those that
         are corrected."""
         return self.num >= MIN_SEEDS
 
@@ -85,18 +88,23 @@ class Evidence:
 
 
 def holm_corrected(evidences: Sequence[Evidence]) -> list[Evidence]:
-    """The evidences with Holm's correction: over all of their p-values for, and over all
+    """Return the evidences with Holm's correction: over all of their p-values for, and over all
     against."""
-    for_them = holm([e.p_for if e.is_tested else math.nan for e in evidences])
-    against = holm([e.p_against if e.is_tested else math.nan for e in evidences])
+    holm_for = holm([e.p_for if e.is_tested else math.nan for e in evidences])
+    holm_against = holm([e.p_against if e.is_tested else math.nan for e in evidences])
     return [
-        replace(e, holm_for=f, holm_against=a)
-        for e, f, a in zip(evidences, for_them, against, strict=True)
+        replace(evidence, holm_for=p_for, holm_against=p_against)
+        for evidence, p_for, p_against in zip(evidences, holm_for, holm_against, strict=True)
     ]
 
 
+def two_sided(p_value: float) -> float:
+    """Return twice a one-sided p-value, at most 1; nan stays nan."""
+    return clipped(2 * p_value)
+
+
 def clipped(p_value: float) -> float:
-    """A p-value that was multiplied, limited to 1; nan stays nan."""
+    """Return a p-value that was multiplied, limited to 1; nan stays nan."""
     return 1.0 if p_value > 1 else p_value
 
 
@@ -107,9 +115,14 @@ def is_number(
     equivalence with our mean within `margin`."""
     if ours is None or ours.num < 2:
         return Evidence(ours)
-    p_next, too_wide = ours.p_next(printed, tolerance), ours.next_half_width > margin
-    p_for = ours.p_equivalent(margin, printed)
-    return Evidence(ours, p_for, clipped(p_next), is_draw=p_next >= ALPHA, too_wide=too_wide)
+    p_next = ours.p_next(printed, tolerance)
+    return Evidence(
+        ours,
+        ours.p_equivalent(margin, printed),
+        clipped(p_next),
+        is_draw=p_next >= ALPHA,
+        too_wide=ours.next_half_width > margin,
+    )
 
 
 def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
@@ -118,25 +131,27 @@ def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
     low, high = value - tolerance, value + tolerance
     inside = max(ours.p_above(low), ours.p_below(high))
     outside = min(ours.p_below(low), ours.p_above(high))
-    return Evidence(ours, inside, clipped(2 * outside))
+    return Evidence(ours, inside, two_sided(outside))
 
 
-def holds_for_most(ours: Share) -> Evidence:
+def holds_for_most(ours: Share, detail: str = "") -> Evidence:
     """Test that something holds for more than half of all runs, and against it that it holds for
     fewer."""
-    return Evidence(ours, clipped(2 * ours.p_above(MAJORITY)), clipped(2 * ours.p_below(MAJORITY)))
+    p_for, p_against = ours.p_above(MAJORITY), ours.p_below(MAJORITY)
+    return Evidence(ours, two_sided(p_for), two_sided(p_against), detail)
 
 
-P = Callable[[Difference], float]
+Test = Callable[[Difference], float]
+"""A one-sided test of a difference: its p-value."""
 
 
 def _of_rivals(
-    rivals: Mapping[str, Difference], p_for: P, p_against: P, words: str = "weakest against"
+    rivals: Mapping[str, Difference], p_for: Test, p_against: Test, words: str = "weakest against"
 ) -> Evidence:
     """Test a claim about the differences to each of the rivals: the weakest for it counts, and any
     against it."""
     weakest = max(rivals, key=lambda name: p_for(rivals[name]))
-    against = len(rivals) * min(p_against(d) for d in rivals.values())
+    against = len(rivals) * 2 * min(map(p_against, rivals.values()))
     detail = f"{words} {weakest}" if len(rivals) > 1 else ""
     return Evidence(rivals[weakest], clipped(p_for(rivals[weakest])), clipped(against), detail)
 
@@ -149,24 +164,26 @@ def exceeds(
 
     `rivals` are the differences to them. All p-values are two-sided, those of 95 % intervals.
     """
-    found = _of_rivals(
-        rivals, lambda d: 2 * d.p_above(0.0), lambda d: 2 * d.p_below(gain - tolerance)
+    evidence = _of_rivals(
+        rivals, lambda d: 2 * d.p_above(0.0), lambda d: d.p_below(gain - tolerance)
     )
+    if not gain:
+        return evidence
     above_printed = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
-    return replace(found, size_holds=min(found.p_against, above_printed) >= ALPHA if gain else None)
+    return replace(evidence, size_holds=min(evidence.p_against, above_printed) >= ALPHA)
 
 
 def is_not_worse(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     """Test that a method is not worse than any rival by `margin` or more (non-inferiority)."""
-    return _of_rivals(rivals, lambda d: 2 * d.p_above(-margin), lambda d: 2 * d.p_below(-margin))
+    return _of_rivals(rivals, lambda d: 2 * d.p_above(-margin), lambda d: d.p_below(-margin))
 
 
 def is_level(rivals: Mapping[str, Difference], margin: float) -> Evidence:
     """Test that a method differs from each rival by at most `margin`: two one-sided tests
     (Schuirmann, 1987)."""
 
-    def outside(d: Difference) -> float:
-        return 2 * min(d.p_above(margin), d.p_below(-margin))
+    def outside(difference: Difference) -> float:
+        return min(difference.p_above(margin), difference.p_below(-margin))
 
     return _of_rivals(rivals, lambda d: d.p_equivalent(margin), outside, "furthest from")
 
@@ -175,8 +192,8 @@ def below_zero(ours: Difference | None, detail: str = "", *, above: bool = False
     """Test that a mean is below 0, or `above` it, by two-sided p-values."""
     if ours is None:
         return Evidence(None)
-    sides = clipped(2 * ours.p_below(0.0)), clipped(2 * ours.p_above(0.0))
-    p_for, p_against = sides[::-1] if above else sides
+    below_p, above_p = two_sided(ours.p_below(0.0)), two_sided(ours.p_above(0.0))
+    p_for, p_against = (above_p, below_p) if above else (below_p, above_p)
     return Evidence(ours, p_for, p_against, detail)
 
 
@@ -185,43 +202,42 @@ def rises(
 ) -> Evidence:
     """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope
     of each seed."""
-    slopes = differences([float(np.polyfit(at, values, 1)[0]) for values in by_seed])
-    return below_zero(slopes, "slope", above=not falls)
-
-
-BY_SIGN = "by its sign alone at this size"
-OTHER_SIZE = "another size than the paper's"
+    slopes = [float(np.polyfit(at, values, 1)[0]) for values in by_seed]
+    return below_zero(differences(slopes), "slope", above=not falls)
 
 
 def examine_number(number: Number, cases: Cases) -> Evidence:
-    """The evidence about a printed number. Raises `UnjudgedError`."""
-    group = cases.usable(number.about)
+    """Return the evidence about a printed number. Raises `UnjudgedError`."""
+    runs = cases.usable(number.about)
     if cases.scale != "full":
         raise UnjudgedError(OTHER_SIZE)
-    values = list(measures.values_by_seed(group, number.measure).values())
-    return is_number(
-        number.value, estimate(values, measures.bounds_of(number.measure)), number.margin
-    )
+    return is_number(number.value, _estimated(runs, number.measure), number.margin)
 
 
 def examine_claim(claim: Claim, cases: Cases) -> Evidence:
-    """The evidence about a claim, by its form. Raises `UnjudgedError`."""
+    """Return the evidence about a claim, by its form. Raises `UnjudgedError`."""
     if claim.grows_with is not None:
         return _trend(claim, cases)
     if claim.others:
         return _compare(claim, cases)
-    group = cases.usable(claim.about)
+    runs = cases.usable(claim.about)
     if cases.scale != "full" and not claim.any_size:
         raise UnjudgedError(OTHER_SIZE)
-    return _bound(claim, group) if claim.is_bound else _about(claim, group)
+    return _bound(claim, runs) if claim.is_bound else _about(claim, runs)
+
+
+def _estimated(runs: pd.DataFrame, measure: str) -> Estimate | None:
+    return estimate(measured(runs, measure).dropna(), bounds_of(measure))
 
 
 def _compare(claim: Claim, cases: Cases) -> Evidence:
-    strata = [{claim.pooled_over: value} for value in claim.values] if claim.pooled_over else [{}]
+    strata: list[dict[str, str]] = [{}]
+    if claim.pooled_over:
+        strata = [{claim.pooled_over: value} for value in claim.values]
     by_stratum = [_differences(claim, {**claim.about, **stratum}, cases) for stratum in strata]
     rivals = {}
     for name in by_stratum[0]:
-        difference = pooled([found[name] for found in by_stratum])
+        difference = pooled([stratum[name] for stratum in by_stratum])
         if difference is None:
             raise UnjudgedError(f"fewer than two seeds in common with {name}")
         rivals[name] = difference
@@ -232,104 +248,86 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
     assert claim.gain is not None
     if cases.scale == "full" or claim.any_size or not claim.gain:
         return exceeds(rivals, claim.gain, claim.tolerance)
-    found = exceeds(rivals)
-    return replace(found, detail="; ".join(filter(None, (found.detail, BY_SIGN))), size_holds=False)
+    evidence = exceeds(rivals)
+    detail = f"{evidence.detail}; {BY_SIGN}" if evidence.detail else BY_SIGN
+    return replace(evidence, detail=detail, size_holds=False)
 
 
-def _differences(
-    claim: Claim, about: Mapping[str, str], cases: Cases
-) -> dict[str, dict[Seeds, float]]:
-    """The differences by seed to each of the other methods; with `all_pairs`, those of all pairs of
-    methods."""
-    if missing := [
-        name for name in claim.others if cases.find({**about, claim.among: name}) is None
-    ]:
+def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, pd.Series]:
+    """Return the differences by seed to each of the other methods; with `all_pairs`, those of all
+    pairs of methods."""
+    wanted = {name: {**about, claim.among: name} for name in claim.others}
+    missing = [name for name in claim.others if not cases.nearest(wanted[name])]
+    if missing:
         raise UnjudgedError(f"no runs of {', '.join(missing)}")
-    groups = {"": cases.usable(about)}
-    groups |= {name: cases.usable({**about, claim.among: name}) for name in claim.others}
-    values = {name: measures.values_by_seed(group, claim.measure) for name, group in groups.items()}
-    pairs = (
-        itertools.combinations(groups, 2)
-        if claim.all_pairs
-        else [("", name) for name in claim.others]
-    )
-    return {
-        f"{first} to {second}" if first else second: paired_values(values[first], values[second])
-        for first, second in pairs
-    }
+    values = {"": measured(cases.usable(about), claim.measure)}
+    for name in claim.others:
+        values[name] = measured(cases.usable(wanted[name]), claim.measure)
+    if not claim.all_pairs:
+        return {name: paired(values[""], values[name]) for name in claim.others}
+    by_pair = {}
+    for first, second in itertools.combinations(values, 2):
+        name = f"{first} to {second}" if first else second
+        by_pair[name] = paired(values[first], values[second])
+    return by_pair
 
 
 def _trend(claim: Claim, cases: Cases) -> Evidence:
-    """Of the measure, or of its difference to the method in `minus`; values that are no numbers are
-    at 0, 1, ..."""
-    by_value: list[dict[Seeds, float]] = []
+    """Test a trend of the measure, or of its difference to the method in `minus`. Values that are
+    no numbers are at 0, 1, ..."""
+    columns = []
     for value in claim.values:
         wanted = {**claim.about, str(claim.grows_with): str(value)}
-        found = measures.values_by_seed(cases.usable(wanted), claim.measure)
+        column = measured(cases.usable(wanted), claim.measure)
         if claim.minus is not None:
-            less = measures.values_by_seed(cases.usable({**wanted, **claim.minus}), claim.measure)
-            found = paired_values(found, less)
-        by_value.append(found)
-    seeds = sorted(set.intersection(*(set(values) for values in by_value)))
+            less = measured(cases.usable({**wanted, **claim.minus}), claim.measure)
+            column = paired(column, less)
+        columns.append(column.dropna())
+    by_seed = pd.concat(columns, axis=1, join="inner")
     try:
         at = [float(value) for value in claim.values]
     except ValueError:
         at = [float(position) for position in range(len(claim.values))]
-    return rises(at, [[values[s] for values in by_value] for s in seeds], falls=claim.falls)
+    return rises(at, by_seed.to_numpy().tolist(), falls=claim.falls)
 
 
-def _about(claim: Claim, group: Group) -> Evidence:
+def _about(claim: Claim, runs: pd.DataFrame) -> Evidence:
     assert claim.value is not None
-    measured = list(map(measures.find_measure(claim.measure), group.complete))
-    if measures.base_name(claim.measure) not in measures.FIRST_ROUND_MEASURES:
-        known = [value for value in measured if value is not None]
-        ours = estimate(known, measures.bounds_of(claim.measure))
+    if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
+        ours = _estimated(runs, claim.measure)
         return is_number(claim.value, ours, claim.tolerance, claim.tolerance)
-    ends = min(run.num_rounds for run in group.complete)
-    if ends < claim.value + claim.tolerance:
-        raise UnjudgedError(f"runs end at round {ends}, before {claim.value + claim.tolerance:g}")
-    values = tuple(math.inf if value is None else value for value in measured)
-    return is_median_about(claim.value, Median(values, ends), claim.tolerance)
+    num_rounds = min(run.num_rounds for run in runs["run"])
+    if num_rounds < claim.value + claim.tolerance:
+        limit = claim.value + claim.tolerance
+        raise UnjudgedError(f"runs end at round {num_rounds}, before {limit:g}")
+    values = measured(runs, claim.measure).fillna(math.inf)
+    return is_median_about(claim.value, Median(tuple(values), num_rounds), claim.tolerance)
 
 
-def _bound(claim: Claim, group: Group) -> Evidence:
-    measure = measures.find_measure(claim.measure)
-    outcomes = [_is_within(claim, run, measure(run)) for run in group.complete]
+def _bound(claim: Claim, runs: pd.DataFrame) -> Evidence:
+    values = measured(runs, claim.measure)
+    outcomes = [_is_within(claim, run, v) for run, v in zip(runs["run"], values, strict=True)]
     known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
-        raise UnjudgedError(
-            f"all runs end at round {group.complete[0].num_rounds}, before the bound"
-        )
+        num_rounds = runs["run"].iloc[0].num_rounds
+        raise UnjudgedError(f"all runs end at round {num_rounds}, before the bound")
     too_short = len(outcomes) - len(known)
     detail = f"{too_short} end before the bound" if too_short else ""
-    return replace(holds_for_most(Share(sum(known), len(known))), detail=detail)
+    return holds_for_most(Share(sum(known), len(known)), detail)
 
 
-def _is_within(claim: Claim, run: Run, value: float | None) -> bool | None:
-    """Whether a run is within the bound of a claim; None if it ended too early to tell, or has no
-    value."""
-    name = measures.base_name(claim.measure)
-    if claim.at_most is not None:
-        if value is None:
-            return (
-                False
-                if name in measures.FIRST_ROUND_MEASURES and run.num_rounds >= claim.at_most
-                else None
-            )
-        return (
-            None
-            if name in measures.COUNT_MEASURES and run.num_rounds <= claim.at_most
-            else value <= claim.at_most
-        )
-    assert claim.at_least is not None
-    if value is None:
-        return (
-            True
-            if name in measures.FIRST_ROUND_MEASURES and run.num_rounds + 1 >= claim.at_least
-            else None
-        )
-    return (
-        None
-        if name in measures.COUNT_MEASURES and run.num_rounds < claim.at_least
-        else value >= claim.at_least
-    )
+def _is_within(claim: Claim, run: Run, value: float) -> bool | None:
+    """Return whether a run is within the bound of a claim; None if it ended too early to tell, or
+    has no value."""
+    name = base_name(claim.measure)
+    is_upper = claim.at_most is not None
+    bound = claim.at_most if claim.at_most is not None else claim.at_least
+    assert bound is not None
+    if math.isnan(value):  # it did not happen in the run, or the run has no such number
+        happens_later = run.num_rounds + (0 if is_upper else 1) >= bound
+        return not is_upper if name in FIRST_ROUND_MEASURES and happens_later else None
+    if name in COUNT_MEASURES:  # a shorter run could not get there
+        is_too_short = run.num_rounds <= bound if is_upper else run.num_rounds < bound
+        if is_too_short:
+            return None
+    return value <= bound if is_upper else value >= bound

@@ -23,12 +23,12 @@ from fedsim.papers.examine import Evidence, below_zero, holds_for_most
 from fedsim.papers.judge import Judged, corrected
 from fedsim.papers.published import Claim
 from fedsim.papers.tables import claims
+from fedsim.report.table import Table, make_frame
 from fedsim.results.files import TRACE
-from fedsim.results.groups import sort_key
+from fedsim.results.frames import sort_key
 from fedsim.results.reading import DamagedError, read_metrics
 from fedsim.results.runs import Run, tell_left_out
 from fedsim.results.statistics import MIN_SEEDS, Share, differences
-from fedsim.results.table import Cell, Table, number
 
 PENALTY = 1e-3
 TEST_SHARE = 0.3
@@ -211,32 +211,34 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
     joint = fit(standardised(training, training), labels_of(training))
     ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
     entropies, relative = fold.entropies(testing), fold.relative_losses(testing)
-    cells: dict[str, list[str]] = {RANDOM_PAIR: [""] * 4}
+    cells: dict[str, list[Any]] = {RANDOM_PAIR: [""] * 4}
     losses: dict[str, Floats] = {RANDOM_PAIR: np.array([np.mean(1 - c.labels) for c in testing])}
     for feature, name in enumerate(names):
-        weights = number(fold.alone[feature][0], "+.3f"), number(joint[feature], "+.3f")
-        cells[name] = [*weights, number(int(ranks[feature])), number(entropies[feature], ".4f")]
+        weight, rank = float(fold.alone[feature][0]), int(ranks[feature])
+        cells[name] = [weight, float(joint[feature]), rank, float(entropies[feature])]
         losses[name] = relative[feature]
     losses = dict(sorted(losses.items(), key=lambda item: float(np.mean(item[1]))))
     rows = [
-        [
-            name,
-            *cells[name],
-            Cell(f"{np.mean(found):.3f} ± {np.std(found):.3f}", float(np.mean(found))),
-        ]
-        for name, found in losses.items()
+        [name, *cells[name], (float(np.mean(values)), float(np.std(values)))]
+        for name, values in losses.items()
     ]
     sizes = f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
     if training is testing:
         sizes = f"{len(training)} conditions of one seed, fitted and tested on the same: several seeds tell more."
     head = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
+    formats = {
+        "weight": "+.3f",
+        "weight among all": "+.3f",
+        "cross-entropy": ".4f",
+        "relative loss": "{0[0]:.3f} ± {0[1]:.3f}".format,
+    }
     rounds = [(c.round - 1) // 5 * 5 + 1 for c in testing]
     return [
         Table(
             "pair_features",
             "Features of pairs of gradients (PNCS, Table I)",
-            head,
-            rows,
+            make_frame(head, rows),
+            formats,
             f"{sizes} {NOTE}",
         ),
         _losses_by(
@@ -265,14 +267,12 @@ def _losses_by(name: str, title: str, losses: Mapping[str, Floats], kinds: Seque
     rows = [
         [
             feature,
-            *(
-                number(float(np.mean(found[np.array(kinds) == column])), ".3f")
-                for column in columns
-            ),
+            *(float(np.mean(found[np.array(kinds) == column])) for column in columns),
         ]
         for feature, found in losses.items()
     ]
-    return Table(f"pair_features_by_{name}", title, ["feature", *columns], rows)
+    frame = make_frame(["feature", *columns], rows)
+    return Table(f"pair_features_by_{name}", title, frame, dict.fromkeys(columns, ".3f"))
 
 
 RULE = (
@@ -323,9 +323,9 @@ def _claim(name: str, where: str = "V-B", setting: str | None = None) -> Claim:
 def claims_table(judged: Sequence[Judged]) -> Table:
     """The judged claims as a table."""
     table = claims(judged)
-    header = ["ours" if name == "ours [95 %]" else name for name in table.header]
+    values = table.values.rename(columns={"ours [95 %]": "ours"})
     title = "Claims on PNCS's Table I (written after runs had been seen)"
-    return Table("pair_claims", title, header, table.rows, RULE)
+    return Table("pair_claims", title, values, table.formats, RULE, styles=table.styles)
 
 
 TEXTS = {

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 import yaml
 
-from fedsim.results.statistics import LEVEL, MIN_SEEDS
+from fedsim.core.configs import YAML_LOADER
+from fedsim.results.statistics import MIN_SEEDS
 
 Verdict = Literal[
     "reproduced",
@@ -24,7 +25,6 @@ Verdict = Literal[
 ]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
-ALPHA = round(1 - LEVEL, 10)
 MAJORITY = 0.5
 """A bound on every run is judged by whether it holds for more than this share of runs."""
 
@@ -32,7 +32,9 @@ HERE = Path(__file__).parent
 FOLDER = HERE / "numbers"
 RULES: Mapping[str, str] = {
     name: text.format(min_seeds=MIN_SEEDS)
-    for name, text in yaml.safe_load((HERE / "rules.yaml").read_text(encoding="utf-8")).items()
+    for name, text in yaml.load(
+        (HERE / "rules.yaml").read_text(encoding="utf-8"), YAML_LOADER
+    ).items()
 }
 """The rules in words, shown with verdicts."""
 
@@ -156,7 +158,7 @@ def publications_about(preset: str, scale: str) -> list[Publication]:
 
 
 def _read(path: Path) -> Publication:
-    values = {"claims_only": (), **yaml.safe_load(path.read_text(encoding="utf-8"))}
+    values = {"claims_only": (), **yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER)}
     numbers = [number for table in values.pop("tables", ()) for number in _numbers(table)]
     claims = [Claim(**claim) for claim in values.pop("claims", ())]
     return Publication(**values, numbers=numbers, claims=claims)

@@ -1,142 +1,157 @@
-"""Tables that set the numbers and claims of a paper beside what our runs give."""
+"""Tables that set the numbers and claims of a paper next to what our runs give."""
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from fedsim.papers.examine import Evidence
-from fedsim.papers.judge import Judged, omnibus, standardised_errors
-from fedsim.papers.published import RULES, VERDICTS, Claim, Number, Publication
+from fedsim.papers.judge import Compared, Judged, omnibus, standardised_errors
+from fedsim.papers.published import RULES, VERDICTS, Claim, Number
+from fedsim.report.table import Format, Table, make_frame, show_both, show_p
 from fedsim.results.statistics import Estimate
-from fedsim.results.table import Cell, Table, number, show_both, show_estimate, show_p, show_result
 
 AFTER = " (written after runs had been seen)"
+REVISED = " (form revised after runs had been seen)"
 OVER_PAPER = "over the paper"
 """The column of the stricter reading."""
-REVISED = " (form revised after runs had been seen)"
+STYLES: dict[str, str] = {
+    **dict.fromkeys(VERDICTS, "undecided"),
+    "reproduced": "reproduced",
+    "not reproduced": "not",
+}
+"""The classes of cells with verdicts on the page."""
+JUDGED_HEADER = ["the same (Holm)", "verdict", OVER_PAPER, ""]
 
 
-def totals(compared: Sequence[tuple[Publication, Sequence[Judged]]]) -> Table:
-    """How many numbers and claims of each paper have which verdict."""
+def totals(compared: Compared) -> Table:
+    """Return how many numbers and claims of each paper have which verdict."""
     by_paper: dict[str, list[Judged]] = {}
     for publication, judged in compared:
         by_paper.setdefault(publication.paper, []).extend(judged)
     rows = []
-    for paper, some in by_paper.items():
-        for kind, of_kind in (("numbers", Number), ("claims", Claim)):
-            for after in (False, True):
-                chosen = [
-                    j
-                    for j in some
-                    if isinstance(j.printed, of_kind) and j.printed.added_after_runs == after
+    for paper, judgements in by_paper.items():
+        for name, kind in (("numbers", Number), ("claims", Claim)):
+            for is_after in (False, True):
+                verdicts = [
+                    judgement.verdict
+                    for judgement in judgements
+                    if isinstance(judgement.printed, kind)
+                    and judgement.printed.added_after_runs == is_after
                 ]
-                counts = Counter(judgement.verdict for judgement in chosen)
-                name = kind + (AFTER if after else "")
-                rows += (
-                    [[paper, name, number(len(chosen)), *(number(counts[v]) for v in VERDICTS)]]
-                    if chosen
-                    else []
-                )
-    return Table(
-        "totals", "Verdicts by paper", ["paper", "", "all", *VERDICTS], rows, RULES["holm"]
-    )
+                counts = Counter(verdicts)
+                if verdicts:
+                    label = name + AFTER * is_after
+                    rows.append([paper, label, len(verdicts), *(counts[v] for v in VERDICTS)])
+    frame = make_frame(["paper", "", "all", *VERDICTS], rows)
+    return Table("totals", "Verdicts by paper", frame, rules=RULES["holm"])
 
 
 def numbers(judged: Sequence[Judged]) -> Table:
-    """The numbers printed in a paper beside ours, with verdicts."""
+    """Return the numbers printed in a paper next to ours, with verdicts."""
     rows = []
     for place, judgement in zip(_places(judged), judged, strict=True):
-        printed, found = judgement.printed, judgement.evidence or Evidence(None)
+        printed = judgement.printed
         if not isinstance(printed, Number):
             continue
-        ours = found.ours if isinstance(found.ours, Estimate) else None
-        plus_minus = "" if printed.plus_minus is None else f" ± {printed.plus_minus:.2f}"
-        name = printed.id.partition("/")[2].replace("/", " ") + (
-            AFTER if printed.added_after_runs else ""
-        )
-        next_one = ours if ours is not None and ours.num > 1 else None
-        cells = [
-            Cell(f"{printed.value:.4f}{plus_minus}", printed.value),
-            show_estimate(ours),
-            number(None if ours is None else ours.num),
-            Cell("{:.3f} to {:.3f}".format(*next_one.next_interval), next_one.next_interval[0])
-            if next_one
-            else "-",
-            number(next_one.next_half_width if next_one else None, ".3f"),
-            number(None if ours is None else ours.mean - printed.value, "+.4f"),
-            number(printed.margin, "g"),
-        ]
-        rows.append([place, name, *cells, *_judged_cells(judgement)])
+        ours = judgement.evidence.ours if judgement.evidence else None
+        ours = ours if isinstance(ours, Estimate) else None
+        name = printed.id.partition("/")[2].replace("/", " ")
+        row: list[Any] = [place, name + AFTER * printed.added_after_runs]
+        row += [(printed.value, printed.plus_minus), ours]
+        row.append(None if ours is None else ours.num)
+        row += [ours.next_interval, ours.next_half_width] if ours and ours.num > 1 else [None, None]
+        row.append(None if ours is None else ours.mean - printed.value)
+        rows.append([*row, printed.margin, *_judged_cells(judgement)])
     header = ["where", "what", "paper", "ours", "seeds", "one more run of ours", "half its width"]
-    header += [
-        "difference",
-        "margin",
-        "p close / no draw",
-        "the same (Holm)",
-        "verdict",
-        OVER_PAPER,
-        "",
-    ]
-    note = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
-    return Table("numbers", "The paper's numbers and ours", header, rows, note)
+    header += ["difference", "margin", "p close / no draw", *JUDGED_HEADER]
+    formats = {
+        "paper": _show_printed,
+        "one more run of ours": _show_range,
+        "half its width": ".3f",
+        "difference": "+.4f",
+        "margin": "g",
+    }
+    rules = f"{RULES['judged']} {RULES['number']} {RULES['holm']}"
+    return _verdict_table("numbers", "The paper's numbers and ours", header, rows, formats, rules)
+
+
+def _show_printed(printed: tuple[float, float | None]) -> str:
+    value, plus_minus = printed
+    return f"{value:.4f}" if plus_minus is None else f"{value:.4f} ± {plus_minus:.2f}"
+
+
+def _show_range(interval: tuple[float, float] | None) -> str:
+    return "-" if interval is None else "{:.3f} to {:.3f}".format(*interval)
 
 
 def all_numbers(judged: Sequence[Judged]) -> Table:
-    """The omnibus check of each printed table and of each of its rows."""
+    """Return the omnibus check of each printed table and of each of its rows."""
     rows = []
     for (table, row), errors in sorted(standardised_errors(judged).items()):
-        if (found := omnibus(errors)) is not None:
-            num, mean, sd, p_value = found
-            cells = [number(num), number(mean, "+.2f"), number(sd, ".2f"), show_p(p_value)]
-            rows.append([table, row or "all rows", *cells])
+        check = omnibus(errors)
+        if check is not None:
+            rows.append([table, row or "all rows", *check])
     note = (
-        "Standardised error: the distance of a printed number from our mean, in units in which that of one more run of"
-        " ours is standard normal (mean 0, standard deviation 1). p: of the sum of squares, as if the numbers were"
-        " independent; those of one run at several rounds are not, so that it describes rather than tests."
+        "Standardised error: the distance of a printed number from our mean, in units in which "
+        "that of one more run of ours is standard normal (mean 0, standard deviation 1). p: of the "
+        "sum of squares, as if the numbers were independent; those of one run at several rounds "
+        "are not, so that it describes rather than tests."
     )
     header = ["table", "row", "numbers", "mean error", "standard deviation", "p"]
-    return Table("omnibus", "All printed numbers at once", header, rows, note)
-
-
-def _places(judged: Sequence[Judged]) -> list[str]:
-    """The place of each in the paper; in a report of several presets also the preset whose runs are
-    judged."""
-    several = len({one.preset for one in judged}) > 1
-    return [
-        f"{one.printed.where} ({one.preset})" if several else one.printed.where for one in judged
-    ]
-
-
-def _judged_cells(one: Judged) -> list[str]:
-    """The p-values, the verdict of either reading, and what is to be said of it."""
-    found = one.evidence or Evidence(None)
-    p_values = (
-        show_both(found.p_for, found.p_against),
-        show_both(found.holm_for, found.holm_against),
-    )
-    return [*p_values, one.verdict, one.over_paper, one.detail]
+    formats = {"mean error": "+.2f", "standard deviation": ".2f", "p": show_p}
+    frame = make_frame(header, rows)
+    return Table("omnibus", "All printed numbers at once", frame, formats, note)
 
 
 def claims(judged: Sequence[Judged]) -> Table:
-    """The claims of a paper beside our results, with verdicts."""
+    """Return the claims of a paper next to our results, with verdicts."""
     rows = []
     for place, judgement in zip(_places(judged), judged, strict=True):
-        if isinstance(judgement.printed, Claim):
-            claim, found = judgement.printed, judgement.evidence or Evidence(None)
-            text = claim.text + (
-                AFTER if claim.added_after_runs else REVISED if claim.revised_after_runs else ""
-            )
-            rows.append([place, text, show_result(found.ours), *_judged_cells(judgement)])
-    note = " ".join(
-        RULES[name] for name in ("judged", "value", "bound", "gain", "level", "trend", "holm")
-    )
-    header = [
-        "where",
-        "claim",
-        "ours [95 %]",
-        "p for / against",
-        "the same (Holm)",
-        "verdict",
-        OVER_PAPER,
-        "",
+        claim = judgement.printed
+        if not isinstance(claim, Claim):
+            continue
+        text = claim.text
+        if claim.added_after_runs:
+            text += AFTER
+        elif claim.revised_after_runs:
+            text += REVISED
+        ours = judgement.evidence.ours if judgement.evidence else None
+        rows.append([place, text, ours, *_judged_cells(judgement)])
+    header = ["where", "claim", "ours [95 %]", "p for / against", *JUDGED_HEADER]
+    names = ("judged", "value", "bound", "gain", "level", "trend", "holm")
+    rules = " ".join(RULES[name] for name in names)
+    return _verdict_table("claims", "The paper's claims", header, rows, {}, rules)
+
+
+def _verdict_table(
+    name: str,
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    formats: dict[str, Format],
+    rules: str,
+) -> Table:
+    """Return a table whose rows end with `_judged_cells`."""
+    p_columns = dict.fromkeys((header[-5], header[-4]), show_both)
+    frame = make_frame(header, rows)
+    return Table(name, title, frame, {**formats, **p_columns}, rules=rules, styles=STYLES)
+
+
+def _judged_cells(judgement: Judged) -> list[Any]:
+    """Return the p-values, the verdict of either reading, and remarks."""
+    evidence = judgement.evidence or Evidence(None)
+    return [
+        (evidence.p_for, evidence.p_against),
+        (evidence.holm_for, evidence.holm_against),
+        judgement.verdict,
+        judgement.over_paper,
+        judgement.detail,
     ]
-    return Table("claims", "The paper's claims", header, rows, note)
+
+
+def _places(judged: Sequence[Judged]) -> list[str]:
+    """Return the place of each in the paper; in a report of several presets also the preset whose
+    runs are judged."""
+    if len({judgement.preset for judgement in judged}) < 2:
+        return [judgement.printed.where for judgement in judged]
+    return [f"{judgement.printed.where} ({judgement.preset})" for judgement in judged]

@@ -1,18 +1,20 @@
 """The figures of a report: accuracy, participation and coverage, accuracies and data of clients,
 selections, times.
 
-They are of `drawn_lines`: all have finished runs.
+They show finished runs: a panel for each setting, and in it a line for each method.
 """
 
 import gc
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -23,41 +25,44 @@ from matplotlib.ticker import EngFormatter, MaxNLocator
 from PIL import Image
 
 from fedsim.core.arrays import Floats, Ints
+from fedsim.core.configs import YAML_LOADER
 from fedsim.core.disk import write_files
 from fedsim.core.record import FINAL_WINDOW, PHASES
-from fedsim.report.page import Look, make_looks
-from fedsim.results.curves import (
-    AXES,
-    AccuracyCurve,
-    accuracy_curve,
-    is_recorded,
-    spent_until,
-    stack_series,
-)
-from fedsim.results.groups import Group, Panel, show_labels
-from fedsim.results.measures import PHASE_SECONDS, measured, preferences
+from fedsim.report.contrasts import Preference, preferences
+from fedsim.report.curves import AXES, AccuracyCurve, accuracy_curve, spent_until, stack_series
+from fedsim.report.looks import Look, make_looks
+from fedsim.report.sections import ASSETS
+from fedsim.report.table import median_reached, show_reached
+from fedsim.results.frames import by, by_setting, first_run, measured, show_labels
+from fedsim.results.measures import PHASE_SECONDS, is_recorded
 from fedsim.results.runs import Run
-from fedsim.results.table import Values, show_median_reached
 
 COLUMN, PAGE = 3.5, 7.16
 """Widths in inches of a column and of the text of a two-column page (IEEE)."""
 SMALL = 7.0
-"""Size of text in points, as printed, but for titles and labels of axes."""
+"""Size of text in points, as printed, except titles and labels of axes."""
 DPI, PREVIEW_DPI = 300, 110
 LARGE = 1000
-"""Pixels of height from which a figure leaves so much memory in circles (up to 600 MB) that these
-are collected."""
+"""Pixels of height from which a figure leaves so much memory in reference cycles (up to 600 MB)
+that garbage is collected."""
 HEIGHT = 2.3
-"""Of a panel with lines, in inches."""
-
-
-ASSETS = Path(__file__).parent / "assets"
-CAPTIONS: Mapping[str, str] = yaml.safe_load((ASSETS / "figures.yaml").read_text("utf-8"))
-
-
-def style() -> AbstractContextManager[None]:
-    """The context in which figures are drawn and saved."""
-    return matplotlib.rc_context(fname=ASSETS / "figures.mplstyle")
+"""Height of a panel with lines, in inches."""
+LEGEND_ROW = 0.15
+"""Height of a row of a legend, in inches."""
+MARKS = 8
+"""Approximate number of markers on a line."""
+BINS = 30
+"""Largest number of bars of a histogram."""
+MAX_COLUMNS = 125
+"""Columns of a map of selections. More rounds are put together, so that each can be seen in
+print."""
+DIVISION = ("cell", "dataset", "partition")
+"""Config groups whose choices and values define how the data are divided."""
+SIMULATED = ("ask", "train")
+"""Phases on the simulated clock."""
+CAPTIONS: Mapping[str, str] = yaml.load((ASSETS / "figures.yaml").read_text("utf-8"), YAML_LOADER)
+Lines = Mapping[str, Sequence[Run]]
+"""The runs of a setting by method."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +74,39 @@ class Plot:
     figure: Figure
 
 
+def all_plots(runs: pd.DataFrame) -> list[Plot]:
+    """Return all figures for which the runs, one at least, have data."""
+    looks = make_looks(runs["method"])
+    panels = {}
+    for setting, rows in by_setting(runs).items():
+        panels[setting] = {method: list(line["run"]) for method, line in by(rows, "method").items()}
+    all_runs = list(runs["run"])
+    clock = [f"simulated_seconds_{phase}" for phase in SIMULATED]
+    with style():
+        plots = [imperfect_plot(runs, looks), *accuracy_plots(panels, looks)]
+        plots += [coverage_plot(runs), participation_plot(runs), histogram_plot(panels, looks)]
+        plots += [*round_plots(panels), clients_plot(panels, looks)]
+        if is_recorded(all_runs, PHASE_SECONDS):
+            label = "seconds of a run"
+            plots.append(phases_plot("phases", panels, PHASES, "seconds_", label))
+        if is_recorded(all_runs, clock):
+            label = "simulated seconds of a run"
+            prefix = "simulated_seconds_"
+            plots.append(phases_plot("simulated_phases", panels, SIMULATED, prefix, label))
+        plots.append(partitions_plot(runs))
+    return [plot for plot in plots if plot is not None]
+
+
+def style() -> AbstractContextManager[None]:
+    """Return the context in which figures are drawn and saved."""
+    return matplotlib.rc_context(fname=ASSETS / "figures.mplstyle")
+
+
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
-    """Write the figures as PNG and PDF to `folder`, which empties them; returns captions and
-    smaller PNGs, for a page on the screen."""
+    """Write the figures as PNG and PDF to `folder`, which empties them.
+
+    Return captions and smaller PNGs, for a page on the screen.
+    """
     files: dict[str, bytes] = {}
     pictures = []
     for plot in plots:
@@ -80,12 +115,13 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
         screen = FigureCanvasAgg(plot.figure)
         with style():  # not by savefig, which draws each of them twice
             screen.print_png(png)
-            plot.figure.set_layout_engine("none")  # as it is laid out by now
+            plot.figure.set_layout_engine("none")  # it is laid out by now
             FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})
         picture = Image.fromarray(np.asarray(screen.buffer_rgba())).convert("RGB")
         width, height = (round(side * PREVIEW_DPI / DPI) for side in picture.size)
         picture.resize((width, height), Image.Resampling.LANCZOS).save(preview, "png")
-        files |= {f"{plot.name}.png": png.getvalue(), f"{plot.name}.pdf": pdf.getvalue()}
+        files[f"{plot.name}.png"] = png.getvalue()
+        files[f"{plot.name}.pdf"] = pdf.getvalue()
         pictures.append((plot.caption, preview.getvalue()))
         plot.figure.clear()
         if picture.height > LARGE:
@@ -94,340 +130,305 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
     return pictures
 
 
-LEGEND_ROW = 0.15
-"""Inches of a row of a legend."""
-
-
 def make_axes(
-    num_panels: int, height: float, extra: float = 0.0, most: int = 2
+    num_panels: int, height: float, extra: float = 0.0, max_columns: int = 2
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of the width of a page with at most so many panels side by side, of a column for
-    half of them.
+    """Return a figure with at most `max_columns` panels in a row: as wide as a page, or as a column
+    for half of them.
 
-    `height`: of a panel, in inches; `extra`: of what is below them.
+    `height` is that of a panel, in inches, and `extra` that of what is below them.
     """
-    columns = min(num_panels, most)
-    rows = -(-num_panels // columns)
-    figure = Figure(figsize=(COLUMN if columns <= most // 2 else PAGE, height * rows + extra))
-    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=most > 2).flat)
+    columns = min(num_panels, max_columns)
+    rows = math.ceil(num_panels / columns)
+    width = COLUMN if columns <= max_columns // 2 else PAGE
+    figure = Figure(figsize=(width, height * rows + extra))
+    axes = list(figure.subplots(rows, columns, squeeze=False, sharey=max_columns > 2).flat)
     for unused in axes[num_panels:]:
         unused.remove()
     return figure, axes[:num_panels]
 
 
-def line_axes(panels: Sequence[Panel], looks: Mapping[str, Look]) -> tuple[Figure, list[Axes]]:
-    """Axes for lines of these looks, with one legend for all panels below them, if there are
+def line_axes(titles: Sequence[str], looks: Mapping[str, Look]) -> tuple[Figure, list[Axes]]:
+    """Return axes for lines of these looks, with one legend for all panels below them, if there are
     several lines."""
-    width = (COLUMN if len(panels) == 1 else PAGE) * 72
-    columns = max(1, min(len(looks), int(width / (0.6 * SMALL * max(map(len, looks)) + 30))))
-    several = len(looks) > 1
-    figure, axes = make_axes(
-        len(panels), HEIGHT, LEGEND_ROW * -(-len(looks) // columns) + 0.1 if several else 0.0
-    )
-    if several:
+    width = (COLUMN if len(titles) == 1 else PAGE) * 72
+    columns = int(width / (0.6 * SMALL * max(map(len, looks)) + 30))
+    columns = max(1, min(len(looks), columns))
+    has_legend = len(looks) > 1
+    legend = LEGEND_ROW * math.ceil(len(looks) / columns) + 0.1 if has_legend else 0.0
+    figure, all_axes = make_axes(len(titles), HEIGHT, legend)
+    if has_legend:
         handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
-    for panel, ax in zip(panels, axes, strict=True):
-        ax.set_title(panel.title)
-        ax.grid()
-    return figure, axes
+    for title, axes in zip(titles, all_axes, strict=True):
+        axes.set_title(title)
+        axes.grid()
+    return figure, all_axes
 
 
 def row_axes(
-    panels: Sequence[Panel], row: float, margin: float, extra: float = 0.0
+    panels: Mapping[str, Sequence[str]], row: float, margin: float, extra: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """Axes with a row for each line of a panel, from the top down, of `row` inches and a `margin`
-    around them."""
-    figure, axes = make_axes(
-        len(panels), row * max(len(panel.lines) for panel in panels) + margin, extra
-    )
-    for panel, ax in zip(panels, axes, strict=True):
-        ax.set_title(panel.title)
-        ax.set_yticks(range(len(panel.lines)), list(panel.lines))
-        ax.set_ylim(len(panel.lines) - 0.5, -0.5)
-        ax.tick_params(axis="y", length=0)
-        ax.spines["left"].set_visible(False)
-    return figure, axes
+    """Return axes with a row for each method of a panel, from the top down, of `row` inches and a
+    `margin` around them."""
+    num_rows = max(map(len, panels.values()))
+    figure, all_axes = make_axes(len(panels), row * num_rows + margin, extra)
+    for (title, methods), axes in zip(panels.items(), all_axes, strict=True):
+        axes.set_title(title)
+        axes.set_yticks(range(len(methods)), list(methods))
+        axes.set_ylim(len(methods) - 0.5, -0.5)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+    return figure, all_axes
 
 
-def write_beside_rows(ax: Axes, texts: Sequence[str]) -> None:
+def write_beside_rows(axes: Axes, texts: Sequence[str]) -> None:
     """Write a text to the right of each row."""
     for number, text in enumerate(texts):
-        ax.annotate(
-            text, (1.02, number), xycoords=("axes fraction", "data"), fontsize=SMALL, va="center"
-        )
+        place = (1.02, number)
+        axes.annotate(text, place, xycoords=("axes fraction", "data"), fontsize=SMALL, va="center")
 
 
-MARKS = 8
-"""About so many markers on a line."""
-
-
-def runs_of(panels: Sequence[Panel]) -> list[Run]:
-    return [run for panel in panels for group in panel.lines.values() for run in group.complete]
-
-
-def accuracy_plots(panels: Sequence[Panel], looks: Mapping[str, Look]) -> list[Plot]:
-    """Test accuracy against each axis of which all runs have records: a panel per setting, a line
-    per method."""
-    curves = {
-        group: accuracy_curve(group.complete) for panel in panels for group in panel.lines.values()
-    }
+def accuracy_plots(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> list[Plot]:
+    """Return test accuracy against each axis of which all runs have records."""
+    curves = {}
+    all_runs: list[Run] = []
+    for title, lines in panels.items():
+        for method, runs in lines.items():
+            curves[title, method] = accuracy_curve(runs)
+            all_runs += runs
     drawn = "means over seeds"
     if any(curve.window > 1 for curve in curves.values()):
         drawn += f" of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
     plots = []
-    for axis, about in AXES.items():
-        if not is_recorded(runs_of(panels), about.names):
+    for axis_name, axis in AXES.items():
+        if not is_recorded(all_runs, axis.names):
             continue
-        figure, all_axes = line_axes(panels, looks)
-        for panel, ax in zip(panels, all_axes, strict=True):
-            for name, group in panel.lines.items():
-                x = spent_until(group.complete, axis)[curves[group].rounds - 1]
-                _draw(
-                    ax, x, curves[group], looks[name], list(looks).index(name), len(group.complete)
-                )
-            ax.set(xlabel=about.label, ylabel="test accuracy")
-            if axis == "rounds" or about.unit is not None:
-                ax.xaxis.set_major_locator(MaxNLocator(5, integer=axis == "rounds"))
-            if about.unit is not None:
-                ax.xaxis.set_major_formatter(EngFormatter(about.unit))
-        name = f"accuracy_{axis}"
+        figure, all_axes = line_axes(list(panels), looks)
+        for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
+            for method, runs in lines.items():
+                curve = curves[title, method]
+                x = spent_until(runs, axis_name)[curve.rounds - 1]
+                number = list(looks).index(method)
+                _draw_curve(axes, x, curve, looks[method], number, len(runs))
+            axes.set(xlabel=axis.label, ylabel="test accuracy")
+            if axis_name == "rounds" or axis.unit is not None:
+                axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis_name == "rounds"))
+            if axis.unit is not None:
+                axes.xaxis.set_major_formatter(EngFormatter(axis.unit))
+        name = f"accuracy_{axis_name}"
         plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure))
     return plots
 
 
-def _draw(ax: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, seeds: int) -> None:
+def _draw_curve(
+    axes: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, num_seeds: int
+) -> None:
+    colour = look["color"]
     if curve.window > 1:
-        ax.plot(x, curve.raw, color=look["color"], linewidth=0.5, alpha=0.22, zorder=1)
-    if seeds > 1 and len(x) > 1:
-        ax.fill_between(x, curve.low, curve.high, color=look["color"], alpha=0.12, linewidth=0)
-    elif seeds > 1:
-        below_and_above = np.abs(
-            [curve.low, curve.high] - curve.smoothed
-        )  # a mean of equal numbers may be above them
-        ax.errorbar(
-            x, curve.smoothed, below_and_above, color=look["color"], linewidth=0.8, capsize=2
-        )
+        axes.plot(x, curve.raw, color=colour, linewidth=0.5, alpha=0.22, zorder=1)
+    if num_seeds > 1 and len(x) > 1:
+        axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
+    elif num_seeds > 1:
+        ends = np.array([curve.low, curve.high])
+        reach = np.abs(ends - curve.smoothed)  # a mean of equal numbers may be above them
+        axes.errorbar(x, curve.smoothed, reach, color=colour, linewidth=0.8, capsize=2)
     step = max(1, len(x) // MARKS)
-    first = int(
-        number % MARKS / MARKS * step
-    )  # markers of different lines do not lie on each other
-    ax.plot(x, curve.smoothed, markevery=(first, step), **look)
+    first = int(number % MARKS / MARKS * step)  # markers of lines do not lie on each other
+    axes.plot(x, curve.smoothed, markevery=(first, step), **look)
 
 
-def coverage_plot(panels: Sequence[Panel]) -> Plot:
-    """The share of clients that have been selected at least once."""
-    return _strips(
-        panels, "coverage", "coverage", 1.0, "log", "rounds_to_cover", show_median_reached
-    )
+def coverage_plot(runs: pd.DataFrame) -> Plot:
+    """Return the share of clients that have been selected at least once."""
+
+    def median(rows: pd.DataFrame) -> str:
+        return show_reached(median_reached(measured(rows, "rounds_to_cover")))
+
+    return _strips("coverage", runs, "coverage", "log", median)
 
 
-def participation_plot(panels: Sequence[Panel]) -> Plot:
-    """The share of clients that upload in a round."""
-    name, groups = (
-        "participation_ratio",
-        [group for panel in panels for group in panel.lines.values()],
-    )
-    highest = max(float(stack_series(group.complete, name).mean(0).max()) for group in groups)
-    return _strips(
-        panels, "participation", name, highest, "linear", "participation", _show_mean_percent
-    )
+def participation_plot(runs: pd.DataFrame) -> Plot:
+    """Return the share of clients that upload in a round."""
 
+    def percent(rows: pd.DataFrame) -> str:
+        mean = measured(rows, "participation").mean()
+        return "-" if math.isnan(mean) else f"{100 * mean:.3g} %"
 
-def _show_mean_percent(values: Values) -> str:
-    known = [value for value in values if value is not None]
-    return f"{100 * np.mean(known):.3g} %" if known else "-"
+    return _strips("participation", runs, "participation_ratio", "linear", percent)
 
 
 def _strips(
-    panels: Sequence[Panel],
-    name: str,
-    key: str,
-    vmax: float,
-    scale: str,
-    measure: str,
-    show: Callable[[Values], str],
+    name: str, runs: pd.DataFrame, key: str, scale: str, describe: Callable[[pd.DataFrame], str]
 ) -> Plot:
-    """A strip per method: the mean over seeds of the series `key` by colour, and a measure to the
-    right of it."""
-    figure, axes = row_axes(panels, 0.17, 0.8)
-    for panel, ax in zip(panels, axes, strict=True):
-        for number, group in enumerate(panel.lines.values()):
-            values = stack_series(group.complete, key).mean(0)
-            x, y = np.arange(len(values) + 1) + 0.5, [number - 0.4, number + 0.4]
-            mesh = ax.pcolormesh(
-                x, y, values[None], vmin=0, vmax=vmax, cmap="viridis", rasterized=True
+    """Return a strip per method: the mean over seeds of the series `key` by colour, and a text to
+    the right of it."""
+    panels = {title: by(rows, "method") for title, rows in by_setting(runs).items()}
+    means = {}
+    for group, rows in by(runs, "group").items():
+        means[group] = stack_series(list(rows["run"]), key).mean(0)
+    highest = 1.0 if scale == "log" else max(float(values.max()) for values in means.values())
+    titles = {title: list(lines) for title, lines in panels.items()}
+    figure, all_axes = row_axes(titles, 0.17, 0.8)
+    for lines, axes in zip(panels.values(), all_axes, strict=True):
+        for number, rows in enumerate(lines.values()):
+            values = means[rows["group"].iloc[0]]
+            x = np.arange(len(values) + 1) + 0.5
+            y = [number - 0.4, number + 0.4]
+            mesh = axes.pcolormesh(
+                x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True
             )
-        write_beside_rows(
-            ax, [show(measured(group, [measure])[0]) for group in panel.lines.values()]
-        )
-        ax.set(xlabel="round", xscale=scale)
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.xaxis.set_minor_formatter("")
-    figure.colorbar(
-        mesh, ax=axes, label=name, fraction=0.05, aspect=30 * axes[0].get_position().height
-    )
+        write_beside_rows(axes, [describe(rows) for rows in lines.values()])
+        axes.set(xlabel="round", xscale=scale)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+    aspect = 30 * all_axes[0].get_position().height
+    figure.colorbar(mesh, ax=all_axes, label=name, fraction=0.05, aspect=aspect)
     return Plot(name, CAPTIONS[name], figure)
 
 
-def clients_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | None:
-    """A line per method from its worst client to its best; None if no run measured the accuracy of
-    its clients."""
-    shown = [
-        panel
-        for panel in panels
-        if any(sorted_accuracies(g) is not None for g in panel.lines.values())
-    ]
+def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot | None:
+    """Return a line per method from its worst client to its best; None if no run measured the
+    accuracy of its clients."""
+    shown: dict[str, dict[str, Floats]] = {}
+    for title, lines in panels.items():
+        for method, runs in lines.items():
+            values = sorted_accuracies(runs)
+            if values is not None:
+                shown.setdefault(title, {})[method] = values
     if not shown:
         return None
-    figure, axes = line_axes(shown, looks)
-    for panel, ax in zip(shown, axes, strict=True):
-        for number, (name, group) in enumerate(panel.lines.items()):
-            if (values := sorted_accuracies(group)) is None:
-                continue
+    figure, all_axes = line_axes(list(shown), looks)
+    for (title, accuracies), axes in zip(shown.items(), all_axes, strict=True):
+        for method, values in accuracies.items():
+            look = looks[method]
+            number = list(panels[title]).index(method)
             share = 100 * (np.arange(values.shape[1]) + 0.5) / values.shape[1]
             step = max(1, len(share) // MARKS)
-            ax.plot(
-                share,
-                values.mean(0),
-                markevery=(number * step // len(panel.lines), step),
-                **looks[name],
-            )
+            first = number * step // len(panels[title])
+            axes.plot(share, values.mean(0), markevery=(first, step), **look)
             if len(values) > 1:
                 low, high = values.min(0), values.max(0)
-                ax.fill_between(
-                    share, low, high, color=looks[name]["color"], alpha=0.12, linewidth=0
-                )
-        ax.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
+                axes.fill_between(share, low, high, color=look["color"], alpha=0.12, linewidth=0)
+        axes.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
     return Plot("clients", CAPTIONS["clients"], figure)
 
 
-def sorted_accuracies(group: Group) -> Floats | None:
-    """The sorted accuracies of the clients of each run [runs, clients], interpolated at the ranks
-    of the run in which the fewest clients have one; None if no run has them."""
-    measured = [
-        run.client_accuracies for run in group.complete if run.client_accuracies is not None
-    ]
-    runs = [known for values in measured if len(known := np.sort(values[np.isfinite(values)]))]
-    if not runs:
+def sorted_accuracies(runs: Sequence[Run]) -> Floats | None:
+    """Return the sorted accuracies of the clients of each run [runs, clients]; None if no run has
+    them.
+
+    They are interpolated at the ranks of the run in which the fewest clients have one.
+    """
+    by_run = []
+    for run in runs:
+        if run.client_accuracies is not None:
+            finite = run.client_accuracies[np.isfinite(run.client_accuracies)]
+            by_run.append(np.sort(finite))
+    by_run = [accuracies for accuracies in by_run if len(accuracies)]
+    if not by_run:
         return None
-    count = min(map(len, runs))
-    ranks = (np.arange(count) + 0.5) / count
-    return np.stack([np.interp(ranks, (np.arange(len(own)) + 0.5) / len(own), own) for own in runs])
+    ranks = _ranks(min(map(len, by_run)))
+    return np.stack([np.interp(ranks, _ranks(len(values)), values) for values in by_run])
 
 
-DIVISION = ("cell", "dataset", "partition")
-"""Config groups whose choices and values define a division, among those that panels differ in."""
+def _ranks(num: int) -> Floats:
+    return (np.arange(num) + 0.5) / num
 
 
-def partitions_plot(panels: Sequence[Panel]) -> Plot | None:
-    """The divisions at the first seed; None if none was saved. Panels with the same division share
-    its map."""
-    shown: dict[str, Ints] = {}
-    for group in (group for panel in panels for group in panel.lines.values()):
-        if (histograms := group.complete[0].histograms) is not None:
-            labels = {
-                key: text for key, text in group.labels.items() if key.partition(".")[0] in DIVISION
-            }
-            shown.setdefault(show_labels(labels), histograms)
-    if not shown:
+def partitions_plot(runs: pd.DataFrame) -> Plot | None:
+    """Return the divisions at the first seed, each once; None if none was saved."""
+    divisions: dict[str, Ints] = {}
+    for rows in by_setting(runs).values():
+        for members in by(rows, "group").values():
+            histograms = first_run(members).histograms
+            labels = members["labels"].iloc[0]
+            if histograms is not None:
+                names = {key: labels[key] for key in labels if key.partition(".")[0] in DIVISION}
+                divisions.setdefault(show_labels(names), histograms)
+    if not divisions:
         return None
-    figure, axes = make_axes(len(shown), 1.6)
-    for (title, histograms), ax in zip(shown.items(), axes, strict=True):
-        image = ax.imshow(
+    figure, all_axes = make_axes(len(divisions), 1.6)
+    for (title, histograms), axes in zip(divisions.items(), all_axes, strict=True):
+        image = axes.imshow(
             histograms.T, cmap="viridis", aspect="auto", interpolation="none", rasterized=True
         )
-        figure.colorbar(image, ax=ax, label="samples", pad=0.02)
-        ax.set(xlabel="client", ylabel="label", title=title)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        figure.colorbar(image, ax=axes, label="samples", pad=0.02)
+        axes.set(xlabel="client", ylabel="label", title=title)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if histograms.shape[1] <= 10:
-            ax.set_yticks(range(histograms.shape[1]))
+            axes.set_yticks(range(histograms.shape[1]))
     return Plot("partitions", CAPTIONS["partitions"], figure)
 
 
-BINS = 30
-"""Largest number of bars of a histogram."""
-MAX_COLUMNS = 125
-"""Columns of a map of selections; more rounds are put together, so that each can be seen in
-print."""
-
-
-def histogram_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot:
-    """How often clients were selected, a row per method."""
-    figure, axes = row_axes(panels, 0.3, 0.7)
-    for panel, ax in zip(panels, axes, strict=True):
+def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot:
+    """Return how often clients were selected, a row per method."""
+    figure, all_axes = row_axes({title: list(lines) for title, lines in panels.items()}, 0.3, 0.7)
+    for lines, axes in zip(panels.values(), all_axes, strict=True):
         counts = {
-            name: np.stack([run.selections for run in group.complete])
-            for name, group in panel.lines.items()
+            method: np.stack([run.selections for run in runs]) for method, runs in lines.items()
         }
         edges = histogram_edges(max(int(values.max()) for values in counts.values()))
-        for row, (name, values) in enumerate(counts.items()):
+        never = []
+        for row, (method, values) in enumerate(counts.items()):
             heights, _ = np.histogram(values, edges)
             bottom = row + 0.45
             tops = bottom - 0.85 * heights / heights.max()
-            ax.stairs(tops, edges, baseline=bottom, fill=True, color=looks[name]["color"])
-        write_beside_rows(
-            ax, [f"{(values == 0).sum(1).mean():.3g} never" for values in counts.values()]
-        )
-        ax.set(xlabel="selections of a client")
+            axes.stairs(tops, edges, baseline=bottom, fill=True, color=looks[method]["color"])
+            never.append(f"{(values == 0).sum(1).mean():.3g} never")
+        write_beside_rows(axes, never)
+        axes.set(xlabel="selections of a client")
     return Plot("selections", CAPTIONS["selections"], figure)
 
 
 def histogram_edges(highest: int) -> Floats:
-    """Edges of at most `BINS` bars that each cover as many of the whole numbers from 0 to
-    `highest`."""
-    width = -(-(highest + 1) // BINS)
-    bars = -(-(highest + 1) // width)
+    """Return the edges of at most `BINS` bars that each cover as many of the whole numbers from 0
+    to `highest`."""
+    width = math.ceil((highest + 1) / BINS)
+    bars = math.ceil((highest + 1) / width)
     return np.arange(bars + 1, dtype=np.float64) * width - 0.5
 
 
-def imperfect_plot(panels: Sequence[Panel], looks: Mapping[str, Look]) -> Plot | None:
-    """The share of its choices that a method gave to imperfect clients, a row per method; None if
-    all are honest."""
-    found = {(one.setting, one.line): one for one in preferences(panels)}
-    chosen = [
-        Panel(p.title, {n: g for n, g in p.lines.items() if (p.title, n) in found}) for p in panels
-    ]
-    if not (shown := [panel for panel in chosen if panel.lines]):
+def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None:
+    """Return the share of its choices that a method gave to imperfect clients, a row per method;
+    None if all are honest."""
+    by_title: dict[str, dict[str, Preference]] = {}
+    for preference in preferences(runs):
+        by_title.setdefault(preference.setting, {})[preference.method] = preference
+    if not by_title:
         return None
-    figure, axes = row_axes(shown, 0.2, 0.8)
-    for panel, ax in zip(shown, axes, strict=True):
-        for row, name in enumerate(panel.lines):
-            choices, clients, look = *found[panel.title, name][2:4], looks[name]
+    figure, all_axes = row_axes({title: list(rows) for title, rows in by_title.items()}, 0.2, 0.8)
+    for rows, axes in zip(by_title.values(), all_axes, strict=True):
+        for row, preference in enumerate(rows.values()):
+            choices, look = preference.choices, looks[preference.method]
             reach = [[abs(end - choices.mean)] for end in choices.interval]
-            ax.plot(
-                [clients] * 2, [row - 0.5, row + 0.5], color="black", linestyle="--", linewidth=0.8
-            )
-            ax.plot(
-                choices.values,
-                [row] * choices.num,
-                ".",
-                color=look["color"],
-                alpha=0.5,
-                markersize=3,
-            )
-            ax.errorbar(choices.mean, row, xerr=reach, elinewidth=0.8, capsize=2, **look)
-        ax.set(xlabel="share of its choices that are imperfect clients", xlim=(0, None))
+            expected = [preference.clients] * 2
+            ends = [row - 0.5, row + 0.5]
+            axes.plot(expected, ends, color="black", linestyle="--", linewidth=0.8)
+            dots = {"color": look["color"], "alpha": 0.5, "markersize": 3}
+            axes.plot(choices.values, [row] * choices.num, ".", **dots)
+            axes.errorbar(choices.mean, row, xerr=reach, elinewidth=0.8, capsize=2, **look)
+        axes.set(xlabel="share of its choices that are imperfect clients", xlim=(0, None))
     return Plot("imperfect", CAPTIONS["imperfect"], figure)
 
 
-def round_plots(panels: Sequence[Panel]) -> Iterator[Plot]:
-    """Which client was selected in which round, at the first seed: a figure per panel, a map per
-    method."""
-    for number, panel in enumerate(panels, 1):
-        title = f" ({panel.title})" if panel.title else ""
+def round_plots(panels: Mapping[str, Lines]) -> list[Plot]:
+    """Return which client was selected in which round, at the first seed: a figure per setting, a
+    map per method."""
+    plots = []
+    for number, (title, lines) in enumerate(panels.items(), 1):
         name = "selections_rounds" if len(panels) == 1 else f"selections_rounds_{number}"
-        yield Plot(name, CAPTIONS["selections_rounds"].format(title=title), _maps(panel))
+        caption = CAPTIONS["selections_rounds"].format(title=f" ({title})" if title else "")
+        plots.append(Plot(name, caption, _maps(title, lines)))
+    return plots
 
 
-def _maps(panel: Panel) -> Figure:
-    first = [group.complete[0] for group in panel.lines.values()]
-    shown = [_selected_by_round(run) for run in first]
-    figure, axes = make_axes(len(shown), 1.5, 0.4, most=4)
-    highest = max(values.max() for values in shown)
-    for ax, name, values, run in zip(axes, panel.lines, shown, first, strict=True):
-        extent = (0.5, run.rounds.num + 0.5, len(values) - 0.5, -0.5)
-        image = ax.imshow(
+def _maps(title: str, lines: Lines) -> Figure:
+    maps = {method: _selected_by_round(runs[0]) for method, runs in lines.items()}
+    highest = max(values.max() for values in maps.values())
+    figure, all_axes = make_axes(len(maps), 1.5, 0.4, max_columns=4)
+    for axes, (method, values) in zip(all_axes, maps.items(), strict=True):
+        extent = (0.5, lines[method][0].rounds.num + 0.5, len(values) - 0.5, -0.5)
+        image = axes.imshow(
             values,
             cmap="Greys",
             vmin=0,
@@ -436,71 +437,49 @@ def _maps(panel: Panel) -> Figure:
             extent=extent,
             rasterized=True,
         )
-        ax.set_title(name, fontsize=SMALL)
-    for ax in axes[::4]:
-        ax.set_ylabel("client")
+        axes.set_title(method, fontsize=SMALL)
+    for axes in all_axes[::4]:
+        axes.set_ylabel("client")
     figure.supxlabel("round", fontsize=SMALL)
-    if panel.title:
-        figure.suptitle(panel.title, fontsize=SMALL)
-    figure.colorbar(image, ax=axes, label="share of rounds", fraction=0.03)
+    if title:
+        figure.suptitle(title, fontsize=SMALL)
+    figure.colorbar(image, ax=all_axes, label="share of rounds", fraction=0.03)
     return figure
 
 
 def _selected_by_round(run: Run) -> Floats:
-    """The share of the rounds of each column in which each client was selected, [N, columns]."""
-    rounds = run.rounds.num
-    columns = min(rounds, MAX_COLUMNS)
+    """Return the share of the rounds of each column in which each client was selected, [N,
+    columns]."""
+    num_rounds = run.rounds.num
+    columns = min(num_rounds, MAX_COLUMNS)
+    rounds, clients = run.rounds.chosen
     counts = np.zeros((run.num_clients, columns))
-    at, clients = run.rounds.chosen
-    np.add.at(counts, (clients, at * columns // rounds), 1)
-    return counts / np.bincount(np.arange(rounds) * columns // rounds, minlength=columns)
+    np.add.at(counts, (clients, rounds * columns // num_rounds), 1)
+    column_of_round = np.arange(num_rounds) * columns // num_rounds
+    return counts / np.bincount(column_of_round, minlength=columns)
 
 
-SIMULATED = ("ask", "train")
-"""Phases on the simulated clock."""
-
-
-def _bars(
-    name: str, panels: Sequence[Panel], prefix: str, phases: Sequence[str], label: str
+def phases_plot(
+    name: str, panels: Mapping[str, Lines], phases: Sequence[str], prefix: str, label: str
 ) -> Plot:
-    """A bar per method, in parts: what the server selects for, what clients are asked, training,
-    and so on."""
-    figure, axes = row_axes(panels, 0.2, 0.7, 0.25)
+    """Return a bar per method, in parts: what the server selects for, what clients are asked,
+    training, and so on."""
+    titles = {title: list(lines) for title, lines in panels.items()}
+    figure, all_axes = row_axes(titles, 0.2, 0.7, 0.25)
     colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(phases)))
-    for panel, ax in zip(panels, axes, strict=True):
-        left = np.zeros(len(panel.lines))
+    for lines, axes in zip(panels.values(), all_axes, strict=True):
+        left = np.zeros(len(lines))
         for phase, colour in zip(phases, colours, strict=True):
             key = f"{prefix}{phase}"
-            spent = [
-                np.mean([run.columns[key].sum() for run in g.complete])
-                for g in panel.lines.values()
-            ]
-            ax.barh(range(len(left)), spent, left=left, color=colour, height=0.7, label=phase)
-            left += spent
-        ax.set(xlabel=label)
-    handles, labels = axes[0].get_legend_handles_labels()
+            means = [np.mean([run.columns[key].sum() for run in runs]) for runs in lines.values()]
+            axes.barh(range(len(left)), means, left=left, color=colour, height=0.7, label=phase)
+            left += means
+        axes.set(xlabel=label)
     figure.legend(
-        handles,
-        labels,
+        *all_axes[0].get_legend_handles_labels(),
         loc="outside lower center",
         ncols=len(phases),
         columnspacing=1,
         handlelength=1,
     )
     return Plot(name, CAPTIONS[name], figure)
-
-
-def all_plots(panels: Sequence[Panel]) -> list[Plot]:
-    """All figures for which the panels, one at least, have data."""
-    looks = make_looks(panels)
-    with style():
-        plots: list[Plot | None] = [imperfect_plot(panels, looks), *accuracy_plots(panels, looks)]
-        plots += [coverage_plot(panels), participation_plot(panels)]
-        plots += [histogram_plot(panels, looks), *round_plots(panels), clients_plot(panels, looks)]
-        if is_recorded(runs_of(panels), PHASE_SECONDS):
-            plots.append(_bars("phases", panels, "seconds_", PHASES, "seconds of a run"))
-        if is_recorded(runs_of(panels), [f"simulated_seconds_{phase}" for phase in SIMULATED]):
-            label = "simulated seconds of a run"
-            plots.append(_bars("simulated_phases", panels, "simulated_seconds_", SIMULATED, label))
-        plots.append(partitions_plot(panels))
-        return [plot for plot in plots if plot is not None]

@@ -1,545 +1,377 @@
-"""The tables of a report: results, accuracy by client, paired differences, times and traffic, the
-simulated clock."""
+"""The tables of a report within settings: results, paired differences, targets, costs, times."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import yaml
 
+from fedsim.core.arrays import Floats
+from fedsim.core.configs import YAML_LOADER
 from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, FINAL_WINDOW, PHASES
-from fedsim.results import measures
-from fedsim.results.curves import is_recorded
-from fedsim.results.groups import AT_SERVER, REFERENCE, Group, Panel
-from fedsim.results.measures import (
-    BYTES,
-    PHASE_SECONDS,
-    SAMPLES,
-    SIMULATED,
-    SPENT,
-    Measure,
-    finals,
-    measured,
-    preferences,
-    values_by_seed,
+from fedsim.report.contrasts import compared_with, main_reference, preferences, to_references
+from fedsim.report.sections import ASSETS, Material, Section
+from fedsim.report.table import (
+    MISSING,
+    Format,
+    Table,
+    make_frame,
+    median_reached,
+    show_interval,
+    show_p,
+    show_reached,
 )
-from fedsim.results.ranking import EQUAL, WHOLE, Comparison, mean_cost, rank_tests, wins
+from fedsim.results.frames import by, by_setting, done, first_run, is_setting, measured, show_labels
+from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, is_recorded
+from fedsim.results.ranking import EQUAL, WHOLE
 from fedsim.results.statistics import (
     UNIT,
     Difference,
-    Estimate,
+    Median,
+    estimate,
     half_width_in_sd,
     holm,
-    paired_values,
+    paired,
     pooled,
-    pooled_values,
     sign_flip_test,
-)
-from fedsim.results.table import (
-    Cell,
-    Format,
-    Table,
-    median_reached,
-    number,
-    show_estimate,
-    show_interval,
-    show_median_reached,
-    show_p,
-    show_values,
 )
 from fedsim.tracking.tables import show_bytes, show_seconds
 
-Column = tuple[str | Measure, Format] | Callable[[Group], str]
-"""Of a table with a row a group: a measure, named or given, and its form as of `show_values`; or
-what makes a cell."""
-
 LEVEL_MARGIN = 0.02
-"""Within which methods are told to be level with each other."""
+"""Methods within this margin are called level with each other."""
 MORE = 0.02
-"""The second target over settings: so much above random selection's final accuracy."""
-FILLED = {
+"""The second target over settings is random selection's final accuracy plus this."""
+NUMBERS = {
     "window": FINAL_WINDOW,
     "margin": LEVEL_MARGIN,
     "equal": EQUAL,
     "more": MORE,
     "whole": WHOLE,
-} | {name: half_width_in_sd(num) for name, num in (("three", 3), ("five", 5), ("ten", 10))}
-"""The numbers in the texts below tables."""
-TEXTS = yaml.safe_load(
-    (Path(__file__).parent / "assets" / "tables.yaml").read_text(encoding="utf-8")
-)
-
-
-def _table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], **filled: str) -> Table:
-    return Table(
-        name, TEXTS[name]["title"], header, rows, TEXTS[name]["note"].format(**FILLED, **filled)
-    )
-
-
-FINAL, LAST = f"final accuracy (last {FINAL_WINDOW})", "last round"
-"""What tables call the two: the mean of the last rounds, which everything is compared by, and the
-last one alone."""
-
-
-def _seeds(group: Group) -> str:
-    diverged = f", {group.num_diverged} diverged" if group.num_diverged else ""
-    return Cell(f"{len(group.complete)}{diverged}", len(group.complete))
-
-
-BY_GROUP: Mapping[str, Mapping[str, Column]] = {
-    "results": {
-        "seeds": _seeds,
-        FINAL: ("final_accuracy", "accuracy"),
-        "part.": ("participation", ".3f"),
-        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
-        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
-        "down": ("bytes_down", show_bytes),
-        "up": ("bytes_up", show_bytes),
-    },
-    "overview": {
-        "seeds": _seeds,
-        FINAL: ("final_accuracy", "accuracy"),
-        LAST: ("last_accuracy", "accuracy"),
-        "fluct.": ("fluctuation", ".3f"),
-        "covered after": ("rounds_to_cover", "reached"),
-        "Gini": ("selection_gini", ".3f"),
-        "part.": ("participation", ".3f"),
-        "down": ("bytes_down", show_bytes),
-        "up": ("bytes_up", show_bytes),
-    },
-    "checkpoints": {
-        "seeds": _seeds,
-        "15 %": ("accuracy@0.15", "accuracy"),
-        "around 15 %": ("accuracy_around@0.15", "accuracy"),
-        "50 %": ("accuracy@0.5", "accuracy"),
-        "around 50 %": ("accuracy_around@0.5", "accuracy"),
-        FINAL: ("final_accuracy", "accuracy"),
-        LAST: ("last_accuracy", "accuracy"),
-    },
-    "selections": {
-        "covered after": ("rounds_to_cover", "reached"),
-        "never": ("never_selected", ".3g"),
-        "min": ("fewest_selections", ".3g"),
-        "median": ("median_selections", ".3g"),
-        "max": ("most_selections", ".3g"),
-        "Gini": ("selection_gini", ".3f"),
-    },
-    "clients": {
-        "seeds": _seeds,
-        "measured on": lambda group: str(group.runs[0].config[CLIENT_ACCURACY]),
-        **{
-            name.replace("_", " "): (f"{CLIENT_ACCURACY}_{name}", "accuracy")
-            for name in CLIENT_ACCURACY_MEASURES
-        },
-        "clients never selected": ("never_selected", ".3g"),
-    },
-    "costs": {
-        "rounds": ("num_rounds", ".0f"),
-        "start-up rounds": ("start_up_rounds", ".0f"),
-        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
-        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
-        "down": (partial(measures.total_cost, names=["bytes_down"]), show_bytes),
-        "up": (partial(measures.total_cost, names=["bytes_up"]), show_bytes),
-        "samples": (partial(measures.total_cost, names=SAMPLES), ",.0f"),
-        "start-up bytes": (partial(measures.start_up_cost, names=BYTES), show_bytes),
-        "start-up time": (partial(measures.start_up_cost, names=PHASE_SECONDS), show_seconds),
-        "bytes a round": (partial(measures.cost_a_round, names=BYTES), show_bytes),
-        "time a round": (partial(measures.cost_a_round, names=PHASE_SECONDS), show_seconds),
-        "simulated a round": (partial(measures.cost_a_round, names=SIMULATED), show_seconds),
-    },
-    "times": {
-        "rounds": ("num_rounds", ".0f"),
-        "time": (partial(measures.total_cost, names=PHASE_SECONDS), show_seconds),
-        **{
-            phase: (partial(measures.total_cost, names=[f"seconds_{phase}"]), show_seconds)
-            for phase in PHASES
-        },
-        "longest select": (
-            lambda run: max(run.columns.get("seconds_select", ()), default=None),
-            show_seconds,
-        ),
-        "simulated": (partial(measures.total_cost, names=SIMULATED), show_seconds),
-        "simulated ask": (
-            partial(measures.total_cost, names=["simulated_seconds_ask"]),
-            show_seconds,
-        ),
-        "simulated train": (
-            partial(measures.total_cost, names=["simulated_seconds_train"]),
-            show_seconds,
-        ),
-        "late a round": ("late_a_round", ".2f"),
-    },
+    "three": half_width_in_sd(3),
+    "five": half_width_in_sd(5),
+    "ten": half_width_in_sd(10),
 }
-"""The columns of tables with a row a group, after its name: means over seeds."""
+"""The numbers in the texts below tables."""
+TEXTS = yaml.load((ASSETS / "tables.yaml").read_text(encoding="utf-8"), YAML_LOADER)
+FINAL = f"final accuracy (last {FINAL_WINDOW})"
+"""Column of the mean of the last rounds, by which everything is compared."""
+LAST = "last round"
+"""Column of the accuracy of the last round alone."""
 
 
-def by_group(name: str, groups: Sequence[Group]) -> Table:
-    """The table of `BY_GROUP` with this name."""
-    columns = BY_GROUP[name]
-    return _table(
-        name,
-        ["run", *columns],
-        [[group.name, *_cells(group, columns.values())] for group in groups],
-    )
+def make_table(
+    name: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    formats: Mapping[str, Format] | None = None,
+    **numbers: str,
+) -> Table:
+    """Return a table with the title and note of assets/tables.yaml, in which `numbers` are
+    filled."""
+    title, note = TEXTS[name]["title"], TEXTS[name]["note"]
+    frame = make_frame(header, rows)
+    return Table(name, title, frame, formats or {}, note.format(**NUMBERS, **numbers))
 
 
-def _cells(group: Group, columns: Iterable[Column]) -> Iterator[str]:
-    for column in columns:
-        yield (
-            column(group)
-            if callable(column)
-            else show_values(measured(group, [column[0]])[0], column[1])
-        )
+ACCURACY, REACHED = "accuracy", "reached"
+"""Aggregates over seeds: the mean with its interval, and the median of where runs first get."""
 
 
-P_HEADER = ["p", "p (Holm)", "level", "pairs", "detectable"]
+def _total(names: Sequence[str]) -> str:
+    return f"total:{','.join(names)}"
 
 
-def to_references(
-    panels: Sequence[Panel],
-) -> list[tuple[Panel, str, str, Difference | None, float]]:
-    """Panel, line, its reference, paired difference and p-value, by Holm's correction over all of
-    them."""
-    compared = [
-        (panel, line, panel.name_of(reference), measures.final_lead(group, reference))
-        for panel in panels
-        for line, group in panel.lines.items()
-        if (reference := _reference(panel, group)) is not group
+COLUMNS: Mapping[str, tuple[str, Format]] = {
+    FINAL: ("final_accuracy", ACCURACY),
+    LAST: ("last_accuracy", ACCURACY),
+    "15 %": ("accuracy@0.15", ACCURACY),
+    "around 15 %": ("accuracy_around@0.15", ACCURACY),
+    "50 %": ("accuracy@0.5", ACCURACY),
+    "around 50 %": ("accuracy_around@0.5", ACCURACY),
+    "fluct.": ("fluctuation", ".3f"),
+    "part.": ("participation", ".3f"),
+    "covered after": ("rounds_to_cover", REACHED),
+    "never": ("never_selected", ".3g"),
+    "min": ("fewest_selections", ".3g"),
+    "median": ("median_selections", ".3g"),
+    "max": ("most_selections", ".3g"),
+    "Gini": ("selection_gini", ".3f"),
+    "clients never selected": ("never_selected", ".3g"),
+    "rounds": ("num_rounds", ".0f"),
+    "start-up rounds": ("start_up_rounds", ".0f"),
+    "down": ("bytes_down", show_bytes),
+    "up": ("bytes_up", show_bytes),
+    "samples": (_total(SAMPLES), ",.0f"),
+    "start-up bytes": (f"start_up:{','.join(BYTES)}", show_bytes),
+    "start-up time": (f"start_up:{','.join(PHASE_SECONDS)}", show_seconds),
+    "bytes a round": (f"a_round:{','.join(BYTES)}", show_bytes),
+    "time a round": (f"a_round:{','.join(PHASE_SECONDS)}", show_seconds),
+    "simulated a round": ("a_round:simulated_seconds", show_seconds),
+    "time": (_total(PHASE_SECONDS), show_seconds),
+    "longest select": ("longest_selection", show_seconds),
+    "simulated": ("total:simulated_seconds", show_seconds),
+    "simulated ask": ("total:simulated_seconds_ask", show_seconds),
+    "simulated train": ("total:simulated_seconds_train", show_seconds),
+    "late a round": ("late_a_round", ".2f"),
+}
+"""Columns of tables with a row a group: a measure, and how its values over seeds are shown.
+
+A format shows their mean, if all runs have the measure.
+"""
+PHASE_COLUMNS = {phase: (f"total:seconds_{phase}", show_seconds) for phase in PHASES}
+CLIENT_COLUMNS = {
+    name.replace("_", " "): (f"{CLIENT_ACCURACY}_{name}", ACCURACY)
+    for name in CLIENT_ACCURACY_MEASURES
+}
+SEEDS_COLUMN, MEASURED_ON = "seeds", "measured on"
+BY_GROUP: Mapping[str, Sequence[str]] = {
+    "results": [SEEDS_COLUMN, FINAL, "part.", "time", "simulated", "down", "up"],
+    "overview": [
+        SEEDS_COLUMN,
+        FINAL,
+        LAST,
+        "fluct.",
+        "covered after",
+        "Gini",
+        "part.",
+        "down",
+        "up",
+    ],
+    "checkpoints": [SEEDS_COLUMN, "15 %", "around 15 %", "50 %", "around 50 %", FINAL, LAST],
+    "selections": ["covered after", "never", "min", "median", "max", "Gini"],
+    "clients": [SEEDS_COLUMN, MEASURED_ON, *CLIENT_COLUMNS, "clients never selected"],
+    "costs": [
+        "rounds",
+        "start-up rounds",
+        "time",
+        "simulated",
+        "down",
+        "up",
+        "samples",
+        "start-up bytes",
+        "start-up time",
+        "bytes a round",
+        "time a round",
+        "simulated a round",
+    ],
+    "times": [
+        "rounds",
+        "time",
+        *PHASE_COLUMNS,
+        "longest select",
+        "simulated",
+        "simulated ask",
+        "simulated train",
+        "late a round",
+    ],
+}
+"""The columns of tables with a row a group."""
+
+
+def section(material: Material) -> Section:
+    """Return the tables within settings."""
+    runs = material.frame
+    finished = runs[runs["group"].isin(done(runs)["group"])]
+    has_clients = [bool(run.config.get(CLIENT_ACCURACY)) for run in finished["run"]]
+    tables = [
+        by_group("overview", runs),
+        by_group("checkpoints", runs),
+        pairs(runs),
+        pooled_pairs(runs),
+        targets(runs),
+        by_group("selections", finished),
+        imperfect(runs),
+        by_group("clients", finished[has_clients]),
+        by_group("costs", finished),
+        by_group("times", finished),
     ]
-    corrected_p = holm(
-        [math.nan if difference is None else difference.p_value for *_, difference in compared]
-    )
-    return [(*one, after) for one, after in zip(compared, corrected_p, strict=True)]
+    return Section(tables)
 
 
-def pairs(panels: Sequence[Panel]) -> Table:
-    """Paired differences of every line of a panel to its reference."""
-    rows: list[list[str]] = []
-    for panel, line, reference, difference, after in (compared := to_references(panels)):
-        cells = ["-"] + [""] * (2 + len(P_HEADER))
-        if difference is not None:
-            flips = show_p(sign_flip_test(difference.values))
-            cells = [*show_interval(difference), flips, *_p_cells(difference, after)]
-        rows.append([panel.title, f"{line} - {reference}", *cells])
-    if all(
-        difference is None for *_, difference, _ in compared
-    ):  # nothing to pair, as with one seed
-        rows = []
-    header = [
-        "",
-        "difference of final accuracy",
-        "mean",
-        "95 % interval",
-        "p (sign flips)",
-        *P_HEADER,
-    ]
-    return _table("pairs", header, rows)
-
-
-def _reference(panel: Panel, group: Group) -> Group:
-    """What a line of a panel is compared with: random selection in its setting, or else the first
-    line, as where all lines are random selection."""
-    nothing_else = all(line.choices.get("selector") == REFERENCE for line in panel.lines.values())
-    return (None if nothing_else else panel.reference_of(group, REFERENCE)) or panel.reference
-
-
-def pooled_pairs(panels: Sequence[Panel]) -> Table:
-    """Differences to the reference, pooled over the divisions of the data at each seed: for lines
-    that all have."""
-    settings: dict[str, list[Panel]] = {}
-    for panel in panels:
-        settings.setdefault(panel.besides_partition, []).append(panel)
-    compared = [
-        (title, *found)
-        for title, some in settings.items()
-        if len(some) > 1
-        for found in _pooled(some)
-    ]
-    corrected_p = holm([difference.p_value for _, _, difference in compared])
-    rows = [
-        [
-            title,
-            name,
-            number(difference.strata),
-            *show_interval(difference),
-            *_p_cells(difference, after),
-        ]
-        for (title, name, difference), after in zip(compared, corrected_p, strict=True)
-    ]
-    header = ["", "difference of final accuracy", "settings", "mean", "95 % interval", *P_HEADER]
-    return _table("pooled", header, rows)
-
-
-def _pooled(panels: Sequence[Panel]) -> Iterator[tuple[str, Difference]]:
-    """The differences of lines that all panels have, where they are to the same line everywhere."""
-    for line in panels[0].lines:
-        if all(line in panel.lines for panel in panels):
-            references = [_reference(panel, panel.lines[line]) for panel in panels]
-            names = {
-                panel.name_of(reference)
-                for panel, reference in zip(panels, references, strict=True)
-            }
-            own = [panel.lines[line] for panel in panels]
-            strata = [
-                paired_values(finals(one), finals(other))
-                for one, other in zip(own, references, strict=True)
+def by_group(name: str, runs: pd.DataFrame) -> Table:
+    """Return the table of `BY_GROUP` with this name."""
+    columns: dict[str, tuple[str, Format]] = {**COLUMNS, **PHASE_COLUMNS, **CLIENT_COLUMNS}
+    groups = by(runs, "group")
+    finished = done(runs)
+    places = [np.flatnonzero(finished["group"] == group) for group in groups]
+    cells: dict[str, list[Any]] = {"run": list(groups)}
+    formats: dict[str, Format] = {SEEDS_COLUMN: _show_seeds}
+    for title in BY_GROUP[name]:
+        if title == SEEDS_COLUMN:
+            diverged = [int((rows["status"] == "diverged").sum()) for rows in groups.values()]
+            cells[title] = list(zip(map(len, places), diverged, strict=True))
+        elif title == MEASURED_ON:
+            cells[title] = [
+                str(first_run(rows).config[CLIENT_ACCURACY]) for rows in groups.values()
             ]
-            difference = pooled(strata)
-            if len(names) == 1 and line not in names and difference is not None:
-                yield f"{line} - {names.pop()}", difference
+        else:
+            measure, form = columns[title]
+            values = measured(finished, measure).to_numpy()
+            cells[title] = [_aggregate(values[place], form) for place in places]
+            if form != ACCURACY:
+                formats[title] = show_reached if form == REACHED else form
+    return make_table(name, list(cells), list(zip(*cells.values(), strict=True)), formats)
 
 
-def _p_cells(difference: Difference, corrected: float) -> list[str]:
-    p_values = [
-        show_p(p) for p in (difference.p_value, corrected, difference.p_equivalent(LEVEL_MARGIN))
-    ]
-    return [*p_values, number(difference.num), number(difference.detectable, ".4f")]
+def _show_seeds(counts: tuple[int, int]) -> str:
+    num_done, num_diverged = counts
+    return f"{num_done}, {num_diverged} diverged" if num_diverged else str(num_done)
 
 
-def imperfect(panels: Sequence[Panel]) -> Table:
-    """How often each line chose imperfect clients."""
+def _aggregate(values: Floats, form: Format) -> Any:
+    """Return a measure over seeds: an estimate, a median, or the mean if all runs have it."""
+    if form == ACCURACY:
+        return estimate(values[~np.isnan(values)], UNIT)
+    if form == REACHED:
+        return median_reached(values)
+    is_known = len(values) > 0 and not np.isnan(values).any()
+    return float(np.mean(values)) if is_known else MISSING
+
+
+P_COLUMNS: Mapping[str, Format] = {
+    "mean": "+.4f",
+    "95 % interval": show_interval,
+    "p (sign flips)": show_p,
+    "p": show_p,
+    "p (Holm)": show_p,
+    "level": show_p,
+    "pairs": "",
+    "detectable": ".4f",
+}
+
+
+def _p_cells(difference: Difference, p_holm: float) -> list[Any]:
+    level = difference.p_equivalent(LEVEL_MARGIN)
+    return [difference.p_value, p_holm, level, difference.num, difference.detectable]
+
+
+def pairs(runs: pd.DataFrame) -> Table:
+    """Return the paired differences of every method of a setting to its reference."""
+    contrasts = to_references(runs)
     rows = []
-    for setting, line, choices, clients, p_value, corrected in preferences(panels):
-        shares = (
-            number(clients, ".3f"),
-            show_estimate(choices),
-            number(choices.mean / clients, ".2f"),
-        )
-        rows.append(
-            [setting, line, number(choices.num), *shares, *map(show_p, (p_value, corrected))]
-        )
-    header = [
-        "",
-        "run",
-        "seeds",
-        "of the clients",
-        "of the choices",
-        "times as often",
-        "p",
-        "p (Holm)",
-    ]
-    return _table("imperfect", header, rows)
+    for contrast in contrasts:
+        row: list[Any] = [contrast.setting, f"{contrast.method} - {contrast.reference}"]
+        difference = contrast.difference
+        if difference is None:
+            row += [MISSING] + [""] * (len(P_COLUMNS) - 1)
+        else:
+            row += [difference.mean, difference, sign_flip_test(difference.values)]
+            row += _p_cells(difference, contrast.p_holm)
+        rows.append(row)
+    if all(contrast.difference is None for contrast in contrasts):
+        rows = []  # nothing to pair, as with one seed
+    header = ["", "difference of final accuracy", *P_COLUMNS]
+    return make_table("pairs", header, rows, P_COLUMNS)
+
+
+def pooled_pairs(runs: pd.DataFrame) -> Table:
+    """Return differences to the reference, pooled at each seed over the divisions of the data, of
+    methods that all divisions have."""
+    panels: dict[str, list[Mapping[str, pd.DataFrame]]] = {}
+    for rows in by_setting(runs).values():
+        panels.setdefault(_besides_partition(rows), []).append(by(rows, "method"))
+    compared = []
+    for title, settings in panels.items():
+        if len(settings) > 1:
+            compared += [(title, *pooled_line) for pooled_line in _pooled_lines(settings)]
+    p_holm = holm([difference.p_value for *_, difference in compared])
+    rows = []
+    for (title, name, difference), p in zip(compared, p_holm, strict=True):
+        lead = [difference.strata, difference.mean, difference]
+        rows.append([title, name, *lead, *_p_cells(difference, p)])
+    columns = [name for name in P_COLUMNS if name != "p (sign flips)"]
+    header = ["", "difference of final accuracy", "settings", *columns]
+    return make_table("pooled", header, rows, P_COLUMNS)
+
+
+def _besides_partition(rows: pd.DataFrame) -> str:
+    """Return the labels of a setting, except how the data are divided among clients, as text."""
+    labels = {}
+    for key, text in rows["labels"].iloc[0].items():
+        if is_setting(key) and key.partition(".")[0] not in ("cell", "partition"):
+            labels[key] = text
+    return show_labels(labels)
+
+
+def _pooled_lines(
+    settings: Sequence[Mapping[str, pd.DataFrame]],
+) -> list[tuple[str, Difference]]:
+    """Return the differences of methods that all settings have and compare with the same one."""
+    lines = []
+    for method in settings[0]:
+        if not all(method in setting for setting in settings):
+            continue
+        references = [compared_with(setting, method) for setting in settings]
+        strata = [
+            paired(setting[method]["final_accuracy"], setting[reference]["final_accuracy"])
+            for setting, reference in zip(settings, references, strict=True)
+        ]
+        difference = pooled(strata)
+        is_one = len(set(references)) == 1 and method not in references
+        if is_one and difference is not None:
+            lines.append((f"{method} - {references[0]}", difference))
+    return lines
+
+
+def imperfect(runs: pd.DataFrame) -> Table:
+    """Return how often each method chose imperfect clients."""
+    rows = []
+    for setting, method, choices, clients, p_value, p_holm in preferences(runs):
+        times = choices.mean / clients
+        rows.append([setting, method, choices.num, clients, choices, times, p_value, p_holm])
+    header = ["", "run", "seeds", "of the clients", "of the choices", "times as often"]
+    formats = {
+        "of the clients": ".3f",
+        "times as often": ".2f",
+        "p": show_p,
+        "p (Holm)": show_p,
+    }
+    return make_table("imperfect", [*header, "p", "p (Holm)"], rows, formats)
 
 
 LEVELS = (0.9, 0.95, 1.0)
 """Targets as shares of the reference's mean final accuracy."""
-REACHED = ("rounds_to", "bytes_to", "simulated_seconds_to")
 
 
-def targets(panels: Sequence[Panel]) -> Table:
-    """Rounds, bytes and simulated time until a run first reaches shares of the reference's mean
-    final accuracy."""
+def targets(runs: pd.DataFrame) -> Table:
+    """Return rounds, bytes and simulated time until a run first reaches shares of the reference's
+    mean final accuracy."""
     rows = []
-    for panel in panels:
-        level = measures.mean_final(panel.reference)
-        for share, target in [] if level is None else [(share, share * level) for share in LEVELS]:
-            until = [f"{name}@{target!r}" for name in REACHED]
-            *_, slowest = map(median_reached, measured(panel.reference, until))
-            for line, group in panel.lines.items():
-                rounds, volume, seconds = measured(group, until)
-                reached = [
-                    show_median_reached(rounds),
-                    show_median_reached(volume, show_bytes),
-                    "-",
-                    "-",
-                ]
-                own = median_reached(seconds)
-                if own and is_recorded(group.complete, SIMULATED):
-                    speed_up = slowest / own if slowest and max(own, slowest) < math.inf else None
-                    reached[2:] = (
-                        show_median_reached(seconds, show_seconds),
-                        number(speed_up, ".2f"),
-                    )
-                rows.append(
-                    [panel.title, line, number(target, ".4f"), number(share, ".0%"), *reached]
-                )
-    header = [
-        "",
-        "run",
-        "target",
-        "of the reference's final",
-        "rounds",
-        "bytes both ways",
-        "simulated time",
-    ]
-    return _table("targets", [*header, "times as fast"], rows)
-
-
-FEW = 10
-"""With fewer settings the distribution of Friedman's statistic is not yet that of chi squared."""
-IF_CLASS = {
-    "nothing": "nothing can be asked of clients",
-    "losses": "losses are cheap",
-    "label counts": "clients may tell their label counts",
-    "updates": "updates or gradients of everybody are cheap",
-    "speeds": "clients tell how fast they are",
-}
-"""When methods of a class can be used, beside those that ask nothing."""
-MOST_ADVISED = 3
-
-
-def _over_settings(found: Comparison) -> Table:
-    rows = []
-    for method, ranks in found.ranks.items():
-        cells = ["reference", *[""] * 7]
-        if verdict := found.verdicts.get(method):
-            own = verdict.difference
-            lead = ["-", "", "", ""]
-            if own is not None:
-                lead = [number(own.num), *show_interval(own), show_p(own.p_value)]
-            p_values = show_p(verdict.p_value), show_p(verdict.p_equal)
-            cells = [str(verdict), *lead, *p_values, _show_ratio(found.possible(method))]
-        told = [method, found.classes[method], *(number(rank, ".2f") for rank in ranks), *cells]
-        rows.append([*told, show_median_reached(found.spent(method, BYTES), "{:.2f}".format)])
-    header = [
-        "method",
-        "asks for",
-        "rank",
-        "in its class",
-        "verdict",
-        "seeds",
-        "to random",
-        "95 % interval",
-    ]
-    header += ["p", "p (Holm)", "p equal (Holm)", "of possible gain", "bytes"]
-    p_value, difference = rank_tests(found.means)
-    few = (
-        f"; {len(found.panels)} settings are too few to rely on it"
-        if len(found.panels) < FEW
-        else ""
-    )
-    told_p = f"p {show_p(p_value) or 'not defined'}{few}"
-    return _table("settings", header, rows, friedman=told_p, difference=f"{difference:.2f}")
-
-
-def _show_ratio(value: tuple[float, float, float] | None) -> str:
-    if value is None:
-        return "-"
-    return (
-        "not defined"
-        if math.isnan(value[0])
-        else Cell("{:+.2f} [{:+.2f}, {:+.2f}]".format(*value), value[0])
-    )
-
-
-def _wins(found: Comparison) -> Table:
-    seeds = sorted({block.shape[1] for block in found.blocks})
-    if not seeds[0]:
-        return _table("wins", [], [], seeds="0")
-    shares, (chances, lows, highs) = wins(found.blocks)
-    places = {method: found.methods.index(method) for method in found.ranks}
-
-    def cell(*at: int) -> str:
-        return Cell(
-            f"{shares[at]:.2f}; {chances[at]:.2f} [{lows[at]:.2f}, {highs[at]:.2f}]", chances[at]
-        )
-
-    rows = [
-        [row, *("" if i == j else cell(i, j) for j in places.values())] for row, i in places.items()
-    ]
-    return _table(
-        "wins",
-        ["method", *places],
-        rows,
-        seeds=" to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
-    )
-
-
-def _possible(found: Comparison) -> Table:
-    settings = {panel.title: slice(at, at + 1) for at, panel in enumerate(found.panels)} | {
-        "all": slice(None)
+    for setting, members in by_setting(runs).items():
+        lines = by(members, "method")
+        reference = lines[main_reference(lines)]
+        final = float(reference["final_accuracy"].mean())
+        for share in [] if math.isnan(final) else LEVELS:
+            target = share * final
+            slowest = _reach(reference, "simulated_seconds_to", target)
+            for method, line in lines.items():
+                seconds = _reach(line, "simulated_seconds_to", target)
+                is_timed = is_recorded(done(line)["run"], SIMULATED)
+                if not (seconds and seconds.median and is_timed):
+                    seconds = None
+                row = [setting, method, target, share, _reach(line, "rounds_to", target)]
+                row += [_reach(line, "bytes_to", target), seconds, _times(slowest, seconds)]
+                rows.append(row)
+    formats = {
+        "target": ".4f",
+        "of the reference's final": ".0%",
+        "rounds": show_reached,
+        "bytes both ways": lambda reached: show_reached(reached, show_bytes),
+        "simulated time": lambda reached: show_reached(reached, show_seconds),
+        "times as fast": ".2f",
     }
-    methods = found.verdicts if found.ceiling else ()
-    rows = [
-        [method, *(_show_ratio(found.possible(method, at)) for at in settings.values())]
-        for method in methods
-    ]
-    return _table("possible", ["method", *settings], rows)
+    return make_table("targets", ["", "run", *formats], rows, formats)
 
 
-def _costs(found: Comparison) -> Table:
-    rows = []
-    for method in found.ranks:
-        spent = [
-            found.spent(method, names, more) for names in SPENT.values() for more in (0.0, MORE)
-        ]
-        pairs = [(own, mean_cost(reference, BYTES)) for own, reference in found.pairs(method)]
-        area = [
-            values_by_seed(own, partial(measures.accuracy_by_bytes, budget=budget))
-            for own, budget in pairs
-        ]
-        worst = [values_by_seed(own, f"{CLIENT_ACCURACY}_worst_tenth") for own, _ in pairs]
-        by_seed = [tuple(pooled_values(one).values()) for one in (area, worst)]
-        means = [show_estimate(Estimate(values, UNIT) if values else None) for values in by_seed]
-        rows.append(
-            [
-                method,
-                found.classes[method],
-                *(show_median_reached(s, "{:.2f}".format) for s in spent),
-                *means,
-            ]
-        )
-    targets = [
-        f"{kind} to {target}" for kind in SPENT for target in ("random's final", f"{MORE:g} more")
-    ]
-    return _table(
-        "settings_costs", ["method", "asks for", *targets, "area over bytes", "worst tenth"], rows
-    )
+def _reach(line: pd.DataFrame, measure: str, target: float) -> Median | None:
+    return median_reached(measured(done(line), f"{measure}@{target!r}"))
 
 
-def _advice(found: Comparison) -> Table:
-    none = f"{found.reference}: none is better beyond chance"
-    rows = [
-        [case, ", ".join(names[:MOST_ADVISED]) or none, by] for case, names, by in _cases(found)
-    ]
-    return _table("advice", ["if", "use", "by"], rows)
-
-
-def _cases(found: Comparison) -> Iterator[tuple[str, list[str], str]]:
-    """What is known or cheap, the methods that the corrected tests support then, and what they are
-    sorted by."""
-    for asked, case in IF_CLASS.items():
-        for name in sorted(
-            name for name in set(found.classes.values()) if name.partition(AT_SERVER)[0] == asked
-        ):
-            told = name.replace(asked, case).replace(AT_SERVER, "; the server holds ")
-            yield (
-                told,
-                [one for one in found.better if found.classes[one] in ("nothing", name)],
-                "mean rank",
-            )
-    for kind, case in (("bytes", "traffic is dear"), ("simulated time", "devices are slow")):
-        if found.spent(
-            found.reference, SPENT[kind]
-        ):  # which is the answer, too, where the better ones spend more
-            spent = {
-                one: median_reached(found.spent(one, SPENT[kind]))
-                for one in (found.reference, *found.better)
-            }
-            least = min(spent, key=lambda one: spent[one] or math.inf)
-            yield case, [least] if found.better else [], f"least {kind} to random's final accuracy"
-    for some in found.imperfect():
-        yield (
-            "labels are noisy, or clients otherwise imperfect",
-            some.better,
-            "mean rank in such settings",
-        )
-
-
-def all_tables(
-    groups: Sequence[Group], panels: Sequence[Panel], over: Comparison | None = None
-) -> list[Table]:
-    """All of these tables but `results`. `over`: the comparison of methods over settings, if there
-    is one."""
-    finished = [group for group in groups if group.complete]
-    by_client = [group for group in finished if group.runs[0].config.get(CLIENT_ACCURACY)]
-    found = (
-        []
-        if over is None
-        else [make(over) for make in (_over_settings, _advice, _wins, _possible, _costs)]
-    )
-    found += [by_group(name, groups) for name in ("overview", "checkpoints")]
-    found += [table(panels) for table in (pairs, pooled_pairs, targets)]
-    found += [by_group("selections", finished), imperfect(panels), by_group("clients", by_client)]
-    return [*found, *(by_group(name, finished) for name in ("costs", "times"))]
+def _times(slowest: Median | None, reached: Median | None) -> float | None:
+    """Return how many times as fast runs are as the reference; None if one never gets there."""
+    if slowest is None or reached is None or not slowest.median:
+        return None
+    is_finite = math.isfinite(slowest.median) and math.isfinite(reached.median)
+    return slowest.median / reached.median if is_finite else None

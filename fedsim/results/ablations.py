@@ -1,175 +1,169 @@
 """Ablations: the final accuracy by one or two numbers of the config in which runs differ, all else
 equal.
 
-They are found in the configs: three values of a number make a line, three by three of two numbers a
-map.
+They are found in the configs. Three values of a number make a line; three by three values of two
+numbers make a map.
 """
 
 import math
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import combinations
 from typing import NamedTuple
 
+import pandas as pd
+
 from fedsim.core.configs import leaves
-from fedsim.results.groups import SYMBOLS, Group, Panel, compared_config, split_labels
-from fedsim.results.measures import final_lead, finals
-from fedsim.results.statistics import LEVEL, MIN_SEEDS, UNIT, Estimate, Mean, holm
-from fedsim.results.table import Cell, Table
+from fedsim.results.frames import (
+    SYMBOLS,
+    by,
+    compared_config,
+    done,
+    first_run,
+    selector_of,
+    split_labels,
+)
+from fedsim.results.statistics import ALPHA, MIN_SEEDS, UNIT, Estimate, holm, paired, pooled
 
 MIN_VALUES = 3
-"""Of a number that is an ablation's."""
+"""Values that a number of an ablation takes at least."""
 FILLED = 0.75
-"""Share of the cells of a map that runs must have; others are lines."""
-NOTE = (
-    "Means and half their 95 % intervals over seeds (Student's t). Bold: the best of a line or map. ≈: not told apart "
-    f"from it at equal seeds, {MIN_SEEDS} at least (paired t-tests, Holm's correction)."
-)
-Values = tuple[float, ...]
-"""One of each number."""
+"""Share of the cells of a map that runs must have. Otherwise it is shown as lines."""
 
 
 class Point(NamedTuple):
-    """The final accuracy at some values. `p_value`: of its difference to the best of its line or
-    map, at equal seeds, by Holm's correction over these; nan for the best, and with fewer seeds
-    than `MIN_SEEDS`."""
+    """The final accuracy at some values of the `keys`.
 
-    values: Values
-    group: Group
-    mean: Mean
-    best: bool
+    `second_value` is nan on a line. `accuracy` is the mean over seeds. `p_value` is that of the
+    difference to the best of the line or map at equal seeds, corrected by Holm's method over the
+    line; nan for the best, and below `MIN_SEEDS`.
+    """
+
+    keys: tuple[str, ...]
+    setting: str
+    method: str
+    group: str
+    value: float
+    second_value: float
+    accuracy: Estimate
+    is_best: bool
     p_value: float
 
     @property
-    def level(self) -> bool:
-        """Whether it cannot be told apart from the best."""
-        return not (self.best or self.p_value < 1 - LEVEL)
-
-
-@dataclass(frozen=True)
-class Ablation:
-    """The keys of one or two numbers; by setting and method the points of a line or map, their
-    values ascending."""
-
-    keys: tuple[str, ...]
-    lines: dict[tuple[str, str], list[Point]] = field(default_factory=dict)
+    def values(self) -> tuple[float, ...]:
+        """The values of all keys."""
+        return (self.value, self.second_value)[: len(self.keys)]
 
     @property
-    def name(self) -> str:
-        """Of its files."""
-        return re.sub(r"\W+", "_", f"ablation_{'_'.join(self.keys)}")
-
-    @property
-    def panels(self) -> list[Panel]:
-        """One a setting, with a group of each line."""
-        first = {line: points[0].group for line, points in self.lines.items()}
-        settings = dict.fromkeys(setting for setting, _ in first)
-        return [
-            Panel(one, {name: group for (of, name), group in first.items() if of == one})
-            for one in settings
-        ]
-
-    def axis(self, at: int) -> list[float]:
-        """All values of a number, ascending."""
-        return sorted({point.values[at] for points in self.lines.values() for point in points})
-
-    def table(self) -> Table:
-        """A column a value of the last number, a row a line, or of a map a row a value of its first
-        number."""
-        columns = self.axis(-1)
-        rows: dict[tuple[str, ...], list[str]] = {}
-        for line, points in self.lines.items():
-            for point in points:
-                first = [Cell(f"{value:g}", value) for value in point.values[:-1]]
-                row = rows.setdefault((*line, *first), ["-"] * len(columns))
-                reach = f" ± {point.mean.half_width:.4f}" if point.mean.df else ""
-                shown = f"{point.mean.mean:.4f}{reach}{' ≈' * point.level}"
-                row[columns.index(point.values[-1])] = Cell(shown, point.mean.mean, bold=point.best)
-        header = [
-            "",
-            "run",
-            *self.keys[:-1],
-            *(f"{self.keys[-1].rpartition('.')[2]}={value:g}" for value in columns),
-        ]
-        title = f"Final accuracy by {' and '.join(self.keys)}"
-        return Table(self.name, title, header, [[*key, *row] for key, row in rows.items()], NOTE)
+    def is_level(self) -> bool:
+        """Whether the accuracy cannot be told apart from the best."""
+        return not (self.is_best or self.p_value < ALPHA)
 
 
-def find_ablations(groups: Sequence[Group]) -> list[Ablation]:
-    """Of all groups with finished runs."""
-    families: dict[Hashable, list[tuple[dict[str, float], Group]]] = {}
-    for group in groups:
-        values = leaves(compared_config(group.runs[0]))
-        numbers = {
-            key: value
-            for key, value in values
-            if type(value) in (int, float) and math.isfinite(value)
-        }
-        others = frozenset((key, str(value)) for key, value in values if key not in numbers)
-        if finals(group):
-            families.setdefault((others, frozenset(numbers)), []).append((numbers, group))
-    found: dict[tuple[str, ...], Ablation] = {}
-    for family in families.values():
-        for keys, (setting, method), points in _lines(family):
-            lines = found.setdefault(
-                keys, Ablation(tuple(SYMBOLS.get(key, key) for key in keys))
-            ).lines
-            named = (
-                setting,
-                method,
-            ) not in lines  # as where one choice sets several values, of which this is one
-            lines[setting, method if named else f"{method} ({points[0].group.name})"] = points
-    return list(found.values())
+def find_ablations(runs: pd.DataFrame) -> list[list[Point]]:
+    """Return the points of each ablation of finished runs: line by line, values ascending."""
+    groups = by(done(runs), "group")
+    ablations: dict[tuple[str, ...], list[Point]] = {}
+    for numbers in _families(groups):
+        for keys, line, rest in _lines(numbers):
+            setting, method = _name([groups[name] for name in line.index], rest)
+            symbols = tuple(SYMBOLS.get(key, key) for key in keys)
+            points = ablations.setdefault(symbols, [])
+            if any(point[1:3] == (setting, method) for point in points):
+                method = f"{method} ({line.index[0]})"  # one choice sets several values
+            points += _points(symbols, setting, method, line[list(keys)], groups)
+    return list(ablations.values())
+
+
+def by_line(points: Sequence[Point]) -> dict[tuple[str, str], list[Point]]:
+    """Return the points of an ablation by setting and method."""
+    lines: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        lines.setdefault((point.setting, point.method), []).append(point)
+    return lines
+
+
+def _families(groups: Mapping[str, pd.DataFrame]) -> list[pd.DataFrame]:
+    """Return the numbers in the configs of groups that differ in numbers alone: a row a group."""
+    families: dict[Hashable, dict[str, dict[str, float]]] = {}
+    for name, rows in groups.items():
+        numbers = {}
+        others = set()
+        for key, value in leaves(compared_config(first_run(rows))):
+            if type(value) in (int, float) and math.isfinite(value):
+                numbers[key] = value
+            else:
+                others.add((key, str(value)))
+        if rows["final_accuracy"].notna().any():
+            family = families.setdefault((frozenset(others), frozenset(numbers)), {})
+            family[name] = numbers
+    return [
+        pd.DataFrame(list(family.values()), list(family), dtype=object)
+        for family in families.values()
+    ]
 
 
 def _lines(
-    family: Sequence[tuple[Mapping[str, float], Group]],
-) -> Iterator[tuple[tuple[str, ...], tuple[str, str], list[Point]]]:
-    """Keys, setting, method and points of all maps and lines of groups that differ in numbers
-    alone."""
+    numbers: pd.DataFrame,
+) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, dict[str, str]]]:
+    """Return the keys of each map or line of a family, its rows, and other numbers that vary."""
     varied: dict[tuple[int, ...], str] = {}  # of numbers that change together the first
-    for key in sorted(family[0][0], key=lambda key: key.count(".")):
-        column = [numbers[key] for numbers, _ in family]
-        if len(set(column)) > 1:
-            varied.setdefault(tuple(map(column.index, column)), key)
+    for key in sorted(numbers, key=lambda key: key.count(".")):
+        codes = tuple(pd.factorize(numbers[key])[0])
+        if any(codes):
+            varied.setdefault(codes, key)
     mapped: set[str] = set()
     for keys in [*combinations(varied.values(), 2), *combinations(varied.values(), 1)]:
         if len(keys) == 1 and keys[0] in mapped:
             continue
-        lines: dict[tuple[tuple[str, str], ...], dict[Values, Group]] = {}
-        for numbers, group in family:
-            rest = tuple((key, str(numbers[key])) for key in varied.values() if key not in keys)
-            lines.setdefault(rest, {})[tuple(numbers[key] for key in keys)] = group
-        for rest, points in lines.items():
-            sizes = [len(set(axis)) for axis in zip(*points, strict=True)]
-            if min(sizes) >= MIN_VALUES and len(points) >= FILLED * math.prod(sizes):
+        rest = [key for key in varied.values() if key not in keys]
+        lines = numbers.groupby(rest, sort=False) if rest else [((), numbers)]
+        for _, line in lines:
+            sizes = [line[key].nunique() for key in keys]
+            if min(sizes) >= MIN_VALUES and len(line) >= FILLED * math.prod(sizes):
                 mapped.update(keys)
-                yield keys, _name(list(points.values()), dict(rest)), _points(points)
+                line = line.sort_values(list(keys))
+                yield keys, line, {key: str(line[key].iloc[0]) for key in rest}
 
 
-def _name(groups: Sequence[Group], rest: dict[str, str]) -> tuple[str, str]:
-    """Setting and method of a line, by the labels that its groups share and by the other numbers
+def _name(groups: Sequence[pd.DataFrame], rest: dict[str, str]) -> tuple[str, str]:
+    """Return setting and method of a line, by the labels that its groups share and by other numbers
     that vary."""
-    shared = set.intersection(*(set(group.labels.items()) for group in groups))
-    labels = {key: text for key, text in groups[0].labels.items() if (key, text) in shared}
-    setting, method = split_labels(labels | rest)
-    return setting, method or groups[0].choices.get("selector", "run")
+    labels = [rows["labels"].iloc[0] for rows in groups]
+    shared = set.intersection(*(set(label.items()) for label in labels))
+    common = {key: text for key, text in labels[0].items() if (key, text) in shared}
+    setting, method = split_labels(common | rest)
+    return setting, method or selector_of(groups[0]) or "run"
 
 
-def _points(groups: Mapping[Values, Group]) -> list[Point]:
-    means = {
-        values: Estimate(tuple(finals(group).values()), UNIT)
-        for values, group in sorted(groups.items())
-    }
-    best = max(means, key=lambda values: means[values].mean)
-    leads = {values: final_lead(groups[best], groups[values]) for values in means if values != best}
-    tested = [
-        math.nan if lead is None or lead.num < MIN_SEEDS else lead.p_value
-        for lead in leads.values()
-    ]
-    p_values = {best: math.nan, **dict(zip(leads, holm(tested), strict=True))}
+def _points(
+    keys: tuple[str, ...],
+    setting: str,
+    method: str,
+    values: pd.DataFrame,
+    groups: Mapping[str, pd.DataFrame],
+) -> list[Point]:
+    places = {}
+    for name, first, *second in values.itertuples():
+        places[name] = first, second[0] if second else math.nan
+    by_seed = {name: groups[name]["final_accuracy"].dropna() for name in places}
+    accuracies = {name: Estimate(tuple(by_seed[name]), UNIT) for name in places}
+    best = max(places, key=lambda name: accuracies[name].mean)
+    others = [name for name in places if name != best]
+    tested = []
+    for name in others:
+        lead = pooled([paired(by_seed[best], by_seed[name])])
+        tested.append(math.nan if lead is None or lead.num < MIN_SEEDS else lead.p_value)
+    p_values = dict(zip(others, holm(tested), strict=True))
     return [
-        Point(values, groups[values], mean, values == best, p_values[values])
-        for values, mean in means.items()
+        Point(
+            keys,
+            setting,
+            method,
+            name,
+            *places[name],
+            accuracies[name],
+            name == best,
+            p_values.get(name, math.nan),
+        )
+        for name in places
     ]

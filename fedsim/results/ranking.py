@@ -1,28 +1,45 @@
 """Methods over several settings: ranks, verdicts against random selection, wins, shares of the
 possible gain, costs.
 
-Ranks, Friedman's test and the critical difference are those of Demsar (2006), probability of
-improvement and performance profiles those of Agarwal et al. (2021). Their intervals are percentiles
-of a bootstrap that draws the seeds of each setting anew, the same ones for all methods.
+Ranks, Friedman's test and the critical difference are those of Demsar (2006); the probability of
+improvement and performance profiles are those of Agarwal et al. (2021). Their intervals are
+percentiles of a bootstrap that draws the seeds of each setting anew, the same ones for all methods.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property
 
 import numpy as np
+import pandas as pd
+from scipy import special
 
 from fedsim.core.arrays import Floats
-from fedsim.results.groups import CEILING, CONTROL, NEW_GROUPS, REFERENCE, Group, Panel, class_of
-from fedsim.results.measures import finals, mean_final, measured, spent_to, total_cost
-from fedsim.results.runs import Seeds
+from fedsim.core.disk import conf_dir
+from fedsim.core.server_data import declared_signals, server_data
+from fedsim.results.frames import (
+    CEILING,
+    CONTROL,
+    NEW_GROUPS,
+    REFERENCE,
+    by,
+    by_setting,
+    done,
+    first_run,
+    selector_of,
+)
+from fedsim.results.measures import spent_to, total_cost
+from fedsim.results.runs import Run
 from fedsim.results.statistics import (
+    ALPHA,
     LEVEL,
     MIN_SEEDS,
+    ROUNDING,
     Difference,
     holm,
-    paired_values,
+    paired,
     pooled,
     pooled_values,
     ratio,
@@ -30,24 +47,38 @@ from fedsim.results.statistics import (
 
 EQUAL = 0.005
 """Methods whose final accuracies differ by less are equal."""
-ALPHA, RESAMPLES = round(1 - LEVEL, 10), 2_000
+RESAMPLES = 2_000
 WHOLE = 10
 """With fewer seeds a verdict is preliminary."""
-LEAST_SETTINGS, LEAST_METHODS = 2, 3
+MIN_SETTINGS = 2
+MIN_METHODS = 3
+ASKED: Mapping[str, str] = {
+    "updates": r"gradient|update of|soft labels|(^|; )training(;|$)",
+    "label counts": r"label.counts",
+    "losses": r"loss",
+    "speeds": r"seconds|timed|resources|response",
+    "nothing": r"^nothing",
+}
+"""What methods ask of clients, and the pattern by which a text says so; the first that matches."""
+AT_SERVER = "; server: "
+"""Text in the class of a method between what it asks of clients and what it needs at the server."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """A method against random selection: the difference of final accuracy at equal seeds, pooled
-    over settings. By Holm's correction over all methods, each in its family: p of no difference,
-    and of one beyond `EQUAL`."""
+class Lead:
+    """The lead of a method over random selection: the difference of final accuracy at equal seeds,
+    pooled over settings.
+
+    `p_value` is that of no difference, `p_equal` that of a difference beyond `EQUAL`. Both are
+    corrected by Holm's method over all methods.
+    """
 
     difference: Difference | None
     p_value: float
     p_equal: float
 
     @property
-    def word(self) -> str:
+    def verdict(self) -> str:
         if self.difference is None or self.difference.num < MIN_SEEDS:
             return "too few seeds"
         if self.p_value < ALPHA:
@@ -55,63 +86,79 @@ class Verdict:
         return f"equal within {EQUAL:g}" if self.p_equal < ALPHA else "not decided"
 
     def __str__(self) -> str:
-        is_told = self.difference is not None and MIN_SEEDS <= self.difference.num < WHOLE
-        return f"{self.word}, preliminary" if is_told else self.word
+        num = self.difference.num if self.difference else 0
+        return f"{self.verdict}, preliminary" if MIN_SEEDS <= num < WHOLE else self.verdict
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """`methods`: the lines that are finished in all `panels`, the `reference` (random selection)
-    among them, and `controls`; `ceiling`: the line of what the best choices could have bought,
-    which is no method, if there is one; `left_out`: in how many of the panels other lines are
-    finished."""
+    """Methods that are compared over settings.
 
-    panels: Sequence[Panel]
+    `settings` has the finished runs of each setting by method. `methods` are finished in all
+    settings; the `reference` (random selection) and `controls` are among them. `ceiling` is the
+    line that shows what the best choices could gain, if there is one. `left_out` says in how many
+    of the settings further methods are finished.
+    """
+
+    settings: Mapping[str, Mapping[str, pd.DataFrame]]
     methods: Sequence[str]
     reference: str
     ceiling: Sequence[str] = ()
     controls: Sequence[str] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
+    def accuracies(self, method: str) -> list[pd.Series]:
+        """Return the final accuracies of a method by seed, setting by setting."""
+        return [lines[method]["final_accuracy"].dropna() for lines in self.settings.values()]
+
     @cached_property
-    def finals(self) -> Mapping[str, list[dict[Seeds, float]]]:
-        """Of each line the final accuracies by seed, setting by setting."""
+    def _gains(self) -> dict[str, list[pd.Series]]:
+        reference = self.accuracies(self.reference)
         return {
-            line: [finals(panel.lines[line]) for panel in self.panels]
-            for line in (*self.methods, *self.ceiling)
+            method: list(map(paired, self.accuracies(method), reference))
+            for method in (*self.methods, *self.ceiling)
         }
+
+    def gains(self, method: str) -> list[pd.Series]:
+        """Return final accuracy minus that of random selection by seed, setting by setting."""
+        return self._gains[method]
 
     @cached_property
     def blocks(self) -> list[Floats]:
         """The methods' final accuracies at the seeds that all of them have, [M, S] for each
         setting."""
-        found = []
-        for values in zip(*(self.finals[method] for method in self.methods), strict=True):
-            common = sorted(set.intersection(*map(set, values)))
-            found.append(np.array([[own[seeds] for seeds in common] for own in values]))
-        return found
+        by_method = [self.accuracies(method) for method in self.methods]
+        blocks = []
+        for accuracies in zip(*by_method, strict=True):
+            common = pd.concat(accuracies, axis=1, join="inner")
+            blocks.append(common.to_numpy().T)
+        return blocks
 
     @cached_property
     def means(self) -> Floats:
-        """Mean final accuracies [settings, M]: that of random selection, and beside it the mean
-        gain of each method at the seeds that both have."""
-        level = [np.mean([*own.values()]) for own in self.finals[self.reference]]
-        gains = [
-            [np.mean([*own.values()]) for own in self.gains(method)] for method in self.methods
-        ]
+        """Mean final accuracies [settings, M]: that of random selection plus the mean gain of each
+        method at the seeds that both have."""
+        level = [series.mean() for series in self.accuracies(self.reference)]
+        gains = [[series.mean() for series in self.gains(method)] for method in self.methods]
         return (np.array(level)[:, None] + np.array(gains).T).round(12)
 
     @cached_property
+    def mean_accuracies(self) -> dict[str, float]:
+        """The mean of `means` over settings, by method."""
+        return dict(zip(self.methods, self.means.mean(0).tolist(), strict=True))
+
+    @cached_property
     def by_gain(self) -> list[str]:
-        """The ceiling, and the methods and random selection by their mean gain, the largest
+        """The ceiling, then the methods and random selection by their mean gain, the largest
         first."""
-        means = dict(zip(self.methods, self.means.mean(0), strict=True))
+        means = self.mean_accuracies
         return [*self.ceiling, *sorted(means, key=lambda name: (-means[name], name))]
 
     @cached_property
     def classes(self) -> Mapping[str, str]:
+        """What each method asks of clients and needs at the server (`class_of`)."""
         return {
-            method: class_of([panel.lines[method] for panel in self.panels])
+            method: class_of([lines[method] for lines in self.settings.values()])
             for method in self.methods
         }
 
@@ -119,204 +166,258 @@ class Comparison:
     def ranks(self) -> Mapping[str, tuple[float, float]]:
         """Mean ranks among all methods, and among those of the same class; the best method
         first."""
-        found, overall = {}, mean_ranks(self.means).tolist()
+        overall = mean_ranks(self.means).tolist()
+        ranks = {}
         for at, method in enumerate(self.methods):
-            same = [
-                i
-                for i, other in enumerate(self.methods)
-                if self.classes[other] == self.classes[method]
-            ]
-            found[method] = overall[at], float(mean_ranks(self.means[:, same])[same.index(at)])
-        return dict(sorted(found.items(), key=lambda one: one[1]))
+            kind = self.classes[method]
+            same = [i for i, other in enumerate(self.methods) if self.classes[other] == kind]
+            in_class = mean_ranks(self.means[:, same])
+            ranks[method] = overall[at], float(in_class[same.index(at)])
+        return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
     @cached_property
     def best(self) -> Mapping[str, str]:
-        """The method with the best rank of each class, controls apart."""
-        return {
-            self.classes[method]: method
-            for method in [*self.ranks][::-1]
-            if method not in self.controls
-        }
+        """The method with the best rank of each class, except controls."""
+        best: dict[str, str] = {}
+        for method in reversed(list(self.ranks)):
+            if method not in self.controls:
+                best[self.classes[method]] = method
+        return best
 
     @cached_property
-    def verdicts(self) -> Mapping[str, Verdict]:
-        """Of all methods but the reference."""
-        leads = {
-            method: pooled(self.gains(method)) for method in self.ranks if method != self.reference
-        }
-        p_values = holm([math.nan if one is None else one.p_value for one in leads.values()])
+    def leads(self) -> Mapping[str, Lead]:
+        """The leads of all methods except the reference, by rank."""
+        methods = [method for method in self.ranks if method != self.reference]
+        pooled_gains = [pooled(self.gains(method)) for method in methods]
+        p_values = holm([math.nan if gain is None else gain.p_value for gain in pooled_gains])
         p_equal = holm(
-            [math.nan if one is None else one.p_equivalent(EQUAL) for one in leads.values()]
+            [math.nan if gain is None else gain.p_equivalent(EQUAL) for gain in pooled_gains]
         )
-        return dict(zip(leads, map(Verdict, leads.values(), p_values, p_equal), strict=True))
+        return dict(zip(methods, map(Lead, pooled_gains, p_values, p_equal), strict=True))
 
     @property
     def better(self) -> list[str]:
-        """The methods that are better than random selection beyond chance, controls apart, the best
-        rank first."""
+        """The methods that are better than random selection beyond chance, except controls, the
+        best rank first."""
         return [
-            one
-            for one, verdict in self.verdicts.items()
-            if verdict.word == "better" and one not in self.controls
+            method
+            for method, lead in self.leads.items()
+            if lead.verdict == "better" and method not in self.controls
         ]
-
-    def pairs(self, line: str) -> list[tuple[Group, Group]]:
-        """The groups of a line and of random selection, setting by setting."""
-        return [(panel.lines[line], panel.lines[self.reference]) for panel in self.panels]
-
-    def gains(self, line: str) -> list[dict[Seeds, float]]:
-        """Final accuracy minus that of random selection by seed, setting by setting."""
-        return list(map(paired_values, self.finals[line], self.finals[self.reference]))
 
     def possible(
         self, method: str, settings: slice = slice(None)
     ) -> tuple[float, float, float] | None:
-        """The `ratio` of a method's gain to that of the ceiling, of means over settings at seeds
-        that both have."""
-        own, *whole = (
-            pooled_values(self.gains(line)[settings]) for line in (method, *self.ceiling)
-        )
-        common = [seeds for seeds in own if whole and seeds in whole[0]]
-        return ratio([own[seeds] for seeds in common], [whole[0][seeds] for seeds in common])
+        """Return the `ratio` of a method's gain to that of the ceiling, of means over settings at
+        seeds that both have."""
+        if not self.ceiling:
+            return None
+        both = [pooled_values(self.gains(line)[settings]) for line in (method, *self.ceiling)]
+        above, below = pd.concat(both, axis=1, join="inner").to_numpy().T
+        return ratio(above, below)
 
-    def spent(self, method: str, names: Sequence[str], above: float = 0.0) -> list[float | None]:
-        """Of each run: the sum of quantities until the test accuracy first reaches the mean final
-        accuracy of random selection in its setting and `above`, as a share of what random selection
-        spends in all; None if never. Without the runs of settings in which they were not
-        recorded."""
-        found: list[float | None] = []
-        for own, reference in self.pairs(method):
-            target, whole = (mean_final(reference) or 0.0) + above, mean_cost(reference, names)
-            (values,) = measured(own, [partial(spent_to, target=target, names=names)])
-            found += [
-                None if value is None else value / whole
-                for value in values
-                if not math.isnan(whole)
-            ]
-        return found
+    def spent(self, method: str, names: Sequence[str], above: float = 0.0) -> list[float]:
+        """Return what each run spends until its test accuracy first reaches the mean final accuracy
+        of random selection in its setting plus `above`, as a share of what random selection spends
+        in all.
 
-    def share(self, line: str, names: Sequence[str]) -> float:
-        """What a run spends in all, as a multiple of what one of random selection does: the mean
-        over settings."""
-        return float(
-            np.mean(
-                [
-                    mean_cost(own, names) / mean_cost(reference, names)
-                    for own, reference in self.pairs(line)
-                ]
-            )
-        )
+        inf if a run never reaches it. Runs of settings in which the quantities were not recorded
+        are left out.
+        """
+        shares: list[float] = []
+        for lines in self.settings.values():
+            reference = lines[self.reference]
+            target = float(reference["final_accuracy"].mean()) + above
+            whole = mean_cost(reference, names)
+            if math.isnan(whole):
+                continue
+            for run in lines[method]["run"]:
+                share = spent_to(run, target, names) / whole
+                shares.append(math.inf if math.isnan(share) else share)
+        return shares
+
+    def share(self, method: str, names: Sequence[str]) -> float:
+        """Return what a run spends in all, as a multiple of what one of random selection does: the
+        mean over settings."""
+        multiples = [
+            mean_cost(lines[method], names) / mean_cost(lines[self.reference], names)
+            for lines in self.settings.values()
+        ]
+        return float(np.mean(multiples))
 
     def front(self, costs: Mapping[str, float]) -> list[str]:
-        """The methods, controls apart, than which none other is as accurate for less of these
-        costs, or more accurate for as much; to two digits behind the point."""
-        accuracy = dict(zip(self.methods, self.means.mean(0), strict=True))
-        places = {
-            name: (round(costs[name], 2), -accuracy[name])
-            for name in self.methods
-            if name not in self.controls
+        """Return the Pareto front, without controls: no other method is as accurate for less of
+        these costs, or more accurate for as much. Costs count to two decimals."""
+        points = {
+            method: (round(costs[method], 2), -accuracy)
+            for method, accuracy in self.mean_accuracies.items()
+            if method not in self.controls
         }
-        return [
-            name
-            for name, (cost, loss) in places.items()
-            if not any(
-                x <= cost and y <= loss and (x, y) != (cost, loss) for x, y in places.values()
-            )
-        ]
 
-    def imperfect(self) -> list["Comparison"]:
-        """The comparison in settings in which some clients are imperfect, if there are any."""
-        found = [
-            panel
-            for panel in self.panels
-            if panel.lines[self.reference].complete[0].imperfect is not None
-        ]
-        return [replace(self, panels=found)] if found else []
+        def is_beaten(point: tuple[float, float]) -> bool:
+            cost, loss = point
+            others = [other for other in points.values() if other != point]
+            return any(x <= cost and y <= loss for x, y in others)
+
+        return [method for method, point in points.items() if not is_beaten(point)]
+
+    def imperfect(self) -> "Comparison | None":
+        """Return the comparison in settings in which some clients are imperfect, if there are
+        any."""
+        settings = {
+            title: lines
+            for title, lines in self.settings.items()
+            if first_run(lines[self.reference]).imperfect is not None
+        }
+        return replace(self, settings=settings) if settings else None
 
 
-def compare(panels: Sequence[Panel]) -> Comparison | None:
-    """In the settings in which random selection is finished; None unless these are `LEAST_SETTINGS`
-    or more, and `LEAST_METHODS` methods or more, it among them, are finished in all of them, at
-    seeds that it has."""
-    names = dict.fromkeys(name for panel in panels for name in panel.lines)
-    choices = {
-        name: next(panel.lines[name].choices for panel in panels if name in panel.lines)
-        for name in names
-    }
-    chosen = {name: own.get("selector") for name, own in choices.items()}
-    places = {
-        n: [p for p in panels if n in p.lines and finals(p.lines[n])]
-        for n in names
-        if chosen[n] == REFERENCE
-    }
-    beside = {
-        name: sum(choices[name].get(k, v) != v for k, v in NEW_GROUPS.items()) for name in places
+def compare(runs: pd.DataFrame) -> Comparison | None:
+    """Return the comparison in the settings in which random selection is finished.
+
+    None unless there are `MIN_SETTINGS`, and `MIN_METHODS` methods (random selection is one of
+    them) are finished in all of these at seeds that it has.
+    """
+    panels = by_setting(runs)
+    settings = {title: by(done(rows), "method") for title, rows in panels.items()}
+    examples = by(pd.concat(panels.values()), "method")
+    selectors = {name: selector_of(rows) for name, rows in examples.items()}
+    # 1. The reference: random selection that is finished in most settings, the plainest of these.
+    counts = {
+        name: sum(name in lines for lines in settings.values())
+        for name, selector in selectors.items()
+        if selector == REFERENCE
     }
     reference = min(
-        places, key=lambda name: (-len(places[name]), beside[name]), default=""
-    )  # the plainest
-    settings = places.get(reference, [])
-
-    def is_paired(name: str, lines: Mapping[str, Group]) -> bool:
-        return name in lines and bool(paired_values(finals(lines[name]), finals(lines[reference])))
-
-    counts = {name: sum(is_paired(name, panel.lines) for panel in settings) for name in names}
-    everywhere = [name for name, count in counts.items() if count == len(settings)]
-    methods = [name for name in everywhere if chosen[name] != CEILING]
-    if len(settings) < LEAST_SETTINGS or len(methods) < LEAST_METHODS:
+        counts,
+        key=lambda name: (-counts[name], _num_unusual(first_run(examples[name]))),
+        default="",
+    )
+    settings = {title: lines for title, lines in settings.items() if reference in lines}
+    # 2. The methods that are finished at common seeds in all of its settings.
+    num_paired = {
+        name: sum(_is_paired(lines, name, reference) for lines in settings.values())
+        for name in selectors
+    }
+    everywhere = [name for name, num in num_paired.items() if num == len(settings)]
+    methods = [name for name in everywhere if selectors[name] != CEILING]
+    if len(settings) < MIN_SETTINGS or len(methods) < MIN_METHODS:
         return None
-    ceiling = [name for name in everywhere if chosen[name] == CEILING]
-    controls = [name for name in methods if chosen[name] == CONTROL]
-    left_out = {name: count for name, count in counts.items() if count < len(settings)}
-    return Comparison(settings, methods, reference, ceiling[:1], controls, left_out)
+    ceilings = [name for name in everywhere if selectors[name] == CEILING]
+    controls = [name for name in methods if selectors[name] == CONTROL]
+    left_out = {name: num for name, num in num_paired.items() if num < len(settings)}
+    return Comparison(settings, methods, reference, ceilings[:1], controls, left_out)
 
 
-def mean_cost(group: Group, names: Sequence[str]) -> float:
-    """The mean over seeds of a sum of quantities; nan where a run does not have them."""
-    (values,) = measured(group, [partial(total_cost, names=names)])
-    return float(np.mean([math.nan if value is None else value for value in values]))
+def _num_unusual(run: Run) -> int:
+    return sum(run.choices.get(group, usual) != usual for group, usual in NEW_GROUPS.items())
+
+
+def _is_paired(lines: Mapping[str, pd.DataFrame], name: str, reference: str) -> bool:
+    return name in lines and bool(lines[name].index.isin(lines[reference].index).any())
+
+
+def class_of(settings: Sequence[pd.DataFrame]) -> str:
+    """Return what a method asks of clients, one of `ASKED`, and needs at the server: "nothing;
+    server: the test set".
+
+    summary.json says both (`asks`, `server_data`). For earlier runs the file of the shipped choice
+    and the source of the selector's class do. "everybody trains" if that is so in one of the
+    settings; "unknown" if nothing is known.
+    """
+    for rows in settings:
+        ratios = np.concatenate([run.columns["participation_ratio"] for run in rows["run"]])
+        if (ratios == 1).all():  # in other settings clients may be away
+            return "everybody trains"
+    run = first_run(settings[0])
+    text = str(run.summary.get("asks") or _asked(run.choices.get("selector", "")))
+    asked = "unknown"
+    for name, pattern in reversed(list(ASKED.items())):
+        if re.search(pattern, text):
+            asked = name
+    signals = declared_signals(run.config.get("selector"))
+    held = str(run.summary.get("server_data") or server_data(signals))
+    return asked if held == "nothing" else f"{asked}{AT_SERVER}{held}"
+
+
+@cache
+def _asked(choice: str) -> str:
+    """Return what the file of a shipped selector, or of the one that it builds on, says that it
+    asks; empty if it is none."""
+    path = conf_dir() / "selector" / f"{choice}.yaml"
+    if not (re.fullmatch(r"\w+", choice) and path.is_file()):
+        return ""
+    text = path.read_text(encoding="utf-8")
+    if asks := re.search(r"^#\s+asks:\s+(.+)$", text, re.MULTILINE):
+        return asks[1]
+    base = re.search(r"^\s+- (\w+)$", text, re.MULTILINE)
+    return _asked(base[1]) if base else ""
+
+
+def mean_cost(rows: pd.DataFrame, names: Sequence[str]) -> float:
+    """Return the mean over seeds of a sum of quantities; nan if a run does not have them."""
+    return float(np.mean([total_cost(run, names) for run in rows["run"]]))
 
 
 def mean_ranks(values: Floats) -> Floats:
-    """Mean ranks over blocks, [B, M] to [M]: 1 is the highest value; equal ones share the mean of
-    theirs."""
-    from scipy.stats import rankdata  # here and below: it takes half a second to import
-
-    return np.asarray(rankdata(-values, axis=1)).mean(0)
+    """Return mean ranks over blocks, [B, M] to [M]: 1 is the highest value; equal values share the
+    mean of their ranks."""
+    return pd.DataFrame(-values).rank(axis=1).mean().to_numpy()
 
 
 def rank_tests(values: Floats) -> tuple[float, float]:
-    """Of [B, M]: p-value of Friedman's test, nan where all are equal in all blocks; and the
-    critical difference: mean ranks that differ by less cannot be told apart at 5 % over all pairs
-    (Nemenyi, 1963)."""
-    from scipy.stats import friedmanchisquare, studentized_range
+    """Return the p-value of Friedman's test on [B, M], and the critical difference.
 
-    p_value = float(friedmanchisquare(*values.T).pvalue) if np.ptp(values, 1).any() else math.nan
+    The p-value is nan if all methods are equal in all blocks. Mean ranks that differ by less than
+    the critical difference cannot be told apart at 5 % over all pairs (Nemenyi, 1963). scipy.stats
+    has both, but takes half a second to import.
+    """
     blocks, num = values.shape
-    return p_value, float(studentized_range.ppf(LEVEL, num, np.inf)) * math.sqrt(
-        num * (num + 1) / (12 * blocks)
-    )
+    sizes = [np.unique(row, return_counts=True)[1] for row in values]
+    ties = sum(float((size**3 - size).sum()) for size in sizes)
+    without_ties = 1 - ties / (num * (num**2 - 1) * blocks)
+    p_value = math.nan
+    if without_ties:
+        distances = mean_ranks(values) - (num + 1) / 2
+        statistic = 12 * blocks / (num * (num + 1)) * float((distances**2).sum()) / without_ties
+        p_value = float(special.chdtrc(num - 1, statistic))
+    return p_value, range_quantile(num) * math.sqrt(num * (num + 1) / (12 * blocks))
+
+
+def range_quantile(num: int) -> float:
+    """Return the 95 % quantile of the range of `num` standard normal variables."""
+    x = np.linspace(-8, 8, 2001)
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    low, high = 0.0, 16.0
+    while high - low > ROUNDING:
+        middle = (low + high) / 2
+        within = (special.ndtr(x + middle) - special.ndtr(x)) ** (num - 1)  # x is the smallest
+        is_below = num * np.trapezoid(density * within, x) < LEVEL
+        low, high = (middle, high) if is_below else (low, middle)
+    return low
 
 
 def _weights(num: int, setting: int) -> Floats:
-    """The weights of the seeds of a setting: the data's own, then those of the resamples, [1 + R,
-    S]."""
-    drawn = np.random.default_rng(setting).multinomial(num, np.full(num, 1 / num), RESAMPLES)
-    return np.vstack([np.ones(num), drawn]) / num
+    """Return the weights of the seeds of a setting [1 + R, S]: equal ones for the data, then those
+    of R resamples."""
+    counts = np.random.default_rng(setting).multinomial(num, np.full(num, 1 / num), RESAMPLES)
+    return np.vstack([np.ones(num), counts]) / num
 
 
-def _estimates(values: Floats) -> Floats:
-    """Of values of the data and of the resamples, [1 + R, ...]: the estimate and its interval, [3,
-    ...]."""
-    return np.stack(
-        [values[0], *np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)]
-    )
+def _with_interval(values: Floats) -> Floats:
+    """Turn values of the data and of R resamples [1 + R, ...] into an estimate and its interval
+    [3, ...]."""
+    ends = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return np.concatenate([values[:1], ends])
 
 
 def wins(blocks: Sequence[Floats]) -> tuple[Floats, Floats]:
-    """Of [M, S] for each setting: the share of settings in which the row's mean is above the
-    column's [M, M], and the mean over settings of P(row > column) over all pairs of seeds, with its
-    interval [3, M, M]. Equal ones count 1/2."""
+    """Return how often methods beat each other, from accuracies [M, S] of each setting.
+
+    The first [M, M] is the share of settings in which the row's mean is above the column's. The
+    second [3, M, M] is the mean over settings of P(row > column) over all pairs of seeds, with its
+    interval. Ties count 1/2.
+    """
     means = np.stack([block.mean(1).round(12) for block in blocks])
     chances = np.zeros((1 + RESAMPLES, means.shape[1], means.shape[1]))
     for setting, block in enumerate(blocks):
@@ -326,13 +427,15 @@ def wins(blocks: Sequence[Floats]) -> tuple[Floats, Floats]:
             part = ((weights @ above) * weights).sum(-1).T / len(blocks)
             chances[:, number, number:] += part
             chances[:, number + 1 :, number] += 1 / len(blocks) - part[:, 1:]
-    return (1 + np.sign(means[:, :, None] - means[:, None])).mean(0) / 2, _estimates(chances)
+    shares = (1 + np.sign(means[:, :, None] - means[:, None])).mean(0) / 2
+    return shares, _with_interval(chances)
 
 
 def profile(gains: Sequence[Floats], levels: Floats) -> Floats:
-    """The share of all runs whose gain is at least each of the levels [T], with a pointwise band,
-    [3, T]. `gains`: one a seed for each setting."""
-    parts = [
-        len(own) * _weights(len(own), at) @ (own[:, None] >= levels) for at, own in enumerate(gains)
-    ]
-    return _estimates(np.sum(parts, 0) / sum(map(len, gains)))
+    """Return the share of all runs whose gain is at least each of the levels [T], with a pointwise
+    band, [3, T]. `gains` has one value a seed for each setting."""
+    parts = []
+    for setting, values in enumerate(gains):
+        weights = _weights(len(values), setting)
+        parts.append(len(values) * weights @ (values[:, None] >= levels))
+    return _with_interval(np.sum(parts, 0) / sum(map(len, gains)))

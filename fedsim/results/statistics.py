@@ -1,42 +1,41 @@
-"""Means with intervals over seeds, paired comparisons at equal seeds, and corrections for many of
-them.
+"""Statistics over seeds: means with intervals, paired comparisons at equal seeds, and Holm's correction.
 
 Intervals and p-values are Student's t, which hold their level at the three to ten seeds that
-experiments have; a percentile bootstrap covers 76 to 90 % there in place of 95. Shares and medians
+experiments have. A percentile bootstrap covers 76 to 90 % there instead of 95 %. Shares and medians
 have exact intervals from the binomial distribution.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
+import pandas as pd
 from scipy import special
 
-Key = TypeVar("Key")
 LEVEL = 0.95
+"""Confidence level of all intervals."""
+ALPHA = round(1 - LEVEL, 10)
 POWER = 0.8
 MIN_SEEDS = 3
 """With fewer seeds no verdict is given."""
 EXACT_PAIRS = 14
-"""Up to here all sign flips are enumerated; beyond it 2^14 random ones are drawn."""
-UNBOUNDED, UNIT = (-math.inf, math.inf), (0.0, 1.0)
-"""Where quantities can lie; shares."""
+"""Up to this number of pairs all sign flips are enumerated. Beyond it 2^14 random ones are drawn."""
+UNBOUNDED = (-math.inf, math.inf)
+UNIT = (0.0, 1.0)
+"""Bounds of shares."""
 ROUNDING = 1e-12
 """Standard errors and differences below this count as 0."""
 
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of `values`, one a seed, by Student's t with n - 1 degrees of freedom; all but it is
-    nan for one seed.
+    """The mean of `values`, one for each seed, by Student's t with n - 1 degrees of freedom.
 
-    `interval`: of 95 % confidence; `next_interval`: the 95 % prediction interval of one more run.
-    Both are cut at `bounds`, outside of which the quantity cannot lie. Tests use mean and `sd` (the
-    sample's, divisor n - 1), which stay.
+    Everything except the mean is nan for one seed. Intervals are cut at `bounds`, outside of which
+    the quantity cannot lie. Tests use the mean and `sd` (the sample's, divisor n - 1) as they are.
     """
 
     values: tuple[float, ...]
@@ -60,38 +59,26 @@ class Mean:
 
     @property
     def error(self) -> float:
+        """The standard error of the mean."""
         return self.sd / math.sqrt(self.num)
 
     @property
-    def next_error(self) -> float:
-        """That of the mean as a prediction of one more run."""
-        return self.sd * math.sqrt(1 + 1 / self.num)
-
-    @property
     def half_width(self) -> float:
-        """Half the width of the interval, before it is cut."""
+        """Half the width of the 95 % interval, before it is cut."""
         return t_quantile((1 + LEVEL) / 2, self.df) * self.error
 
     @property
     def interval(self) -> tuple[float, float]:
+        """The 95 % interval of the true mean."""
         return self._around(self.half_width)
 
-    @property
-    def next_half_width(self) -> float:
-        """Half the width of the prediction interval, before it is cut."""
-        return t_quantile((1 + LEVEL) / 2, self.df) * self.next_error
-
-    @property
-    def next_interval(self) -> tuple[float, float]:
-        return self._around(self.next_half_width)
-
     def _around(self, reach: float) -> tuple[float, float]:
-        low, high = self.bounds
-        return min(max(self.mean - reach, low), high), min(max(self.mean + reach, low), high)
+        low, high = np.clip([self.mean - reach, self.mean + reach], *self.bounds).tolist()
+        return low, high
 
     @property
     def p_value(self) -> float:
-        """Two-sided, of the hypothesis that the true mean is 0."""
+        """Two-sided p-value of the hypothesis that the true mean is 0."""
         return 2 * t_tail(abs(self.mean), self.error, self.df)
 
     def p_above(self, value: float) -> float:
@@ -99,7 +86,7 @@ class Mean:
         return t_tail(self.mean - value, self.error, self.df)
 
     def p_below(self, value: float) -> float:
-        """Of the hypothesis that it is at least `value`."""
+        """One-sided p-value of the hypothesis that the true mean is at least `value`."""
         return t_tail(value - self.mean, self.error, self.df)
 
     def p_equivalent(self, margin: float, value: float = 0.0) -> float:
@@ -109,7 +96,22 @@ class Mean:
 
 
 class Estimate(Mean):
-    """A mean over seeds of a quantity."""
+    """A mean over seeds of a quantity, which also predicts one more run."""
+
+    @property
+    def next_error(self) -> float:
+        """The standard error of the mean as a prediction of one more run."""
+        return self.sd * math.sqrt(1 + 1 / self.num)
+
+    @property
+    def next_half_width(self) -> float:
+        """Half the width of the prediction interval, before it is cut."""
+        return t_quantile((1 + LEVEL) / 2, self.df) * self.next_error
+
+    @property
+    def next_interval(self) -> tuple[float, float]:
+        """The 95 % prediction interval of one more run."""
+        return self._around(self.next_half_width)
 
     def p_next(self, value: float, tolerance: float = 0.0) -> float:
         """Two-sided p-value of the hypothesis that one more run gives a value within `tolerance` of
@@ -118,9 +120,11 @@ class Estimate(Mean):
         return 2 * t_tail(distance, self.next_error, self.df)
 
     def standardised_error(self, value: float) -> float:
-        """The distance of `value` from the mean as a standard normal variable, if `value` is one
-        more run; nan where that cannot be told: the t statistic of the prediction interval at the
-        same probability."""
+        """Return the distance of `value` from the mean as a standard normal variable, if `value` is
+        one more run: the t statistic of the prediction interval at the same probability.
+
+        nan if the seeds do not vary.
+        """
         if not self.df or self.next_error < ROUNDING:
             return math.nan
         t = (value - self.mean) / self.next_error
@@ -129,70 +133,74 @@ class Estimate(Mean):
 
 @dataclass(frozen=True)
 class Difference(Mean):
-    """The mean of paired differences at equal seeds, each perhaps a mean over `strata` settings
-    (`pooled`)."""
+    """The mean of paired differences at equal seeds, each perhaps a mean over `strata` settings."""
 
     strata: int = 1
 
     @property
     def detectable(self) -> float:
         """Roughly the true difference that this test detects in 80 % of cases."""
-        return (t_quantile((1 + LEVEL) / 2, self.df) + t_quantile(POWER, self.df)) * self.error
+        quantiles = t_quantile((1 + LEVEL) / 2, self.df) + t_quantile(POWER, self.df)
+        return quantiles * self.error
 
 
 def estimate(values: Sequence[float], bounds: tuple[float, float] = UNBOUNDED) -> Estimate | None:
-    """Of one value per seed; None if there are none."""
+    """Return the mean of one value for each seed; None if there are no values."""
     return Estimate(tuple(map(float, values)), bounds) if len(values) else None
 
 
 def differences(values: Sequence[float], strata: int = 1) -> Difference | None:
-    """Of given paired differences; None if these are fewer than two."""
+    """Return the mean of paired differences; None if there are fewer than two."""
     return Difference(tuple(map(float, values)), strata=strata) if len(values) > 1 else None
 
 
-def paired_values(first: Mapping[Key, float], second: Mapping[Key, float]) -> dict[Key, float]:
-    """`first` - `second` by the seeds that both have."""
-    return {seeds: value - second[seeds] for seeds, value in first.items() if seeds in second}
+def paired(first: pd.Series, second: pd.Series) -> pd.Series:
+    """Return `first` - `second` at the seeds, their index, that both have."""
+    return (first - second.reindex(first.index)).dropna()
 
 
-def pooled(strata: Sequence[Mapping[Key, float]]) -> Difference | None:
-    """The mean over strata, such as partitions of the data, of paired differences by seed.
+def pooled_values(strata: Sequence[pd.Series]) -> pd.Series:
+    """Return the mean over strata, such as settings, at each seed that all of them have."""
+    return pd.concat(strata, axis=1, join="inner").mean(axis=1)
 
-    They are averaged at each seed that all strata have, and these means are tested: strata of one
-    seed are not independent. None if these seeds are fewer than two.
+
+def pooled(strata: Sequence[pd.Series]) -> Difference | None:
+    """Return the mean over strata of paired differences by seed; None below two common seeds.
+
+    The differences are averaged at each seed that all strata have, and these means are tested,
+    because strata of one seed are not independent.
     """
-    return differences([*pooled_values(strata).values()], len(strata))
-
-
-def pooled_values(strata: Sequence[Mapping[Key, float]]) -> dict[Key, float]:
-    """The mean over strata at each seed that all of them have."""
-    first, *others = strata
-    common = [seeds for seeds in first if all(seeds in other for other in others)]
-    return {seeds: float(np.mean([stratum[seeds] for stratum in strata])) for seeds in common}
+    return differences(pooled_values(strata), len(strata))
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
-    """The ratio of the means of paired values, one a seed each, and its 95 % interval by Fieller
-    (1954): r for which a t-test does not tell the mean of above - r below from 0. nan where the
-    interval of the lower mean holds 0; None below two pairs."""
-    if (num := len(above)) < 2:
+    """Return the ratio of the means of paired values, one for each seed, and its 95 % interval.
+
+    The interval by Fieller (1954) holds every r for which a t-test does not tell the mean of
+    above - r below from 0. All three are nan if the interval of the lower mean holds 0. None below
+    two pairs.
+    """
+    num = len(above)
+    if num < 2:
         return None
-    top, bottom = float(np.mean(above)), float(np.mean(below))
-    (of_top, both), (_, of_bottom) = (
-        np.cov(above, below) * t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
-    )
-    if (square := bottom**2 - of_bottom) <= ROUNDING:
+    top = float(np.mean(above))
+    bottom = float(np.mean(below))
+    squared_reach = t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
+    (of_top, of_both), (_, of_bottom) = np.cov(above, below) * squared_reach
+    square = bottom**2 - of_bottom
+    if square <= ROUNDING:
         return math.nan, math.nan, math.nan
-    middle, root = (
-        top * bottom - both,
-        math.sqrt(max((top * bottom - both) ** 2 - square * (top**2 - of_top), 0.0)),
-    )
+    middle = top * bottom - of_both
+    root = math.sqrt(max(middle**2 - square * (top**2 - of_top), 0.0))
     return top / bottom, float(middle - root) / square, float(middle + root) / square
 
 
 def t_tail(distance: float, error: float, df: float) -> float:
-    """P(T > distance / error) of Student's t with `df` degrees of freedom; nan if these are below
-    1. If the error is 0 it is 0, 1/2 or 1 for a positive, zero or negative distance."""
+    """Return P(T > distance / error) of Student's t with `df` degrees of freedom.
+
+    nan if `df` is below 1. If the error is 0: 0, 1/2 or 1 for a positive, zero or negative
+    distance.
+    """
     if not df >= 1:
         return math.nan
     if error < ROUNDING:
@@ -201,45 +209,45 @@ def t_tail(distance: float, error: float, df: float) -> float:
 
 
 def t_quantile(share: float, df: float) -> float:
-    """Below it lies the `share` of Student's t with `df` degrees of freedom."""
+    """Return the value below which the `share` of Student's t with `df` degrees of freedom lies."""
     return float(special.stdtrit(df, share))
 
 
 def sign_flip_test(values: Sequence[float]) -> float:
-    """Share of all sign patterns that give a mean at least as far from 0 (Fisher's permutation test
-    for pairs); n pairs cannot give less than 2 / 2^n."""
+    """Return the share of all sign patterns that give a mean at least as far from 0 (Fisher's
+    permutation test for pairs). n pairs cannot give less than 2 / 2^n."""
     if len(values) <= EXACT_PAIRS:
         signs = np.array(list(itertools.product((1, -1), repeat=len(values))))
     else:
         signs = np.random.default_rng(0).choice((1, -1), size=(2**EXACT_PAIRS, len(values)))
         signs[0] = 1
     sums = np.abs(signs @ np.asarray(values))
-    return float((sums >= abs(np.sum(values)) - 1e-12).mean())
+    return float((sums >= abs(np.sum(values)) - ROUNDING).mean())
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values corrected for multiple tests by Holm's method (1979): the i-th smallest of m is
-    multiplied by m - i + 1; results are made monotone and limited to 1. A nan stays nan and does
-    not count as a test."""
+    """Return p-values corrected for multiple tests by Holm's method (1979).
+
+    The i-th smallest of m is multiplied by m - i + 1. Results are made monotone and limited to 1. A
+    nan stays nan and does not count as a test.
+    """
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")[: np.isfinite(p).sum()]  # nan is sorted to the end
+    multiplied = p[order] * np.arange(len(order), 0, -1)
     corrected = np.full(len(p), math.nan)
-    corrected[order] = np.minimum(
-        np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1)), 1.0
-    )
+    corrected[order] = np.minimum(np.maximum.accumulate(multiplied), 1.0)
     return corrected.tolist()
 
 
 def half_width_in_sd(num: int) -> float:
-    """Half the width of the 95 % interval of a mean of `num` values, in units of their standard
-    deviation."""
+    """Return half the width of the 95 % interval of a mean of `num` values, in units of their
+    standard deviation."""
     return t_quantile((1 + LEVEL) / 2, num - 1) / math.sqrt(num)
 
 
 @dataclass(frozen=True)
 class Share:
-    """For `count` of `num` runs something holds. Hypotheses are tested as those of a mean, by the
-    binomial test."""
+    """Something holds for `count` of `num` runs. Hypotheses are tested by the binomial test."""
 
     count: int
     num: int
@@ -248,25 +256,28 @@ class Share:
     def interval(self) -> tuple[float, float]:
         """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it
         holds."""
-        failed, outside = self.num - self.count, (1 - LEVEL) / 2
+        failed = self.num - self.count
+        outside = (1 - LEVEL) / 2
         low = special.betaincinv(self.count, failed + 1, outside) if self.count else 0.0
         high = special.betaincinv(self.count + 1, failed, 1 - outside) if failed else 1.0
         return float(low), float(high)
 
     def p_above(self, share: float) -> float:
+        """p-value of the hypothesis that the true share is at most `share`."""
         return float(special.bdtrc(self.count - 1, self.num, share)) if self.count else 1.0
 
     def p_below(self, share: float) -> float:
+        """p-value of the hypothesis that the true share is at least `share`."""
         return float(special.bdtr(self.count, self.num, share))
 
 
 @dataclass(frozen=True)
 class Median:
-    """The median of values of which some are only known to lie beyond `beyond`; these are inf in
-    `values`. Hypotheses are tested by the sign test."""
+    """The median of values, of which those beyond `beyond` are only known to lie there: they are
+    inf in `values`. Hypotheses are tested by the sign test."""
 
     values: tuple[float, ...]
-    beyond: float
+    beyond: float = math.inf
 
     @property
     def num(self) -> int:
@@ -282,13 +293,14 @@ class Median:
         """95 % interval of the median by order statistics (the sign test inverted); infinite below
         six values."""
         ordered = [-math.inf, *sorted(self.values), math.inf]
-        rank = int(
-            np.searchsorted(special.bdtr(np.arange(self.num), self.num, 0.5), (1 - LEVEL) / 2)
-        )
+        tails = special.bdtr(np.arange(self.num), self.num, 0.5)
+        rank = int(np.searchsorted(tails, (1 - LEVEL) / 2))
         return ordered[rank], ordered[self.num + 1 - rank]
 
     def p_above(self, value: float) -> float:
-        return Share(sum(one > value for one in self.values), self.num).p_above(0.5)
+        """p-value of the hypothesis that the true median is at most `value`."""
+        return Share(sum(number > value for number in self.values), self.num).p_above(0.5)
 
     def p_below(self, value: float) -> float:
-        return Share(sum(one < value for one in self.values), self.num).p_above(0.5)
+        """p-value of the hypothesis that the true median is at least `value`."""
+        return Share(sum(number < value for number in self.values), self.num).p_above(0.5)

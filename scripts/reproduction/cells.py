@@ -3,8 +3,8 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from fedsim.report.table import show_p
 from fedsim.results.statistics import Difference, Estimate
-from fedsim.results.table import show_p
 
 
 def short(found: Estimate) -> str:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedsim.papers.examine import Evidence, holm_corrected, is_number
 from fedsim.papers.judge import Judged, family_of
 from fedsim.papers.published import VERDICTS, Claim, Number, Publication
-from fedsim.results.groups import Group
+from fedsim.results.frames import done
 from fedsim.results.measures import bounds_of
 from fedsim.results.statistics import UNIT, Estimate, estimate
 from scripts.reproduction.cells import markdown
@@ -119,7 +120,7 @@ def open_items(shipped: Shipped) -> list[OpenItem]:
     """All that is judged and not decided."""
     found = []
     for folder, judged in shipped.judged.items():
-        hours = _hours_a_run(shipped.groups[folder])
+        hours = _hours_a_run(shipped.frames[folder])
         for one in (one for _, some in judged for one in some if one.verdict in OPEN):
             assert one.evidence is not None
             needed = seeds_needed(one.printed, one.evidence, one.tests)
@@ -200,11 +201,8 @@ def _hours_together(items: Sequence[OpenItem]) -> float:
     return sum(most.values())
 
 
-def _hours_a_run(groups: Sequence[Group]) -> float:
-    return (
-        float(np.mean([run.summary["wall_seconds"] for group in groups for run in group.complete]))
-        / 3600
-    )
+def _hours_a_run(runs: pd.DataFrame) -> float:
+    return float(np.mean([run.summary["wall_seconds"] for run in done(runs)["run"]])) / 3600
 
 
 def _settings(printed: Number | Claim) -> Iterator[tuple[tuple[str, str], ...]]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from scipy import special
 
 from fedsim.papers.examine import BY_SIGN, Evidence
-from fedsim.papers.published import ALPHA, MAJORITY, Claim, Number
-from fedsim.results.statistics import POWER, Difference, Estimate, Median, Share, t_quantile
+from fedsim.papers.published import MAJORITY, Claim, Number
+from fedsim.results.statistics import ALPHA, POWER, Difference, Estimate, Median, Share, t_quantile
 
 MOST = 1000
 """More seeds than this count as no number of seeds."""

@@ -182,7 +182,7 @@ def write_tables(runs: Sequence[Run], target: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         made = Path(name)
         with contextlib.redirect_stdout(io.StringIO()):
-            report(runs, target, made, figures=has_figures)
+            report(runs, target, made, with_figures=has_figures)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         write_summary(target, read_summary_file(made / "summary.json"))

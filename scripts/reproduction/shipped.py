@@ -8,10 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fedsim.papers.judge import Judged, correct, examine_all
 from fedsim.papers.published import Publication
 from fedsim.results.archive import read_archive
-from fedsim.results.groups import Group, group_runs
+from fedsim.results.frames import runs_frame
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRESETS = RESULTS.parents[1] / "conf" / "preset"
@@ -20,10 +22,10 @@ SMALL = "_small"
 
 @dataclass(frozen=True)
 class Shipped:
-    """The groups of runs by folder. A folder's name is that of its preset, and of its size if it
-    ends in _small."""
+    """The runs by folder. A folder's name is that of its preset, and of its size if it ends in
+    _small."""
 
-    groups: dict[Path, list[Group]]
+    frames: dict[Path, pd.DataFrame]
 
     @cached_property
     def judged(self) -> dict[Path, list[tuple[Publication, list[Judged]]]]:
@@ -33,8 +35,8 @@ class Shipped:
         Folders that are not of a preset hold runs in other settings, which claims are not about.
         """
         examined = {
-            folder: examine_all(run for group in some for run in group.runs)
-            for folder, some in self.groups.items()
+            folder: examine_all(frame["run"])
+            for folder, frame in self.frames.items()
             if _is_of_preset(folder)
         }
         found = iter(correct([one for some in examined.values() for one in some]))
@@ -54,7 +56,7 @@ def _is_of_preset(folder: Path) -> bool:
 def read_shipped(root: Path = RESULTS) -> Shipped:
     """All folders in docs/results that have a summary, with the runs in their archives."""
     return Shipped(
-        {path.parent: read_groups(path.parent) for path in sorted(root.glob("*/summary.json"))}
+        {path.parent: read_frame(path.parent) for path in sorted(root.glob("*/summary.json"))}
     )
 
 
@@ -64,7 +66,7 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
 
 
-def read_groups(folder: Path) -> list[Group]:
-    return group_runs(
+def read_frame(folder: Path) -> pd.DataFrame:
+    return runs_frame(
         [run for path in sorted(folder.glob("*.parquet")) for run in read_archive(path)]
     )

@@ -6,34 +6,30 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 
 from fedsim.commands.replay import verdict
-from fedsim.results.groups import (
+from fedsim.results.frames import (
     CONTROL,
     REFERENCE,
-    Group,
-    Panel,
-    group_runs,
+    by,
+    by_setting,
+    done,
+    first_run,
     has_made,
-    make_panels,
+    measured,
+    reference_of,
+    runs_frame,
 )
-from fedsim.results.measures import values_by_seed
-from fedsim.results.runs import Run, Seeds
-from fedsim.results.statistics import (
-    MIN_SEEDS,
-    UNIT,
-    Difference,
-    estimate,
-    holm,
-    paired_values,
-    pooled,
-)
+from fedsim.results.runs import Run
+from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, estimate, holm, paired, pooled
 from scripts.reproduction.cells import markdown, short, signed, tested
 from scripts.reproduction.shipped import RESULTS, Shipped
 
-Values = Mapping[Seeds, float]
-
 DOCS = RESULTS.parent
+Panels = Mapping[str, Mapping[str, pd.DataFrame]]
+"""The runs by setting and method."""
+NO_RUNS = pd.Series(dtype="float64")
 
 MARGIN = 0.02
 PLANNED = 10
@@ -52,9 +48,7 @@ def accuracy(shipped: Shipped, folder: str, *wanted: str) -> str:
     """Final accuracy with t intervals: a row a method, a column a setting. `wanted`: key=value that
     runs have made."""
     panels = _panels(shipped, folder, wanted)
-    return _pivot(
-        panels, lambda panel, line: _estimated(values_by_seed(panel.lines[line], "final_accuracy"))
-    )
+    return _pivot(panels, lambda title, line: _estimated(panels[title][line]["final_accuracy"]))
 
 
 def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
@@ -66,19 +60,17 @@ def differences(shipped: Shipped, folder: str, *wanted: str) -> str:
     wanted, against = _taken(wanted, "against", REFERENCE)
     wanted, measure = _taken(wanted, "measure", "final_accuracy")
     panels = _panels(shipped, folder, wanted)
-    found = {
-        (p.title, line): _difference(p.lines[line], p.reference_of(p.lines[line], against), measure)
-        for p in panels
-        for line in p.lines
-    }
-    found = {
-        key: one for key, one in found.items() if one is not None and max(map(abs, one.values)) > 0
-    }
+    found = {}
+    for title, lines in panels.items():
+        for line in lines:
+            one = _difference(lines, line, reference_of(lines, line, against), measure)
+            if one is not None and max(map(abs, one.values)) > 0:
+                found[title, line] = one
     corrected = dict(zip(found, holm([one.p_value for one in found.values()]), strict=True))
 
-    def cell(panel: Panel, line: str) -> str:
-        one = found.get((panel.title, line))
-        return "" if one is None else tested(one, corrected[panel.title, line])
+    def cell(title: str, line: str) -> str:
+        one = found.get((title, line))
+        return "" if one is None else tested(one, corrected[title, line])
 
     return _pivot(panels, cell, f"minus {against}", without_empty_rows=True)
 
@@ -207,8 +199,8 @@ def rivals_by_size(shipped: Shipped, *folders: str) -> str:
 def cost(shipped: Shipped) -> str:
     """What the shipped runs took: seconds where whole runs are kept."""
     rows = []
-    for folder, groups in shipped.groups.items():
-        runs = [run for group in groups for run in group.complete]
+    for folder, frame in shipped.frames.items():
+        runs = list(done(frame)["run"])
         seconds = [
             float(run.summary["wall_seconds"]) for run in runs if "wall_seconds" in run.summary
         ]
@@ -227,13 +219,10 @@ def early(shipped: Shipped, folder: str, *wanted: str) -> str:
     rounds of ours."""
     panels = _panels(shipped, folder, wanted)
 
-    def cell(panel: Panel, line: str) -> str:
-        runs = panel.lines[line].complete
+    def cell(title: str, line: str) -> str:
+        runs = done(panels[title][line])["run"]
         return _estimated(
-            {
-                run.seeds: float(np.mean([r["test_accuracy"] for r in _between(run, 31, 50)]))
-                for run in runs
-            }
+            runs.map(lambda run: np.mean([r["test_accuracy"] for r in _between(run, 31, 50)]))
         )
 
     return _pivot(panels, cell)
@@ -311,39 +300,41 @@ def _between(run: Run, first: int, last: int) -> list[Mapping[str, float]]:
     return [record for record in run.records if first <= record["round"] <= last]
 
 
-def _groups(shipped: Shipped, folder: str, wanted: Sequence[str] = ()) -> list[Group]:
+def _runs(shipped: Shipped, folder: str, wanted: Sequence[str] = ()) -> pd.DataFrame:
     made = dict(word.split("=", 1) for word in wanted)
     made = {
         key: value.replace("_", " ") if value.startswith("[") else value
         for key, value in made.items()
     }
-    groups = shipped.groups[RESULTS / folder]
-    chosen = [g for g in groups if has_made(g.runs[0].config, g.choices, made)]
-    return group_runs([run for group in chosen for run in group.runs])
+    groups = by(shipped.frames[RESULTS / folder], "group").values()
+    return runs_frame(run for rows in groups if has_made(rows, made) for run in rows["run"])
 
 
-def _panels(shipped: Shipped, folder: str, wanted: Sequence[str]) -> list[Panel]:
-    return make_panels(_groups(shipped, folder, wanted))
+def _panels(shipped: Shipped, folder: str, wanted: Sequence[str]) -> Panels:
+    settings = by_setting(_runs(shipped, folder, wanted))
+    return {title: by(rows, "method") for title, rows in settings.items()}
 
 
-def _network(group: Group) -> tuple[str, str]:
+def _network(rows: pd.DataFrame) -> tuple[str, str]:
     """Its hidden layers and its dropout, as text."""
-    model = group.runs[0].config["model"]
+    model = first_run(rows).config["model"]
     return " and ".join(map(str, model["hidden"])), f"{model['dropout']:g}"
 
 
 def _by_network(
     shipped: Shipped, folders: Sequence[str]
-) -> list[tuple[str, str, Mapping[tuple[str, str], Values]]]:
+) -> list[tuple[str, str, Mapping[tuple[str, str], pd.Series]]]:
     """Local training, network, and by cell and selector the final accuracies, of presets named like
     gpfl_settings."""
-    found: dict[tuple[str, str, str], dict[tuple[str, str], dict[Seeds, float]]] = {}
+    found: dict[tuple[str, str, str], dict[tuple[str, str], pd.Series]] = {}
     for folder in folders:
         texts = "authors' code" if folder.endswith("_code") else "paper"
-        for group in _groups(shipped, folder):
-            by_method = found.setdefault((texts, *_network(group)), {})
-            key = (group.choices["cell"], group.choices["selector"])
-            by_method.setdefault(key, {}).update(values_by_seed(group, "final_accuracy"))
+        for rows in by(_runs(shipped, folder), "group").values():
+            by_method = found.setdefault((texts, *_network(rows)), {})
+            choices = first_run(rows).choices
+            key = choices["cell"], choices["selector"]
+            accuracies = rows["final_accuracy"].dropna()
+            by_method[key] = accuracies.combine_first(by_method.get(key, accuracies))
     return [
         (texts, f"{hidden}, {'dropout ' + dropout if float(dropout) else 'no dropout'}", by_method)
         for (texts, hidden, dropout), by_method in sorted(
@@ -359,21 +350,23 @@ def _taken(words: Sequence[str], key: str, default: str) -> tuple[tuple[str, ...
 
 
 def _paired(
-    by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str
+    by: Mapping[tuple[str, str], pd.Series], cell: str, method: str, against: str
 ) -> Difference | None:
     return pooled([_by_seed(by, cell, method, against)])
 
 
-def _by_seed(by: Mapping[tuple[str, str], Values], cell: str, method: str, against: str) -> Values:
-    return paired_values(by.get((cell, method), {}), by.get((cell, against), {}))
+def _by_seed(
+    by: Mapping[tuple[str, str], pd.Series], cell: str, method: str, against: str
+) -> pd.Series:
+    return paired(by.get((cell, method), NO_RUNS), by.get((cell, against), NO_RUNS))
 
 
-def _difference(group: Group, reference: Group | None, measure: str) -> Difference | None:
-    if reference is None or group is reference:
+def _difference(
+    lines: Mapping[str, pd.DataFrame], line: str, reference: str | None, measure: str
+) -> Difference | None:
+    if reference is None or line == reference:
         return None
-    return pooled(
-        [paired_values(values_by_seed(group, measure), values_by_seed(reference, measure))]
-    )
+    return pooled([paired(measured(lines[line], measure), measured(lines[reference], measure))])
 
 
 def _decision(found: Difference) -> str:
@@ -395,24 +388,24 @@ def _by_rule(found: Difference) -> str:
 
 
 def _pivot(
-    panels: Sequence[Panel],
-    cell: Callable[[Panel, str], str],
+    panels: Panels,
+    cell: Callable[[str, str], str],
     corner: str = "",
     *,
     without_empty_rows: bool = False,
 ) -> str:
-    lines = list(dict.fromkeys(line for panel in panels for line in panel.lines))
+    lines = list(dict.fromkeys(line for panel in panels.values() for line in panel))
     rows = [
-        [line, *(cell(panel, line) if line in panel.lines else "" for panel in panels)]
+        [line, *(cell(title, line) if line in panels[title] else "" for title in panels)]
         for line in lines
     ]
     rows = [row for row in rows if any(row[1:]) or not without_empty_rows]
-    titles = [" ".join(TITLES.get(word, word) for word in panel.title.split()) for panel in panels]
+    titles = [" ".join(TITLES.get(word, word) for word in title.split()) for title in panels]
     return markdown([corner, *titles], rows)
 
 
-def _estimated(values: Mapping[Seeds, float]) -> str:
-    found = estimate(list(values.values()), UNIT)
+def _estimated(values: pd.Series) -> str:
+    found = estimate(values.dropna(), UNIT)
     return "" if found is None else short(found)
 
 

@@ -5,8 +5,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from fedsim.papers.judge import Judged
 from fedsim.papers.published import VERDICTS, Claim, Number
+from fedsim.report.table import show, show_p
 from fedsim.results.statistics import ROUNDING, Difference, Estimate, Mean
-from fedsim.results.table import show_p, show_result
 from scripts.reproduction.cells import markdown, short, signed, three
 from scripts.reproduction.shipped import RESULTS, Shipped
 
@@ -165,7 +165,7 @@ def _result(one: Judged) -> str:
     found = None if one.evidence is None else one.evidence.ours
     if isinstance(found, Estimate):
         return short(found).rpartition(" (")[0]
-    return signed(found) if isinstance(found, Difference) else show_result(found)
+    return signed(found) if isinstance(found, Difference) else show(found)
 
 
 def _half(one: Judged) -> str:

@@ -13,12 +13,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from fedsim.papers import tables as papers
 from fedsim.papers.judge import Judged
 from fedsim.papers.published import Number
 from fedsim.report import tables as results
 from fedsim.report.summary import read_summary_file
-from fedsim.results.groups import Group, make_panels
 from scripts.reproduction.open_items import OPEN_FILE, open_csv, open_items
 from scripts.reproduction.shipped import Shipped, read_shipped, write_summary
 
@@ -37,7 +38,7 @@ def update(shipped: Shipped, write: bool) -> None:
         if any(one.evidence is not None for one in ours):
             show_changes(folder, ours)
             if write:
-                write_folder(folder, shipped.groups[folder], ours)
+                write_folder(folder, shipped.frames[folder], ours)
         elif ours:
             print(f"{folder.name}: left as it is; the summary holds nothing that a claim is about")
     if write:
@@ -57,7 +58,7 @@ def show_changes(folder: Path, judged: Sequence[Judged]) -> None:
         print(f"{folder.name}: no claims any more: {', '.join(gone)}")
 
 
-def write_folder(folder: Path, groups: Sequence[Group], judged: Sequence[Judged]) -> None:
+def write_folder(folder: Path, runs: pd.DataFrame, judged: Sequence[Judged]) -> None:
     """Write tables in which anything is judged."""
     numbers = [one for one in judged if isinstance(one.printed, Number)]
     tables = (
@@ -65,10 +66,9 @@ def write_folder(folder: Path, groups: Sequence[Group], judged: Sequence[Judged]
         if any(one.evidence for one in numbers)
         else []
     )
-    panels = make_panels(groups)
-    own = results.by_group("overview", groups), results.pairs(panels), results.pooled_pairs(panels)
+    own = results.by_group("overview", runs), results.pairs(runs), results.pooled_pairs(runs)
     for table in (*tables, papers.claims(judged), *own):
-        if table.rows:
+        if len(table.values):
             (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
     summary = read_summary_file(folder / "summary.json")
     summary["verdicts"] = {one.printed.id: one.verdict for one in judged}

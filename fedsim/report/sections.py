@@ -1,0 +1,77 @@
+"""The sections of a report: functions that take finished runs and return tables and texts.
+
+`assets/sections.yaml` lists them by their dotted paths, in the order in which their tables are
+written. A section that has nothing to say returns an empty `Section`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from fedsim.core.configs import YAML_LOADER
+from fedsim.report.table import Table
+from fedsim.results.ranking import Comparison
+from fedsim.results.runs import Run
+
+ASSETS = Path(__file__).parent / "assets"
+
+
+@dataclass(frozen=True)
+class Material:
+    """What sections are made from: all `runs` that were read, the `frame` with each distinct run
+    once (`fedsim.results.frames`), and the comparison of methods over settings, if there is one."""
+
+    runs: Sequence[Run]
+    frame: pd.DataFrame
+    comparison: Comparison | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a section adds to a report.
+
+    `brief` are the tables that are printed unless all are asked for. `verdicts` by id and further
+    `measures` of runs go to summary.json. `sources` and `rules` end the page.
+    """
+
+    tables: Sequence[Table] = ()
+    brief: Sequence[Table] = ()
+    verdicts: Mapping[str, str] = field(default_factory=dict)
+    measures: Sequence[str] = ()
+    sources: Sequence[str] = ()
+    rules: Sequence[str] = ()
+
+
+@cache
+def section_makers() -> dict[str, Callable[[Material], Section]]:
+    """Return the functions that make sections, by their dotted paths."""
+    paths = yaml.load((ASSETS / "sections.yaml").read_text(encoding="utf-8"), YAML_LOADER)
+    sections = {}
+    for path in paths:
+        module, _, name = path.rpartition(".")
+        sections[path] = getattr(import_module(module), name)
+    return sections
+
+
+def all_rules() -> list[str]:
+    """Return the rules of all sections: the texts in `RULES` of their modules, each once."""
+    rules: dict[str, None] = {}
+    for make in section_makers().values():
+        module = import_module(make.__module__)
+        rules.update(dict.fromkeys(getattr(module, "RULES", {}).values()))
+    return list(rules)
+
+
+def make_sections(material: Material) -> list[Section]:
+    """Return all sections, without empty tables."""
+    sections = []
+    for make in section_makers().values():
+        section = make(material)
+        tables = [table for table in section.tables if len(table.values)]
+        sections.append(replace(section, tables=tables))
+    return sections

@@ -1,0 +1,332 @@
+"""Finished runs as a data frame with a row for each run.
+
+The index holds the seeds as text, so that two methods are compared at equal seeds by subtracting
+columns. Runs that differ in seeds alone are a group. Columns:
+
+- `run`: the `Run` itself, for its arrays; `status`.
+- `group`: the group's name, `labels`: what distinguishes the group, {} if there is only one.
+- `setting` and `method`: the labels of the setting and of the method, as texts. Methods are compared
+  within a setting.
+- `choice.<config group>` and `config.<dotted key>`: choices, and values that can change results.
+- `OVERVIEW`: measures, nan for runs that are not done.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fedsim.core.configs import IRRELEVANT_KEYS, SEED_KEYS, SHORTHANDS, canonical, leaves
+from fedsim.core.text import printable
+from fedsim.results.measures import find_measure
+from fedsim.results.runs import Run
+
+LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
+OTHER_CHOICES = ("local_algorithm", "aggregator", "optimizer", "availability", "engine")
+"""Config groups that label runs, in this order, if runs differ in nothing before them."""
+SETTING = ("cell", "dataset", "partition", "model", "system", "clients")
+"""Config groups whose choices and values define a setting, in which methods are compared."""
+NEW_GROUPS = {"system": "none", "clients": "honest", "local_algorithm": "plain"}
+"""Choices in groups that runs of earlier versions lack."""
+NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
+"""The config of engine=native."""
+SYMBOLS = {key: symbol for symbol, (*_, key) in SHORTHANDS.items()}
+REFERENCE = "random"
+"""The selector that others are compared with, if there are runs of it."""
+CEILING = "clairvoyant"
+"""The selector that is no method: it shows what the best choices could gain."""
+CONTROL = "random_control"
+"""The selector that is random selection by other draws, and must come out level with it."""
+OVERVIEW = (
+    "final_accuracy",
+    "last_accuracy",
+    "fluctuation",
+    "rounds_to_cover",
+    "selection_gini",
+    "participation",
+    "bytes_down",
+    "bytes_up",
+)
+Labels = dict[str, str]
+
+
+def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
+    """Return the frame of the `distinct` runs.
+
+    Rows are sorted by group and seeds, and groups by their labels: numbers by value, random
+    selection first.
+    """
+    groups = _groups(distinct(runs))
+    all_labels = _make_labels([members[0] for members in groups])
+    order = sorted(range(len(groups)), key=lambda at: [*map(sort_key, all_labels[at].values())])
+    is_one_method = all(is_setting(key) for labels in all_labels for key in labels)
+    rows = []
+    for at in order:
+        labels = all_labels[at]
+        members = sorted(groups[at], key=lambda run: run.seeds)
+        name = show_labels(labels) or printable(members[0].choices.get("selector", "run"))
+        setting, method = ("", name) if is_one_method else split_labels(labels)
+        for run in members:
+            rows.append((str(run.seeds), run, run.status, name, labels, setting, method))
+    columns = ["seeds", "run", "status", "group", "labels", "setting", "method"]
+    frame = pd.DataFrame(rows, columns=columns)
+    choices = pd.DataFrame([run.choices for run in frame["run"]], dtype=object)
+    configs = pd.DataFrame(
+        [dict(leaves(compared_config(run))) for run in frame["run"]], dtype=object
+    )
+    measures = pd.DataFrame({name: measured(frame, name) for name in OVERVIEW})
+    parts = [frame, choices.add_prefix("choice."), configs.add_prefix("config."), measures]
+    return pd.concat(parts, axis=1).set_index("seeds")
+
+
+def measured(rows: pd.DataFrame, name: str) -> pd.Series:
+    """Return a measure of each run (`fedsim.results.measures`); nan for runs that are not done."""
+    if name in rows:
+        return rows[name]
+    measure = find_measure(name)
+    values = [
+        measure(run) if status == "done" else float("nan")
+        for run, status in zip(rows["run"], rows["status"], strict=True)
+    ]
+    return pd.Series(values, rows.index, "float64", name)
+
+
+def by(rows: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
+    """Return the rows by the values of a column, such as `group` or `method`, in their order."""
+    return dict(iter(rows.groupby(column, sort=False)))
+
+
+def by_setting(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the rows by setting, sorted: numbers by value."""
+    settings = by(rows, "setting")
+    return {setting: settings[setting] for setting in sorted(settings, key=sort_key)}
+
+
+def done(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of runs that reached their last round."""
+    return rows[rows["status"] == "done"]
+
+
+def first_run(rows: pd.DataFrame) -> Run:
+    """Return the run at the lowest seeds of a group."""
+    return rows["run"].iloc[0]
+
+
+def selector_of(rows: pd.DataFrame) -> str | None:
+    """Return the choice of the selector of a group."""
+    return first_run(rows).choices.get("selector")
+
+
+def reference_of(lines: Mapping[str, pd.DataFrame], method: str, choice: str) -> str | None:
+    """Return the method with the selector `choice`, or of that name, to compare `method` with.
+
+    `lines` are the rows of a setting by method. If several qualify, the one whose config is most
+    like that of `method` is taken; None if there is none.
+    """
+    candidates = [name for name, rows in lines.items() if choice in (name, selector_of(rows))]
+    if len(candidates) < 2:
+        return candidates[0] if candidates else None
+    values = _besides_selector(lines[method])
+    return max(candidates, key=lambda name: len(values & _besides_selector(lines[name])))
+
+
+def _besides_selector(rows: pd.DataFrame) -> set[tuple[str, str]]:
+    """Return choices and config values of a group, except those of the selector."""
+    values = _values(first_run(rows))
+    return {item for item in values.items() if not item[0].startswith("selector")}
+
+
+def _values(run: Run) -> dict[str, str]:
+    values = {key: str(value) for key, value in leaves(compared_config(run))}
+    return values | dict(run.choices)
+
+
+def has_made(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a group made these choices, has these labels, or has these config values
+    (`partition.alpha`)."""
+    run = first_run(rows)
+    values = {key: str(value) for key, value in leaves(run.config)}
+    values.update(run.choices)
+    values.update(rows["labels"].iloc[0])
+    return all(is_equal(values.get(key), str(value)) for key, value in wanted.items())
+
+
+def is_equal(text: str | None, expected: str) -> bool:
+    """Return whether two texts are equal, or represent the same number."""
+    try:
+        return text == expected or (text is not None and float(text) == float(expected))
+    except ValueError:
+        return False
+
+
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """Return one run for each config and seeds: the first that is done, otherwise the first."""
+    by_config: dict[Hashable, Run] = {}
+    for run in runs:
+        key = run.seeds, _key(compared_config(run))
+        if key not in by_config or (run.status == "done" and by_config[key].status != "done"):
+            by_config[key] = run
+    return list(by_config.values())
+
+
+def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config without seeds and without keys that cannot change a result.
+
+    `init_seed=per_client` is not a seed.
+    """
+    values = {}
+    for key, value in config.items():
+        is_seed = key in SEED_KEYS and not isinstance(value, str)
+        if not is_seed and key not in IRRELEVANT_KEYS:
+            values[key] = value
+    return canonical(values)
+
+
+def compared_config(run: Run) -> dict[str, Any]:
+    """Return what is `relevant` of a run, with engine=native where engine=auto took it, and the
+    digits of the user's code."""
+    config = relevant(run.config)
+    if run.code:
+        config["code"] = run.code
+    engine = config.get("engine")
+    is_auto = isinstance(engine, Mapping) and engine.get("_target_") == "choose_backend"
+    if is_auto and str(run.summary.get("engine", "")).startswith("native"):
+        config["engine"] = NATIVE
+    return config
+
+
+def show_labels(labels: Mapping[str, str]) -> str:
+    """Return all labels as one text: choices by themselves, config values as `key=value`.
+
+    Of a dotted key only the last part is shown, if that tells which label it is.
+    """
+    symbols = {SYMBOLS.get(key, key): text for key, text in labels.items()}
+    ends = Counter(key.rpartition(".")[2] for key in symbols)
+    shown = []
+    for key, text in symbols.items():
+        end = key.rpartition(".")[2]
+        if key in LABEL_ORDER or key in OTHER_CHOICES or "/" in key:
+            shown.append(text)
+        else:
+            shown.append(f"{key if ends[end] > 1 else end}={text}")
+    return " ".join(shown)
+
+
+def split_labels(labels: Mapping[str, str]) -> tuple[str, str]:
+    """Return the labels of the setting, and those of the method in it, as texts."""
+    setting = {key: text for key, text in labels.items() if is_setting(key)}
+    method = {key: text for key, text in labels.items() if key not in setting}
+    return show_labels(setting), show_labels(method)
+
+
+def is_setting(key: str) -> bool:
+    """Return whether a choice or value belongs to the setting."""
+    return key.partition(".")[0] in SETTING
+
+
+def sort_key(text: str) -> tuple[bool, list[str | float]]:
+    """Return a key that sorts texts with numbers in them by value, and `REFERENCE` first."""
+    parts: list[str | float] = list(re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text))
+    parts[1::2] = map(float, parts[1::2])
+    return text != REFERENCE, parts
+
+
+def _groups(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs by config without seeds.
+
+    Runs that also differ in engine and device are one group if no seed repeats, as when a GPU ran
+    some of them. Otherwise, as when engines are compared, each engine has a group.
+    """
+    families: dict[Hashable, list[Run]] = {}
+    for run in runs:
+        config = compared_config(run)
+        engine = config.get("engine")
+        precision = engine.get("precision") if isinstance(engine, Mapping) else None
+        config.update(device="any", engine=precision or "float32")
+        families.setdefault(_key(config), []).append(run)
+    groups: list[list[Run]] = []
+    for family in families.values():
+        if len({run.seeds for run in family}) == len(family):
+            groups.append(family)
+            continue
+        by_engine: dict[Hashable, list[Run]] = {}
+        for run in family:
+            by_engine.setdefault(_key(compared_config(run)), []).append(run)
+        groups += by_engine.values()
+    return groups
+
+
+def _key(config: Mapping[str, Any]) -> Hashable:
+    """Return the same for equal configs: 1 and 1.0 are the same number."""
+    return frozenset((key, str(x) if isinstance(x, list) else x) for key, x in leaves(config))
+
+
+def _make_labels(runs: Sequence[Run]) -> list[Labels]:
+    """Return for each run, one of a group, the labels that distinguish it from the other runs."""
+    choices = [NEW_GROUPS | dict(run.choices) for run in runs]
+    configs = [compared_config(run) for run in runs]
+    # 1. Choices in the order of LABEL_ORDER, without what a cell determines.
+    names = [name for name in LABEL_ORDER if len({chosen.get(name, "") for chosen in choices}) > 1]
+    if "cell" in names:
+        names = [name for name in names if name == "cell" or not _in_cell(name, choices)]
+    labels = [{name: chosen.get(name) or "-" for name in names} for chosen in choices]
+    # 2. What distinguishes runs with equal labels: parts of the selector, other choices, values.
+    values = [dict(leaves(config)) for config in configs]
+    _add_distinguishing(labels, [_parts_of_selector(chosen) for chosen in choices])
+    _add_distinguishing(labels, _other_choices(choices, configs))
+    _add_distinguishing(labels, values)
+    # 3. Values of a setting that label some runs label all, also a method run in one setting alone.
+    keys = dict.fromkeys(key for label in labels for key in label)
+    of_settings = [key for key in keys if is_setting(key) and "." in key]
+    for label, own_values in zip(labels, values, strict=True):
+        label.update({key: str(own_values[key]) for key in of_settings if key in own_values})
+    # 4. Versions of the user's code, in other settings, too.
+    versions = Counter(classes for classes, _ in {(str(run.own_classes), run.code) for run in runs})
+    for label, run in zip(labels, runs, strict=True):
+        if versions[str(run.own_classes)] > 1:
+            label["code"] = str(run.code)
+    return [{key: printable(text) for key, text in label.items()} for label in labels]
+
+
+def _in_cell(name: str, choices: Sequence[Mapping[str, str]]) -> bool:
+    """Return whether the cell determines the choice of a config group of the setting."""
+    cells = {chosen.get("cell") for chosen in choices}
+    pairs = {(chosen.get("cell"), chosen.get(name)) for chosen in choices}
+    return is_setting(name) and len(pairs) <= len(cells)
+
+
+def _parts_of_selector(choices: Mapping[str, str]) -> Labels:
+    return {group: choice for group, choice in choices.items() if group.startswith("selector/")}
+
+
+def _other_choices(
+    choices: Sequence[Mapping[str, str]], configs: Sequence[Mapping[str, Any]]
+) -> list[Labels]:
+    """Return the `OTHER_CHOICES`; of choices with equal configs all have the name of the first."""
+    first_names: dict[Hashable, str] = {("engine", _key({"engine": NATIVE})): "native"}
+    named = []
+    for chosen, config in zip(choices, configs, strict=True):
+        names = {}
+        for group in OTHER_CHOICES:
+            if group in chosen:
+                key = group, _key({group: config.get(group)})
+                names[group] = first_names.setdefault(key, chosen[group])
+        named.append(names)
+    return named
+
+
+def _add_distinguishing(labels: Sequence[Labels], values: Sequence[Mapping[str, Any]]) -> None:
+    """Add to `labels`, in place, those of the `values` in which runs with the same labels
+    differ."""
+    same_labels: dict[tuple[str, ...], list[int]] = {}
+    for position, label in enumerate(labels):
+        same_labels.setdefault(tuple(label.values()), []).append(position)
+    for positions in same_labels.values():
+        keys = sorted(set().union(*(values[position] for position in positions)))
+        for key in keys:
+            texts = [str(values[position].get(key, "-")) for position in positions]
+            if len(set(texts)) > 1:
+                for position, text in zip(positions, texts, strict=True):
+                    labels[position][key] = text

@@ -14,7 +14,7 @@ from sklearn.metrics.pairwise import cosine_similarity
 
 from fedsim.core.errors import FedsimError
 from fedsim.core.types import Cohort
-from fedsim.selectors.base import softmax
+from fedsim.selectors import hics as hics_module
 from fedsim.selectors.clustered import (
     ClusteredBySimilarity,
     ClusteredBySize,
@@ -25,7 +25,15 @@ from fedsim.selectors.clustered import (
 from fedsim.selectors.hics import HiCS, class_updates, entropy, output_layer
 from fedsim.selectors.similarity import inner_products
 from fedsim.selectors.ward import cut_tree, ward_linkage
-from tests.toys import selection_of, toy_clients, toy_cohort, toy_population
+from tests.toys import (
+    chances,
+    picked,
+    selection_of,
+    shipped,
+    toy_clients,
+    toy_cohort,
+    toy_population,
+)
 
 SERVER: Any = None
 
@@ -40,19 +48,26 @@ def by_similarity(
     return ClusteredBySimilarity(toy_population(sizes, k), distance=distance, ward_on=ward_on)
 
 
-def test_bins_and_angles_by_hand() -> None:
-    poured = fill_bins(
-        np.array([[0.7, 0, 0], [0.5, 0, 0]]), np.array([0, 0.5, 0.3]), np.array([1, 2])
-    )
-    np.testing.assert_allclose(poured, [[0.7, 0.3, 0], [0.5, 0.2, 0.3]])  # goes on in the next gap
-    table = angular_distances(inner_products([torch.tensor([[1.0, 0], [0, 2], [-3, 0], [0, 0]])]))
-    np.testing.assert_allclose(
-        table[:3, :3], np.pi / 2 * np.array([[0, 1, 2], [1, 0, 1], [2, 1, 0]]), atol=1e-7
-    )
-    assert not table[3].any()
+def test_bins_are_filled_one_after_another_by_hand() -> None:
+    """Client 1 fills the first gap of 0.3, and the rest goes into the next bin."""
+    bins = np.array([[0.7, 0, 0], [0.5, 0, 0]])
+    filled = fill_bins(bins, masses=np.array([0, 0.5, 0.3]), order=np.array([1, 2]))
+    np.testing.assert_allclose(filled, [[0.7, 0.3, 0], [0.5, 0.2, 0.3]])
+
+
+def test_distributions_by_size_by_hand() -> None:
+    """Masses 2 n_i / 10 are 1, 0.6, 0.2 and 0.2."""
     sizes = [5, 3, 1, 1]
-    rows = by_size(sizes, 2).distributions(toy_clients(sizes, frozenset()))
-    np.testing.assert_allclose(rows, [[1, 0, 0, 0], [0, 0.6, 0.2, 0.2]])
+    distributions = by_size(sizes, 2).distributions(toy_clients(sizes, frozenset()))
+    np.testing.assert_allclose(distributions, [[1, 0, 0, 0], [0, 0.6, 0.2, 0.2]])
+
+
+def test_angles_by_hand() -> None:
+    """In right angles: 1 from (1, 0) to (0, 2), 2 to (-3, 0), and 0 to the zero vector."""
+    vectors = torch.tensor([[1.0, 0], [0, 2], [-3, 0], [0, 0]])
+    right_angles = angular_distances(inner_products([vectors])) / (np.pi / 2)
+    expected = [[0, 1, 2, 0], [1, 0, 1, 0], [2, 1, 0, 0], [0, 0, 0, 0]]
+    np.testing.assert_allclose(right_angles, expected, atol=1e-7)
 
 
 @settings(max_examples=60, deadline=None)
@@ -94,25 +109,18 @@ LINE = [[x, 0.0] for x in (0, 6, 10, 13, 20, 21)]
             [[1, 0], [0, 1], [-1, 0.1], [1, 0.1], [0.1, 1], [-1, 0]],
             {(0, 3), (1, 4), (2, 5)},
         ),
-        (
-            "l2",
-            "distances",
-            LINE,
-            {(2, 3, 4), (0, 1, 5)},
-        ),  # which three are alike depends on the reading
+        # which three are alike depends on the reading
+        ("l2", "distances", LINE, {(2, 3, 4), (0, 1, 5)}),
         ("l2", "rows", LINE, {(1, 2, 3), (0, 4, 5)}),
     ],
 )
 def test_like_updates_share_a_distribution(
     distance: str, ward_on: str, updates: Any, groups: set[Any]
 ) -> None:
-    selector, clients = (
-        by_similarity([1] * 6, len(groups), distance, ward_on),
-        toy_clients([1] * 6, frozenset()),
-    )
-    np.testing.assert_allclose(
-        selector.distributions(clients).sum(0), len(groups) / 6
-    )  # before any update
+    selector = by_similarity([1] * 6, len(groups), distance, ward_on)
+    clients = toy_clients([1] * 6, frozenset())
+    before_any_update = selector.distributions(clients)
+    np.testing.assert_allclose(before_any_update.sum(0), len(groups) / 6)
     selector.observe(1, toy_cohort(list(range(6)), [1] * 6, updates), SERVER)
     assert {tuple(np.flatnonzero(row)) for row in selector.distributions(clients)} == groups
 
@@ -182,94 +190,71 @@ def test_clusters_are_the_largest_within_a_mass_of_one() -> None:
 # --- HiCS ---
 
 
-def hics(n: int = 6, k: int = 2, num_rounds: int = 100, **more: Any) -> HiCS:
-    values: dict[str, Any] = {
-        **{
-            "source": "bias",
-            "temperature": 0.0025,
-            "entropy_weight": 10.0,
-            "gamma": 4.0,
-            "num_clusters": None,
-        },
-        **{
-            "ward_on": "distances",
-            "kept_update": "latest",
-            "fallback": "never",
-            "fallback_variance": 0.1,
-        },
-    }
-    return HiCS(toy_population([1] * n, k, num_rounds), **(values | more))
+def hics(n: int = 6, k: int = 2, num_rounds: int = 100, **changes: Any) -> HiCS:
+    """Return `selector=hics` for n clients of one sample."""
+    return shipped("hics", toy_population([1] * n, k, num_rounds), **changes)
+
+
+def cohort_of(delta: dict[str, torch.Tensor]) -> Cohort:
+    """Return a cohort of clients 0, 1, ... with these updates by tensor."""
+    num = len(next(iter(delta.values())))
+    ones = np.ones(num, np.int64)
+    start = {name: tensor[0] * 0 for name, tensor in delta.items()}
+    return Cohort(np.arange(num), ones, start, delta, None, None, ones, list(delta))
 
 
 def cohort(biases: list[list[float]]) -> Cohort:
-    num = len(biases)
-    delta = {"hidden.weight": torch.zeros(num, 3, 2), "out.weight": torch.zeros(num, 2, 3)}
-    delta["out.weight"][:] = torch.tensor(biases)[:, :, None] * torch.tensor([1.0, 2, 3])
-    delta["out.bias"] = torch.tensor(biases)
-    ones = np.ones(num)
-    start = {name: d[0] * 0 for name, d in delta.items()}
-    return Cohort(
-        np.arange(num),
-        ones.astype(np.int64),
-        start,
-        delta,
-        ones,
-        ones,
-        ones.astype(np.int64),
-        list(delta),
-    )
+    """Return a cohort with these updates of the output layer's bias.
+
+    The update of its weight is the bias times (1, 2, 3), whose mean is 2.
+    """
+    bias = torch.tensor(biases)
+    weight = bias[:, :, None] * torch.tensor([1.0, 2, 3])
+    hidden = torch.zeros(len(biases), 3, 2)
+    return cohort_of({"hidden.weight": hidden, "out.weight": weight, "out.bias": bias})
 
 
-def test_entropies_by_hand_and_of_a_first_update_for_good_if_so_wished() -> None:
-    assert entropy(softmax(np.zeros(10))) == pytest.approx(np.log(10))
+EVEN, ODD = [0.001, 0.001], [0.1, -0.1]
+"""Updates of the bias with entropies ln 2 and, at a temperature of 0.0025, about 0."""
+
+
+def test_entropies_by_hand() -> None:
+    assert entropy(np.full(10, 0.1)) == pytest.approx(np.log(10))
     assert entropy(np.array([1.0, 0.0])) == 0
     selector = hics(2)
-    selector.observe(1, cohort([[0.001, 0.001], [0.1, -0.1]]), SERVER)
+    selector.observe(1, cohort([EVEN, ODD]), SERVER)
     assert selector.entropy == pytest.approx([np.log(2), 0], abs=1e-9)
-    for kept, expected in (("latest", 0.0), ("first", np.log(2))):
-        selector = hics(2, 1, kept_update=kept)
-        selector.observe(1, cohort([[0.001, 0.001]]), SERVER)
-        before = selector.state_dict()["updates"]
-        selector.observe(2, cohort([[0.1, -0.1], [0.2, 0.1]]), SERVER)
-        assert selector.entropy[0] == pytest.approx(expected, abs=1e-9)
-        assert selector.updates is not None
-        assert torch.equal(selector.updates[0], before[0]) == (kept == "first")
-        assert selector.seen.all()
-        assert selector.updates[1].any()
+
+
+@pytest.mark.parametrize(("kept", "expected"), [("latest", 0.0), ("first", np.log(2))])
+def test_a_first_update_may_be_kept_for_the_whole_run(kept: str, expected: float) -> None:
+    selector = hics(2, 1, kept_update=kept)
+    selector.observe(1, cohort([EVEN]), SERVER)
+    before = selector.state_dict()["updates"]
+    selector.observe(2, cohort([ODD, [0.2, 0.1]]), SERVER)
+    assert selector.entropy[0] == pytest.approx(expected, abs=1e-9)
+    assert selector.updates is not None
+    assert torch.equal(selector.updates[0], before[0]) == (kept == "first")
+    assert selector.updates[1].any()
+    assert selector.seen.all()
 
 
 @pytest.mark.parametrize("source", ["bias", "weight"])
 def test_entropies_and_distances_by_scipy_and_scikit_learn(source: str) -> None:
     """arccos of the cosine of the output layer's updates, weights and bias, + 10 |H_i - H_j|."""
-    n, random = 8, np.random.default_rng(0)
-    delta = {
-        "hidden.weight": torch.tensor(random.standard_normal((n, 3, 2))),
-        "out.weight": torch.tensor(random.standard_normal((n, 5, 3)) / 100),
-        "out.bias": torch.tensor(random.standard_normal((n, 5)) / 100),
-    }
-    ones = np.ones(n)
-    start = {name: d[0] * 0 for name, d in delta.items()}
+    n = 8
+    random = np.random.default_rng(0)
+    hidden = random.standard_normal((n, 3, 2))
+    weight = random.standard_normal((n, 5, 3)) / 100
+    bias = random.standard_normal((n, 5)) / 100
     selector = hics(n, source=source, temperature=0.01)
-    selector.observe(
-        1,
-        Cohort(
-            np.arange(n),
-            ones.astype(np.int64),
-            start,
-            delta,
-            ones,
-            ones,
-            ones.astype(np.int64),
-            list(delta),
-        ),
-        SERVER,
-    )
-    slopes = delta["out.bias"].numpy() if source == "bias" else delta["out.weight"].numpy().mean(2)
-    entropies = stats.entropy(scipy_softmax(slopes / 0.01, axis=1), axis=1)
+    delta = {"hidden.weight": hidden, "out.weight": weight, "out.bias": bias}
+    tensors = {name: torch.tensor(values) for name, values in delta.items()}
+    selector.observe(1, cohort_of(tensors), SERVER)
+    by_class = bias if source == "bias" else weight.mean(2)
+    entropies = stats.entropy(scipy_softmax(by_class / 0.01, axis=1), axis=1)
     assert selector.entropy == pytest.approx(entropies)
-    layer = np.concatenate(
-        [delta["out.weight"].numpy().reshape(n, -1), delta["out.bias"].numpy()], axis=1
-    )
+    layer = np.concatenate([weight.reshape(n, -1), bias], axis=1)
     angles = np.arccos(cosine_similarity(layer).clip(-1, 1))
     np.fill_diagonal(angles, 0)
     expected = angles + 10 * np.abs(entropies[:, None] - entropies[None])
@@ -283,52 +268,68 @@ def test_the_output_layer_and_both_sources() -> None:
     assert class_updates(both, output_layer(both), "weight").tolist() == [[2, -2]]
     with pytest.raises(
         FedsimError,
-        match=r"selector\.source=bias: the model's output layer has no bias; use weight",
+        match=r"selector\.source=bias: the model's output layer has no bias; set weight",
     ):
         class_updates(both, ["out.weight"], "bias")
 
 
-@pytest.mark.parametrize(("gamma", "t", "expected"), [(0.0, 2, 0.0), (4.0, 1, 4.0), (4.0, 2, 2.0)])
-def test_balanced_clusters_come_first_by_gamma_which_falls_but_is_still_there_in_the_last_round(
-    gamma: float, t: int, expected: float
+@pytest.mark.parametrize(("gamma", "t", "gamma_t"), [(0.0, 2, 0.0), (4.0, 1, 4.0), (4.0, 2, 2.0)])
+def test_balanced_clusters_are_preferred_by_a_gamma_that_falls(
+    gamma: float, t: int, gamma_t: float
 ) -> None:
-    """T = 2: gamma_1 = 4, gamma_2 = 2; entropies ln 2 and about 0, one cluster each."""
-    selector = hics(6, 2, num_rounds=2, temperature=0.1, gamma=gamma)
+    """T = 2: gamma_1 = 4 and gamma_2 = 2. One cluster has five clients with entropies of about 0,
+    the other one client with ln 2. A cluster's probability is exp(gamma_t H) / sum."""
+    selector = hics(6, 1, num_rounds=2, temperature=0.1, gamma=gamma, num_clusters=2)
     selector.observe(1, cohort([[1, -1]] * 5 + [[0, 0]]), SERVER)
     gap = np.log(2) - selector.entropy[0]
-    drawn = [
-        5 in selector._draw_clients(np.arange(6), 1, t, np.random.default_rng(s))
-        for s in range(2000)
-    ]
-    assert np.mean(drawn) == pytest.approx(1 / (1 + np.exp(-expected * gap)), abs=0.03)
+    expected = 1 / (1 + np.exp(-gamma_t * gap))
+    assert chances(selector, round=t)[5] == pytest.approx(expected, abs=0.03)
 
 
-def test_clusters_may_be_more_or_fewer_than_k() -> None:
-    for num_clusters, expected in ((None, 2), (1, 1), (3, 3)):
-        selector = hics(6, 2, num_clusters=num_clusters)
-        selector.observe(
-            1, cohort([[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]), SERVER
-        )
-        assert len(set(selector._clusters(np.arange(6)))) == expected
+def clusters(selector: HiCS, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the clusters, by client, from which a selector draws in round 2."""
+    labels: list[Any] = []
+
+    def watched(tree: Any, count: int) -> Any:
+        labels.append(cut_tree(tree, count))
+        return labels[0]
+
+    monkeypatch.setattr(hics_module, "cut_tree", watched)
+    picked(selector, 2)
+    return labels[0].tolist()
+
+
+@pytest.mark.parametrize(("num_clusters", "expected"), [(None, 2), (1, 1), (3, 3)])
+def test_clusters_are_k_or_a_given_number(
+    num_clusters: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selector = hics(6, 2, num_clusters=num_clusters)
+    biases = [[1, -1], [1, -0.9], [-1, 1], [-1, 0.9], [0, 0.1], [0, 0.2]]
+    selector.observe(1, cohort(biases), SERVER)
+    assert len(set(clusters(selector, monkeypatch))) == expected
 
 
 @pytest.mark.filterwarnings("ignore:The symmetric non-negative hollow observation matrix")
-def test_ward_on_rows_builds_another_tree() -> None:
-    """Equal directions, entropies 0, 6, 10, 13, 20 and 21: the distances of a line."""
-    clusters = {}
+def test_ward_on_rows_builds_the_tree_of_the_published_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Equal directions, entropies 0, 6, 10, 13, 20 and 21: the distances of points on a line. The
+    published code hands the matrix of distances to scikit-learn."""
+    line = np.array([0.0, 6, 10, 13, 20, 21])
+    table = np.abs(line[:, None] - line[None])
+    theirs = AgglomerativeClustering(3, linkage="ward").fit_predict(table)
+    groups = {}
     for ward_on in ("distances", "rows"):
         selector = hics(6, 2, num_clusters=3, ward_on=ward_on, entropy_weight=1.0)
         selector.observe(1, cohort([[1, 1]] * 6), SERVER)
-        selector.entropy[:] = [0, 6, 10, 13, 20, 21]
-        labels = selector._clusters(np.arange(6))
-        clusters[ward_on] = {tuple(np.flatnonzero(labels == c)) for c in set(labels)}
-    assert clusters["distances"] != clusters["rows"]
-    points = np.array([0, 6, 10, 13, 20, 21])
-    table = np.abs(points[:, None] - points[None]).astype(float)
-    labels = AgglomerativeClustering(3, linkage="ward").fit_predict(
-        table
-    )  # which the published code uses
-    assert clusters["rows"] == {tuple(np.flatnonzero(labels == c)) for c in range(3)}
+        selector.entropy[:] = line
+        groups[ward_on] = members(clusters(selector, monkeypatch))
+    assert groups["rows"] == members(theirs.tolist())
+    assert groups["rows"] != groups["distances"]
+
+
+def members(labels: list[int]) -> set[tuple[int, ...]]:
+    return {tuple(np.flatnonzero(np.array(labels) == label)) for label in set(labels)}
 
 
 @pytest.mark.parametrize(
@@ -344,8 +345,8 @@ def test_ward_on_rows_builds_another_tree() -> None:
 def test_the_fallback_draws_one_client_from_each_half(
     fallback: str, variance: float, falls: bool
 ) -> None:
-    """Entropies ln 2 and about 0, half of the clients each: variance .12. HiCS prefers the balanced
-    half e^69 to 1."""
+    """Entropies ln 2 and about 0, half of the clients each: variance 0.12. HiCS prefers the
+    balanced half e^69 to 1."""
     selector = hics(
         6, 2, gamma=100.0, temperature=0.1, fallback=fallback, fallback_variance=variance
     )

@@ -68,7 +68,7 @@ def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
 
 def test_selectors_are_listed_with_idea_source_questions_and_cost(ask: Ask) -> None:
     page = ask("list", "selectors")
-    assert "  random           K clients uniformly at random: every paper's baseline.\n" in page
+    assert "  random           Random selection: draws K clients uniformly, the baseline" in page
     assert "Cho et al. 2022 · asks loss of d candidates · adds (d-K) B down, 4 d up" in " ".join(
         page.split()
     )
@@ -85,7 +85,8 @@ def test_one_choice_is_shown_with_its_values_and_docstring(ask: Ask) -> None:
         "length of the queue of selected clients" in page
     )  # the comment of the choice that it builds on
     assert "Choices\n  selector/sketch=identity" in page
-    assert "All clients report a gradient; the K clients with the lowest mean pairwise" in page
+    assert "  1. All clients report a gradient at the current model." in page  # of the module
+    assert "Selects the K clients with the lowest mean pairwise similarity" in page  # of the class
     found = json.loads(ask("list", "selectors", "--json"))["cpow_d"]
     assert (found["builds_on"], found["fields"]["source"]) == ("power_of_choice", "Cho et al. 2022")
     assert found["values"]["selector.estimate"]["value"] == "batch"

@@ -29,7 +29,7 @@ from fedsim.selectors.similarity import (
     similarities,
 )
 from fedsim.selectors.tools import least_similar_subset
-from tests.toys import ToyEngine, picked, selection_of, toy_clients, toy_population
+from tests.toys import ToyEngine, picked, selection_of, shipped, toy_clients, toy_population
 
 
 def table(*vectors: tuple[float, ...], p: float = 4.0) -> np.ndarray:
@@ -179,18 +179,10 @@ def test_of_several_lowest_pairs_each_is_begun_with() -> None:
     assert {tuple(sorted(pair.tolist())) for pair in drawn} == {(0, 3), (1, 4), (1, 2)}
 
 
-def pncs(n: int, k: int, **more: Any) -> PNCS:
-    values: dict[str, Any] = {
-        **{"p": 4.0, "grad": "full", "layers": None, "layer_agg": "mean", "queue_length": 4},
-        **{"queue_unit": "clients", "search": "auto", "swap_passes": 2, "age_weight": 0.0},
-        **{
-            "similarity": "signed_power",
-            "sketch": Identity(),
-            "queue_bound": "gt",
-            "on_shortage": "release_oldest",
-        },
-    }
-    return PNCS(toy_population([2] * n, k), **(values | more))
+def pncs(n: int, k: int, **changes: Any) -> PNCS:
+    """Return `selector=pncs` on full gradients, for n clients of two samples."""
+    values = {"grad": "full", "sketch": Identity()} | changes
+    return shipped("pncs", toy_population([2] * n, k), **values)
 
 
 class DrawnGradients(ToyEngine):
@@ -224,44 +216,75 @@ def test_ten_rounds_equal_a_search_through_all_subsets_by_scikit_learns_cosine()
         queue += [i for batch in selector.queue for i in batch if i in chosen]
 
 
-def history(k: int = 2, rounds: int = 12, **values: Any) -> list[set[int]]:
-    selector = pncs(10, k, **values)
-    return [set(picked(selector, t, t)) for t in range(1, rounds + 1)]
+def cohorts(num_rounds: int = 12, **changes: Any) -> list[set[int]]:
+    """Return the pairs that PNCS selects of ten clients, whose gradients stay the same."""
+    selector = pncs(10, 2, **changes)
+    return [set(picked(selector, t, t)) for t in range(1, num_rounds + 1)]
 
 
-def test_a_queue_bars_those_that_were_selected_last() -> None:
-    for values in (
-        {},
-        {"queue_length": 2, "queue_unit": "rounds"},
-    ):  # four clients are two rounds of two
-        found = history(**values)
-        assert all(
-            not (a & b) and not (a & c)
-            for a, b, c in zip(found, found[1:], found[2:], strict=False)
-        )
-    assert len(set(map(frozenset, history(queue_length=0)))) == 1
-    found = history(queue_length=3, queue_unit="rounds")
-    assert all(len(set().union(*found[i : i + 4])) == 8 for i in range(9))
-    found = history(queue_length=2, queue_unit="rounds", queue_bound="ge")
-    assert all(not (a & b) for a, b in itertools.pairwise(found))
-    assert any(a & c for a, c in zip(found, found[2:], strict=False))
+def disjoint(sets: list[set[int]], length: int) -> bool:
+    """Return whether all `length` consecutive sets are disjoint."""
+    for start in range(len(sets) - length + 1):
+        window = sets[start : start + length]
+        if len(set.union(*window)) < sum(len(members) for members in window):
+            return False
+    return True
 
 
-def test_if_too_few_are_left_the_longest_waiting_or_any_are_released_or_fewer_selected() -> None:
-    rng, waiting = np.random.default_rng(0), [[0], [1], [2], [3]]
-    longest, any_of, fewer = (
-        pncs(5, 2, on_shortage=how) for how in ("release_oldest", "random", "shrink")
-    )
-    longest.queue, any_of.queue, fewer.queue = waiting, waiting, waiting
-    assert longest.eligible(np.arange(5), 2, rng).tolist() == [0, 4]
-    assert longest.eligible(np.array([2, 3]), 2, rng).tolist() == [2, 3]
-    assert {any_of.eligible(np.arange(5), 2, rng).tolist()[0] for _ in range(40)} == {0, 1, 2, 3}
-    assert fewer.adaptive
-    assert fewer.eligible(np.arange(5), 2, rng).tolist() == [4]
-    assert len(fewer.eligible(np.arange(4), 2, rng)) == 1
+@pytest.mark.parametrize(
+    ("queue", "num_rounds"),
+    [
+        ({"queue_length": 4}, 2),  # four clients are two rounds of two
+        ({"queue_length": 2, "queue_unit": "rounds"}, 2),
+        ({"queue_length": 3, "queue_unit": "rounds"}, 3),
+        ({"queue_length": 2, "queue_unit": "rounds", "queue_bound": "ge"}, 1),
+    ],
+)
+def test_a_queue_bars_the_clients_of_the_last_rounds(
+    queue: dict[str, Any], num_rounds: int
+) -> None:
+    assert disjoint(cohorts(**queue), num_rounds + 1)
+    assert not disjoint(cohorts(**queue), num_rounds + 2)
 
 
-def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_queue_the_same_clients_are_selected_again() -> None:
+    first, *others = cohorts(queue_length=0)
+    assert all(other == first for other in others)
+
+
+FIVE = np.arange(5)
+
+
+def waiting(on_shortage: str) -> PNCS:
+    """Return PNCS for two of five clients, of which 0, 1, 2 and 3 were selected in this order."""
+    selector = pncs(5, 2, on_shortage=on_shortage)
+    selector.queue = [[0], [1], [2], [3]]
+    return selector
+
+
+def test_the_clients_that_wait_longest_are_released_if_too_few_are_left() -> None:
+    rng = np.random.default_rng(0)
+    selector = waiting("release_oldest")
+    assert selector.eligible(FIVE, 2, rng).tolist() == [0, 4]
+    assert selector.eligible(np.array([2, 3]), 2, rng).tolist() == [2, 3]
+
+
+def test_random_clients_may_be_released() -> None:
+    rng = np.random.default_rng(0)
+    released = {waiting("random").eligible(FIVE, 2, rng).tolist()[0] for _ in range(40)}
+    assert released == {0, 1, 2, 3}
+
+
+def test_fewer_clients_may_be_selected_but_at_least_one() -> None:
+    rng = np.random.default_rng(0)
+    selector = waiting("shrink")
+    assert selector.adaptive
+    assert selector.eligible(FIVE, 2, rng).tolist() == [4]
+    assert len(selector.eligible(FIVE[:4], 2, rng)) == 1
+
+
+def test_age_is_subtracted_as_the_mean_of_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In round 5 clients selected in rounds 4, 1 and never have ages 1, 4 and 5."""
     tables: list[np.ndarray] = []
 
     def watched(similarity: np.ndarray, count: int, *_: Any) -> np.ndarray:
@@ -277,31 +300,30 @@ def test_age_counts_by_the_mean_of_a_pairs(monkeypatch: pytest.MonkeyPatch) -> N
     assert tables[0] - tables[1] == pytest.approx(0.5 * (ages[:, None] + ages[None, :]) / 2)
 
 
-def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached() -> None:
-    """Selected in round t = 1, a client is eligible again when t' - 1 exceeds (gt), or is (ge),
-    3."""
-    for (bound, barred), t in itertools.product((("gt", [1, 2, 3]), ("ge", [1, 2])), range(2, 7)):
-        selector = pncs(10, 2, queue_length=3, queue_unit="rounds", queue_bound=bound)
-        first, again = (set(picked(selector, round, 1)) for round in (1, t))
-        assert bool(first & again) == (t - 1 not in barred)
+@pytest.mark.parametrize("t", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize(("bound", "eligible_from"), [("gt", 5), ("ge", 4)])
+def test_a_queue_in_rounds_counts_those_in_which_nobody_can_be_reached(
+    bound: str, eligible_from: int, t: int
+) -> None:
+    """A client selected in round 1 is eligible in the next round t if t - 1 exceeds 3 (gt), or is
+    at least 3 (ge)."""
+    selector = pncs(10, 2, queue_length=3, queue_unit="rounds", queue_bound=bound)
+    first = set(picked(selector, 1, 1))
+    again = set(picked(selector, t, 1))
+    assert bool(first & again) == (t >= eligible_from)
 
 
 def test_a_queue_of_clients_holds_as_many_whatever_the_number_of_rounds() -> None:
-    """Clients 0 .. 2K - 1, and then for ten rounds the second half of them, who alone can be
-    reached."""
-    k = 2
-    selector = pncs(6, k, queue_length=2 * k)
-    for t in range(1, 13):
-        who = np.arange(k) + (k if t > 1 else 0)
-        assert picked(selector, t, t, available=who.tolist()) == who.tolist()
-    assert selector.eligible(np.arange(6), k, np.random.default_rng(0)).tolist() == list(
-        range(2 * k, 6)
-    )
+    """Clients 0 and 1, and then for eleven rounds 2 and 3, because nobody else can be reached."""
+    selector = pncs(6, 2, queue_length=4)
+    assert picked(selector, 1, 1, available=[0, 1]) == [0, 1]
+    for t in range(2, 13):
+        assert picked(selector, t, t, available=[2, 3]) == [2, 3]
+    assert selector.eligible(np.arange(6), 2, np.random.default_rng(0)).tolist() == [4, 5]
 
 
 class TwoLayers(ToyEngine):
-    """Client i reports (1, 0) or (-1, 0) in a layer of two numbers and the number i in one of its
-    own."""
+    """Client i reports ((-1)^i, 0) in layer a and the number i in layer b."""
 
     def __init__(self, n: int) -> None:
         super().__init__([2] * n)
@@ -322,24 +344,34 @@ def layer_tables(layers: Any, how: str, ledger: Ledger | None = None) -> np.ndar
     return selector._similarities(clients)
 
 
-def test_layers_are_averaged_weighted_or_joined_and_asked_for_once() -> None:
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("mean", (-1 + 1) / 2),
+        ("params", (2 * -1 + 1) / 3),  # by the sizes 2 and 1 of the layers
+        ("concat", (-1 + 2) / np.sqrt(2 * 5)),  # of (-1, 0, 1) and (1, 0, 2)
+    ],
+)
+def test_similarities_of_layers_are_averaged_weighted_or_joined(how: str, expected: float) -> None:
+    """Of clients 1 and 2 the layers have cosines -1 and 1. Each client sends three numbers of 4
+    bytes, once."""
     ledger = Ledger()
-    tables = {how: layer_tables(["a", "b"], how, ledger)[1] for how in ("mean", "params", "concat")}
-    assert tables["mean"][2:].tolist() == pytest.approx([(-1 + 1) / 2, 1])
-    assert tables["params"][2] == pytest.approx((2 * -1 + 1) / 3)
-    assert tables["concat"][2] == pytest.approx((-1 + 2) / np.sqrt(2 * 5))
-    assert (ledger.train_samples, ledger.bytes_up) == (3 * 2 * 4, 3 * 4 * 3 * 4)
-    for how in ("mean", "params"):  # each layer by itself is every layer that the model trains
-        assert layer_tables("each", how).tolist() == layer_tables(["a", "b"], how).tolist()
+    assert layer_tables(["a", "b"], how, ledger)[1, 2] == pytest.approx(expected)
+    assert (ledger.train_samples, ledger.bytes_up) == (2 * 4, 4 * 3 * 4)
 
 
-def test_a_batch_gradient_is_of_one_batch() -> None:
-    for grad, samples in (("full", 2 * 6), ("batch", 2 * 4)):
-        ledger, selector = Ledger(), pncs(2, 1, grad=grad)
-        selector.select(
-            1, toy_clients([6, 6], selector.needs, ledger=ledger), np.random.default_rng(0)
-        )
-        assert ledger.train_samples == samples
+@pytest.mark.parametrize("how", ["mean", "params"])
+def test_each_layer_is_every_layer_that_the_model_trains(how: str) -> None:
+    assert layer_tables("each", how).tolist() == layer_tables(["a", "b"], how).tolist()
+
+
+@pytest.mark.parametrize(("grad", "num_samples"), [("full", 6), ("batch", 4)])
+def test_a_batch_gradient_is_of_one_batch(grad: str, num_samples: int) -> None:
+    ledger = Ledger()
+    selector = pncs(2, 1, grad=grad)
+    clients = toy_clients([6, 6], selector.needs, ledger=ledger)
+    selector.select(1, clients, np.random.default_rng(0))
+    assert ledger.train_samples == 2 * num_samples
 
 
 def test_weights_and_bias_of_a_layer_are_one_layer_without_the_layers_inside_it() -> None:
@@ -356,44 +388,40 @@ def test_weights_and_bias_of_a_layer_are_one_layer_without_the_layers_inside_it(
         ["attention.in_proj_weight"],
         ["attention.out_proj.weight"],
     ]
-    assert pncs(3, 2, layers="each")._groups(clients) == expected
+    assert pncs(3, 2, layers="each")._layers(clients) == expected
 
 
-def test_what_cannot_be_combined_or_held_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """C(100, 10) is 1.7 10^13; C(100, 5), 75 million, take 11 GiB."""
-    for n, k, values, message in (
-        (
-            5,
-            2,
-            {"p": 3.0, "similarity": "even_power"},
-            r"p=3\.0: must be even for similarity=even_power",
-        ),
-        (
-            5,
-            2,
-            {"layers": ["a", "b"], "sketch": TopK(size=3)},
-            r"layer_agg='mean': must be concat where a sketch",
-        ),
-        (
-            5,
-            2,
-            {"layers": "each", "sketch": TopK(size=3)},
-            r"layer_agg='mean': must be concat where a sketch",
-        ),
-        (5, 2, {"layers": []}, "layers=.*: must be null or name at least one layer"),
-        (
-            5,
-            2,
-            {"similarity": "polar", "sketch": Int8()},
-            "similarity='polar': depends on the lengths of the vectors",
-        ),
-        (100, 10, {"search": "exact"}, "search='exact': holds all subsets of cohort_size=10"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            pncs(n, k, **values)
-    pncs(5, 2, layers=["a"], sketch=TopK(size=3))
+SKETCH = TopK(size=3)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"p": 3.0, "similarity": "even_power"}, r"p=3\.0: must be even for similarity=even_power"),
+        ({"layers": ["a", "b"], "sketch": SKETCH}, "layer_agg='mean': must be concat if"),
+        ({"layers": "each", "sketch": SKETCH}, "layer_agg='mean': must be concat if"),
+        ({"layers": []}, "layers=.*: must be null or name at least one layer"),
+        ({"similarity": "polar", "sketch": Int8()}, "similarity='polar': depends on the lengths"),
+    ],
+)
+def test_values_that_cannot_be_combined_are_rejected(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pncs(5, 2, **values)
+
+
+def test_a_sketch_of_one_layer_is_accepted() -> None:
+    pncs(5, 2, layers=["a"], sketch=SKETCH)
+
+
+def test_an_exact_search_over_too_many_subsets_is_rejected() -> None:
+    """C(100, 10) is 1.7 10^13. C(100, 5), 75 million, take 11 GiB."""
+    with pytest.raises(ConfigError, match="search='exact': holds all subsets of cohort_size=10"):
+        pncs(100, 10, search="exact")
     for k, search in ((5, "exact"), (10, "auto"), (10, "greedy"), (1, "exact"), (100, "exact")):
         pncs(100, k, search=search)
+
+
+def test_similarities_by_norms_hold_twice_as_many_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "MAX_BYTES", 16 * 5**2)
     pncs(5, 2, similarity="even_power")
     with pytest.raises(ConfigError, match="compares all pairs of num_clients=5"):
@@ -431,26 +459,25 @@ def g(distances: np.ndarray, chosen: np.ndarray) -> float:
     return float(distances[:, chosen].min(1).sum())
 
 
-def divfl(n: int, k: int, **more: Any) -> DivFL:
-    values: dict[str, Any] = {"mode": "ideal", "greedy": "lazy", "share": 0.1, "weights": "gamma"}
-    return DivFL(toy_population([1] * n, k), **(values | more))
+def divfl(n: int, k: int, **changes: Any) -> DivFL:
+    """Return `selector=divfl` for n clients of one sample."""
+    return shipped("divfl", toy_population([1] * n, k), **changes)
 
 
 def test_points_on_a_line_by_hand() -> None:
+    """5 has the smallest sum of distances, 25. Then 20 lowers it to 10, and 0 or 1 to 2."""
     order = plain_greedy(LINE, 3, np.random.default_rng(0))
-    assert order[:2].tolist() == [2, 4]  # the points 5, 20, then 0 or 1
+    assert order[:2].tolist() == [2, 4]
     assert order[2] in (0, 1)
     assert [g(LINE, order[: i + 1]) for i in range(3)] == [25, 10, 2]
-    assert {
-        int(f(LINE, 3, np.random.default_rng(s))[2])
-        for f in (plain_greedy, lazy_greedy)
-        for s in range(40)
-    } == {
-        0,
-        1,
-    }
     assert cluster_shares(LINE, order).tolist() == pytest.approx([2 / 5, 1 / 5, 2 / 5])
     assert g(LINE, plain_greedy(LINE, 5, np.random.default_rng(0))) == 0
+
+
+@pytest.mark.parametrize("search", [plain_greedy, lazy_greedy])
+def test_ties_of_gains_are_broken_at_random(search: Greedy) -> None:
+    thirds = {int(search(LINE, 3, np.random.default_rng(seed))[2]) for seed in range(40)}
+    assert thirds == {0, 1}
 
 
 @settings(max_examples=100, deadline=None)
@@ -501,30 +528,40 @@ def test_a_weight_is_the_share_of_those_nearest_to_its_client() -> None:
         assert selection.weights == pytest.approx(np.bincount(apart.argmin(1), minlength=2) / n)
 
 
-@pytest.mark.parametrize(("mode", "expected"), [("ideal", [3, 4, 4]), ("no_overhead", [3, 2, 2])])
-def test_who_sends_a_gradient_in_later_rounds(mode: str, expected: list[int]) -> None:
-    """Client 3 can be reached from round 2 on: without overhead it sends its own, and the selected
-    send theirs."""
-    selector, sent = divfl(4, 2, mode=mode), []
-    for t, available in ((1, [0, 1, 2]), (2, range(4)), (3, range(4))):
-        ledger = Ledger()
-        chosen = picked(selector, t, available=available, ledger=ledger)
-        sent.append(ledger.bytes_up // 8)
-        assert ledger.train_samples == sent[-1]
-        if mode == "no_overhead" and t == 2:
-            assert sent[-1] == 2 + (3 not in chosen)
-            sent[-1] = 2
-    assert sent == expected
+def gradients_sent(selector: DivFL, round: int, available: list[int]) -> tuple[int, list[int]]:
+    """Return how many clients send a gradient, and which are selected."""
+    ledger = Ledger()
+    chosen = picked(selector, round, available=available, ledger=ledger)
+    assert ledger.bytes_up == 8 * ledger.train_samples  # two numbers for a sample
+    return ledger.train_samples, chosen
 
 
-def test_stochastic_greedy_draws_its_share_of_all_clients(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int | None] = []
-    spy = lambda apart, count, rng, few: (seen.append(few), np.arange(count))[1]
-    monkeypatch.setattr(divfl_module, "plain_greedy", spy)
-    for n, share in (
-        (10, 0.5),
-        (10, 0.1),
-        (100, 0.29),
-    ):  # .29 * 100 is 28.999999999999996 in floating point
-        picked(divfl(n, 3, greedy="stochastic", share=share))
-    assert seen == [5, 3, 29]  # never fewer than K
+def test_ideally_all_clients_send_a_gradient_in_every_round() -> None:
+    selector = divfl(4, 2)
+    assert gradients_sent(selector, 1, [0, 1, 2])[0] == 3
+    assert gradients_sent(selector, 2, [0, 1, 2, 3])[0] == 4
+
+
+def test_without_overhead_new_and_selected_clients_send_a_gradient() -> None:
+    """Client 3 can be reached from round 2 on."""
+    selector = divfl(4, 2, mode="no_overhead")
+    assert gradients_sent(selector, 1, [0, 1, 2])[0] == 3
+    num_sent, chosen = gradients_sent(selector, 2, [0, 1, 2, 3])
+    assert num_sent == len({3, *chosen})
+    assert gradients_sent(selector, 3, [0, 1, 2, 3])[0] == 2
+
+
+@pytest.mark.parametrize(("n", "share", "expected"), [(10, 0.5, 5), (10, 0.1, 3), (100, 0.29, 29)])
+def test_stochastic_greedy_draws_a_share_of_all_clients_and_at_least_k(
+    n: int, share: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.29 * 100 is 28.999999999999996 in floating point."""
+    numbers: list[int | None] = []
+
+    def watched(distances: Any, count: int, rng: Any, num_candidates: int | None) -> Any:
+        numbers.append(num_candidates)
+        return np.arange(count)
+
+    monkeypatch.setattr(divfl_module, "plain_greedy", watched)
+    picked(divfl(n, 3, greedy="stochastic", share=share))
+    assert numbers == [expected]

@@ -1,4 +1,5 @@
-import json
+"""FedABC, and the selection by loss that it is compared with."""
+
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,81 +10,106 @@ import pytest
 import scipy.special
 import torch
 
-from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses, kl_divergences
+from fedsim.selectors.fedabc import Cumulative, FedABC, Lambda, finite_losses
+from fedsim.selectors.tools import kl_divergences
 from fedsim.selectors.top_loss import TopLoss
 from tests.test_selector_contract import composed
 from tests.test_selectors import FixedLosses
-from tests.toys import picked, selection_of, toy_cohort, toy_population
+from tests.toys import picked, selection_of, shipped, toy_cohort, toy_population
 
 CONF = Path(__file__).parents[1] / "conf" / "selector" / "threshold"
 LOG_P = torch.tensor([[[0.9, 0.1]], [[0.8, 0.2]], [[0.2, 0.8]]], dtype=torch.float64).log()
-V = np.array([1.0, 2.0, 3.0])
+"""Predictions of three clients on one sample of two classes."""
+LOSSES = np.array([1.0, 2.0, 3.0])
 
 
-def threshold(schedule: Any = "step", end: float = 1.1, mode: Any = "reach") -> Cumulative:
-    return Cumulative(schedule=schedule, start=0.2, increment=0.1, every=2, end=end, mode=mode)
+def threshold(
+    schedule: Any = "step", end: float = 1.1, mode: Any = "reach", **changes: Any
+) -> Cumulative:
+    """Return the paper's threshold, with `changes`."""
+    values = {"start": 0.2, "increment": 0.1, "every": 2} | changes
+    return Cumulative(schedule=schedule, end=end, mode=mode, **values)
 
 
-def fedabc(**more: Any) -> FedABC:
-    values = {
-        "threshold": threshold(),
-        "kl_reduction": "mean",
-        "self_term": True,
-        "weights": "score",
-    } | more
-    return FedABC(toy_population([1] * 3, 1, 20), **values)
+def fedabc(n: int = 3, **changes: Any) -> FedABC:
+    """Return `selector=fedabc` for n clients of one sample and 20 rounds."""
+    values = {"threshold": threshold()} | changes
+    return shipped("fedabc", toy_population([1] * n, 1, 20), **values)
 
 
 def test_divergences_by_hand() -> None:
-    d = kl_divergences(LOG_P, "mean")
-    assert d[0] == pytest.approx([0, 0.018345, 0.572863], abs=1e-6)
-    assert kl_divergences(LOG_P, "sum") == pytest.approx(2 * d)
-    assert (d >= 0).all()
-    assert d[0, 2] != pytest.approx(d[2, 0], abs=1e-3)
-    log_p = torch.randn(4, 7, 5, dtype=torch.float64).log_softmax(2)  # of many samples: their mean
+    """With probabilities p, sum p_k ln(p_k / p_j). The mean over two classes is half of it. It is
+    not symmetric."""
+    p = LOG_P[:, 0].exp().numpy()
+    by_hand = [[(p[k] * np.log(p[k] / p[j])).sum() for j in range(3)] for k in range(3)]
+    assert kl_divergences(LOG_P, "sum") == pytest.approx(np.array(by_hand))
+    assert kl_divergences(LOG_P, "mean") == pytest.approx(np.array(by_hand) / 2)
+
+
+def test_divergences_of_many_samples_are_their_mean() -> None:
+    log_p = torch.randn(4, 7, 5, dtype=torch.float64).log_softmax(2)
     expected = (log_p[1].exp() * (log_p[1] - log_p[3])).sum() / 7 / 5
     assert kl_divergences(log_p, "mean")[1, 3] == pytest.approx(float(expected))
-    p = torch.tensor(
-        [[[0.5, 0.5]], [[1.0, 0.0]]], dtype=torch.float64
-    )  # a probability of zero counts as 1e-8
-    assert kl_divergences(p.log(), "sum")[0, 1] == pytest.approx(
-        0.5 * np.log(0.5 / 1e-8) + 0.5 * np.log(0.5)
-    )
 
 
-def test_scores_by_hand() -> None:
-    assert fedabc().scores(V, np.zeros((3, 3))) == pytest.approx(
-        [2, 2, 2]
-    )  # identical models: the mean loss
-    assert fedabc(self_term=False).scores(V, np.zeros((3, 3))) == pytest.approx([2.5, 2, 1.5])
-    assert (
-        fedabc(self_term=False).scores(V[:1], np.zeros((1, 1))) == V[:1]
-    )  # who is alone has itself
+def test_a_probability_of_zero_counts_as_1e_8() -> None:
+    p = torch.tensor([[[0.5, 0.5]], [[1.0, 0.0]]], dtype=torch.float64)
+    expected = 0.5 * np.log(0.5 / 1e-8) + 0.5 * np.log(0.5)
+    assert kl_divergences(p.log(), "sum")[0, 1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("self_term", "losses", "scores"),
+    [
+        (True, [1.0, 2.0, 3.0], [2, 2, 2]),  # the mean loss
+        (False, [1.0, 2.0, 3.0], [2.5, 2, 1.5]),  # the mean of the others' losses
+        (False, [1.0], [1]),  # a single client has only itself
+    ],
+)
+def test_scores_of_clients_with_identical_models(
+    self_term: bool, losses: list[float], scores: list[float]
+) -> None:
+    divergences = np.zeros((len(losses), len(losses)))
+    ours = fedabc(self_term=self_term).scores(np.array(losses), divergences)
+    assert ours == pytest.approx(scores)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "shares"),
+    [("mean", [0.30806, 0.31659, 0.37535]), ("sum", [0.28720, 0.30086, 0.41193])],
+)
+def test_scores_of_different_clients(reduction: str, shares: list[float]) -> None:
+    """S_k = sum_j softmax(-d_k)_j v_j, divided by their sum."""
+    scores = fedabc().scores(LOSSES, kl_divergences(LOG_P, reduction))
+    assert scores / scores.sum() == pytest.approx(shares, abs=1e-5)
+
+
+def test_losses_that_are_not_finite_count_as_the_largest_finite_one() -> None:
     assert finite_losses(np.array([1.0, np.nan, 3.0, np.inf])).tolist() == [1, 3, 3, 3]
     assert finite_losses(np.array([np.nan])).tolist() == [0]
-    s = fedabc().scores(V, kl_divergences(LOG_P, "mean"))
-    assert s == pytest.approx([1.828697, 1.879335, 2.228139], abs=1e-6)
-    assert s / s.sum() == pytest.approx([0.30806, 0.31659, 0.37535], abs=1e-5)
-    s = fedabc().scores(V, kl_divergences(LOG_P, "sum"))
-    assert s / s.sum() == pytest.approx([0.28720, 0.30086, 0.41193], abs=1e-5)
 
 
-def test_thresholds_by_hand() -> None:
-    for tau, count in ((0.2, 1), (0.5, 2), (0.7, 3)):  # the fewest clients that reach it
-        rule = Cumulative(schedule="step", start=tau, increment=0, every=1, end=1.1, mode="reach")
-        assert rule.count(np.array([0.37535, 0.31659, 0.30806]), 3, 20) == count
-    for schedule, end in (
-        ("linear", 1.0941),
-        ("convex", 1.9772),
-        ("concave", 0.8595),
-    ):  # 68 % on average
-        rule = threshold(schedule, end)
-        assert np.mean([1.0] + [min(1.0, rule.tau(t, 20)) for t in range(1, 20)]) == pytest.approx(
-            0.68, abs=0.002
-        )
-        assert (rule.tau(0, 20), rule.tau(19, 20)) == pytest.approx((0.2, end))
-    shares = np.array([0.5, 0.3, 0.2])  # more and more of them exceed .4 / (1 + t / 2)
-    assert [Lambda(strength=0.4, growth=0.5).count(shares, t, 20) for t in (0, 1, 3)] == [1, 2, 3]
+@pytest.mark.parametrize(("tau", "count"), [(0.2, 1), (0.5, 2), (0.7, 3)])
+def test_the_fewest_clients_that_reach_the_threshold_are_selected(tau: float, count: int) -> None:
+    """Sums 0.375, 0.692 and 1."""
+    rule = threshold(start=tau, increment=0)
+    assert rule.count(np.array([0.37535, 0.31659, 0.30806]), 3, 20) == count
+
+
+@pytest.mark.parametrize(
+    ("schedule", "end"), [("linear", 1.0941), ("convex", 1.9772), ("concave", 0.8595)]
+)
+def test_thresholds_of_all_shapes_are_68_percent_on_average(schedule: str, end: float) -> None:
+    rule = threshold(schedule, end)
+    taus = [1.0] + [min(1.0, rule.tau(t, 20)) for t in range(1, 20)]
+    assert np.mean(taus) == pytest.approx(0.68, abs=0.002)
+    assert (rule.tau(0, 20), rule.tau(19, 20)) == pytest.approx((0.2, end))
+
+
+@pytest.mark.parametrize(("t", "count"), [(0, 1), (1, 2), (3, 3)])
+def test_the_lambda_rule_by_hand(t: int, count: int) -> None:
+    """0.4 / (1 + t / 2) is 0.4, 0.27 and 0.16."""
+    assert Lambda(strength=0.4, growth=0.5).count(np.array([0.5, 0.3, 0.2]), t, 20) == count
 
 
 @pytest.mark.parametrize(
@@ -92,21 +118,20 @@ def test_thresholds_by_hand() -> None:
 def test_participation_with_equal_scores_is_the_published_one(
     mode: str, with_first: float, without: float
 ) -> None:
-    """selectors.md 2.12: reaching gives 68% with round 0 full (the paper's 32% fewer), exceeding
-    75.5%."""
+    """The paper prints 32 % fewer participants. Reaching gives 68 % with a full round 0, exceeding
+    75.5 %."""
     rule = threshold(mode=mode)
-    taken = [rule.count(np.full(10, 0.1), t, 20) / 10 for t in range(1, 20)]
-    assert np.mean([1, *taken]) == pytest.approx(with_first, abs=0.006)
-    first = rule.count(np.full(10, 0.1), 0, 20) / 10
-    assert np.mean([first, *taken]) == pytest.approx(without, abs=0.006)
+    first, *others = [rule.count(np.full(10, 0.1), t, 20) / 10 for t in range(20)]
+    assert np.mean([1, *others]) == pytest.approx(with_first, abs=0.006)
+    assert np.mean([first, *others]) == pytest.approx(without, abs=0.006)
 
 
 @pytest.mark.parametrize(
     ("name", "percent"), [("step", 68), ("linear", 72), ("convex", 71), ("concave", 73)]
 )
 def test_participation_that_the_files_of_thresholds_state(name: str, percent: int) -> None:
-    """Ten clients of equal scores, 20 rounds, the first one full: counts round up what the
-    threshold is on average."""
+    """Ten clients of equal scores, 20 rounds, the first one full. Numbers of clients are rounded
+    up."""
     values = composed("fedabc", f"selector/threshold={name}")["threshold"]
     rule = Cumulative(**{key: value for key, value in values.items() if key != "_target_"})
     counts = [10] + [rule.count(np.full(10, 0.1), t, 20) for t in range(1, 20)]
@@ -116,16 +141,15 @@ def test_participation_that_the_files_of_thresholds_state(name: str, percent: in
 
 
 def test_a_round_weighs_the_selected_by_their_scores() -> None:
-    selector = fedabc(
-        threshold=Cumulative(schedule="step", start=0.5, increment=0, every=1, end=1, mode="reach")
-    )
+    """Shares 0.308, 0.317 and 0.375: the last two reach 0.5. The first round is full."""
+    selector = fedabc(threshold=threshold(start=0.5, increment=0))
     selector.predictions = {i: LOG_P[i] for i in range(3)}
-    assert picked(selector, engine=FixedLosses([1.0, 2.0, 3.0])) == [0, 1, 2]
-    selection = selection_of(selector, 2, engine=FixedLosses([1.0, 2.0, 3.0]))
+    engine = FixedLosses(LOSSES.tolist())
+    assert picked(selector, engine=engine) == [0, 1, 2]
+    selection = selection_of(selector, 2, engine=engine)
     assert selection.ids.tolist() == [1, 2]
-    assert selection.weights == pytest.approx(
-        np.array([1.879335, 2.228139]) / (1.879335 + 2.228139)
-    )
+    scores = np.array([1.879335, 2.228139])
+    assert selection.weights == pytest.approx(scores / scores.sum())
 
 
 def test_a_round_equals_the_papers_equations_by_scipy() -> None:
@@ -139,22 +163,14 @@ def test_a_round_equals_the_papers_equations_by_scipy() -> None:
         divergences = np.zeros((n, n))
         for k in range(n):
             for j in range(n):
-                per_sample = (
-                    scipy.special.rel_entr(predictions[k], predictions[j]).sum(1) / num_classes
-                )
-                divergences[k, j] = per_sample.mean()
+                by_sample = scipy.special.rel_entr(predictions[k], predictions[j]).sum(1)
+                divergences[k, j] = by_sample.mean() / num_classes
         scores = scipy.special.softmax(-divergences, axis=1) @ losses
         shares = sorted(scores / scores.sum(), reverse=True)
         tau = 0.2 + 0.1 * (3 // 2)  # in round 4, which the paper counts as 3
-        count = next(m for m in range(1, n + 1) if sum(shares[:m]) >= tau)
+        count = 1 + int((np.cumsum(shares) < tau).sum())
         expected = sorted(np.argsort(-scores)[:count].tolist())
-        selector = FedABC(
-            toy_population([1] * n, 1, 20),
-            threshold=threshold(),
-            kl_reduction="mean",
-            self_term=True,
-            weights="score",
-        )
+        selector = fedabc(n)
         selector.predictions = {i: torch.tensor(predictions[i]).log() for i in range(n)}
         selection = selection_of(selector, 4, engine=FixedLosses(losses.tolist()))
         assert selection.ids.tolist() == expected
@@ -162,62 +178,62 @@ def test_a_round_equals_the_papers_equations_by_scipy() -> None:
 
 
 def server_of(log_p: torch.Tensor) -> Any:
-    """At which the uploaded models have these log-probabilities on the public samples."""
+    """Return a server at which the uploaded models predict `log_p` on the public samples."""
     return SimpleNamespace(predict_public=lambda cohort: log_p)
 
 
-def test_predictions_that_are_nan_are_not_kept_and_leave_the_scores_of_the_others() -> None:
-    """An update may be finite and the model so far off that its outputs are not; client 2 has no
-    earlier ones."""
-    selector, cohort, broken = fedabc(), toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3), LOG_P.clone()
+COHORT = toy_cohort([0, 1, 2], [1] * 3, [[0, 0]] * 3)
+
+
+def test_predictions_of_nan_leave_the_divergences_of_the_others() -> None:
+    """An update may be finite, and the model so far off that its outputs are not. Client 2 has no
+    earlier predictions."""
+    selector = fedabc()
+    broken = LOG_P.clone()
     broken[2] = torch.nan
-    selector.observe(1, cohort, server_of(broken))
-    found = selector._divergences(np.arange(3))
-    assert found[:2, :2] == pytest.approx(kl_divergences(LOG_P[:2], "mean"))
-    assert not found[2].any()
-    assert not found[:, 2].any()
+    selector.observe(1, COHORT, server_of(broken))
+    expected = np.zeros((3, 3))
+    expected[:2, :2] = kl_divergences(LOG_P[:2], "mean")
+    assert selector._divergences(np.arange(3)) == pytest.approx(expected)
+
+
+def test_predictions_of_nan_do_not_replace_earlier_ones() -> None:
+    selector = fedabc()
     for log_p in (LOG_P, LOG_P * torch.nan):
-        selector.observe(1, cohort, server_of(log_p))
+        selector.observe(1, COHORT, server_of(log_p))
     assert selector._divergences(np.arange(3)) == pytest.approx(kl_divergences(LOG_P, "mean"))
-    held = {
-        p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
-        for p in selector.predictions.values()
-    }
-    assert sum(held.values()) == 3 * 2 * 8  # and not the whole cohort's for each client
 
 
-def top_loss(**more: Any) -> TopLoss:
-    values: dict[str, Any] = {"count": 2, "match": None, "first_round_full": True} | more
-    return TopLoss(toy_population([1] * 4, 2, 3), **values)
+def test_a_prediction_does_not_keep_those_of_the_whole_cohort_in_memory() -> None:
+    """Two numbers of 8 bytes for each client."""
+    selector = fedabc()
+    selector.observe(1, COHORT, server_of(LOG_P))
+    for prediction in selector.predictions.values():
+        assert prediction.untyped_storage().nbytes() == 2 * 8
 
 
-def picked_by_loss(selector: TopLoss, losses: list[float], rounds: int) -> list[list[int]]:
-    engine = FixedLosses(losses)
-    return [picked(selector, t, engine=engine) for t in range(1, rounds + 1)]
+# --- top_loss
 
 
-def test_top_loss_takes_the_highest_and_those_that_are_not_finite_last() -> None:
-    assert picked_by_loss(top_loss(), [0.5, 2.0, 1.0, 2.0], 2) == [
-        [0, 1, 2, 3],
-        [1, 3],
-    ]  # full at first
-    assert picked_by_loss(top_loss(first_round_full=False), [np.inf, 1.0, np.nan, 2.0], 1) == [
-        [1, 3]
-    ]
-    for count in (1, 4):
-        assert top_loss(count=count).count == count
+def top_loss(**changes: Any) -> TopLoss:
+    """Return `selector=top_loss` of two clients of four."""
+    return shipped("top_loss", toy_population([1] * 4, 2, 3), **({"count": 2} | changes))
+
+
+def test_top_loss_selects_the_highest_losses_after_a_full_round() -> None:
+    selector = top_loss()
+    engine = FixedLosses([0.5, 2.0, 1.0, 2.0])
+    assert picked(selector, 1, engine=engine) == [0, 1, 2, 3]
+    assert picked(selector, 2, engine=engine) == [1, 3]
+
+
+def test_losses_that_are_not_finite_rank_last() -> None:
+    engine = FixedLosses([np.inf, 1.0, np.nan, 2.0])
+    assert picked(top_loss(first_round_full=False), engine=engine) == [1, 3]
+
+
+def test_the_count_of_top_loss_is_at_most_all_clients() -> None:
+    assert [top_loss(count=count).count for count in (1, 4)] == [1, 4]
     for count in (0, 5):
         with pytest.raises(ValueError, match=rf"count={count}: must lie in \[1, num_clients=4\]"):
             top_loss(count=count)
-
-
-def test_top_loss_can_match_another_runs_participation(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(json.dumps({"uploaded": n}) + "\n" for n in (4, 3, 1))
-    )
-    selector = top_loss(match=str(tmp_path), first_round_full=False)  # of exactly as many rounds
-    assert picked_by_loss(selector, [0.5, 2.0, 1.0, 3.0], 3) == [[0, 1, 2, 3], [1, 2, 3], [3]]
-    with pytest.raises(
-        ValueError, match=r"match='nowhere': must be the folder of a run with at least num_rounds=3"
-    ):
-        top_loss(match="nowhere")

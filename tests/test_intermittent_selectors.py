@@ -11,60 +11,91 @@ from fedsim.rounds.availability import Intermittent
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
 from fedsim.selectors.f3ast import F3AST
-from fedsim.selectors.fedgs import FedGS, shortest_paths
+from fedsim.selectors.fedgs import shortest_paths
 from fedsim.selectors.refl import REFL
 from tests.checkpoint_toys import through_a_file
 from tests.test_selector_contract import UNEQUAL, build, results
-from tests.toys import ToyEngine, picked, selection_of, toy_components, toy_params, toy_population
+from tests.toys import (
+    ToyEngine,
+    picked,
+    selection_of,
+    shipped,
+    toy_components,
+    toy_params,
+    toy_population,
+)
 
 
 def over_rounds(
-    selector: Selector, shares: list[float], num: int
+    selector: Selector, availability: list[float], num_rounds: int
 ) -> tuple[np.ndarray, list[Selection]]:
-    """Who was available, [num, N], each client in its share of all rounds, and what was
-    selected."""
-    present = np.random.default_rng(1).random((num, len(shares))) < shares
+    """Return who was available [num_rounds, N] and what was selected in each round.
+
+    Client k is available in a share `availability[k]` of the rounds.
+    """
+    random = np.random.default_rng(1)
+    present = random.random((num_rounds, len(availability))) < availability
     present[:, 0] |= ~present.any(1)
-    available = [np.flatnonzero(mask).tolist() for mask in present]
-    return present, [
-        selection_of(selector, t, seed=t, available=ids) for t, ids in enumerate(available, 1)
-    ]
+    selections = []
+    for t, is_present in enumerate(present, 1):
+        ids = np.flatnonzero(is_present).tolist()
+        selections.append(selection_of(selector, t, seed=t, available=ids))
+    return present, selections
 
 
-def test_f3ast_by_hand() -> None:
-    """p = 1/4, 1/4, 1/2, at which rates start with K = 1."""
-    selector = F3AST(toy_population([1, 1, 2], 1), beta=0.5)
+# --- F3AST
+
+
+def f3ast(k: int = 1, beta: float | None = 0.5) -> F3AST:
+    """Return F3AST for three clients with p = 1/4, 1/4, 1/2."""
+    return F3AST(toy_population([1, 1, 2], k), beta=beta)
+
+
+def test_three_rounds_of_f3ast_by_hand() -> None:
+    """Rates start with K p. A round halves them and adds 1/2 to the selected ones. A weight is p
+    divided by the new rate."""
+    selector = f3ast()
     first = selection_of(selector, 1, available=[2])
     np.testing.assert_allclose(selector.rates, [1 / 8, 1 / 8, 1 / 4 + 1 / 2])
     np.testing.assert_allclose(first.weights, [1 / 2 / (3 / 4)])
-    second = selection_of(
-        selector, 4, available=[1, 2]
-    )  # after two rounds without anybody: p / r = 2 and 2/3, times 8
+    # after two rounds without anybody p / r is 8 x 2 and 8 x 2/3
+    second = selection_of(selector, 4, available=[1, 2])
     assert second.ids.tolist() == [1]
     np.testing.assert_allclose(selector.rates, [1 / 64, 1 / 64 + 1 / 2, 3 / 32])
     np.testing.assert_allclose(second.weights, [1 / 4 / (33 / 64)])
-    assert picked(selector, 5, available=[1, 2]) == [2]  # p / r = 16/33 and 16/3
-    ties = [
-        picked(F3AST(toy_population([1, 1, 2], 1), beta=0.5), seed=seed)[0] for seed in range(20)
-    ]
-    assert set(ties) == {0, 1, 2}  # all p / r are 1
-    assert F3AST(toy_population([1, 1, 2], 2), beta=None).step == 0.01 * 2 / 3
-    assert F3AST(toy_population([1, 1, 2], 2), beta=0.5).rates.tolist() == [0.5, 0.5, 1]
-    assert F3AST(toy_population([1, 1, 2], 3), beta=0.5).rates.tolist() == [0.75, 0.75, 1]
+    # p / r is 16/33 and 16/3
+    assert picked(selector, 5, available=[1, 2]) == [2]
 
 
-def test_f3ast_tends_to_the_rates_that_availability_allows_and_its_weights_are_unbiased() -> None:
-    shares = [0.9, 0.9, 0.9, 0.9, 0.2, 0.1]
+def test_f3ast_breaks_ties_at_random() -> None:
+    """In the first round all p / r are 1."""
+    assert {picked(f3ast(), seed=seed)[0] for seed in range(20)} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("k", "rates"), [(1, [0.25, 0.25, 0.5]), (2, [0.5, 0.5, 1]), (3, [0.75, 0.75, 1])]
+)
+def test_rates_start_at_k_p_and_at_most_at_1(k: int, rates: list[float]) -> None:
+    assert f3ast(k).rates.tolist() == rates
+
+
+def test_beta_is_a_hundredth_of_k_over_n_by_default() -> None:
+    assert f3ast(2, beta=None).step == 0.01 * 2 / 3
+
+
+def test_f3ast_tends_to_the_rates_that_availability_allows_with_unbiased_weights() -> None:
+    """Client 5 is there in a tenth of the rounds and has a quarter of the data: it is selected
+    whenever it is there, and its weights make up for its absence."""
     selector = F3AST(toy_population([2, 2, 2, 2, 1, 3], 2), beta=0.004)
-    present, selections = over_rounds(selector, shares, 5000)
-    total, counts = np.zeros(6), np.zeros(6)
+    present, selections = over_rounds(selector, [0.9, 0.9, 0.9, 0.9, 0.2, 0.1], 5000)
+    weights, counts = np.zeros(6), np.zeros(6)
     for selection in selections[1500:]:
-        total[selection.ids] += selection.weights
+        weights[selection.ids] += selection.weights
         counts[selection.ids] += 1
-    assert counts[5] == present[1500:, 5].sum()  # it is selected whenever it can be
+    assert counts[5] == present[1500:, 5].sum()
     np.testing.assert_allclose(selector.rates, counts / 3500, atol=0.04)
-    np.testing.assert_allclose(total / 3500, selector.population.shares, rtol=0.08)
-    assert total[5] / 3500 > 1.5 * counts[5] / counts.sum()  # as plain averages would not be
+    np.testing.assert_allclose(weights / 3500, selector.population.shares, rtol=0.08)
+    assert weights[5] / 3500 > 1.5 * counts[5] / counts.sum()  # its weight in a plain average
 
 
 @pytest.mark.parametrize(
@@ -73,103 +104,117 @@ def test_f3ast_tends_to_the_rates_that_availability_allows_and_its_weights_are_u
 def test_weights_of_f3ast_are_unbiased_where_beta_is_much_smaller_than_the_rate_of_selection(
     beta: float | None, of_all: float, of_the_smallest: float
 ) -> None:
-    """N = 100, K = 5: E[weight] / p is 1 - beta N / (2 K) over all clients, and less for those
-    seldom selected."""
+    """N = 100, K = 5: E[weight] / p is 1 - beta N / (2 K) over all clients, and less for clients
+    that are seldom selected."""
     sizes = np.maximum(1, 50 * np.exp(np.random.default_rng(0).standard_normal(100))).astype(int)
-    selector, total = F3AST(toy_population(sizes.tolist(), 5), beta=beta), np.zeros(100)
+    selector = F3AST(toy_population(sizes.tolist(), 5), beta=beta)
+    total = np.zeros(100)
     for round in range(1, 3001):
         selection = selection_of(selector, round, seed=round)
-        total[selection.ids] += selection.weights if round > 1000 else 0.0
-    mean, smallest = total / 2000, np.argsort(sizes)[:20]
+        if round > 1000:
+            total[selection.ids] += selection.weights
+    mean = total / 2000
     assert mean.sum() == pytest.approx(of_all, abs=0.01)
-    ratio = float((mean / selector.population.shares)[smallest].mean())
-    assert ratio == pytest.approx(of_the_smallest, abs=0.04)
+    smallest = np.argsort(sizes)[:20]
+    ratios = mean[smallest] / selector.population.shares[smallest]
+    assert ratios.mean() == pytest.approx(of_the_smallest, abs=0.04)
+
+
+# --- REFL
 
 
 def test_refl_by_hand() -> None:
+    """A prediction is the share of a client's rounds after which it was there again."""
     selector = REFL(toy_population([1, 1, 1], 1), hold_off=0)
     for t, available in enumerate([[0, 1, 2], [0, 1], [0, 2]], 1):
         picked(selector, t, available=available)
-    assert picked(selector, 4, available=[0, 1]) == [
-        1
-    ]  # 0 was followed by itself 3 times of 3, 1 once of 2
-    assert picked(selector, 5) == [2]  # never of 2
-    assert selector.predictions().tolist() == [1, 2 / 3, 0]
-    picked(selector, 7)  # after a round without anybody
+    assert picked(selector, 4, available=[0, 1]) == [1]
+    assert selector.predictions().tolist() == [3 / 3, 1 / 2, 0]
+    assert picked(selector, 5) == [2]
+    assert selector.predictions().tolist() == [4 / 4, 2 / 3, 0]
+    picked(selector, 7)  # nobody was there in round 6
     assert selector.predictions().tolist() == [4 / 5, 2 / 4, 0]
 
 
-def test_refl_takes_the_least_available_first() -> None:
-    present, selections = over_rounds(
-        REFL(toy_population([1] * 5, 1), hold_off=0), [0.95, 0.75, 0.55, 0.35, 0.1], 1500
-    )
+def test_refl_prefers_clients_that_are_seldom_available() -> None:
+    selector = REFL(toy_population([1] * 5, 1), hold_off=0)
+    present, selections = over_rounds(selector, [0.95, 0.75, 0.55, 0.35, 0.1], 1500)
     counts = np.bincount([selection.ids[0] for selection in selections[300:]], minlength=5)
-    chances = counts / present[300:].sum(0)
-    assert (np.diff(chances) > 0).all()
-    assert chances[0] < 0.1
-    assert chances[4] > 0.9
+    rates = counts / present[300:].sum(0)
+    assert (np.diff(rates) > 0).all()
+    assert rates[0] < 0.1
+    assert rates[4] > 0.9
 
 
 @pytest.mark.parametrize(("hold_off", "seed"), [(4, 0), *((2, seed) for seed in range(5))])
-def test_refl_holds_off_and_releases_whom_it_selected_first(hold_off: int, seed: int) -> None:
+def test_refl_holds_off_and_releases_the_clients_selected_first(hold_off: int, seed: int) -> None:
+    """Three cohorts of two of six clients, and the same again. Then a client of the fourth round
+    comes before one of the sixth."""
     selector = REFL(toy_population([1] * 6, 2), hold_off=hold_off)
-    rounds = [picked(selector, t, seed + t) for t in range(1, 7)]
-    assert sorted(sum(rounds[:3], [])) == list(range(6))
-    assert rounds[3:] == rounds[:3]
-    assert picked(selector, 7, available=[rounds[3][0], *rounds[5]]) != rounds[5]
+    cohorts = [picked(selector, t, seed + t) for t in range(1, 7)]
+    assert sorted(sum(cohorts[:3], [])) == list(range(6))
+    assert cohorts[3:] == cohorts[:3]
+    assert cohorts[3][0] in picked(selector, 7, available=[cohorts[3][0], *cohorts[5]])
 
+
+# --- FedGS
 
 COUNTS = np.array([[1, 0, 0], [1, 1, 0], [0, 1, 0], [0, 0, 1]])
+"""Label counts of four clients: 1 shares labels with 0 and 2, and 3 with nobody."""
 
 
 def test_paths_of_the_graph_by_hand() -> None:
-    """Cosines 0 and 1 / sqrt(2), scaled to 0 and 1; edges of length e^-1 between 0, 1 and 2, no
-    path to 3."""
+    """Cosines 0 and 1 / sqrt(2), scaled to 0 and 1. Edges of equal length lead from 0 to 1 and from
+    1 to 2, no path leads to 3."""
     expected = [[0, 0.5, 1, 1], [0.5, 0, 0.5, 1], [1, 0.5, 0, 1], [1, 1, 1, 0]]
     np.testing.assert_allclose(shortest_paths(COUNTS, 0.1, 1.0), expected, rtol=1e-14)
+
+
+def test_lengths_of_edges_by_hand() -> None:
+    """Cosines 0.6, 0.32 and 0.95, scaled to 0.45, 0 and 1. The longest path leads from 0 over 1 to
+    2."""
+    counts = np.array([[3, 1], [1, 3], [0, 1]])
+    scaled = np.array([(0.6 - 0.1**0.5) / (0.9**0.5 - 0.1**0.5), 1])
+    edges = np.exp(-(scaled**2) / 0.5)
+    distances = shortest_paths(counts, 0.1, 0.5)
+    np.testing.assert_allclose(distances[2], [1, edges[1] / edges.sum(), 0])
+
+
+def test_graphs_of_one_client_or_of_equal_ones() -> None:
     assert shortest_paths(COUNTS[:1], 0.1, 1.0).tolist() == [[0]]
     assert shortest_paths(COUNTS[[0, 0]], 0.1, 1.0).tolist() == [[0, 1], [1, 0]]
-    similar = np.array([[3, 1], [1, 3], [0, 1]])  # cosines .6, .32, .95: scaled .45, 0, 1
-    edges = np.exp(-(np.array([(0.6 - 0.1**0.5) / (0.9**0.5 - 0.1**0.5), 1]) ** 2) / 0.5)
-    np.testing.assert_allclose(shortest_paths(similar, 0.1, 0.5)[2], [1, edges[1] / edges.sum(), 0])
 
 
+@pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 5.0])
-def test_fedgs_maximises_distances_minus_the_variance_of_counts(alpha: float) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(10):
-        values: dict[str, Any] = {
-            "alpha": alpha,
-            "epsilon": 0.1,
-            "sigma2": 0.5,
-            "search": "exact",
-            "swap_passes": 0,
-        }
-        selector = FedGS(toy_population([1] * 7, 3), **values)
-        selector.counts, selector.pulls = rng.integers(0, 9, (7, 4)) + 1, rng.integers(0, 5, 7)
-        distances, pulls = shortest_paths(selector.counts, 0.1, 0.5), selector.pulls.copy()
+def test_fedgs_maximises_distances_minus_the_variance_of_counts(alpha: float, seed: int) -> None:
+    """Compared with all cohorts of three of the six available clients."""
+    random = np.random.default_rng(seed)
+    available = [0, 1, 3, 4, 5, 6]
+    population = toy_population([1] * 7, 3)
+    selector = shipped("fedgs", population, alpha=alpha, sigma2=0.5, search="exact")
+    selector.counts = random.integers(0, 9, (7, 4)) + 1
+    pulls = random.integers(0, 5, 7)
+    selector.pulls = pulls.copy()
+    distances = shortest_paths(selector.counts, 0.1, 0.5)
 
-        def value(
-            ids: tuple[int, ...], distances: np.ndarray = distances, pulls: np.ndarray = pulls
-        ) -> float:
-            pairs = [distances[pair] for pair in itertools.combinations(ids, 2)]
-            return alpha * float(np.mean(pairs)) - float(
-                np.var(pulls + np.isin(range(7), ids), ddof=1)
-            )
+    def value(ids: Any) -> float:
+        pairs = [distances[pair] for pair in itertools.combinations(ids, 2)]
+        variance = np.var(pulls + np.isin(range(7), ids), ddof=1)
+        return alpha * float(np.mean(pairs)) - float(variance)
 
-        best = max(value(ids) for ids in itertools.combinations([0, 1, 3, 4, 5, 6], 3))
-        assert value(tuple(picked(selector, available=[0, 1, 3, 4, 5, 6]))) == pytest.approx(
-            best, abs=1e-12
-        )
+    best = max(value(ids) for ids in itertools.combinations(available, 3))
+    assert value(picked(selector, available=available)) == pytest.approx(best, abs=1e-12)
 
 
-def test_fedgs_without_distances_and_with_one_client_balances_counts() -> None:
-    for choice, cohort_size, alpha in (("fedgs", 3, 0.0), ("fedgs", 1, 1.0)):
-        selector: Any = build(choice, toy_population(UNEQUAL, cohort_size))
-        selector.alpha = alpha
-        for t in range(1, 16):
-            picked(selector, t, seed=t)
-        assert np.ptp(selector.pulls) <= 1
+@pytest.mark.parametrize(("cohort_size", "alpha"), [(3, 0.0), (1, 1.0)])
+def test_fedgs_without_distances_or_with_one_client_balances_counts(
+    cohort_size: int, alpha: float
+) -> None:
+    selector = shipped("fedgs", toy_population(UNEQUAL, cohort_size), alpha=alpha)
+    for t in range(1, 16):
+        picked(selector, t, seed=t)
+    assert np.ptp(selector.pulls) <= 1
 
 
 @pytest.mark.parametrize("choice", ["linucb", "fedgs", "refl", "fl_dp3s", "f3ast"])
@@ -184,10 +229,9 @@ def test_a_run_with_clients_that_come_and_go_continues_from_its_state(choice: st
         )
         return Simulation(parts, toy_params())
 
-    whole, first, second = results(run()), run(), run()
+    first, second = run(), run()
     for _ in range(5):
         first.step()
-    second.load_state_dict(
-        through_a_file(first.state_dict(), first.components.selector, first.components.aggregator)
-    )
-    assert results(second) == whole[5:]
+    parts = first.components
+    second.load_state_dict(through_a_file(first.state_dict(), parts.selector, parts.aggregator))
+    assert results(second) == results(run())[5:]

@@ -1,6 +1,5 @@
-"""Many clients: as many of them as a data set allows, what is measured of runs at such sizes, and
-methods that compare all pairs of clients, which are refused where their tables would not fit,
-before anything is run."""
+"""Many clients: as many as a data set allows, measurements of runs at such sizes, and methods that
+compare all pairs of clients. These are rejected before the run if their tables would not fit."""
 
 import json
 import subprocess
@@ -28,30 +27,26 @@ FILES = ChoiceFiles([conf_dir()])
 COMMON = ("num_clients=100000", "cohort_size=100", "model=logistic", "system=lognormal")
 SERVER = ("server.validation_fraction=0.1", "server.public_samples=20", "optimizer.momentum=0.9")
 ALL_PAIRS = {
-    *(
-        "clustered2",
-        "divfl",
-        "divfl_no_overhead",
-        "fedabc",
-        "fedgs",
-        "fl_dp3s",
-        "hics",
-        "hics_code",
-        "lefl",
-    ),
-    *(
-        "pncs",
-        "pncs_each",
-        "pncs_gradient",
-        "pncs_q0",
-        "pncs_q2",
-        "pncs_q4",
-        "pncs_q6",
-        "pncs_two",
-        "pair_study",
-    ),
+    "clustered2",
+    "divfl",
+    "divfl_no_overhead",
+    "fedabc",
+    "fedgs",
+    "fl_dp3s",
+    "hics",
+    "hics_code",
+    "lefl",
+    "pair_study",
+    "pncs",
+    "pncs_each",
+    "pncs_gradient",
+    "pncs_q0",
+    "pncs_q2",
+    "pncs_q4",
+    "pncs_q6",
+    "pncs_two",
 }
-"""Those whose tables of 100,000 x 100,000 numbers are refused; all others start."""
+"""Choices whose tables of 100,000 x 100,000 numbers are rejected. All others start."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -136,43 +131,34 @@ def test_a_case_of_scale_is_measured_apart_or_refused(tmp_path: Path) -> None:
     assert scale.growth(times, [10, 100, 1000]) == "N^2.0"
 
 
-# --- all pairs -----------------------------------------------------------------------------------------------------
+# --- all pairs
 
 
-def refusal(choice: str, num_clients: int, **values: Any) -> str:
-    """What a selector says of so many clients, "" if it takes them."""
+def rejection(choice: str, num_clients: int, **values: Any) -> str:
+    """Return the error of a selector for K = 100 of so many clients, "" without any."""
     population = Population(np.ones(num_clients, np.int64), 100, 10)
+    if choice.endswith("_d10"):  # d = 10 candidates are fewer than K
+        values["num_candidates"] = 100
+    node = FILES.config("selector", choice)["selector"] | values
     try:
-        instantiate(
-            {**FILES.config("selector", choice)["selector"], **values},
-            Selector,
-            "selector",
-            population,
-        )
+        instantiate(node, Selector, "selector", population)
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_size_bytes_and_remedy() -> (
-    None
-):
+def test_exactly_these_choices_reject_a_hundred_thousand_clients() -> None:
     names = [path.stem for path in (conf_dir() / "selector").glob("*.yaml")]
-    few = {
-        name for name in names if name.endswith("_d10")
-    }  # which ask fewer clients than the 100 that they select
-    told = {
-        name: refusal(name, 100_000, **({"num_candidates": 100} if name in few else {}))
-        for name in names
-    }
-    assert {name for name, text in told.items() if text} == ALL_PAIRS
-    for name in ALL_PAIRS - {"pair_study"}:
-        assert (
-            "selector: compares all pairs of num_clients=100000 clients, in tables of" in told[name]
-        )
-        assert "must take at most 16 GiB, as they do up to num_clients=" in told[name]
-        assert "lower num_clients" in told[name]
-        assert not refusal(name, 10_000)
+    assert {name for name in names if rejection(name, 100_000)} == ALL_PAIRS
+
+
+@pytest.mark.parametrize("choice", sorted(ALL_PAIRS - {"pair_study"}))
+def test_a_rejection_names_size_bytes_and_remedy(choice: str) -> None:
+    text = rejection(choice, 100_000)
+    assert "selector: compares all pairs of num_clients=100000 clients in tables of" in text
+    assert "must take at most 16 GiB, which suffices up to num_clients=" in text
+    assert "lower num_clients" in text
+    assert not rejection(choice, 10_000)
 
 
 @pytest.mark.parametrize(
@@ -193,14 +179,15 @@ def test_all_choices_but_these_take_a_hundred_thousand_clients_and_these_name_si
         ("pair_study", 1_000, {}, ""),
     ],
 )
-def test_what_decides_has_limits_of_its_own(
+def test_limits_depend_on_the_parameters(
     choice: str, num_clients: int, values: dict[str, Any], text: str
 ) -> None:
-    found = refusal(choice, num_clients, **values)
-    assert text in found if text else not found
+    error = rejection(choice, num_clients, **values)
+    assert text in error
+    assert bool(text) == bool(error)
 
 
-def test_a_config_is_refused_before_its_data_are_read() -> None:
+def test_a_config_is_rejected_before_its_data_are_read() -> None:
     with pytest.raises(ConfigError, match="compares all pairs of num_clients=100000 clients"):
         plan("selector=pncs", *COMMON, *SERVER)
     plan("selector=random", *COMMON, *SERVER)

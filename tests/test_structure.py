@@ -18,7 +18,7 @@ ALLOWED = {
         "clients": "core partitions engine",
         "distributed": "core engine",
         "tracking": "core results",
-        "selectors": "core results clients",
+        "selectors": "core clients",
         "rounds": "core partitions engine clients selectors",
         "config": "core data partitions engine clients tracking selectors rounds",
         "papers": "core results config report",

@@ -1,10 +1,13 @@
 """A model, an engine and rounds that are small enough to compute by hand."""
 
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor, nn
 
 from fedsim.clients.clients import Clients
@@ -125,6 +128,18 @@ def toy_params() -> Params:
 
 def toy_population(sizes: Sequence[int], cohort_size: int, num_rounds: int = 10) -> Population:
     return Population(np.asarray(sizes, np.int64), cohort_size, num_rounds)
+
+
+def shipped(choice: str, population: Population, **changes: Any) -> Any:
+    """Return the selector of conf/selector/`choice`.yaml with `changes` of its values.
+
+    Choices that build on another file, and values that are objects, must be among the changes.
+    """
+    path = Path(__file__).parents[1] / "conf" / "selector" / f"{choice}.yaml"
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) | changes
+    values.pop("defaults", None)
+    module, _, name = values.pop("_target_").rpartition(".")
+    return getattr(import_module(module), name)(population, **values)
 
 
 def toy_components(

@@ -1,84 +1,100 @@
-"""Active federated learning (Goetz et al., "Active Federated Learning", 2019), not agnostic
-federated learning."""
+"""Active federated learning (AFL): clients with high losses are drawn more often.
+
+Goetz, Malik, Bui, Moon, Liu and Kumar, "Active Federated Learning", 2019 (arXiv 1909.12641). It is
+not agnostic federated learning, which has the same initials.
+
+Each client has a value: how much there is to gain from training on it. The server draws clients by
+a softmax over the values. Only the selected clients report a new value, so that the method costs
+little; the values of the others are stale.
+
+    v_k = sqrt(n_k) * (mean loss of client k at the model that it received last)
+
+Algorithm of a round, with K clients to select:
+
+1. The int(alpha1 N) clients of lowest value get probability 0.
+2. The others get probabilities softmax(alpha2 v).
+3. int((1 - alpha3) K) clients are drawn from these probabilities, without replacement.
+4. The other clients are drawn uniformly from all that have not been drawn.
+
+What the paper leaves open: Initial values are requested from all clients, as in FedCor's code, or
+equal. If too few clients have a positive probability, uniform draws fill up. Ties at the border of
+the excluded clients are broken at random. Clients with values that are not finite have probability
+0 in step 2.
+"""
 
 from typing import Literal
 
 import numpy as np
 
-from fedsim.core.arrays import Floats
-from fedsim.core.parameters import NonNegative, Share, parameters
 from fedsim.selectors.base import (
     Clients,
+    Floats,
+    Generator,
     Ids,
+    NonNegative,
     Selection,
     Selector,
+    Share,
     Signal,
     ascending,
     exp,
     floor,
+    parameters,
 )
+from fedsim.selectors.tools import fill_up
 
 
 @parameters
 class AFL(Selector):
-    """Draws clients by a softmax over values v_k = sqrt(n_k) * (mean loss of client k at the model
-    it last received).
-
-    The int(alpha1 N) clients with the lowest values are excluded. Of the K clients, int((1 -
-    alpha3) K) are drawn from the others with probability softmax(alpha2 v), without replacement,
-    and the rest uniformly from all clients not yet drawn. Only the selected clients report a new
-    value, computed on the model before their training.
-
-    `init: query` requests the loss of each client when it is first available (FedCor's code),
-    `equal` starts with equal values. If fewer clients have a positive probability than are to be
-    drawn by softmax, uniform draws fill up. Ties at the border of the excluded clients are broken
-    at random.
-    """
+    """Draws most clients by a softmax over sqrt(n_k) * loss, and the rest uniformly."""
 
     needs = frozenset({Signal.LOSSES})
     state = ("values", "asked")
 
-    alpha1: Share
-    alpha2: NonNegative
-    alpha3: Share
-    init: Literal["query", "equal"]
+    alpha1: Share  # share of clients with the lowest values that are excluded
+    alpha2: NonNegative  # inverse temperature of the softmax
+    alpha3: Share  # share of the cohort that is drawn uniformly
+    init: Literal["query", "equal"]  # initial values: requested when first available, or equal
 
     def __post_init__(self) -> None:
-        self.values = np.zeros(self.population.num_clients)
-        self.asked = np.full(self.population.num_clients, self.init == "equal")
+        num_clients = self.population.num_clients
+        self.values = np.zeros(num_clients)
+        self.asked = np.full(num_clients, self.init == "equal")
         self.start_up_rounds = int(self.init == "query")
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids, count = clients.available, self.cohort_size(clients)
-        if not self.asked[ids].all():
-            self._update_values(ids[~self.asked[ids]], clients)
-        probabilities = self.probabilities(self.values[ids], rng)
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        new = available[~self.asked[available]]
+        if len(new):
+            self._update_values(new, clients)
+        count = self.cohort_size(clients)
+        probabilities = self.probabilities(self.values[available], rng)
         num_by_value = min(floor((1 - self.alpha3) * count), int((probabilities > 0).sum()))
-        by_value = rng.choice(len(ids), num_by_value, replace=False, p=probabilities)
-        uniform = rng.choice(
-            np.setdiff1d(np.arange(len(ids)), by_value), count - num_by_value, replace=False
-        )
-        chosen = ascending(ids[np.concatenate([by_value, uniform])])
+        by_value = rng.choice(len(available), num_by_value, replace=False, p=probabilities)
+        drawn = fill_up(by_value, np.arange(len(available)), count, rng)
+        chosen = ascending(available[drawn])
         self._update_values(chosen, clients)
         return Selection(chosen)
 
-    def probabilities(self, values: Floats, rng: np.random.Generator) -> Floats:
-        """Probabilities [n] for `values` [n]: a softmax over all but the int(alpha1 n) lowest,
-        which get 0, as do values that are not finite; uniform if no finite value remains."""
+    def probabilities(self, values: Floats, rng: Generator) -> Floats:
+        """Return the probabilities [n] for `values` [n] (steps 1 and 2).
+
+        They are uniform if no finite value remains.
+        """
+        num = len(values)
         values = np.where(np.isfinite(values), values, -np.inf)
-        order = rng.permutation(len(values))
-        order = order[np.argsort(values[order], kind="stable")]
-        kept = order[floor(self.alpha1 * len(values)) :]
-        kept = kept[np.isfinite(values[kept])]
-        weights = np.zeros(len(values))
-        if len(kept):
-            weights[kept] = exp(self.alpha2 * (values[kept] - values[kept].max()))
-        return (
-            weights / weights.sum()
-            if weights.sum() > 0
-            else np.full(len(values), 1 / max(len(values), 1))
-        )
+        shuffled = rng.permutation(num)
+        order = shuffled[np.argsort(values[shuffled], kind="stable")]
+        rest = order[floor(self.alpha1 * num) :]
+        rest = rest[np.isfinite(values[rest])]
+        if not len(rest):
+            return np.full(num, 1 / max(num, 1))
+        weights = np.zeros(num)
+        excess = values[rest] - values[rest].max()
+        weights[rest] = exp(self.alpha2 * excess)
+        return weights / weights.sum()
 
     def _update_values(self, ids: Ids, clients: Clients) -> None:
+        """Request the losses of `ids` and set their values."""
         self.values[ids] = np.sqrt(self.population.sizes[ids]) * clients.losses(ids)
         self.asked[ids] = True

@@ -1,12 +1,37 @@
-"""DELTA (Wang et al., "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS
-2023), the practical algorithm."""
+"""DELTA: draw clients whose gradients are diverse, and correct the bias by weights.
+
+Wang, Guo, Lin and Tang, "DELTA: Diverse Client Sampling for Fasting Federated Learning", NeurIPS
+2023 (arXiv 2205.13925), the practical algorithm.
+
+Clients that differ from the others, or whose own mini-batches differ from each other, teach the
+model more. DELTA draws them more often. Aggregation weights make the average an unbiased estimate
+of the average over all clients.
+
+    P_k  proportional to  sqrt(alpha_1 zeta_k^2 + alpha_2 sigma_k^2)
+
+zeta_k is the distance of client k's mean gradient from the cohort's mean gradient. The mean
+gradient is the update divided by the learning rate and the number of steps. sigma_k is the root
+mean square distance of its mini-batch gradients from their mean: one number, which the client sends
+after a pass over its data.
+
+Algorithm, starting from P_k = p_k = n_k / n:
+
+1. Draw K clients with replacement from P. A client that is drawn m times gets the aggregation
+   weight m p_k / (K P_k).
+2. After the round, redistribute the probability mass of its participants among them by the formula
+   above. The other clients keep their mass.
+
+What the paper leaves open: If some clients are unavailable, p and P are renormalised over the
+others.
+"""
 
 import numpy as np
 
-from fedsim.core.arrays import Floats
 from fedsim.selectors.base import (
     Clients,
     Cohort,
+    Floats,
+    Generator,
     NonNegative,
     Selection,
     Selector,
@@ -18,54 +43,49 @@ from fedsim.selectors.base import (
 
 @parameters
 class Delta(Selector):
-    """K draws with replacement from probabilities P that grow with gradient diversity and local
-    gradient variance.
-
-    Initially P_k = p_k = n_k / n. After a round, the probability mass of its participants is
-    redistributed among them in proportion to sqrt(`diversity` zeta_k^2 + `variance` sigma_k^2).
-    zeta_k is the distance of client k's mean gradient (its update divided by learning rate and
-    number of steps) from the cohort's mean; sigma_k is the root mean square distance of its
-    mini-batch gradients from their mean, one number that the client sends after a pass over its
-    data. A client drawn m times gets the aggregation weight m p_k / (K P_k), so that the average is
-    an unbiased estimate of full participation's. If some clients are unavailable, p and P are
-    renormalised over the others.
-    """
+    """Draws K clients with replacement by the diversity and the variance of their gradients."""
 
     adaptive = True
     needs = frozenset({Signal.GRADIENTS})
     state = ("probabilities",)
 
-    diversity: NonNegative
-    variance: NonNegative
+    diversity: NonNegative  # alpha_1, the weight of zeta_k^2
+    variance: NonNegative  # alpha_2, the weight of sigma_k^2
 
     def __post_init__(self) -> None:
-        self.probabilities = self.population.shares.copy()
-        self._spreads = np.empty(0)
-        self._ids = np.empty(0, np.int64)
+        self.probabilities = self.population.shares.copy()  # P [N]
+        self._spreads = np.empty(0)  # sigma of the drawn clients
+        self._drawn = np.empty(0, np.int64)
         self._lr = 1.0
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids, count = clients.available, self.population.cohort_size
-        p = self.population.sizes[ids] / self.population.sizes[ids].sum()
-        probabilities = self.probabilities[ids] / self.probabilities[ids].sum()
-        draws = rng.multinomial(count, probabilities)
-        chosen = np.flatnonzero(draws)
-        self._ids, self._lr = ids[chosen], clients.lr
-        self._spreads = clients.gradient_spreads(self._ids)
-        return Selection(self._ids, draws[chosen] * p[chosen] / (count * probabilities[chosen]))
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        sizes = self.population.sizes[available]
+        p = sizes / sizes.sum()
+        probabilities = self.probabilities[available] / self.probabilities[available].sum()
+        cohort_size = self.population.cohort_size
+        counts = rng.multinomial(cohort_size, probabilities)  # m_k
+        drawn = np.flatnonzero(counts)
+        self._drawn = available[drawn]
+        self._lr = clients.lr
+        self._spreads = clients.gradient_spreads(self._drawn)
+        weights = counts[drawn] * p[drawn] / (cohort_size * probabilities[drawn])
+        return Selection(self._drawn, weights)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        gradient_sums = cohort.updates.double() / -self._lr
-        gradients = (gradient_sums.cpu().numpy().T / np.maximum(cohort.steps, 1)).T
+        gradient_sums = (cohort.updates.double() / -self._lr).cpu().numpy()
+        gradients = (gradient_sums.T / np.maximum(cohort.steps, 1)).T
         zeta = np.linalg.norm(gradients - gradients.mean(0), axis=1)
-        sigma = self._spreads[np.searchsorted(self._ids, cohort.ids)]
+        sigma = self._spreads[np.searchsorted(self._drawn, cohort.ids)]
         scores = np.sqrt(self.diversity * zeta**2 + self.variance * sigma**2)
         self.probabilities[cohort.ids] = redistribute_mass(self.probabilities[cohort.ids], scores)
 
 
 def redistribute_mass(mass: Floats, scores: Floats) -> Floats:
-    """sum(`mass`) distributed in proportion to `scores`, both [K]; `mass` unless all scores are
-    finite and > 0."""
+    """Return sum(`mass`) [K] distributed in proportion to `scores` [K].
+
+    Returns `mass` itself unless all scores are finite and > 0.
+    """
     if not (np.isfinite(scores) & (scores > 0)).all():
         return mass
     return mass.sum() * scores / scores.sum()

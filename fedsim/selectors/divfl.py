@@ -1,16 +1,31 @@
-"""DivFL (Balakrishnan et al., "Diverse Client Selection for Federated Learning via Submodular
-Maximization", 2022)."""
+"""DivFL: select clients whose gradients represent the gradients of all clients.
+
+Balakrishnan, Li, Zhou, Himayat, Smith and Bilmes, "Diverse Client Selection for Federated Learning
+via Submodular Maximization", ICLR 2022.
+
+Each client is represented by the selected client whose gradient is nearest to its own. DivFL looks
+for the set S of K clients that makes the sum of these distances small, which is the facility
+location problem:
+
+    G(S) = sum_k min_{i in S} |grad_k - grad_i|
+
+The server starts from the empty set and adds, K times, the client that lowers G most. Client i of
+the result gets as its aggregation weight the share of clients that it represents (`weights: gamma`;
+the official code weights by size).
+
+What the paper leaves open: Ties are broken at random.
+"""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Literal
 
 import numpy as np
 from torch import Tensor
 
-from fedsim.core.arrays import Floats
 from fedsim.selectors.base import (
     Clients,
+    Floats,
+    Generator,
     Ids,
     Positions,
     Selection,
@@ -22,30 +37,29 @@ from fedsim.selectors.base import (
 )
 from fedsim.selectors.similarity import among, euclidean_distances, update_inner_products
 
+BLOCK_ROWS = 500
+"""Rows of the table of distances that are summed at once, to save memory."""
+
 
 @parameters
 class DivFL(Selector):
-    """Selects the K clients S that minimise G(S) = sum_k min_{i in S} |grad_k - grad_i|, greedily
-    (facility location).
+    """Minimises the distances between the gradients of all clients and those of the selected.
 
-    `mode: ideal` requests full gradients of all clients in every round; `no_overhead` requests each
-    client's gradient once (when it is first available) and then only those of the selected clients,
-    before they train. `greedy: plain` evaluates all candidates in every step; `lazy` finds the same
-    set with fewer evaluations; `stochastic` evaluates max(K, share * N) random candidates per step.
-    `weights: gamma` weights client i by the share of clients whose nearest selected client is i
-    (the paper), `aggregator` leaves that to the aggregator (the official code: by size). Ties are
-    broken at random.
+    - `mode: ideal` requests full gradients of all clients in every round. `no_overhead` requests
+      each client's gradient once, when it is first available, and later only the gradients of the
+      selected clients, before they train.
+    - `greedy: plain` evaluates all candidates in every step. `lazy` finds the same set with fewer
+      evaluations. `stochastic` evaluates max(K, `share` N) random candidates in a step.
     """
 
     needs = frozenset({Signal.GRADIENTS})
-    # products and distances in float32, as they are for many clients, and a copy for a checkpoint
-    pair_bytes = 12
+    pair_bytes = 12  # products and distances in float32, as for many clients; a checkpoint's copy
     state = ("known", "gradients", "products")
 
-    mode: Literal["ideal", "no_overhead"]
-    greedy: Literal["plain", "lazy", "stochastic"]
-    share: Share
-    weights: Literal["gamma", "aggregator"]
+    mode: Literal["ideal", "no_overhead"]  # whose gradients are requested
+    greedy: Literal["plain", "lazy", "stochastic"]  # which candidates are evaluated
+    share: Share  # share of all clients that are candidates of a step of `stochastic`
+    weights: Literal["gamma", "aggregator"]  # aggregation weights: represented clients, or as usual
 
     def __post_init__(self) -> None:
         self.start_up_rounds = int(self.mode == "no_overhead")
@@ -53,96 +67,97 @@ class DivFL(Selector):
         self.products: Tensor | None = None
         self.known = np.zeros(self.population.num_clients, dtype=bool)
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
-        fresh = ids if self.mode == "ideal" else ids[~self.known[ids]]
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        fresh = available if self.mode == "ideal" else available[~self.known[available]]
         self._query_gradients(fresh, clients)
         assert self.products is not None
-        distance = euclidean_distances(among(self.products, ids))
+        distances = euclidean_distances(among(self.products, available))
         count = self.cohort_size(clients)
-        some = (
-            max(count, floor(self.share * self.population.num_clients))
-            if self.greedy == "stochastic"
-            else None
-        )
-        lazy = self.greedy == "lazy"
-        picked = (
-            lazy_greedy(distance, count, rng) if lazy else plain_greedy(distance, count, rng, some)
-        )
+        if self.greedy == "lazy":
+            picked = lazy_greedy(distances, count, rng)
+        elif self.greedy == "plain":
+            picked = plain_greedy(distances, count, rng)
+        else:
+            num_candidates = max(count, floor(self.share * self.population.num_clients))
+            picked = plain_greedy(distances, count, rng, num_candidates)
         order = np.argsort(picked)
-        chosen = ids[picked[order]]
+        chosen = available[picked[order]]
         self._query_gradients(np.setdiff1d(chosen, fresh), clients)
-        return Selection(
-            chosen, cluster_shares(distance, picked)[order] if self.weights == "gamma" else None
-        )
+        if self.weights == "aggregator":
+            return Selection(chosen)
+        return Selection(chosen, cluster_shares(distances, picked)[order])
 
     def _query_gradients(self, ids: Ids, clients: Clients) -> None:
-        for client, gradient in zip(ids, clients.gradients(ids), strict=True):
+        """Request the gradients of `ids` and update the inner products."""
+        for client, gradient in zip(ids.tolist(), clients.gradients(ids), strict=True):
             if self.gradients is None:
                 self.gradients = gradient.new_zeros(self.population.num_clients, len(gradient))
-            self.gradients[int(client)] = (
-                gradient  # entries that are not finite count as 0 in the products
-            )
+            self.gradients[client] = gradient  # what is not finite counts as 0 in the products
             self.known[client] = True
         if len(ids) and self.gradients is not None:
             self.products = update_inner_products(self.products, self.gradients, ids)
 
 
 def plain_greedy(
-    distance: Floats, count: int, rng: np.random.Generator, candidates: int | None = None
+    distances: Floats, count: int, rng: Generator, num_candidates: int | None = None
 ) -> Positions:
-    """`count` positions, in the order chosen; each one lowers G the most.
+    """Return `count` positions in the order chosen, of which each one lowers G most.
 
-    `distance` [n, n] is symmetric. With `candidates`, each step evaluates only that many random
+    `distances` [n, n] is symmetric. With `num_candidates`, each step evaluates only so many random
     positions.
     """
-    nearest = np.full(len(distance), np.inf)
-    largest = random_tie_breaker(distance, rng)
+    nearest = np.full(len(distances), np.inf)  # distance of each client to the set
+    largest = random_tie_breaker(distances, rng)
     chosen: list[int] = []
-    for _ in range(min(count, len(distance))):
-        left = np.setdiff1d(np.arange(len(distance)), chosen)
-        pool = (
-            left
-            if candidates is None
-            else np.sort(rng.choice(left, min(candidates, len(left)), replace=False))
-        )
-        best = largest(-_row_sums(distance, pool, partial(np.minimum, nearest)), pool)
-        chosen.append(best)
-        nearest = np.minimum(nearest, distance[best])
+    for _ in range(min(count, len(distances))):
+        pool = np.setdiff1d(np.arange(len(distances)), chosen)
+        if num_candidates is not None:
+            size = min(num_candidates, len(pool))
+            pool = np.sort(rng.choice(pool, size, replace=False))
+        sums = _row_sums(np.minimum, nearest, distances, pool)  # G with each of the pool
+        chosen.append(largest(-sums, pool))
+        nearest = np.minimum(nearest, distances[chosen[-1]])
     return np.array(chosen, dtype=np.int64)
 
 
-def lazy_greedy(distance: Floats, count: int, rng: np.random.Generator) -> Positions:
-    """The same set as `plain_greedy`, re-evaluating only gains that can still be the largest
-    (Minoux, 1978): as the set grows, a gain can only shrink."""
-    all_positions, largest = np.arange(len(distance)), random_tie_breaker(distance, rng)
-    first = largest(-distance.sum(1, dtype=np.float64), all_positions)
-    chosen, nearest = [first], distance[first].copy()
-    gains = _row_sums(distance, all_positions, lambda block: np.maximum(nearest - block, 0))
+def lazy_greedy(distances: Floats, count: int, rng: Generator) -> Positions:
+    """Return the same set as `plain_greedy` with fewer evaluations (Minoux, 1978).
+
+    As the set grows, a gain can only shrink. So only gains that can still be the largest are
+    evaluated again.
+    """
+    num = len(distances)
+    everybody = np.arange(num)
+    largest = random_tie_breaker(distances, rng)
+    first = largest(-distances.sum(1, dtype=np.float64), everybody)
+    chosen = [first]
+    nearest = distances[first]
+    gains = _row_sums(_decrease, nearest, distances, everybody)
     gains[first] = -np.inf
-    while len(chosen) < min(count, len(distance)):
-        fresh = np.zeros(len(distance), dtype=bool)
-        while True:
-            top = int(np.argmax(gains))
-            if fresh[top]:
-                top = largest(gains, all_positions)
-            if fresh[top]:
-                break
-            gains[top] = np.maximum(nearest - distance[top], 0).sum(dtype=np.float64)
-            fresh[top] = True
-        chosen.append(top)
-        nearest = np.minimum(nearest, distance[top])
-        gains[top] = -np.inf
+    while len(chosen) < min(count, num):
+        is_fresh = np.zeros(num, dtype=bool)
+        best = int(np.argmax(gains))
+        while not is_fresh[best]:
+            gains[best] = _decrease(nearest, distances[best]).sum(dtype=np.float64)
+            is_fresh[best] = True
+            best = int(np.argmax(gains))
+            if is_fresh[best]:  # of those that tie with it, one may still be stale
+                best = largest(gains, everybody)
+        chosen.append(best)
+        nearest = np.minimum(nearest, distances[best])
+        gains[best] = -np.inf
     return np.array(chosen, dtype=np.int64)
 
 
-def random_tie_breaker(
-    distance: Floats, rng: np.random.Generator
-) -> Callable[[Floats, Positions], int]:
-    """Which of `positions` [n] has the largest of `values` [n]; of those that differ by rounding
-    errors only, the first in a random order of the clients."""
-    rank = rng.permutation(len(distance))
-    tolerance = 1e-10 * float(distance.sum(1, dtype=np.float64).max(initial=0))
+def random_tie_breaker(distances: Floats, rng: Generator) -> Callable[[Floats, Positions], int]:
+    """Return a function that finds which of `positions` [n] has the largest of `values` [n].
+
+    Of values that differ by rounding errors only, it takes the first in a random order of the
+    clients, which is drawn once.
+    """
+    rank = rng.permutation(len(distances))
+    tolerance = 1e-10 * float(distances.sum(1, dtype=np.float64).max(initial=0))
 
     def largest(values: Floats, positions: Positions) -> int:
         tied = positions[values >= values.max() - tolerance]
@@ -151,15 +166,28 @@ def random_tie_breaker(
     return largest
 
 
-def _row_sums(table: Floats, rows: Positions, function: Callable[[Floats], Floats]) -> Floats:
-    """Sums [len(rows)] of function(row) for some `rows` of `table` [n, n], 500 rows at a time to
-    save memory."""
-    parts = np.array_split(rows, -(-len(rows) // 500))
-    return np.concatenate([function(table[part]).sum(1, dtype=np.float64) for part in parts])
+def _decrease(nearest: Floats, rows: Floats) -> Floats:
+    """Return by how much the distances `nearest` [n] fall if the clients of `rows` are added."""
+    return np.maximum(nearest - rows, 0)
 
 
-def cluster_shares(distance: Floats, chosen: Positions) -> Floats:
-    """For each of `chosen` [K], the share of clients to which it is the nearest (a tie counts for
-    the earlier one)."""
-    nearest = np.argmin(distance[:, chosen], axis=1)
-    return np.bincount(nearest, minlength=len(chosen)) / len(distance)
+def _row_sums(
+    function: Callable[[Floats, Floats], Floats],
+    nearest: Floats,
+    distances: Floats,
+    positions: Positions,
+) -> Floats:
+    """Return the sum of `function(nearest, row)` for the rows of `distances` at `positions`."""
+    sums = []
+    for block in np.array_split(positions, -(-len(positions) // BLOCK_ROWS)):
+        sums.append(function(nearest, distances[block]).sum(1, dtype=np.float64))
+    return np.concatenate(sums)
+
+
+def cluster_shares(distances: Floats, chosen: Positions) -> Floats:
+    """Return, for each of `chosen` [K], the share of clients to which it is the nearest.
+
+    A tie counts for the earlier one.
+    """
+    nearest = np.argmin(distances[:, chosen], axis=1)
+    return np.bincount(nearest, minlength=len(chosen)) / len(distances)

@@ -1,52 +1,70 @@
-"""F3AST (Ribero, Vikalo and de Veciana, "Federated Learning Under Intermittent Client Availability
-and Time-Varying Communication Constraints", IEEE JSTSP 2023; preprint 2022)."""
+"""F3AST: select clients by tracked participation rates, for clients that come and go.
+
+Ribero, Vikalo and de Veciana, "Federated Learning Under Intermittent Client Availability and
+Time-Varying Communication Constraints", IEEE JSTSP 2023 (arXiv 2205.06730).
+
+The server tracks at what rate each client is selected in the long run. It selects those whose
+selection lowers a bound of the variance most, and divides by the rates in aggregation. Clients that
+are seldom available thus get large weights, and the average stays unbiased.
+
+    r_k <- (1 - beta) r_k + beta [client k is selected]
+    marginal utility = p_k^2 / r_k^2, the gradient of -sum_k p_k^2 / r_k;  p_k = n_k / n
+    aggregation weight = p_k / r_k, with the rate that counts this selection (the authors' code)
+
+beta must be much smaller than K / N. A client that is selected in a share r of the rounds gets
+about 1 - beta / (2 r) of p_k on average, and all clients together get 1 - beta N / (2 K). The
+weights are unbiased only in the limit of a small beta and once the rates have settled, which takes
+about 1 / beta rounds. The authors' code has 0.01 as its default, and the command in its README
+0.001, which is 0.05 K / N there.
+
+What the paper leaves open: Rates start at K p_k (at most 1), where all utilities are equal and
+weights sum to 1. In the code they start at p_k, and the update is divided by K. Ties are broken at
+random. Deviation: The paper lets the number of clients vary over time. Here it is K, or all
+available clients if they are fewer.
+"""
 
 import numpy as np
 
-from fedsim.core.parameters import Problems, parameters
-from fedsim.selectors.base import Clients, Selection, Selector, ascending, highest, rule
+from fedsim.selectors.base import (
+    Clients,
+    Generator,
+    Problems,
+    Selection,
+    Selector,
+    parameters,
+    rule,
+)
 
 
 @parameters
 class F3AST(Selector):
-    """Selects, of the available clients, the K with the highest marginal utility p_k^2 / r_k^2.
-
-    That is the gradient of -sum_k p_k^2 / r_k, the negative of a bound of the variance that
-    selection adds, at the tracked long-term rates r_k <- (1 - `beta`) r_k + `beta` [k selected];
-    p_k = n_k / n. Aggregation weights p_k / r_k, with the rate that counts this selection (the
-    authors' code), make the mean update unbiased in the limit of a small `beta`, once the rates
-    have settled, which takes some 1 / `beta` rounds. A client that is selected in a share r of the
-    rounds gets about 1 - `beta` / (2 r) of p_k on average, and all clients together 1 - `beta` N /
-    (2 K). So `beta` must be much smaller than K / N: None takes 0.01 K / N. (The authors' code has
-    0.01 as its default; the command in its README 0.001, 0.05 K / N there.) Left open: rates start
-    at K p_k (at most 1), where all utilities are equal and weights sum to 1; in the code at p_k,
-    and the update is divided by K. Ties are broken at random.
-
-    The paper lets the number of clients vary over time; here it is K, or all where fewer are
-    available.
-    """
+    """Selects the K available clients with the highest marginal utility p_k^2 / r_k^2."""
 
     state = ("rates", "round")
 
-    beta: float | None
+    beta: float | None  # weight of a round in the rates, in (0, 1]; None: 0.01 K / N
 
     def problems(self) -> Problems:
-        sound = self.beta is None or 0 < self.beta <= 1
-        yield rule(sound, "beta", self.beta, "must lie in (0, 1]", "null takes 0.01 K / N")
+        in_range = self.beta is None or 0 < self.beta <= 1
+        yield rule(in_range, "beta", self.beta, "must lie in (0, 1]", "null stands for 0.01 K / N")
 
     def __post_init__(self) -> None:
-        k, n = self.population.cohort_size, self.population.num_clients
-        self.step = 0.01 * k / n if self.beta is None else self.beta
-        self.rates = np.minimum(k * self.population.shares, 1)
-        self.round = 0  # whose selection is in the rates
+        cohort_size = self.population.cohort_size
+        default = 0.01 * cohort_size / self.population.num_clients
+        self.step = default if self.beta is None else self.beta
+        self.rates = np.minimum(cohort_size * self.population.shares, 1)  # r [N]
+        self.round = 0  # the latest round that the rates count
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids, shares = clients.available, self.population.shares
-        chosen = ascending(
-            ids[highest(-self.rates[ids] / shares[ids], self.cohort_size(clients), rng)]
-        )
-        for _ in range(round - self.round):  # also for rounds in which nobody could be reached
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        shares = self.population.shares  # p [N]
+        # 1. The highest p_k / r_k, that is the lowest r_k / p_k
+        available = clients.available
+        ratios = self.rates[available] / shares[available]
+        chosen = self.select_highest(-ratios, clients, rng)
+        # 2. The rates, also for rounds in which nobody could be reached
+        for _ in range(round - self.round):
             self.rates *= 1 - self.step
         self.rates[chosen] += self.step
         self.round = round
+        # 3. The weights
         return Selection(chosen, shares[chosen] / self.rates[chosen])

@@ -1,4 +1,28 @@
-"""FedABC: attention-based client selection. Section and equation numbers are the paper's."""
+"""FedABC: select clients with high losses, smoothed over clients with similar models.
+
+Ye, An, Wang, Yan and Carle, "FedABC: Attention-Based Client Selection for Federated Learning with
+Long-Term View", 2025. Section and equation numbers are the paper's.
+
+A client matters if the global model is bad on its data, and on the data of clients like it. The
+server knows which clients are alike from the predictions of their models on public samples. The
+number of clients grows over the rounds, because late participation counts more.
+
+Algorithm of a round t >= 1 (round 0 is the first round, in which all clients take part):
+
+1. v_j, the loss of the global model on client j's data: all clients report it.       (Eq. 12)
+2. d_kj = KL(P_k || P_j), the divergence of the predictions on the public samples.    (Eq. 9, 10)
+3. c_kj = exp(-d_kj) / sum_j exp(-d_kj), the attention of client k to client j.       (Eq. 11)
+4. S_k = sum_j c_kj v_j, the score of client k.                                       (Eq. 13)
+5. Select the clients of highest score, as many as the `threshold` says.              (Eq. 14)
+6. Average their models in proportion to S_k.                                         (Eq. 15)
+
+The server keeps the latest predictions of each client, which may be stale.
+
+What the paper leaves open: Scores are divided by their sum, which the paper's thresholds require.
+In the first round the aggregator decides the weights. A client without predictions has divergence 0
+to and from all others; predictions with nan are not kept. A loss that is not finite counts as the
+largest finite one. If all scores are 0, they count as equal. Ties are broken at random.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Literal
@@ -7,27 +31,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.arrays import Floats
-from fedsim.core.parameters import Count, NonNegative, Positive, Problems, parameters
 from fedsim.selectors.base import (
     Clients,
     Cohort,
+    Count,
+    Floats,
+    Generator,
     Ids,
+    NonNegative,
+    Positive,
+    Problems,
     Selection,
     Selector,
     Server,
     Signal,
     exp,
     log,
+    parameters,
     rule,
 )
 from fedsim.selectors.tools import kl_divergences
 
 BLOCK_ENTRIES = 2**18
-"""Of attention that is computed at once, so that it stays in the cache: all of it up to 512
-clients."""
-# rounding tolerance when sums of shares are compared with tau: .1 * 3 > .3 in floating point
+"""Entries of attention that are computed at once, so that they stay in the cache."""
 TOLERANCE = 1e-9
+"""Rounding tolerance when sums of shares are compared with tau: 0.1 * 3 > 0.3 in floating point."""
 
 
 class Threshold(ABC):
@@ -35,145 +63,153 @@ class Threshold(ABC):
 
     @abstractmethod
     def count(self, shares: Floats, t: int, num_rounds: int) -> int:
-        """Number of clients to select, >= 1; `shares` [N] are their scores' shares, descending,
-        with sum 1."""
+        """Return the number of clients to select, >= 1.
+
+        `shares` [N] are the scores divided by their sum, descending.
+        """
 
 
 @parameters
 class Cumulative(Threshold):
-    """The smallest number of top clients whose shares sum to tau_t (section V-A, used in place of
-    Eq. 14).
+    """Selects the smallest number of clients whose shares sum to tau_t (section V-A).
 
-    `schedule: step` is the paper's tau_t = start + increment * floor(t / every). The others go from `start` to `end`
-    with u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. `mode: reach` stops at a sum
-    >= tau, which gives the paper's 32% fewer participants; `exceed` at > tau, as printed. tau >= 1 selects all.
+    It replaces Eq. 14. `schedule: step` is the paper's
+    tau_t = start + increment * floor(t / every). The other schedules go from `start` to `end` with
+    u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. tau >= 1
+    selects all clients. `mode: exceed` is printed in the paper, but only `reach` gives its 32 %
+    fewer participants.
     """
 
-    schedule: Literal["step", "linear", "convex", "concave"]
-    start: Positive
-    increment: NonNegative
-    every: Count
-    end: float
-    mode: Literal["reach", "exceed"]
+    schedule: Literal["step", "linear", "convex", "concave"]  # shape of tau over the rounds
+    start: Positive  # tau_0
+    increment: NonNegative  # rise of tau in `step`
+    every: Count  # rounds between two rises in `step`
+    end: float  # last tau of the other schedules
+    mode: Literal["reach", "exceed"]  # the sum must be >= tau, or > tau
 
     def problems(self) -> Problems:
         yield rule(self.end >= self.start, "end", self.end, f"must be >= start={self.start}")
 
     def tau(self, t: int, num_rounds: int) -> float:
-        """The threshold tau_t of round `t` (0-based)."""
+        """Return the threshold tau_t of round `t` (0-based)."""
         if self.schedule == "step":
             return self.start + self.increment * (t // self.every)
         u = t / max(num_rounds - 1, 1)
-        shape = {"linear": u, "convex": u**2, "concave": log(1 + 9 * u) / log(10)}[self.schedule]
-        return float(self.start + (self.end - self.start) * shape)
+        shapes = {"linear": u, "convex": u**2, "concave": log(1 + 9 * u) / log(10)}
+        return float(self.start + (self.end - self.start) * shapes[self.schedule])
 
     def count(self, shares: Floats, t: int, num_rounds: int) -> int:
-        tau, sums = self.tau(t, num_rounds), np.cumsum(shares)
-        below = sums < tau - TOLERANCE if self.mode == "reach" else sums <= tau + TOLERANCE
-        return min(int(below.sum()) + 1, len(shares)) if tau < 1 - TOLERANCE else len(shares)
+        tau = self.tau(t, num_rounds)
+        if tau >= 1 - TOLERANCE:
+            return len(shares)
+        sums = np.cumsum(shares)
+        is_below = sums < tau - TOLERANCE if self.mode == "reach" else sums <= tau + TOLERANCE
+        return min(int(is_below.sum()) + 1, len(shares))
 
 
 @parameters
 class Lambda(Threshold):
-    """Clients whose share exceeds lambda / eta_t, with lambda = `strength` and eta_t = 1 + `growth`
-    * t (the rule below Eq. 14, without values there; eta_t in (0, 1] differs by a constant factor
-    that lambda can absorb).
+    """Selects clients whose share exceeds lambda / eta_t (the rule below Eq. 14).
+
+    eta_t = 1 + growth * t. The paper gives no values. Its eta_t in (0, 1] differs by a constant
+    factor, which lambda can absorb.
     """
 
-    strength: Positive
-    growth: NonNegative
+    strength: Positive  # lambda
+    growth: NonNegative  # growth of eta_t in every round
 
     def count(self, shares: Floats, t: int, num_rounds: int) -> int:
-        return max(int((shares > self.strength / (1 + self.growth * t)).sum()), 1)
+        threshold = self.strength / (1 + self.growth * t)
+        return max(int((shares > threshold).sum()), 1)
 
 
 @parameters
 class FedABC(Selector):
-    """Selects by the losses of all clients, smoothed by attention over the similarity of their
-    models on public data.
-
-    Scores: d_kj = KL(P_k || P_j) on the public samples (Eq. 9, 10; `kl_reduction: mean` also
-    divides by the number of classes, as printed); attention c_kj = softmax_j(-d_kj), including j =
-    k unless `self_term` is false (Eq. 11); v_j is the loss of the global model on client j's data
-    (Eq. 12); S_k = sum_j c_kj v_j (Eq. 13). Normalised to shares S_k / sum S, as the paper's
-    thresholds require, the highest are selected, as many as `threshold` says. `weights: score`
-    averages their models in proportion to S (Eq. 15).
-
-    In the first round in which clients can be reached (round 0 of the paper) all of these take
-    part, with the aggregator's average. The server keeps the latest predictions of each client
-    without nan, which may be stale; without any, a client has divergence 0 to and from all others.
-    A loss that is not finite counts as the largest finite one. Shares are uniform if all scores are
-    0.
-    """
+    """Selects by the losses of all clients, smoothed by attention between their models."""
 
     adaptive = True
     start_up_rounds = 1
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
-    pair_bytes = 36  # divergences in float32 and 64, and the attention with what it is made of
+    pair_bytes = 36  # divergences in float32 and float64, the attention with what it is made of
     state = ("predictions",)
 
-    threshold: Threshold
-    kl_reduction: Literal["mean", "sum"]
-    self_term: bool
-    weights: Literal["score", "uniform", "by_size"]
+    threshold: Threshold  # how many clients are selected
+    kl_reduction: Literal["mean", "sum"]  # d_kj as a mean over classes (as printed), or their sum
+    self_term: bool  # whether a client attends to itself (Eq. 11)
+    weights: Literal["score", "uniform", "by_size"]  # aggregation weights: Eq. 15, 1, or n_k
 
     def __post_init__(self) -> None:
-        self.predictions: dict[int, Tensor] = {}
+        self.predictions: dict[int, Tensor] = {}  # log-probabilities [M, C] by client
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
         if clients.in_first_round:
-            return Selection(ids)
-        scores = self.scores(finite_losses(clients.losses(ids)), self._divergences(ids))
-        shares = scores / scores.sum() if scores.sum() > 0 else np.full(len(ids), 1 / len(ids))
-        shuffled = rng.permutation(len(ids))
+            return Selection(available)
+        # 1 to 4. Scores
+        losses = finite_losses(clients.losses(available))
+        scores = self.scores(losses, self._divergences(available))
+        if scores.sum() <= 0:
+            scores = np.ones(len(available))
+        shares = scores / scores.sum()
+        # 5. The highest ones
+        shuffled = rng.permutation(len(available))
         order = shuffled[np.argsort(-shares[shuffled], kind="stable")]
         count = self.threshold.count(shares[order], round - 1, self.population.num_rounds)
-        chosen = np.sort(order[:count])
-        sizes = self.population.sizes[ids[chosen]].astype(np.float64)
-        weights = {"score": shares[chosen], "uniform": np.ones(len(chosen)), "by_size": sizes}[
-            self.weights
-        ]
-        return Selection(ids[chosen], weights / weights.sum())
+        selected = np.sort(order[:count])
+        chosen = available[selected]
+        # 6. Weights
+        weights = shares[selected]
+        if self.weights == "uniform":
+            weights = np.ones(count)
+        if self.weights == "by_size":
+            weights = self.population.sizes[chosen].astype(np.float64)
+        return Selection(chosen, weights / weights.sum())
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        for client, prediction in zip(cohort.ids, server.predict_public(cohort).cpu(), strict=True):
+        predictions = server.predict_public(cohort).cpu()
+        for client, prediction in zip(cohort.ids.tolist(), predictions, strict=True):
             if not prediction.isnan().any():
-                self.predictions[int(client)] = (
-                    prediction.clone()
-                )  # a view would keep those of the whole cohort
+                # a view would keep the predictions of the whole cohort in memory
+                self.predictions[client] = prediction.clone()
 
     def scores(self, losses: Floats, divergences: Floats) -> Floats:
-        """The scores S [N] from losses v [N] and divergences d [N, N] of the available clients (Eq.
-        11, 13)."""
-        size, found = max(BLOCK_ENTRIES // max(len(losses), 1), 1), [np.empty(0)]
-        for first in range(0, len(losses), size):
-            logits = -divergences[first : first + size]
-            if not self.self_term and len(losses) > 1:
-                np.fill_diagonal(logits[:, first:], -np.inf)
+        """Return the scores S [n] of the n available clients (Eq. 11, 13).
+
+        `losses` [n] are v, `divergences` [n, n] are d.
+        """
+        num = len(losses)
+        scores = np.empty(num)
+        block_rows = max(BLOCK_ENTRIES // max(num, 1), 1)
+        for start in range(0, num, block_rows):
+            rows = slice(start, start + block_rows)
+            logits = -divergences[rows]
+            if not self.self_term and num > 1:
+                np.fill_diagonal(logits[:, start:], -np.inf)
             logits -= logits.max(1, keepdims=True)
             attention = exp(logits)
             attention /= attention.sum(1, keepdims=True)
-            found.append((attention * losses).sum(1))
-        return np.concatenate(found)
+            scores[rows] = (attention * losses).sum(1)
+        return scores
 
     def _divergences(self, ids: Ids) -> Floats:
-        known = [row for row, i in enumerate(ids) if int(i) in self.predictions]
-        if not known:
-            return np.zeros((len(ids), len(ids)))
-        among = kl_divergences(
-            torch.stack([self.predictions[int(ids[row])] for row in known]), self.kl_reduction
-        )
-        if len(known) == len(ids):
-            return among
-        result = np.zeros((len(ids), len(ids)))
-        result[np.ix_(known, known)] = among
-        return result
+        """Return the divergences d [n, n] of the clients `ids`."""
+        divergences = np.zeros((len(ids), len(ids)))
+        rows = [row for row, client in enumerate(ids.tolist()) if client in self.predictions]
+        if not rows:
+            return divergences
+        log_p = torch.stack([self.predictions[client] for client in ids[rows].tolist()])
+        known = kl_divergences(log_p, self.kl_reduction)
+        if len(rows) == len(ids):
+            return known
+        divergences[np.ix_(rows, rows)] = known
+        return divergences
 
 
 def finite_losses(losses: Floats) -> Floats:
-    """`losses` [N] with values that are not finite replaced by the largest finite one (0 if there
-    is none)."""
-    finite = np.isfinite(losses)
-    largest = losses[finite].max() if finite.any() else 0.0
-    return np.where(finite, losses, largest)
+    """Return `losses` [N] with values that are not finite replaced by the largest finite one.
+
+    It is 0 if there is none.
+    """
+    is_finite = np.isfinite(losses)
+    largest = losses[is_finite].max() if is_finite.any() else 0.0
+    return np.where(is_finite, losses, largest)

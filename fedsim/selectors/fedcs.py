@@ -1,88 +1,104 @@
-"""FedCS (Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources
-in Mobile Edge", ICC 2019)."""
+"""FedCS: select as many clients as can finish before a deadline.
+
+Nishio and Yonetani, "Client Selection for Federated Learning with Heterogeneous Resources in Mobile
+Edge", ICC 2019 (arXiv 1804.08333).
+
+A round waits for its slowest client. FedCS asks random candidates how long they take to download
+the model, to train and to upload, and selects as many of them as finish in time.
+
+In each round:
+
+1. Ask ceil(`candidate_fraction` N) random clients for their resources (K in the paper).
+2. Select candidates that finish before the deadline.
+
+`uploads: sequential` is the paper's Algorithm 3, for clients that share a channel and upload one
+after another. It starts from S = {} and Theta = 0. It takes next the candidate x with the smallest
+
+    T^d(S + x) - T^d(S) + t^UL_x + max(0, t^UD_x - Theta)
+
+where T^d(S) is the slowest download in S, t^UL_x the upload and t^UD_x the training of x. x is
+selected if T^d(S + x) + Theta' is below the deadline, with
+Theta' = Theta + t^UL_x + max(0, t^UD_x - Theta).
+
+`uploads: parallel` is for clients with a bandwidth of their own, which the simulated clock assumes:
+all candidates are selected whose download, training and upload together are below the deadline.
+
+Deviations: `system.deadline` decides what happens to updates that miss the deadline, and the
+`aggregator` decides the weights. How many clients take part depends on their answers; it may be
+nobody. Ties go to the lower id.
+"""
 
 from typing import Literal
 
 import numpy as np
 
-from fedsim.core.parameters import Positive, Problems, parameters
 from fedsim.selectors.base import (
     Clients,
+    Generator,
     Positions,
+    Positive,
+    Problems,
     Resources,
     Selection,
     Selector,
     Signal,
     ascending,
     ceil,
+    parameters,
     rule,
 )
 
 
 @parameters
 class FedCS(Selector):
-    """Selects as many clients as can download, train and upload within the `deadline`, by what they
-    report of their resources.
-
-    The resource request goes to ceil(`candidate_fraction` N) random clients (None: to K, as in the
-    paper). `deadline` is the paper's T_round - T_cs - T_agg: the seconds left of a round for
-    distribution, training and upload.
-
-    `uploads: sequential` is the paper's Algorithm 3, for clients that upload one after another:
-    starting from S = {} and Theta = 0, the candidate x of the smallest T^d(S + x) - T^d(S) + t^UL_x
-    + max(0, t^UD_x - Theta) is taken next, where T^d(S) is the slowest download in S; it stays out
-    unless T^d(S + x) + Theta' is below the deadline, with Theta' = Theta + t^UL_x + max(0, t^UD_x -
-    Theta). `parallel` is for bandwidths of their own, which the simulated clock assumes: all
-    candidates are taken whose download, training and upload together are below the deadline.
-
-    Deviations: updates that miss the deadline are dropped by `system.deadline`, and weights are the
-    `aggregator`'s. How many clients take part depends on their answers, and may be none.
-    """
+    """Selects candidates that can download, train and upload within the `deadline`."""
 
     needs = frozenset({Signal.RESOURCES})
     adaptive = True
 
-    deadline: Positive
-    candidate_fraction: float | None
-    uploads: Literal["parallel", "sequential"]
+    deadline: Positive  # seconds for download, training and upload: T_round - T_cs - T_agg
+    candidate_fraction: float | None  # share of all clients that are asked, in (0, 1]; None: K
+    uploads: Literal["parallel", "sequential"]  # bandwidths of their own, or one shared channel
 
     def problems(self) -> Problems:
         fraction = self.candidate_fraction
         if fraction is not None:
-            yield rule(
-                0 < fraction <= 1,
-                "candidate_fraction",
-                fraction,
-                "must lie in (0, 1]",
-                "null asks K clients",
-            )
+            remedy = "null asks K clients"
+            in_range = 0 < fraction <= 1
+            yield rule(in_range, "candidate_fraction", fraction, "must lie in (0, 1]", remedy)
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        fraction, population = self.candidate_fraction, self.population
-        wanted = (
-            population.cohort_size if fraction is None else ceil(fraction * population.num_clients)
-        )
-        count = min(max(wanted, 1), len(clients.available))
-        candidates = ascending(rng.choice(clients.available, count, replace=False))
-        found = clients.resources(candidates)
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        # 1. Resource request
+        available = clients.available
+        count = self.population.cohort_size
+        if self.candidate_fraction is not None:
+            count = max(ceil(self.candidate_fraction * self.population.num_clients), 1)
+        num_asked = min(count, len(available))
+        candidates = ascending(rng.choice(available, num_asked, replace=False))
+        seconds = clients.resources(candidates)
+        # 2. Client selection
         if self.uploads == "sequential":
-            return Selection(ascending(candidates[one_after_another(found, self.deadline)]))
-        return Selection(candidates[found.download + found.training + found.upload < self.deadline])
+            return Selection(ascending(candidates[one_after_another(seconds, self.deadline)]))
+        total = seconds.download + seconds.training + seconds.upload
+        return Selection(candidates[total < self.deadline])
 
 
-def one_after_another(found: Resources, deadline: float) -> Positions:
-    """Algorithm 3: positions of the clients selected, in the order in which they are; ties go to
-    the lower position."""
-    left, chosen = list(range(len(found.upload))), list[int]()
-    distribution, elapsed = 0.0, 0.0  # T^d(S) and Theta
-    while left:
-        idle = np.maximum(found.training[left] - elapsed, 0.0)
-        increases = np.maximum(found.download[left] - distribution, 0.0) + found.upload[left] + idle
+def one_after_another(seconds: Resources, deadline: float) -> Positions:
+    """Return the positions of the clients that Algorithm 3 selects, in its order."""
+    remaining = list(range(len(seconds.upload)))
+    chosen: list[int] = []
+    slowest_download = 0.0  # T^d(S)
+    elapsed = 0.0  # Theta
+    while remaining:
+        idle = np.maximum(seconds.training[remaining] - elapsed, 0.0)
+        longer_download = np.maximum(seconds.download[remaining] - slowest_download, 0.0)
+        increases = longer_download + seconds.upload[remaining] + idle
         best = int(np.argmin(increases))
-        x = left.pop(best)
-        after = elapsed + float(found.upload[x] + idle[best])
-        slowest = max(distribution, float(found.download[x]))
-        if slowest + after < deadline:
-            distribution, elapsed = slowest, after
-            chosen.append(x)
+        client = remaining.pop(best)
+        elapsed_after = elapsed + float(seconds.upload[client] + idle[best])
+        download_after = max(slowest_download, float(seconds.download[client]))
+        if download_after + elapsed_after < deadline:
+            slowest_download = download_after
+            elapsed = elapsed_after
+            chosen.append(client)
     return np.array(chosen, dtype=np.int64)

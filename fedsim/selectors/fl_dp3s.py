@@ -1,6 +1,24 @@
-"""FL-DP3S (Zhang et al., "FL-DP3S: Diversifying Client Selection via Determinantal Point Processes
-in Federated Learning", 2023), with exact sampling after Kulesza and Taskar, "k-DPPs: Fixed-Size
-Determinantal Point Processes", ICML 2011."""
+"""FL-DP3S: draw clients with different profiles from a determinantal point process.
+
+Zhang et al., "FL-DP3S: Diversifying Client Selection via Determinantal Point Processes in Federated
+Learning", 2023 (arXiv 2303.17358). Exact sampling is from Kulesza and Taskar, "k-DPPs: Fixed-Size
+Determinantal Point Processes", ICML 2011.
+
+Each client has a profile f, a vector that describes its data. A determinant is large if its rows
+point in different directions, so a set S is drawn with probability proportional to the determinant
+of its similarities. This favours clients with different profiles:
+
+    s_ij = 1 - |f_i - f_j| / (the largest distance),  L = S^T S,  P(S) proportional to det(L_S)
+
+1. Each client sends its profile once, when it is first available.
+2. In every round K clients are drawn from the k-DPP with kernel L. If some clients are unavailable,
+   L has the rows and columns of the available ones.
+
+Deviation: In the paper the profile is the mean output of the first layer of the initial model, for
+which fedsim has no request. Here it is the gradient of the mean training loss with respect to the
+first layer, at the model of that round (in round 1 the initial one). Like the paper's profile, it
+is a mean over a client's samples at the first layer.
+"""
 
 import math
 
@@ -8,35 +26,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.arrays import Floats
-from fedsim.core.types import Ids, Positions
-from fedsim.selectors.base import Clients, Selection, Selector, Signal, ascending, parameters
+from fedsim.selectors.base import (
+    Clients,
+    Floats,
+    Generator,
+    Ids,
+    Positions,
+    Selection,
+    Selector,
+    Signal,
+    ascending,
+    parameters,
+)
 from fedsim.selectors.similarity import among, euclidean_distances, inner_products, with_latest
 
-# as a share of the largest: clients with the same profile leave fewer than K positive ones
-LEAST_EIGENVALUE = 1e-12
+MIN_EIGENVALUE = 1e-12
+"""Lower bound of eigenvalues, as a share of the largest one. Clients with equal profiles would
+otherwise leave fewer than K positive eigenvalues."""
 
 
 @parameters
 class FLDP3S(Selector):
-    """Draws K clients S with a probability proportional to det(L_S), a k-DPP, which favours unlike
-    profiles.
-
-    L = S^T S with similarities s_ij = 1 - |f_i - f_j| / (the largest distance) of profiles f, which
-    each client sends once, when it is first available. Deviation: the paper's profile is the mean
-    output of the first layer of the initial model, for which there is no question to clients. Here
-    it is the gradient of the mean training loss with respect to the first layer, at the model of
-    that round, the initial one in round 1; like the paper's, it is a mean over a client's samples
-    at that layer. Where some clients are away, the process is that of the others (the rows and
-    columns of L that are theirs).
-    """
+    """Draws K clients from a k-DPP over the profiles of the available clients."""
 
     start_up_rounds = 1
     needs = frozenset({Signal.GRADIENTS})
-    exact = False  # eigenvectors are LAPACK's
-    pair_bytes = (
-        48  # distances, similarities, L, its part and eigenvectors, and a copy for a checkpoint
-    )
+    exact = False  # eigenvectors depend on LAPACK
+    pair_bytes = 48  # distances, similarities, L, a part of it, eigenvectors; a checkpoint's copy
     state = ("known", "profiles", "kernel")
 
     def __post_init__(self) -> None:
@@ -44,68 +60,80 @@ class FLDP3S(Selector):
         self.profiles: Tensor | None = None
         self.kernel = np.empty((0, 0))  # L of the known clients
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
-        new = ids[~self.known[ids]]
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        new = available[~self.known[available]]
         if len(new):
-            self._ask(new, clients)
-        rows = np.searchsorted(np.flatnonzero(self.known), ids)
+            self._query_profiles(new, clients)
+        rows = np.searchsorted(np.flatnonzero(self.known), available)
         kernel = self.kernel[np.ix_(rows, rows)]
-        return Selection(ascending(ids[draw_k_dpp(kernel, self.cohort_size(clients), rng)]))
+        drawn = draw_k_dpp(kernel, self.cohort_size(clients), rng)
+        return Selection(ascending(available[drawn]))
 
-    def _ask(self, new: Ids, clients: Clients) -> None:
-        first = clients.layer_names(None)[0]
-        found = torch.stack(
-            list(clients.gradients(new, layers=[first.rpartition(".")[0] or first]))
-        )
-        self.profiles = with_latest(self.profiles, self.population.num_clients, new, found)
+    def _query_profiles(self, new: Ids, clients: Clients) -> None:
+        """Request the profiles of the clients `new` and extend the kernel L by them."""
+        first_name = clients.layer_names(None)[0]
+        first_layer = first_name.rpartition(".")[0] or first_name
+        profiles = torch.stack(list(clients.gradients(new, layers=[first_layer])))
+        self.profiles = with_latest(self.profiles, self.population.num_clients, new, profiles)
         self.known[new] = True
         products = among(inner_products([self.profiles]), np.flatnonzero(self.known))
         distances = euclidean_distances(products).astype(np.float64)
-        similarity = 1 - distances / (distances.max() or 1.0)
+        largest = distances.max()
+        similarity = 1 - distances / (largest if largest > 0 else 1.0)
         self.kernel = similarity.T @ similarity
 
 
-def draw_k_dpp(kernel: Floats, count: int, rng: np.random.Generator) -> Positions:
-    """`count` positions, drawn with a probability proportional to the determinant of their part of
-    `kernel` [n, n]."""
+def draw_k_dpp(kernel: Floats, count: int, rng: Generator) -> Positions:
+    """Return `count` positions drawn from the k-DPP with the kernel L = `kernel` [n, n].
+
+    First eigenvectors are drawn, then positions from the DPP that these span.
+    """
     values, vectors = np.linalg.eigh(kernel)
-    values = np.maximum(values, LEAST_EIGENVALUE * values.max())
+    values = np.maximum(values, MIN_EIGENVALUE * values.max())
     return draw_projection(vectors[:, draw_eigenvectors(values, count, rng)], rng)
 
 
-def draw_eigenvectors(values: Floats, count: int, rng: np.random.Generator) -> Positions:
-    """`count` positions J of the eigenvalues `values` [n] > 0, with a probability proportional to
-    their product, by logarithms of the elementary symmetric polynomials e_l of the first m
-    eigenvalues."""
-    logs = np.log(values)
+def draw_eigenvectors(values: Floats, count: int, rng: Generator) -> Positions:
+    """Return `count` positions of the eigenvalues `values` [n] > 0.
+
+    A set is drawn with probability proportional to the product of its eigenvalues. This takes the
+    elementary symmetric polynomials e_l of the first m eigenvalues, of which the table holds
+    logarithms.
+    """
+    log_values = np.log(values)
     table = np.full((len(values) + 1, count + 1), -np.inf)  # ln e_l, by m and l
     table[:, 0] = 0
-    for m, own in enumerate(logs, 1):
-        table[m, 1:] = np.logaddexp(table[m - 1, 1:], own + table[m - 1, :-1])
+    for m, log_value in enumerate(log_values, 1):
+        table[m, 1:] = np.logaddexp(table[m - 1, 1:], log_value + table[m - 1, :-1])
     picks: list[int] = []
     for m in range(len(values), 0, -1):
-        left = count - len(picks)
-        if left and (
-            m == left
-            or rng.random() < math.exp(logs[m - 1] + table[m - 1, left - 1] - table[m, left])
-        ):
+        missing = count - len(picks)
+        if not missing:
+            break
+        # the m-th eigenvalue is taken with probability value_m e_{l-1}^{m-1} / e_l^m
+        log_odds = log_values[m - 1] + table[m - 1, missing - 1] - table[m, missing]
+        if m == missing or rng.random() < math.exp(log_odds):
             picks.append(m - 1)
     return np.array(picks, dtype=np.int64)
 
 
-def draw_projection(vectors: Floats, rng: np.random.Generator) -> Positions:
-    """As many positions as the orthonormal columns of `vectors` [n, k], from the DPP whose marginal
-    kernel projects on them: one by one, by the squared lengths of rows after what the rows drawn
-    before explain."""
-    left, basis = (vectors**2).sum(1), np.zeros_like(vectors)
+def draw_projection(vectors: Floats, rng: Generator) -> Positions:
+    """Return k positions drawn from the DPP whose marginal kernel projects on `vectors` [n, k].
+
+    The columns are orthonormal. Positions are drawn one by one, in proportion to the squared length
+    of what the rows drawn before leave unexplained of each row.
+    """
+    unexplained = (vectors**2).sum(1)
+    basis = np.zeros_like(vectors)
     picks: list[int] = []
     for step in range(vectors.shape[1]):
-        left[picks] = 0
-        weights = np.maximum(left, 0)
-        pick = int(rng.choice(len(left), p=weights / weights.sum()))
+        unexplained[picks] = 0
+        weights = np.maximum(unexplained, 0)
+        probabilities = weights / weights.sum()
+        pick = int(rng.choice(len(weights), p=probabilities))
         row = vectors @ vectors[pick] - basis[:, :step] @ basis[pick, :step]
-        basis[:, step] = row / math.sqrt(left[pick])
-        left -= basis[:, step] ** 2
+        basis[:, step] = row / math.sqrt(unexplained[pick])
+        unexplained -= basis[:, step] ** 2
         picks.append(pick)
     return np.array(picks, dtype=np.int64)

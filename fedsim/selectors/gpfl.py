@@ -1,5 +1,39 @@
-"""GPFL: gradient projection and an exploit-explore bandit, as the paper describes it;
-gpfl_official.py is the different algorithm of the authors' code."""
+"""GPFL: select clients whose gradients point along the global step, by a bandit that explores.
+
+Na, Liang and Yiu, "GPFL: A Gradient Projection-Based Client Selection Framework for Efficient
+Federated Learning", 2024 (arXiv 2403.17833). This file follows the paper. The authors' published
+code is a different algorithm, see gpfl_official.py.
+
+A client is valuable if its gradient g_i points in the direction g of the server's step. Only the
+clients that train reveal their gradients, so the values of the others are stale, and a bandit
+balances clients of high value with clients that were selected seldom:
+
+    c_i = <g_i, g> / |g|                                   gradient projection          (Eq. 3)
+    reward of every client = softmax(c)_i                                               (Eq. 5)
+    u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i)  index (GPCB)                 (Eq. 6)
+    alpha = rho t / T                                                                   (Eq. 7)
+    rewards of the clients selected last are multiplied by 2 exp(A^t - A^{t-1}), or, if the
+    accuracy A did not change, by exp of the fall of the loss F                         (Eq. 8)
+
+n_i is the number of selections of client i, t the round.
+
+Algorithm 1:
+
+1. Initialisation, in the first round in which clients can be reached: All clients train and upload.
+   g is the mean of all g_i. The K clients of highest c_i are selected, and their models averaged.
+2. Later rounds, before training: Add the rewards, and select the K clients of highest u_i.
+3. After training: g_i = (w - w_i) / lr for the clients that trained, and c_i is its projection on
+   the server's own step g of the previous round.
+
+What the paper leaves open is a parameter, whose default is our reading: The softmax is over all
+clients with their stale c. The mean reward is over rounds. n_i is 1 after the initialisation.
+Algorithm 1 sorts by c, while the text says "highest GPCB". As printed, the second case of Eq. 8
+rewards a growing loss; `tie_sign: intent` reverses it. The accuracy is that of a validation split.
+`weights: by_gp` is another reading of FedAvg(w, S, C) in Algorithm 1.
+
+If no update arrived in a round, its rewards are not multiplied. Values that are not finite are
+ignored. After a global direction of zero, c is kept. Ties are broken at random.
+"""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,19 +44,29 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.local_results import row_blocks
-from fedsim.core.arrays import Floats
-from fedsim.core.exact import exp, log, mean_row, row_sums
+from fedsim.core.exact import mean_row, row_sums
 from fedsim.core.flat import split_flat
-from fedsim.core.parameters import Count, NonNegative, Positive, parameters
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Selection, Stack
+from fedsim.core.types import Stack
 from fedsim.selectors.base import (
     Clients,
+    Cohort,
+    Count,
+    Evaluation,
+    Floats,
+    Generator,
+    Ids,
+    NonNegative,
+    Params,
+    Positive,
+    Selection,
     Selector,
     Server,
     Signal,
     ascending,
     drop_nonfinite,
-    highest,
+    exp,
+    log,
+    parameters,
     softmax,
 )
 
@@ -31,8 +75,7 @@ REPORTED_DIRECTIONS = {
     "momentum_buffer": {Signal.TRAINING},
     "full_gradient": {Signal.TRAINING, Signal.GRADIENTS},
 }
-"""Local directions that clients send in addition to their update, and the signals that they
-need."""
+"""Local directions that clients send in addition to their updates, with the signals they need."""
 
 
 class Exploration(ABC):
@@ -40,31 +83,32 @@ class Exploration(ABC):
 
     @abstractmethod
     def alpha(self, t: int, num_rounds: int) -> float:
-        """alpha_t >= 0 in round `t` (1-based) of T = `num_rounds`."""
+        """Return alpha_t >= 0 in round `t` (1-based) of T = `num_rounds`."""
 
 
 @parameters
 class Linear(Exploration):
     """alpha_t = rho t / T (Eq. 7).
 
-    `reference` replaces T: a number of rounds if it is >= 1, else a share of T. GPFL's Fig. 7 ran
-    800 rounds with a reference of 500 (a share of .625), so that alpha reaches 1.6 rho, as the
-    authors' logs show.
+    GPFL's Fig. 7 ran 800 rounds with T replaced by 500, a share of 0.625. alpha then reaches 1.6
+    rho, as the authors' logs show.
     """
 
-    rho: NonNegative
-    reference: Positive | None
+    rho: NonNegative  # alpha in the last round
+    reference: Positive | None  # replaces T: a number of rounds if >= 1, else a share of T
 
     def alpha(self, t: int, num_rounds: int) -> float:
         rounds = num_rounds if self.reference is None else self.reference
-        return self.rho * t / (rounds if rounds >= 1 else rounds * num_rounds)
+        if rounds < 1:
+            rounds *= num_rounds
+        return self.rho * t / rounds
 
 
 @parameters
 class Fixed(Exploration):
     """A constant alpha (Fig. 7a)."""
 
-    value: NonNegative
+    value: NonNegative  # alpha
 
     def alpha(self, t: int, num_rounds: int) -> float:
         return self.value
@@ -74,7 +118,7 @@ class Fixed(Exploration):
 class Decreasing(Exploration):
     """alpha_t = rho (1 - (t - 1) / T)."""
 
-    rho: NonNegative
+    rho: NonNegative  # alpha in the first round
 
     def alpha(self, t: int, num_rounds: int) -> float:
         return self.rho * (1 - (t - 1) / num_rounds)
@@ -82,10 +126,9 @@ class Decreasing(Exploration):
 
 @parameters
 class Triangular(Exploration):
-    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak); the authors' code has peak
-    100 by default."""
+    """alpha_t = t / peak before round `peak`, then 2 peak / (t + peak)."""
 
-    peak: Count
+    peak: Count  # the round in which alpha is 1; 100 by default in the authors' code
 
     def alpha(self, t: int, num_rounds: int) -> float:
         return t / self.peak if t < self.peak else 2 * self.peak / (t + self.peak)
@@ -93,169 +136,117 @@ class Triangular(Exploration):
 
 @parameters
 class GPFL(Selector):
-    """Selects the K clients of highest index u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i)
-    (GPCB, Eq. 6).
+    """Selects the K clients with the highest index of gradient projections and exploration.
 
-    n_i counts the selections of client i; c_i is its gradient projection.
-
-    Round 1 (Algorithm 1), or the first round in which clients can be reached: all clients train and
-    upload. c_i = <g_i, g> / |g|, where g is the mean of all g_i. The K clients of highest c are
-    selected and their models averaged.
-
-    Later rounds: g_i = (w - w_i) / lr for the clients that trained; c_i is its projection on the
-    server's own step of the previous round (Eq. 3). The c of other clients are kept. The reward of
-    *every* client is its share of the softmax over all c (Eq. 5). For the clients selected last it
-    is multiplied by 2 exp(A^{t-1} - A^{t-2}), with A the accuracy, or, if that did not change, by
-    exp of the decrease of the loss (Eq. 8); by 1 after a round in which nothing arrived. The mean
-    reward is over rounds. What is not finite is dropped for the round; after a global direction of
-    zero, c is kept.
-
-    The YAML file says what each switch does. `local_direction` is what g_i is: a momentum buffer
-    (the client's last one) and a full gradient (at the trained model) are sent in addition.
-    `weights: by_gp`, the softmax of the selected clients' c, is another interpretation of FedAvg(w,
-    S, C); `factor: centred` is Eq. 8 without the 2.
+    - `init: all_clients` is step 1 of Algorithm 1. `cover` selects random clients that were not
+      selected before, for `cover_rounds` rounds, as the authors' code does. With `none` clients
+      that were never selected rank first.
+    - `local_direction` is g_i: (w - w_i) / lr (`per_lr`), w - w_i (`update`), (w - w_i) / (lr
+      steps) (`per_step`), the client's last momentum buffer, or its full gradient at the model it
+      trained. The last two are sent in addition.
+    - `global_direction` is g: the server's step of the previous round, of the same round (the
+      authors' code), or steps accumulated with `server_momentum`.
     """
 
     needs = frozenset({Signal.VALIDATION})
     state = ("projections", "reward_sum", "pulls", "direction", "last", "previous", "selected")
 
-    exploration: Exploration
-    init: Literal["all_clients", "cover", "none"]
-    cover_rounds: Count
-    init_aggregate: Literal["topk", "all", "none"]
-    metric: Literal["projection", "cosine", "dot"]
-    local_direction: LocalDirection
-    global_direction: Literal["previous", "same_round", "server_momentum"]
-    server_momentum: Positive
-    per_tensor: bool
-    softmax_over: Literal["all", "selected"]
-    reward_average: Literal["rounds", "pulls", "pulls_plus_one"]
-    rank_by: Literal["gpcb", "gp"]
-    weights: Literal["aggregator", "by_gp"]
-    factor: Literal["literal2", "centred"]
-    tie_sign: Literal["intent", "literal"]
-    reward_eval: Literal["validation", "test"]
+    exploration: Exploration  # alpha over the rounds
+    init: Literal["all_clients", "cover", "none"]  # how the method starts
+    cover_rounds: Count  # number of rounds of `cover`
+    init_aggregate: Literal["topk", "all", "none"]  # models averaged in round 1 of `all_clients`
+    metric: Literal["projection", "cosine", "dot"]  # c_i: <g_i, g> / |g|, cosine, or <g_i, g>
+    local_direction: LocalDirection  # g_i
+    global_direction: Literal["previous", "same_round", "server_momentum"]  # g
+    server_momentum: Positive  # factor of g before the step is added
+    per_tensor: bool  # whether c is the mean of one projection for each parameter tensor
+    softmax_over: Literal["all", "selected"]  # clients in the softmax of Eq. 5
+    reward_average: Literal["rounds", "pulls", "pulls_plus_one"]  # divisor of the sum of rewards
+    rank_by: Literal["gpcb", "gp"]  # u_i, or c_i (Algorithm 1 to the letter)
+    weights: Literal["aggregator", "by_gp"]  # aggregation weights: as usual, or softmax(c)
+    factor: Literal["literal2", "centred"]  # factor of Eq. 8 with the 2, or without
+    tie_sign: Literal["intent", "literal"]  # sign of the second case of Eq. 8
+    reward_eval: Literal["validation", "test"]  # data on which A and F are evaluated
 
     def __post_init__(self) -> None:
-        n = self.population.num_clients
+        num_clients = self.population.num_clients
         self.adaptive = self.init == "cover" or self.init_aggregate != "topk"
         self.start_up_rounds = {"all_clients": 1, "cover": self.cover_rounds, "none": 0}[self.init]
         self.needs = frozenset(
             {Signal(self.reward_eval), *REPORTED_DIRECTIONS.get(self.local_direction, ())}
         )
         self.first_pulls = 1.0 if self.init == "all_clients" else 0.0
-        self.projections, self.reward_sum = np.zeros((2, n))
-        self.pulls = np.full(n, self.first_pulls)
-        self.direction: Params = {}
-        self.last: Evaluation | None = None
-        self.previous: Evaluation | None = None
+        self.projections = np.zeros(num_clients)  # c
+        self.reward_sum = np.zeros(num_clients)
+        self.pulls = np.full(num_clients, self.first_pulls)  # n
+        self.direction: Params = {}  # g; {}: none that can be used
+        self.last: Evaluation | None = None  # of the global model after the latest round
+        self.previous: Evaluation | None = None  # and after the round before
         self.selected = np.empty(0, np.int64)
-        self._in_first_round = False
+        self._initialises = False  # whether this round is step 1 of Algorithm 1
         self._lr = 1.0
         self._reported: Stack = {}
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
         self._lr = clients.lr
-        self._in_first_round = clients.in_first_round
-        if self._in_first_round and self.init == "all_clients":
-            return self._first_round(clients, rng)
-        if not self._in_first_round:
-            self._add_rewards()
-        self.previous = None
-        self.selected = chosen = self._choose(round, clients, rng)
-        self.pulls[chosen] += 1
-        self._reported = self._reported_directions(chosen, clients)
-        return self._selection()
-
-    def _selection(self) -> Selection:
-        return Selection(
-            self.selected,
-            softmax(self.projections[self.selected]) if self.weights == "by_gp" else None,
-        )
-
-    def _choose(self, round: int, clients: Clients, rng: np.random.Generator) -> Ids:
-        ids, count = clients.available, self.cohort_size(clients)
-        unseen = ids[self.pulls[ids] == 0]
-        if self.init == "cover" and round <= self.cover_rounds and len(unseen):
-            return ascending(
-                rng.permutation(unseen)[: -(-self.population.num_clients // self.cover_rounds)]
-            )
-        scores = self.projections if self.rank_by == "gp" else self.gpcb(round)
-        return ascending(ids[highest(np.where(self.pulls == 0, np.inf, scores)[ids], count, rng)])
-
-    def gpcb(self, t: int) -> Floats:
-        """The index u [N] in round t (Eq. 6)."""
-        pulls = self.pulls - self.first_pulls
-        divisor = {"pulls": pulls, "pulls_plus_one": pulls + 1}.get(
-            self.reward_average, np.full(len(pulls), t - 1.0)
-        )
-        mean = np.where(divisor > 0, self.reward_sum / np.maximum(divisor, 1), 0.0)
-        alpha = self.exploration.alpha(t, self.population.num_rounds)
-        bonus: Floats = alpha * np.sqrt(
-            2 * log(max(self.pulls.sum(), 1)) / np.maximum(self.pulls, 1)
-        )
-        return mean + bonus
-
-    def _first_round(self, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
-        cohort = clients.collect(ids)
-        kept, *_ = drop_nonfinite(cohort, None)
-        self.direction = {n: -mean_row(kept.delta[n]) / self._lr for n in kept.trained}
-        self._reported = self._reported_directions(ids, clients)
-        self._project(ids, cohort)
-        self._reported = {}
-        if self.init_aggregate == "none":
-            return Selection(ids[:0])
-        top = ascending(ids[highest(self.projections[ids], self.cohort_size(clients), rng)])
-        self.selected = top if self.init_aggregate == "topk" else ids
-        self.pulls[self.selected] += self.init_aggregate == "topk"
-        return self._selection()
+        self._initialises = clients.in_first_round and self.init == "all_clients"
+        if self._initialises:
+            # 1. Initialisation
+            self._project_everybody(clients)
+            self.selected = self.select_highest(self.projections[available], clients, rng)
+            if self.init_aggregate == "none":
+                return Selection(available[:0])
+            if self.init_aggregate == "all":
+                self.selected = available
+            else:
+                self.pulls[self.selected] += 1
+        else:
+            # 2. Rewards and selection
+            if not clients.in_first_round:
+                self._add_rewards()
+            self.previous = None
+            self.selected = self._choose(round, clients, rng)
+            self.pulls[self.selected] += 1
+            self._reported = self._reported_directions(self.selected, clients)
+        if self.weights == "aggregator":
+            return Selection(self.selected)
+        return Selection(self.selected, softmax(self.projections[self.selected]))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         evaluate = server.validate if self.reward_eval == "validation" else server.test
         self.previous = evaluate(cohort.start) if self.last is None else self.last
         self.last = evaluate(server.params)
+        # 3. Projections
         step = {n: (cohort.start[n] - server.params[n]) / self._lr for n in cohort.trained}
         if self.global_direction == "same_round":
             self.direction = usable(step)
-        if self.direction and not (self._in_first_round and self.init == "all_clients"):
+        if self.direction and not self._initialises:
             self._project(self.selected if self._reported else cohort.ids, cohort)
         if self.global_direction == "server_momentum" and self.direction:
-            step = {n: self.server_momentum * d + step[n] for n, d in self.direction.items()}
+            step = {n: self.server_momentum * g + step[n] for n, g in self.direction.items()}
         self.direction = usable(step)
 
-    def _project(self, ids: Ids, cohort: Cohort) -> None:
-        """Update c of `ids` from the directions that they reported, or else from their updates."""
-        local = self._reported or {n: cohort.delta[n] for n in cohort.trained}
-        values = projections(local, self.direction, self.metric, self.per_tensor) * (
-            1 if self._reported else -1
-        )
-        if self.metric != "cosine" and self.local_direction in ("per_lr", "per_step"):
-            values = values / self._lr
-        if self.metric != "cosine" and self.local_direction == "per_step":
-            values = values / np.maximum(cohort.steps, 1)
-        usable = np.isfinite(values)
-        self.projections[ids[usable]] = values[usable]
-
-    def _reported_directions(self, ids: Ids, clients: Clients) -> Stack:
-        """By tensor [len(ids), ...]; {} if there are none."""
-        if self.local_direction == "momentum_buffer":
-            return clients.momentum_buffers(ids)
-        if self.local_direction != "full_gradient":
-            return {}
-        flat = torch.stack(list(clients.gradients_after_training(ids)))
-        return split_flat(flat, {name: clients.params[name] for name in clients.layer_names(None)})
+    def _project_everybody(self, clients: Clients) -> None:
+        """Train all clients and project their directions on the mean direction."""
+        cohort = clients.collect(clients.available)
+        finite, *_ = drop_nonfinite(cohort, None)
+        self.direction = {n: -mean_row(finite.delta[n]) / self._lr for n in finite.trained}
+        self._reported = self._reported_directions(clients.available, clients)
+        self._project(clients.available, cohort)
+        self._reported = {}
 
     def _add_rewards(self) -> None:
-        shares = np.zeros(len(self.projections))
-        clients = np.arange(len(shares)) if self.softmax_over == "all" else self.selected
-        if len(clients):
-            shares[clients] = softmax(self.projections[clients])
-        shares[self.selected] *= self.reward_factor()
-        self.reward_sum += np.where(np.isfinite(shares), shares, 0)
+        """Add the rewards of all clients (Eq. 5 and 8)."""
+        rewards = np.zeros(len(self.projections))
+        rewarded = self.selected if self.softmax_over == "selected" else np.arange(len(rewards))
+        if len(rewarded):
+            rewards[rewarded] = softmax(self.projections[rewarded])
+        rewards[self.selected] *= self.reward_factor()
+        self.reward_sum += np.where(np.isfinite(rewards), rewards, 0)
 
     def reward_factor(self) -> float:
-        """The factor of Eq. 8 for the latest round; 1 if nothing arrived in it."""
+        """Return the factor of Eq. 8 for the latest round; 1 if no update arrived in it."""
         if self.last is None or self.previous is None:
             return 1.0
         gain = self.last.accuracy - self.previous.accuracy
@@ -264,40 +255,94 @@ class GPFL(Selector):
         fall = self.previous.loss - self.last.loss
         return float(exp(fall if self.tie_sign == "intent" else -fall))
 
+    def _choose(self, round: int, clients: Clients, rng: Generator) -> Ids:
+        """Return the clients of a round after the initialisation."""
+        available = clients.available
+        new = available[self.pulls[available] == 0]
+        if self.init == "cover" and round <= self.cover_rounds and len(new):
+            return cover(new, self.population.num_clients, self.cover_rounds, rng)
+        scores = self.projections if self.rank_by == "gp" else self.gpcb(round)
+        scores = np.where(self.pulls == 0, np.inf, scores)
+        return self.select_highest(scores[available], clients, rng)
+
+    def gpcb(self, t: int) -> Floats:
+        """Return the index u [N] in round t (Eq. 6)."""
+        pulls = self.pulls - self.first_pulls
+        divisors = {
+            "rounds": np.full(len(pulls), t - 1.0),
+            "pulls": pulls,
+            "pulls_plus_one": pulls + 1,
+        }[self.reward_average]
+        mean = np.where(divisors > 0, self.reward_sum / np.maximum(divisors, 1), 0.0)
+        alpha = self.exploration.alpha(t, self.population.num_rounds)
+        log_total = log(max(self.pulls.sum(), 1))
+        bonus: Floats = alpha * np.sqrt(2 * log_total / np.maximum(self.pulls, 1))
+        return mean + bonus
+
+    def _project(self, ids: Ids, cohort: Cohort) -> None:
+        """Set c of `ids` by the directions that they reported, or otherwise by their updates."""
+        if self._reported:
+            values = projections(self._reported, self.direction, self.metric, self.per_tensor)
+        else:  # a gradient points against the update
+            updates = {n: cohort.delta[n] for n in cohort.trained}
+            values = -projections(updates, self.direction, self.metric, self.per_tensor)
+        if self.metric != "cosine":
+            if self.local_direction in ("per_lr", "per_step"):
+                values = values / self._lr
+            if self.local_direction == "per_step":
+                values = values / np.maximum(cohort.steps, 1)
+        is_finite = np.isfinite(values)
+        self.projections[ids[is_finite]] = values[is_finite]
+
+    def _reported_directions(self, ids: Ids, clients: Clients) -> Stack:
+        """Return the directions that `ids` send in addition, by tensor [n, ...]; {} if none."""
+        if self.local_direction == "momentum_buffer":
+            return clients.momentum_buffers(ids)
+        if self.local_direction != "full_gradient":
+            return {}
+        gradients = torch.stack(list(clients.gradients_after_training(ids)))
+        trained = {name: clients.params[name] for name in clients.layer_names(None)}
+        return split_flat(gradients, trained)
+
+
+def cover(new: Ids, num_clients: int, num_rounds: int, rng: Generator) -> Ids:
+    """Return ceil(N / `num_rounds`) random clients of those that were never selected, `new`."""
+    return ascending(rng.permutation(new)[: -(-num_clients // num_rounds)])
+
 
 def usable(direction: Params) -> Params:
-    """`direction`, or {} if it is zero or not finite."""
-    square = float(torch.stack([d.double().square().sum() for d in direction.values()]).sum())
-    return direction if 0 < square < math.inf else {}
+    """Return `direction`, or {} if it is zero or not finite."""
+    squares = [tensor.double().square().sum() for tensor in direction.values()]
+    return direction if 0 < float(torch.stack(squares).sum()) < math.inf else {}
 
 
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:
-    """<g_i, g> / |g| [K] of the K directions in `local` on `direction`; 0 where a norm in the
-    denominator is 0.
+    """Return <g_i, g> / |g| [K] of the K directions in `local` on `direction`.
 
-    `metric` cosine divides by |g_i| as well, dot by nothing. `per_tensor`: the mean of one
-    projection per tensor.
+    `metric: cosine` divides by |g_i| as well, `dot` by nothing. The result is 0 where a norm in the
+    denominator is 0. `per_tensor`: it is the mean of one projection for each tensor.
     """
-    parts = [
-        _dots_and_squares(d.flatten(1), direction[n].flatten().double()) for n, d in local.items()
-    ]
-    dots, local_squares, global_squares = (torch.stack(found) for found in zip(*parts, strict=True))
+    products = []  # <g_i, g>, |g_i|^2 and |g|^2 of each tensor
+    for name, vectors in local.items():
+        products.append(_products(vectors.flatten(1), direction[name].flatten().double()))
+    dots, local_squares, squares = (torch.stack(parts) for parts in zip(*products, strict=True))
     if not per_tensor:
-        dots, local_squares, global_squares = (
-            row_sums(t.T)[None] for t in (dots, local_squares, global_squares)
-        )
-    scale = torch.ones_like(dots)
-    if metric != "dot":
-        scale = global_squares.sqrt().expand_as(dots) * (
-            local_squares.sqrt() if metric == "cosine" else 1
-        )
-    return mean_row(torch.where(scale > 0, dots / scale, 0.0)).cpu().numpy()
+        dots = row_sums(dots.T)[None]
+        local_squares = row_sums(local_squares.T)[None]
+        squares = row_sums(squares.T)[None]
+    norms = squares.sqrt().expand_as(dots)
+    if metric == "cosine":
+        norms = norms * local_squares.sqrt()
+    if metric == "dot":
+        norms = torch.ones_like(dots)
+    return mean_row(torch.where(norms > 0, dots / norms, 0.0)).cpu().numpy()
 
 
-def _dots_and_squares(local: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """<g_i, g> [K], |g_i|^2 [K] and |g|^2 [1] in float64."""
-    dots, squares = torch.zeros(2, len(local), dtype=torch.float64, device=local.device)
-    for rows, block in row_blocks(local):
+def _products(vectors: Tensor, direction: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return <g_i, g> [K], |g_i|^2 [K] and |g|^2 [1] in float64."""
+    dots = direction.new_zeros(len(vectors))
+    squares = direction.new_zeros(len(vectors))
+    for rows, block in row_blocks(vectors):
         dots[rows] = row_sums(block * direction)
         squares[rows] = row_sums(block.square_())
     return dots, squares, row_sums(direction.square()[None])

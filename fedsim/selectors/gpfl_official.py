@@ -1,15 +1,40 @@
-"""GPFL as its authors' published code (PBFL) implements it, which is not the algorithm of the paper
-(see gpfl.py)."""
+"""GPFL as its authors' published code runs it, which is not the algorithm of the paper.
+
+Na, Liang and Yiu, "GPFL: A Gradient Projection-Based Client Selection Framework for Efficient
+Federated Learning", 2024 (arXiv 2403.17833); code: joapolarbear/PBFL on GitHub. gpfl.py is the
+algorithm of the paper.
+
+The code rewards clients by the sign of the change of the test accuracy, shared among the selected
+clients by the projections of their updates on the server's step of the same round.
+
+1. Warm-up: In each of the first `warmup` rounds, ceil(N / warmup) random clients that were not
+   selected before, whatever K is.
+2. Later rounds: The K clients with the highest index, of equal ones those with the higher id:
+
+       sum of rewards / (selections + 1) + alpha(t - 1) sqrt(2 ln(t - 1) / selections)
+
+3. After each round: c_i is the mean over the trained tensors of <w_i - w, g> / |g|, with g the
+   server's step of this round. The reward of a selected client is its share of the softmax of c
+   over the selected clients, times 1 if the accuracy rose and -1 if it fell. If the accuracy did
+   not change, the factor is 0.5, -0.5 or 0 if the loss fell, rose or did not change.
+
+Round 1 is compared with accuracy 0 and loss 10^6, because the code does not evaluate the initial
+model. The code averages models by data size (`average: null`) and evaluates on the test set
+(`reward_eval: test`).
+"""
 
 from typing import Literal
 
 import numpy as np
 
-from fedsim.core.arrays import Floats
-from fedsim.core.types import Cohort, Evaluation, Selection
 from fedsim.selectors.base import (
     Clients,
+    Cohort,
     Count,
+    Evaluation,
+    Floats,
+    Generator,
+    Selection,
     Selector,
     Server,
     Signal,
@@ -18,52 +43,40 @@ from fedsim.selectors.base import (
     parameters,
     softmax,
 )
-from fedsim.selectors.gpfl import Exploration, projections
+from fedsim.selectors.gpfl import Exploration, cover, projections
 
 
 @parameters
 class GPFLOfficial(Selector):
-    """Selects every client once in a warm-up, then by a bandit on the sign of the change of
-    accuracy.
-
-    Warm-up: in each of the first `warmup` rounds, ceil(N / warmup) random clients that have not
-    been selected before, whatever K is.
-
-    Reward after each round: c_i is the mean over trained tensors of <w_i - w, g> / |g|, with g the
-    server's step of the same round. A selected client's reward is its share of the softmax of c
-    over the selected clients, times 1 if the accuracy rose, -1 if it fell, and if it did not change
-    .5, -.5 or 0 as the loss fell, rose or did not change. Round 1 is compared with accuracy 0 and
-    loss 10^6, because the code does not evaluate the initial model.
-
-    Later rounds: the K clients of highest index sum of rewards / (selections + 1) + alpha(t - 1)
-    sqrt(2 ln(t - 1) / selections) are selected; ties go to the higher id. The code averages models
-    by data size (`average: null`; `aggregator`: by the aggregator's weights), and evaluates on the
-    test set (`reward_eval: test`).
-    """
+    """Selects every client once, then by a bandit on the sign of the change of accuracy."""
 
     adaptive = True
     state = ("reward_sum", "pulls", "last")
 
-    warmup: Count
-    exploration: Exploration
-    reward_eval: Literal["validation", "test"]
-    average: Literal["aggregator"] | None
+    warmup: Count  # rounds in which every client is selected once
+    exploration: Exploration  # alpha over the rounds
+    reward_eval: Literal["validation", "test"]  # data on which rewards are evaluated
+    average: Literal["aggregator"] | None  # None: weights by data size; or those of the aggregator
 
     def __post_init__(self) -> None:
+        num_clients = self.population.num_clients
         self.needs = frozenset({Signal(self.reward_eval)})
-        self.reward_sum, self.pulls = np.zeros((2, self.population.num_clients))
-        self.last, self.start_up_rounds = Evaluation(accuracy=0.0, loss=1e6), self.warmup
+        self.reward_sum = np.zeros(num_clients)
+        self.pulls = np.zeros(num_clients)  # selections of each client
+        self.last = Evaluation(accuracy=0.0, loss=1e6)  # of the latest global model
+        self.start_up_rounds = self.warmup
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
-        unseen = ids[self.pulls[ids] == 0]
-        if round <= self.warmup and len(unseen):
-            chosen = ascending(
-                rng.permutation(unseen)[: -(-self.population.num_clients // self.warmup)]
-            )
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        new = available[self.pulls[available] == 0]
+        if round <= self.warmup and len(new):
+            # 1. Warm-up
+            chosen = cover(new, self.population.num_clients, self.warmup, rng)
         else:
-            index = self.index(round)[ids]
-            chosen = ascending(ids[np.lexsort((ids, index))[::-1][: self.cohort_size(clients)]])
+            # 2. The highest index
+            index = self.index(round)[available]
+            order = np.lexsort((available, index))[::-1]
+            chosen = ascending(available[order[: self.cohort_size(clients)]])
         self.pulls[chosen] += 1
         if self.average == "aggregator":
             return Selection(chosen)
@@ -71,23 +84,24 @@ class GPFLOfficial(Selector):
         return Selection(chosen, sizes / sizes.sum())
 
     def index(self, t: int) -> Floats:
-        """The bandit index [N] in round t; infinite for clients that have never been selected."""
+        """Return the index [N] in round t; infinite for clients that were never selected."""
         alpha = self.exploration.alpha(t - 1, self.population.num_rounds)
         bonus = alpha * np.sqrt(2 * log(max(t - 1, 1)) / np.maximum(self.pulls, 1))
         return np.where(self.pulls > 0, self.reward_sum / (self.pulls + 1) + bonus, np.inf)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
+        # 3. Rewards
         evaluate = server.validate if self.reward_eval == "validation" else server.test
-        before, self.last = self.last, evaluate(server.params)
+        before = self.last
+        self.last = evaluate(server.params)
         step = {n: server.params[n] - cohort.start[n] for n in cohort.trained}
-        local = {n: cohort.delta[n] for n in cohort.trained}
-        c = np.nan_to_num(projections(local, step, "projection", per_tensor=True))
+        updates = {n: cohort.delta[n] for n in cohort.trained}
+        c = np.nan_to_num(projections(updates, step, "projection", per_tensor=True))
         self.reward_sum[cohort.ids] += softmax(c) * reward_sign(before, self.last)
 
 
 def reward_sign(before: Evaluation, after: Evaluation) -> float:
-    """1 or -1 if the accuracy rose or fell; else .5, -.5 or 0 if the loss fell, rose or did not
-    change, or is nan."""
+    """Return the factor of rewards after a change of accuracy or loss; 0 if the loss is nan."""
     if after.accuracy != before.accuracy:
         return float(np.sign(after.accuracy - before.accuracy))
     return ((after.loss < before.loss) - (after.loss > before.loss)) / 2

@@ -1,17 +1,20 @@
-"""The clients of largest gradient or update norm (as in Marnissi et al., "Client Selection in
-Federated Learning based on Gradients Importance", 2021)."""
+"""Largest gradients: select the clients whose gradients, or updates, have the largest norms.
+
+As in Marnissi, El Hammouti and Bergou, "Client Selection in Federated Learning based on Gradients
+Importance", 2021 (arXiv 2111.11204).
+
+All clients report the norm of their gradient, one number each. A long gradient promises a large
+step, so the K clients with the largest norms train.
+"""
 
 from typing import Literal
 
-import numpy as np
-
 from fedsim.selectors.base import (
     Clients,
+    Generator,
     Selection,
     Selector,
     Signal,
-    ascending,
-    highest,
     parameters,
     without_infinity,
 )
@@ -19,20 +22,14 @@ from fedsim.selectors.base import (
 
 @parameters
 class GradNorm(Selector):
-    """Selects the K clients with the largest norms, which all clients report.
+    """Selects the K clients with the largest norms. Norms that are not finite rank last."""
 
-    `of: gradient` is the norm of the full gradient, `of: update` that of the update after local
-    training. Norms that are not finite rank last.
-    """
-
-    of: Literal["gradient", "update"]
+    of: Literal["gradient", "update"]  # norm of the full gradient, or of the update after training
 
     def __post_init__(self) -> None:
         self.needs = frozenset({Signal.GRADIENTS if self.of == "gradient" else Signal.TRAINING})
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
-        norms = clients.gradient_norms(ids) if self.of == "gradient" else clients.update_norms(ids)
-        return Selection(
-            ascending(ids[highest(without_infinity(norms), self.cohort_size(clients), rng)])
-        )
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        request = clients.gradient_norms if self.of == "gradient" else clients.update_norms
+        norms = without_infinity(request(clients.available))
+        return Selection(self.select_highest(norms, clients, rng))

@@ -1,5 +1,33 @@
-"""HiCS-FL (Chen and Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient
-Non-IID Federated Learning", NeurIPS 2024)."""
+"""HiCS-FL: prefer clients with balanced labels, which their output-layer updates give away.
+
+Chen and Vikalo, "Heterogeneity-Guided Client Sampling: Towards Fast and Efficient Non-IID Federated
+Learning", NeurIPS 2024 (arXiv 2310.00198).
+
+The update of the output layer's bias tells how balanced a client's labels are. HiCS-FL clusters the
+clients by their output-layer updates and draws from clusters with balanced labels more often,
+decreasingly over time.
+
+    H_k = entropy of softmax(db_k / temperature),  db_k the update of the output layer's bias
+    distance of two clients = arccos(cosine of their output-layer updates)
+                              + entropy_weight |H_i - H_j|
+    P(cluster) proportional to exp(gamma_t * mean H),  gamma_t = gamma (1 - (t - 1) / T)
+
+1. At first every client is selected once, in random blocks.
+2. After that, Ward's tree over the distances is cut into M clusters.
+3. Each of the K picks draws a cluster from P, and then uniformly one of its clients that is not
+   picked yet.
+
+Deviations: The code's first rounds go through the ids and skip the last N mod K of them. A client
+whose update did not arrive in time or was not finite is selected again now and then
+(`clients_to_try`), and otherwise only if there are too few others.
+
+The published code differs from the paper, by these switches. `source: weight` takes the row means
+of the update of the output layer's weights for db_k. `ward_on: rows` builds the tree from the rows
+of the distance matrix as points. `kept_update: first` keeps each client's first update for the
+whole run. `fallback` replaces step 3 by clustered sampling on the same tree (Algorithm 2 of Fraboni
+et al.) if the variance of the clients' H is at least `fallback_variance` (`above`, its last
+version), or smaller (`below`, close to the version before).
+"""
 
 from typing import Literal
 
@@ -7,19 +35,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsim.core.arrays import Floats
-from fedsim.core.exact import exp, log, mean_row
+from fedsim.core.exact import mean_row
 from fedsim.core.flat import to_device
-from fedsim.core.parameters import Count, NonNegative, Positive, parameters
-from fedsim.core.types import Ids, Positions
 from fedsim.selectors.base import (
     Clients,
     Cohort,
+    Count,
     FedsimError,
+    Floats,
+    Generator,
+    Ids,
+    NonNegative,
+    Positive,
     Selection,
     Selector,
     Server,
     ascending,
+    exp,
+    log,
+    parameters,
     softmax,
 )
 from fedsim.selectors.clustered import (
@@ -29,146 +63,136 @@ from fedsim.selectors.clustered import (
     similarity_distributions,
 )
 from fedsim.selectors.similarity import among, update_inner_products, with_latest
-from fedsim.selectors.tools import WardInput, clients_to_try
+from fedsim.selectors.tools import WardInput, clients_to_try, fill_up
 from fedsim.selectors.ward import cut_tree, ward_linkage
 
 
 @parameters
 class HiCS(Selector):
-    """Clusters clients by their output-layer updates and prefers clusters with balanced data,
-    decreasingly over time.
+    """Draws clients from clusters, preferring clusters whose clients have balanced labels."""
 
-    H_k is the entropy of softmax(db_k / `temperature`), an estimate of how balanced client k's
-    labels are; db_k is the update of the output layer's bias (`source: bias`, the paper) or the row
-    means of that of its weights (`weight`, the code). The distance of two clients is the angle
-    arccos(cosine) between their output-layer updates + `entropy_weight` |H_i - H_j|. Ward's tree
-    over these distances is cut into M clusters (`num_clusters`; None: K). Each of the K picks draws
-    a cluster with probability proportional to exp(gamma_t mean H), where gamma_t = `gamma` (1 - (t
-    - 1) / T), and then uniformly one of its clients that is not yet picked.
-
-    At first every client is selected once, in random blocks (in the code by ids, without the last N
-    mod K). Deviation: a client whose update did not arrive in time or was not finite is selected
-    again now and then (`clients_to_try`), else only where there are too few others.
-
-    The published code, by switches: `ward_on: rows` builds the tree from the rows of the distance
-    matrix as points; `kept_update: first` keeps each client's first update for the whole run;
-    `fallback` replaces the picks by clustered sampling on the same tree (Algorithm 2 of Fraboni et
-    al.) if the variance of the clients' H is at least `fallback_variance` (`above`, its last
-    version), or smaller (`below`, close to the version before).
-    """
-
-    # products and angles in float32, as they are for many clients, and entropies' distances in
-    # float64
-    pair_bytes = 36
+    pair_bytes = 36  # products, angles in float32, as for many clients; entropies' in float64
     state = ("updates", "products", "entropy", "seen", "last_tried")
 
-    source: Literal["bias", "weight"]
-    temperature: Positive
-    entropy_weight: NonNegative
-    gamma: NonNegative
-    num_clusters: Count | None
-    ward_on: WardInput
-    kept_update: Literal["latest", "first"]
-    fallback: Literal["never", "below", "above"]
-    fallback_variance: NonNegative
+    source: Literal["bias", "weight"]  # tensor of the output layer that gives db_k
+    temperature: Positive  # of the softmax in H_k
+    entropy_weight: NonNegative  # weight of |H_i - H_j| in distances
+    gamma: NonNegative  # preference for clusters of high entropy in round 1
+    num_clusters: Count | None  # M; None: K
+    ward_on: WardInput  # input of Ward's tree
+    kept_update: Literal["latest", "first"]  # update by which clients are compared
+    fallback: Literal["never", "below", "above"]  # when clustered sampling takes over
+    fallback_variance: NonNegative  # threshold of the variance of H
 
     def __post_init__(self) -> None:
+        num_clients = self.population.num_clients
         self.adaptive = self.fallback != "never"
-        self.updates: Tensor | None = None
+        self.updates: Tensor | None = None  # of the output layer
         self.products: Tensor | None = None
-        self.entropy = np.zeros(self.population.num_clients)
-        self.seen = np.zeros(self.population.num_clients, dtype=bool)
-        self.last_tried = np.zeros(self.population.num_clients, np.int64)
+        self.entropy = np.zeros(num_clients)  # H
+        self.seen = np.zeros(num_clients, dtype=bool)
+        self.last_tried = np.zeros(num_clients, np.int64)
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids, count = clients.available, self.cohort_size(clients)
-        known = ids[self.seen[ids]]
-        chosen = rng.permutation(clients_to_try(ids, self.seen, self.last_tried, round))[:count]
-        flat = len(known) > 0 and self.entropy[known].var() < self.fallback_variance
-        if not len(chosen) and len(known) and self.fallback == ("below" if flat else "above"):
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        count = self.cohort_size(clients)
+        known = available[self.seen[available]]
+        # 1. Clients that were never selected
+        new = clients_to_try(available, self.seen, self.last_tried, round)
+        chosen = rng.permutation(new)[:count]
+        if len(known) and len(chosen) < count:
+            # 2. Clusters of the known clients
             tree = ward_linkage(self._distances(known), self.ward_on)
-            rows = similarity_distributions(
-                tree, client_masses(known, self.population), self.population.cohort_size
-            )
-            return draw_one_each(rows, known, rng)
-        if num_known := min(count - len(chosen), len(known)):
-            chosen = np.concatenate(
-                [chosen, known[self._draw_clients(known, num_known, round, rng)]]
-            )
-        if len(chosen) < count:
-            others = np.setdiff1d(ids, chosen)
-            chosen = np.concatenate(
-                [chosen, rng.choice(others, count - len(chosen), replace=False)]
-            )
+            if not len(chosen) and self._falls_back(known):
+                masses = client_masses(known, self.population)
+                cohort_size = self.population.cohort_size
+                return draw_one_each(
+                    similarity_distributions(tree, masses, cohort_size), known, rng
+                )
+            # 3. Picks
+            labels = cut_tree(tree, self.num_clusters or self.population.cohort_size)
+            gamma = self.gamma * (1 - (round - 1) / self.population.num_rounds)
+            num_picks = min(count - len(chosen), len(known))
+            picks = draw_from_clusters(labels, self.entropy[known], gamma, num_picks, rng)
+            chosen = np.concatenate([chosen, known[picks]])
+        chosen = ascending(fill_up(chosen, available, count, rng))
         self.last_tried[chosen] = round
-        return Selection(ascending(chosen))
+        return Selection(chosen)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         rows = np.flatnonzero(~self.seen[cohort.ids] | (self.kept_update == "latest"))
         if not len(rows):
             return
-        layer, ids = output_layer(cohort), cohort.ids[rows]
-        slopes = (
-            class_updates(cohort, layer, self.source).double().cpu().numpy()[rows]
-            / self.temperature
-        )
-        self.entropy[ids] = [entropy(softmax(np.nan_to_num(row))) for row in slopes]
-        new = torch.cat([cohort.delta[name].flatten(1) for name in layer], dim=1)
-        new = new[to_device(torch.as_tensor(rows), new.device)]
-        self.updates = with_latest(self.updates, self.population.num_clients, ids, new)
+        ids = cohort.ids[rows]
+        layer = output_layer(cohort)
+        by_class = class_updates(cohort, layer, self.source).double().cpu().numpy()[rows]
+        for client, db in zip(ids, by_class / self.temperature, strict=True):
+            self.entropy[client] = entropy(softmax(np.nan_to_num(db)))
+        updates = torch.cat([cohort.delta[name].flatten(1) for name in layer], dim=1)
+        updates = updates[to_device(torch.as_tensor(rows), updates.device)]
+        self.updates = with_latest(self.updates, self.population.num_clients, ids, updates)
         self.products = update_inner_products(self.products, self.updates, ids)
         self.seen[ids] = True
 
-    def _draw_clients(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Positions:
-        labels = self._clusters(ids)
-        gamma = self.gamma * (1 - (t - 1) / self.population.num_rounds)
-        means = np.array([self.entropy[ids[labels == c]].mean() for c in range(labels.max() + 1)])
-        remaining = np.ones(len(ids), dtype=bool)
-        picks = []
-        for _ in range(count):
-            left = np.unique(labels[remaining])
-            weights = exp(gamma * (means[left] - means[left].max()))
-            cluster = rng.choice(left, p=weights / weights.sum())
-            pick = int(rng.choice(np.flatnonzero(remaining & (labels == cluster))))
-            remaining[pick] = False
-            picks.append(pick)
-        return np.array(picks, dtype=np.int64)
-
-    def _clusters(self, ids: Ids) -> Positions:
-        tree = ward_linkage(self._distances(ids), self.ward_on)
-        return cut_tree(tree, self.num_clusters or self.population.cohort_size)
+    def _falls_back(self, known: Ids) -> bool:
+        """Return whether clustered sampling replaces the picks."""
+        is_flat = self.entropy[known].var() < self.fallback_variance
+        return self.fallback == ("below" if is_flat else "above")
 
     def _distances(self, ids: Ids) -> Floats:
+        """Return the distances [n, n] of the clients `ids`."""
         assert self.products is not None
-        distances = angular_distances(among(self.products, ids))
-        return distances + self.entropy_weight * np.abs(
-            self.entropy[ids][:, None] - self.entropy[ids][None, :]
-        )
+        angles = angular_distances(among(self.products, ids))
+        entropies = self.entropy[ids]
+        differences = np.abs(entropies[:, None] - entropies[None, :])
+        return angles + self.entropy_weight * differences
+
+
+def draw_from_clusters(
+    labels: Ids, entropies: Floats, gamma: float, count: int, rng: Generator
+) -> list[int]:
+    """Return `count` positions: of each, first the cluster is drawn, then one of its clients.
+
+    `labels` [n] are the clusters 0..M-1 of n clients and `entropies` [n] their H.
+    """
+    means = np.array([entropies[labels == c].mean() for c in range(labels.max() + 1)])
+    is_left = np.ones(len(labels), dtype=bool)
+    picks: list[int] = []
+    for _ in range(count):
+        clusters = np.unique(labels[is_left])
+        weights = exp(gamma * (means[clusters] - means[clusters].max()))
+        cluster = rng.choice(clusters, p=weights / weights.sum())
+        picks.append(int(rng.choice(np.flatnonzero(is_left & (labels == cluster)))))
+        is_left[picks[-1]] = False
+    return picks
 
 
 def output_layer(cohort: Cohort) -> list[str]:
-    """Names of the trained tensors of the output layer, taken to be the layer of the last trained
-    tensor."""
+    """Return the names of the trained tensors of the output layer.
+
+    It is taken to be the layer of the last trained tensor.
+    """
     prefix = cohort.trained[-1].rpartition(".")[0]
     return [name for name in cohort.trained if name.rpartition(".")[0] == prefix]
 
 
 def class_updates(cohort: Cohort, layer: list[str], source: str) -> Tensor:
-    """The update of the output layer's bias, or the row means of the update of its weight, [K, C].
+    """Return the update of the output layer for each class, [K, C].
 
-    Raises `FedsimError` if the layer has no such tensor.
+    It is the update of the bias, or the row means of the update of the weight. Raises `FedsimError`
+    if the layer has no such tensor.
     """
-    dims = 2 if source == "bias" else 3
-    candidates = [cohort.delta[n] for n in layer if cohort.delta[n].dim() == dims]
-    if not candidates:
-        other = "weight" if source == "bias" else "bias"
+    num_dims = 2 if source == "bias" else 3
+    updates = [cohort.delta[name] for name in layer if cohort.delta[name].dim() == num_dims]
+    if not updates:
+        remedy = "weight" if source == "bias" else "bias"
         raise FedsimError(
-            f"selector.source={source}: the model's output layer has no {source}; use {other}"
+            f"selector.source={source}: the model's output layer has no {source}; set {remedy}"
         )
-    return candidates[-1] if source == "bias" else mean_row(candidates[-1].movedim(2, 0))
+    return updates[-1] if source == "bias" else mean_row(updates[-1].movedim(2, 0))
 
 
 def entropy(shares: Floats) -> float:
-    """-sum p ln p of the probabilities `shares` [C], in nats."""
+    """Return -sum p ln p of the probabilities `shares` [C], in nats."""
     nonzero = shares[shares > 0]
     return float(-(nonzero * log(nonzero)).sum())

@@ -1,118 +1,130 @@
-"""Oort (Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided
-Participant Selection", OSDI 2021), and its exploration by speed, as the paper's Algorithm 1 has
-it."""
+"""Oort: exploit clients with high losses that answer fast, and explore the others.
+
+Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guided Participant
+Selection", OSDI 2021 (arXiv 2010.06081).
+
+A client is worth selecting if the model is bad on its data (statistical utility) and if it does not
+delay the round (system utility). Both are known only of clients that have taken part, so a part of
+the cohort explores clients that have not ("unseen").
+
+    U_k = n_k sqrt(mean squared loss of its samples), over all steps of its latest participation
+    score of k = (U_k normalised + sqrt(0.1 ln t / L_k)) * (T / t_k)^penalty if t_k > T   (Eq. 1)
+
+L_k is the round of its latest participation, t_k its round duration on the simulated clock, and T
+the preferred duration. Without a simulated clock, or with equal durations, time has no effect.
+
+In each round, with K clients to select:
+
+1. Pacer: T is a percentile of the durations seen so far. Every `pacer_window` rounds, compare the
+   gains of the last window with the window before. The percentile rises by `pacer_step` if their
+   sums differ by at most 10 %, and falls if they differ by 5 times the earlier sum or more. A round
+   gains the mean utility of the exploited clients whose updates arrived, 0 without any.
+2. Exploit m = (1 - eps) K clients: draw them in proportion to their scores from the clients whose
+   score is at least `cutoff` times the score of rank m. eps starts at `exploration` and is
+   multiplied by `exploration_decay` every round, down to `exploration_floor`. Once all clients with
+   data have been seen, eps is 0.
+3. Explore K - m unseen clients, drawn by `prior` from those of highest prior. If there are too few,
+   other clients are drawn uniformly.
+
+Step 1 follows the published code, where durations are not interpolated. In the paper's Algorithm 1
+T itself grows if the sum of utilities has fallen. The published code differs from the paper in two
+more points. `cutoff_rank: next` takes the score of rank m + 1 in step 2. `first_round: random`
+draws round 1 uniformly, and the selector counts from round 2 on, so that ln t is ln(t - 1).
+
+Deviations: Oort's blacklist is not implemented. The code draws uniformly for one more round after
+the last unseen client was selected. Nothing is learnt of clients whose updates do not arrive in
+time: they are explored again now and then (`clients_to_try`), while the published driver gives them
+the mean utility of the clients that arrived. FedScale measures losses on the last mini-batch.
+"""
 
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from annotated_types import Gt, Interval, Le
 
-from fedsim.core.arrays import Floats
-from fedsim.core.exact import log, power
-from fedsim.core.parameters import Count, NonNegative, Share, parameters
-from fedsim.core.rounding import floor
-from fedsim.core.types import Cohort, Ids, Selection
+from fedsim.core.exact import power
 from fedsim.selectors.base import (
     Clients,
+    Cohort,
+    Count,
+    Floats,
+    Generator,
+    Ids,
+    NonNegative,
+    Selection,
     Selector,
     Server,
+    Share,
     Signal,
     ascending,
+    floor,
     leading,
+    log,
+    parameters,
     weighted_without_replacement,
 )
-from fedsim.selectors.tools import clients_to_try
+from fedsim.selectors.tools import clients_to_try, fill_up
 
-EXPLORATION_POOL = (
-    5  # m unseen clients are drawn from the EXPLORATION_POOL * m unseen ones of highest prior
-)
+EXPLORATION_POOL = 5
+"""m unseen clients are drawn from 5 m unseen clients of highest prior."""
 
 
 @parameters
 class Oort(Selector):
-    """Exploits clients of high statistical utility and explores clients that have not taken part
-    yet ("unseen").
-
-    Utility: U_k = n_k sqrt(mean squared loss of its samples), measured while client k last trained,
-    over all its steps (FedScale: the last mini-batch). The score of a seen client is
-    `normalised(U_k)` + sqrt(.1 ln t / L_k), where L_k is the round of its last participation, times
-    (T / t_k)^`penalty` if its round duration t_k, observed on the simulated clock when it last took
-    part, exceeds the preferred duration T (Eq. 1). Without a simulated clock, or with equal
-    durations, time has no effect.
-
-    Exploitation: m = (1 - eps) K clients are drawn with probability proportional to their scores,
-    from all seen clients whose score is at least `cutoff` (.95 in the paper, .7 in the code) times
-    the score of rank m (`cutoff_rank: last`, the paper) or m + 1 (`next`, the code). The other
-    clients are unseen ones, drawn by `prior`: n_k (`size`) or equal; if there are too few, others
-    are drawn uniformly. Once all clients with data have been seen, all K are exploited. eps starts
-    at `exploration` and is multiplied by `exploration_decay` every round, down to
-    `exploration_floor`.
-
-    `first_round: prior` explores by prior in the first round in which clients can be reached, too.
-    `random` follows the published code, whose driver draws round 1 uniformly and calls the selector
-    from round 2 on, so that ln t is ln(t - 1). Deviation: the code draws uniformly for one more
-    round after the last unseen client was selected.
-
-    Pacer, as in the published code: T is a percentile of the durations seen so far, here
-    interpolated between two of them. A round gains the mean utility of the exploited clients whose
-    updates arrived, 0 if there are none. Every `pacer_window` rounds, the gains of the last window
-    are compared with those of the one before: the percentile rises by `pacer_step` if their sums
-    differ by at most 10 %, and falls if by 5 times the earlier one or more. (In the paper's
-    Algorithm 1, T itself grows where the sum of utilities has fallen.) Oort's blacklist is not
-    implemented.
-
-    Nothing is learnt of clients whose updates do not arrive in time: they are explored again now
-    and then (`clients_to_try`). Deviation: the published driver gives them the mean utility of
-    those that arrived.
-    """
+    """Exploits clients of high utility and explores clients that have not taken part yet."""
 
     needs = frozenset({Signal.SQUARED_LOSS})
-    state: ClassVar[tuple[str, ...]] = ("utility", "last_round", "last_tried", "durations")
-    state += ("exploited", "gained", "gain", "percentile")
+    state: ClassVar[tuple[str, ...]] = (
+        "utility",
+        "last_round",
+        "last_tried",
+        "durations",
+        "exploited",
+        "gained",
+        "gain",
+        "percentile",
+    )
 
-    exploration: Share
-    exploration_decay: Share
-    exploration_floor: Share
-    cutoff: Share
-    cutoff_rank: Literal["last", "next"]
-    first_round: Literal["prior", "random"]
-    clip: Share
-    prior: Literal["size", "equal"]
-    penalty: NonNegative
-    percentile: Annotated[float, Interval(ge=0, le=100)]
-    pacer_window: Count
-    pacer_step: Annotated[float, Gt(0), Le(100)]
+    exploration: Share  # eps in round 1
+    exploration_decay: Share  # factor of eps in every round
+    exploration_floor: Share  # lower bound of eps
+    cutoff: Share  # share of a reference score from which on clients may be drawn (paper: 0.95)
+    cutoff_rank: Literal["last", "next"]  # rank of the reference: m (the paper), or m + 1 (code)
+    first_round: Literal["prior", "random"]  # how the first round draws
+    clip: Share  # quantile of utilities at which they are clipped
+    prior: Literal["size", "equal"]  # prior utility of unseen clients: n_k, or equal
+    penalty: NonNegative  # exponent of the factor of slow clients
+    percentile: Annotated[float, Interval(ge=0, le=100)]  # initial percentile of the pacer
+    pacer_window: Count  # rounds of a window of the pacer
+    pacer_step: Annotated[float, Gt(0), Le(100)]  # change of the percentile
 
     def __post_init__(self) -> None:
-        n = self.population.num_clients
-        self.utility = np.zeros(n)
-        self.last_round = np.zeros(n, np.int64)  # 0: never seen
-        self.last_tried = np.zeros(n, np.int64)  # 0: never selected
-        self.durations = np.full(n, np.nan)
-        self.expected = np.full(
-            n, np.nan
-        )  # seconds that clients report, for a subclass that asks them
+        num_clients = self.population.num_clients
+        self.utility = np.zeros(num_clients)  # U
+        self.last_round = np.zeros(num_clients, np.int64)  # L, 0: unseen
+        self.last_tried = np.zeros(num_clients, np.int64)  # latest selection, 0: never
+        self.durations = np.full(num_clients, np.nan)  # t_k
+        self.expected = np.full(num_clients, np.nan)  # seconds of a round (OortBySpeed)
         self.exploited = np.empty(0, np.int64)
-        self.gained: list[float] = []
-        self.gain = 0.0  # of the latest round, not yet in `gained`
+        self.gained: list[float] = []  # gains of all rounds but the latest
+        self.gain = 0.0  # gain of the latest round
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids, count = clients.available, self.cohort_size(clients)
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        count = self.cohort_size(clients)
+        # 1. Pacer
         while len(self.gained) < round - 1:
             self._pace()
-        new = clients_to_try(ids, self.last_round > 0, self.last_tried, round)
-        self.exploited = self._exploit(ids, self._num_exploited(round, count, new), round, rng)
+        # 2. Exploit
+        new = clients_to_try(available, self.last_round > 0, self.last_tried, round)
+        num_exploited = self._num_exploited(round, count, new)
+        self.exploited = self._exploit(available, num_exploited, round, rng)
+        # 3. Explore
         if self.first_round == "random" and clients.in_first_round:
             new = new[:0]
-        chosen = np.concatenate(
-            [self.exploited, self._explore(new, count - len(self.exploited), rng)]
-        )
-        if len(chosen) < count:
-            others = np.setdiff1d(ids, chosen)
-            chosen = np.concatenate(
-                [chosen, rng.choice(others, count - len(chosen), replace=False)]
-            )
-        chosen = ascending(chosen)
+        explored = self._explore(new, count - len(self.exploited), rng)
+        chosen = np.concatenate([self.exploited, explored])
+        chosen = ascending(fill_up(chosen, available, count, rng))
         self.last_tried[chosen] = round
         return Selection(chosen)
 
@@ -125,103 +137,108 @@ class Oort(Selector):
         arrived = np.intersect1d(self.exploited, cohort.ids)
         self.gain = float(self.utility[arrived].mean()) if len(arrived) else 0.0
 
-    def scores(self, ids: Ids, t: int) -> Floats:
-        """Scores in round t of the seen clients among the available `ids`."""
-        seen = ids[self.last_round[ids] > 0]
-        count = t if self.first_round == "prior" else max(t - 1, 1)
-        stale = np.sqrt(0.1 * log(count) / self.last_round[seen])
-        return (self.normalised(ids) + stale) * self._speed_factor(seen)
-
-    def normalised(self, ids: Ids) -> Floats:
-        """(min(U_k, c) - l) / (u - l) of the seen clients among `ids`, as in the published code.
-
-        Of the M positive values of all `ids`, where that of an unseen client is its prior, c is the
-        one of ascending rank floor(`clip` M) + 1, u the maximum and l .999 times the minimum. u - l
-        is at least 1e-4.
-        """
-        seen = self.last_round[ids] > 0
-        values = np.where(seen, self.utility[ids], self._priors(ids))
-        known = values[values > 0]
-        if not len(known):
-            return np.zeros(np.count_nonzero(seen))
-        rank = min(floor(self.clip * len(known)), len(known) - 1)
-        clipped = np.minimum(values[seen], np.partition(known, rank)[rank])
-        low = 0.999 * known.min()
-        return (clipped - low) / max(known.max() - low, 1e-4)
-
-    def _speed_factor(self, seen: Ids) -> Floats:
-        known = self.durations[np.isfinite(self.durations)]
-        if not len(known) or np.ptp(known) == 0:
-            return np.ones(len(seen))
-        preferred = np.percentile(known, self.percentile)
-        durations = np.nan_to_num(self.durations[seen], nan=preferred)
-        return np.where(durations > preferred, power(preferred / durations, self.penalty), 1.0)
-
-    def _num_exploited(self, t: int, count: int, new: Ids) -> int:
-        if not np.any(
-            (self.last_round == 0) & (self.last_tried == 0) & (self.population.sizes > 0)
-        ):
-            return count - min(len(new), count)
-        epsilon = max(self.exploration_floor, self.exploration * self.exploration_decay ** (t - 1))
-        return floor((1 - epsilon) * count)
-
-    def _exploit(self, ids: Ids, count: int, t: int, rng: np.random.Generator) -> Ids:
-        seen = ids[self.last_round[ids] > 0]
-        count = min(count, len(seen))
-        if not count:
-            return seen[:0]
-        scores = self.scores(ids, t)
-        falling = np.sort(scores)[::-1]
-        pivot = falling[count - 1 if self.cutoff_rank == "last" else min(count, len(seen) - 1)]
-        pool = np.flatnonzero(scores >= min(self.cutoff * pivot, falling[count - 1]))
-        return seen[pool[weighted_without_replacement(np.maximum(scores[pool], 1e-12), count, rng)]]
-
-    def _explore(self, new: Ids, count: int, rng: np.random.Generator) -> Ids:
-        priors = self._priors(new)
-        shuffled = rng.permutation(len(new))
-        pool = shuffled[leading(priors[shuffled], EXPLORATION_POOL * count)]
-        return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
-
-    def _priors(self, ids: Ids) -> Floats:
-        return (
-            self.population.sizes[ids].astype(np.float64)
-            if self.prior == "size"
-            else np.ones(len(ids))
-        )
-
     def _pace(self) -> None:
-        """Count a past round; at the end of each pacer window, adjust the percentile for the
-        preferred duration."""
+        """Count a past round, and adjust the percentile at the end of each window."""
         self.gained.append(self.gain)
         self.gain = 0.0
         window = self.pacer_window
         if len(self.gained) % window or len(self.gained) < 2 * window:
             return
-        before, now = sum(self.gained[-2 * window : -window]), sum(self.gained[-window:])
-        if abs(now - before) <= 0.1 * before:
+        before = sum(self.gained[-2 * window : -window])
+        change = abs(sum(self.gained[-window:]) - before)
+        if change <= 0.1 * before:
             self.percentile = min(self.percentile + self.pacer_step, 100.0)
-        elif abs(now - before) >= 5 * before:
+        elif change >= 5 * before:
             self.percentile = max(self.percentile - self.pacer_step, self.pacer_step)
+
+    def _num_exploited(self, t: int, count: int, new: Ids) -> int:
+        """Return m, the number of clients to exploit in round t."""
+        never_selected = (self.last_round == 0) & (self.last_tried == 0)
+        if not never_selected[self.population.sizes > 0].any():
+            return count - min(len(new), count)
+        decayed = self.exploration * self.exploration_decay ** (t - 1)
+        return floor((1 - max(self.exploration_floor, decayed)) * count)
+
+    def _exploit(self, available: Ids, count: int, t: int, rng: Generator) -> Ids:
+        """Return up to `count` seen clients, drawn in proportion to their scores."""
+        seen = available[self.last_round[available] > 0]
+        count = min(count, len(seen))
+        if not count:
+            return seen[:0]
+        scores = self.scores(available, t)
+        falling = np.sort(scores)[::-1]
+        rank = count if self.cutoff_rank == "last" else min(count + 1, len(seen))
+        # with scores below 0, the cutoff could leave fewer than `count` clients
+        threshold = min(self.cutoff * falling[rank - 1], falling[count - 1])
+        pool = np.flatnonzero(scores >= threshold)
+        weights = np.maximum(scores[pool], 1e-12)
+        return seen[pool[weighted_without_replacement(weights, count, rng)]]
+
+    def _explore(self, new: Ids, count: int, rng: Generator) -> Ids:
+        """Return up to `count` of the unseen clients `new`, drawn by prior."""
+        priors = self._priors(new)
+        shuffled = rng.permutation(len(new))
+        pool = shuffled[leading(priors[shuffled], EXPLORATION_POOL * count)]
+        return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
+
+    def scores(self, available: Ids, t: int) -> Floats:
+        """Return the scores in round t of the seen clients among the `available` ones (Eq. 1)."""
+        seen = available[self.last_round[available] > 0]
+        count = t if self.first_round == "prior" else max(t - 1, 1)
+        staleness = np.sqrt(0.1 * log(count) / self.last_round[seen])
+        return (self.normalised(available) + staleness) * self._speed_factors(seen)
+
+    def normalised(self, available: Ids) -> Floats:
+        """Return (min(U_k, c) - l) / (u - l) of the seen clients, as in the published code.
+
+        The utility of an unseen client is its prior. Of the M positive utilities of all `available`
+        clients, c is the one of ascending rank floor(`clip` M) + 1, u the maximum and l 0.999 times
+        the minimum. u - l is at least 1e-4.
+        """
+        is_seen = self.last_round[available] > 0
+        utilities = np.where(is_seen, self.utility[available], self._priors(available))
+        positive = utilities[utilities > 0]
+        if not len(positive):
+            return np.zeros(np.count_nonzero(is_seen))
+        rank = min(floor(self.clip * len(positive)), len(positive) - 1)
+        clipped = np.minimum(utilities[is_seen], np.partition(positive, rank)[rank])
+        low = 0.999 * positive.min()
+        return (clipped - low) / max(positive.max() - low, 1e-4)
+
+    def _speed_factors(self, seen: Ids) -> Floats:
+        """Return (T / t_k)^penalty for the `seen` clients slower than T, and 1 for the others."""
+        known = self.durations[np.isfinite(self.durations)]
+        if not len(known) or np.ptp(known) == 0:
+            return np.ones(len(seen))
+        preferred = np.percentile(known, self.percentile)  # T
+        durations = np.nan_to_num(self.durations[seen], nan=preferred)
+        factors = power(preferred / durations, self.penalty)
+        return np.where(durations > preferred, factors, 1.0)
+
+    def _priors(self, ids: Ids) -> Floats:
+        """Return the prior utilities of the clients `ids`."""
+        sizes = self.population.sizes[ids].astype(np.float64)
+        return sizes if self.prior == "size" else np.ones(len(ids))
 
 
 class OortBySpeed(Oort):
-    """Oort whose unseen clients are drawn with probability proportional to their speed, 1 /
-    (seconds of a round).
+    """Oort that explores fast clients first: in proportion to 1 / (seconds of a round).
 
-    A client is asked for its resources once, when it is first available. `prior` stays the value of
-    unseen clients in the scale of utilities. Deviation: the paper infers speeds from device models.
+    The paper's Algorithm 1 explores by speed. A client is asked for its resources once, when it is
+    first available. `prior` stays the value of unseen clients in the scale of utilities. Deviation:
+    the paper infers speeds from device models.
     """
 
-    start_up_rounds = 1  # in which all clients are unseen, and asked
+    start_up_rounds = 1  # in which all clients are asked
     needs = Oort.needs | {Signal.RESOURCES}
     state = (*Oort.state, "expected")
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         new = clients.available[np.isnan(self.expected[clients.available])]
         if len(new):
-            found = clients.resources(new)
-            self.expected[new] = found.download + found.training + found.upload
+            seconds = clients.resources(new)
+            self.expected[new] = seconds.download + seconds.training + seconds.upload
         return super().select(round, clients, rng)
 
-    def _explore(self, new: Ids, count: int, rng: np.random.Generator) -> Ids:
+    def _explore(self, new: Ids, count: int, rng: Generator) -> Ids:
         return new[weighted_without_replacement(1 / self.expected[new], count, rng)]

@@ -1,88 +1,122 @@
-"""Optimal client sampling (Chen, Horváth and Richtárik, "Optimal Client Sampling for Federated
-Learning", 2022)."""
+"""Optimal client sampling (OCS): clients with long updates are more likely to upload them.
 
-from typing import Any, Literal
+Chen, Horváth and Richtárik, "Optimal Client Sampling for Federated Learning", TMLR 2022 (arXiv
+2010.13723).
+
+All clients train and report only how long their update is. Each client then uploads with a
+probability that grows with it. Weights make the average unbiased, and the probabilities minimise
+its variance for an expected number K of uploads.
+
+    u_k = p_k |Delta_k|,  p_k = n_k / n over the available clients
+    P_k = min(1, (K + l - N) u_k / (sum of the l smallest u))           (Eq. 7)
+    aggregation weight of an uploading client: p_k / P_k
+
+l is the largest number of clients for which no probability exceeds 1. Client k uploads with
+probability P_k, independently of the others, so that the number of uploads is random and may be 0.
+
+`probabilities: exact` is Algorithm 1 (OCS). `aggregated` is Algorithm 2 (AOCS), which approximates
+the probabilities from sums only, as secure aggregation needs it. Each of its exchanges takes two
+numbers from each client.
+
+What the paper leaves open: If at most K scores are positive, these clients upload for certain, and
+the others with equal probabilities. Norms that are not finite count as 0.
+"""
+
+from typing import Literal
 
 import numpy as np
 
-from fedsim.selectors.base import Clients, Count, Floats, Selection, Selector, Signal, parameters
+from fedsim.selectors.base import (
+    Bools,
+    Clients,
+    Count,
+    Floats,
+    Generator,
+    Selection,
+    Selector,
+    Signal,
+    parameters,
+)
 
 
 @parameters
 class OptimalSampling(Selector):
-    """All clients train and report u_k = p_k |Delta_k|; each uploads with a probability P_k that
-    grows with u_k.
-
-    `probabilities: exact` (OCS, Algorithm 1, Eq. 7) minimises the variance of the average for an
-    expected number K of uploads. `aggregated` (AOCS, Algorithm 2) approximates that from sums only,
-    as secure aggregation needs it, in up to `iterations` exchanges of two numbers per client. The
-    number of uploads is random and may be 0. Aggregation weights p_k / P_k make the average
-    unbiased, with p_k = n_k / n over the available clients.
-    """
+    """Lets each client upload with a probability that grows with the norm of its update."""
 
     adaptive = True
     needs = frozenset({Signal.TRAINING})
 
-    probabilities: Literal["exact", "aggregated"]
-    iterations: Count
+    probabilities: Literal["exact", "aggregated"]  # Algorithm 1 (OCS), or 2 (AOCS)
+    iterations: Count  # maximum number of exchanges of `aggregated`
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
-        shares = self.population.sizes[ids] / self.population.sizes[ids].sum()
-        scores = np.nan_to_num(shares * clients.update_norms(ids), nan=0, posinf=0)
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        sizes = self.population.sizes[available]
+        shares = sizes / sizes.sum()  # p_k
+        norms = shares * clients.update_norms(available)  # u_k
+        norms = np.nan_to_num(norms, nan=0, posinf=0)
+        count = self.cohort_size(clients)
         if self.probabilities == "exact":
-            probabilities = exact_probabilities(scores, self.cohort_size(clients))
+            probabilities = exact_probabilities(norms, count)
         else:
-            probabilities, exchanges = aggregated_probabilities(
-                scores, self.cohort_size(clients), self.iterations
-            )
-            for _ in range(exchanges):
-                clients.send_numbers(ids, 2)
-        drawn = rng.random(len(ids)) < probabilities
-        return Selection(ids[drawn], shares[drawn] / probabilities[drawn])
+            probabilities, num_exchanges = aggregated_probabilities(norms, count, self.iterations)
+            for _ in range(num_exchanges):
+                clients.send_numbers(available, 2)
+        uploads = rng.random(len(available)) < probabilities
+        return Selection(available[uploads], shares[uploads] / probabilities[uploads])
 
 
 def exact_probabilities(scores: Floats, count: int) -> Floats:
-    """Probabilities P [N] with sum `count` that minimise sum_k u_k^2 / P_k, for the `scores` u [N]
-    (Eq. 7)."""
+    """Return the probabilities P [N] with sum `count` that minimise sum_k u_k^2 / P_k (Eq. 7).
+
+    `scores` [N] are the u_k.
+    """
     positive = scores > 0
     if positive.sum() <= count:
-        return _all_positive_upload(positive, count)
+        return _certain_uploads(positive, count)
     u = np.sort(scores[positive])
-    num = len(u)
+    num_below_one = np.arange(1, len(u) + 1)  # l
+    remaining = count + num_below_one - len(u)  # expected uploads of the l smallest
     ratios = np.cumsum(u) / u  # sum of the l smallest scores divided by the l-th
-    left = count + np.arange(1, num + 1) - num
-    last = np.flatnonzero((left > 0) & (left <= ratios + 1e-12))[-1]
-    last = (
-        np.searchsorted(u, u[last], side="right") - 1
-    )  # rounding may have left some of several equal ones out
+    last = np.flatnonzero((remaining > 0) & (remaining <= ratios + 1e-12))[-1]
+    # rounding may have excluded some of several equal scores
+    last = np.searchsorted(u, u[last], side="right") - 1
+    below_one = scores <= u[last]
     probabilities = np.ones(len(scores))
-    probabilities[scores <= u[last]] = left[last] * (
-        scores[scores <= u[last]] / scores[scores <= u[last]].sum()
-    )
+    probabilities[below_one] = _proportional(scores[below_one], remaining[last])
     return np.minimum(probabilities, 1.0)
 
 
 def aggregated_probabilities(scores: Floats, count: int, iterations: int) -> tuple[Floats, int]:
-    """The probabilities [N] of Algorithm 2, and the number of exchanges of two numbers per client
-    that it took."""
+    """Return the probabilities [N] of Algorithm 2 and the number of its exchanges.
+
+    `scores` [N] are the u_k. In an exchange each client sends two numbers.
+    """
     positive = scores > 0
     if positive.sum() <= count:
-        return _all_positive_upload(positive, count), 0
-    probabilities = np.minimum(count * (scores / scores.sum()), 1.0)
+        return _certain_uploads(positive, count), 0
+    probabilities = _proportional(scores, count)
     for exchange in range(1, iterations + 1):
         below_one = positive & (probabilities < 1)
         remaining = count - (positive & ~below_one).sum()
-        if remaining <= probabilities[below_one].sum() * (1 + 1e-12) or not below_one.any():
+        is_done = remaining <= probabilities[below_one].sum() * (1 + 1e-12)
+        if is_done or not below_one.any():
             return probabilities, exchange
-        probabilities[below_one] = np.minimum(
-            remaining * (scores[below_one] / scores[below_one].sum()), 1.0
-        )
+        probabilities[below_one] = _proportional(scores[below_one], remaining)
     return probabilities, iterations
 
 
-def _all_positive_upload(positive: Any, count: int) -> Floats:
-    """Probabilities [N] if at most `count` scores are positive: 1 for those, equal ones for the
-    others."""
-    others = (~positive).sum()
-    return np.where(positive, 1.0, (count - positive.sum()) / max(others, 1))
+def _proportional(scores: Floats, total: float) -> Floats:
+    """Return probabilities proportional to `scores` whose sum is `total`, each at most 1."""
+    shares = scores / scores.sum()
+    return np.minimum(total * shares, 1.0)
+
+
+def _certain_uploads(positive: Bools, count: int) -> Floats:
+    """Return the probabilities [N] if at most `count` scores are `positive`: 1 for these clients.
+
+    The others share what remains equally.
+    """
+    num_positive = int(positive.sum())
+    num_others = len(positive) - num_positive
+    return np.where(positive, 1.0, (count - num_positive) / max(num_others, 1))

@@ -1,3 +1,35 @@
+"""PNCS: select the clients whose gradients are least similar to each other.
+
+"PNCS: Power-Norm Cosine Similarity for Diverse Client Selection in Federated Learning", 2025 (arXiv
+2506.15923).
+
+Clients with different data have different gradients, and together they stand for the data of all.
+Every client reports a gradient, or a sketch of it. The server selects the set S of K clients with
+the lowest mean similarity over its pairs (Eq. 11). The similarity is a cosine "under the p-norm"
+(Eq. 9, 10), in which large coordinates count more:
+
+    s_p(x, y) = sum sgn(x y) |x y|^(p/2) / sqrt(sum |x|^p sum |y|^p)
+
+A queue keeps the clients selected last out, so that all clients take part over time.
+
+In each round:
+
+1. All clients report a gradient at the current model.
+2. The server computes the similarities of all pairs.
+3. Clients in the queue are not eligible.
+4. Of the eligible clients, the server searches the K least similar ones.
+5. The selected clients enter the queue.
+
+What the paper leaves open is a parameter: The formula of the similarity has five readings
+(`similarity.similarities`). The queue holds a number of clients or of rounds. If fewer than K
+clients are eligible, the ones that have waited longest are released. A gradient may be the one at
+the current model (as in the paper's derivation), or w - w_k after local training; a client that is
+then selected does not train again. Ties are broken at random.
+
+`age_weight` > 0 is COSAGE: it is subtracted from a client's similarities for each round since its
+last selection.
+"""
+
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -6,93 +38,74 @@ import torch
 from torch import Tensor
 
 from fedsim.clients.compression import Compressor, Identity, Int8
-from fedsim.core.arrays import Floats
-from fedsim.core.parameters import CountOrZero, NonNegative, Positive, Problems, parameters
-from fedsim.core.types import Ids
 from fedsim.selectors.base import (
     Clients,
+    CountOrZero,
+    Floats,
+    Generator,
+    Ids,
+    NonNegative,
+    Positive,
     Problem,
+    Problems,
     Selection,
     Selector,
     Signal,
     ascending,
     pairs_problem,
+    parameters,
     rule,
 )
 from fedsim.selectors.similarity import PowerSimilarity, similarities
 from fedsim.selectors.tools import least_similar_subset, missing_layers, not_queued, subsets_problem
 
 WITHOUT_NORMS = ("signed_power", "even_power")
-NORM_ORDERS = (0.1, 512.0)  # of p-norms of up to 10^9 numbers whose powers float64 holds
+"""Similarities that take no p-norms."""
+NORM_ORDERS = (0.1, 512.0)
+"""Smallest and largest p of p-norms of up to 10^9 numbers whose powers float64 holds."""
 
 
 @parameters
 class PNCS(Selector):
-    """All clients report a gradient; the K clients with the lowest mean pairwise similarity are
-    selected (Eq. 9-11).
-
-    `similarity` is one of five interpretations of "cosine similarity under the `p`-norm" (see
-    `similarity.similarities`). Clients report a `sketch` of a gradient (`grad`); with
-    `local_update`, w - w_k after local training, one that is then selected does not train again.
-    `layers` selects parameters by prefixes of their names, or compares `each` trained layer;
-    `layer_agg` averages the similarities of several layers, or compares them as one vector.
-
-    Queue: the last `queue_length` selected clients are not eligible, or clients selected in round t
-    are not until t' - t > queue_length (`queue_unit: rounds`; >= with `queue_bound: ge`). If fewer
-    than K clients are eligible, `on_shortage` releases those that have been in the queue longest,
-    or random ones, or selects fewer, at least one.
-
-    `search` and `swap_passes` are those of `least_similar_subset`. `age_weight` is subtracted from
-    a client's similarities for every round since its last selection (COSAGE).
-    """
+    """Selects the K clients with the lowest mean pairwise similarity of their gradients."""
 
     state = ("queue", "last_round")
 
-    p: Positive
-    similarity: PowerSimilarity
-    grad: Literal["full", "batch", "local_update"]
-    sketch: Compressor
-    layers: list[str] | Literal["each"] | None
-    layer_agg: Literal["mean", "params", "concat"]
-    queue_length: CountOrZero
-    queue_unit: Literal["clients", "rounds"]
-    queue_bound: Literal["gt", "ge"]
-    on_shortage: Literal["release_oldest", "random", "shrink"]
-    search: Literal["auto", "exact", "greedy"]
-    swap_passes: CountOrZero
-    age_weight: NonNegative
+    p: Positive  # power of the norm
+    similarity: PowerSimilarity  # reading of Eq. 9 and 10
+    grad: Literal["full", "batch", "local_update"]  # gradient that clients report
+    sketch: Compressor  # how clients compress it
+    layers: list[str] | Literal["each"] | None  # prefixes of names; each: one by one; None: all
+    layer_agg: Literal["mean", "params", "concat"]  # several layers: mean, by size, or one vector
+    queue_length: CountOrZero  # Q
+    queue_unit: Literal["clients", "rounds"]  # unit of Q
+    queue_bound: Literal["gt", "ge"]  # eligible again after more than, or at least Q rounds
+    on_shortage: Literal["release_oldest", "random", "shrink"]  # if fewer than K are eligible
+    search: Literal["auto", "exact", "greedy"]  # see tools.least_similar_subset
+    swap_passes: CountOrZero  # maximum number of swaps after a greedy search
+    age_weight: NonNegative  # advantage for each round since the last selection
 
     def problems(self) -> Problems:
-        p, kind, sketch = self.p, self.similarity, self.sketch
+        p, kind = self.p, self.similarity
+        is_even = kind != "even_power" or p % 2 == 0
+        yield rule(is_even, "p", p, "must be even for similarity=even_power")
         low, high = NORM_ORDERS
-        yield rule(
-            kind != "even_power" or p % 2 == 0, "p", p, "must be even for similarity=even_power"
-        )
-        told = f"must lie in [{low:g}, {high:g}] for similarity={kind}: norms overflow beyond"
+        text = f"must lie in [{low:g}, {high:g}] for similarity={kind}: norms overflow beyond"
         remedy = "similarity=signed_power takes any p > 0"
-        yield rule(kind in WITHOUT_NORMS or low <= p <= high, "p", p, told, remedy)
-        yield rule(
-            self.layers != [], "layers", self.layers, "must be null or name at least one layer"
-        )
-        told = "must be concat where a sketch is taken of several layers"
+        yield rule(kind in WITHOUT_NORMS or low <= p <= high, "p", p, text, remedy)
+        text = "must be null or name at least one layer"
+        yield rule(self.layers != [], "layers", self.layers, text)
+        text = "must be concat if clients send a sketch of several layers"
         remedy = "selector.layer_agg=concat, or selector/sketch=identity"
-        yield rule(
-            isinstance(sketch, Identity) or not self.separate,
-            "layer_agg",
-            self.layer_agg,
-            told,
-            remedy,
-        )
-        told = "depends on the lengths of the vectors, which selector/sketch=int8 does not send"
+        fits_sketch = isinstance(self.sketch, Identity) or not self.separate
+        yield rule(fits_sketch, "layer_agg", self.layer_agg, text, remedy)
+        text = "depends on the lengths of vectors, which selector/sketch=int8 does not send"
         remedy = "selector/sketch=identity, or another similarity"
-        yield rule(
-            kind != "polar" or not isinstance(sketch, Int8), "similarity", kind, told, remedy
-        )
-        # at the peak: products in float32, as they are for many clients, similarities, and what a
-        # search keeps of them
-        yield pairs_problem(
-            self.population, (16 if kind in WITHOUT_NORMS else 32) + 16 * self.separate
-        )
+        has_lengths = kind != "polar" or not isinstance(self.sketch, Int8)
+        yield rule(has_lengths, "similarity", kind, text, remedy)
+        # products in float32, as for many clients, similarities, and what a search keeps of them
+        pair_bytes = 16 if kind in WITHOUT_NORMS else 32
+        yield pairs_problem(self.population, pair_bytes + 16 * self.separate)
         yield subsets_problem(self.population, self.search)
 
     def __post_init__(self) -> None:
@@ -100,83 +113,90 @@ class PNCS(Selector):
         self.needs = frozenset(
             {Signal.TRAINING if self.grad == "local_update" else Signal.GRADIENTS}
         )
-        self.queue: list[list[int]] = []
+        self.queue: list[list[int]] = []  # the clients selected in each round, the oldest first
         self.last_round = np.zeros(self.population.num_clients, np.int64)
 
     @property
     def prefixes(self) -> list[str] | None:
-        """Prefixes of the names of the parameters that are compared; None for all of them."""
+        """Prefixes of the names of the parameters that are compared; None: all parameters."""
         return None if isinstance(self.layers, str) else self.layers
 
     @property
     def separate(self) -> bool:
-        """Whether layers are compared one by one."""
-        several = self.layers is not None and (self.layers == "each" or len(self.layers) > 1)
-        return several and self.layer_agg != "concat"
+        """True if layers are compared one by one."""
+        has_several = self.layers is not None and (self.layers == "each" or len(self.layers) > 1)
+        return has_several and self.layer_agg != "concat"
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
         return missing_layers("layers", self.prefixes, trained)
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        similarity_matrix, ids = self._similarities(clients), clients.available
-        if self.queue_unit == "rounds":  # in which nobody could be reached: the queue counts them
-            self._keep_latest(
-                [*self.queue, *([] for _ in range(round - 1 - int(self.last_round.max())))]
-            )
-        eligible = self.eligible(ids, self.cohort_size(clients), rng)
-        if len(eligible) < len(ids):
-            rows = np.searchsorted(ids, eligible)
-            similarity_matrix = similarity_matrix[np.ix_(rows, rows)]
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
+        # 1 and 2. Gradients and their similarities
+        similarity = self._similarities(clients)
+        # 3. Queue; rounds in which nobody could be reached count, too
+        if self.queue_unit == "rounds":
+            num_missed = round - 1 - int(self.last_round.max())
+            self._keep_latest(self.queue + [[]] * num_missed)
+        eligible = self.eligible(available, self.cohort_size(clients), rng)
+        if len(eligible) < len(available):
+            rows = np.searchsorted(available, eligible)
+            similarity = similarity[np.ix_(rows, rows)]
+        # 4. Search
         if self.age_weight:
             age = round - self.last_round[eligible]
-            similarity_matrix = (
-                similarity_matrix - self.age_weight * (age[:, None] + age[None, :]) / 2
-            )
+            similarity = similarity - self.age_weight * (age[:, None] + age[None, :]) / 2
         count = min(self.cohort_size(clients), len(eligible))
-        chosen = ascending(
-            eligible[
-                least_similar_subset(similarity_matrix, count, self.search, self.swap_passes, rng)
-            ]
-        )
-        self._enqueue(chosen, rng)
+        picks = least_similar_subset(similarity, count, self.search, self.swap_passes, rng)
+        chosen = ascending(eligible[picks])
+        # 5. Queue
+        self._enqueue(rng.permutation(chosen).tolist())
         self.last_round[chosen] = round
         return Selection(chosen)
 
-    def eligible(self, available: Ids, count: int, rng: np.random.Generator) -> Ids:
-        """Ids of the `available` clients that may be selected, after `on_shortage` if they are
+    def eligible(self, available: Ids, count: int, rng: Generator) -> Ids:
+        """Return the `available` clients that may be selected, after `on_shortage` if they are
         fewer than `count`."""
-        queued = [i for batch in self.queue for i in batch]
+        queued = [client for batch in self.queue for client in batch]
         if self.queue_unit == "clients":
-            queued = queued[-self.queue_length :] if self.queue_length else []
+            queued = queued[max(len(queued) - self.queue_length, 0) :]
         if self.on_shortage == "random":
-            queued = [int(i) for i in rng.permutation(queued)]
+            queued = rng.permutation(queued).astype(np.int64).tolist()
         return not_queued(available, queued, 1 if self.on_shortage == "shrink" else count)
 
-    def _enqueue(self, chosen: Ids, rng: np.random.Generator) -> None:
-        batch = [int(i) for i in rng.permutation(chosen)]
-        kept = [[i for i in b if i not in batch] for b in self.queue]
-        if self.queue_unit == "clients":  # an empty batch stands for a round, and for no client
-            kept = [b for b in kept if b]
-        self._keep_latest([*kept, batch])
+    def _enqueue(self, chosen: list[int]) -> None:
+        """Move the clients `chosen` to the end of the queue."""
+        batches = []
+        for batch in self.queue:
+            batches.append([client for client in batch if client not in chosen])
+        if self.queue_unit == "clients":  # an empty batch stands for a round, but for no client
+            batches = [batch for batch in batches if batch]
+        self._keep_latest([*batches, chosen])
 
     def _keep_latest(self, batches: list[list[int]]) -> None:
-        shorter = self.queue_unit == "rounds" and self.queue_bound == "ge"
-        limit = max(self.queue_length - shorter, 0)
-        self.queue = batches[-limit:] if limit else []
+        """Set the queue to the latest `batches`, as many as may still matter."""
+        limit = self.queue_length
+        if self.queue_unit == "rounds" and self.queue_bound == "ge":
+            limit -= 1
+        self.queue = batches[-limit:] if limit > 0 else []
 
     def _similarities(self, clients: Clients) -> Floats:
+        """Return the similarities [n, n] of the available clients."""
         matrices = self._reported_matrices(clients)
         if not self.separate:
             return similarities(list(matrices.values()), self.p, self.similarity)
-        total, weights = np.zeros(()), 0
-        for names in self._groups(clients):
-            group = [matrices[name] for name in names]
-            weight = sum(part.shape[1] for part in group) if self.layer_agg == "params" else 1
-            total = total + weight * similarities(group, self.p, self.similarity)
-            weights += weight
-        return total / weights
+        total = np.zeros(())
+        total_weight = 0
+        for names in self._layers(clients):
+            layer = [matrices[name] for name in names]
+            num_parameters = sum(matrix.shape[1] for matrix in layer)
+            weight = num_parameters if self.layer_agg == "params" else 1
+            total = total + weight * similarities(layer, self.p, self.similarity)
+            total_weight += weight
+        return total / total_weight
 
-    def _groups(self, clients: Clients) -> list[list[str]]:
+    def _layers(self, clients: Clients) -> list[list[str]]:
+        """Return the names of the tensors of each layer that is compared."""
         if self.prefixes is not None:
             return [clients.layer_names([prefix]) for prefix in self.prefixes]
         layers: dict[str, list[str]] = {}
@@ -185,26 +205,26 @@ class PNCS(Selector):
         return list(layers.values())
 
     def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:
-        """The reports of all available clients, one matrix [N, d] per tensor (or a single one of
-        sketches)."""
-        ids = clients.available
+        """Return the reports of the n available clients: a matrix [n, d] for each tensor.
+
+        Where layers are compared together, reports of gradients are one matrix. So are sketches.
+        """
+        available = clients.available
         if self.grad == "local_update":
-            return clients.updates(ids, layers=self.prefixes, compressor=self.sketch)
-        reports = clients.gradients(
-            ids, batch=self.grad == "batch", layers=self.prefixes, compressor=self.sketch
+            return clients.updates(available, layers=self.prefixes, compressor=self.sketch)
+        gradients = clients.gradients(
+            available, batch=self.grad == "batch", layers=self.prefixes, compressor=self.sketch
         )
-        stack = stack_vectors(reports, len(ids))
+        matrix = stack_vectors(gradients, len(available))
         if not self.separate:
-            return {"": stack}
+            return {"": matrix}
         names = clients.layer_names(self.prefixes)
-        return dict(
-            zip(names, stack.split([clients.params[n].numel() for n in names], dim=1), strict=True)
-        )
+        columns = matrix.split([clients.params[name].numel() for name in names], dim=1)
+        return dict(zip(names, columns, strict=True))
 
 
 def stack_vectors(vectors: Iterator[Tensor], count: int) -> Tensor:
-    """A matrix [count, d] of `count` vectors [d], filled row by row so that the vectors need not
-    exist at once."""
+    """Return a matrix [count, d] of `count` vectors [d], which need not exist all at once."""
     matrix = torch.empty(0)
     for row, vector in enumerate(vectors):
         if row == 0:

@@ -1,9 +1,15 @@
+"""Random selection: the baseline of every paper, and its variants.
+
+Symbols: N clients, K of them selected, n_k samples of client k, n samples of all clients.
+"""
+
 from typing import Literal
 
 import numpy as np
 
 from fedsim.selectors.base import (
     Clients,
+    Generator,
     Sampling,
     Selection,
     Selector,
@@ -15,14 +21,13 @@ from fedsim.selectors.base import (
 
 @parameters
 class Random(Selector):
-    """K clients without replacement, with equal probability (`uniform`) or proportional to n_k
-    (`size`).
+    """Draws K clients without replacement.
 
-    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-    2017, Algorithm 1.
+    Source: McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning
+    of Deep Networks from Decentralized Data", AISTATS 2017 (arXiv 1602.05629), Algorithm 1.
     """
 
-    mode: Literal["uniform", "size"]
+    mode: Literal["uniform", "size"]  # equal probabilities, or proportional to n_k
 
     def __post_init__(self) -> None:
         self.draws_by_size = self.mode == "size"
@@ -31,55 +36,60 @@ class Random(Selector):
     def sampling(self) -> Sampling | None:
         return Sampling.FIXED_SIZE if self.mode == "uniform" else None
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
         count = self.cohort_size(clients)
         if self.mode == "uniform":
-            return Selection(ascending(rng.choice(clients.available, count, replace=False)))
-        drawn = weighted_without_replacement(self.population.shares[clients.available], count, rng)
-        return Selection(ascending(clients.available[drawn]))
+            return Selection(ascending(rng.choice(available, count, replace=False)))
+        drawn = weighted_without_replacement(self.population.shares[available], count, rng)
+        return Selection(ascending(available[drawn]))
 
 
 class OtherRandom(Random):
-    """`Random` by draws that are independent of its own at the same seed: what differs between the
-    two is chance."""
+    """Draws as `Random`, but with other random numbers at the same seed.
+
+    The two differ by chance only, so a report must not find a difference between them.
+    """
 
     sampling = Random.sampling
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         return super().select(round, clients, rng.spawn(1)[0])
 
 
 class Poisson(Selector):
-    """Each client takes part with probability K / N, independently of the others: Poisson sampling,
-    by which K clients take part on average, and in some rounds nobody does.
+    """Draws each client with probability K / N, independently of the others.
 
-    McMahan et al., "Learning Differentially Private Recurrent Language Models", 2018, Algorithm 1.
-    All N clients are drawn for, and those that are unavailable are left out, so that nobody's
-    chance depends on who else is there.
+    On average K clients take part. In some rounds nobody does. All N clients are drawn for and the
+    unavailable ones are skipped, so that nobody's chance depends on who else is there.
+
+    Source: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language
+    Models", ICLR 2018 (arXiv 1710.06963), Algorithm 1.
     """
 
     adaptive = True
     sampling = Sampling.POISSON
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         num_clients = self.population.num_clients
-        drawn = rng.random(num_clients) < self.population.cohort_size / num_clients
-        return Selection(clients.available[drawn[clients.available]])
+        takes_part = rng.random(num_clients) < self.population.cohort_size / num_clients
+        return Selection(clients.available[takes_part[clients.available]])
 
 
 class MultinomialRandom(Selector):
-    """MD (multinomial distribution) sampling: K draws with replacement with probabilities p_k = n_k
-    / n.
+    """Draws K clients with replacement, with probabilities p_k = n_k / n (MD sampling).
 
-    Scheme I of Li et al., "On the Convergence of FedAvg on Non-IID Data", 2020 (used by FedProx). A
-    client drawn m times gets the aggregation weight m / K, so that the average is an unbiased
-    estimate of full participation's. If some clients are unavailable, p is renormalised over the
-    others.
+    A client that is drawn m times gets the aggregation weight m / K. The average is then an
+    unbiased estimate of the average over all clients. If some clients are unavailable, p is
+    renormalised over the others.
+
+    Source: scheme I of Li, Huang, Yang, Wang and Zhang, "On the Convergence of FedAvg on Non-IID
+    Data", ICLR 2020 (arXiv 1907.02189). FedProx uses it.
     """
 
     adaptive = True
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         sizes = self.population.sizes[clients.available]
         counts = rng.multinomial(self.population.cohort_size, sizes / sizes.sum())
         drawn = np.flatnonzero(counts)

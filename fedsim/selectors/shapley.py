@@ -1,8 +1,29 @@
-"""Selection by Shapley values of clients, from the performance of averaged models on the validation
-split: greedy (GreedyFed: Singhal, Pandey and Popovski, "Greedy Shapley Client Selection for
-Communication-Efficient Federated Learning", 2024), as a bandit with an upper confidence bound, and
-S-FedAvg (Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in Federated
-Learning", AAAI 2021)."""
+"""Shapley values: select the clients whose models improved the average most.
+
+- GreedyFed (`ShapleyBandit` with `confidence: 0`): Singhal, Pandey and Popovski, "Greedy Shapley
+  Client Selection for Communication-Efficient Federated Learning", 2024 (arXiv 2312.09108).
+- S-FedAvg: Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in
+  Federated Learning", AAAI 2021 (arXiv 2110.12257).
+
+The value V(A) of a coalition A of clients is the performance of the average of their models on the
+server's validation split. The Shapley value of client k is its mean contribution to V over all
+orders in which the clients of the cohort may join. It divides the gain of a round among them:
+
+    SV_k = sum over A without k of |A|! (K - |A| - 1)! / K! (V(A + k) - V(A))
+
+GreedyFed and the bandit select the K clients with the highest
+
+    mean SV_k + confidence sqrt(ln t / m_k),  m_k = number of Shapley values of client k so far
+
+S-FedAvg keeps a relevance phi_k, 1 / N at first, and draws clients from softmax(phi):
+
+    phi_k <- keep phi_k + (1 - keep) SV_k  for the clients that took part
+
+What the papers leave open: In the bandit, clients that were never selected rank first, in random
+order. A client whose update did not arrive in time or was not finite is selected again now and then
+(`clients_to_try`), and otherwise only if there are too few others. Shapley values that are not
+finite are ignored.
+"""
 
 import math
 from abc import abstractmethod
@@ -13,47 +34,60 @@ from typing import Annotated, Literal
 import numpy as np
 from annotated_types import Ge, Le
 
-from fedsim.core.arrays import Floats
-from fedsim.core.exact import log
 from fedsim.core.flat import add_models, weighted_sums
-from fedsim.core.parameters import NonNegative, Problems, Share, parameters
-from fedsim.core.types import Cohort, Ids, Params, Selection
-from fedsim.selectors.base import Clients, Selector, Server, Signal, ascending, highest, rule
+from fedsim.selectors.base import (
+    Clients,
+    Cohort,
+    Floats,
+    Generator,
+    Ids,
+    NonNegative,
+    Params,
+    Problems,
+    Selection,
+    Selector,
+    Server,
+    Share,
+    Signal,
+    ascending,
+    leading,
+    log,
+    parameters,
+    rule,
+)
 from fedsim.selectors.tools import clients_to_try
 
-CoalitionValue = Callable[
-    [frozenset[int]], float
-]  # V(A), the value of a coalition A: a set of positions in the cohort
-
-MOST_EXACT = 15  # clients, whose values take 2^15 = 32,768 evaluations of a model in every round
+CoalitionValue = Callable[[frozenset[int]], float]
+"""V(A), the value of a coalition A: a set of positions in the cohort."""
+MAX_EXACT = 15
+"""Maximum number of clients with `method: exact`: 2^15 = 32,768 evaluations in every round."""
 
 
 @parameters
 class Valuation:
-    """How Shapley values are computed (the config group selector/valuation).
+    """The way to compute Shapley values (the config group selector/valuation).
 
-    The value V(A) of a coalition A is that of the average of its models (`average`: uniform or
-    by_size) on the validation split: the accuracy, or minus the loss, as `utility` says. V of the
-    empty set is that of the round's initial model. `method: exact` evaluates all 2^K averages, of
-    at most 15 clients; `sampled` averages marginal values over `permutations` random orders, each
-    of which ends when V is within `tolerance` of V(all); `auto` is exact up to 10 clients.
+    V of the empty coalition is that of the round's initial model. `method: exact` evaluates all 2^K
+    coalitions, of at most 15 clients. `sampled` averages contributions over random orders. `auto`
+    is exact up to 10 clients.
     """
 
-    utility: Literal["loss", "accuracy"]
-    average: Literal["uniform", "by_size"]
-    method: Literal["auto", "exact", "sampled"]
-    permutations: Annotated[int, Ge(1), Le(100_000)]
-    tolerance: NonNegative
+    utility: Literal["loss", "accuracy"]  # V: minus the validation loss, or the accuracy
+    average: Literal["uniform", "by_size"]  # how the models of a coalition are averaged
+    method: Literal["auto", "exact", "sampled"]  # see above
+    permutations: Annotated[int, Ge(1), Le(100_000)]  # random orders of `sampled`
+    tolerance: NonNegative  # an order ends when V is this close to V of all clients
 
-    def values(self, cohort: Cohort, server: Server, rng: np.random.Generator) -> Floats:
-        """Shapley values [K] of the cohort's clients; costs one validation pass per coalition
-        evaluated."""
+    def values(self, cohort: Cohort, server: Server, rng: Generator) -> Floats:
+        """Return the Shapley values [K] of the cohort's clients.
+
+        It costs one validation pass for each coalition that is evaluated.
+        """
 
         @cache
         def coalition_value(coalition: frozenset[int]) -> float:
-            evaluation = server.validate(
-                average_model(cohort, coalition, self.average == "by_size")
-            )
+            model = average_model(cohort, coalition, self.average == "by_size")
+            evaluation = server.validate(model)
             return evaluation.accuracy if self.utility == "accuracy" else -evaluation.loss
 
         num = len(cohort.ids)
@@ -65,113 +99,126 @@ class Valuation:
 def average_model(
     cohort: Cohort, coalition: frozenset[int], by_size: bool, share: float = 1.0
 ) -> Params:
-    """The average model of the `coalition` (positions in the cohort), or the model after a `share`
-    of the step to it; the round's initial model if it is empty."""
+    """Return the model after a `share` of the step to the average model of a `coalition`.
+
+    The coalition is a set of positions in the cohort. If it is empty, the result is the round's
+    initial model.
+    """
     if not coalition:
         return cohort.start
     rows = sorted(coalition)
-    weights = cohort.sizes[rows].astype(np.float64) if by_size else np.ones(len(rows))
-    row = np.zeros(len(cohort.ids), np.float32)
-    row[rows] = weights / weights.sum() * share
-    return add_models(cohort.start, weighted_sums(cohort.delta, row, cohort.start))
+    sizes = cohort.sizes[rows].astype(np.float64) if by_size else np.ones(len(rows))
+    weights = np.zeros(len(cohort.ids), np.float32)
+    weights[rows] = sizes / sizes.sum() * share
+    return add_models(cohort.start, weighted_sums(cohort.delta, weights, cohort.start))
 
 
 def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:
-    """Shapley values [num] by enumeration of all 2^num coalitions."""
+    """Return Shapley values [num] by enumeration of all 2^num coalitions.
+
+    Coalitions are numbered by the bits of their members.
+    """
     codes = np.arange(2**num)
-    coalitions = [frozenset(i for i in range(num) if code >> i & 1) for code in range(2**num)]
-    coalition_values = np.array([coalition_value(coalition) for coalition in coalitions])
-    sizes = np.array([code.bit_count() for code in codes.tolist()])
-    weights = np.array([1 / (num * math.comb(num - 1, s)) for s in range(num)])
-    values = np.zeros(num)
+    values = np.empty(2**num)
+    sizes = np.empty(2**num, np.int64)
+    for code in codes.tolist():
+        coalition = frozenset(i for i in range(num) if code >> i & 1)
+        values[code] = coalition_value(coalition)
+        sizes[code] = len(coalition)
+    # |A|! (K - |A| - 1)! / K! by the size of A
+    weights = np.array([1 / (num * math.comb(num - 1, size)) for size in range(num)])
+    shapley = np.zeros(num)
     for i in range(num):
         without = codes[(codes >> i & 1) == 0]
-        values[i] = (
-            weights[sizes[without]]
-            * (coalition_values[without | (1 << i)] - coalition_values[without])
-        ).sum()
-    return values
+        gains = values[without | (1 << i)] - values[without]
+        shapley[i] = (weights[sizes[without]] * gains).sum()
+    return shapley
 
 
 def sampled_values(
-    coalition_value: CoalitionValue,
-    num: int,
-    permutations: int,
-    tolerance: float,
-    rng: np.random.Generator,
+    coalition_value: CoalitionValue, num: int, permutations: int, tolerance: float, rng: Generator
 ) -> Floats:
-    """Shapley values [num] by truncated Monte Carlo over random orders (Ghorbani and Zou 2019,
-    Algorithm 1)."""
-    values = np.zeros(num)
-    grand_value = coalition_value(frozenset(range(num)))
+    """Return Shapley values [num] by truncated Monte Carlo over random orders.
+
+    Ghorbani and Zou, "Data Shapley", ICML 2019, Algorithm 1.
+    """
+    shapley = np.zeros(num)
+    value_of_all = coalition_value(frozenset(range(num)))
     for _ in range(permutations):
         coalition: frozenset[int] = frozenset()
         before = coalition_value(coalition)
-        for i in rng.permutation(num):
-            if abs(grand_value - before) < tolerance:
+        for i in rng.permutation(num).tolist():
+            if abs(value_of_all - before) < tolerance:
                 break
-            coalition = coalition | {int(i)}
+            coalition = coalition | {i}
             after = coalition_value(coalition)
-            values[i] += after - before
+            shapley[i] += after - before
             before = after
-    return values / permutations
+    return shapley / permutations
 
 
 @parameters
 class ByShapleyValues(Selector):
-    """Learns from the Shapley values of each round, but for those that are not finite."""
+    """Learns from the Shapley values of each round; subclasses say what and how they select."""
 
     needs = frozenset({Signal.VALIDATION})
-    _rng = np.random.default_rng(0)  # later that of the round, which `observe` goes on with
+    _rng = np.random.default_rng(0)  # the random stream of the round, which `observe` continues
 
-    valuation: Valuation
+    valuation: Valuation  # the way to compute Shapley values
 
     def problems(self) -> Problems:
         method, count = self.valuation.method, self.population.cohort_size
-        told = f"evaluates 2^{count} models a round for cohort_size={count}; must have at most {MOST_EXACT} clients"
-        remedy = "selector/valuation=sampled estimates the values from random orders, as auto does from 11 clients on"
-        yield rule(
-            method != "exact" or count <= MOST_EXACT, "valuation.method", method, told, remedy
+        text = (
+            f"evaluates 2^{count} models a round for cohort_size={count}; must have at most "
+            f"{MAX_EXACT} clients"
         )
+        remedy = "selector/valuation=sampled estimates the values; so does auto from 11 clients on"
+        holds = method != "exact" or count <= MAX_EXACT
+        yield rule(holds, "valuation.method", method, text, remedy)
+
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        self._rng = rng
+        return Selection(self.choose(round, clients, rng))
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         values = self.valuation.values(cohort, server, self._rng)
-        usable = np.isfinite(values)
-        self.learn(cohort.ids[usable], values[usable])
+        is_finite = np.isfinite(values)
+        self.learn(cohort.ids[is_finite], values[is_finite])
+
+    @abstractmethod
+    def choose(self, round: int, clients: Clients, rng: Generator) -> Ids:
+        """Return the clients of `round`, ascending."""
 
     @abstractmethod
     def learn(self, ids: Ids, values: Floats) -> None:
-        """The `values` [n] of the round of the clients `ids`."""
+        """Learn from the Shapley values [n] that the clients `ids` have in this round."""
 
 
 @parameters
 class ShapleyBandit(ByShapleyValues):
-    """Selects the K clients of highest mean SV_k + `confidence` sqrt(ln t / m_k), m_k = number of
-    Shapley values so far.
-
-    Clients that have not been selected yet rank first, in random order. `confidence: 0` is
-    GreedyFed. Deviation: a client whose update did not arrive in time or was not finite is selected
-    again now and then (`clients_to_try`), else only where there are too few others.
-    """
+    """Selects the K clients of highest mean Shapley value plus a confidence bound."""
 
     state = ("total", "times", "last_tried")
 
-    confidence: NonNegative
+    confidence: NonNegative  # weight of the confidence bound; 0 is GreedyFed
 
     def __post_init__(self) -> None:
-        self.total = np.zeros(self.population.num_clients)
-        self.times, self.last_tried = np.zeros((2, self.population.num_clients), np.int64)
+        num_clients = self.population.num_clients
+        self.total = np.zeros(num_clients)  # sums of Shapley values
+        self.times = np.zeros(num_clients, np.int64)  # m
+        self.last_tried = np.zeros(num_clients, np.int64)
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
+    def choose(self, round: int, clients: Clients, rng: Generator) -> Ids:
+        available = clients.available
+        is_known = self.times > 0
         times = np.maximum(self.times, 1)
-        scores = self.total / times + self.confidence * np.sqrt(log(round) / times)
-        scores = np.where(self.times > 0, scores, -np.inf)
-        scores[clients_to_try(ids, self.times > 0, self.last_tried, round)] = np.inf
-        chosen = ascending(ids[highest(scores[ids], self.cohort_size(clients), rng)])
+        widths = np.sqrt(log(round) / times)
+        scores = self.total / times + self.confidence * widths
+        scores[~is_known] = -np.inf
+        scores[clients_to_try(available, is_known, self.last_tried, round)] = np.inf
+        chosen = self.select_highest(scores[available], clients, rng)
         self.last_tried[chosen] = round
-        self._rng = rng
-        return Selection(chosen)
+        return chosen
 
     def learn(self, ids: Ids, values: Floats) -> None:
         self.total[ids] += values
@@ -180,28 +227,23 @@ class ShapleyBandit(ByShapleyValues):
 
 @parameters
 class SFedAvg(ByShapleyValues):
-    """Draws clients without replacement with probabilities softmax(phi), phi being a running mean
-    of Shapley values.
-
-    phi_k = 1 / N initially; for the clients that took part it becomes `keep` phi_k + (1 - `keep`)
-    SV_k, with SV_k the Shapley value of the round. The K clients of the largest keys phi - ln(-ln
-    u) are drawn, u uniform: Efraimidis and Spirakis' (2006) u^(1/w) with w = exp(phi), twice in
-    logarithms, so that no weight becomes 0.
-    """
+    """Draws clients without replacement with probabilities softmax(phi), phi their relevance."""
 
     state = ("relevance",)
 
-    keep: Share
+    keep: Share  # weight of the old relevance
 
     def __post_init__(self) -> None:
-        self.relevance = np.full(self.population.num_clients, 1 / self.population.num_clients)
+        num_clients = self.population.num_clients
+        self.relevance = np.full(num_clients, 1 / num_clients)  # phi
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
-        ids = clients.available
-        keys = self.relevance[ids] - log(-log(rng.random(len(ids))))
-        drawn = np.argsort(-keys, kind="stable")[: self.cohort_size(clients)]
-        self._rng = rng
-        return Selection(ascending(ids[drawn]))
+    def choose(self, round: int, clients: Clients, rng: Generator) -> Ids:
+        # The largest keys u^(1/w), w = exp(phi) and u uniform (Efraimidis and Spirakis, 2006),
+        # twice in logarithms, so that no weight becomes 0.
+        available = clients.available
+        keys = self.relevance[available] - log(-log(rng.random(len(available))))
+        drawn = leading(keys, self.cohort_size(clients))
+        return ascending(available[drawn])
 
     def learn(self, ids: Ids, values: Floats) -> None:
         self.relevance[ids] = self.keep * self.relevance[ids] + (1 - self.keep) * values

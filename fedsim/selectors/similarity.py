@@ -1,8 +1,8 @@
-"""Inner products of N long vectors, computed in blocks without a copy of the vectors, and
-similarities made of them.
+"""Inner products of N long vectors, and similarities made of them.
 
-The vectors are a list of matrices [N, d_l], one per parameter tensor, which are not
-concatenated."""
+The vectors are a list of matrices [N, d_l], one for each parameter tensor. They are neither
+concatenated nor copied: products are summed over chunks of columns that fit into the cache.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
@@ -19,56 +19,59 @@ from fedsim.core.types import Ids
 
 Transform = Callable[[Tensor], Tensor]
 
-MAX_FLOAT64_PRODUCTS = (
-    2e10  # up to which, on a CPU, they are the same on every processor; float32 beyond
-)
-BLOCK_ROWS = (
-    256  # of the upper triangle, at most half of all: smaller blocks compute fewer products twice
-)
-BLOCK_ENTRIES, BLOCK_COLUMNS, MOST_COLUMNS = 2**20, 1024, 2**13
-"""Entries of a chunk, for the cache, its fewest columns, for the speed of products, and its most,
-whose factors keep 40 bits."""
+MAX_FLOAT64_PRODUCTS = 2e10
+"""Maximum number of multiplications in float64, beyond which float32 is used. On a CPU, float64
+products are the same on every processor."""
+BLOCK_ROWS = 256
+"""Rows of the upper triangle that are computed at once. Smaller blocks compute fewer products
+twice."""
+BLOCK_ENTRIES = 2**20
+"""Entries of a chunk, which suit the cache."""
+MIN_COLUMNS = 1024
+"""Minimum number of columns of a chunk, for the speed of products."""
+MAX_COLUMNS = 2**13
+"""Maximum number of columns of a chunk on a CPU, where more would leave factors below 40 bits."""
 
 
 def inner_products(
     matrices: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None
 ) -> Tensor:
-    """sum_l f(x_il) g(x_jl) for all pairs i, j of the N vectors, [N, N].
+    """Return sum_l f(x_il) g(x_jl) [N, N] for all pairs i, j of the N vectors.
 
-    f = `left` and g = `right` are functions of chunks [N, columns] that act on each entry; None is
-    the identity. Without `right`, g = f and only half of the products are computed. Entries that
-    are not finite count as 0.
+    f = `left` and g = `right` map chunks [N, columns] entry by entry; None is the identity. Without
+    `right`, g = f and only half of the products are computed. Entries that are not finite count as
+    0.
     """
     num = len(matrices[0])
-    size = min(BLOCK_ROWS, -(-num // 2))
-    out = torch.zeros(num, num, dtype=_product_dtype(matrices), device=matrices[0].device)
+    block_rows = min(BLOCK_ROWS, -(-num // 2))  # at most half of all
+    starts = range(0, num, block_rows)
+    symmetric = right is None
+    products = _zero_products(matrices, num)
     for chunk in column_chunks(matrices):
-        a = chunk if left is None else left(chunk)
-        factors = Factors(a)
-        others = factors if right is None else Factors(right(chunk))
-        for start in range(0, num, size):
-            rows, first = slice(start, start + size), start if right is None else 0
-            factors[rows].add_products(out[rows, first:], others[first:])
-    for start in range(
-        0, num if right is None else 0, size
-    ):  # the lower triangle from the upper one
-        stop = min(start + size, num)
-        out[stop:, start:stop] = out[start:stop, stop:].T
-    return out
+        left_factors = Factors(chunk if left is None else left(chunk))
+        right_factors = left_factors if right is None else Factors(right(chunk))
+        for start in starts:
+            rows = slice(start, start + block_rows)
+            first = start if symmetric else 0
+            left_factors[rows].add_products(products[rows, first:], right_factors[first:])
+    if symmetric:  # the lower triangle from the upper one
+        for start in starts:
+            stop = start + block_rows
+            products[stop:, start:stop] = products[start:stop, stop:].T
+    return products
 
 
 def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
-    """The inner products [N, N] of `vectors` [N, D] after the rows `ids` have changed, from the
-    `products` before, which are updated in place. None: all other rows are zero.
+    """Return the inner products [N, N] of `vectors` [N, D] after the rows `ids` have changed.
+
+    `products` are the ones before the change, and are updated in place. None: all other rows are 0.
     """
     if 2 * len(ids) > len(vectors):
         return inner_products([vectors])
     if products is None:
-        products = torch.zeros(
-            len(vectors), len(vectors), dtype=_product_dtype([vectors]), device=vectors.device
-        )
+        products = _zero_products([vectors], len(vectors))
     rows = to_device(torch.as_tensor(ids), vectors.device)
-    new = torch.zeros(len(rows), len(vectors), dtype=products.dtype, device=products.device)
+    new = _zero_products([vectors], len(rows))
     for chunk in column_chunks([vectors]):
         Factors(chunk[rows]).add_products(new, Factors(chunk))
     products[rows] = new
@@ -77,8 +80,10 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
 
 
 def with_latest(vectors: Tensor | None, num: int, ids: Ids, latest: Tensor) -> Tensor:
-    """`vectors` [num, D] with the rows `latest` of the clients `ids`, in place; at first (None) all
-    others are zero."""
+    """Return `vectors` [num, D] with the rows `latest` of the clients `ids`, changed in place.
+
+    None stands for a matrix of zeros.
+    """
     if vectors is None:
         vectors = latest.new_zeros(num, latest.shape[1])
     vectors[to_device(torch.as_tensor(ids), vectors.device)] = latest
@@ -86,7 +91,7 @@ def with_latest(vectors: Tensor | None, num: int, ids: Ids, latest: Tensor) -> T
 
 
 def among(table: Tensor, ids: Ids) -> Tensor:
-    """The rows and columns `ids` of a square `table`, without a copy if these are all."""
+    """Return the rows and columns `ids` of a square `table`, without a copy if these are all."""
     if len(ids) == len(table):
         return table
     rows = to_device(torch.as_tensor(ids), table.device)
@@ -94,33 +99,47 @@ def among(table: Tensor, ids: Ids) -> Tensor:
 
 
 def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The vectors in read-only chunks [N, columns], in the precision of their products; nan and
-    infinity are 0."""
+    """Yield the vectors in read-only chunks [N, columns] in the precision of their products.
+
+    Entries that are not finite become 0.
+    """
     dtype = _product_dtype(matrices)
-    columns = max(BLOCK_ENTRIES // len(matrices[0]), BLOCK_COLUMNS)
-    columns = min(columns, MOST_COLUMNS) if has_order(matrices[0]) else columns
+    columns = max(BLOCK_ENTRIES // len(matrices[0]), MIN_COLUMNS)
+    if has_order(matrices[0]):
+        columns = min(columns, MAX_COLUMNS)
     for matrix in matrices:
         for part in matrix.split(columns, dim=1):
             chunk = part.to(dtype)
-            finite = not chunk.is_cuda and bool(
-                torch.isfinite(chunk.sum())
-            )  # a GPU would have to be waited for
-            yield chunk if finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
+            # not on a GPU, where the answer would have to be waited for
+            is_finite = not chunk.is_cuda and bool(torch.isfinite(chunk.sum()))
+            yield chunk if is_finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def euclidean_distances(products: Tensor) -> Floats:
-    """Euclidean distances [N, N] of vectors with the inner products `products` [N, N], all of them
-    finite: if the square of a vector overflows float32, the root of its largest number."""
-    squares, most = products.diagonal().clone(), torch.finfo(products.dtype).max
+    """Return Euclidean distances [N, N] of vectors with the inner products `products` [N, N].
+
+    All distances are finite: where the square of a vector overflows float32, the distance is the
+    root of its largest number.
+    """
+    squares = products.diagonal().clone()
+    largest = torch.finfo(products.dtype).max
     result = products.mul(-2).add_(squares[:, None]).add_(squares[None, :]).clamp_(min=0)
-    distances: Floats = result.nan_to_num_(nan=most, posinf=most).sqrt_().cpu().numpy()
+    distances: Floats = result.nan_to_num_(nan=largest, posinf=largest).sqrt_().cpu().numpy()
     np.fill_diagonal(distances, 0)
     return distances
 
 
 def _product_dtype(matrices: Sequence[Tensor]) -> torch.dtype:
-    work = len(matrices[0]) ** 2 * sum(p.shape[1] for p in matrices)
-    return torch.float64 if work <= MAX_FLOAT64_PRODUCTS else torch.float32
+    """Return float64, or float32 if there are more than `MAX_FLOAT64_PRODUCTS` products."""
+    num_columns = sum(matrix.shape[1] for matrix in matrices)
+    num_products = len(matrices[0]) ** 2 * num_columns
+    return torch.float64 if num_products <= MAX_FLOAT64_PRODUCTS else torch.float32
+
+
+def _zero_products(matrices: Sequence[Tensor], num_rows: int) -> Tensor:
+    """Return zeros [num_rows, N] in the precision of the vectors' products."""
+    vectors = matrices[0]
+    return vectors.new_zeros(num_rows, len(vectors), dtype=_product_dtype(matrices))
 
 
 PowerSimilarity = Literal["signed_power", "polar", "dot_over_norms", "even_power", "semi"]
@@ -129,50 +148,43 @@ PowerSimilarity = Literal["signed_power", "polar", "dot_over_norms", "even_power
 def similarities(
     matrices: Sequence[Tensor], p: float, similarity: PowerSimilarity = "signed_power"
 ) -> Floats:
-    """Similarities s(x_i, x_j) of all pairs of N vectors, [N, N]; 0 if one of the two is zero.
+    """Return similarities s(x_i, x_j) [N, N] of all pairs of N vectors; 0 for a zero vector.
 
     At p = 2 all kinds of `similarity` are the cosine. Vectors are divided by their largest
     magnitude first, because powers would underflow otherwise. The kinds:
 
-    - `signed_power`: sum sgn(x y) |x y|^(p/2) / sqrt(sum |x|^p sum |y|^p): the cosine of the vectors sgn(x) |x|^(p/2);
-    - `polar`: (|x+y|_p^2 - |x-y|_p^2) / (4 |x|_p |y|_p), which depends on |x| / |y| and takes N^2 powers per
-      coordinate;
-    - `dot_over_norms`: <x, y> / (|x|_p |y|_p), not bounded;
-    - `even_power`: sum x^(p/2) y^(p/2) / sqrt(sum x^p sum y^p), for even p;
+    - `signed_power`: sum sgn(x y) |x y|^(p/2) / sqrt(sum |x|^p sum |y|^p). It is the cosine of the
+      vectors sgn(x) |x|^(p/2).
+    - `polar`: (|x+y|_p^2 - |x-y|_p^2) / (4 |x|_p |y|_p). It depends on |x| / |y| and takes N^2
+      powers for each coordinate.
+    - `dot_over_norms`: <x, y> / (|x|_p |y|_p), which is not bounded.
+    - `even_power`: sum x^(p/2) y^(p/2) / sqrt(sum x^p sum y^p), for even p.
     - `semi`: sum sgn(x) |x|^(p-1) y / (|x|_p^(p-1) |y|_p), averaged over both orders.
     """
     scale = _max_magnitudes(matrices)
-    if similarity == "signed_power":
-        return _cosines(inner_products(matrices, lambda x: signed_power(x / scale, p / 2))).clip(
-            -1, 1
-        )
-    if similarity == "even_power":
-        half = int(p // 2)
-        return _cosines(
-            inner_products(
-                matrices,
-                lambda x: powers((x / scale).abs(), half).mul_(x.sign() if half % 2 else 1),
-            )
-        )
-    if similarity == "polar":
-        scale = scale.max().expand_as(
-            scale
-        )  # one scale for all vectors: polar depends on their relative lengths
-    norm = _norms(matrices, scale, p)
+    if similarity == "even_power" and p % 4 == 0:  # an even power p / 2 has no sign
+        return _cosines(inner_products(matrices, lambda x: signed_power(x / scale, p / 2).abs()))
+    if similarity in ("signed_power", "even_power"):
+        products = inner_products(matrices, lambda x: signed_power(x / scale, p / 2))
+        return _cosines(products).clip(-1, 1)
+    if similarity == "polar":  # depends on relative lengths, so that all vectors share one scale
+        scale = scale.max().expand_as(scale)
+    norms = _norms(matrices, scale, p)
     if similarity == "dot_over_norms":
-        return _divide(inner_products(matrices, lambda x: x / scale), np.outer(norm, norm))
+        products = inner_products(matrices, lambda x: x / scale)
+        return _divide(products, np.outer(norms, norms))
     if similarity == "semi":
-        crossed = inner_products(
+        products = inner_products(
             matrices, lambda x: signed_power(x / scale, p - 1), lambda x: x / scale
         )
-        lengths = np.where(norm > 0, power(np.where(norm > 0, norm, 1.0), p - 1), 0.0)
-        one_way = _divide(crossed, np.outer(lengths, norm))
+        raised_norms = np.where(norms > 0, power(np.where(norms > 0, norms, 1.0), p - 1), 0.0)
+        one_way = _divide(products, np.outer(raised_norms, norms))
         return (one_way + one_way.T) / 2
-    return _divide(_polarisation(matrices, scale, p), 4 * np.outer(norm, norm))
+    return _divide(_polarisation(matrices, scale, p), 4 * np.outer(norms, norms))
 
 
 def signed_power(x: Tensor, exponent: float) -> Tensor:
-    """sgn(x) |x|^exponent; 0 where x is 0, whatever the exponent."""
+    """Return sgn(x) |x|^exponent; 0 where x is 0, whatever the exponent."""
     if exponent == 1:
         return x
     raised = x * x.abs() if exponent == 2 else powers(x.abs(), exponent).mul_(x.sign())
@@ -180,22 +192,25 @@ def signed_power(x: Tensor, exponent: float) -> Tensor:
 
 
 def _max_magnitudes(matrices: Sequence[Tensor]) -> Tensor:
-    """The largest magnitude of each vector, [N, 1]; 1 for a zero vector."""
-    largest = torch.stack([c.abs().amax(1) for c in column_chunks(matrices)]).amax(0)
+    """Return the largest magnitude of each vector [N, 1]; 1 for a zero vector."""
+    by_chunk = [chunk.abs().amax(1) for chunk in column_chunks(matrices)]
+    largest = torch.stack(by_chunk).amax(0)
     return torch.where(largest > 0, largest, 1.0)[:, None]
 
 
 def _norms(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Floats:
-    """The p-norms [N] of the vectors divided by `scale` [N, 1]."""
-    sums = sum(row_sums(powers((c / scale).abs(), p)).double() for c in column_chunks(matrices))
-    assert isinstance(sums, Tensor)
+    """Return the p-norms [N] of the vectors divided by `scale` [N, 1]."""
+    sums = torch.zeros(len(scale), dtype=torch.float64, device=scale.device)
+    for chunk in column_chunks(matrices):
+        sums += row_sums(powers((chunk / scale).abs(), p))
     return powers(sums, 1 / p).cpu().numpy()
 
 
 def _polarisation(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Tensor:
-    """|x+y|_p^2 - |x-y|_p^2 of all pairs [N, N] of the vectors divided by `scale` [N, 1]."""
+    """Return |x+y|_p^2 - |x-y|_p^2 [N, N] of all pairs of vectors divided by `scale` [N, 1]."""
     num = len(scale)
-    sums, differences = scale.new_zeros(num, num), scale.new_zeros(num, num)
+    sums = scale.new_zeros(num, num)
+    differences = scale.new_zeros(num, num)
     for chunk in column_chunks(matrices):
         x = chunk / scale
         for i in range(num):
@@ -205,14 +220,16 @@ def _polarisation(matrices: Sequence[Tensor], scale: Tensor, p: float) -> Tensor
 
 
 def _cosines(products: Tensor) -> Floats:
-    """Inner products [N, N] divided by the lengths of both vectors; 0 for zero vectors."""
-    table: Floats = products.cpu().numpy()
-    length = np.sqrt(table.diagonal())
-    inverse = np.divide(1, length, out=np.zeros_like(length), where=length > 0)
-    table *= inverse[:, None]
-    table *= inverse[None, :]
-    return table
+    """Return inner products [N, N] divided by the lengths of both vectors; 0 for zero vectors."""
+    cosines: Floats = products.cpu().numpy()
+    lengths = np.sqrt(cosines.diagonal())
+    inverse = np.divide(1, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+    cosines *= inverse[:, None]
+    cosines *= inverse[None, :]
+    return cosines
 
 
-def _divide(table: Tensor, by: Floats) -> Floats:
-    return np.divide(table.cpu().numpy(), by, out=np.zeros(by.shape), where=by > 0)
+def _divide(products: Tensor, divisors: Floats) -> Floats:
+    """Return `products` / `divisors`; 0 where a divisor is 0."""
+    zeros = np.zeros(divisors.shape)
+    return np.divide(products.cpu().numpy(), divisors, out=zeros, where=divisors > 0)

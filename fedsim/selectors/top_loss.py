@@ -1,16 +1,23 @@
-from pathlib import Path
+"""Highest losses of all clients: power-of-choice with d = N, as FedABC compares with it.
 
-import numpy as np
+Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning",
+AISTATS 2022 (arXiv 2010.01243).
 
-from fedsim.core.parameters import Problems, parameters
-from fedsim.results.reading import read_metrics
+All clients report the loss of the current model on their data, and the clients with the highest
+losses are selected. FedABC does not say how many; its participation figures fit 7 of 10 clients.
+As in FedABC, all clients take part in the first round in which clients can be reached.
+"""
+
 from fedsim.selectors.base import (
     Clients,
+    Generator,
+    Problems,
     Selection,
     Selector,
     Signal,
     ascending,
     highest,
+    parameters,
     rule,
     without_infinity,
 )
@@ -18,44 +25,26 @@ from fedsim.selectors.base import (
 
 @parameters
 class TopLoss(Selector):
-    """All clients report their losses; the `count` clients with the highest are selected
-    (power-of-choice with d = N).
-
-    `count` is fixed (FedABC's figures fit 7 of 10; None: `cohort_size`), or round by round the
-    number of uploads of the run whose folder is `match`. `first_round_full`: all clients take part
-    in the first round in which clients can be reached, as in FedABC, of which it is a baseline.
-    Losses that are not finite rank last.
-    """
+    """Selects the `count` clients with the highest losses. Losses that are not finite rank last."""
 
     adaptive = True
     needs = frozenset({Signal.LOSSES})
 
-    count: int | None
-    match: str | None
-    first_round_full: bool
+    count: int | None  # number of clients in [1, N]; None: cohort_size
+    first_round_full: bool  # whether all clients take part in the first round
 
     def problems(self) -> Problems:
-        n, rounds, count = self.population.num_clients, self.population.num_rounds, self.count
-        yield rule(
-            count is None or 1 <= count <= n, "count", count, f"must lie in [1, num_clients={n}]"
-        )
-        told = f"must be the folder of a run with at least num_rounds={rounds} rounds"
-        yield rule(
-            self.match is None or len(read_metrics(Path(self.match))) >= rounds,
-            "match",
-            self.match,
-            told,
-        )
+        num_clients, count = self.population.num_clients, self.count
+        in_range = count is None or 1 <= count <= num_clients
+        yield rule(in_range, "count", count, f"must lie in [1, num_clients={num_clients}]")
 
     def __post_init__(self) -> None:
-        self.counts = (
-            [] if self.match is None else [r["uploaded"] for r in read_metrics(Path(self.match))]
-        )
         self.start_up_rounds = int(self.first_round_full)
 
-    def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
+    def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
+        available = clients.available
         if self.first_round_full and clients.in_first_round:
-            return Selection(clients.available)
-        count = self.counts[round - 1] if self.counts else self.count or self.population.cohort_size
-        losses = without_infinity(clients.losses(clients.available))
-        return Selection(ascending(clients.available[highest(losses, count, rng)]))
+            return Selection(available)
+        count = self.population.cohort_size if self.count is None else self.count
+        losses = without_infinity(clients.losses(available))
+        return Selection(ascending(available[highest(losses, count, rng)]))

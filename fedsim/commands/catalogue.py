@@ -42,11 +42,20 @@ def comments(text: str, pattern: re.Pattern[str]) -> dict[str, str]:
 
 
 def docstring_of(target: str) -> str:
-    """The docstring of the class with this dotted path, which is not imported; empty where it
-    cannot be read."""
+    """Return the docstring of the class with this dotted path, which is not imported.
+
+    The docstring of a selector's module comes first: it explains the method. The result is empty if
+    the class cannot be read.
+    """
     module, _, name = target.rpartition(".")
-    nodes = [node for node in tree_of(module) if isinstance(node, ast.ClassDef | ast.FunctionDef)]
-    return next((ast.get_docstring(node) or "" for node in nodes if node.name == name), "")
+    statements = tree_of(module)
+    docstrings = []
+    if module.startswith("fedsim.selectors."):
+        docstrings.append(ast.get_docstring(ast.Module(statements, type_ignores=[])))
+    for node in statements:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
+            docstrings.append(ast.get_docstring(node))
+    return "\n\n".join(filter(None, docstrings))
 
 
 SWEEPS = ("hydra", "sweeper", "params")

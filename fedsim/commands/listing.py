@@ -193,10 +193,12 @@ def details(choice: Choice, group: Group) -> str:
     parts += [f"{title}\n{entries(rows, widest=40)}" for title, rows in sections.items() if rows]
     if choice.docstring:
         paragraphs = re.split(
-            r"(\n\n|\n(?=- ))", choice.docstring
+            r"(\n\n|\n(?=- |\d\. ))", choice.docstring
         )  # and items of lists, each filled anew
         filled = [
-            p if p.isspace() else wrap(" ".join(p.split()), 2, 4 if p.startswith("-") else 2)
+            p
+            if p.isspace() or p.startswith("    ")  # formulas stay as they are
+            else wrap(" ".join(p.split()), 2, 4 if re.match(r"-|\d\.", p) else 2)
             for p in paragraphs
         ]
         parts.append(f"{choice.target}\n" + "".join(filled))

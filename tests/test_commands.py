@@ -68,7 +68,7 @@ def test_all_groups_are_listed_with_whole_words(ask: Ask) -> None:
 
 def test_selectors_are_listed_with_idea_source_questions_and_cost(ask: Ask) -> None:
     page = ask("list", "selectors")
-    assert "  random           Random selection: draws K clients uniformly, the baseline" in page
+    assert "  random           Random selection: K clients with equal probability.\n" in page
     assert "Cho et al. 2022 · asks loss of d candidates · adds (d-K) B down, 4 d up" in " ".join(
         page.split()
     )

@@ -1,13 +1,12 @@
-"""Every YAML of conf/selector/ keeps the contract: run over whatever lies in that folder.
+"""Every choice in conf/selector/ keeps the contract of selectors.
 
-All are run once; what takes a run more, only those that are no other's variant with another value
-(`tests/test_goldens.py` compares all of them to the last bit).
+All choices are run once. Tests with further runs take only `KINDS`: the other choices differ by a
+value only, and tests/test_goldens.py compares all of them to the last bit.
 """
 
 import contextlib
 import copy
 import functools
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,25 +31,29 @@ from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_p
 
 FOLDER = Path(__file__).parents[1] / "conf" / "selector"
 CHOICES = sorted(p.stem for p in FOLDER.glob("*.yaml"))
-BEHAVE_OTHERWISE = {
-    *(
-        "adapow_d",
-        "aocs",
-        "cpow_d",
-        "rpow_d",
-        "divfl_no_overhead",
-        "hics_code",
-        "pncs_each",
-        "pncs_gradient",
-    ),
-    *("tifl_uniform", "ucb_shapley", "oort_code", "fedcs_sequential"),
+VARIANTS = {
+    "adapow_d",
+    "aocs",
+    "cpow_d",
+    "divfl_no_overhead",
+    "fedcs_sequential",
+    "hics_code",
+    "oort_code",
+    "pncs_each",
+    "pncs_gradient",
+    "rpow_d",
+    "tifl_uniform",
+    "ucb_shapley",
 }
-"""Variants of a class that ask for other things, keep other state or start up otherwise."""
-KINDS = [
-    c
-    for c in CHOICES
-    if c in BEHAVE_OTHERWISE or "\n_target_: " in (FOLDER / f"{c}.yaml").read_text()
-]
+"""Choices that build on another one, but make other requests, keep other state or start
+differently."""
+
+
+def names_its_class(choice: str) -> bool:
+    return "\n_target_: " in (FOLDER / f"{choice}.yaml").read_text(encoding="utf-8")
+
+
+KINDS = [choice for choice in CHOICES if choice in VARIANTS or names_its_class(choice)]
 every_choice = pytest.mark.parametrize("choice", CHOICES)
 every_kind = pytest.mark.parametrize("choice", KINDS)
 
@@ -63,28 +66,28 @@ def nodes(choices: str, *more: str) -> dict[str, dict[str, Any]]:
 
 
 def composed(choice: str, *more: str) -> dict[str, Any]:
-    """The selector's node as a sweep over all of them composes it (some have groups of their
-    own)."""
+    """Return the config of a selector, as a sweep over all choices composes it."""
     return nodes(choice if more else ",".join(CHOICES), *more)[choice]
 
 
 def node_of(choice: str, population: Population) -> dict[str, Any]:
+    """Return the config of a choice, changed such that it fits a small population and model."""
     node = copy.deepcopy(composed(choice))
-    if node.get("num_candidates") is not None:  # a variant's d may not fit a population this small
-        node["num_candidates"] = min(
-            max(node["num_candidates"], population.cohort_size), population.num_clients
-        )
+    num_clients = population.num_clients
+    if node.get("num_candidates") is not None:
+        at_least_k = max(node["num_candidates"], population.cohort_size)
+        node["num_candidates"] = min(at_least_k, num_clients)
     for key in ("count", "num_tiers"):
         if node.get(key) is not None:
-            node[key] = min(node[key], population.num_clients)
-    if node.get("num_tiers") and node["probabilities"] is not None:  # one for each tier
+            node[key] = min(node[key], num_clients)
+    if node.get("probabilities") is not None and "num_tiers" in node:
         node["probabilities"] = node["probabilities"][: node["num_tiers"]]
-    if node.get("layers") is not None:  # nor its layers a model of one
-        node["layers"] = ["w"]
-    if node.get("source") == "weight":  # nor is a vector a weight matrix
-        node["source"] = "bias"
-    if "warmup" in node:  # reach what comes after it, in little time
-        node["warmup"] = 3
+    if node.get("layers") is not None:
+        node["layers"] = ["w"]  # the model's only layer
+    if node.get("source") == "weight":
+        node["source"] = "bias"  # it is a vector
+    if "warmup" in node:
+        node["warmup"] = 3  # of 12 rounds
     if "first_steps" in node:
         node |= {"interval": 2, "first_steps": 20, "refit_steps": 5}
     return node
@@ -131,17 +134,16 @@ def whole(choice: str) -> list[dict[str, Any]]:
 
 @every_choice
 def test_selections_are_well_formed(choice: str) -> None:
-    """A malformed one is refused by the simulation, and so is a question that `needs` does not
-    declare."""
+    """The simulation rejects malformed selections, and requests that `needs` does not declare."""
     adaptive = build(choice, toy_population(UNEQUAL, 3)).adaptive
     assert len(whole(choice)) == 12
     assert all(record["selected"] or adaptive for record in whole(choice))
 
 
 class Hidden:
-    """Samples of the server that nobody may look at."""
+    """Samples of the server that nobody may read."""
 
-    x = torch.zeros(1)  # whose device is asked for
+    x = torch.zeros(1)  # the simulation asks for its device
 
     def __getattr__(self, name: str) -> None:
         raise LookupError("samples of the server were read")
@@ -156,28 +158,26 @@ SAMPLES = {Signal.VALIDATION: "validation", Signal.PUBLIC: "public", Signal.TEST
 
 @pytest.mark.parametrize("signal", SAMPLES)
 @every_choice
-def test_nobody_reads_samples_of_the_server_but_who_says_so(choice: str, signal: Signal) -> None:
+def test_samples_of_the_server_are_read_only_if_they_are_declared(
+    choice: str, signal: Signal
+) -> None:
     run = simulation(choice, UNEQUAL, 3)
     server_data = replace(run.components.server_data, **{SAMPLES[signal]: Hidden()})
     run.components = replace(run.components, server_data=server_data, eval_every=12)
     reads_it = signal in run.components.selector.needs
     with pytest.raises(LookupError) if reads_it else contextlib.nullcontext():
-        assert [run.step().selected for _ in range(11)] == [
-            record["selected"] for record in whole(choice)[:11]
-        ]
+        for record in whole(choice)[:11]:
+            assert run.step().selected == record["selected"]
 
 
 @every_choice
-def test_samples_of_the_server_that_are_not_declared_are_not_given(choice: str) -> None:
+def test_a_request_for_samples_of_the_server_must_be_declared(choice: str) -> None:
     run = simulation(choice, UNEQUAL, 3)
     selector = run.components.selector
-    declared = selector.needs & SAMPLES.keys()
+    makes_it = selector.needs & SAMPLES.keys()
     selector.needs -= SAMPLES.keys()
-    with (
-        pytest.raises(SelectionError, match="without declaring it")
-        if declared
-        else contextlib.nullcontext()
-    ):
+    undeclared = pytest.raises(SelectionError, match="without declaring it")
+    with undeclared if makes_it else contextlib.nullcontext():
         list(run)
 
 
@@ -197,21 +197,20 @@ def test_selections_are_well_formed_at_the_borders(
 
 
 @every_kind
-def test_the_same_streams_give_the_same_run_and_a_state_dict_taken_in_its_middle_continues_it(
-    choice: str,
-) -> None:
+def test_a_run_continues_from_a_state_taken_in_its_middle(choice: str) -> None:
+    """Steps of the first run after that must not reach the second one."""
     first, second = simulation(choice, UNEQUAL, 3), simulation(choice, UNEQUAL, 3)
     before = [_without_seconds(first.step()) for _ in range(5)]
     parts = first.components
     saved = through_a_file(first.state_dict(), parts.selector, parts.aggregator)
     second.load_state_dict(saved)
-    before.append(_without_seconds(first.step()))  # what goes on in one must not reach the other
+    before.append(_without_seconds(first.step()))
     assert before == whole(choice)[:6]
     assert results(second) == whole(choice)[5:]
 
 
 @every_kind
-def test_a_client_with_broken_reports_and_updates_is_dropped_and_the_run_goes_on(
+def test_a_client_with_broken_reports_and_updates_does_not_stop_the_run(
     choice: str,
 ) -> None:
     run = simulation(choice, UNEQUAL, 3, broken=frozenset({5}))
@@ -232,18 +231,22 @@ def test_absent_clients_are_not_selected(choice: str, present: list[int]) -> Non
     assert selection_fault(selection, np.array(present), expected) is None
 
 
-# --- clients whose updates never arrive, or are never finite, bring no method to a standstill ---
+# --- clients whose updates never arrive, or are never finite, bring no method to a standstill
 
 WARMING_UP = ("greedy_shapley", "hics", "hics_code", "rpow_d", "ucb_shapley")
-"""Methods that at first select every client once."""
+"""Methods that select every client once at first."""
 NUM_ROUNDS = 60
 
 
 def rounds_with_silent(
     choice: str, n: int, k: int, broken: frozenset[int] = frozenset(), **clock: Any
 ) -> list[Record]:
-    """The three devices of `fixed_clock` in turn: a round takes their clients 6, 11 and 21 s."""
-    population, engine = toy_population([1] * n, k, NUM_ROUNDS), ToyEngine([1] * n)
+    """Return 60 rounds on the three devices of `fixed_clock`, whose clients take 6, 11 and 21 s.
+
+    The updates of `broken` clients are never finite. `clock` may set a deadline.
+    """
+    population = toy_population([1] * n, k, NUM_ROUNDS)
+    engine = ToyEngine([1] * n)
     engine.broken = set(broken)
     simulated = fixed_clock(n, k, **clock)
     selector = build(choice, population)
@@ -254,15 +257,12 @@ def rounds_with_silent(
 
 
 def longest_standstill(records: list[Record]) -> int:
-    """The largest number of consecutive rounds_with_silent that brought no update."""
-    return max(
-        (
-            len(list(some))
-            for idle, some in itertools.groupby(records, lambda r: not r.uploaded)
-            if idle
-        ),
-        default=0,
-    )
+    """Return the largest number of consecutive rounds without an update."""
+    longest = current = 0
+    for record in records:
+        current = 0 if record.uploaded else current + 1
+        longest = max(longest, current)
+    return longest
 
 
 @pytest.mark.parametrize("choice", KINDS)
@@ -278,11 +278,10 @@ def test_no_method_keeps_selecting_only_clients_that_are_always_late(choice: str
 
 @pytest.mark.parametrize(("n", "k"), [(6, 1), (12, 3)])
 @pytest.mark.parametrize("choice", ["oort", "oort_by_speed", "oort_code"])
-def test_oort_does_not_explore_clients_that_are_always_late_for_good(
+def test_oort_does_not_explore_clients_that_are_always_late_for_ever(
     choice: str, n: int, k: int
 ) -> None:
-    """A third of the clients is late; of K <= 4 places exploration has one at least while anybody
-    is unseen."""
+    """A third of the clients is late. While anybody is unseen, at least one of K places explores."""
     records = rounds_with_silent(choice, n, k, deadline=15.0)
     assert longest_standstill(records) <= 2
     assert sum(not r.uploaded for r in records[20:]) <= 4
@@ -290,8 +289,7 @@ def test_oort_does_not_explore_clients_that_are_always_late_for_good(
 
 @pytest.mark.parametrize("choice", [c for c in WARMING_UP if c != "rpow_d"])
 def test_clients_with_broken_updates_are_not_selected_again_and_again(choice: str) -> None:
-    """Once each in the first four rounds_with_silent, and then ever more rarely, not both at
-    once."""
+    """Once each in the first four rounds, and then ever more rarely, not both at once."""
     records = rounds_with_silent(choice, 8, 2, frozenset({3, 5}))
     assert len(records) == NUM_ROUNDS
     dropped = np.array([r.dropped_updates for r in records])
@@ -300,24 +298,25 @@ def test_clients_with_broken_updates_are_not_selected_again_and_again(choice: st
     assert dropped.max() == 1
 
 
-def tried(
-    known: list[bool], last: list[int], round: int, ids: list[int] | None = None
-) -> list[int]:
-    available = np.arange(len(known)) if ids is None else np.array(ids, np.int64)
-    return clients_to_try(available, np.array(known), np.array(last, np.int64), round).tolist()
-
-
-def test_whom_to_try_by_hand() -> None:
-    assert tried([False] * 3, [0, 0, 0], 1) == [0, 1, 2]
-    assert tried([True, False, False], [1, 1, 0], 2) == [
-        2
-    ]  # those that were never selected come first
-    assert tried([True, False, False], [1, 2, 1], 3) == [
-        2
-    ]  # then one at a time, the one selected longest ago
-    assert (
-        tried([True, False, False], [1, 2, 3], 3) == []
-    )  # not before the number of rounds_with_silent has doubled
-    assert tried([True, False, False], [1, 2, 3], 4) == [1]
-    assert tried([True, False, False], [1, 4, 3], 6, ids=[0, 2]) == [2]
-    assert tried([True, True], [1, 1], 9) == []
+@pytest.mark.parametrize(
+    ("known", "last_tried", "round", "available", "expected"),
+    [
+        ([0, 0, 0], [0, 0, 0], 1, [0, 1, 2], [0, 1, 2]),
+        # clients that were never selected come first
+        ([1, 0, 0], [1, 1, 0], 2, [0, 1, 2], [2]),
+        # then the one that was selected longest ago
+        ([1, 0, 0], [1, 2, 1], 3, [0, 1, 2], [2]),
+        # but not before the number of rounds has doubled
+        ([1, 0, 0], [1, 2, 3], 3, [0, 1, 2], []),
+        ([1, 0, 0], [1, 2, 3], 4, [0, 1, 2], [1]),
+        # only available clients count
+        ([1, 0, 0], [1, 4, 3], 6, [0, 2], [2]),
+        ([1, 1], [1, 1], 9, [0, 1], []),
+    ],
+)
+def test_clients_to_try_by_hand(
+    known: list[int], last_tried: list[int], round: int, available: list[int], expected: list[int]
+) -> None:
+    ids = np.array(available, np.int64)
+    found = clients_to_try(ids, np.array(known, bool), np.array(last_tried, np.int64), round)
+    assert found.tolist() == expected

@@ -157,8 +157,8 @@ class Selector(Stateful, ABC):
     def sampling(self) -> Sampling | None:
         """The way in which cohorts are drawn in every round, whatever clients hold or happened.
 
-        None stands for a way that is not listed. A class may set an attribute instead of a property:
-        `sampling = Sampling.FIXED_SIZE`.
+        None stands for a way that is not listed. A class may set an attribute instead of a
+        property: `sampling = Sampling.FIXED_SIZE`.
         """
         return None
 

@@ -7,7 +7,8 @@ With K draws from one distribution p (MD sampling), a cohort may miss whole grou
 each of the K draws has its own distribution over a group of clients, every group is represented.
 The average stays an unbiased estimate of the average over all clients as long as
 
-    sum_i r_ki = 1 for each distribution k,  sum_k r_ki = K p_i for each client i,  p_i = n_i / n
+    sum_i r_ki = 1 for each distribution k
+    sum_k r_ki = K p_i for each client i,  p_i = n_i / n
 
 A client that is drawn m times gets the aggregation weight m / K. Think of K bins of capacity 1,
 into which the clients' masses K p_i are poured.
@@ -83,7 +84,8 @@ class ClusteredBySimilarity(ClusteredBySize):
     fedsim does not.
     """
 
-    pair_bytes = 20  # products, distances in float32, as for many clients; the tree's in float64
+    # With many clients, products and distances are float32. The tree takes half as many in float64.
+    pair_bytes = 20
     state = ("updates", "products")
 
     distance: Literal["cosine", "l1", "l2"]  # angle arccos(cosine), or norm (L1: N^2 P operations)

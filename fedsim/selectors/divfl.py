@@ -53,7 +53,8 @@ class DivFL(Selector):
     """
 
     needs = frozenset({Signal.GRADIENTS})
-    pair_bytes = 12  # products and distances in float32, as for many clients; a checkpoint's copy
+    # With many clients, products and distances are float32. A checkpoint copies the products.
+    pair_bytes = 12
     state = ("known", "gradients", "products")
 
     mode: Literal["ideal", "no_overhead"]  # whose gradients are requested

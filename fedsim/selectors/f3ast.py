@@ -8,8 +8,11 @@ selection lowers a bound of the variance most, and divides by the rates in aggre
 are seldom available thus get large weights, and the average stays unbiased.
 
     r_k <- (1 - beta) r_k + beta [client k is selected]
-    marginal utility = p_k^2 / r_k^2, the gradient of -sum_k p_k^2 / r_k;  p_k = n_k / n
-    aggregation weight = p_k / r_k, with the rate that counts this selection (the authors' code)
+    marginal utility = p_k^2 / r_k^2,  p_k = n_k / n
+    aggregation weight = p_k / r_k
+
+The utility is the gradient of -sum_k p_k^2 / r_k, the negative bound. The rate in the weights
+counts this selection, as in the authors' code.
 
 beta must be much smaller than K / N. A client that is selected in a share r of the rounds gets
 about 1 - beta / (2 r) of p_k on average, and all clients together get 1 - beta N / (2 K). The

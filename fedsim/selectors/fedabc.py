@@ -130,7 +130,8 @@ class FedABC(Selector):
     adaptive = True
     start_up_rounds = 1
     needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
-    pair_bytes = 36  # divergences in float32 and float64, the attention with what it is made of
+    # Divergences in float32 and float64, and the attention with its intermediate values.
+    pair_bytes = 36
     state = ("predictions",)
 
     threshold: Threshold  # how many clients are selected

@@ -8,7 +8,7 @@ keeps the numbers of selections balanced, and selects clients that are far apart
 which clients with similar data are neighbours:
 
     maximise  alpha (mean distance of the pairs of selected clients)
-              - (variance of the numbers of selections of all N clients after this round)
+              - (variance of all clients' numbers of selections after the round)
 
 1. The similarity V_ij is the cosine of label distributions (the authors' oracle), scaled to [0, 1]
    over all pairs.
@@ -56,7 +56,8 @@ class FedGS(Selector):
 
     start_up_rounds = 1
     needs = frozenset({Signal.LABEL_COUNTS})
-    pair_bytes = 48  # similarities, lengths, their sums, distances, and the copy of a checkpoint
+    # Similarities, lengths of edges and their sums, distances, and a checkpoint's copy of them.
+    pair_bytes = 48
     state = ("counts", "pulls", "distances")
 
     alpha: NonNegative  # weight of distances against the variance of selections

@@ -8,7 +8,8 @@ Each client has a profile f, a vector that describes its data. A determinant is 
 point in different directions, so a set S is drawn with probability proportional to the determinant
 of its similarities. This favours clients with different profiles:
 
-    s_ij = 1 - |f_i - f_j| / (the largest distance),  L = S^T S,  P(S) proportional to det(L_S)
+    s_ij = 1 - |f_i - f_j| / (the largest distance)
+    L = s^T s,  P(S) proportional to det(L_S)
 
 1. Each client sends its profile once, when it is first available.
 2. In every round K clients are drawn from the k-DPP with kernel L. If some clients are unavailable,
@@ -39,6 +40,7 @@ from fedsim.selectors.base import (
     parameters,
 )
 from fedsim.selectors.similarity import among, euclidean_distances, inner_products, with_latest
+from fedsim.selectors.tools import layer_of
 
 MIN_EIGENVALUE = 1e-12
 """Lower bound of eigenvalues, as a share of the largest one. Clients with equal profiles would
@@ -52,7 +54,8 @@ class FLDP3S(Selector):
     start_up_rounds = 1
     needs = frozenset({Signal.GRADIENTS})
     exact = False  # eigenvectors depend on LAPACK
-    pair_bytes = 48  # distances, similarities, L, a part of it, eigenvectors; a checkpoint's copy
+    # Distances, similarities, L, its part for a round, eigenvectors, and a checkpoint's copy of L.
+    pair_bytes = 48
     state = ("known", "profiles", "kernel")
 
     def __post_init__(self) -> None:
@@ -72,8 +75,7 @@ class FLDP3S(Selector):
 
     def _query_profiles(self, new: Ids, clients: Clients) -> None:
         """Request the profiles of the clients `new` and extend the kernel L by them."""
-        first_name = clients.layer_names(None)[0]
-        first_layer = first_name.rpartition(".")[0] or first_name
+        first_layer = layer_of(clients.layer_names(None)[0])
         profiles = torch.stack(list(clients.gradients(new, layers=[first_layer])))
         self.profiles = with_latest(self.profiles, self.population.num_clients, new, profiles)
         self.known[new] = True

@@ -8,14 +8,15 @@ A client is valuable if its gradient g_i points in the direction g of the server
 clients that train reveal their gradients, so the values of the others are stale, and a bandit
 balances clients of high value with clients that were selected seldom:
 
-    c_i = <g_i, g> / |g|                                   gradient projection          (Eq. 3)
-    reward of every client = softmax(c)_i                                               (Eq. 5)
-    u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i)  index (GPCB)                 (Eq. 6)
-    alpha = rho t / T                                                                   (Eq. 7)
-    rewards of the clients selected last are multiplied by 2 exp(A^t - A^{t-1}), or, if the
-    accuracy A did not change, by exp of the fall of the loss F                         (Eq. 8)
+    c_i = <g_i, g> / |g|, the gradient projection                      (Eq. 3)
+    reward of every client = softmax(c)_i                              (Eq. 5)
+    u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i)              (Eq. 6)
+    alpha = rho t / T                                                  (Eq. 7)
+    factor of rewards = 2 exp(A^t - A^{t-1}) if the accuracy changed   (Eq. 8)
+                        exp(F^{t-1} - F^t) otherwise
 
-n_i is the number of selections of client i, t the round.
+u_i is the index of client i (GPCB), n_i the number of its selections, t the round, A the accuracy
+and F the loss. The factor multiplies the rewards of the clients that were selected last.
 
 Algorithm 1:
 

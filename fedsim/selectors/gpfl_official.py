@@ -11,7 +11,8 @@ clients by the projections of their updates on the server's step of the same rou
    selected before, whatever K is.
 2. Later rounds: The K clients with the highest index, of equal ones those with the higher id:
 
-       sum of rewards / (selections + 1) + alpha(t - 1) sqrt(2 ln(t - 1) / selections)
+       sum of rewards / (selections + 1)
+       + alpha(t - 1) sqrt(2 ln(t - 1) / selections)
 
 3. After each round: c_i is the mean over the trained tensors of <w_i - w, g> / |g|, with g the
    server's step of this round. The reward of a selected client is its share of the softmax of c

@@ -7,10 +7,13 @@ The update of the output layer's bias tells how balanced a client's labels are. 
 clients by their output-layer updates and draws from clusters with balanced labels more often,
 decreasingly over time.
 
-    H_k = entropy of softmax(db_k / temperature),  db_k the update of the output layer's bias
+    H_k = entropy of softmax(db_k / temperature)
     distance of two clients = arccos(cosine of their output-layer updates)
                               + entropy_weight |H_i - H_j|
-    P(cluster) proportional to exp(gamma_t * mean H),  gamma_t = gamma (1 - (t - 1) / T)
+    P(cluster) proportional to exp(gamma_t * mean H)
+    gamma_t = gamma (1 - (t - 1) / T)
+
+db_k is the update of the output layer's bias of client k.
 
 1. At first every client is selected once, in random blocks.
 2. After that, Ward's tree over the distances is cut into M clusters.
@@ -71,7 +74,8 @@ from fedsim.selectors.ward import cut_tree, ward_linkage
 class HiCS(Selector):
     """Draws clients from clusters, preferring clusters whose clients have balanced labels."""
 
-    pair_bytes = 36  # products, angles in float32, as for many clients; entropies' in float64
+    # With many clients, products and angles are float32. Differences of entropies are float64.
+    pair_bytes = 36
     state = ("updates", "products", "entropy", "seen", "last_tried")
 
     source: Literal["bias", "weight"]  # tensor of the output layer that gives db_k
@@ -87,6 +91,9 @@ class HiCS(Selector):
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
         self.adaptive = self.fallback != "never"
+        self.max_clusters = self.population.cohort_size
+        if self.num_clusters is not None:
+            self.max_clusters = self.num_clusters
         self.updates: Tensor | None = None  # of the output layer
         self.products: Tensor | None = None
         self.entropy = np.zeros(num_clients)  # H
@@ -110,7 +117,7 @@ class HiCS(Selector):
                     similarity_distributions(tree, masses, cohort_size), known, rng
                 )
             # 3. Picks
-            labels = cut_tree(tree, self.num_clusters or self.population.cohort_size)
+            labels = cut_tree(tree, self.max_clusters)
             gamma = self.gamma * (1 - (round - 1) / self.population.num_rounds)
             num_picks = min(count - len(chosen), len(known))
             picks = draw_from_clusters(labels, self.entropy[known], gamma, num_picks, rng)

@@ -43,7 +43,8 @@ class LEFL(Selector):
 
     start_up_rounds = 1
     needs = frozenset({Signal.TRAINING, Signal.PUBLIC})
-    pair_bytes = 24  # divergences in float32 and float64, and halves in float64 for Ward's tree
+    # Divergences in float32 and float64. Ward's tree takes half as many distances in float64.
+    pair_bytes = 24
     state = ("predictions", "strata")
 
     weights: Literal["aggregator", "strata"]  # aggregation weights: as usual, or shares of strata

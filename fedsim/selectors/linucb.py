@@ -7,7 +7,7 @@ The server fits a linear model of rewards to the contexts x of the clients. It s
 whose predicted reward plus its uncertainty is highest:
 
     u_k = x_k theta + alpha sqrt(x_k A^-1 x_k)
-    theta = A^-1 b,  A = ridge I + sum x x^T,  b = sum reward x, over all observations
+    theta = A^-1 b,  A = ridge I + sum x x^T,  b = sum reward x
 
 What the paper leaves open for clients, and what is chosen here:
 

@@ -7,11 +7,12 @@ A client is worth selecting if the model is bad on its data (statistical utility
 delay the round (system utility). Both are known only of clients that have taken part, so a part of
 the cohort explores clients that have not ("unseen").
 
-    U_k = n_k sqrt(mean squared loss of its samples), over all steps of its latest participation
-    score of k = (U_k normalised + sqrt(0.1 ln t / L_k)) * (T / t_k)^penalty if t_k > T   (Eq. 1)
+    U_k = n_k sqrt(mean squared loss of its samples)
+    score of k = (U_k normalised + sqrt(0.1 ln t / L_k))
+                 * (T / t_k)^penalty if t_k > T                  (Eq. 1)
 
-L_k is the round of its latest participation, t_k its round duration on the simulated clock, and T
-the preferred duration. Without a simulated clock, or with equal durations, time has no effect.
+U_k is measured in the latest participation, over all its steps. L_k is the round of it, t_k its
+duration on the simulated clock, and T the preferred duration. Without a simulated clock, or with equal durations, time has no effect.
 
 In each round, with K clients to select:
 

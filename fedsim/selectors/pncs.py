@@ -57,7 +57,13 @@ from fedsim.selectors.base import (
     rule,
 )
 from fedsim.selectors.similarity import PowerSimilarity, similarities
-from fedsim.selectors.tools import least_similar_subset, missing_layers, not_queued, subsets_problem
+from fedsim.selectors.tools import (
+    layer_of,
+    least_similar_subset,
+    missing_layers,
+    not_queued,
+    subsets_problem,
+)
 
 WITHOUT_NORMS = ("signed_power", "even_power")
 """Similarities that take no p-norms."""
@@ -201,7 +207,7 @@ class PNCS(Selector):
             return [clients.layer_names([prefix]) for prefix in self.prefixes]
         layers: dict[str, list[str]] = {}
         for name in clients.layer_names(None):
-            layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
+            layers.setdefault(layer_of(name), []).append(name)
         return list(layers.values())
 
     def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:

@@ -13,7 +13,9 @@ orders in which the clients of the cohort may join. It divides the gain of a rou
 
 GreedyFed and the bandit select the K clients with the highest
 
-    mean SV_k + confidence sqrt(ln t / m_k),  m_k = number of Shapley values of client k so far
+    mean SV_k + confidence sqrt(ln t / m_k)
+
+with m_k the number of Shapley values of client k so far.
 
 S-FedAvg keeps a relevance phi_k, 1 / N at first, and draws clients from softmax(phi):
 

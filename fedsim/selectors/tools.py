@@ -111,6 +111,11 @@ def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
     return cross.neg_().add_(negative_entropy[:, None]).div_(divisor).numpy()
 
 
+def layer_of(name: str) -> str:
+    """Return the layer of the parameter `name`; a parameter without one is its own layer."""
+    return name.rpartition(".")[0] or name
+
+
 def missing_layers(
     key: str, layers: Sequence[str] | None, trained: Sequence[str]
 ) -> Problem | None:
@@ -118,14 +123,14 @@ def missing_layers(
 
     `trained` are the names of the model's trained parameters; None stands for all layers.
     """
-    known = [name.rpartition(".")[0] or name for name in trained]
     missing = [
         layer
         for layer in layers or ()
         if not any(f"{name}.".startswith(f"{layer}.") for name in trained)
     ]
     text = f"must name layers that the model trains, not {', '.join(missing)}"
-    remedy = f"it has {', '.join(dict.fromkeys(known))}; null and each use all of them"
+    known = dict.fromkeys(layer_of(name) for name in trained)
+    remedy = f"it has {', '.join(known)}; null and each use all of them"
     return rule(not missing, key, layers and list(layers), text, remedy)
 
 

@@ -496,9 +496,10 @@ def test_probabilities_by_hand(u: Any, m: int, expected: Any) -> None:
     assert aggregated_probabilities(np.array(u, float), m, 4)[0] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("m", "u"), zip([1, 2, 4, 6], np.random.default_rng(0).exponential(1, (4, 8)) ** 2, strict=True)
-)
+NORMS = np.random.default_rng(0).exponential(1, (4, 8)) ** 2
+
+
+@pytest.mark.parametrize(("m", "u"), [(1, NORMS[0]), (2, NORMS[1]), (4, NORMS[2]), (6, NORMS[3])])
 def test_probabilities_are_the_minimum_that_scipy_finds(m: int, u: np.ndarray) -> None:
     """The variance of the average is sum_k u_k^2 (1 - P_k) / P_k, over 0 < P_k <= 1 with at most m
     uploads expected."""

@@ -137,8 +137,8 @@ OWN_SAMPLES = [
 def test_on_samples_of_the_client(measured_on: Any, positions: Any, expected: list[float]) -> None:
     division = division_of(train=positions, holdout=positions)
     accuracy = client_accuracy(measured_on, division, np.empty(0, int), None, None)
-    found = accuracy.measure(EvenPositions([7]), toy_params(), np.empty(0, bool))
-    np.testing.assert_array_equal(found, expected)
+    accuracies = accuracy.measure(EvenPositions([7]), toy_params(), np.empty(0, bool))
+    np.testing.assert_array_equal(accuracies, expected)
 
 
 def test_measures_over_all_clients() -> None:

@@ -12,10 +12,9 @@ from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
 from tests.clocks import fixed_clock
 from tests.test_fedabc import fedabc, top_loss
-from tests.test_fedcor import NobodyIn
 from tests.test_gpfl import gpfl
 from tests.test_oort import oort, tifl
-from tests.toys import ToyEngine, toy_components, toy_params, toy_population
+from tests.toys import NobodyIn, ToyEngine, toy_components, toy_params, toy_population
 
 
 def run(

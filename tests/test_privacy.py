@@ -6,6 +6,7 @@ noise multiplier and T the number of rounds.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,8 +28,7 @@ from fedsim.core.exact import normal
 from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort, Population, Selection
 from fedsim.results.reading import read_metrics, read_summary
-from fedsim.rounds.aggregators import FedAvg
-from fedsim.rounds.availability import Availability
+from fedsim.rounds.aggregators import Aggregator, FedAvg
 from fedsim.rounds.loop import Simulation
 from fedsim.rounds.privacy import Accountant, why_no_epsilon
 from fedsim.rounds.robust import DPFedAvg
@@ -40,6 +40,7 @@ from fedsim.selectors.random import Poisson, Random
 from tests.clocks import fixed_clock
 from tests.run_toys import Run, folders, plan_of, refused
 from tests.toys import (
+    NobodyIn,
     ToyEngine,
     chances,
     picked,
@@ -191,9 +192,10 @@ def test_epsilon_of_one_round_of_k_of_n_clients_by_integration(z: float) -> None
 def test_rounding_of_losses_adds_less_than_a_hundredth(
     k: int, num: int, z: float, rounds: int
 ) -> None:
-    expected = by_dp_accounting(num, k, z, rounds, 1e-6, interval=1e-4 if z >= 1 else 0.1)
-    found = epsilon_of(Sampling.POISSON, num, k, z, rounds, 1e-6)
-    assert found == pytest.approx(expected, rel=0.01)
+    finer = 1e-4 if z >= 1 else 0.1
+    expected = by_dp_accounting(num, k, z, rounds, 1e-6, interval=finer)
+    epsilon = epsilon_of(Sampling.POISSON, num, k, z, rounds, 1e-6)
+    assert epsilon == pytest.approx(expected, rel=0.01)
 
 
 def test_epsilon_does_not_depend_on_what_was_composed_before() -> None:
@@ -442,29 +444,22 @@ def test_a_clients_chance_does_not_depend_on_who_else_is_available() -> None:
         assert picked(selector, seed=seed, available=available) == expected
 
 
-class Nobody(Availability):
-    """All clients are available, except in the given rounds."""
-
-    def __init__(self, *rounds: int) -> None:
-        self.rounds = rounds
-
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Any:
-        return np.full(num_clients, round not in self.rounds)
-
-
-def run_of(selector: Selector, server: Any, broken: Any = (), **more: Any) -> Simulation:
+def run_of(
+    selector: Selector, server: Aggregator, broken: Sequence[int] = (), **components: Any
+) -> Simulation:
     engine = ToyEngine([1] * selector.population.num_clients)
     engine.broken = set(broken)
-    parts = toy_components(engine, selector.population, selector, **more)
+    parts = toy_components(engine, selector.population, selector, **components)
     return Simulation(replace(parts, aggregator=server), toy_params())
 
 
-def small(num_rounds: int = 20) -> Population:
-    return toy_population([1] * 6, 1, num_rounds)
+def small_population() -> Population:
+    """Return six clients of whom one takes part on average, for 20 rounds."""
+    return toy_population([1] * 6, 1, 20)
 
 
 def test_a_private_round_without_an_update_adds_the_noise_and_counts() -> None:
-    run = run_of(Poisson(small()), dp())
+    run = run_of(Poisson(small_population()), dp())
     records = []
     for _ in range(20):
         before = run.params["w"]
@@ -484,7 +479,7 @@ def test_a_private_round_without_an_update_adds_the_noise_and_counts() -> None:
 @pytest.mark.usefixtures("silent")
 @pytest.mark.parametrize("server", [dp(), FedAvg(frozenset(), weighting="uniform")])
 def test_without_noise_a_round_without_an_update_keeps_the_model(server: Any) -> None:
-    run = run_of(Poisson(small()), server)
+    run = run_of(Poisson(small_population()), server)
     selected = [0]
     while selected:
         before = run.params["w"]
@@ -496,11 +491,11 @@ def test_a_private_run_resumes_exactly_from_any_round() -> None:
     def results(records: Any) -> list[Any]:
         return [(record.selected, record.epsilon, record.test_loss) for record in records]
 
-    expected = results(run_of(Poisson(small()), dp()))
-    run = run_of(Poisson(small()), dp())
+    expected = results(run_of(Poisson(small_population()), dp()))
+    run = run_of(Poisson(small_population()), dp())
     for count in range(1, 20):
         run.step()
-        resumed = run_of(Poisson(small()), dp())
+        resumed = run_of(Poisson(small_population()), dp())
         resumed.load_state_dict(run.state_dict())
         assert results(resumed) == expected[count:]
 
@@ -528,7 +523,7 @@ def test_a_private_round_in_which_all_updates_are_late_counts() -> None:
 
 
 def test_a_private_round_in_which_no_client_is_available_does_not_count() -> None:
-    run = run_of(EVERYBODY, dp(), availability=Nobody(1, 3))
+    run = run_of(EVERYBODY, dp(), availability=NobodyIn({1, 3}))
     expected = [epsilon_after(rounds) for rounds in (0, 1, 1)]
     assert [record.epsilon for record in run] == expected
 

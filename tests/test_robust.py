@@ -136,8 +136,8 @@ def test_a_hostile_update_moves_the_mean_but_not_a_robust_aggregator(
 def test_which_aggregators_are_means() -> None:
     for cls in (FedAvg, FedAvgM, FedAdam):
         assert cls.is_mean
-    for other in (TrimmedMean, Krum, GeometricMedian, NormClipping, DPFedAvg, MIFA):
-        assert not other.is_mean
+    for robust_cls in (TrimmedMean, Krum, GeometricMedian, NormClipping, DPFedAvg, MIFA):
+        assert not robust_cls.is_mean
 
 
 SIZES = [1, 1, 2, 4]

@@ -19,7 +19,14 @@ from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import SelectionError
 from fedsim.rounds.loop import Simulation
 from fedsim.selectors.base import Selector
-from tests.toys import ToyEngine, toy_cohort, toy_components, toy_params, toy_population
+from tests.toys import (
+    NobodyIn,
+    ToyEngine,
+    toy_cohort,
+    toy_components,
+    toy_params,
+    toy_population,
+)
 
 
 class Scripted(Selector):
@@ -38,16 +45,6 @@ class Scripted(Selector):
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         self.observed.append(cohort)
-
-
-class OnRounds(Availability):
-    """All clients are available, but only in the given rounds."""
-
-    def __init__(self, rounds: set[int]) -> None:
-        self.rounds = rounds
-
-    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
-        return np.full(num_clients, round in self.rounds)
 
 
 def simulate(
@@ -106,7 +103,7 @@ def test_wall_seconds_add_up_all_phases() -> None:
 
 
 def test_a_round_without_clients_keeps_the_model() -> None:
-    first, second, third = simulate([[1, 3]], num_rounds=3, availability=OnRounds({1, 3}))
+    first, second, third = simulate([[1, 3]], num_rounds=3, availability=NobodyIn({2}))
     assert second.selected == []
     assert second.test_accuracy == first.test_accuracy != third.test_accuracy
     assert (second.uploaded, second.bytes_down, second.train_loss) == (0, 0, None)

@@ -16,7 +16,7 @@ from fedsim.clients.ledger import Ledger
 from fedsim.clients.phase_timer import PhaseTimer
 from fedsim.clients.server import ServerData
 from fedsim.clients.system import RoundClock, SimulatedClock
-from fedsim.core.arrays import Floats, Ints
+from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.rng import Streams
 from fedsim.core.types import (
     Cohort,
@@ -120,6 +120,16 @@ class ToyEngine(Engine):
 
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
         return Evaluation(accuracy=float(params["w"][0]), loss=float(params["w"][1]))
+
+
+class NobodyIn(Availability):
+    """All clients are available, except in the given rounds."""
+
+    def __init__(self, rounds: set[int]) -> None:
+        self.rounds = rounds
+
+    def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
+        return np.full(num_clients, round not in self.rounds)
 
 
 def toy_params() -> Params:

@@ -137,6 +137,8 @@ class Simulation:
             raise SelectionError(f"round {self.round + 1}: {name}: {error}") from error
 
     def _round(self, t: int) -> Record:
+        """Run round `t`. The state of the simulation changes only after step 6, when no component
+        can reject the round any more."""
         components = self.components
 
         # 1. Who is available
@@ -145,7 +147,7 @@ class Simulation:
         first_model = None if self.started else components.first_model
         clients = Clients(components.engine, context, self.params, first_model)
 
-        # 2. Select
+        # 2. Select. The questions to clients have taken this long on the simulated clock.
         timer.enter("select")
         selection = self._select(t, clients, context.available)
         asking_seconds = 0.0 if context.round_clock is None else context.round_clock.elapsed
@@ -171,12 +173,13 @@ class Simulation:
             timer.enter("select")
             self._observe(context, arrivals.cohort, params)
 
-        # 7. Evaluate
         self.params = params
         self.round = t
         self.observed = arrivals.cohort is not None
         self.started |= len(context.available) > 0
         self.covered[selection.ids] = True
+
+        # 7. Evaluate
         timer.enter("evaluate")
         evaluation, client_accuracies = None, None
         if t % components.eval_every == 0 or t == components.population.num_rounds:

@@ -125,6 +125,11 @@ def _simulation(
     local = plan.local
     num_clients = len(division.sizes)
 
+    def first_model(client: int) -> Params:
+        shape = data.input_shape
+        own_model = build_model(config["model"], shape, data.num_classes, streams, client)
+        return initial(own_model.to(data.y.device))
+
     # 1. Build the parts that need no other part.
     behaviour = HONEST
     if config.get("clients") is not None:
@@ -155,11 +160,6 @@ def _simulation(
     check(work.too_large(division.sizes, num_selected))
     num_steps = settings.num_rounds * work.median_steps(division.train)
     workload = Workload(model, client_data, optimizer, num_steps)
-
-    def first_model(client: int) -> Params:
-        shape = data.input_shape
-        own_model = build_model(config["model"], shape, data.num_classes, streams, client)
-        return initial(own_model.to(data.y.device))
 
     # 3. Build the parts that need the population, the model or the workload.
     params = initial(model)

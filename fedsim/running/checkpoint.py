@@ -73,6 +73,7 @@ class Checkpoints:
         self.settings = plan.checkpoint
         self.config = plan.config
         self.simulation = experiment.simulation
+        self.identity = identity_of(plan.config, experiment)
         components = self.simulation.components
         stateful = {
             "selector": components.selector,
@@ -83,7 +84,6 @@ class Checkpoints:
         states = {name: part.state_dict() for name, part in stateful.items()}
         encode(states, {}, dataclasses=self.dataclasses)
         self.device = components.server_data.test.x.device
-        self.identity = identity_of(plan.config, experiment)
         self.saved_at = 0.0
         self.cost = 0.0
 

@@ -101,7 +101,7 @@ def _outcome_in(folder: Path, plan: Plan) -> Outcome:
 _sound: dict[Path, list[tuple[int, int, int] | None]] = {}
 """Signatures of files that were found to be whole, by their folder."""
 SETTLED_SECONDS = 2.0
-"""A file of at least this age has another time of change after another change."""
+"""Only older files are remembered: a second change within the clock's step would not show."""
 
 
 def _fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
@@ -146,7 +146,7 @@ def worked_in(plan: Plan) -> Path:
 
 
 @contextmanager
-def claimed(plan: Plan) -> "Iterator[Outcome | Path]":
+def claimed(plan: Plan) -> Iterator[Outcome | Path]:
     """Hold the lock of a run's folder while the run is run.
 
     Yields the outcome of a run that has ended in the meantime. Otherwise yields the folder in which
@@ -174,8 +174,9 @@ def _settle(plan: Plan) -> Outcome | None:
         return outcome_on_file(plan)
     recorded = outcome_on_file(plan)
     if recorded.status == "changed":
-        code = files.code_digits({"code": user_code(plan.config)})
-        aside = files.set_aside(plan.folder, files.code_digits(recorded.summary), code)
+        code = {"code": user_code(plan.config)}
+        earlier_digits = files.code_digits(recorded.summary)
+        aside = files.set_aside(plan.folder, earlier_digits, files.code_digits(code))
         error = recorded.summary["error"]
         warn(f"fedsim: {plan.folder}: {error}; that result is kept in {aside.name}\n")
         recorded = outcome_on_file(plan)

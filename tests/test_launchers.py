@@ -1,5 +1,7 @@
-"""The launchers: whichever runs the jobs of a sweep, they end alike, heed signals and may be
-killed."""
+"""The launchers: whichever runs the jobs of a sweep, they end alike.
+
+They heed signals, and their processes may be killed.
+"""
 
 import json
 import os
@@ -56,66 +58,44 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # --- the config ------------------------------------------------------------------------------------------------------
 
 
+MISTAKES = [
+    ("lanes", "max_lanes=0", "hydra.launcher.max_lanes=0: must be >= 1"),
+    ("joblib", "n_jobs=0", "hydra.launcher.n_jobs=0: must not be 0"),
+    ("joblib", "jobs_per_task=0", "hydra.launcher.jobs_per_task=0: must be >= 1"),
+    ("ray", "num_gpus=1.5", "hydra.launcher.num_gpus=1.5"),
+    ("ray", "address=other:6379", "hydra.launcher.address='other:6379'"),
+    ("ray", "max_retries=-1", "hydra.launcher.max_retries=-1"),
+    ("ray", "max_in_flight=0", "hydra.launcher.max_in_flight=0"),
+    ("submitit_local", "max_in_flight=0", "hydra.launcher.max_in_flight=0: must be >= 1"),
+    ("submitit_local", "nodes=2", "hydra.launcher.nodes=2: must be 1"),
+    ("submitit_local", "jobs_per_task=a", "hydra.launcher.jobs_per_task: must be a number"),
+    ("submitit_local", "jobs_per_task=1.5", "jobs_per_task=1.5: must be an integer"),
+    ("submitit_local", "gpus_per_node=1", "gpus_per_node=1: needs a GPU"),
+    ("submitit_slurm", "max_num_timeout=-1", "max_num_timeout=-1: must be >= 0"),
+    ("submitit_slurm", "timeout_min=2", "signal_delay_s=120: must be < timeout_min, which is"),
+    ("submitit_slurm", "gres=gpu:2", "gpus_per_node=1: needs a GPU"),
+]
+"""A launcher, a parameter of it, and the error."""
+MISTAKES_WITH_A_DEVICE = [
+    ("ray", "num_gpus=0.5", "auto", "hydra.launcher.num_gpus=0.5: needs a GPU"),
+    ("submitit_local", "gpus_per_node=1", "cuda", "device='cuda': needs a"),
+    ("submitit_slurm", "gpus_per_node=null", "cuda", "must be > 0 for device=cuda"),
+    ("submitit_slurm", "gres=gpu:2", "cuda", "on a slurm cluster?"),
+]
+
+
 @pytest.mark.parametrize(
-    ("launcher", "words", "told"),
+    ("launcher", "word", "device", "error"),
     [
-        ("lanes", ("hydra.launcher.max_lanes=0",), "hydra.launcher.max_lanes=0: must be >= 1"),
-        ("joblib", ("hydra.launcher.n_jobs=0",), "hydra.launcher.n_jobs=0: must not be 0"),
-        (
-            "joblib",
-            ("hydra.launcher.jobs_per_task=0",),
-            "hydra.launcher.jobs_per_task=0: must be >= 1",
-        ),
-        ("ray", ("hydra.launcher.num_gpus=1.5",), "hydra.launcher.num_gpus=1.5"),
-        ("ray", ("hydra.launcher.address=other:6379",), "hydra.launcher.address='other:6379'"),
-        ("ray", ("hydra.launcher.max_retries=-1",), "hydra.launcher.max_retries=-1"),
-        ("ray", ("hydra.launcher.max_in_flight=0",), "hydra.launcher.max_in_flight=0"),
-        (
-            "ray",
-            ("hydra.launcher.num_gpus=0.5", "device=auto"),
-            "hydra.launcher.num_gpus=0.5: needs a GPU",
-        ),
-        (
-            "submitit_local",
-            ("hydra.launcher.max_in_flight=0",),
-            "hydra.launcher.max_in_flight=0: must be >= 1",
-        ),
-        ("submitit_local", ("hydra.launcher.nodes=2",), "hydra.launcher.nodes=2: must be 1"),
-        (
-            "submitit_local",
-            ("hydra.launcher.jobs_per_task=a",),
-            "hydra.launcher.jobs_per_task: must be a number",
-        ),
-        (
-            "submitit_local",
-            ("hydra.launcher.jobs_per_task=1.5",),
-            "jobs_per_task=1.5: must be an integer",
-        ),
-        ("submitit_local", ("hydra.launcher.gpus_per_node=1",), "gpus_per_node=1: needs a GPU"),
-        (
-            "submitit_local",
-            ("hydra.launcher.gpus_per_node=1", "device=cuda"),
-            "device='cuda': needs a",
-        ),
-        (
-            "submitit_slurm",
-            ("hydra.launcher.max_num_timeout=-1",),
-            "max_num_timeout=-1: must be >= 0",
-        ),
-        (
-            "submitit_slurm",
-            ("hydra.launcher.timeout_min=2",),
-            "signal_delay_s=120: must be < timeout_min, which is",
-        ),
-        ("submitit_slurm", ("device=cuda",), "must be > 0 for device=cuda"),
-        ("submitit_slurm", ("hydra.launcher.gres=gpu:2",), "gpus_per_node=1: needs a GPU"),
-        ("submitit_slurm", ("hydra.launcher.gres=gpu:2", "device=cuda"), "on a slurm cluster?"),
+        *((launcher, word, None, error) for launcher, word, error in MISTAKES),
+        *MISTAKES_WITH_A_DEVICE,
     ],
 )
-def test_mistakes_are_told_before_anything_is_started(
+def test_mistakes_are_reported_before_anything_is_started(
     launcher: str,
-    words: tuple[str, ...],
-    told: str,
+    word: str,
+    device: str | None,
+    error: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -124,9 +104,12 @@ def test_mistakes_are_told_before_anything_is_started(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError) as error:
-        run(["-m", "seed=0,1", *WORDS, f"hydra/launcher={launcher}", *words])
-    assert told in str(error.value)
+    words = ["-m", "seed=0,1", *WORDS, f"hydra/launcher={launcher}", f"hydra.launcher.{word}"]
+    if device is not None:
+        words.append(f"device={device}")
+    with pytest.raises(ConfigError) as caught:
+        run(words)
+    assert error in str(caught.value)
     assert not (tmp_path / "outputs").exists()
 
 

@@ -330,7 +330,7 @@ def test_a_result_that_does_not_say_its_code_counts_as_that_of_the_present_one_a
     rounds.clear()
     capsys.readouterr()
     assert run([*MINE, "-m", "seed=0,1"]) == 0
-    told = "1 of the results that are there do not say by which code of yours they were made"
+    told = "1 of the results that are there do not say which version of your code made them"
     assert told in capsys.readouterr().out
     assert rounds == [1, 2, 3]
     assert make_report(["outputs", "--no-figures"]) == 0

@@ -104,10 +104,8 @@ class Narration:
         self.plans = plans
         self.progress = progress
         self._overwriting = overwriting or Overwriting()
-        self._labels: dict[Path, dict[str, str]] = {}
-        for plan, words in zip(plans, overrides, strict=True):
-            pairs = [word.lstrip("+").split("=", 1) for word in words if "=" in word]
-            self._labels[plan.folder] = dict(pairs)
+        pairs = zip(plans, overrides, strict=True)
+        self._labels = {plan.folder: labels_of(words) for plan, words in pairs}
         self._differing = differing_keys(list(self._labels.values()))
         self._command = command("fedsim", *argv)
         self._is_sweep = len(plans) > 1
@@ -244,6 +242,11 @@ class Narration:
             if len(left) == 1:
                 jobs = "the one that is not done" if self._is_sweep else "it"
             print_line(f"the same command resumes {jobs}: {self._command}")
+
+
+def labels_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the values of a job's overrides by key."""
+    return dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
 
 
 def _results(outcome: Outcome) -> list[str]:

@@ -27,6 +27,7 @@ from fedsim.core.configs import SEED_KEYS
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import at_least, check, rule
 from fedsim.jobs.cli import run_jobs
+from fedsim.jobs.narration import labels_of
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.frames import CEILING, CONTROL, REFERENCE
@@ -142,10 +143,7 @@ class Race:
 
     def _group(self, jobs: Sequence[ComposedJob], keep: Sequence[str]) -> None:
         """Assign each job to its setting and method, named by the keys in which jobs differ."""
-        labels = []
-        for job in jobs:
-            pairs = [word.lstrip("+").split("=", 1) for word in job.overrides if "=" in word]
-            labels.append(dict(pairs))
+        labels = [labels_of(job.overrides) for job in jobs]
         differing = [key for key in differing_keys(labels) if key not in (*SEED_KEYS, "selector")]
         for number, job in enumerate(jobs):
             choice = job.choices.get("selector", "")
@@ -204,9 +202,9 @@ class Race:
             yield batch
             # 2. Compare them.
             for method in racing:
-                outcomes = [attempts.ended.get(plans[job].folder) for job in method.jobs[:look]]
-                accuracies = [accuracy_of(outcome) for outcome in outcomes]
-                method.accuracies = [value for value in accuracies if value is not None]
+                method.accuracies = accuracies_of(
+                    [plans[job] for job in method.jobs[:look]], attempts
+                )
             self._decide(look)
             # 3. Cancel the seeds that are left of those that are stopped.
             for method in self.all:
@@ -261,6 +259,12 @@ def accuracy_of(outcome: Outcome | None) -> float | None:
     if outcome is None or not outcome.final:
         return None
     return float(outcome.summary.get("smoothed_accuracy") or 0) if outcome.status == "done" else 0.0
+
+
+def accuracies_of(plans: Sequence[Plan], attempts: Attempts) -> list[float]:
+    """Return the final accuracies of those jobs that have ended."""
+    accuracies = [accuracy_of(attempts.ended.get(plan.folder)) for plan in plans]
+    return [accuracy for accuracy in accuracies if accuracy is not None]
 
 
 def run(words: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ from fedsim.core.errors import ConfigError, at_least, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.jobs.sweep import Attempts
 from fedsim.search.command import take_settings, with_own_keys
-from fedsim.search.race import accuracy_of
+from fedsim.search.race import accuracies_of
 from fedsim.tracking.tables import CONSOLE, print_line, show_share
 
 if TYPE_CHECKING:
@@ -178,11 +178,9 @@ class Tuning:
                 batch += [plans[number] for number in numbers]
             yield batch
             for point, numbers in zip(tuned.points, tuned.jobs, strict=True):
-                outcomes = [attempts.ended.get(plans[number].folder) for number in numbers]
-                accuracies = [accuracy_of(outcome) for outcome in outcomes]
-                ended = [accuracy for accuracy in accuracies if accuracy is not None]
-                if len(ended) == len(numbers):
-                    point.accuracy = float(np.mean(ended))
+                accuracies = accuracies_of([plans[number] for number in numbers], attempts)
+                if len(accuracies) == len(numbers):
+                    point.accuracy = float(np.mean(accuracies))
             print_line(f"{name}: {_in_words(tuned)}")
             if attempts.screen is not None:
                 self._write(attempts.screen.folder / "tuning.json")

@@ -78,7 +78,7 @@ def run_jobs(
     # 3. Print errors and results.
     if attempts.errors and len(plans) == 1:
         raise attempts.errors[0]
-    counts = Counter(str(error) for error in attempts.errors)
+    counts = Counter(map(str, attempts.errors))
     for error in {str(error): error for error in attempts.errors}.values():
         print_error(error)
         print(f"    concerns {counts[str(error)]} of {len(plans)} jobs", file=sys.stderr)

@@ -199,7 +199,7 @@ class Narration:
         try:
             yield
         except (KeyboardInterrupt, Preempted):
-            ended = sum(self._overwriting.has_ended(plan) for plan in self.plans)
+            ended = sum(map(self._overwriting.has_ended, self.plans))
             total = len(self.plans)
             if self._is_sweep:
                 print_line(f"{ended} of {total} jobs have ended, results in {self.folder}")

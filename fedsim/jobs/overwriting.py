@@ -82,7 +82,7 @@ class Overwriting:
         try:
             yield
         finally:
-            ended = [self.has_ended(plan) for plan in self._plans.values()]
+            ended = list(map(self.has_ended, self._plans.values()))
             if all(ended) or not any(ended):
                 with suppress(OSError):  # other things are in a folder
                     self._note.unlink(missing_ok=True)

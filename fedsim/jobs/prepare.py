@@ -50,7 +50,7 @@ def prepare(jobs: Sequence[ComposedJob]) -> tuple[list[Plan], Overwriting]:
     """
     plans = outlined(jobs)
     overwriting = Overwriting(plans)
-    return [overwriting.as_found(plan) for plan in plans], overwriting
+    return list(map(overwriting.as_found, plans)), overwriting
 
 
 def check_all(
@@ -63,8 +63,13 @@ def check_all(
     problems of all jobs if their configs are wrong.
     """
     node = jobs[0].launcher
-    unchecked = [number for number, plan in enumerate(plans) if not has_passed(plan)]
-    check_rest([jobs[number] for number in unchecked], [plans[number] for number in unchecked])
+    unchecked_jobs = []
+    unchecked_plans = []
+    for job, plan in zip(jobs, plans, strict=True):
+        if not has_passed(plan):
+            unchecked_jobs.append(job)
+            unchecked_plans.append(plan)
+    check_rest(unchecked_jobs, unchecked_plans)
     launcher = own_launcher(node)
     ranks = sys.modules.get("fedsim.running.ranks")  # imported by now if there are several
     if ranks is not None:
@@ -127,7 +132,7 @@ def output_problems(plans: Iterable[Plan]) -> list[Problem]:
     for plan in plans:
         needs[plan.settings.output_dir] += _bytes_of(plan)
     problems = [space_problem("output_dir", folder, need) for folder, need in needs.items()]
-    return [problem for problem in problems if problem is not None]
+    return list(filter(None, problems))
 
 
 def _bytes_of(plan: Plan) -> int:
@@ -138,8 +143,8 @@ def _bytes_of(plan: Plan) -> int:
 
 def source_problems(plans: Iterable[Plan]) -> list[Problem]:
     """Return the problems of source files that can be found without reading them."""
-    problems = [_source_problem(plan) for plan in by_source(plans)]
-    return [problem for problem in dict.fromkeys(problems) if problem is not None]
+    problems = map(_source_problem, by_source(plans))
+    return list(filter(None, dict.fromkeys(problems)))
 
 
 def by_source(plans: Iterable[Plan]) -> list[Plan]:

@@ -148,7 +148,7 @@ class Attempts:
             free = [plan for plan in self.held.values() if is_free(plan.folder)]
             for plan in free:
                 del self.held[plan.folder]
-            run([self.overwriting.as_found(plan) for plan in free])
+            run(list(map(self.overwriting.as_found, free)))
             if not free:
                 _print_holders(self.held, printed)
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))

@@ -10,6 +10,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,8 +89,8 @@ class TaskLauncher(ABC):
         KeyboardInterrupt or `Preempted`; a second Ctrl-C does not wait. A folder that occurs twice
         is run once. Raises `ConfigError` before any job is run.
         """
-        plans = [attempts.overwriting.as_found(plan) for plan in plans]
-        plans = list({plan.folder: plan for plan in plans}.values())
+        by_folder = {plan.folder: attempts.overwriting.as_found(plan) for plan in plans}
+        plans = list(by_folder.values())
         left = to_come(plans)
         attempts.run_in_turn([plan for plan in plans if plan not in left])  # they have ended
         if not left:
@@ -114,7 +115,7 @@ class _TaskSweep:
         self.plans = plans
         self.waiting = Lanes(max_lanes=launcher.jobs_per_task).groups(plans)
         self.running: dict[Any, list[Plan]] = {}
-        self.rounds = {plan.folder: 0 for plan in plans}
+        self.rounds: Counter[Path] = Counter()
         # The records of these jobs are those of an earlier run.
         self.unseen = set()
         for plan in plans:
@@ -137,7 +138,7 @@ class _TaskSweep:
                     for task in ended:
                         self._end(task, self.running.pop(task))
                     left = sum(map(len, self.running.values())) + sum(map(len, self.waiting))
-                    show(left, sum(self.rounds.values()))
+                    show(left, self.rounds.total())
                     self._pass_on_signal()
         except KeyboardInterrupt:
             self.launcher.ask_to_end(list(self.running))

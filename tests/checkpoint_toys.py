@@ -22,7 +22,7 @@ def through_a_file(state: dict[str, Any], *owners: object) -> dict[str, Any]:
     return found
 
 
-# --- runs ----------------------------------------------------------------------------------------------------------
+# --- runs ---
 
 WORDS = (
     "num_rounds=8",

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 DIFFERENT = ("fedcor", "gpfl", "hics", "oort", "pair_study", "pncs_q2")
-"""Selectors whose states hold different types. tests/test_selector_contract.py checks all others."""
+"""Selectors whose states hold different types. test_selector_contract.py checks all others."""
 AGGREGATORS = ("by_size", "fedavgm", "fedadam", "mifa", "dp_fedavg")
 
 
@@ -163,7 +163,7 @@ def test_a_sweep_that_dies_resumes_with_what_is_not_finished(
     assert [path.stat().st_mtime_ns for path in finished] == stamps
 
 
-# --- the file ------------------------------------------------------------------------------------------------------
+# --- the file ---
 
 
 class Owner:

@@ -83,7 +83,7 @@ def test_without_a_sound_checkpoint_they_are_set_aside_and_the_run_starts_anew(
         assert f"set aside as {name}\n" in printed
 
 
-# --- finished runs that are damaged ----------------------------------------------------------------------------------
+# --- finished runs that are damaged ---
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_a_finished_run_that_is_damaged_is_run_again(
     assert not rounds
 
 
-# --- checkpoints of another run ---------------------------------------------------------------------------------------
+# --- checkpoints of another run ---
 
 
 def test_a_checkpoint_of_another_config_is_rejected_by_its_keys(killed: Any) -> None:

@@ -71,7 +71,7 @@ def test_what_another_process_finishes_while_this_one_builds_is_not_run_again(
     assert rounds == list(range(1, 9))
 
 
-# --- what a user's class raises between building it and the first round, or after the last one ---------------------
+# --- what a user's class raises between building it and the first round, or after the last one ---
 
 LAUNCHERS = pytest.mark.parametrize("launcher", ["basic", "lanes"])
 AROUND = """

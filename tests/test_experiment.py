@@ -43,7 +43,7 @@ def same(first: Sequence[Ints], second: Sequence[Ints]) -> bool:
     return all(np.array_equal(positions, others) for positions, others in pairs)
 
 
-# --- components ------------------------------------------------------------------------------------------------------
+# --- components ---
 
 
 def test_accuracy_is_that_of_the_test_set(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
     assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 
-# --- prepared data ---------------------------------------------------------------------------------------------------
+# --- prepared data ---
 
 
 def test_samples_are_kept_for_the_next_run_with_the_same_data_set_model_and_places(
@@ -171,7 +171,7 @@ def test_a_model_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(nodes) == 1
 
 
-# --- the summary -----------------------------------------------------------------------------------------------------
+# --- the summary ---
 
 
 def entry(round: int, accuracy: float | None, **values: Any) -> Record:
@@ -247,7 +247,7 @@ def test_a_failure_is_in_the_summary_with_its_reason_and_is_run_again(
     assert started == [3, 3, 3]
 
 
-# --- mistakes and warnings -------------------------------------------------------------------------------------------
+# --- mistakes and warnings ---
 
 
 def test_a_holdout_without_a_sample_is_an_error_before_round_1() -> None:

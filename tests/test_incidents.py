@@ -75,7 +75,7 @@ def test_a_selector_that_decides_how_many_take_part_may_take_few() -> None:
     assert counts == COUNTS | {"rounds_with_too_few_clients": 0}
 
 
-# --- whole runs ----------------------------------------------------------------------------------------------------
+# --- whole runs ---
 
 WORDS = [
     "num_rounds=8",

@@ -334,7 +334,7 @@ def _assert_exact(engine: Engine, corrections: Sequence[dict[str, Any]] = ({},) 
         assert np.array_equal(joint.losses[call.schedule.mask], alone.losses[call.schedule.mask])
 
 
-# --- whose time it is when runs train together -----------------------------------------------------------------------
+# --- whose time it is when runs train together ---
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-# --- the config ------------------------------------------------------------------------------------------------------
+# --- the config ---
 
 
 MISTAKES = [
@@ -113,7 +113,7 @@ def test_mistakes_are_reported_before_anything_is_started(
     assert not (tmp_path / "outputs").exists()
 
 
-# --- a task ----------------------------------------------------------------------------------------------------------
+# --- a task ---
 
 
 def test_a_task_runs_what_was_sent_and_returns_how_it_ended(lab: Path) -> None:
@@ -204,7 +204,7 @@ def test_keys_stay_here_and_gpus_are_hidden_from_tasks_of_ray_without_one(
     assert "CUDA_VISIBLE_DEVICES" not in with_gpu._environment()
 
 
-# --- how many tasks there are, and what a signal leaves --------------------------------------------------------------
+# --- how many tasks there are, and what a signal leaves ---
 
 
 @dataclass(kw_only=True)
@@ -325,7 +325,7 @@ def test_after_a_signal_no_task_begins_and_those_that_run_are_asked_to_end(
     assert tasks.asked == [2]
 
 
-# --- whole sweeps ----------------------------------------------------------------------------------------------------
+# --- whole sweeps ---
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_jobs_that_are_refused_leave_nothing(
     assert not list(Path().iterdir())
 
 
-# --- other processes -----------------------------------------------------------------------------------------------
+# --- other processes ---
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -89,7 +89,7 @@ def test_without_flock_the_lock_of_a_dead_process_is_taken_over_and_any_other_re
         pass
 
 
-# --- links -----------------------------------------------------------------------------------------------------------
+# --- links ---
 
 CONTENT = b"of somebody else\n"
 

@@ -93,7 +93,7 @@ def test_a_sweep_in_lanes_stops_with_all_that_runs_saved(interrupt: Any) -> None
     assert [result(f) for f in folders("outputs")] == [result(f) for f in folders("whole")]
 
 
-# --- as a cluster and a user do it ---------------------------------------------------------------------------------
+# --- as a cluster and a user do it ---
 
 LONG = ("num_rounds=100000", "local.epochs=1", "num_clients=6", "cohort_size=2", "eval_every=1000")
 

@@ -136,7 +136,7 @@ def test_srun_is_told_the_cores_of_a_task_and_gpus_are_hidden_from_one_that_asks
     assert ("export CUDA_VISIBLE_DEVICES=" in lines[:number]) == hidden
 
 
-# --- tasks that are requeued -----------------------------------------------------------------------------------------
+# --- tasks that are requeued ---
 
 
 def wait_for_rounds(places: list[Path], rounds: int, job: Any) -> None:

@@ -217,7 +217,7 @@ def test_sweeps_at_the_same_time_share_the_jobs_and_outlive_each_other(
     assert not list(Path("outputs").rglob("*.tmp"))
 
 
-# --- jobs are composed once, each for itself --------------------------------------------------------------------------
+# --- jobs are composed once, each for itself ---
 
 
 OUTSIDE = """

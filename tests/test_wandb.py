@@ -317,7 +317,7 @@ def test_links_in_place_of_wandb_s_folder_and_id_are_neither_followed_nor_read(
     assert len(list(victim.iterdir())) == 1
 
 
-# --- names, by the rules of W&B's client (wandb.Settings) and its server --------------------------------------------
+# --- names, by the rules of W&B's client (wandb.Settings) and its server ---
 
 
 def composed(words: Sequence[str]) -> list[Plan]:

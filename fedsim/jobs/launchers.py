@@ -99,7 +99,8 @@ RAY_VARIABLES = {
     "RAY_worker_niceness": "0",  # Ray would lower the priority of tasks by 15
 }
 CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
-"""Tasks get the environment variables whose names begin so; keys (WANDB_API_KEY) they do not get."""
+"""Tasks get the environment variables whose names begin so; keys (WANDB_API_KEY) they do not
+get."""
 
 
 @parameters
@@ -407,7 +408,8 @@ class SlurmJobs(SubmititJobs):
         return parameters
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        """Cancel tasks that wait, and send the others a signal after which they are not requeued."""
+        """Cancel tasks that wait, and send the others a signal after which they are not
+        requeued."""
         if not running:
             return
         for how in ("--state=PENDING", "--signal=USR1"):

@@ -38,7 +38,8 @@ BYTES_OF_ID = 8  # a client's id in such a line
 
 
 def compose_words(args: Namespace) -> list[ComposedJob]:
-    """Return the jobs of a command line (`fedsim.config.command_line.read_command_line`). Raises `ConfigError`."""
+    """Return the jobs of a command line (`fedsim.config.command_line.read_command_line`). Raises
+    `ConfigError`."""
     with search_path(args.config_dir, args.config_path):
         return compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name)
 

@@ -9,7 +9,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,9 +57,11 @@ class WorkerTask:
         os.chdir(self.directory)
         sys.path.extend(entry for entry in self.path if entry not in sys.path)
         tune()
-        screen = Path(os.devnull).open("w") if self.quiet else nullcontext(sys.stdout)  # noqa: SIM115
-        with screen as stream, redirect_stdout(stream):
-            return run_jobs(*pickle.loads(self.work))
+        plans, since = pickle.loads(self.work)
+        if not self.quiet:
+            return run_jobs(plans, since)
+        with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+            return run_jobs(plans, since)
 
 
 def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":

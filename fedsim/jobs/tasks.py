@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep as tasks of software that starts other processes.
 
-A task runs one job, or several in lanes (`fedsim.jobs.task_worker`). Jobs keep the folders that they
-have here, which must be on a file system that all machines see.
+A task runs one job, or several in lanes (`fedsim.jobs.task_worker`). Jobs keep the folders that
+they have here, which must be on a file system that all machines see.
 """
 
 import importlib

@@ -246,7 +246,8 @@ def _server_data(data: PreparedData, division: Division, selector: Selector) -> 
 
 
 _latest: dict[tuple[str, object, object], PreparedData] = {}
-"""The samples of the latest run, by its `data_key` and its classes (others may have the same name)."""
+"""The samples of the latest run, by its `data_key` and its classes (others may have the same
+name)."""
 
 
 def prepare(plan: Plan) -> PreparedData:

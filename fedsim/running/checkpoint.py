@@ -1,7 +1,7 @@
 """Checkpoints hold a run's whole state, so that the same command resumes it with the same bits.
 
-A checkpoint is read only if its SHA-256 is right and it belongs to the same run. Reading it executes
-no code that it names.
+A checkpoint is read only if its SHA-256 is right and it belongs to the same run. Reading it
+executes no code that it names.
 """
 
 import sys
@@ -49,8 +49,8 @@ class Checkpoint:
     """The `state` of the simulation, and what else a resumed run needs.
 
     `lengths` are those of the files of records [bytes]. `started` is when the run began [s since
-    1970], and `overwrite` whether it began with `overwrite=true`. `earlier_code` has the `user_code`
-    of the rounds up to `until_round`, if that has changed.
+    1970], and `overwrite` whether it began with `overwrite=true`. `earlier_code` has the
+    `user_code` of the rounds up to `until_round`, if that has changed.
     """
 
     state: dict[str, Any]

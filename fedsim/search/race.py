@@ -291,12 +291,12 @@ def _parser() -> ArgumentParser:
         prog="fedsim race",
         usage="fedsim race KEY=VALUES ... [alpha=0.05] [min_seeds=4] [batch=2] [keep=NAMES] "
         "[--config-dir DIR]",
-        description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each 2 "
-        "more (`batch`) a method is stopped in a setting if its final accuracy is below the leading "
-        "one's, by paired t-tests at a level with which the best of any setting is stopped with a "
+        description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each "
+        "2 more (`batch`) a method is stopped in a setting if its final accuracy is below the "
+        "leading one's, by paired t-tests at a level with which the best of any setting is stopped with a "
         "probability of at most `alpha` in all. A diverged run counts as accuracy 0. Selectors of "
-        "`keep` (random, random_control, clairvoyant) run at all seeds, are not stopped and stop no "
-        "other. The same command resumes the race.",
+        "`keep` (random, random_control, clairvoyant) run at all seeds, are not stopped and stop "
+        "no other. The same command resumes the race.",
         epilog="example: fedsim race partition=shards_1,iid selector=random,oort,gpfl "
         "seed='range(10)'",
         allow_abbrev=False,

@@ -268,9 +268,9 @@ def search(
 ) -> int:
     """Run all trials, print the best ones, and return the exit code.
 
-    The code is 1 if a trial has failed, otherwise 4 if none has ended with an accuracy. `num_rounds`
-    is that of a run. `flags` come before the words of a run, such as `--config-dir`. Trials are
-    proposed by a seeded sampler, so that the same command makes the same ones.
+    The code is 1 if a trial has failed, otherwise 4 if none has ended with an accuracy.
+    `num_rounds` is that of a run. `flags` come before the words of a run, such as `--config-dir`.
+    Trials are proposed by a seeded sampler, so that the same command makes the same ones.
     """
     sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
     pruner = _pruner(settings, num_rounds)

@@ -147,8 +147,8 @@ def lanes_progress(
     """Show the progress of runs at the same time: a bar, or a few lines.
 
     Yields a function to call with the number of runs left and the rounds of `num_rounds` that have
-    ended. `accuracies` returns the latest of each run, `left` the time left in words, and `how` says
-    how the runs are run.
+    ended. `accuracies` returns the latest of each run, `left` the time left in words, and `how`
+    says how the runs are run.
     """
     CONSOLE.print(f"{num_runs} runs {how}")
     rounds = RoundsShown(num_rounds, CONSOLE)

@@ -1,8 +1,8 @@
 """The tracker for Weights & Biases (W&B).
 
-A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay nor
-change a run. A run keeps its W&B id in its folder: what a later process sends of it goes to the same
-run of W&B.
+A separate process (`wandb_mirror`) communicates with W&B, so that W&B can neither stop nor delay
+nor change a run. A run keeps its W&B id in its folder: what a later process sends of it goes to the
+same run of W&B.
 """
 
 import hashlib
@@ -71,8 +71,8 @@ class WandbTracker(Tracker):
 
     The group is the run's name, and job_type its selector. `mode: auto` is what W&B itself would do
     by its settings (environment, netrc, files), but offline without an API key. The run waits for
-    W&B only at its end, for at most `timeout` seconds; failures are then reported and counted. After
-    the server has not answered, later runs of the process are logged offline at once.
+    W&B only at its end, for at most `timeout` seconds; failures are then reported and counted.
+    After the server has not answered, later runs of the process are logged offline at once.
     """
 
     def __init__(

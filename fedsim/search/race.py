@@ -293,8 +293,8 @@ def _parser() -> ArgumentParser:
         "[--config-dir DIR]",
         description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each "
         "2 more (`batch`) a method is stopped in a setting if its final accuracy is below the "
-        "leading one's, by paired t-tests at a level with which the best of any setting is stopped with a "
-        "probability of at most `alpha` in all. A diverged run counts as accuracy 0. Selectors of "
+        "leading one's, by paired t-tests at a level with which the best of any setting is stopped "
+        "with a probability of at most `alpha` in all. A diverged run counts as accuracy 0. Selectors of "
         "`keep` (random, random_control, clairvoyant) run at all seeds, are not stopped and stop "
         "no other. The same command resumes the race.",
         epilog="example: fedsim race partition=shards_1,iid selector=random,oort,gpfl "

@@ -12,7 +12,7 @@ import yaml
 from fedsim.commands.dispatch import answer
 from fedsim.core.record import LAST_FIELDS, TOTAL_FIELDS, mean_of_last
 from fedsim.partitions.division import Division
-from fedsim.report.headline import drawn_lines
+from fedsim.report.contrasts import drawn_lines
 from fedsim.report.table import Table
 from fedsim.results.frames import by, by_setting, runs_frame
 from fedsim.results.reading import read_metrics

@@ -139,7 +139,7 @@ def test_runs_are_paired_by_all_their_seeds(tmp_path: Path) -> None:
     frame = frame_of(tmp_path)
     (row,) = rows_of(pairs(frame))
     assert (row["mean"], row["pairs"]) == ("+0.2500", "4")  # mean of 0.1, 0.2, 0.3, 0.4
-    random = make_summary(frame, {})["groups"][0]
+    random = make_summary(frame)["groups"][0]
     assert list(random["seeds"]) == [
         "0 init_seed=7",
         "0 partition_seed=7",

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.papers.published import RULES
-from fedsim.report.headline import MAX_LISTED, best, headline
+from fedsim.report.headline import MAX_LISTED, best, conclusions, opening
+from fedsim.report.sections import Material
 from fedsim.report.tables import by_group
 from tests.report_toys import frame_of, make_report, rows_of, two_methods, write_run
 
@@ -64,12 +65,14 @@ def test_of_many_settings_the_first_are_listed(tmp_path: Path) -> None:
     num = MAX_LISTED + 2
     for shards in range(num):
         write_lines(tmp_path, {"random": (0.5,), "gpfl": (0.6,)}, shards)
-    first, *listed, last = headline(frame_of(tmp_path), MAX_LISTED)
+    material = Material([], frame_of(tmp_path))
+    (first,) = opening(material).lines
     where = f"random, gpfl on digits · iid · mlp in {num} settings"
     assert first == f"{where}: 1 seed (0), rounds: 1, runs: {2 * num} ({2 * num} done)"
+    *listed, last = conclusions(material).lines
     assert len(listed) == MAX_LISTED
     assert last == "and 2 more settings (all of them: fedsim report --all)"
-    assert len(headline(frame_of(tmp_path), None)) == 1 + num
+    assert len(conclusions(Material([], frame_of(tmp_path), is_full=True)).lines) == num
 
 
 FIRST = "random, gpfl on digits · iid · mlp: 3 seeds (0 to 2), rounds: 2, runs: 6 (6 done)"

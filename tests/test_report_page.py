@@ -11,19 +11,18 @@ from typing import Any
 
 import pytest
 
-from fedsim.report import headline, page
+from fedsim.report import contrasts, page
 from fedsim.report.curves import accuracy_curve
 from fedsim.report.headline import header_facts
 from fedsim.report.looks import make_looks
 from fedsim.report.page import (
     MAX_POINTS,
-    Figures,
     config_differences,
     curves_data,
     html_page,
     runs_table,
 )
-from fedsim.report.sections import Section
+from fedsim.report.sections import Material, Section
 from fedsim.report.tables import by_group
 from fedsim.results import runs
 from fedsim.results.reading import read_metrics
@@ -35,8 +34,8 @@ def page_of(folder: Path, title: str, **pictures: Any) -> str:
     """Return a page with the table `overview` and the curves of the runs below a folder."""
     frame = frame_of(folder)
     overview = by_group("overview", frame)
-    figures = Figures(headline.drawn_lines(frame), **pictures)
-    return html_page(title, [], frame, overview, [Section([overview])], figures, folder)
+    section = Section([overview], brief=[by_group("results", frame)])
+    return html_page(title, Material([], frame), [section], pictures, folder)
 
 
 def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path) -> None:
@@ -161,7 +160,7 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
     monkeypatch.setattr(page, "ALL_POINTS", 40)
     monkeypatch.setattr(page, "MAX_ROWS", 3)
     monkeypatch.setattr(page, "PICTURE_BYTES", 7)
-    monkeypatch.setattr(headline, "MAX_DRAWN", 5)
+    monkeypatch.setattr(contrasts, "MAX_DRAWN", 5)
     drawn = drawn_runs(tmp_path)
     assert drawn["method"].tolist() == ["random", "m3"] * 2
     pictures = [("one", b"1234"), ("two", b"5678")]

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedsim.report.figures import style
-from fedsim.report.headline import over_settings
 from fedsim.report.settings_figures import costs_plot, gains_plot
-from fedsim.report.settings_tables import advice_table, costs_table, ranks_table
+from fedsim.report.settings_tables import advice_table, costs_table, over_settings, ranks_table
 from fedsim.results.frames import by
 from fedsim.results.measures import accuracy_by_bytes, find_measure
 from fedsim.results.ranking import Comparison, class_of, compare

@@ -1,2 +1,1 @@
-"""Experiments from Python: what `fedsim` does on the command line, as functions, which `import
-fedsim` has."""
+"""Experiments from Python: the functions of `import fedsim`, which do what the command line does."""

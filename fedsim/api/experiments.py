@@ -1,12 +1,12 @@
-"""Experiments from Python: composed of the words of the command line, checked, and run in this
+"""Experiments from Python: composed from overrides as on the command line, checked, and run in this
 process.
 
-No signal handler is installed, no thread setting changed, nothing exits: errors are exceptions
-(`fedsim.core.errors`). Ctrl-C, or a notebook's interrupt, leaves a run as on the command line, and
-the same call goes on with it.
+fedsim installs no signal handler, changes no thread setting and never exits here: errors are
+exceptions (`fedsim.core.errors`). Ctrl-C, or a notebook's interrupt, stops a run as on the command
+line, and the same call resumes it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -29,45 +29,43 @@ from fedsim.running.outcome import Watch, outcome_on_file
 Words = Sequence[str]
 """Overrides as on the command line: `["selector=oort", "num_rounds=20"]`."""
 OnRound = Callable[[Record], bool | None]
-"""Is called with the record of each round; True, or raising `StopRun`, ends the run there."""
+"""A callback that gets the record of each round. It ends the run there if it returns True or raises
+`StopRun`."""
 OnRoundOf = Callable[[Plan, Record], bool | None]
-"""The same in a sweep, with the experiment that the round is of; it ends that run alone."""
+"""The same for a sweep, with the experiment of the round. It ends that run alone."""
 
 
 class StopRun(Exception):  # noqa: N818  (a request, as StopIteration is)
-    """Raised by a callback to end its run after the round; a checkpoint is kept, and the same call
-    goes on."""
+    """A callback raises this to end its run after the round. A checkpoint is kept, from which the
+    same call resumes."""
 
 
 def compose(
     overrides: Words = (), *, config_dir: str | Path | None = None, **parts: Part
 ) -> list[Plan]:
-    """The experiments that `overrides` describe, checked; a sweep (`seed=0,1,2`, a preset) has
-    several.
+    """Return the experiments that `overrides` describe, checked. A sweep (`seed=0,1,2`, a preset)
+    has several.
 
-    `config_dir`: a folder of your own YAML files (`--config-dir`). `parts`: a class, or a
-    `functools.partial` of one with its values, in place of the choice of a group, as in
-    `selector=partial(Median, quantile=0.5)`; where a preset sweeps over that group, experiments
-    that become the same are one. Nothing is loaded or run. Raises `ConfigError` with all problems
-    of all experiments.
+    `config_dir` is a folder of your own YAML files (`--config-dir`). `parts` are classes, or
+    `functools.partial`s of classes with their values, that replace the choices of groups, as in
+    `selector=partial(Median, quantile=0.5)`. If a preset sweeps over that group, experiments that
+    become the same are one. Nothing is loaded or run. Raises `ConfigError` with all problems of all
+    experiments.
 
     >>> [plan.settings.seed for plan in compose(["selector=oort", "seed=0,1"])]
     [0, 1]
     """
-    told, remedy = (
-        "must be a list of words such as 'selector=oort'",
-        "run_experiment runs a Plan, run_sweep a list",
-    )
-    words = not isinstance(overrides, str) and all(isinstance(word, str) for word in overrides)
-    check(rule(words, "overrides", ..., told, remedy))
-    before = GlobalHydra.instance().hydra
+    is_words = not isinstance(overrides, str) and all(isinstance(w, str) for w in overrides)
+    text = "must be a list of words such as 'selector=oort'"
+    remedy = "run_experiment runs a Plan, run_sweep a list"
+    check(rule(is_words, "overrides", ..., text, remedy))
+    hydra_before = GlobalHydra.instance().hydra
     try:
         with search_path(None if config_dir is None else str(config_dir)):
-            plans = check_jobs(
-                [with_parts(job, parts) for job in compose_jobs(list(overrides), multirun=True)]
-            )
+            jobs = compose_jobs(list(overrides), multirun=True)
+            plans = check_jobs([with_parts(job, parts) for job in jobs])
     finally:
-        GlobalHydra.instance().hydra = before  # a program that uses Hydra itself finds it as it was
+        GlobalHydra.instance().hydra = hydra_before  # for programs that use Hydra themselves
     return list({plan.folder: plan for plan in plans}.values()) if parts else plans
 
 
@@ -79,14 +77,15 @@ def run_experiment(
     config_dir: str | Path | None = None,
     **parts: Part,
 ) -> RunResult:
-    """Run one experiment: one that `compose` has made, or the one that these overrides (and
-    `parts`) describe.
+    """Run one experiment: a plan of `compose`, or the one that overrides (and `parts`) describe.
 
-    It gives what the same command gives, in the same folder, `outputs/...`: a finished one is not
-    run again (`overwrite=true` does), an unfinished one goes on. `on_round` is called after each
-    round that is run here. With `keep=False` its files are temporary. That is so by default, and
-    must be, where a class is defined in a notebook or in the script itself: a folder's name stands
-    for a config that any process can run again.
+    The result is that of the same command, in the same folder, `outputs/...`: a finished run is
+    skipped (`overwrite=true` runs it again), and an unfinished one is resumed. `on_round` is called
+    after each round that is run here.
+
+    With `keep=False` the files are temporary. That is the default, and required, for classes that
+    are defined in a notebook or in the script itself, because a folder's name stands for a config
+    that any process can run again.
 
     Raises `ConfigError` and `DataError` before round 1, `RunFailedError` if a round fails,
     `HeldError` if another process is running it, and what `on_round` raises.
@@ -94,21 +93,12 @@ def run_experiment(
         result = run_experiment(["selector=oort", "num_rounds=20", "tracker=files_only"])
         result.final_accuracy, result.rounds
     """
-    plans = _composed(
-        [experiment] if isinstance(experiment, Plan) else experiment, config_dir, parts
-    )
+    experiments = [experiment] if isinstance(experiment, Plan) else experiment
+    plans = _composed(experiments, config_dir, parts)
     if len(plans) > 1:
-        raise ConfigError(
-            [
-                Problem(
-                    "overrides",
-                    ...,
-                    f"describes {len(plans)} experiments",
-                    "run_sweep runs several",
-                )
-            ]
-        )
-    ((plan, place),) = _made_ready(plans, keep)
+        text = f"describes {len(plans)} experiments"
+        raise ConfigError([Problem("overrides", ..., text, "run_sweep runs several")])
+    ((plan, place),) = _prepared(plans, keep)
     callback = _Callback(None if on_round is None else lambda _, record: on_round(record), plan)
     outcome = execute(plan, watch=callback)
     callback.raise_error()
@@ -127,32 +117,27 @@ def run_sweep(
     config_dir: str | Path | None = None,
     **parts: Part,
 ) -> SweepResult:
-    """Run several experiments, as `run_experiment` runs one: those that `compose` has made, or that
-    these overrides describe (`seed=0,1,2`).
+    """Run several experiments, as `run_experiment` runs one: plans of `compose`, or those that
+    overrides describe (`seed=0,1,2`).
 
-    `lanes`: how many run side by side, trained in common batches (None: one after another). A run
-    that fails, or whose data are missing, does not stop the others; its status says so. `on_round`
-    is called with the experiment, too.
+    `lanes` is the number of runs that are trained together in common batches (None: one after
+    another). A run that fails, or whose data are missing, does not stop the others; its status says
+    so. `on_round` also gets the experiment.
 
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
         sweep.summaries[["selector", "seed", "final_accuracy"]]
     """
     if not (experiments or parts):
-        raise ConfigError(
-            [
-                Problem(
-                    "experiments", [], "has no experiment", "run_experiment() runs the default one"
-                )
-            ]
-        )
-    placed = _made_ready(_composed(experiments, config_dir, parts), keep)
-    plans = [plan for plan, _ in placed]
+        remedy = "run_experiment() runs the default one"
+        raise ConfigError([Problem("experiments", [], "has no experiment", remedy)])
+    prepared = _prepared(_composed(experiments, config_dir, parts), keep)
+    plans = [plan for plan, _ in prepared]
     callback = _Callback(on_round)
     progress = Progress(plans)
-    words = [
-        [*(f"{k}={v}" for k, v in plan.choices.items()), f"seed={plan.settings.seed}"]
-        for plan in plans
-    ]
+    words = []
+    for plan in plans:
+        choices = [f"{group}={choice}" for group, choice in plan.choices.items()]
+        words.append([*choices, f"seed={plan.settings.seed}"])
     screen = Narration(plans, words, (), progress) if any(map(has_console, plans)) else None
     attempts = Attempts(progress, screen, callback)
     if lanes is None:
@@ -163,44 +148,42 @@ def run_sweep(
         Lanes(max_lanes=lanes).run(attempts, plans)
     callback.raise_error()
     attempts.run_held(attempts.run_in_turn)
-    found = [
-        (plan, attempts.ended.get(plan.folder) or outcome_on_file(plan), place)
-        for plan, place in placed
-    ]
-    return SweepResult(
-        [RunResult(plan, one.status, one.summary, one.skipped, place) for plan, one, place in found]
-    )
+    results = []
+    for plan, place in prepared:
+        outcome = attempts.ended.get(plan.folder) or outcome_on_file(plan)
+        results.append(RunResult(plan, outcome.status, outcome.summary, outcome.skipped, place))
+    return SweepResult(results)
 
 
 def _composed(
-    given: Sequence[Plan] | Words, config_dir: str | Path | None, parts: dict[str, Part]
+    experiments: Sequence[Plan] | Words, config_dir: str | Path | None, parts: Mapping[str, Part]
 ) -> list[Plan]:
-    plans = [one for one in given if isinstance(one, Plan)]
+    """Return plans as they are, or the plans that overrides describe."""
+    plans = [plan for plan in experiments if isinstance(plan, Plan)]
     if not plans:
-        return compose(cast(Words, given), config_dir=config_dir, **parts)
-    told, remedy = (
-        "must be overrides or composed experiments, not both",
-        "[*plans, *compose(overrides)]",
-    )
-    unused = [*parts, *(["config_dir"] if config_dir is not None else [])]
-    no_effect = [
-        Problem(name, ..., "has no effect on a composed experiment", "give it to compose")
-        for name in unused
-    ]
-    check(rule(len(plans) == len(given), "experiments", ..., told, remedy), *no_effect)
+        return compose(cast(Words, experiments), config_dir=config_dir, **parts)
+    is_all_plans = len(plans) == len(experiments)
+    text = "must be overrides or composed experiments, not both"
+    problems = [rule(is_all_plans, "experiments", ..., text, "[*plans, *compose(overrides)]")]
+    unused = [*parts, "config_dir"] if config_dir is not None else parts
+    for name in unused:
+        text = "has no effect on a composed experiment"
+        problems.append(Problem(name, ..., text, "give it to compose"))
+    check(*problems)
     return plans
 
 
 class _Callback(Watch):
-    """A user's callback, whose answers and exceptions become reasons to end a run. `plan`: that of
-    a single run."""
+    """A user's callback, whose answers and exceptions become reasons to end a run. `plan` is that
+    of a single run."""
 
     def __init__(self, function: OnRoundOf | None, plan: Plan | None = None) -> None:
         self._function, self._plan = function, plan
         self._error: Exception | None = None
 
     def __call__(self, plan: Plan, record: Record) -> str | None:
-        if self._error is not None:  # of a run beside this one
+        """Return why the run ends; None if it does not."""
+        if self._error is not None:  # raised in another lane
             return "ended with another run"
         try:
             stop = self._function is not None and self._function(plan, record)
@@ -212,34 +195,42 @@ class _Callback(Watch):
         return "ended by on_round" if stop else None
 
     def round_ended(self, record: Record) -> str | None:
+        """Return why the single run ends; None if it does not."""
         assert self._plan is not None
         return self(self._plan, record)
 
     def raise_error(self) -> None:
+        """Raise the exception of the callback, if there was one."""
         if self._error is not None:
             raise self._error
 
 
-def _made_ready(
+def _prepared(
     plans: Sequence[Plan], keep: bool | None
 ) -> list[tuple[Plan, TemporaryFolder | None]]:
-    """Each plan where it is to be run, with the temporary folder that this is in, if it is one;
-    what is to be run again reads its data again. Raises what keeps them from being run."""
+    """Return each plan with the folder in which it will run, and its temporary folder if there is
+    one.
+
+    Plans that overwrite read their data again. Raises what prevents them from being run.
+    """
     lasting = [is_lasting(plan) for plan in plans]
     if keep and not all(lasting):
-        told = "cannot be kept: no other process can import a class of a notebook, a script or a function"
-        raise ConfigError(
-            [Problem("keep", True, told, "move the class to a module, or leave keep out")]
+        text = (
+            "cannot be kept: no other process can import a class of a notebook, a script or a "
+            "function"
         )
-    kept = [keep is not False and one for one in lasting]
-    place = None if all(kept) else TemporaryFolder()
-    placed: list[tuple[Plan, TemporaryFolder | None]] = [
-        (plan, None)
-        if place is None or stays
-        else (replace(plan, folder=place.path / plan.folder.name), place)
-        for plan, stays in zip(plans, kept, strict=True)
-    ]
-    require_room(plan for plan, _ in placed)
+        remedy = "move the class to a module, or leave keep out"
+        raise ConfigError([Problem("keep", True, text, remedy)])
+    prepared: list[tuple[Plan, TemporaryFolder | None]] = []
+    temporary: TemporaryFolder | None = None
+    for plan, can_last in zip(plans, lasting, strict=True):
+        if can_last and keep is not False:
+            prepared.append((plan, None))
+            continue
+        temporary = temporary or TemporaryFolder()
+        folder = temporary.path / plan.folder.name
+        prepared.append((replace(plan, folder=folder), temporary))
+    require_room(plan for plan, _ in prepared)
     if any(plan.settings.overwrite for plan in plans):
         forget()
-    return placed
+    return prepared

@@ -1,2 +1,2 @@
-"""Classes of notebooks and scripts, which no other process can import; `fedsim.api.parts` puts them
-here by name."""
+"""Classes of notebooks and scripts, which no other process can import. `fedsim.api.parts` stores
+them here by name."""

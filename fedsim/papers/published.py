@@ -1,6 +1,7 @@
-"""Numbers and claims printed in papers, each with the runs of ours that it is about, and in words
-the rules by which they are judged. `examine` has the same rules as code; their error rates are
-simulated in tests/test_report_rules.py.
+"""Numbers and claims printed in papers, read from the files of numbers/.
+
+Each names the runs of ours that it is about. The rules by which they are judged are here in words,
+and in `examine` as code; tests/test_report_rules.py simulates their error rates.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -26,7 +27,7 @@ Verdict = Literal[
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 MAJORITY = 0.5
-"""A bound on every run is judged by whether it holds for more than this share of runs."""
+"""A bound on every run is judged by the share of runs for which it holds: it must exceed this."""
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "numbers"
@@ -43,11 +44,11 @@ RULES: Mapping[str, str] = {
 class Number:
     """A number that a paper prints for one of its runs.
 
-    `about`: the choices of config groups, or config values, that identify our runs; `measure`: one
-    of `fedsim.results.measures`; `where`: the place in the paper; `plus_minus`: the printed
-    deviation; `margin`: how close our mean has to be for the number to be reproduced.
-    `added_after_runs`: as of a `Claim`. `statement`: what of the paper it is, equal for readings of
-    a method and presets that are about the same printed number.
+    `about` has the choices of config groups, or config values, that identify our runs. `measure` is
+    one of `fedsim.results.measures`, and `where` the place in the paper. `plus_minus` is the printed
+    deviation. Our mean must be within `margin` for the number to be reproduced. `added_after_runs`
+    is as in a `Claim`. `statement` identifies the printed number: it is equal for readings of a
+    method and for presets that are about the same number.
     """
 
     id: str
@@ -63,18 +64,21 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper about the runs identified by `about`. Which of these fields is given
+    """A claim of a paper about the runs identified by `about`. One of these fields is given, and
     determines its form:
 
     - `at_most`, `at_least`: the `measure` of each run is at most, or at least, this value.
     - `value`: the `measure` is about this value, that is, within `tolerance` of it.
-    - `gain`: the `measure` exceeds that of each of the `others`, by this value +- `tolerance` unless it is 0. The
-      `others` are choices of the config group `among`; their runs have everything else in common.
-    - `not_worse_by`: the `measure` does not fall short of that of each of the `others` by this value or more.
-    - `level_with`: the `measure` differs from that of each of the `others` by at most this value; with `all_pairs`,
-      that of any two of all these methods does.
-    - `grows_with`: the `measure` increases along the `values` of this config key or group (with `falls` it decreases).
-      With `minus`, this is about the difference to the runs that made the choices `minus`.
+    - `gain`: the `measure` exceeds that of each of the `others`, by this value +- `tolerance`
+      unless it is 0. The `others` are choices of the config group `among`; their runs have
+      everything else in common.
+    - `not_worse_by`: the `measure` does not fall short of that of each of the `others` by this
+      value or more.
+    - `level_with`: the `measure` differs from that of each of the `others` by at most this value;
+      with `all_pairs`, the measures of any two of all these methods do.
+    - `grows_with`: the `measure` increases along the `values` of this config key or group (with
+      `falls` it decreases). With `minus`, the claim is about the difference to the runs that made
+      the choices `minus`.
 
     A comparison that is `pooled_over` a config key or group is about the mean of its differences at
     these `values`.
@@ -112,8 +116,8 @@ class Claim:
 
     @property
     def statement(self) -> Hashable:
-        """What of the paper it is: equal where only the name of our method, or the preset, differs
-        in the words."""
+        """The printed claim: equal for claims in whose words only the name of our method, or the
+        preset, differs."""
         return self.where, self.text.replace(self.about.get("selector", "\0"), "")
 
     @property
@@ -127,8 +131,8 @@ class Publication:
     `presets`.
 
     Runs of the presets in `claims_only` have another size than the paper's, so that only claims can
-    be compared. `substitutes`: choices of config groups that may replace those of the preset.
-    `paper`: its short name.
+    be compared. `substitutes` are choices of config groups that may replace those of the preset.
+    `paper` is the paper's short name.
     """
 
     paper: str
@@ -143,18 +147,16 @@ class Publication:
 
 @cache
 def publications() -> Sequence[Publication]:
-    """All publications in numbers/."""
+    """Return all publications in numbers/."""
     return [_read(path) for path in sorted(FOLDER.glob("*.yaml"))]
 
 
 def publications_about(preset: str, scale: str) -> list[Publication]:
-    """The publications that runs of a preset at this scale are compared with."""
-    full = scale == "full"
-    return [
-        p
-        for p in publications()
-        if (preset in p.presets if full else f"{preset}_{scale}" in p.claims_only)
-    ]
+    """Return the publications that runs of a preset at this scale are compared with."""
+    if scale == "full":
+        return [publication for publication in publications() if preset in publication.presets]
+    name = f"{preset}_{scale}"
+    return [publication for publication in publications() if name in publication.claims_only]
 
 
 def _read(path: Path) -> Publication:
@@ -165,29 +167,32 @@ def _read(path: Path) -> Publication:
 
 
 def _numbers(table: Mapping[str, Any]) -> list[Number]:
-    """The numbers of a printed table, whose `rows` map choices of the config group `row` to one
-    value per column.
+    """Return the numbers of a printed table, whose `rows` map choices of the config group `row` to
+    one value for each column.
 
-    `margin` is given for the table or for a column; `rows_added_after_runs` names those of the
-    rows. Rows with equal values are one row of the paper, to which several of ours are compared.
+    `margin` is given for the table or for a column, and `rows_added_after_runs` names rows. Rows
+    with equal values are one row of the paper, with which several of ours are compared.
     """
-    numbers, rows = [], list(table["rows"].values())
+    numbers = []
+    rows = list(table["rows"].values())
     for choice, values in table["rows"].items():
         for index, (column, printed) in enumerate(zip(table["columns"], values, strict=True)):
-            alike = [
-                row for at, row in enumerate(rows) if row[index] == printed and row not in rows[:at]
-            ]
+            same_value: list[Any] = []  # rows of the paper with this value in the column
+            for row in rows:
+                if row[index] == printed and row not in same_value:
+                    same_value.append(row)
             value, plus_minus = printed if isinstance(printed, list) else (printed, None)
-            one = Number(
+            place = table["where"], column["title"], value, same_value.index(values)
+            number = Number(
                 id=f"{table['id']}/{choice}/{column['title']}",
                 where=table["where"],
                 about={**column["about"], table["row"]: choice},
                 measure=column["measure"],
                 value=value,
-                margin={**table, **column}["margin"],
+                margin=column.get("margin", table.get("margin")),
                 plus_minus=plus_minus,
                 added_after_runs=choice in table.get("rows_added_after_runs", ()),
-                statement=(table["where"], column["title"], value, alike.index(values)),
+                statement=place,
             )
-            numbers.append(one)
+            numbers.append(number)
     return numbers

@@ -19,8 +19,15 @@ NOTE = (
 
 def section(material: Material) -> Section:
     """Return a table for each ablation."""
-    tables = [ablation_table(points) for points in find_ablations(material.frame)]
-    return Section(tables, brief=tables)
+    ablations = find_ablations(material.frame)
+    tables = [ablation_table(points) for points in ablations]
+    return Section(tables, tables, plots=lambda: _plots(ablations), place="ablations")
+
+
+def _plots(ablations: Sequence[Sequence[Point]]) -> list[Any]:
+    from fedsim.report.ablation_figures import ablation_plots  # here: it imports matplotlib
+
+    return ablation_plots(ablations)
 
 
 def file_name(points: Sequence[Point]) -> str:

@@ -24,23 +24,19 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, cast
 
-import pandas as pd
 from rich.console import Console
 
 from fedsim.core.configs import leaves
 from fedsim.core.disk import unwritable, user_path, write_files
 from fedsim.core.text import printable_lines
-from fedsim.report.headline import MAX_LISTED, drawn_lines, headline, listed
-from fedsim.report.page import OPENING, Figures, html_page
+from fedsim.report.headline import listed
+from fedsim.report.page import Pictures, html_page
 from fedsim.report.sections import Material, Section, all_rules, make_sections
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.table import table_files
-from fedsim.report.tables import by_group
-from fedsim.results.ablations import find_ablations
 from fedsim.results.archive import write_archive
 from fedsim.results.files import OutputError
 from fedsim.results.frames import runs_frame
-from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import ReportError, Run
 from fedsim.results.sources import read_source
 from fedsim.tracking.tables import Output
@@ -164,49 +160,36 @@ def report(
     None writes it to the folder `report` in or next to `source`. Raises `ReportError` if `against`
     cannot be compared.
     """
-    # 1. Two tables of the runs, and what all sections make of them.
+    # 1. A data frame of the runs, and what all sections make of it.
     frame = runs_frame(runs)
     if num_repeated := len(runs) - len(frame):
         sys.stderr.write(
             f"fedsim report: {num_repeated} runs differ from others in name alone; "
             "each counts once\n"
         )
-    comparison = compare(frame)
-    sections = make_sections(Material(runs, frame, comparison))
-    results = by_group("results", frame)
-    verdicts: dict[str, str] = {}
-    for section in sections:
-        verdicts.update(section.verdicts)
-    measures = [measure for section in sections for measure in section.measures]
-    summary = make_summary(frame, verdicts, measures)
+    material = Material(runs, frame, print_all)
+    sections = make_sections(material)
+    summary = make_summary(frame, sections)
     if against is not None:
-        earlier = read_summary_file(against, "--against")
-        changes = compare_summaries(summary, earlier)
-        sections.append(Section([changes], brief=[changes]))
-    # 2. What is printed.
+        changes = compare_summaries(summary, read_summary_file(against, "--against"))
+        sections += [Section([changes], brief=[changes])]
+    # 2. What is printed. The files are written even if nobody reads the tables to their end.
+    screen = Output()
+    width = None if screen.isatty() else DEFAULT_WIDTH
+    console = Console(highlight=False, file=cast(IO[str], screen), width=width)
+    lines = [line for section in sections for line in section.lines]
+    console.print(*map(printable_lines, lines), "", sep="\n", markup=False)
     tables = [table for section in sections for table in section.tables]
     brief = [table for section in sections for table in section.brief]
-    opening = [table for table in brief if table.name in OPENING]
-    closing = [table for table in brief if table.name not in OPENING]
-    lines = headline(frame, None if print_all else MAX_LISTED, comparison)
-    screen = Output()  # the files are written even if nobody reads the tables to their end
-    console = Console(
-        highlight=False,
-        file=cast(IO[str], screen),
-        width=None if screen.isatty() else DEFAULT_WIDTH,
-    )
-    console.print(*map(printable_lines, lines), "", sep="\n", markup=False)
-    for table in tables if print_all else [*opening, results, *closing]:
+    for table in tables if print_all else brief:
         console.print(table.rich())
     # 3. The files. `to` is followed if the user typed a link, but no link that lies in a folder.
     default = (source.parent if source.is_file() else source) / "report"
     folder = to.resolve() if to else default
     try:
         write_files(folder, table_files(tables))
-        figures = Figures(frame[:0])
-        if with_figures:
-            figures = _draw(drawn_lines(frame), frame, comparison, folder / "figures")
-        page = html_page(_title(source), lines, frame, results, sections, figures, folder)
+        pictures = _draw(sections, folder / "figures") if with_figures else None
+        page = html_page(_title(source), material, sections, pictures, folder)
         texts = {
             "report.html": printable_lines(page),
             "summary.json": json.dumps(summary, indent=1) + "\n",
@@ -217,28 +200,18 @@ def report(
     console.print(f"report in {to or default}", soft_wrap=True, markup=False)
 
 
+def _draw(sections: Sequence[Section], folder: Path) -> Pictures:
+    """Save the figures of all sections; return captions and PNGs by their place on the page."""
+    from fedsim.report.figures import save  # here: matplotlib takes half a second to import
+
+    gc.freeze()  # `save` collects garbage after large figures, which then leaves all runs alone
+    pictures = {section.place: save(section.plots(), folder) for section in sections}
+    gc.unfreeze()
+    return pictures
+
+
 def _title(source: Path) -> str:
     path = source.resolve()
     if source.is_file():
         return path.parent.name if path.stem == "runs" else path.stem
     return path.name
-
-
-def _draw(
-    drawn: pd.DataFrame, frame: pd.DataFrame, comparison: Comparison | None, folder: Path
-) -> Figures:
-    """Save all figures; none without finished runs."""
-    if not len(drawn):
-        return Figures(drawn)
-    from fedsim.report.ablation_figures import (
-        ablation_plots,  # here: matplotlib takes half a second
-    )
-    from fedsim.report.figures import all_plots, save
-    from fedsim.report.settings_figures import settings_plots
-
-    gc.freeze()  # `save` collects garbage after large figures, which then leaves all runs alone
-    overview = save(settings_plots(comparison), folder)
-    ablations = save(ablation_plots(find_ablations(frame)), folder)
-    others = save(all_plots(drawn), folder)
-    gc.unfreeze()
-    return Figures(drawn, overview, ablations, others)

@@ -1,5 +1,5 @@
-"""Contrasts within a setting: each method against its reference, and choices of imperfect clients
-against their share."""
+"""Comparisons within a setting: each method against its reference, choices of imperfect clients
+against their share, and the methods that are drawn."""
 
 import math
 from collections.abc import Mapping
@@ -7,9 +7,19 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedsim.results.frames import REFERENCE, by, by_setting, measured, reference_of, selector_of
+from fedsim.results.frames import (
+    REFERENCE,
+    by,
+    by_setting,
+    done,
+    measured,
+    reference_of,
+    selector_of,
+)
 from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, Estimate, holm, paired, pooled
 
+MAX_DRAWN = 60
+"""Number of lines of figures and curves, of all settings together."""
 Lines = Mapping[str, pd.DataFrame]
 """The runs of a setting by method."""
 
@@ -86,3 +96,31 @@ def preferences(runs: pd.DataFrame) -> list[Preference]:
                 preferred.append(Preference(setting, method, choices, clients, p_value))
     p_holm = holm([preference.p_value for preference in preferred])
     return [preference._replace(p_holm=p) for preference, p in zip(preferred, p_holm, strict=True)]
+
+
+def drawn_lines(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the finished runs that are drawn: of more than `MAX_DRAWN` lines the most accurate of
+    each setting, and the reference."""
+    settings = by_setting(done(runs))
+    lines = {setting: by(rows, "method") for setting, rows in settings.items()}
+    if sum(map(len, lines.values())) <= MAX_DRAWN:
+        return done(runs)
+    share = max(2, MAX_DRAWN // len(lines))
+    drawn = []
+    for setting in list(lines)[: MAX_DRAWN // share]:
+        methods = lines[setting]
+        kept = {main_reference(methods), *by_accuracy(methods)[: share - 1]}
+        rows = settings[setting]
+        drawn.append(rows[rows["method"].isin(kept)])
+    return pd.concat(drawn)
+
+
+def mean_accuracy(rows: pd.DataFrame) -> float:
+    return float(rows["final_accuracy"].mean())
+
+
+def by_accuracy(lines: Lines) -> list[str]:
+    """Return the methods that have a mean final accuracy, from the highest to the lowest."""
+    means = {method: mean_accuracy(rows) for method, rows in lines.items()}
+    known = [method for method, mean in means.items() if not math.isnan(mean)]
+    return sorted(known, key=lambda method: -means[method])

@@ -12,17 +12,21 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.report.contrasts import lead_over, main_reference, preferences, to_references
+from fedsim.report.contrasts import (
+    by_accuracy,
+    lead_over,
+    mean_accuracy,
+    preferences,
+    to_references,
+)
+from fedsim.report.sections import Material, Section
 from fedsim.report.table import show_interval, show_p
-from fedsim.results.frames import CEILING, by, by_setting, done, selector_of
-from fedsim.results.ranking import Comparison
+from fedsim.results.frames import CEILING, by, by_setting, selector_of
 from fedsim.results.runs import Run
 from fedsim.results.statistics import ALPHA, MIN_SEEDS, Difference, holm
 
 MAX_LISTED = 8
 """Number of values of a fact, and of settings, that are listed. Of more, the number is given."""
-MAX_DRAWN = 60
-"""Number of lines of figures and curves, of all settings together."""
 
 
 def header_facts(runs: Sequence[Run]) -> dict[str, str]:
@@ -63,11 +67,9 @@ def listed(values: Iterable[Any]) -> str:
     return f"{shown} and {num_hidden} more" if num_hidden > 0 else shown
 
 
-def headline(
-    runs: pd.DataFrame, max_settings: int | None, comparison: Comparison | None = None
-) -> list[str]:
-    """Return a line on what was compared, one on methods over settings, and one on the best of each
-    setting, of at most `max_settings`, that has several methods."""
+def opening(material: Material) -> Section:
+    """Return a line on what was compared."""
+    runs = material.frame
     facts = header_facts(list(runs["run"]))
     settings = by_setting(runs)
     methods = listed(method for rows in settings.values() for method in by(rows, "method"))
@@ -75,19 +77,21 @@ def headline(
     num_settings = f" in {len(settings)} settings" if len(settings) > 1 else ""
     num_seeds = len(set(runs.index))
     seeds = f"{num_seeds} seed{'s' * (num_seeds > 1)} ({facts['seeds']})"
-    first = (
+    line = (
         f"{methods} on {' · '.join(where)}{num_settings}: {seeds}, rounds: {facts['rounds']}, "
         f"runs: {facts['runs']}"
     )
-    lines = [first]
-    if comparison:
-        lines.append(over_settings(comparison))
-    sentences = best(runs)
-    lines += sentences[:max_settings]
-    num_hidden = len(sentences) - len(sentences[:max_settings])
-    if num_hidden:
-        lines.append(f"and {num_hidden} more settings (all of them: fedsim report --all)")
-    return [*lines, *codes(runs), *imperfect_chosen(runs)]
+    return Section(lines=[line])
+
+
+def conclusions(material: Material) -> Section:
+    """Return a line on the best of each setting that has several methods, and further findings."""
+    lines = best(material.frame)
+    num_hidden = 0 if material.is_full else len(lines) - MAX_LISTED
+    if num_hidden > 0:
+        hidden = f"and {num_hidden} more settings (all of them: fedsim report --all)"
+        lines = [*lines[:MAX_LISTED], hidden]
+    return Section(lines=[*lines, *codes(material.frame), *imperfect_chosen(material.frame)])
 
 
 def codes(runs: pd.DataFrame) -> list[str]:
@@ -107,30 +111,12 @@ def codes(runs: pd.DataFrame) -> list[str]:
     ]
 
 
-def over_settings(comparison: Comparison) -> str:
-    """Return how many methods are better than random selection, except controls, the best of each
-    class, and who is left out."""
-    verdicts = {method: str(lead) for method, lead in comparison.leads.items()}
-    verdicts[comparison.reference] = "the reference"
-    best_of_class = "; ".join(
-        f"{kind}: {method} ({verdicts[method]})" for kind, method in comparison.best.items()
-    )
-    num_methods = len(comparison.leads) - len(comparison.controls)
-    text = (
-        f"over {len(comparison.settings)} settings {len(comparison.better)} of {num_methods} "
-        f"methods are better than {comparison.reference} beyond chance; best by what they ask for: "
-        f"{best_of_class}"
-    )
-    left_out = listed(f"{method} ({num})" for method, num in comparison.left_out.items())
-    return f"{text}; finished in fewer settings, and left out: {left_out}" if left_out else text
-
-
 def best(runs: pd.DataFrame) -> list[str]:
     """Return a sentence for each setting that has finished runs of at least two methods."""
     ranked = []
     for setting, rows in by_setting(runs).items():
         lines = by(rows, "method")
-        methods = [name for name in _by_accuracy(lines) if selector_of(lines[name]) != CEILING]
+        methods = [name for name in by_accuracy(lines) if selector_of(lines[name]) != CEILING]
         if len(methods) > 1:
             ranked.append((setting, lines, methods))
     leads = [lead_over(lines[names[0]], lines[names[1]]) for _, lines, names in ranked]
@@ -142,7 +128,7 @@ def best(runs: pd.DataFrame) -> list[str]:
         if contrast := contrasts.get((setting, first)):
             verdicts[contrast.reference] = _verdict(contrast.difference, contrast.p_holm)
         shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
-        mean = _mean_accuracy(lines[first])
+        mean = mean_accuracy(lines[first])
         sentence = f"{setting}: best is {first}, {mean:.4f}; its lead {shown}"
         sentences.append(sentence.removeprefix(": "))
     return sentences
@@ -168,34 +154,6 @@ def imperfect_chosen(runs: pd.DataFrame) -> list[str]:
         return []
     shown = "; ".join(f"{verdict}: {listed(names)}" for verdict, names in by_verdict.items())
     return [f"imperfect clients are chosen more often than their share, {shown}"]
-
-
-def drawn_lines(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the finished runs that are drawn: of more than `MAX_DRAWN` lines the most accurate of
-    each setting, and the reference."""
-    settings = by_setting(done(runs))
-    lines = {setting: by(rows, "method") for setting, rows in settings.items()}
-    if sum(map(len, lines.values())) <= MAX_DRAWN:
-        return done(runs)
-    share = max(2, MAX_DRAWN // len(lines))
-    drawn = []
-    for setting in list(lines)[: MAX_DRAWN // share]:
-        methods = lines[setting]
-        kept = {main_reference(methods), *_by_accuracy(methods)[: share - 1]}
-        rows = settings[setting]
-        drawn.append(rows[rows["method"].isin(kept)])
-    return pd.concat(drawn)
-
-
-def _mean_accuracy(rows: pd.DataFrame) -> float:
-    return float(rows["final_accuracy"].mean())
-
-
-def _by_accuracy(lines: dict[str, pd.DataFrame]) -> list[str]:
-    """Return the methods that have a mean final accuracy, from the highest to the lowest."""
-    means = {method: _mean_accuracy(rows) for method, rows in lines.items()}
-    known = [method for method, mean in means.items() if not math.isnan(mean)]
-    return sorted(known, key=lambda method: -means[method])
 
 
 def _verdict(lead: Difference | None, p_holm: float) -> str:

@@ -4,8 +4,7 @@ Everything else is folded."""
 import base64
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -19,7 +18,7 @@ from fedsim.core.record import FINAL_WINDOW
 from fedsim.report.curves import AXES, SMOOTHED_FROM, accuracy_curve, spent_until, stack_series
 from fedsim.report.headline import header_facts
 from fedsim.report.looks import DASHES, MARKERS, make_looks
-from fedsim.report.sections import ASSETS, Section
+from fedsim.report.sections import ASSETS, Material, Section
 from fedsim.report.table import Bold, Table, make_frame, number_in
 from fedsim.report.tables import FINAL, LAST
 from fedsim.results.frames import NEW_GROUPS, by, by_setting, done, first_run, relevant
@@ -30,7 +29,9 @@ OPENING = ("settings", "advice")
 """Tables at the head of the page."""
 COSTS = ("costs", "times")
 """Tables that are not folded."""
-ON_PAGE_ALONE = ("configs", "runs", "results")
+RESULTS = "results"
+"""The table that follows the opening."""
+ON_PAGE_ALONE = ("configs", "runs", RESULTS)
 """Tables that are in no file next to the page."""
 UNCOMPARED = ("preset", "tracker", "scale")
 """Config groups that change nothing themselves: the values that they set are compared."""
@@ -51,41 +52,32 @@ VALUES = {
     "participation": "share of clients that upload",
 }
 """What curves show, and the label of its axis."""
-Pictures = Sequence[tuple[str, bytes]]
-"""Captions and PNGs of figures."""
-
-
-@dataclass(frozen=True)
-class Figures:
-    """The figures on the page: over settings, of ablations, all others. `drawn` are the runs in
-    curves; none of them, no curves."""
-
-    drawn: pd.DataFrame
-    overview: Pictures = ()
-    ablations: Pictures = ()
-    others: Pictures = ()
+Pictures = Mapping[str, Sequence[tuple[str, bytes]]]
+"""Captions and PNGs of figures, by their place on the page."""
 
 
 def html_page(
     title: str,
-    lines: Sequence[str],
-    runs: pd.DataFrame,
-    results: Table,
+    material: Material,
     sections: Sequence[Section],
-    figures: Figures,
+    pictures: Pictures | None,
     folder: Path,
 ) -> str:
     """Return the HTML text of the page that will lie in `folder`, from which it links to the runs'
-    folders. `lines` are at its head, and the table `results` follows the `OPENING`."""
+    folders. None for `pictures` leaves out curves, too."""
+    runs = material.frame
+    drawn = runs[:0] if pictures is None else material.drawn
+    images = {place: _embedded(figures) for place, figures in (pictures or {}).items()}
     tables = [table for section in sections for table in section.tables]
+    brief = [table for section in sections for table in section.brief]
     configs, shared = config_differences(runs)
     curves = plotly = thinned = ""
-    if len(figures.drawn):
+    if len(drawn):
         from plotly.offline import get_plotlyjs  # here: 0.3 s, which only curves need
 
         plotly = get_plotlyjs()
-        data = curves_data(figures.drawn)
-        thinned = _thinned(figures.drawn, runs, data["points"])
+        data = curves_data(drawn)
+        thinned = _thinned(drawn, runs, data["points"])
         curves = json.dumps(data, separators=(",", ":"))
         curves = curves.replace("<", "\\u003c")  # stands in a script element, whatever it holds
     folded = [table for table in tables if table.name not in (*OPENING, *COSTS)]
@@ -93,10 +85,10 @@ def html_page(
     template = environment.from_string((ASSETS / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
         title=title,
-        headline=lines,
+        headline=[line for section in sections for line in section.lines],
         opening=[_cells(table) for table in tables if table.name in OPENING],
-        overview=_embedded(figures.overview),
-        first=_cells(results),
+        overview=images.get("overview", ()),
+        first=next(_cells(table) for table in brief if table.name == RESULTS),
         costs=[_cells(table) for table in tables if table.name in COSTS],
         tables=[_cells(table) for table in folded],
         facts=header_facts(list(runs["run"])),
@@ -106,8 +98,8 @@ def html_page(
         links=[_link(run, folder) for run in runs["run"]],
         sources=[source for section in sections for source in section.sources],
         rules=[rule for section in sections for rule in section.rules],
-        ablations=_embedded(figures.ablations),
-        pictures=_embedded(figures.others),
+        ablations=images.get("ablations", ()),
+        pictures=images.get("others", ()),
         css=(ASSETS / "page.css").read_text(encoding="utf-8"),
         js=(ASSETS / "page.js").read_text(encoding="utf-8"),
         plotly=plotly,
@@ -240,7 +232,7 @@ def _link(run: Run, folder: Path) -> str | None:
     return f"{quote(Path(os.path.relpath(run.folder, folder)).as_posix())}/"
 
 
-def _embedded(pictures: Pictures) -> list[tuple[str, str]]:
+def _embedded(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
     """Return captions and base64 of the first PNGs that do not make the page too large."""
     embedded = []
     size = 0

@@ -6,41 +6,57 @@ written. A section that has nothing to say returns an empty `Section`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
 
 from fedsim.core.configs import YAML_LOADER
+from fedsim.report.contrasts import drawn_lines
 from fedsim.report.table import Table
-from fedsim.results.ranking import Comparison
+from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import Run
 
 ASSETS = Path(__file__).parent / "assets"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Material:
-    """What sections are made from: all `runs` that were read, the `frame` with each distinct run
-    once (`fedsim.results.frames`), and the comparison of methods over settings, if there is one."""
+    """What sections are made from: all `runs` that were read, and the `frame` with each distinct run
+    once (`fedsim.results.frames`). `is_full` asks for lines on all settings."""
 
     runs: Sequence[Run]
     frame: pd.DataFrame
-    comparison: Comparison | None
+    is_full: bool = False
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The comparison of methods over settings, if there is one."""
+        return compare(self.frame)
+
+    @cached_property
+    def drawn(self) -> pd.DataFrame:
+        """The finished runs in figures and curves."""
+        return drawn_lines(self.frame)
 
 
 @dataclass(frozen=True)
 class Section:
     """What a section adds to a report.
 
-    `brief` are the tables that are printed unless all are asked for. `verdicts` by id and further
-    `measures` of runs go to summary.json. `sources` and `rules` end the page.
+    `brief` are the tables that are printed unless all are asked for, below the `lines`. `plots`
+    makes figures (`fedsim.report.figures.Plot`), which have their `place` on the page. `verdicts`
+    by id and further `measures` of runs go to summary.json. `sources` and `rules` end the page.
     """
 
     tables: Sequence[Table] = ()
     brief: Sequence[Table] = ()
+    lines: Sequence[str] = ()
+    plots: Callable[[], list[Any]] = list
+    place: str = "others"
     verdicts: Mapping[str, str] = field(default_factory=dict)
     measures: Sequence[str] = ()
     sources: Sequence[str] = ()

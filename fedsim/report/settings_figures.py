@@ -25,10 +25,8 @@ NUM_LEVELS = 200
 """Points of a profile."""
 
 
-def settings_plots(comparison: Comparison | None) -> list[Plot]:
-    """Return all figures over settings, if there are several."""
-    if comparison is None:
-        return []
+def settings_plots(comparison: Comparison) -> list[Plot]:
+    """Return all figures over settings."""
     with style():
         return [
             ranks_plot(comparison),

@@ -7,6 +7,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.core.record import CLIENT_ACCURACY
+from fedsim.report.headline import listed
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import (
     MISSING,
@@ -43,7 +44,37 @@ def section(material: Material) -> Section:
     ranking = ranks_table(comparison)
     advice = advice_table(comparison)
     others = [wins_table(comparison), possible_table(comparison), costs_table(comparison)]
-    return Section([ranking, advice, *others], brief=[ranking, advice])
+    return Section(
+        [ranking, advice, *others],
+        brief=[ranking, advice],
+        lines=[over_settings(comparison)],
+        plots=lambda: _plots(comparison),
+        place="overview",
+    )
+
+
+def _plots(comparison: Comparison) -> list[Any]:
+    from fedsim.report.settings_figures import settings_plots  # here: it imports matplotlib
+
+    return settings_plots(comparison)
+
+
+def over_settings(comparison: Comparison) -> str:
+    """Return how many methods are better than random selection, except controls, the best of each
+    class, and who is left out."""
+    verdicts = {method: str(lead) for method, lead in comparison.leads.items()}
+    verdicts[comparison.reference] = "the reference"
+    best_of_class = "; ".join(
+        f"{kind}: {method} ({verdicts[method]})" for kind, method in comparison.best.items()
+    )
+    num_methods = len(comparison.leads) - len(comparison.controls)
+    text = (
+        f"over {len(comparison.settings)} settings {len(comparison.better)} of {num_methods} "
+        f"methods are better than {comparison.reference} beyond chance; best by what they ask for: "
+        f"{best_of_class}"
+    )
+    left_out = listed(f"{method} ({num})" for method, num in comparison.left_out.items())
+    return f"{text}; finished in fewer settings, and left out: {left_out}" if left_out else text
 
 
 def ranks_table(comparison: Comparison) -> Table:

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.core.configs import leaves
+from fedsim.report.sections import Section
 from fedsim.report.table import Table, make_frame
 from fedsim.results.frames import by, done, first_run, measured, relevant, show_labels
 from fedsim.results.reading import (
@@ -46,19 +47,20 @@ FREE_CHOICES = (*FREE, "tracker", "hydra/launcher")
 """Config groups that change a result by rounding alone, or not at all."""
 
 
-def make_summary(
-    runs: pd.DataFrame, verdicts: Mapping[str, str], measures: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Return for each group and seed the `MEASURES`, further `measures`, and their origin.
+def make_summary(runs: pd.DataFrame, sections: Sequence[Section] = ()) -> dict[str, Any]:
+    """Return for each group and seed the `MEASURES`, those of `sections`, and their origin.
 
     A group has its choices of config groups and a hash of its config, by which `compare_summaries`
-    finds it again. Each run has the engine and the commit that made it. `verdicts` are those on
-    numbers and claims by their ids.
+    finds it again. Each run has the engine and the commit that made it. Verdicts of the sections
+    stand next to the groups, by the ids of numbers and claims.
     """
     keys = dict(MEASURES)
-    for measure in measures:
-        if measure not in MEASURES.values():
-            keys[measure] = measure
+    verdicts: dict[str, str] = {}
+    for section in sections:
+        verdicts.update(section.verdicts)
+        for measure in section.measures:
+            if measure not in MEASURES.values():
+                keys[measure] = measure
     groups = []
     for members in by(runs, "group").values():
         finished = done(members)
@@ -81,7 +83,7 @@ def make_summary(
             "made_by": made_by,
         }
         groups.append(group)
-    return {"groups": groups, "verdicts": dict(verdicts)}
+    return {"groups": groups, "verdicts": verdicts}
 
 
 def _origin_of(run: Run) -> dict[str, Any]:

@@ -120,7 +120,9 @@ COLUMNS: Mapping[str, tuple[str, Format]] = {
 
 A format shows their mean, if all runs have the measure.
 """
-PHASE_COLUMNS = {phase: (f"total:seconds_{phase}", show_seconds) for phase in PHASES}
+PHASE_COLUMNS: Mapping[str, tuple[str, Format]] = {
+    phase: (f"total:seconds_{phase}", show_seconds) for phase in PHASES
+}
 CLIENT_COLUMNS = {
     name.replace("_", " "): (f"{CLIENT_ACCURACY}_{name}", ACCURACY)
     for name in CLIENT_ACCURACY_MEASURES
@@ -187,7 +189,14 @@ def section(material: Material) -> Section:
         by_group("costs", finished),
         by_group("times", finished),
     ]
-    return Section(tables)
+    results = by_group("results", runs)
+    return Section(tables, brief=[results], plots=lambda: _plots(material.drawn))
+
+
+def _plots(drawn: pd.DataFrame) -> list[Any]:
+    from fedsim.report.figures import all_plots  # here: it imports matplotlib
+
+    return all_plots(drawn) if len(drawn) else []
 
 
 def by_group(name: str, runs: pd.DataFrame) -> Table:
@@ -223,9 +232,9 @@ def _show_seeds(counts: tuple[int, int]) -> str:
 def _aggregate(values: Floats, form: Format) -> Any:
     """Return a measure over seeds: an estimate, a median, or the mean if all runs have it."""
     if form == ACCURACY:
-        return estimate(values[~np.isnan(values)], UNIT)
+        return estimate(values[~np.isnan(values)].tolist(), UNIT)
     if form == REACHED:
-        return median_reached(values)
+        return median_reached(values.tolist())
     is_known = len(values) > 0 and not np.isnan(values).any()
     return float(np.mean(values)) if is_known else MISSING
 

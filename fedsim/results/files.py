@@ -1,6 +1,9 @@
-"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model. They are
-the authoritative record of a run. While it is not finished, checkpoints lie beside them
-(fedsim.running.checkpoint)."""
+"""The files of a run's folder: config.yaml, metrics.jsonl, summary.json, the final model.
+
+They are the authoritative record of a run. While a run is not finished, its checkpoints lie next to
+them (`fedsim.running.checkpoint`). A file is there completely or not at all, and one process at a
+time owns a folder.
+"""
 
 import errno
 import hashlib
@@ -30,21 +33,22 @@ from fedsim.core.errors import FedsimError
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY
 
 ERROR = "error.txt"
-TRACE, PARTITION, CLIENTS, LOCKS = "trace.jsonl", "partition.npz", "clients.npz", ".locks"
+TRACE = "trace.jsonl"
+PARTITION = "partition.npz"
+CLIENTS = "clients.npz"
 IMPERFECT = "imperfect.json"
-MODEL, NEWEST, PREVIOUS = (
-    "model.safetensors",
-    "checkpoint.safetensors",
-    "checkpoint.previous.safetensors",
-)
+MODEL = "model.safetensors"
+NEWEST = "checkpoint.safetensors"
+PREVIOUS = "checkpoint.previous.safetensors"
+LOCKS = ".locks"
 WANDB_ID = "wandb.id"
 REPLACEMENTS = ".replacements"
-"""Beside the runs' folders: what `overwrite=true` makes, until it is complete and takes the place
-of the old one."""
+"""Folder next to the runs' folders: here `overwrite=true` makes a run, until it is complete and
+replaces the old one."""
 MOST_OF_HOLDER = 10_000
-"""Bytes of the file that says who holds a lock."""
+"""Size limit in bytes of the file that says who holds a lock."""
 LOOK_SECONDS = 0.5
-"""For how long a lock is tried: those that look whether it is free hold it for a moment."""
+"""Seconds for which a lock is tried, because a process that tests a lock holds it for a moment."""
 
 
 class OutputError(FedsimError):
@@ -52,7 +56,7 @@ class OutputError(FedsimError):
 
 
 class HeldError(FedsimError):
-    """Another process is running this. `holder`: which, in words; empty if that is not known."""
+    """Another process is running this. `holder` says which one; empty if that is not known."""
 
     def __init__(self, folder: Path) -> None:
         self.holder = ""
@@ -64,8 +68,7 @@ class HeldError(FedsimError):
 
 
 class RunFolder:
-    """The writer of a run's folder. A file is there completely or not at all; records are appended
-    as whole lines."""
+    """The writer of a run's folder. Files are written whole, and records as whole lines."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -94,8 +97,8 @@ class RunFolder:
         return folder
 
     def reopen(self, lengths: Mapping[str, int]) -> None:
-        """Go on with a run that has not ended: files of records are cut to `lengths` (bytes), what
-        is not to be kept is deleted."""
+        """Resume a run that has not ended: cut files of records to `lengths` (bytes), and delete
+        what is written when a run ends."""
         refuse_links(self.path)
         with _write_errors_explained(self.path):
             self._delete(SUMMARY, MODEL, CLIENTS, ERROR)
@@ -105,7 +108,7 @@ class RunFolder:
                         file.truncate(lengths.get(name, 0))
 
     def _delete(self, *names: str) -> None:
-        """And what a killed process may have left; W&B is sent its rounds again."""
+        """Delete files, and what a killed process may have left. W&B gets its rounds again."""
         for path in (*(self.path / name for name in names), *self.path.glob("*.tmp")):
             path.unlink(missing_ok=True)
         remove_folder(self.path / "wandb")
@@ -113,7 +116,8 @@ class RunFolder:
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
         """Append `record` as one JSON line to the file `name`, which survives a kill of the
         process."""
-        path, line = self.path / name, (json.dumps(json_ready(record)) + "\n").encode()
+        path = self.path / name
+        line = (json.dumps(json_ready(record)) + "\n").encode()
         with _write_errors_explained(path), open_no_link(path, "ab") as file:
             end = file.tell()
             try:
@@ -125,8 +129,8 @@ class RunFolder:
                 raise
 
     def sync_records(self) -> dict[str, int]:
-        """Force the files of records to the disk; returns how many bytes are in each."""
-        found = {}
+        """Force the files of records to the disk, and return the number of bytes in each."""
+        lengths = {}
         for name in (METRICS, TRACE):
             if (self.path / name).exists():
                 with (
@@ -134,8 +138,8 @@ class RunFolder:
                     open_no_link(self.path / name, "rb+") as file,
                 ):
                     os.fsync(file.fileno())
-                    found[name] = os.fstat(file.fileno()).st_size
-        return found
+                    lengths[name] = os.fstat(file.fileno()).st_size
+        return lengths
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         self.write_text(
@@ -143,8 +147,7 @@ class RunFolder:
         )
 
     def write_error(self, config: Mapping[str, Any], text: str) -> None:
-        """Write why a run could not begin, and its config; what an earlier run has left stays as it
-        is."""
+        """Write why a run could not begin, and its config. Other files of an earlier run stay."""
         refuse_links(self.path)
         with _write_errors_explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -161,28 +164,32 @@ class RunFolder:
     def write_bytes(
         self, name: str, content: bytes | bytearray, keep_as: str | None = None
     ) -> None:
-        """`keep_as`: another name for the file that was there before."""
+        """Write a file. `keep_as` is a new name for the file that was there before."""
         with _write_errors_explained(self.path / name):
             write_atomically(
                 self.path / name, content, None if keep_as is None else self.path / keep_as
             )
 
     def rename(self, name: str, new: str) -> None:
-        """Give the file `name` the name `new`, and with it the place of the file that has it."""
+        """Rename the file `name` to `new`, which it replaces."""
         with _write_errors_explained(self.path / new):
             (self.path / name).replace(self.path / new)
 
 
 def replacement_of(folder: Path) -> Path:
-    """Where a run that is to replace the finished one in `folder` is kept until it is complete."""
+    """Return the folder of a run that will replace the finished run in `folder`."""
     return folder.parent / REPLACEMENTS / folder.name
 
 
 def replace_folder(folder: Path) -> None:
-    """Put the replacement of `folder`, whose lock is held, in its place; the old one is deleted
-    last. A process that is killed between the two renames leaves no `folder`, and both of what
-    belongs there."""
-    new, old = replacement_of(folder), folder.parent / REPLACEMENTS / f"{folder.name}.old"
+    """Move the replacement of `folder`, whose lock is held, to its place. The old folder is deleted
+    last.
+
+    A process that is killed between the two renames leaves no `folder`, but both the old and the
+    new one.
+    """
+    new = replacement_of(folder)
+    old = folder.parent / REPLACEMENTS / f"{folder.name}.old"
     with _write_errors_explained(folder):
         if folder.exists():
             remove_folder(old)
@@ -190,22 +197,30 @@ def replace_folder(folder: Path) -> None:
         new.rename(folder)
         sync_folder(folder.parent)
         remove_folder(old)
-        with suppress(OSError):  # others may have theirs there
+        with suppress(OSError):  # other runs may have replacements there
             new.parent.rmdir()
 
 
 def code_digits(summary: Mapping[str, Any]) -> str | None:
-    """Six digits that stand for the user's code of a run, or the codes if it has gone on with
-    another; None if there is none, or none recorded."""
+    """Return six digits that stand for the user's code of a run; None if none is recorded.
+
+    A run that was resumed with other code has the digits of all its codes together.
+    """
     codes = [*(summary.get("earlier_code") or ()), summary.get("code")]
-    return hashlib.sha256(json.dumps(codes).encode()).hexdigest()[:6] if any(codes) else None
+    if not any(codes):
+        return None
+    return hashlib.sha256(json.dumps(codes).encode()).hexdigest()[:6]
 
 
-def set_aside(folder: Path, code: str | None, wanted: str | None) -> Path:
-    """Move a result of other code next to the run's folder, whose lock is held, and put one of the
-    `wanted` code in its place if it was moved there before. Both are told by their `code_digits`.
-    Returns where it is."""
-    aside, other = (folder.with_name(f"{folder.name}-code-{digits}") for digits in (code, wanted))
+def set_aside(folder: Path, code: str | None, new_code: str | None) -> Path:
+    """Move a result of other code next to the run's folder, whose lock is held, and return its new
+    folder.
+
+    A result of the new code that was moved aside before takes its place. `code` and `new_code` are
+    their `code_digits`.
+    """
+    aside = folder.with_name(f"{folder.name}-code-{code}")
+    other = folder.with_name(f"{folder.name}-code-{new_code}")
     with _write_errors_explained(folder):
         while aside.exists():
             aside = aside.with_name(f"{aside.name}+")
@@ -218,9 +233,11 @@ def set_aside(folder: Path, code: str | None, wanted: str | None) -> Path:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[None]:
-    """Hold the lock of a run's folder, and say so beside it; however its process ends, it is
-    released. Raises `HeldError` if another process holds it, and `OutputError` if the folder is a
-    link."""
+    """Hold the lock of a run's folder, and name the holder in a file next to it.
+
+    The lock is released however the process ends. Raises `HeldError` if another process holds it,
+    and `OutputError` if the folder is a link.
+    """
     refuse_links(folder)
     lock = FileLock(_beside(folder, "lock"))
     with _write_errors_explained(_beside(folder, "lock")):
@@ -230,8 +247,9 @@ def owned(folder: Path) -> Iterator[None]:
         except Timeout:
             raise HeldError(folder) from None
     try:
-        holder = f"process {os.getpid()} on {socket.gethostname()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}"
-        with suppress(OSError):  # a full disk is no reason not to work: the file is for people
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        holder = f"process {os.getpid()} on {socket.gethostname()}, since {now}"
+        with suppress(OSError):  # a full disk is no reason to stop: the file is for people
             write_atomically(_beside(folder, "holder.txt"), holder.encode())
         yield
     finally:
@@ -241,8 +259,8 @@ def owned(folder: Path) -> Iterator[None]:
 
 
 def refuse_links(folder: Path) -> None:
-    """Raise `OutputError` if a run's folder is a link, or one next to it in which fedsim writes for
-    the run."""
+    """Raise `OutputError` if a run's folder is a link, or a folder next to it in which fedsim
+    writes."""
     for place in (folder, folder.parent / LOCKS, folder.parent / REPLACEMENTS):
         if place.is_symlink():
             raise OutputError(
@@ -251,7 +269,7 @@ def refuse_links(folder: Path) -> None:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether no process holds the lock of a run's folder. Nothing is written."""
+    """Return whether no process holds the lock of a run's folder. Nothing is written."""
     if not _beside(folder, "lock").exists():
         return True
     try:
@@ -259,7 +277,7 @@ def is_free(folder: Path) -> bool:
             return True
     except Timeout:
         return False
-    except OSError:  # which is explained when it is to be held
+    except OSError:  # `owned` explains it
         return True
 
 
@@ -276,14 +294,15 @@ def _write_errors_explained(path: Path) -> Iterator[None]:
 
 
 def save_model(folder: RunFolder, name: str, params: Mapping[str, Any]) -> None:
-    import safetensors.torch  # here: what looks at folders needs no torch
+    """Write a model's parameters, by name, to a file of the folder."""
+    import safetensors.torch  # here: commands that look at folders need no torch
 
     on_cpu = {key: value.detach().cpu().contiguous() for key, value in params.items()}
     folder.write_bytes(name, safetensors.torch.save(on_cpu))
 
 
 MOST_OF_HEADER = 100_000_000
-"""Bytes of the JSON that a file of safetensors begins with, by its format."""
+"""Size limit in bytes of the JSON at the beginning of a file of safetensors, by its format."""
 
 
 def is_whole_model(path: Path, before: int = 0) -> bool:
@@ -294,19 +313,16 @@ def is_whole_model(path: Path, before: int = 0) -> bool:
         length = int.from_bytes(file.read(8), "little")
         try:
             header = json.loads(file.read(length)) if length <= MOST_OF_HEADER else {}
-            ends = [
-                tensor["data_offsets"][1]
-                for name, tensor in header.items()
-                if name != "__metadata__"
-            ]
-            return bool(os.fstat(file.fileno()).st_size == before + 8 + length + max(ends))
+            header.pop("__metadata__", None)
+            end = max(tensor["data_offsets"][1] for tensor in header.values())
+            return bool(os.fstat(file.fileno()).st_size == before + 8 + length + end)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return False
 
 
 def json_ready(value: Any) -> Any:
-    """`value` as plain JSON types: converts NumPy and torch values, paths and tuples; nan and
-    infinity become None."""
+    """Return `value` as plain JSON types: NumPy and torch values, paths and tuples are converted;
+    nan and infinity become None."""
     if isinstance(value, Mapping):
         return {str(k): json_ready(v) for k, v in value.items()}
     if isinstance(value, list | tuple | set):

@@ -1,8 +1,7 @@
-"""The one door through which results come back. Each file is read and checked, or rejected by a
-`DamagedError`.
+"""Reading results: each file of a run is checked here, or rejected by a `DamagedError`.
 
-Whoever reads a run's folder, an archive or a reference goes through it: reports, searches,
-resuming, "already done".
+Reports, searches, resuming and the skipping of finished jobs all read a run's folder, an archive or
+a reference through this file. It imports no pandas, so that finished jobs are skipped quickly.
 """
 
 import json
@@ -30,16 +29,18 @@ from fedsim.core.record import FINAL_WINDOW, LAST_FIELDS, TOTAL_FIELDS, Record, 
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 FINAL = ("done", "diverged")
-"""Statuses of runs that have an end; runs of others go on with the same command."""
-MOST_BYTES, MOST_BYTES_OF_ROUNDS = 2**24, 2**29
-"""Sizes up to which a config or summary is read, and files that grow with the rounds or the
-clients."""
-MOST_NODES, MOST_DEPTH, LARGEST_INT, LARGEST = 1_000_000, 64, 2**63, float("inf")
+"""Statuses of runs that have an end. The same command resumes all other runs."""
+MOST_BYTES = 2**24
+"""Size up to which a config or summary is read."""
+MOST_BYTES_OF_ROUNDS = 2**29
+"""Size up to which files are read that grow with the rounds or the clients."""
+MAX_NODES, MAX_DEPTH, LARGEST_INT = 1_000_000, 64, 2**63
 SURROGATE = re.compile("[\ud800-\udfff]")
 SUSPICIOUS = re.compile(r"&|^[ ?:-]{100}", re.MULTILINE)
-"""Without it, and with few brackets, a YAML text has no aliases and is not deep."""
-ROUNDING = 1e-5
-"""Relative: archives have losses and seconds in single precision."""
+"""A YAML text in which this is not found, and that has few brackets, has no aliases and is not
+deep."""
+TOLERANCE = 1e-5
+"""Relative tolerance of totals: archives have losses and seconds in single precision."""
 
 
 class DamagedError(FedsimError):
@@ -49,7 +50,7 @@ class DamagedError(FedsimError):
 
 
 def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file. Raises `DamagedError`."""
+    """Return the bytes of a regular file, at most `most`. Raises `DamagedError`."""
     try:
         return read_regular(path, most)
     except OSError as error:
@@ -57,8 +58,8 @@ def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes, name: str, *, is_large: bool = False) -> Any:
-    """The plain values in a JSON text; any, of one that `is_large`. Raises `DamagedError`, which
-    calls it `name`."""
+    """Return the plain values in a JSON text; unchecked ones if it `is_large`. Raises
+    `DamagedError`, which calls it `name`."""
     try:
         value = json.loads(text)
         return value if is_large else plain(value, name)
@@ -67,77 +68,91 @@ def parse_json(text: str | bytes, name: str, *, is_large: bool = False) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The plain values in a YAML text without aliases. Raises `DamagedError`, which calls it
+    """Return the plain values in a YAML text without aliases. Raises `DamagedError`, which calls it
     `name`."""
     try:
-        if SUSPICIOUS.search(text) or text.count("[") + text.count("{") > MOST_DEPTH:
+        if SUSPICIOUS.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
             _check_events(text)
         return plain(yaml.load(text, YAML_LOADER), name)
     except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise DamagedError(
-            f"{name} is no YAML of a run ({' '.join(str(error).split())[:100]})"
-        ) from error
+        reason = " ".join(str(error).split())[:100]
+        raise DamagedError(f"{name} is no YAML of a run ({reason})") from error
 
 
 def _check_events(text: str) -> None:
-    """Raise ValueError where a YAML text has aliases, which can multiply it, or would exhaust the
+    """Raise ValueError if a YAML text has aliases, which can multiply it, or would exhaust the
     loader's stack."""
     depth = 0
     for event in yaml.parse(text, YAML_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
-        if depth > MOST_DEPTH or isinstance(event, yaml.AliasEvent):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > MAX_DEPTH or isinstance(event, yaml.AliasEvent):
             raise ValueError("it has aliases, or is too deep")
 
 
 def plain(value: Any, name: str) -> Any:
-    """`value`, if it is made of mappings, lists, texts, finite numbers, booleans and None, and
-    neither deep nor huge. Raises `DamagedError`, which calls it `name`."""
-    left, count = [(value, 0)], 0
-    while left:
-        node, depth = left.pop()
-        count += 1
-        is_sound = depth <= MOST_DEPTH and count <= MOST_NODES
-        if isinstance(node, dict):
-            is_sound = is_sound and all(isinstance(key, str) for key in node)
-            left += [(below, depth + 1) for pair in node.items() for below in pair]
-        elif isinstance(node, list):
-            left += [(below, depth + 1) for below in node]
-        elif isinstance(node, str):
-            is_sound = is_sound and (node.isascii() or SURROGATE.search(node) is None)
-        elif isinstance(node, int | float):
-            is_sound = (
-                is_sound
-                and abs(node) < LARGEST
-                and (isinstance(node, float) or abs(node) < LARGEST_INT)
-            )
-        else:
-            is_sound = is_sound and node is None
+    """Return `value` if it is made of mappings, lists, texts, finite numbers, booleans and None,
+    and neither deep nor huge. Raises `DamagedError`, which calls it `name`."""
+    nodes: list[tuple[Any, int]] = [(value, 0)]
+    num_nodes = 0
+    while nodes:
+        node, depth = nodes.pop()
+        num_nodes += 1
+        is_sound = depth <= MAX_DEPTH and num_nodes <= MAX_NODES and _is_plain(node)
         if not is_sound:
             raise DamagedError(f"{name} holds what no run writes")
+        if isinstance(node, dict):
+            nodes += [(below, depth + 1) for pair in node.items() for below in pair]
+        elif isinstance(node, list):
+            nodes += [(below, depth + 1) for below in node]
     return value
 
 
+def _is_plain(node: Any) -> bool:
+    """Return whether a node is of a plain type, apart from what it holds."""
+    if isinstance(node, str):
+        return node.isascii() or SURROGATE.search(node) is None
+    if isinstance(node, float):
+        return math.isfinite(node)
+    if isinstance(node, int):
+        return abs(node) < LARGEST_INT
+    if isinstance(node, dict):
+        return all(isinstance(key, str) for key in node)
+    return node is None or isinstance(node, list)
+
+
 Kinds = frozenset[type]
+"""Types that a JSON value may have."""
 INT, NUMBER, TEXT = Kinds({int}), Kinds({int, float}), Kinds({str})
 LIST, MAPPING, NONE = Kinds({list}), Kinds({dict}), Kinds({type(None)})
 OF_CONFIG: Mapping[str, Kinds] = {
-    **dict.fromkeys(("seed", "num_clients", "num_rounds", "cohort_size"), INT),
+    "seed": INT,
+    "num_clients": INT,
+    "num_rounds": INT,
+    "cohort_size": INT,
     "partition_seed": INT | NONE,
     "init_seed": INT | TEXT | NONE,
     "client_accuracy": TEXT | NONE,
 }
+"""Types of a config's values, if they are present."""
 OF_SUMMARY: Mapping[str, Kinds] = {
     "status": TEXT,
-    **dict.fromkeys(("choices", "totals", "environment"), MAPPING),
+    "choices": MAPPING,
+    "totals": MAPPING,
+    "environment": MAPPING,
     "revision": MAPPING | NONE,
     "start_up_rounds": INT | NONE,
     "wall_seconds": NUMBER,
-    **dict.fromkeys(("asks", "engine", "error"), TEXT | NONE),
-    **dict.fromkeys(("initial_accuracy", "smoothed_accuracy", "last_accuracy"), NUMBER | NONE),
+    "asks": TEXT | NONE,
+    "engine": TEXT | NONE,
+    "error": TEXT | NONE,
+    "initial_accuracy": NUMBER | NONE,
+    "smoothed_accuracy": NUMBER | NONE,
+    "last_accuracy": NUMBER | NONE,
 }
-"""Types of values where they are there."""
+"""Types of a summary's values, if they are present."""
 RECORDED = {
     "round",
     "selected",
@@ -155,7 +170,7 @@ SHARE = re.compile("accuracy|ratio|coverage")
 
 
 def _kinds_of(hint: Any) -> Kinds:
-    """The types of JSON values that an annotation of `Record` allows."""
+    """Return the types of JSON values that an annotation of `Record` allows."""
     kinds = Kinds()
     for part in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         kinds |= NUMBER if part is float else {get_origin(part) or part}
@@ -163,38 +178,35 @@ def _kinds_of(hint: Any) -> Kinds:
 
 
 OF_RECORD = {name: _kinds_of(hint) for name, hint in get_type_hints(Record).items()}
+"""Types of a record's values."""
 
 
 def has_kinds(values: Any, kinds: Mapping[str, Kinds]) -> bool:
-    """Whether `values` is a mapping in which those that `kinds` names have one of its types, if
-    they are there."""
+    """Return whether `values` is a mapping in which the keys of `kinds` have these types, if they
+    are present."""
     return isinstance(values, dict) and all(
         type(values[key]) in kinds[key] for key in kinds.keys() & values.keys()
     )
 
 
 def is_mapping_of(values: Any, kinds: Kinds) -> bool:
-    """Whether `values` is a mapping to values of such types."""
+    """Return whether `values` is a mapping to values of such types."""
     return isinstance(values, dict) and kinds.issuperset(map(type, values.values()))
 
 
 def check_config(config: Any) -> dict[str, Any]:
-    """`config`, if it can be that of a run. Raises `DamagedError`."""
-    if not has_kinds(config, OF_CONFIG) or not config.keys() >= {
-        "seed",
-        "num_clients",
-        "num_rounds",
-    }:
+    """Return `config` if it can be that of a run. Raises `DamagedError`."""
+    required = {"seed", "num_clients", "num_rounds"}
+    if not has_kinds(config, OF_CONFIG) or not config.keys() >= required:
         raise DamagedError(f"{CONFIG} is not that of a run")
-    found: dict[str, Any] = config
-    return found
+    return dict(config)
 
 
 def check_summary(summary: Any) -> dict[str, Any]:
-    """`summary`, if it can be that of a run, with present names. Raises `DamagedError`.
+    """Return `summary`, with present names, if it can be that of a run. Raises `DamagedError`.
 
     Earlier versions called the accuracy of the last round `final_accuracy`, which is the mean of
-    the last rounds everywhere else.
+    the last rounds everywhere else. The key is renamed in place.
     """
     if isinstance(summary, dict) and "final_accuracy" in summary:
         summary.setdefault("last_accuracy", summary.pop("final_accuracy"))
@@ -207,18 +219,17 @@ def check_summary(summary: Any) -> dict[str, Any]:
     )
     if not is_sound:
         raise DamagedError(f"{SUMMARY} is not that of a run")
-    found: dict[str, Any] = summary
-    return found
+    return dict(summary)
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """The config of a run. Raises `DamagedError`."""
+    """Return the config of a run. Raises `DamagedError`."""
     text = content_of(folder / CONFIG).decode(errors="replace")
     return check_config(parse_yaml(text, CONFIG))
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """The summary of a run; None if it has not ended or cannot be read."""
+    """Return the summary of a run; None if it has not ended or cannot be read."""
     try:
         return check_summary(parse_json(content_of(folder / SUMMARY), SUMMARY))
     except DamagedError:
@@ -228,13 +239,16 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 def read_metrics(
     folder: Path, name: str = METRICS, end: int | None = None, *, whole: bool = False
 ) -> list[dict[str, Any]]:
-    """The records in a file of JSON lines, or in its first `end` bytes; none if it does not exist.
-    They end before the first line that is none, as where a process was killed. Raises
-    `DamagedError` where it cannot be read, and for such a line where the file is to be `whole`."""
+    """Return the records in a file of JSON lines, or in its first `end` bytes; none if it does not
+    exist.
+
+    They end before the first line that is no record, as where a process was killed. Raises
+    `DamagedError` if the file cannot be read, and for such a line if the file must be `whole`.
+    """
     path = folder / name
     content = content_of(path, MOST_BYTES_OF_ROUNDS) if path.exists() else b""
     lines = content[:end].splitlines()
-    records = _records_in(b"[" + b",".join(lines) + b"]")  # at once, which is faster
+    records = _records_in(b"[" + b",".join(lines) + b"]")  # all lines at once, which is faster
     if len(records) == len(lines):
         return records
     records = []
@@ -249,7 +263,7 @@ def read_metrics(
 
 
 def _records_in(text: bytes) -> list[dict[str, Any]]:
-    """The mappings in a JSON list; none if it is no such list."""
+    """Return the mappings in a JSON list; none if it is no such list."""
     try:
         records = json.loads(text)
     except (ValueError, RecursionError):
@@ -259,10 +273,10 @@ def _records_in(text: bytes) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """What is kept of the records of T rounds.
+    """The records of T rounds as arrays.
 
-    `columns`: numbers by name, [T] each, nan where one was not measured, and of lists (`late`) how
-    long they are; `chosen`: rounds, from 0, and the clients selected in them, [2, M].
+    `columns` has numbers by name, [T] each: nan where one was not measured, and for lists (`late`)
+    their lengths. `chosen` [2, M] has rounds, from 0, and the clients selected in them.
     """
 
     num: int
@@ -271,39 +285,40 @@ class Rounds:
 
     @classmethod
     def of(cls, records: Sequence[Mapping[str, Any]]) -> "Rounds":
-        """Raises `DamagedError` where a value is not of the type that its field has."""
+        """Return the arrays of records. Raises `DamagedError` if a value does not have the type of
+        its field."""
         names = dict.fromkeys(chain.from_iterable(records))
         check_kinds(dict.fromkeys(names, Kinds()))
         if not all(len(record) == len(names) for record in records):
             records = [dict.fromkeys(names) | dict(record) for record in records]
         rows = map(itemgetter(*names), records) if records else ()
         values: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
-        kinds = {name: Kinds(map(type, column)) for name, column in values.items()}
-        for name, kind in kinds.items():
-            if kind <= LIST | NONE and not INT.issuperset(
-                map(type, chain.from_iterable(filter(None, values[name])))
-            ):
-                kinds[name] |= TEXT
-        check_kinds(kinds)
-        columns: dict[str, Floats] = {}
+        check_kinds({name: _kinds_in(column) for name, column in values.items()})
         try:
-            for name in [name for name in names if name in OF_RECORD]:
-                column = values[name]
+            columns: dict[str, Floats] = {}
+            for name, column in values.items():
+                if name not in OF_RECORD:
+                    continue
                 if list in OF_RECORD[name]:
                     column = [None if ids is None else len(ids) for ids in column]
                 columns[name] = np.array(column, np.float64)
             selected = values.get("selected", ())
-            chosen = (
-                np.repeat(np.arange(len(selected)), [*map(len, selected)]),
-                [*chain.from_iterable(selected)],
-            )
-            return cls(
-                len(records),
-                columns or defaultdict(lambda: np.empty(0)),
-                np.array(chosen, np.int32),
-            )
+            rounds = np.repeat(np.arange(len(selected)), [len(ids) for ids in selected])
+            clients = list(chain.from_iterable(selected))
+            chosen = np.array([rounds, clients], np.int32)
         except OverflowError as error:
             raise DamagedError(f"{METRICS} holds numbers that no run writes") from error
+        return cls(len(records), columns or defaultdict(lambda: np.empty(0)), chosen)
+
+
+def _kinds_in(column: Sequence[Any]) -> Kinds:
+    """Return the types of values; a list of anything but integers counts as text."""
+    kinds = Kinds(map(type, column))
+    if kinds <= LIST | NONE:
+        ids = chain.from_iterable(filter(None, column))
+        if not INT.issuperset(map(type, ids)):
+            return kinds | TEXT
+    return kinds
 
 
 def check_kinds(kinds: Mapping[str, Kinds]) -> None:
@@ -315,57 +330,56 @@ def check_kinds(kinds: Mapping[str, Kinds]) -> None:
 
 
 def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Raise `DamagedError` where rounds are not those of a run with such a config and summary."""
+    """Raise `DamagedError` if rounds are not those of a run with such a config and summary."""
     columns = rounds.columns
-    for at in np.flatnonzero(columns["round"] != np.arange(1, rounds.num + 1))[:1]:
-        raise DamagedError(
-            f"{METRICS} has round {columns['round'][at]:g} where round {at + 1} belongs"
-        )
+    for place in np.flatnonzero(columns["round"] != np.arange(1, rounds.num + 1))[:1]:
+        number = columns["round"][place]
+        raise DamagedError(f"{METRICS} has round {number:g} where round {place + 1} belongs")
     for name, column in columns.items():
         known = column[~np.isnan(column)] if type(None) in OF_RECORD[name] else column
         low = -sys.float_info.max if name.endswith("_loss") else 0.0
         high = 1.0 if SHARE.search(name) else sys.float_info.max
         if len(known) and not (known.min() >= low and known.max() <= high):
             raise DamagedError(f"{METRICS} has a {name} that is out of range")
-    if (
-        rounds.chosen.size
-        and not 0 <= rounds.chosen[1].min() <= rounds.chosen[1].max() < config["num_clients"]
-    ):
+    clients = rounds.chosen[1]
+    if clients.size and not 0 <= clients.min() <= clients.max() < config["num_clients"]:
         raise DamagedError(f"{METRICS} names clients that the run does not have")
     if summary["status"] == "done" and rounds.num != config["num_rounds"]:
         raise DamagedError(f"{METRICS} holds {rounds.num} of {config['num_rounds']} rounds")
     if summary["status"] in FINAL:
         expected = {"seed": config["seed"], **_totals(rounds)}
         if SMOOTHED not in summary:
-            expected.pop(SMOOTHED)
+            del expected[SMOOTHED]
         _check_agreement(expected, dict(leaves(summary)))
 
 
 def _totals(rounds: Rounds) -> dict[str, float | None]:
-    """What a summary has of its rounds, by dotted key."""
+    """Return what a summary has of its rounds, by dotted key."""
     columns = rounds.columns
-    accuracies = columns["test_accuracy"][np.isfinite(columns["test_accuracy"])].tolist()
-    found = {
+    accuracies = columns["test_accuracy"]
+    measured = accuracies[np.isfinite(accuracies)].tolist()
+    totals = {
         "rounds": rounds.num,
-        SMOOTHED: mean_of_last(columns["test_accuracy"][-FINAL_WINDOW:].tolist()),
-        "last_accuracy": accuracies[-1] if accuracies else None,
-        "best_accuracy": max(accuracies, default=None),
+        SMOOTHED: mean_of_last(accuracies[-FINAL_WINDOW:].tolist()),
+        "last_accuracy": measured[-1] if measured else None,
+        "best_accuracy": max(measured, default=None),
     }
     for name in LAST_FIELDS:
         if name in columns and rounds.num:
-            found[name] = float(columns[name][-1])
+            totals[name] = float(columns[name][-1])
     for name in TOTAL_FIELDS:
         if name in columns:
-            found[f"totals.{name}"] = float(columns[name].sum())
-    return found
+            totals[f"totals.{name}"] = float(columns[name].sum())
+    return totals
 
 
-def _check_agreement(found: Mapping[str, float | None], told: Mapping[str, Any]) -> None:
-    for key, value in found.items():
-        other = told.get(key)
-        if value is None or not isinstance(other, int | float):
-            is_equal = value is other
+def _check_agreement(expected: Mapping[str, float | None], summary: Mapping[str, Any]) -> None:
+    """Raise `DamagedError` if a summary does not have the expected totals."""
+    for key, value in expected.items():
+        recorded = summary.get(key)
+        if value is None or not isinstance(recorded, int | float):
+            is_equal = value is recorded
         else:
-            is_equal = math.isclose(value, other, rel_tol=ROUNDING, abs_tol=ROUNDING)
+            is_equal = math.isclose(value, recorded, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
         if not is_equal:
-            raise DamagedError(f"{SUMMARY} has {key}={other}, and its rounds {value}")
+            raise DamagedError(f"{SUMMARY} has {key}={recorded}, and its rounds {value}")

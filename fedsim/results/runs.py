@@ -1,4 +1,8 @@
-"""Finished runs, read back from their folders."""
+"""Finished runs, read back from their folders.
+
+A `Run` has everything that a run's folder or an archive holds. Its files are checked when it is
+read: damaged runs are skipped with a line.
+"""
 
 import io
 import sys
@@ -14,13 +18,7 @@ from fedsim.core.arrays import Floats, Ints
 from fedsim.core.configs import IRRELEVANT_KEYS, canonical, leaves
 from fedsim.core.errors import FedsimError
 from fedsim.core.text import printable
-from fedsim.results.files import (
-    CLIENTS,
-    IMPERFECT,
-    PARTITION,
-    REPLACEMENTS,
-    code_digits,
-)
+from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION, REPLACEMENTS, code_digits
 from fedsim.results.reading import (
     CONFIG,
     FINAL,
@@ -45,24 +43,27 @@ class ReportError(FedsimError):
 
 
 class Seeds(NamedTuple):
+    """The seeds of a run. Methods are compared at equal seeds."""
+
     seed: int
     partition_seed: int
     init_seed: int
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Seeds":
-        """The seeds in a config: those of partition and first model are `seed` unless numbers of
-        their own are set."""
-        own = [config.get(name) for name in cls._fields]
-        return cls(*(one if isinstance(one, int) else int(config["seed"]) for one in own))
+        """Return the seeds in a config: those of partition and first model are `seed` unless they
+        are set to numbers."""
+        seed = int(config["seed"])
+        values = [config.get(name) for name in cls._fields]
+        return cls(*(value if isinstance(value, int) else seed for value in values))
 
     @property
     def own(self) -> dict[str, int]:
-        """Those other than `seed`, by their keys, that differ from it."""
+        """The seeds that differ from `seed`, by their keys."""
         return {name: value for name, value in self._asdict().items() if value != self.seed}
 
     def __str__(self) -> str:
-        """`3 partition_seed=7`."""
+        """Return the seeds as text: `3 partition_seed=7`."""
         return " ".join([str(self.seed), *(f"{name}={value}" for name, value in self.own.items())])
 
 
@@ -70,8 +71,8 @@ class Seeds(NamedTuple):
 class Run:
     """A finished run: its folder, config (as saved) and summary.
 
-    Of one that was read from an archive, `folder` is the name that it had, and `archived` its
-    `rows` [T], `rounds` and what an archive tells of a run.
+    For a run of an archive, `folder` is the name that it had, and `archived` has its `rows` [T],
+    `rounds` and the columns of the archive that describe a whole run.
     """
 
     folder: Path
@@ -93,6 +94,7 @@ class Run:
 
     @cached_property
     def choices(self) -> Mapping[str, str]:
+        """The choices of config groups."""
         return self.summary["choices"]
 
     @cached_property
@@ -101,12 +103,13 @@ class Run:
 
     @cached_property
     def num_rounds(self) -> int:
+        """The number of rounds in the config. A run that diverged has fewer records."""
         return int(self.config["num_rounds"])
 
     @cached_property
     def start_up_rounds(self) -> int | None:
-        """Number of initial rounds whose cost differs from that of later ones; None if it was not
-        recorded."""
+        """The number of initial rounds whose cost differs from that of later rounds; None if it was
+        not recorded."""
         return self.summary.get("start_up_rounds")
 
     @cached_property
@@ -116,49 +119,37 @@ class Run:
     @cached_property
     def own_classes(self) -> list[str]:
         """The user's classes in its config, by their paths."""
-        values = leaves(
-            canonical({k: v for k, v in self.config.items() if k not in IRRELEVANT_KEYS})
-        )
-        return [
-            str(value) for key, value in values if key.endswith("_target_") and "." in str(value)
-        ]
+        config = {k: value for k, value in self.config.items() if k not in IRRELEVANT_KEYS}
+        values = leaves(canonical(config))
+        targets = [str(value) for key, value in values if key.endswith("_target_")]
+        return [target for target in targets if "." in target]
 
     @cached_property
     def code(self) -> str | None:
-        """Digits that stand for the user's code in it, or `unknown`, as of earlier runs; None if
-        there is none."""
+        """Digits that stand for the user's code in it, or `unknown`, as in runs of earlier
+        versions; None if there is none."""
         return code_digits(self.summary) or ("unknown" if self.own_classes else None)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """All that was recorded, read anew each time."""
+        """The records of all rounds, read anew each time."""
         return self.archived["rows"].to_pylist() if self.archived else read_metrics(self.folder)
 
     @cached_property
     def rounds(self) -> Rounds:
+        """The records of all rounds as arrays."""
         if self.archived:
             return self.archived["rounds"]
         return Rounds.of(read_metrics(self.folder, whole=self.status in FINAL))
-
-    def check(self) -> None:
-        """Raise `DamagedError` unless config, summary and rounds are those of one run."""
-        summary = check_summary(self.summary)
-        if "choices" not in summary:
-            raise DamagedError(f"{SUMMARY} is not that of a run")
-        check_rounds(self.rounds, check_config(self.config), summary)
 
     @property
     def columns(self) -> Mapping[str, Floats]:
         """The recorded numbers of every round by name, [T] each; nan where one was not measured."""
         return self.rounds.columns
 
-    def series(self, name: str) -> Floats:
-        """A recorded number of every round, [T]; nan where it was not measured."""
-        return self.columns[name]
-
     @cached_property
     def selections(self) -> Ints:
-        """Number of selections of each client, [N]."""
+        """The number of selections of each client, [N]."""
         return np.bincount(self.rounds.chosen[1], minlength=self.num_clients)
 
     @cached_property
@@ -174,50 +165,60 @@ class Run:
 
     @cached_property
     def imperfect(self) -> Ints | None:
-        """Ids of the imperfect clients; None if all are honest."""
+        """The ids of the imperfect clients; None if all are honest."""
         return self._saved("imperfect", IMPERFECT, "clients", np.int64)
 
-    def _saved(self, told: str, file: str, name: str, dtype: type[Any], dimensions: int = 1) -> Any:
-        """What an archive tells, or what a file of arrays or JSON has as `name`; None if it is not
-        there (as in earlier archives) or damaged."""
+    def check(self) -> None:
+        """Raise `DamagedError` unless config, summary and rounds are those of one run."""
+        summary = check_summary(self.summary)
+        if "choices" not in summary:
+            raise DamagedError(f"{SUMMARY} is not that of a run")
+        check_rounds(self.rounds, check_config(self.config), summary)
+
+    def _saved(
+        self, column: str, file: str, name: str, dtype: type[Any], dimensions: int = 1
+    ) -> Any:
+        """Return the `column` of an archive, or the values `name` in a file of arrays or JSON; None
+        if they are missing (as in early archives) or damaged."""
         path = self.folder / file
         try:
             if self.archived:
-                found = self.archived.get(told)
+                saved = self.archived.get(column)
             elif not path.exists():
-                return None
+                saved = None
             elif file == IMPERFECT:
-                found = parse_json(content_of(path), file, is_large=True)[name]
+                saved = parse_json(content_of(path), file, is_large=True)[name]
             else:
-                found = np.load(
-                    io.BytesIO(content_of(path, MOST_BYTES_OF_ROUNDS)), allow_pickle=False
-                )[name]
-            values = None if found is None else np.asarray(found, dtype)
-            if values is not None and (values.ndim != dimensions or len(values) > self.num_clients):
+                content = io.BytesIO(content_of(path, MOST_BYTES_OF_ROUNDS))
+                saved = np.load(content, allow_pickle=False)[name]
+            if saved is None:
+                return None
+            values = np.asarray(saved, dtype)
+            if values.ndim != dimensions or len(values) > self.num_clients:
                 raise DamagedError(f"{name} are not those of {self.num_clients} clients")
             return values
-        except (
-            Exception
-        ) as error:  # a damaged file fails in zipfile, zlib or numpy, each in its own way
+        except Exception as error:  # damaged files fail in zipfile, zlib and numpy in many ways
             tell_left_out(path, error)
             return None
 
 
 def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
-    """All runs below `folder` that have ended, sorted by path, without damaged ones (`left_out` as
-    in `read_source`). Raises `ReportError` if there are none."""
+    """Return all runs below `folder` that have ended, sorted by path, without damaged ones.
+
+    `left_out` as in `read_source`. Raises `ReportError` if there are none.
+    """
     runs = []
     for path in sorted(folder.rglob(SUMMARY)):
-        place = path.parent
-        if (
-            REPLACEMENTS not in path.parts and (place / CONFIG).exists()
-        ):  # else a summary of something else
-            try:
-                run = Run(place, read_config(place), parse_json(content_of(path), SUMMARY))
-                run.check()
-                runs.append(run)
-            except DamagedError as error:
-                tell_left_out(place, f"{error}; run it again with overwrite=true", left_out)
+        run_folder = path.parent
+        if REPLACEMENTS in path.parts or not (run_folder / CONFIG).exists():
+            continue  # an incomplete replacement, or a summary of something else
+        try:
+            summary = parse_json(content_of(path), SUMMARY)
+            run = Run(run_folder, read_config(run_folder), summary)
+            run.check()
+            runs.append(run)
+        except DamagedError as error:
+            tell_left_out(run_folder, f"{error}; run it again with overwrite=true", left_out)
     if not runs:
         raise ReportError(
             f"{folder}: no finished run below it (a run's folder holds {CONFIG} and {SUMMARY})"
@@ -226,7 +227,7 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
 
 
 def tell_left_out(path: Path, reason: object, left_out: list[str] | None = None) -> None:
-    """Name what is left out and why, in a line on stderr or of the list `left_out`."""
+    """Say what is left out and why, in a line on stderr or in the list `left_out`."""
     text = printable(f"left out {path}: {reason}")
     if left_out is None:
         sys.stderr.write(f"fedsim: {text}\n")

@@ -120,7 +120,7 @@ def test_selected_clients_are_stored_as_differences(tmp_path: Path) -> None:
 def test_archives_of_format_1_can_be_read() -> None:
     first, second = read_archive(Path(__file__).with_name("archive_of_format_1.parquet"))
     assert [record["selected"] for record in first.records] == [[0], [2, 3]]
-    assert first.series("test_accuracy").tolist() == [0.1, 0.25]
+    assert first.columns["test_accuracy"].tolist() == [0.1, 0.25]
     assert (first.seed, second.seed) == (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""What runs from Python return, and finished runs as pandas DataFrames."""
+"""Results of runs from Python, and finished runs as pandas DataFrames."""
 
 import json
 import shutil
@@ -57,7 +57,7 @@ class RunResult:
 
     @property
     def kept(self) -> bool:
-        """Whether its files stay. Those of other runs are deleted with this object."""
+        """True if its files stay. Those of other runs are deleted with this object."""
         return self.place is None
 
     @property

@@ -1,5 +1,5 @@
-"""What our runs say about a number or a claim: two p-values, the verdict that follows, and Holm's
-correction.
+"""Evidence from our runs about a number or a claim: two p-values, the verdict that follows, and
+Holm's correction.
 
 Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the
 true differences. The test for such a claim is an intersection-union test (Berger, 1982): every
@@ -69,7 +69,7 @@ class Evidence:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are enough seeds for a verdict. Only then its tests count among those that
+        """True if there are enough seeds for a verdict. Only then its tests count among those that
         are corrected."""
         return self.num >= MIN_SEEDS
 
@@ -256,13 +256,13 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
 def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, pd.Series]:
     """Return the differences by seed to each of the other methods; with `all_pairs`, those of all
     pairs of methods."""
-    wanted = {name: {**about, claim.among: name} for name in claim.others}
-    missing = [name for name in claim.others if not cases.nearest(wanted[name])]
+    choices = {name: {**about, claim.among: name} for name in claim.others}
+    missing = [name for name in claim.others if not cases.nearest(choices[name])]
     if missing:
         raise UnjudgedError(f"no runs of {', '.join(missing)}")
     values = {"": measured(cases.usable(about), claim.measure)}
     for name in claim.others:
-        values[name] = measured(cases.usable(wanted[name]), claim.measure)
+        values[name] = measured(cases.usable(choices[name]), claim.measure)
     if not claim.all_pairs:
         return {name: paired(values[""], values[name]) for name in claim.others}
     by_pair = {}
@@ -277,10 +277,10 @@ def _trend(claim: Claim, cases: Cases) -> Evidence:
     no numbers are at 0, 1, ..."""
     columns = []
     for value in claim.values:
-        wanted = {**claim.about, str(claim.grows_with): str(value)}
-        column = measured(cases.usable(wanted), claim.measure)
+        choices = {**claim.about, str(claim.grows_with): str(value)}
+        column = measured(cases.usable(choices), claim.measure)
         if claim.minus is not None:
-            less = measured(cases.usable({**wanted, **claim.minus}), claim.measure)
+            less = measured(cases.usable({**choices, **claim.minus}), claim.measure)
             column = paired(column, less)
         columns.append(column.dropna())
     by_seed = pd.concat(columns, axis=1, join="inner")

@@ -59,17 +59,17 @@ class Cases:
         choices = first_run(self.groups[name]).choices
         return "; ".join(f"{key}={choices[key]}" for key in self.substituted(name))
 
-    def nearest(self, wanted: Mapping[str, str]) -> list[str]:
+    def nearest(self, expected: Mapping[str, str]) -> list[str]:
         """Return the groups that made these choices and deviate least from the preset."""
-        matching = [name for name, rows in self.groups.items() if has_made(rows, wanted)]
+        matching = [name for name, rows in self.groups.items() if has_made(rows, expected)]
         fewest = min((len(self.deviations[name]) for name in matching), default=0)
         return [name for name in matching if len(self.deviations[name]) == fewest]
 
-    def usable(self, wanted: Mapping[str, str]) -> pd.DataFrame:
+    def usable(self, expected: Mapping[str, str]) -> pd.DataFrame:
         """Return the finished runs of the group that made these choices. Raises `UnjudgedError` if
         it cannot be judged."""
-        nearest = self.nearest(wanted)
-        shown = ", ".join(f"{key}={value}" for key, value in wanted.items())
+        nearest = self.nearest(expected)
+        shown = ", ".join(f"{key}={value}" for key, value in expected.items())
         if not nearest:
             raise UnjudgedError(f"no runs of {shown}")
         if len(nearest) > 1:

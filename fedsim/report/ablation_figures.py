@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
-from fedsim.report.ablations import axis, file_name
 from fedsim.report.figures import CAPTIONS, SMALL, Plot, line_axes, make_axes, style
 from fedsim.report.looks import Look, make_looks
-from fedsim.results.ablations import Point, by_line
+from fedsim.results.ablations import Point, axis, by_line, file_name
 
 
 def ablation_plots(ablations: Sequence[Sequence[Point]]) -> list[Plot]:

@@ -1,13 +1,12 @@
 """The tables of ablations (`fedsim.results.ablations`): final accuracy by the values of one or two
 numbers."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import Bold, Table, make_frame
-from fedsim.results.ablations import Point, find_ablations
+from fedsim.results.ablations import Point, axis, file_name, find_ablations
 from fedsim.results.statistics import MIN_SEEDS
 
 NOTE = (
@@ -28,16 +27,6 @@ def _plots(ablations: Sequence[Sequence[Point]]) -> list[Any]:
     from fedsim.report.ablation_figures import ablation_plots  # here: it imports matplotlib
 
     return ablation_plots(ablations)
-
-
-def file_name(points: Sequence[Point]) -> str:
-    """Return the name of the files of an ablation."""
-    return re.sub(r"\W+", "_", f"ablation_{'_'.join(points[0].keys)}")
-
-
-def axis(points: Sequence[Point], at: int) -> list[float]:
-    """Return all values of one of the numbers, ascending."""
-    return sorted({point.values[at] for point in points})
 
 
 def ablation_table(points: Sequence[Point]) -> Table:

@@ -72,7 +72,7 @@ def arguments(parser: ArgumentParser) -> None:
         "--where",
         action="append",
         default=[],
-        metavar="CLIENT_ACCURACY=VALUES",
+        metavar="KEY=VALUES",
         help="only runs with one of these values of a key or choices of a group, such as "
         "'cell=cifar_*'; may be repeated",
     )
@@ -127,7 +127,7 @@ def find_source(name: str, output_dir: Path) -> Path:
 def filtered(runs: Sequence[Run], word: str) -> list[Run]:
     """Return the runs with one of the values in `word`.
 
-    `word` is CLIENT_ACCURACY=VALUES, with commas between the values, in which * stands for any text. Raises
+    `word` is KEY=VALUES, with commas between the values, in which * stands for any text. Raises
     `ReportError` if there are none.
     """
     key, _, patterns = word.partition("=")
@@ -205,7 +205,10 @@ def _draw(sections: Sequence[Section], folder: Path) -> Pictures:
     from fedsim.report.figures import save  # here: matplotlib takes half a second to import
 
     gc.freeze()  # `save` collects garbage after large figures, which then leaves all runs alone
-    pictures = {section.place: save(section.plots(), folder) for section in sections}
+    pictures: dict[str, list[tuple[str, bytes]]] = {}
+    for section in sections:
+        if plots := section.plots():
+            pictures.setdefault(section.place, []).extend(save(plots, folder))
     gc.unfreeze()
     return pictures
 

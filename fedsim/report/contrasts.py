@@ -109,9 +109,9 @@ def drawn_lines(runs: pd.DataFrame) -> pd.DataFrame:
     drawn = []
     for setting in list(lines)[: MAX_DRAWN // share]:
         methods = lines[setting]
-        kept = {main_reference(methods), *by_accuracy(methods)[: share - 1]}
+        chosen = {main_reference(methods), *by_accuracy(methods)[: share - 1]}
         rows = settings[setting]
-        drawn.append(rows[rows["method"].isin(kept)])
+        drawn.append(rows[rows["method"].isin(chosen)])
     return pd.concat(drawn)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.report.contrasts import (
+    Preference,
     by_accuracy,
     lead_over,
     mean_accuracy,
@@ -138,9 +139,7 @@ def imperfect_chosen(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on which methods choose imperfect clients more often than their share, if
     there are such clients."""
     by_verdict: dict[str, list[str]] = {}
-    for preference in sorted(
-        preferences(runs), key=lambda one: (math.isnan(one.p_holm), one.p_holm)
-    ):
+    for preference in sorted(preferences(runs), key=_sort_by_p):
         p = preference.p_holm
         verdict = "beyond chance" if p < ALPHA else "not beyond chance"
         if math.isnan(p):
@@ -154,6 +153,11 @@ def imperfect_chosen(runs: pd.DataFrame) -> list[str]:
         return []
     shown = "; ".join(f"{verdict}: {listed(names)}" for verdict, names in by_verdict.items())
     return [f"imperfect clients are chosen more often than their share, {shown}"]
+
+
+def _sort_by_p(preference: Preference) -> tuple[bool, float]:
+    """Return a sort key that puts unknown p-values last."""
+    return math.isnan(preference.p_holm), preference.p_holm
 
 
 def _verdict(lead: Difference | None, p_holm: float) -> str:

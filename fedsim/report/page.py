@@ -120,8 +120,10 @@ def config_differences(runs: pd.DataFrame) -> tuple[Table, str]:
     differing = [key for key in everywhere if values[key].map(str).nunique() > 1]
     rows = []
     for name, (_, row) in zip(groups, values.iterrows(), strict=True):
-        own = row.drop(everywhere).dropna()
-        rows.append([name, *row[differing], ", ".join(f"{key}={own[key]}" for key in own.index)])
+        remaining = row.drop(everywhere).dropna()
+        rows.append(
+            [name, *row[differing], ", ".join(f"{key}={remaining[key]}" for key in remaining.index)]
+        )
     frame = make_frame(["run", *differing, "keys of its own"], rows)
     common = [key for key in everywhere if key not in differing]
     shared = "\n".join(f"{key}: {values[key].iloc[0]}" for key in common)

@@ -25,8 +25,11 @@ ASSETS = Path(__file__).parent / "assets"
 
 @dataclass(frozen=True, eq=False)
 class Material:
-    """What sections are made from: all `runs` that were read, and the `frame` with each distinct run
-    once (`fedsim.results.frames`). `is_full` asks for lines on all settings."""
+    """The material of sections: all `runs` that were read, and the `frame` with each distinct run
+    once (`fedsim.results.frames`).
+
+    `is_full` asks for lines on all settings.
+    """
 
     runs: Sequence[Run]
     frame: pd.DataFrame
@@ -45,7 +48,7 @@ class Material:
 
 @dataclass(frozen=True)
 class Section:
-    """What a section adds to a report.
+    """The contributions of a section to a report.
 
     `brief` are the tables that are printed unless all are asked for, below the `lines`. `plots`
     makes figures (`fedsim.report.figures.Plot`), which have their `place` on the page. `verdicts`

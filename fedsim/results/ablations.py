@@ -6,6 +6,7 @@ numbers make a map.
 """
 
 import math
+import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -55,7 +56,7 @@ class Point(NamedTuple):
 
     @property
     def is_level(self) -> bool:
-        """Whether the accuracy cannot be told apart from the best."""
+        """True if the accuracy cannot be told apart from the best."""
         return not (self.is_best or self.p_value < ALPHA)
 
 
@@ -80,6 +81,16 @@ def by_line(points: Sequence[Point]) -> dict[tuple[str, str], list[Point]]:
     for point in points:
         lines.setdefault((point.setting, point.method), []).append(point)
     return lines
+
+
+def file_name(points: Sequence[Point]) -> str:
+    """Return the name of the files of an ablation."""
+    return re.sub(r"\W+", "_", f"ablation_{'_'.join(points[0].keys)}")
+
+
+def axis(points: Sequence[Point], at: int) -> list[float]:
+    """Return all values of one of the numbers, ascending."""
+    return sorted({point.values[at] for point in points})
 
 
 def _families(groups: Mapping[str, pd.DataFrame]) -> list[pd.DataFrame]:

@@ -220,13 +220,13 @@ def set_aside(folder: Path, code: str | None, new_code: str | None) -> Path:
     their `code_digits`.
     """
     aside = folder.with_name(f"{folder.name}-code-{code}")
-    other = folder.with_name(f"{folder.name}-code-{new_code}")
+    earlier = folder.with_name(f"{folder.name}-code-{new_code}")
     with _write_errors_explained(folder):
         while aside.exists():
             aside = aside.with_name(f"{aside.name}+")
         folder.rename(aside)
-        if other.exists():
-            other.rename(folder)
+        if earlier.exists():
+            earlier.rename(folder)
         sync_folder(folder.parent)
     return aside
 

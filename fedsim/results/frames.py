@@ -5,8 +5,8 @@ columns. Runs that differ in seeds alone are a group. Columns:
 
 - `run`: the `Run` itself, for its arrays; `status`.
 - `group`: the group's name, `labels`: what distinguishes the group, {} if there is only one.
-- `setting` and `method`: the labels of the setting and of the method, as texts. Methods are compared
-  within a setting.
+- `setting` and `method`: the labels of the setting and of the method, as texts. Methods are
+  compared within a setting.
 - `choice.<config group>` and `config.<dotted key>`: choices, and values that can change results.
 - `OVERVIEW`: measures, nan for runs that are not done.
 """
@@ -143,14 +143,14 @@ def _values(run: Run) -> dict[str, str]:
     return values | dict(run.choices)
 
 
-def has_made(rows: pd.DataFrame, wanted: Mapping[str, Any]) -> bool:
+def has_made(rows: pd.DataFrame, expected_values: Mapping[str, Any]) -> bool:
     """Return whether a group made these choices, has these labels, or has these config values
     (`partition.alpha`)."""
     run = first_run(rows)
     values = {key: str(value) for key, value in leaves(run.config)}
     values.update(run.choices)
     values.update(rows["labels"].iloc[0])
-    return all(is_equal(values.get(key), str(value)) for key, value in wanted.items())
+    return all(is_equal(values.get(key), str(value)) for key, value in expected_values.items())
 
 
 def is_equal(text: str | None, expected: str) -> bool:

@@ -69,7 +69,8 @@ def last_accuracy(run: Run) -> float:
 
 
 def client_accuracy(run: Run, aggregate: str) -> float:
-    """Return one of `CLIENT_ACCURACY_MEASURES` over clients: the mean over the last rounds that have it."""
+    """Return one of `CLIENT_ACCURACY_MEASURES` over clients: the mean over the last rounds that
+    have it."""
     return _final_mean(run.columns.get(f"{CLIENT_ACCURACY}_{aggregate}", np.empty(0)))
 
 

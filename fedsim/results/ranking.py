@@ -156,7 +156,7 @@ class Comparison:
 
     @cached_property
     def classes(self) -> Mapping[str, str]:
-        """What each method asks of clients and needs at the server (`class_of`)."""
+        """The class of each method: its requests to clients and needs at the server (`class_of`)."""
         return {
             method: class_of([lines[method] for lines in self.settings.values()])
             for method in self.methods

@@ -1,4 +1,5 @@
-"""Statistics over seeds: means with intervals, paired comparisons at equal seeds, and Holm's correction.
+"""Statistics over seeds: means with intervals, paired comparisons at equal seeds, Holm's
+correction.
 
 Intervals and p-values are Student's t, which hold their level at the three to ten seeds that
 experiments have. A percentile bootstrap covers 76 to 90 % there instead of 95 %. Shares and medians
@@ -22,7 +23,8 @@ POWER = 0.8
 MIN_SEEDS = 3
 """With fewer seeds no verdict is given."""
 EXACT_PAIRS = 14
-"""Up to this number of pairs all sign flips are enumerated. Beyond it 2^14 random ones are drawn."""
+"""Up to this number of pairs all sign flips are enumerated. For more pairs 2^14 random ones are
+drawn."""
 UNBOUNDED = (-math.inf, math.inf)
 UNIT = (0.0, 1.0)
 """Bounds of shares."""

@@ -25,8 +25,6 @@ from fedsim.results.runs import ReportError, Run, read_runs
 from tests.report_toys import make_report, write_run
 from tests.test_report_measures import LATE, with_clients, write_simulated
 
-RESULTS = Path(__file__).parents[1] / "docs" / "results"
-
 
 def archived(folder: Path, path: Path) -> list[Run]:
     """Write the runs below `folder` to an archive, and read it."""
@@ -288,14 +286,3 @@ def test_an_archive_that_would_fill_the_memory_is_rejected(
     monkeypatch.setattr("fedsim.results.archive.MAX_VALUES", 10)
     with pytest.raises(ReportError, match=r"holds .* values, more than an archive that is read"):
         read_archive(archive)
-
-
-@pytest.mark.parametrize(
-    "path", sorted(RESULTS.glob("*/runs.parquet")), ids=lambda path: path.parent.name
-)
-def test_shipped_archives_are_sound(path: Path) -> None:
-    if path.parent.name == "selection_benchmark":
-        pytest.skip("takes long")
-    left_out: list[str] = []
-    assert read_archive(path, left_out)
-    assert left_out == []

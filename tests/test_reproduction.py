@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -48,8 +49,14 @@ def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(folder: Path, tmp_
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_every_shipped_run_has_ended_and_names_its_engine_and_commit(archive: Path) -> None:
-    for run in read_archive(archive):
+def test_every_shipped_run_is_sound_has_ended_and_names_its_engine_and_commit(
+    archive: Path,
+) -> None:
+    damaged: list[str] = []
+    runs = read_archive(archive, damaged)
+    assert runs
+    assert damaged == []
+    for run in runs:
         assert run.status == ("diverged" if run.folder.name == DIVERGED else "done")
         assert run.summary["engine"]
         assert len(run.summary["revision"]["commit"]) == 40
@@ -63,9 +70,19 @@ def test_all_shipped_summaries_have_seeds() -> None:
             assert set(group.get("made_by", group["seeds"])) == set(group["seeds"]), path
 
 
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
 def test_the_shipped_results_stay_small() -> None:
-    size = sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file())
-    assert size < 45e6
+    assert size_of(RESULTS) < 45e6
+
+
+def test_the_source_distribution_has_no_shipped_results() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    sdist = tomllib.loads(text)["tool"]["hatch"]["build"]["targets"]["sdist"]
+    assert "/docs/results" in sdist["exclude"]
+    assert size_of(ROOT / "docs") - size_of(RESULTS) < 2e6
 
 
 # --- pages ---

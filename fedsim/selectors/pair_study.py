@@ -1,3 +1,8 @@
+"""Random selection that measures how good every pair of clients would have been (PNCS, section V).
+
+`fedsim.papers.pair_study` makes PNCS's Table I from the traces of such runs.
+"""
+
 import itertools
 import warnings
 from collections.abc import Mapping
@@ -10,7 +15,7 @@ from torch import Tensor
 
 from fedsim.core.arrays import Floats
 from fedsim.core.flat import split_flat
-from fedsim.core.types import Cohort, Evaluation, Ids, Params, Selection
+from fedsim.core.types import Cohort, Ids, Params, Selection
 from fedsim.selectors.base import (
     Clients,
     Positive,
@@ -24,75 +29,72 @@ from fedsim.selectors.base import (
 )
 from fedsim.selectors.pncs import stack_vectors
 
-SPARSITY_THRESHOLD = (
-    1e-3  # of its vector's largest magnitude, below which an entry counts as zero for `sparsity`
-)
-MAX_CLIENTS = 1000  # half a million pairs, each of which is a line of the trace of every round
+SPARSITY_THRESHOLD = 1e-3
+"""Share of a vector's largest magnitude below which an entry counts as zero for `sparsity`."""
+MAX_CLIENTS = 1000
+"""Half a million pairs, each of which is in the trace of every round."""
 
 
 def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
-    """Features by name, with one value for each of the N (N - 1) / 2 pairs of `vectors` [N, D] (i <
-    j, row by row).
+    """Return features by name, each with a value for each of the N (N - 1) / 2 pairs.
 
-    `powers` are the p of p-norms and of cos_p (the signed-power similarity of
-    selectors.similarity). Features of each client enter as the sum and the absolute difference over
-    the pair.
+    `vectors` is [N, D]. Pairs (i, j) with i < j are in row order. `powers` are the p of p-norms and
+    of cos_p, the signed-power similarity of `fedsim.selectors.similarity`. A feature of a single
+    client enters as the sum and as the absolute difference over the pair.
     """
-    first, second = (
-        np.array(list(itertools.combinations(range(len(vectors)), 2)), dtype=np.int64)
-        .reshape(-1, 2)
-        .T
-    )
+    first, second = np.triu_indices(len(vectors), 1)
     features: dict[str, Floats] = {}
     for name, values in _client_features(vectors, powers).items():
         features[f"{name} sum"] = values[first] + values[second]
         features[f"{name} difference"] = np.abs(values[first] - values[second])
-    features |= {
-        name: table[first, second] for name, table in _pair_features(vectors, powers).items()
-    }
+    for name, table in _pair_features(vectors, powers).items():
+        features[name] = table[first, second]
     return {name: values.tolist() for name, values in features.items()}
 
 
 def _client_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
-    with warnings.catch_warnings():  # from the moments of constant vectors
+    """Return features [N] of single clients."""
+    largest = np.abs(vectors).max(1, keepdims=True, initial=0)
+    is_small = np.abs(vectors) < SPARSITY_THRESHOLD * largest
+    features = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
+    with warnings.catch_warnings():  # constant vectors have no higher moments
         warnings.simplefilter("ignore", RuntimeWarning)
-        norms = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
-        largest = np.abs(vectors).max(1, keepdims=True, initial=0)
-        return norms | {
-            "mean": vectors.mean(1),
-            "variance": vectors.var(1),
-            "skewness": np.nan_to_num(stats.skew(vectors, axis=1)),
-            "kurtosis": np.nan_to_num(stats.kurtosis(vectors, axis=1)),
-            "sparsity": (np.abs(vectors) < SPARSITY_THRESHOLD * largest).mean(1),
-        }
+        features["mean"] = vectors.mean(1)
+        features["variance"] = vectors.var(1)
+        features["skewness"] = np.nan_to_num(stats.skew(vectors, axis=1))
+        features["kurtosis"] = np.nan_to_num(stats.kurtosis(vectors, axis=1))
+        features["sparsity"] = is_small.mean(1)
+    return features
 
 
 def _pair_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """Return features [N, N] of pairs."""
+    length = max(vectors.shape[1], 1)
     centred = vectors - vectors.mean(1, keepdims=True)
     signs = np.sign(vectors)
-    size = np.abs(vectors).max(1, keepdims=True, initial=0)
-    scaled = np.abs(vectors / np.where(size > 0, size, 1))  # powers would underflow otherwise
+    largest = np.abs(vectors).max(1, keepdims=True, initial=0)
+    scaled = np.abs(vectors / np.where(largest > 0, largest, 1))  # powers would underflow otherwise
     tables = {f"cos_{p:g}": _cosine(signs * scaled ** (p / 2)) for p in powers}
     for p in [*powers, np.inf]:
         tables[f"distance_{p:g}"] = np.stack([_norm(vectors - vector, p) for vector in vectors])
-    return tables | {
-        "inner product": vectors @ vectors.T,
-        "covariance": centred @ centred.T / max(vectors.shape[1], 1),
-        "correlation": _cosine(centred),
-        "sign agreement": (1 + signs @ signs.T / max(vectors.shape[1], 1)) / 2,
-    }
+    tables["inner product"] = vectors @ vectors.T
+    tables["covariance"] = centred @ centred.T / length
+    tables["correlation"] = _cosine(centred)
+    tables["sign agreement"] = (1 + signs @ signs.T / length) / 2
+    return tables
 
 
 def _norm(vectors: Floats, p: float) -> Floats:
-    size: Floats = np.abs(vectors).max(1, initial=0)
+    """Return p-norms [N]."""
+    largest: Floats = np.abs(vectors).max(1, initial=0)
     if np.isinf(p):
-        return size
-    scale = np.where(size > 0, size, 1)
+        return largest
+    scale = np.where(largest > 0, largest, 1)
     return scale * ((np.abs(vectors) / scale[:, None]) ** p).sum(1) ** (1 / p)
 
 
 def _cosine(vectors: Floats) -> Floats:
-    """Cosine similarities [N, N]; 0 if one of the vectors is zero."""
+    """Return cosine similarities [N, N]: 0 if one of the vectors is zero."""
     norms = np.linalg.norm(vectors, axis=1)
     with np.errstate(invalid="ignore", divide="ignore"):
         table: Floats = np.nan_to_num(vectors @ vectors.T / np.outer(norms, norms))
@@ -103,10 +105,10 @@ def _cosine(vectors: Floats) -> Floats:
 class PairStudy(Selector):
     """Selects K clients at random and records how good every pair of clients would have been.
 
-    In every round all clients send their gradients. For every pair the server takes a step along
-    its mean gradient, of length `step` learning rates (PNCS prints no length), and validates the
-    resulting model. The trace of a round holds of all pairs: `pairs`, `features` by name (see
-    `pair_features`; `powers` are its p), `accuracy` and `loss`. Source: PNCS, section V.
+    In each round all clients send their gradients. For each pair the server takes a step along the
+    pair's mean gradient, `step` learning rates long (PNCS prints no length), and validates the
+    model. The trace of a round has `pairs` and, for each pair, `features` by name (see
+    `pair_features`, whose p are `powers`), `accuracy` and `loss`. Source: PNCS, section V.
     """
 
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
@@ -116,14 +118,15 @@ class PairStudy(Selector):
     step: Positive
 
     def problems(self) -> Problems:
-        powers, n = self.powers, self.population.num_clients
-        yield rule(
-            bool(powers) and all(p > 0 for p in powers), "powers", powers, "must be numbers > 0"
+        are_positive = bool(self.powers) and all(p > 0 for p in self.powers)
+        yield rule(are_positive, "powers", self.powers, "must be numbers > 0")
+        num_clients = self.population.num_clients
+        limit = (
+            f"validates a model for each pair of num_clients={num_clients} a round; "
+            f"must have at most {MAX_CLIENTS} clients"
         )
-        told = f"validates a model for each pair of num_clients={n} a round; must have at most {MAX_CLIENTS} clients"
-        yield rule(
-            n <= MAX_CLIENTS, "", ..., told, "lower num_clients: it is no method to train with"
-        )
+        remedy = "lower num_clients: it is no method to train with"
+        yield rule(num_clients <= MAX_CLIENTS, "", ..., limit, remedy)
 
     def __post_init__(self) -> None:
         self._before: tuple[Params, float, list[str], Ids, Tensor] | None = None
@@ -137,19 +140,22 @@ class PairStudy(Selector):
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         assert self._before is not None
-        before, lr, names, ids, gradients = self._before
-        self._before, length = None, self.step * lr
-        pairs, after = list(itertools.combinations(range(len(ids)), 2)), list[Evaluation]()
+        params, lr, names, ids, gradients = self._before
+        self._before = None
+        layers = {name: params[name] for name in names}
+        pairs = list(itertools.combinations(range(len(ids)), 2))
+        evaluations = []
         for i, j in pairs:
-            mean = torch.stack([gradients[i], gradients[j]]).mean(0)
-            steps = split_flat(mean, {name: before[name] for name in names})
-            moved = {n: w - length * steps[n] if n in steps else w for n, w in before.items()}
-            after.append(server.validate(moved))
+            mean_gradient = torch.stack([gradients[i], gradients[j]]).mean(0)
+            moved = dict(params)
+            for name, gradient in split_flat(mean_gradient, layers).items():
+                moved[name] = params[name] - self.step * lr * gradient
+            evaluations.append(server.validate(moved))
         self._trace = {
             "pairs": [[int(ids[i]), int(ids[j])] for i, j in pairs],
             "features": pair_features(gradients.double().cpu().numpy(), self.powers),
-            "accuracy": [e.accuracy for e in after],
-            "loss": [e.loss for e in after],
+            "accuracy": [evaluation.accuracy for evaluation in evaluations],
+            "loss": [evaluation.loss for evaluation in evaluations],
         }
 
     @property

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from scipy import stats
 
 from fedsim.config.command_line import read_command_line
 from fedsim.config.plan import Plan
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.jobs.prepare import compose_words, prepare
 from fedsim.results.statistics import Share
@@ -21,7 +23,100 @@ from fedsim.search import race
 from fedsim.search.race import Race, RaceSettings, accuracy_of, stops
 
 pytestmark = pytest.mark.usefixtures("stop")
-NAMES, SEEDS, SETTINGS = "abcdef", 12, 3
+METHODS = "abcdef"
+NUM_SEEDS = 12
+NUM_SETTINGS = 3
+
+
+# --- tests of methods, on accuracies by setting, method and seed ---
+
+
+def race_of(*keep: str) -> Race:
+    """Return a race of all methods in all settings, without any run."""
+    jobs: list[Any] = []
+    for setting in range(NUM_SETTINGS):
+        for method in METHODS:
+            for seed in range(NUM_SEEDS):
+                words = (f"x={setting}", f"selector={method}", f"seed={seed}")
+                jobs.append(SimpleNamespace(overrides=words, choices={"selector": words[1][-1]}))
+    return Race(jobs, RaceSettings(keep=keep))
+
+
+def stops_of(racing: Race, accuracies: Floats) -> list[dict[str, race.Stop]]:
+    """Return the stopped methods of each setting."""
+    stopped = []
+    for in_setting in accuracies:
+        by_method = dict(zip(METHODS, in_setting.tolist(), strict=True))
+        stopped.append(stops(by_method, racing.looks, racing.level))
+    return stopped
+
+
+def test_the_level_is_divided_by_settings_rivals_and_looks() -> None:
+    looks = [4, 6, 8, 10]
+    assert race_of().level == 0.05 / (NUM_SETTINGS * (len(METHODS) - 1) * len(looks))
+    assert race_of("a", "b").level == 0.05 / (NUM_SETTINGS * (len(METHODS) - 3) * len(looks))
+
+
+NUM_RACES = 300
+
+
+def simulated_stops(lead: float) -> list[list[dict[str, race.Stop]]]:
+    """Simulate races whose first method leads all others by some standard deviations."""
+    rng = np.random.default_rng(3)
+    noise = rng.normal(size=(NUM_RACES, NUM_SETTINGS, len(METHODS), NUM_SEEDS))
+    of_seeds = rng.normal(size=(NUM_RACES, NUM_SETTINGS, 1, NUM_SEEDS))
+    accuracies = noise + of_seeds
+    accuracies[:, :, 0] += lead
+    racing = race_of()
+    return [stops_of(racing, of_race) for of_race in accuracies]
+
+
+@pytest.mark.parametrize("lead", [0.0, 0.3, 3.0])
+def test_the_best_method_is_stopped_in_at_most_a_share_alpha_of_races(lead: float) -> None:
+    wrong = sum(any("a" in setting for setting in settings) for settings in simulated_stops(lead))
+    assert Share(wrong, NUM_RACES).p_above(0.05) > 0.001
+
+
+def test_more_than_half_of_the_methods_are_stopped_behind_a_clear_leader() -> None:
+    stopped = sum(len(setting) for settings in simulated_stops(3.0) for setting in settings)
+    assert stopped > 0.5 * NUM_RACES * NUM_SETTINGS * len(METHODS)
+
+
+def test_large_differences_save_more_than_half_of_the_runs() -> None:
+    """Each method is 10 standard deviations better than the next one."""
+    noise = np.random.default_rng(0).normal(size=(NUM_SETTINGS, len(METHODS), NUM_SEEDS))
+    accuracies = noise - 10 * np.arange(len(METHODS))[:, None]
+    all_stops = [stop for setting in stops_of(race_of(), accuracies) for stop in setting.values()]
+    assert sum(NUM_SEEDS - stop.seeds for stop in all_stops) > 0.5 * accuracies.size
+    assert {stop.by for stop in all_stops} == {"a"}
+
+
+def test_methods_are_compared_by_a_paired_t_test_at_the_looks() -> None:
+    accuracies = {"a": [0.9, 0.91, 0.92, 0.9, 0.2], "b": [0.1, 0.12, 0.1, 0.11, 0.9], "c": [0.99]}
+    first_look = accuracies["a"][:4], accuracies["b"][:4]
+    p = stats.ttest_rel(*first_look, alternative="greater").pvalue
+    stop = stops(accuracies, [4], 1.1 * p)["b"]  # "c" has too few seeds to be compared
+    assert (stop.seeds, stop.by) == (4, "a")
+    assert (stop.lead, stop.p) == (pytest.approx(0.8), pytest.approx(p))
+    assert stops(accuracies, [4], 0.9 * p) == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "summary", "accuracy"),
+    [
+        ("done", {"smoothed_accuracy": 0.5}, 0.5),
+        ("diverged", {"smoothed_accuracy": 0.5}, 0.0),
+        ("failed", {}, None),
+    ],
+)
+def test_a_run_that_diverged_counts_as_0_and_one_that_failed_does_not_count(
+    status: Any, summary: dict[str, float], accuracy: float | None
+) -> None:
+    assert accuracy_of(Outcome(status, summary)) == accuracy
+
+
+# --- races of runs ---
+
 WORDS = [
     "num_rounds=2",
     "local.steps=8",
@@ -29,154 +124,109 @@ WORDS = [
     "engine=native",
     "num_clients=6",
     "cohort_size=1",
-]
-WORDS += [
     "optimizer.lr=0.3",
     "seed=range(5)",
     "selector=random,full,round_robin",
     "tracker=files_only",
 ]
-OWN = ["min_seeds=3", "batch=1", "alpha=0.4"]
+OPTIONS = ["min_seeds=3", "batch=1", "alpha=0.4"]
 
 
-def race_of(*keep: str) -> Race:
-    words = [
-        (f"x={x}", f"selector={m}", f"seed={s}")
-        for x in range(SETTINGS)
-        for m in NAMES
-        for s in range(SEEDS)
-    ]
-    jobs: Any = [SimpleNamespace(overrides=one, choices={"selector": one[1][-1]}) for one in words]
-    return Race(jobs, RaceSettings(keep=keep))
-
-
-def stopped(made: Race, accuracies: Any) -> list[dict[str, race.Stop]]:
-    """By setting, of accuracies [settings, methods, seeds]."""
-    return [
-        stops(dict(zip(NAMES, one.tolist(), strict=True)), made.looks, made.level)
-        for one in accuracies
-    ]
-
-
-@pytest.mark.parametrize("ahead", [0.0, 0.3, 3.0])
-def test_the_best_method_is_stopped_in_at_most_a_share_alpha_of_races(ahead: float) -> None:
-    """All methods equal, and the first better than the others by .3 and 3 standard deviations, in
-    all settings."""
-    made, rng, num = race_of(), np.random.default_rng(3), 300
-    assert made.level == 0.05 / (SETTINGS * (len(NAMES) - 1) * len([4, 6, 8, 10]))
-    draws = rng.normal(size=(num, SETTINGS, len(NAMES), SEEDS)) + rng.normal(
-        size=(num, SETTINGS, 1, SEEDS)
-    )
-    draws[:, :, 0] += ahead
-    found = [stopped(made, one) for one in draws]
-    assert (
-        Share(sum(any("a" in setting for setting in one) for one in found), num).p_above(0.05)
-        > 0.001
-    )
-    if ahead == 3:
-        assert sum(len(setting) for one in found for setting in one) > 0.5 * num * SETTINGS * len(
-            NAMES
-        )
-
-
-def test_large_differences_save_more_than_half() -> None:
-    """Methods one behind the other by 10 standard deviations: all but the first are stopped, nearly
-    all at 4 seeds."""
-    draws = (
-        np.random.default_rng(0).normal(size=(SETTINGS, len(NAMES), SEEDS))
-        - 10 * np.arange(len(NAMES))[:, None]
-    )
-    found = [stop for setting in stopped(race_of(), draws) for stop in setting.values()]
-    assert sum(SEEDS - stop.seeds for stop in found) > 0.5 * draws.size
-    assert {stop.by for stop in found} == {"a"}
-
-
-def test_kept_methods_are_not_tested_and_what_has_no_result_is_not_compared() -> None:
-    assert race_of("a", "b").level == 0.05 / (SETTINGS * (len(NAMES) - 3) * 4)
-    values = {"a": [0.9, 0.91, 0.92, 0.9, 0.2], "b": [0.1, 0.12, 0.1, 0.11, 0.9], "c": [0.99]}
-    p = stats.ttest_rel(values["a"][:4], values["b"][:4], alternative="greater").pvalue
-    stop = stops(values, [4], 1.1 * p)["b"]
-    assert (stop.seeds, stop.by, stop.lead, stop.p) == (
-        4,
-        "a",
-        pytest.approx(0.8),
-        pytest.approx(p),
-    )
-    assert stops(values, [4], 0.9 * p) == {}
-    ends = [
-        ("done", {"smoothed_accuracy": 0.5}),
-        ("diverged", {"smoothed_accuracy": 0.5}),
-        ("failed", {}),
-    ]
-    assert [accuracy_of(Outcome(*end)) for end in ends] == [0.5, 0.0, None]
-
-
-def results() -> dict[str, float]:
-    found = Path("outputs").glob("*/*/summary.json")
-    return {path.parent.name: json.loads(path.read_text())["smoothed_accuracy"] for path in found}
+def accuracies_of_runs() -> dict[str, float]:
+    paths = Path("outputs").glob("*/*/summary.json")
+    return {path.parent.name: json.loads(path.read_text())["smoothed_accuracy"] for path in paths}
 
 
 def decisions() -> Any:
     return json.loads(Path("outputs/default/race.json").read_text())
 
 
-def test_lanes_make_the_same_race_of_ordinary_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def num_seeds_by_method(setting: str) -> dict[str, int]:
+    methods = decisions()["settings"][setting]
+    return {name: len(method["accuracies"]) for name, method in methods.items()}
+
+
+def test_a_race_makes_ordinary_runs_and_saves_those_of_a_beaten_method(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = [*WORDS, "partition=shards_2,iid"]
-    assert race.run([*words, *OWN]) == 0
-    told, runs, decided = capsys.readouterr().out, results(), decisions()
-    seeds = {
-        name: len(method["accuracies"])
-        for name, method in decided["settings"]["partition=iid"].items()
-    }
-    assert seeds["random"] == seeds["full"] == 5 > seeds["round_robin"]
-    assert told.startswith("30 jobs, results in outputs/default\n")
-    assert f"{30 - len(runs)} of 30 runs saved" in told
-    assert "already done" not in told
+    assert race.run([*words, *OPTIONS]) == 0
+    output = capsys.readouterr().out
+    runs = accuracies_of_runs()
+    num_seeds = num_seeds_by_method("partition=iid")
+    assert num_seeds["random"] == num_seeds["full"] == 5 > num_seeds["round_robin"]
+    assert output.startswith("30 jobs, results in outputs/default\n")
+    assert f"{30 - len(runs)} of 30 runs saved" in output
+    assert "already done" not in output
     plans, _ = prepare(compose_words(read_command_line(["-m", *words])))
     assert set(runs) < {plan.folder.name for plan in plans}
-    shutil.rmtree("outputs")
-    assert race.run([*words, *OWN, "hydra/launcher=lanes"]) == 0
-    assert (results(), decisions()) == (runs, decided)
-
-
-def test_a_race_goes_on_after_failures_and_kills_and_runs_nothing_twice(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    execute, made, stage = experiment.execute, list[Path](), ["failing"]
-
-    def observed(plan: Plan, *more: Any) -> Outcome:
-        if stage == ["failing"] and plan.choices["selector"] == "full" and plan.settings.seed == 1:
-            raise FedsimError("mine")
-        if stage == ["killed"] and plan.settings.seed == 3:
-            raise KeyboardInterrupt
-        made.append(plan.folder)
-        return execute(plan, *more)
-
-    monkeypatch.setattr(experiment, "execute", observed)
-    words = [*WORDS, *OWN, "partition=iid"]
-    assert race.run(words) == 1
-    assert "waits for a run that is not done" in capsys.readouterr().out
-    assert not any("full-s3" in folder.name for folder in made)
-    stage[:] = ["killed"]
-    with pytest.raises(KeyboardInterrupt):
-        race.run(words)
-    assert "the same command resumes them: fedsim race num_rounds=" in capsys.readouterr().out
-    stage.clear()
-    assert race.run(words) == 0
-    assert len(made) == len(set(made))
+    # lanes make the same race
     decided = decisions()
-    number = sum(
-        len(method["accuracies"]) for method in decided["settings"]["the setting"].values()
-    )
+    shutil.rmtree("outputs")
+    assert race.run([*words, *OPTIONS, "hydra/launcher=lanes"]) == 0
+    assert (accuracies_of_runs(), decisions()) == (runs, decided)
+
+
+RACE = [*WORDS, *OPTIONS, "partition=iid"]
+
+
+class Runs:
+    """Observes the runs of a race. One of them fails, or the user stops the race at a seed."""
+
+    def __init__(self) -> None:
+        self.folders: list[Path] = []
+        self.failing: tuple[str, int] | None = None
+        self.stopping_seed: int | None = None
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    observed = Runs()
+    execute = experiment.execute
+
+    def observe(plan: Plan, *arguments: Any) -> Outcome:
+        seed = plan.settings.seed
+        if observed.failing == (plan.choices["selector"], seed):
+            raise FedsimError("mine")
+        if observed.stopping_seed == seed:
+            raise KeyboardInterrupt
+        observed.folders.append(plan.folder)
+        return execute(plan, *arguments)
+
+    monkeypatch.setattr(experiment, "execute", observe)
+    yield observed
+
+
+def test_a_race_continues_after_a_failure_and_a_stop_and_runs_nothing_twice(
+    runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs.failing = ("full", 1)
+    assert race.run(RACE) == 1
+    assert "waits for a run that is not done" in capsys.readouterr().out
+    assert not any("full-s3" in folder.name for folder in runs.folders)
+    runs.failing, runs.stopping_seed = None, 3
+    with pytest.raises(KeyboardInterrupt):
+        race.run(RACE)
+    assert "the same command resumes them: fedsim race num_rounds=" in capsys.readouterr().out
+    runs.stopping_seed = None
+    assert race.run(RACE) == 0
+    assert len(runs.folders) == len(set(runs.folders))
+
+
+def test_a_finished_race_runs_nothing_and_overwriting_repeats_its_runs(runs: Runs) -> None:
+    assert race.run(RACE) == 0
+    decided = decisions()
+    number = sum(num_seeds_by_method("the setting").values())
     assert number < 15
-    for more, again in (([], 0), (["overwrite=true"], number), (["overwrite=true"], number)):
-        made.clear()
-        assert race.run([*words, *more]) == 0
-        assert (len(made), decisions()) == (again, decided)
+    for words, expected in (([], 0), (["overwrite=true"], number), (["overwrite=true"], number)):
+        runs.folders.clear()
+        assert race.run([*RACE, *words]) == 0
+        assert len(runs.folders) == expected
+        assert decisions() == decided
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (
             "selector=full,oort seed=0",
@@ -198,7 +248,7 @@ def test_a_race_goes_on_after_failures_and_kills_and_runs_nothing_twice(
         ),
     ],
 )
-def test_mistakes_are_told_before_a_run(words: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_mistakes_are_reported_before_a_run(words: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
         race.run(words.split())
     assert not list(tmp_path.rglob("*"))

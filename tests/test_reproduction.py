@@ -183,4 +183,4 @@ def test_a_table_of_a_report_has_the_columns_and_rows_asked_for(
 
 def test_a_table_is_written_as_csv() -> None:
     table = "| a | b |\n| --- | --- |\n| +0.1 [0, 1], p 1 | x |"
-    assert pages._csv(table) == 'a,b\n"+0.1 [0, 1], p 1",x\n'
+    assert pages.as_csv(table) == 'a,b\n"+0.1 [0, 1], p 1",x\n'

@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from fedsim.papers.judge import correct, examine_all, verdicts_by_id
-from fedsim.papers.pair_study import claims_table, judge_conditions, make_tables, read_conditions
+from fedsim.papers.pair_claims import claims_table, judge_conditions
+from fedsim.papers.pair_study import make_tables, read_conditions
 from fedsim.papers.published import RULES
 from fedsim.papers.tables import all_numbers, claims, numbers, totals
 from fedsim.report.sections import Material, Section

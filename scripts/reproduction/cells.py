@@ -1,4 +1,4 @@
-"""Numbers with their intervals as the cells of generated tables, and the tables as Markdown."""
+"""Cells of the generated tables: numbers with their intervals, and tables as Markdown."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,23 +7,26 @@ from fedsim.report.table import show_p
 from fedsim.results.statistics import Difference, Estimate
 
 
-def short(found: Estimate) -> str:
-    low, high = found.interval
-    return f"{three(found.mean)}{'' if math.isnan(low) else f' [{three(low)}, {three(high)}]'} ({found.num})"
+def short(estimate: Estimate) -> str:
+    """Return a mean with its interval and the number of seeds."""
+    low, high = estimate.interval
+    interval = "" if math.isnan(low) else f" [{three(low)}, {three(high)}]"
+    return f"{three(estimate.mean)}{interval} ({estimate.num})"
 
 
-def signed(found: Difference) -> str:
-    low, high = found.interval
-    return f"{found.mean:+.3f} [{low:+.3f}, {high:+.3f}]"
+def signed(difference: Difference) -> str:
+    low, high = difference.interval
+    return f"{difference.mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
-def tested(found: Difference, corrected: float) -> str:
-    """A difference with its own interval and p-value, and the p-value that is corrected over its
-    table."""
-    return f"{signed(found)}, p {show_p(found.p_value)}, Holm {show_p(corrected)}"
+def tested(difference: Difference, corrected: float) -> str:
+    """Return a difference with its own p-value, and the one that is corrected over its table."""
+    p_values = f"p {show_p(difference.p_value)}, Holm {show_p(corrected)}"
+    return f"{signed(difference)}, {p_values}"
 
 
 def three(value: float) -> str:
+    """Return a number with three decimals if it is small, and without any otherwise."""
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.0f}"
 
 

@@ -1,10 +1,9 @@
-"""How often the rules err in the families as they are shipped, and what stays open: which runs
-would decide it."""
+"""What the verdicts leave open, which runs would decide it, and how often the rules err."""
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,206 +21,212 @@ from scripts.reproduction.seeds import seeds_needed
 from scripts.reproduction.shipped import RESULTS, Shipped
 
 OPEN = ("undecided", "too wide to tell", "consistent with")
+"""Verdicts that decide nothing."""
 OPEN_FILE = RESULTS / "open.csv"
 TRIALS = 100
-OFF = (0.0, 0.05, 0.10)
-FEW = 40
-"""Seeds up to which runs are counted as worth making."""
+OFFSETS = (0.0, 0.05, 0.10)
+NOT_SIMULATED = ("direction only", "not judged")
+FEW_SEEDS = 40
+"""Number of seeds up to which runs are worth making."""
+
 
 # --- error rates ---
 
 
 def rates(shipped: Shipped) -> str:
-    """The verdicts on printed accuracies of a known truth, simulated with the shipped spreads,
-    seeds and families."""
-    known = [(p, one) for p, some in shipped.all_judged for one in some if _is_accuracy(one)]
+    """Show how often each verdict falls on printed accuracies whose truth is known.
+
+    They are simulated with the spreads, seeds and families of the shipped runs.
+    """
+    known = []
+    for publication, some in shipped.all_judged:
+        known += [(publication, judged) for judged in some if _is_accuracy(judged)]
+    verdicts = [verdict for verdict in VERDICTS if verdict not in NOT_SIMULATED]
     rows = []
-    for off in OFF:
-        for name, key in (("its family", family_of), ("the paper", _paper)):
-            rng, counts = np.random.default_rng(0), Counter[str]()
+    for offset in OFFSETS:
+        for name, key in (("its family", family_of), ("the paper", _paper_of)):
+            rng = np.random.default_rng(0)
+            counts: Counter[str] = Counter()
             for _ in range(TRIALS):
-                counts.update(_simulated(known, off, key, rng))
-            shares = [f"{100 * counts[verdict] / TRIALS / len(known):.1f} %" for verdict in _SINGLE]
-            rows.append(["exact" if not off else f"off by {off:.2f}", name, *shares])
-    return markdown(
-        [f"truth of {len(known)} printed accuracies", "corrected within", *_SINGLE], rows
-    )
+                counts.update(_simulated(known, offset, key, rng))
+            shares = [f"{100 * counts[v] / TRIALS / len(known):.1f} %" for v in verdicts]
+            rows.append([f"off by {offset:.2f}" if offset else "exact", name, *shares])
+    header = [f"truth of {len(known)} printed accuracies", "corrected within", *verdicts]
+    return markdown(header, rows)
 
 
-_SINGLE = [verdict for verdict in VERDICTS if verdict not in ("direction only", "not judged")]
+def _is_accuracy(judged: Judged) -> bool:
+    if not isinstance(judged.printed, Number) or judged.evidence is None:
+        return False
+    is_estimate = isinstance(judged.evidence.ours, Estimate)
+    return is_estimate and bounds_of(judged.printed.measure) == UNIT
 
 
-def _is_accuracy(one: Judged) -> bool:
-    ours = None if one.evidence is None else one.evidence.ours
-    return (
-        isinstance(one.printed, Number)
-        and isinstance(ours, Estimate)
-        and bounds_of(one.printed.measure) == UNIT
-    )
-
-
-def _paper(publication: Publication, printed: Number | Claim) -> Hashable:
+def _paper_of(publication: Publication, printed: Number | Claim) -> Hashable:
     return publication.paper, printed.added_after_runs
 
 
 def _simulated(
-    known: Sequence[tuple[Publication, Judged]],
-    off: float,
+    known: Iterable[tuple[Publication, Judged]],
+    offset: float,
     key: Callable[[Publication, Number | Claim], Hashable],
     rng: np.random.Generator,
-) -> Iterator[str]:
-    """The verdicts on numbers of one run each, whose method's true mean lies `off` above or below
-    ours."""
+) -> list[str]:
+    """Return the verdicts on numbers of one run each.
+
+    The true mean of a number's method lies `offset` above or below ours.
+    """
     families: dict[Hashable, list[Evidence]] = {}
-    for publication, one in known:
-        assert one.evidence is not None
-        assert isinstance(one.evidence.ours, Estimate)
-        assert isinstance(one.printed, Number)
-        sd, num = one.evidence.ours.sd, one.evidence.num
-        printed = off * rng.choice((-1, 1)) + rng.normal(0, sd)
-        found = is_number(printed, estimate(rng.normal(0, sd, num).tolist()), one.printed.margin)
-        families.setdefault(key(publication, one.printed), []).append(found)
-    return (one.verdict for family in families.values() for one in holm_corrected(family))
+    for publication, judged in known:
+        assert isinstance(judged.printed, Number)
+        assert judged.evidence is not None
+        ours = judged.evidence.ours
+        assert isinstance(ours, Estimate)
+        printed = offset * rng.choice((-1, 1)) + rng.normal(0, ours.sd)
+        runs = estimate(rng.normal(0, ours.sd, judged.evidence.num).tolist())
+        evidence = is_number(printed, runs, judged.printed.margin)
+        families.setdefault(key(publication, judged.printed), []).append(evidence)
+    verdicts: list[str] = []
+    for family in families.values():
+        verdicts += [evidence.verdict for evidence in holm_corrected(family)]
+    return verdicts
 
 
 # --- what stays open ---
 
+Choices = tuple[tuple[str, str], ...]
+"""The choices of a group of runs, sorted."""
+
 
 @dataclass(frozen=True)
 class OpenItem:
-    """A number or a claim that is not decided, and what would decide it; `seeds`: None if no number
-    of them would.
+    """A number or claim that is not decided, and the runs that would decide it.
 
-    `groups`: the settings whose runs it is about. `hours`: of a core, for the seeds that are
-    missing.
+    `seeds` is the number of seeds that would do, or None if no number would. `groups` are the runs
+    that it is about, and `hours_per_run` are hours of a core.
     """
 
     folder: Path
     judged: Judged
     seeds: int | None
-    groups: frozenset[tuple[tuple[str, str], ...]]
-    hours_a_run: float
+    groups: frozenset[Choices]
+    hours_per_run: float
 
     @property
-    def more(self) -> int:
-        """The seeds that are missing."""
-        return (
-            0
-            if self.seeds is None or self.judged.evidence is None
-            else self.seeds - self.judged.evidence.num
-        )
+    def missing_seeds(self) -> int:
+        if self.seeds is None or self.judged.evidence is None:
+            return 0
+        return self.seeds - self.judged.evidence.num
 
     @property
     def hours(self) -> float:
-        return self.more * len(self.groups) * self.hours_a_run
+        return self.missing_seeds * len(self.groups) * self.hours_per_run
+
+    @property
+    def needs_few_seeds(self) -> bool:
+        return self.seeds is not None and self.seeds <= FEW_SEEDS
 
 
 def open_items(shipped: Shipped) -> list[OpenItem]:
-    """All that is judged and not decided."""
-    found = []
-    for folder, judged in shipped.judged.items():
-        hours = _hours_a_run(shipped.frames[folder])
-        for one in (one for _, some in judged for one in some if one.verdict in OPEN):
-            assert one.evidence is not None
-            needed = seeds_needed(one.printed, one.evidence, one.tests)
-            found.append(OpenItem(folder, one, needed, frozenset(_settings(one.printed)), hours))
-    return found
+    """Return all that is judged and not decided."""
+    items = []
+    for folder in shipped.judged:
+        hours = _hours_per_run(shipped.frames[folder])
+        for judged in shipped.judgements(folder):
+            if judged.verdict in OPEN:
+                assert judged.evidence is not None
+                seeds = seeds_needed(judged.printed, judged.evidence, judged.tests)
+                groups = frozenset(_groups(judged.printed))
+                items.append(OpenItem(folder, judged, seeds, groups, hours))
+    return items
 
 
 def open_csv(items: Sequence[OpenItem]) -> str:
-    """One line an item."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    names = [
-        "runs",
-        "where",
-        "id",
-        "verdict",
-        "over the paper",
-        "seeds",
-        "tests in its family",
-        "seeds needed",
-    ]
-    writer.writerow([*names, "more runs", "hours of a core"])
+    """Return a CSV file with a line for each item."""
+    rows = []
     for item in items:
-        one = item.judged
-        assert one.evidence is not None
-        cells = [item.folder.name, one.printed.where, one.printed.id, one.verdict, one.over_paper]
-        numbers = [one.evidence.num, one.tests, "none" if item.seeds is None else item.seeds]
-        writer.writerow([*cells, *numbers, item.more * len(item.groups), f"{item.hours:.2g}"])
+        judged = item.judged
+        assert judged.evidence is not None
+        rows.append(
+            {
+                "runs": item.folder.name,
+                "where": judged.printed.where,
+                "id": judged.printed.id,
+                "verdict": judged.verdict,
+                "over the paper": judged.over_paper,
+                "seeds": judged.evidence.num,
+                "tests in its family": judged.tests,
+                "seeds needed": "none" if item.seeds is None else item.seeds,
+                "more runs": item.missing_seeds * len(item.groups),
+                "hours of a core": f"{item.hours:.2g}",
+            }
+        )
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 
-def what_is_open(shipped: Shipped, *wanted: str) -> str:
-    """By folder: how many items are open, how many of them few seeds would decide, and what these
-    runs would take.
+def what_is_open(shipped: Shipped, word: str = "") -> str:
+    """Show by folder how many items are open, how many few seeds would decide, and at what cost.
 
-    With `row=<folder>` or `row=all` of that alone.
+    `row=<folder>` or `row=all` shows one row.
     """
     by_folder: dict[str, list[OpenItem]] = {}
     for item in open_items(shipped):
         by_folder.setdefault(item.folder.name, []).append(item)
-    rows, all_of_them = [], []
+    counts = []
+    rows = []
     for name, items in by_folder.items():
-        few = [item for item in items if item.seeds is not None and item.seeds <= FEW]
-        seeds = max((item.seeds or 0 for item in few), default=0)
-        none = sum(item.seeds is None for item in items)
+        few = [item for item in items if item.needs_few_seeds]
+        impossible = sum(item.seeds is None for item in items)
         hours = _hours_together(few)
-        all_of_them.append((len(items), len(few), len(items) - len(few) - none, none, hours))
-        rows.append(
-            [
-                f"`{name}`",
-                *map(str, all_of_them[-1][:4]),
-                str(seeds or "-"),
-                f"{hours:.2g}" if few else "-",
-            ]
-        )
-    sums = [sum(column) for column in zip(*all_of_them, strict=True)]
-    rows.append(["all", *(f"{value:.0f}" for value in sums[:4]), "", f"{sums[4]:.2g}"])
-    header = [
-        "runs",
-        "open",
-        f"by {FEW} seeds at most",
-        "by more",
-        "by none",
-        "seeds for the second",
-        "hours of a core",
-    ]
-    return markdown(
-        header, [row for row in rows if not wanted or f"row={row[0].strip('`')}" in wanted]
-    )
+        numbers = [len(items), len(few), len(items) - len(few) - impossible, impossible]
+        counts.append([*numbers, hours])
+        most = max(item.seeds or 0 for item in few) if few else "-"
+        cells = [str(number) for number in numbers]
+        rows.append([f"`{name}`", *cells, str(most), f"{hours:.2g}" if few else "-"])
+    *totals, hours = np.sum(counts, 0)
+    rows.append(["all", *(f"{total:.0f}" for total in totals), "", f"{hours:.2g}"])
+    row_name = word.removeprefix("row=")
+    header = ["runs", "open", f"by {FEW_SEEDS} seeds at most", "by more", "by none"]
+    shown = [row for row in rows if row_name in ("", row[0].strip("`"))]
+    return markdown([*header, "seeds for the second", "hours of a core"], shown)
 
 
-def _hours_together(items: Sequence[OpenItem]) -> float:
-    """Of a core, where the runs of a setting serve all items that are about it."""
-    most: dict[Hashable, float] = {}
+def _hours_together(items: Iterable[OpenItem]) -> float:
+    """Return hours of a core. The runs of a group serve all items that are about it."""
+    of_group: dict[Choices, float] = {}
     for item in items:
+        hours = item.missing_seeds * item.hours_per_run
         for group in item.groups:
-            most[group] = max(most.get(group, 0.0), item.more * item.hours_a_run)
-    return sum(most.values())
+            of_group[group] = max(of_group.get(group, 0.0), hours)
+    return sum(of_group.values())
 
 
-def _hours_a_run(runs: pd.DataFrame) -> float:
+def _hours_per_run(runs: pd.DataFrame) -> float:
     return float(np.mean([run.summary["wall_seconds"] for run in done(runs)["run"]])) / 3600
 
 
-def _settings(printed: Number | Claim) -> Iterator[tuple[tuple[str, str], ...]]:
-    """The choices of the runs that a number or a claim is about."""
+def _groups(printed: Number | Claim) -> list[Choices]:
+    """Return the choices of each group of runs that a number or claim is about."""
     if isinstance(printed, Number):
-        yield _key(printed.about)
-        return
-    over = printed.grows_with or printed.pooled_over
-    for place in [{over: str(value)} for value in printed.values] if over else [{}]:
-        about = {**printed.about, **place}
-        yield _key(about)
-        for other in printed.others:
-            yield _key({**about, printed.among: other})
+        return [_sorted(printed.about)]
+    varied = printed.grows_with or printed.pooled_over
+    places = [{varied: str(value)} for value in printed.values] if varied else [{}]
+    groups = []
+    for place in places:
+        about = dict(printed.about) | place
+        groups.append(_sorted(about))
+        groups += [_sorted(about | {printed.among: other}) for other in printed.others]
         if printed.minus:
-            yield _key({**about, **printed.minus})
+            groups.append(_sorted(about | dict(printed.minus)))
+    return groups
 
 
-def _key(about: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(about.items()))
+def _sorted(choices: Mapping[str, str]) -> Choices:
+    return tuple(sorted(choices.items()))
 
 
 MAKERS: Mapping[str, Callable[..., str]] = {

@@ -1,12 +1,11 @@
-"""Fill the generated tables of docs/reproduction.md, verdicts.md, benchmark.md and
-reproduction/*.md from docs/results, and write those of TABLE_FILES, which the pages link to.
+"""Fill the generated tables of the docs from docs/results.
 
-    uv run python -m scripts.reproduction.pages            # writes them uv run python -m
-    scripts.reproduction.pages --check    # changes nothing; exit code 1 if any table is not up to
-    date
+    uv run python -m scripts.reproduction.pages            # writes them
+    uv run python -m scripts.reproduction.pages --check    # exit code 1 if one is not up to date
 
-A table stands between `<!-- table: <maker> <arguments> -->` and `<!-- end of table -->`; the makers
-are in tables.py, verdict_tables.py and open_items.py. The rest of these files is written by hand.
+The pages are docs/reproduction.md, verdicts.md, benchmark.md and reproduction/*.md. A table stands
+between `<!-- table: <maker> <words> -->` and `<!-- end of table -->`. The makers are in tables.py,
+verdict_tables.py and open_items.py. `TABLE_FILES` are tables that pages link to.
 """
 
 import argparse
@@ -22,7 +21,7 @@ from scripts.reproduction.shipped import RESULTS, Shipped, read_shipped
 
 TABLE = re.compile(r"(<!-- table: (?P<words>[^>]*?) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 DOCS = RESULTS.parent
-MAKERS = {**tables.MAKERS, **verdict_tables.MAKERS, **open_items.MAKERS}
+MAKERS = dict(tables.MAKERS) | dict(verdict_tables.MAKERS) | dict(open_items.MAKERS)
 
 
 ALL_SETTINGS = "gpfl_settings gpfl_table2_fmnist gpfl_settings_code"
@@ -59,63 +58,68 @@ TABLE_FILES = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--check", action="store_true", help="only say whether the tables are up to date"
-    )
+    parser.add_argument("--check", action="store_true", help="only print what is not up to date")
     check = parser.parse_args().check
-    stale = update(read_shipped(), write=not check)
-    return int(check and stale)
+    are_stale = update(read_shipped(), write=not check)
+    return 1 if check and are_stale else 0
 
 
 def update(shipped: Shipped, write: bool) -> bool:
-    """Print which pages are not up to date; if `write`, fill them. Returns whether there was
-    any."""
-    stale = False
-    for path in [*pages(), *(RESULTS / "tables" / f"{name}.csv" for name in TABLE_FILES)]:
-        before = path.read_text(encoding="utf-8") if path.is_file() else ""
-        words = TABLE_FILES.get(path.stem, "").split() if path.suffix == ".csv" else []
-        after = _csv(make_table(words, shipped)) if words else fill(before, shipped)
-        if after != before:
-            stale = True
-            print(f"{path.relative_to(DOCS.parent)}: {'written' if write else 'not up to date'}")
-            if write:
-                path.parent.mkdir(exist_ok=True)
-                path.write_text(after, encoding="utf-8")
-    return stale
+    """Print the files that are not up to date, and write them if `write` is true.
+
+    Return whether there is any.
+    """
+    new_texts = {}
+    for path in pages():
+        new_texts[path] = fill(path.read_text(encoding="utf-8"), shipped)
+    for name, words in TABLE_FILES.items():
+        new_texts[RESULTS / "tables" / f"{name}.csv"] = as_csv(make_table(words.split(), shipped))
+    are_stale = False
+    for path, text in new_texts.items():
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        are_stale = True
+        print(f"{path.relative_to(DOCS.parent)}: {'written' if write else 'not up to date'}")
+        if write:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    return are_stale
 
 
-def _csv(table: str) -> str:
-    """A table in Markdown as CSV."""
+def as_csv(table: str) -> str:
+    """Return a Markdown table as CSV."""
+    header, _, *rows = table.splitlines()
     text = io.StringIO()
-    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    csv.writer(text, lineterminator="\n").writerows(line for i, line in enumerate(lines) if i != 1)
+    writer = csv.writer(text, lineterminator="\n")
+    for line in [header, *rows]:
+        writer.writerow([cell.strip() for cell in line.strip("|").split("|")])
     return text.getvalue()
 
 
 def pages() -> list[Path]:
-    return [
-        *(DOCS / f"{n}.md" for n in ("reproduction", "verdicts", "benchmark")),
-        *sorted((DOCS / "reproduction").glob("*.md")),
-    ]
+    names = ("reproduction", "verdicts", "benchmark")
+    return [*(DOCS / f"{name}.md" for name in names), *sorted(DOCS.glob("reproduction/*.md"))]
 
 
 def fill(text: str, shipped: Shipped) -> str:
-    """The text with all its tables made anew."""
-    return TABLE.sub(
-        lambda found: f"{found[1]}\n{make_table(found['words'].split(), shipped)}\n\n{found[3]}",
-        text,
-    )
+    """Return a page with new tables."""
+
+    def filled(marker: re.Match[str]) -> str:
+        table = make_table(marker["words"].split(), shipped)
+        return f"{marker[1]}\n{table}\n\n{marker[3]}"
+
+    return TABLE.sub(filled, text)
 
 
 def make_table(words: Sequence[str], shipped: Shipped) -> str:
-    """The table that the words of a marker ask for: the name of a maker, then its arguments."""
+    """Return the table that a marker asks for: the name of a maker, then its words."""
     name, *arguments = words
     return MAKERS[name](shipped, *arguments)
 
 
 def tables_of(path: Path) -> list[list[str]]:
-    """The words of all markers in a file."""
-    return [found["words"].split() for found in TABLE.finditer(path.read_text(encoding="utf-8"))]
+    """Return the words of all markers in a file."""
+    return [marker["words"].split() for marker in TABLE.finditer(path.read_text(encoding="utf-8"))]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""What docs/results holds of our runs, and the verdicts on the papers by all of them together."""
+"""The runs in docs/results, and the verdicts on the papers by all of them together."""
 
-import itertools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,63 +9,61 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.papers.judge import Judged, correct, examine_all
-from fedsim.papers.published import Publication
+from fedsim.papers.judge import Compared, Judged, correct, examine_all
 from fedsim.results.archive import read_archive
 from fedsim.results.frames import runs_frame
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 PRESETS = RESULTS.parents[1] / "conf" / "preset"
-SMALL = "_small"
 
 
 @dataclass(frozen=True)
 class Shipped:
-    """The runs by folder. A folder's name is that of its preset, and of its size if it ends in
-    _small."""
+    """The runs by folder.
 
-    frames: dict[Path, pd.DataFrame]
+    The name of a folder is that of its preset, with `_small` at the end if the runs are small.
+    """
+
+    frames: Mapping[Path, pd.DataFrame]
 
     @cached_property
-    def judged(self) -> dict[Path, list[tuple[Publication, list[Judged]]]]:
-        """The judgements by folder; tests of a family are corrected together, whichever folder they
-        are of.
+    def judged(self) -> dict[Path, Compared]:
+        """The judgements by folder. Tests of a family are corrected together over all folders.
 
-        Folders that are not of a preset hold runs in other settings, which claims are not about.
+        A folder that is not named after a preset has runs in other settings, which no claim is
+        about.
         """
-        examined = {
-            folder: examine_all(frame["run"])
-            for folder, frame in self.frames.items()
-            if _is_of_preset(folder)
-        }
-        found = iter(correct([one for some in examined.values() for one in some]))
+        examined: dict[Path, Compared] = {}
+        for folder, frame in self.frames.items():
+            if (PRESETS / f"{folder.name.removesuffix('_small')}.yaml").is_file():
+                examined[folder] = examine_all(frame["run"])
+        everything = [pair for compared in examined.values() for pair in compared]
+        corrected = iter(correct(everything))
         return {
-            folder: list(itertools.islice(found, len(some))) for folder, some in examined.items()
+            folder: [next(corrected) for _ in compared] for folder, compared in examined.items()
         }
 
     @property
-    def all_judged(self) -> list[tuple[Publication, list[Judged]]]:
-        return [one for some in self.judged.values() for one in some]
+    def all_judged(self) -> Compared:
+        return [pair for compared in self.judged.values() for pair in compared]
 
-
-def _is_of_preset(folder: Path) -> bool:
-    return (PRESETS / f"{folder.name.removesuffix(SMALL)}.yaml").is_file()
+    def judgements(self, folder: Path) -> list[Judged]:
+        """Return the judgements of all publications that a folder is about."""
+        return [judged for _, some in self.judged.get(folder, []) for judged in some]
 
 
 def read_shipped(root: Path = RESULTS) -> Shipped:
-    """All folders in docs/results that have a summary, with the runs in their archives."""
-    return Shipped(
-        {path.parent: read_frame(path.parent) for path in sorted(root.glob("*/summary.json"))}
-    )
+    """Read all folders of docs/results that have a summary, with the runs in their archives."""
+    frames = {}
+    for path in sorted(root.glob("*/summary.json")):
+        runs = []
+        for archive in sorted(path.parent.glob("*.parquet")):
+            runs += read_archive(archive)
+        frames[path.parent] = runs_frame(runs)
+    return Shipped(frames)
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write a summary.json of a folder without white space, which takes a quarter of the bytes."""
+    """Write the summary.json of a folder without white space, which takes a quarter of the bytes."""
     text = json.dumps(summary, separators=(",", ":"))
     (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")
-
-
-def read_frame(folder: Path) -> pd.DataFrame:
-    return runs_frame(
-        [run for path in sorted(folder.glob("*.parquet")) for run in read_archive(path)]
-    )

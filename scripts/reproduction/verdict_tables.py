@@ -1,5 +1,4 @@
-"""The generated tables of docs/reproduction and docs/verdicts.md that set papers' numbers and
-claims beside ours."""
+"""The generated tables of the docs that set papers' numbers and claims next to ours."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 
@@ -8,129 +7,107 @@ from fedsim.papers.published import VERDICTS, Claim, Number
 from fedsim.report.table import show, show_p
 from fedsim.results.statistics import ROUNDING, Difference, Estimate, Mean
 from scripts.reproduction.cells import markdown, short, signed, three
+from scripts.reproduction.open_items import OPEN
 from scripts.reproduction.shipped import RESULTS, Shipped
 
+BY_SETTING = "by setting"
+"""The verdict on a statement whose rows have different verdicts."""
+ARITHMETIC = "arithmetic"
+"""The verdict on a statement that all runs give alike, such as a number of samples."""
+NOT_JUDGED = "not judged"
 
-def headlines(shipped: Shipped, *ids: str) -> str:
-    """One row a chosen claim or number (folder:id): what the paper prints, ours, the verdict, and
-    how sure it is.
 
-    Spaces in ids are underscores here.
-    """
-    by_id = {
-        f"{folder.name}:{one.printed.id}".replace(" ", "_"): (publication, one)
-        for folder, judged in shipped.judged.items()
-        for publication, some in judged
-        for one in some
-    }
-    rows = []
-    for name in ids:
-        publication, one = by_id[name]
-        preset = name.partition(":")[0]
-        printed = one.printed
-        rows.append(
-            [
-                f"{publication.paper}, {printed.where}: {_text(one)}",
-                f"`{preset}`",
-                _printed_value(printed),
-                _result(one),
-                _seeds(one),
-                _verdict(one),
-                _confidence(one),
-            ]
-        )
-    return markdown(
-        ["claim", "runs", "paper", "ours [95 %]", "seeds", "verdict", "confidence"], rows
-    )
+def headlines(shipped: Shipped, *names: str) -> str:
+    """Show a row for each of some claims or numbers (folder:id, with underscores for spaces)."""
+    rows: dict[str, list[str]] = {}
+    for folder, compared in shipped.judged.items():
+        for publication, some in compared:
+            for judged in some:
+                name = f"{folder.name}:{judged.printed.id}".replace(" ", "_")
+                if name in names:
+                    rows[name] = [
+                        f"{publication.paper}, {judged.printed.where}: {_text(judged)}",
+                        f"`{folder.name}`",
+                        _printed_value(judged.printed),
+                        _result(judged),
+                        _seeds(judged),
+                        _verdict(judged),
+                        _confidence(judged),
+                    ]
+    header = ["claim", "runs", "paper", "ours [95 %]", "seeds", "verdict", "confidence"]
+    return markdown(header, [rows[name] for name in names])
 
 
 def totals(shipped: Shipped) -> str:
-    """How many statements of the papers have which verdict, by paper and altogether, and by the
-    stricter reading.
+    """Show how many statements of each paper have which verdict, and of all by the stricter reading.
 
-    A statement is a printed number or a claim; readings of a method and presets that answer the
-    same are one. Where their verdicts differ it counts as "by setting". What all runs give alike is
-    arithmetic; what is not judged counts only if nothing of the statement is.
+    A statement is a printed number or a claim. Readings of a method and presets that answer the
+    same are one statement.
     """
     by_paper: dict[str, dict[Hashable, list[Judged]]] = {}
     for publication, some in shipped.all_judged:
-        for one in some:
+        for judged in some:
             statements = by_paper.setdefault(publication.paper, {})
-            statements.setdefault((type(one.printed), one.printed.statement), []).append(one)
-    own = {
-        paper: [_together(found, _own) for found in some.values()]
-        for paper, some in by_paper.items()
-    }
-    strict = [_together(found, _strict) for some in by_paper.values() for found in some.values()]
-    counted = {
-        **own,
-        "all": [verdict for some in own.values() for verdict in some],
-        "all, over the paper": strict,
-    }
-    columns = [*VERDICTS[:-1], BY_SETTING, ARITHMETIC, VERDICTS[-1]]
-    rows = [
-        [name, str(len(some)), *(str(some.count(column)) for column in columns)]
-        for name, some in counted.items()
-    ]
+            key = type(judged.printed), judged.printed.statement
+            statements.setdefault(key, []).append(judged)
+    verdicts: dict[str, list[str]] = {paper: [] for paper in [*by_paper, "all"]}
+    strict_verdicts = verdicts["all, over the paper"] = []
+    for paper, statements in by_paper.items():
+        for some in statements.values():
+            verdict = _together(some, [judged.verdict for judged in some])
+            verdicts[paper].append(verdict)
+            verdicts["all"].append(verdict)
+            strict_verdicts.append(_together(some, [judged.over_paper for judged in some]))
+    columns = [v for v in VERDICTS if v != NOT_JUDGED] + [BY_SETTING, ARITHMETIC, NOT_JUDGED]
+    rows = []
+    for name, counted in verdicts.items():
+        counts = [str(counted.count(column)) for column in columns]
+        rows.append([name, str(len(counted)), *counts])
     return markdown(["paper", "statements", *columns], rows)
 
 
-def _own(one: Judged) -> str:
-    return one.verdict
+def _together(rows: Sequence[Judged], verdicts: Sequence[str]) -> str:
+    """Return the verdict on a statement from the verdicts of all rows that are about it."""
+    tested = [judged for judged in rows if judged.evidence is not None]
+    if not tested:
+        return NOT_JUDGED
+    if all(_is_arithmetic(judged) for judged in tested):
+        return ARITHMETIC
+    different = set()
+    for judged, verdict in zip(rows, verdicts, strict=True):
+        if judged.evidence is not None:
+            different.add(verdict)
+    return different.pop() if len(different) == 1 else BY_SETTING
 
 
-def _strict(one: Judged) -> str:
-    return one.over_paper
-
-
-BY_SETTING, ARITHMETIC = "by setting", "arithmetic"
-
-
-def _is_arithmetic(one: Judged) -> bool:
-    """Whether all runs give the same, as numbers of clients and samples do, so that there is
-    nothing to test."""
-    ours = None if one.evidence is None else one.evidence.ours
+def _is_arithmetic(judged: Judged) -> bool:
+    """Return whether all runs give the same, so that there is nothing to test."""
+    ours = None if judged.evidence is None else judged.evidence.ours
     return isinstance(ours, Mean) and ours.error < ROUNDING
 
 
-def _together(judged: Sequence[Judged], verdict: Callable[[Judged], str]) -> str:
-    """The verdict on a statement from those of all rows that are about it."""
-    tested = [one for one in judged if one.evidence is not None]
-    if tested and all(_is_arithmetic(one) for one in tested):
-        return ARITHMETIC
-    found = {verdict(one) for one in tested}
-    return BY_SETTING if len(found) > 1 else next(iter(found), "not judged")
-
-
 def logs(shipped: Shipped, *folders: str) -> str:
-    """The authors' logged sweep over alpha and rho beside ours."""
-    by_about: dict[str, dict[str, Judged]] = {}
+    """Show the authors' logged sweep over alpha and rho next to ours."""
+    by_value: dict[str, dict[str, Judged]] = {}
     for folder in folders:
-        for _, some in shipped.judged.get(RESULTS / folder, []):
-            for one in some:
-                row, column = one.printed.id.split("/")[1:]
-                by_about.setdefault(f"{'rho' if 'rho' in one.printed.id else 'alpha'} {row}", {})[
-                    column
-                ] = one
+        for judged in shipped.judgements(RESULTS / folder):
+            _, value, measure = judged.printed.id.split("/")
+            key = "rho" if "rho" in judged.printed.id else "alpha"
+            by_value.setdefault(f"{key} {value}", {})[measure] = judged
     rows = []
-    for name, found in by_about.items():
-        final, most = found["final"], found["most selections"]
-        assert isinstance(final.printed, Number)
-        assert isinstance(most.printed, Number)
-        row = [
-            name.replace("fixed_", ""),
-            f"{final.printed.value:.3f}",
-            _result(final),
-            _half(final),
-            _seeds(final),
-        ]
+    for name, by_measure in by_value.items():
+        final, most = by_measure["final"], by_measure["most selections"]
         rows.append(
             [
-                *row,
+                name.replace("fixed_", ""),
+                f"{final.printed.value:.3f}",
+                _result(final),
+                _half_width(final),
+                _seeds(final),
                 _verdict(final),
                 f"{most.printed.value:.0f}",
                 _result(most),
-                _half(most),
+                _half_width(most),
                 _verdict(most),
             ]
         )
@@ -138,62 +115,67 @@ def logs(shipped: Shipped, *folders: str) -> str:
     return markdown([*header, "most selected, log", "ours", "one more run, +-", "verdict"], rows)
 
 
-def _text(one: Judged) -> str:
-    after = " †" if one.printed.added_after_runs else ""
-    if isinstance(one.printed, Claim):
-        return one.printed.text + (after or (" ‡" if one.printed.revised_after_runs else ""))
-    return one.printed.id.partition("/")[2].replace("/", ", ") + after
+# --- cells ---
+
+
+def _text(judged: Judged) -> str:
+    """Return the claim, or what a number is of, with a mark if it was written or revised late."""
+    printed = judged.printed
+    mark = " †" if printed.added_after_runs else ""
+    if isinstance(printed, Number):
+        return printed.id.partition("/")[2].replace("/", ", ") + mark
+    if not mark and printed.revised_after_runs:
+        mark = " ‡"
+    return printed.text + mark
 
 
 def _printed_value(printed: Number | Claim) -> str:
     if isinstance(printed, Number):
         return f"{printed.value:g}"
-    for sign, value in (
-        ("+", printed.gain),
-        ("≤ ", printed.at_most),
-        ("≥ ", printed.at_least),
-        ("", printed.value),
-    ):
-        if value:
-            return f"{sign}{value:g}"
+    if printed.gain:
+        return f"+{printed.gain:g}"
+    if printed.at_most:
+        return f"≤ {printed.at_most:g}"
+    if printed.at_least:
+        return f"≥ {printed.at_least:g}"
+    if printed.value:
+        return f"{printed.value:g}"
     if printed.level_with is not None:
         return f"within {printed.level_with:g}"
     return "greater" if printed.gain == 0 else ""
 
 
-def _result(one: Judged) -> str:
-    found = None if one.evidence is None else one.evidence.ours
-    if isinstance(found, Estimate):
-        return short(found).rpartition(" (")[0]
-    return signed(found) if isinstance(found, Difference) else show(found)
+def _result(judged: Judged) -> str:
+    ours = None if judged.evidence is None else judged.evidence.ours
+    if isinstance(ours, Estimate):
+        return short(ours).rpartition(" (")[0]
+    return signed(ours) if isinstance(ours, Difference) else show(ours)
 
 
-def _half(one: Judged) -> str:
-    """How far one more run of ours reaches to each side, of a number."""
-    found = None if one.evidence is None else one.evidence.ours
-    return three(found.next_half_width) if isinstance(found, Estimate) and found.num > 1 else ""
+def _half_width(judged: Judged) -> str:
+    """Return how far one more run of ours reaches to each side of a number."""
+    ours = None if judged.evidence is None else judged.evidence.ours
+    return three(ours.next_half_width) if isinstance(ours, Estimate) and ours.num > 1 else ""
 
 
-def _verdict(one: Judged) -> str:
-    """The verdict, and that of the stricter reading if it is another."""
-    return (
-        one.verdict
-        if one.over_paper == one.verdict
-        else f"{one.verdict} (over the paper: {one.over_paper})"
-    )
+def _verdict(judged: Judged) -> str:
+    """Return the verdict, and that of the stricter reading if it differs."""
+    if judged.over_paper == judged.verdict:
+        return judged.verdict
+    return f"{judged.verdict} (over the paper: {judged.over_paper})"
 
 
-def _seeds(one: Judged) -> str:
-    return "" if one.evidence is None else str(one.evidence.num)
+def _seeds(judged: Judged) -> str:
+    return "" if judged.evidence is None else str(judged.evidence.num)
 
 
-def _confidence(one: Judged) -> str:
-    """The corrected p-value of the verdict, in words for those who want no p-values."""
-    if one.evidence is None or one.verdict in ("undecided", "too wide to tell", "consistent with"):
+def _confidence(judged: Judged) -> str:
+    """Return the corrected p-value of the verdict, with a word for readers without statistics."""
+    evidence = judged.evidence
+    if evidence is None or judged.verdict in OPEN:
         return "none"
-    p = one.evidence.holm_against if one.verdict == "not reproduced" else one.evidence.holm_for
-    words = "high" if p < 0.01 else "moderate"
-    return f"{words} (p {show_p(p)} by Holm)"
+    p = evidence.holm_against if judged.verdict == "not reproduced" else evidence.holm_for
+    return f"{'high' if p < 0.01 else 'moderate'} (p {show_p(p)} by Holm)"
 
 
 MAKERS: Mapping[str, Callable[..., str]] = {

@@ -1,12 +1,11 @@
-"""Verdicts on the papers from what docs/results holds of our runs, by the rules as they are now,
-without any new run.
+"""Judge the papers by the runs in docs/results and the present rules, without any new run.
 
-    uv run python -m scripts.reproduction.verdicts          # prints verdicts by paper, and which are not as recorded
-    uv run python -m scripts.reproduction.verdicts --write  # also writes tables and verdicts of each folder, and
-                                               # open.csv: what is not decided and which seeds would decide it
+    uv run python -m scripts.reproduction.verdicts          # prints verdicts, and which are new
+    uv run python -m scripts.reproduction.verdicts --write  # also writes them
 
-All folders are judged together, so that tests of a family are corrected together. Runs are read
-from *.parquet in a folder; a folder of which nothing is judged stays as it is.
+With --write it writes the tables and verdicts of each folder, and open.csv: what is not decided,
+and how many seeds would decide it. All folders are judged together, so that tests of a family are
+corrected together. A folder of which nothing is judged stays as it is.
 """
 
 import argparse
@@ -31,47 +30,49 @@ def main() -> None:
 
 
 def update(shipped: Shipped, write: bool) -> None:
-    """Print the totals by paper and which verdicts differ from those recorded; if `write`, record
-    them."""
-    for folder, some in shipped.judged.items():
-        ours = [one for _, found in some for one in found]
-        if any(one.evidence is not None for one in ours):
-            show_changes(folder, ours)
+    """Print the totals by paper, and verdicts that differ from the recorded ones."""
+    for folder in shipped.judged:
+        judgements = shipped.judgements(folder)
+        if any(judged.evidence is not None for judged in judgements):
+            show_changes(folder, judgements)
             if write:
-                write_folder(folder, shipped.frames[folder], ours)
-        elif ours:
-            print(f"{folder.name}: left as it is; the summary holds nothing that a claim is about")
+                write_folder(folder, shipped.frames[folder], judgements)
+        elif judgements:
+            print(f"{folder.name}: stays as it is, because no claim is about its runs")
     if write:
         OPEN_FILE.write_text(open_csv(open_items(shipped)), encoding="utf-8")
     print(papers.totals(shipped.all_judged).markdown())
 
 
-def show_changes(folder: Path, judged: Sequence[Judged]) -> None:
+def show_changes(folder: Path, judgements: Sequence[Judged]) -> None:
+    """Print which verdicts differ from those in the folder's summary.json."""
     recorded = read_summary_file(folder / "summary.json")["verdicts"]
-    for one in judged:
-        if (before := recorded.get(one.printed.id, "not judged")) != one.verdict:
-            print(
-                f"{folder.name}: {one.printed.id}: {before}, now {one.verdict}",
-                f"({one.detail})" * bool(one.detail),
-            )
-    if gone := sorted(recorded.keys() - {one.printed.id for one in judged}):
-        print(f"{folder.name}: no claims any more: {', '.join(gone)}")
+    for judged in judgements:
+        before = recorded.get(judged.printed.id, "not judged")
+        if before != judged.verdict:
+            detail = f" ({judged.detail})" if judged.detail else ""
+            print(f"{folder.name}: {judged.printed.id}: {before}, now {judged.verdict}{detail}")
+    gone = recorded.keys() - {judged.printed.id for judged in judgements}
+    if gone:
+        print(f"{folder.name}: no claims any more: {', '.join(sorted(gone))}")
 
 
-def write_folder(folder: Path, runs: pd.DataFrame, judged: Sequence[Judged]) -> None:
-    """Write tables in which anything is judged."""
-    numbers = [one for one in judged if isinstance(one.printed, Number)]
-    tables = (
-        [papers.numbers(numbers), papers.all_numbers(numbers)]
-        if any(one.evidence for one in numbers)
-        else []
-    )
-    own = results.by_group("overview", runs), results.pairs(runs), results.pooled_pairs(runs)
-    for table in (*tables, papers.claims(judged), *own):
+def write_folder(folder: Path, runs: pd.DataFrame, judgements: Sequence[Judged]) -> None:
+    """Write the tables that have rows, and the verdicts."""
+    tables = [
+        papers.claims(judgements),
+        results.by_group("overview", runs),
+        results.pairs(runs),
+        results.pooled_pairs(runs),
+    ]
+    numbers = [judged for judged in judgements if isinstance(judged.printed, Number)]
+    if any(judged.evidence for judged in numbers):
+        tables += [papers.numbers(numbers), papers.all_numbers(numbers)]
+    for table in tables:
         if len(table.values):
             (folder / f"{table.name}.csv").write_text(table.csv(), encoding="utf-8")
     summary = read_summary_file(folder / "summary.json")
-    summary["verdicts"] = {one.printed.id: one.verdict for one in judged}
+    summary["verdicts"] = {judged.printed.id: judged.verdict for judged in judgements}
     write_summary(folder, summary)
 
 

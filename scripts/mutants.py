@@ -22,6 +22,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,47 +34,48 @@ TIME_LIMIT = 900
 """Seconds for the tests of one mutant, which may be an endless loop."""
 SURVIVED = "survived"
 
-SYMBOLS = {
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Is: "is",
-    ast.IsNot: "is not",
-    ast.In: "in",
-    ast.NotIn: "not in",
-    ast.And: "and",
-    ast.Or: "or",
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
+OPERATORS = {
+    "<": ast.Lt,
+    "<=": ast.LtE,
+    ">": ast.Gt,
+    ">=": ast.GtE,
+    "==": ast.Eq,
+    "!=": ast.NotEq,
+    "is": ast.Is,
+    "is not": ast.IsNot,
+    "in": ast.In,
+    "not in": ast.NotIn,
+    "and": ast.And,
+    "or": ast.Or,
+    "+": ast.Add,
+    "-": ast.Sub,
+    "*": ast.Mult,
+    "/": ast.Div,
+    "//": ast.FloorDiv,
+    "%": ast.Mod,
+    "**": ast.Pow,
 }
+SYMBOLS = {operator: symbol for symbol, operator in OPERATORS.items()}
 NEW_OPERATORS = {
-    ast.Lt: (ast.LtE, ast.Gt),
-    ast.LtE: (ast.Lt, ast.GtE),
-    ast.Gt: (ast.GtE, ast.Lt),
-    ast.GtE: (ast.Gt, ast.LtE),
-    ast.Eq: (ast.NotEq,),
-    ast.NotEq: (ast.Eq,),
-    ast.Is: (ast.IsNot,),
-    ast.IsNot: (ast.Is,),
-    ast.In: (ast.NotIn,),
-    ast.NotIn: (ast.In,),
-    ast.And: (ast.Or,),
-    ast.Or: (ast.And,),
-    ast.Add: (ast.Sub,),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Div,),
-    ast.Div: (ast.Mult,),
-    ast.FloorDiv: (ast.Div,),
-    ast.Mod: (ast.Mult,),
-    ast.Pow: (ast.Mult,),
+    "<": ["<=", ">"],
+    "<=": ["<", ">="],
+    ">": [">=", "<"],
+    ">=": [">", "<="],
+    "==": ["!="],
+    "!=": ["=="],
+    "is": ["is not"],
+    "is not": ["is"],
+    "in": ["not in"],
+    "not in": ["in"],
+    "and": ["or"],
+    "or": ["and"],
+    "+": ["-"],
+    "-": ["+"],
+    "*": ["/"],
+    "/": ["*"],
+    "//": ["/"],
+    "%": ["*"],
+    "**": ["*"],
 }
 NEW_NAMES = {
     "min": "max",
@@ -168,23 +170,18 @@ def changes(node: ast.stmt | ast.expr) -> Iterator[tuple[str, str]]:
     match node:
         case ast.Compare(left, operators, comparators):
             for i, operator in enumerate(operators):
-                for new in NEW_OPERATORS.get(type(operator), ()):
-                    new_operators = [*operators[:i], new(), *operators[i + 1 :]]
-                    changed = ast.Compare(left, new_operators, comparators)
-                    yield kind_of("compare", operator, new()), in_brackets(changed)
+                for kind, new in new_operators("compare", operator):
+                    changed = [*operators[:i], new, *operators[i + 1 :]]
+                    yield kind, in_brackets(ast.Compare(left, changed, comparators))
         case ast.BinOp(left, operator, right):
-            for new in NEW_OPERATORS.get(type(operator), ()):
-                yield (
-                    kind_of("arithmetic", operator, new()),
-                    in_brackets(ast.BinOp(left, new(), right)),
-                )
+            for kind, new in new_operators("arithmetic", operator):
+                yield kind, in_brackets(ast.BinOp(left, new, right))
         case ast.BoolOp(operator, values):
-            for new in NEW_OPERATORS.get(type(operator), ()):
-                yield kind_of("boolean", operator, new()), in_brackets(ast.BoolOp(new(), values))
+            for kind, new in new_operators("boolean", operator):
+                yield kind, in_brackets(ast.BoolOp(new, values))
         case ast.AugAssign(target, operator, value):
-            for new in NEW_OPERATORS.get(type(operator), ()):
-                changed = ast.AugAssign(target, new(), value)
-                yield kind_of("arithmetic", operator, new()), ast.unparse(changed)
+            for kind, new in new_operators("arithmetic", operator):
+                yield kind, ast.unparse(ast.AugAssign(target, new, value))
         case ast.Constant(bool() as value):
             yield f"constant: {value} to {not value}", repr(not value)
         case ast.Constant(int() as value):
@@ -199,13 +196,15 @@ def changes(node: ast.stmt | ast.expr) -> Iterator[tuple[str, str]]:
         case ast.Name(name) if name in NEW_NAMES:
             yield f"name: {name} to {NEW_NAMES[name]}", NEW_NAMES[name]
         case ast.Attribute(value, name) if name in NEW_NAMES:
-            changed = ast.Attribute(value, NEW_NAMES[name])
-            yield f"name: {name} to {NEW_NAMES[name]}", ast.unparse(changed)
+            changed_name = ast.Attribute(value, NEW_NAMES[name])
+            yield f"name: {name} to {NEW_NAMES[name]}", ast.unparse(changed_name)
 
 
-def kind_of(group: str, operator: ast.AST, new_operator: ast.AST) -> str:
-    """Describe the change of an operator, for example `compare: > to >=`."""
-    return f"{group}: {SYMBOLS[type(operator)]} to {SYMBOLS[type(new_operator)]}"
+def new_operators(group: str, operator: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Yield operators to put in place of one, each with its kind, such as `compare: > to >=`."""
+    symbol = SYMBOLS.get(type(operator), "")
+    for new_symbol in NEW_OPERATORS.get(symbol, []):
+        yield f"{group}: {symbol} to {new_symbol}", OPERATORS[new_symbol]()
 
 
 def in_brackets(expression: ast.expr) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,7 +179,7 @@ class Runs:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     observed = Runs()
     execute = experiment.execute
 
@@ -194,7 +193,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
         return execute(plan, *arguments)
 
     monkeypatch.setattr(experiment, "execute", observe)
-    yield observed
+    return observed
 
 
 def test_a_race_continues_after_a_failure_and_a_stop_and_runs_nothing_twice(

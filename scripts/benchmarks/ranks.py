@@ -1,7 +1,6 @@
 """Measure the gain of a second process: one core against two processes on one core each.
 
-    FEDSIM_DATA=path uv run python scripts/benchmark.py ranks measure W1:10 W2:10 --rounds 20 1
-    uv run python scripts/benchmark.py ranks compute    # bytes of a round and their time to 8 GPUs
+    FEDSIM_DATA=path uv run python scripts/benchmark.py ranks W1:10 W2:10 --rounds 20 1
 
 One and two processes run in turns. The table shows medians over the repeats: the wall time of a
 round, and the CPU time of each process in it. On a machine with other work the CPU time says more,
@@ -27,13 +26,7 @@ from scripts.benchmarks.peers.run_fedsim import overrides_of
 from scripts.benchmarks.peers.workloads import WORKLOADS
 from scripts.benchmarks.processes import ROOT, in_turns, table
 
-LINKS = {"NVLink 4": 450e9, "PCIe 5 x16": 63e9, "PCIe 4 x16": 31.5e9, "100 Gb/s Ethernet": 12.5e9}
-"""Bytes per second in one direction, by the makers' data sheets."""
-MODELS = {"W1": (52_500, 1920), "W2": (122_570, 2000), "25 M": (25_000_000, 2000)}
-"""Numbers of parameters, and of samples that a client trains on in a round."""
-TEST_SAMPLES = 10_000
-NUM_CLASSES = 10
-MEASURED = ("workload", "K", "rounds", "one: wall", "CPU", "two: wall", "CPU, rank 0", "rank 1")
+COLUMNS = ("workload", "K", "rounds", "one: wall", "CPU", "two: wall", "CPU, rank 0", "rank 1")
 Seconds = dict[str, float]
 
 
@@ -137,50 +130,16 @@ def row_of(one: Sequence[Sequence[Seconds]], two: Sequence[Sequence[Seconds]]) -
     ]
 
 
-def bytes_of(parameters: int, cohort_size: int, samples: int, ranks: int) -> tuple[int, int]:
-    """Return the bytes that rank 0 sends and receives in a round with an evaluation.
-
-    It sends the model twice to each other rank, and its part of the schedule (8 bytes a sample). It
-    receives updates and losses of their clients, and 10 logits of each test sample.
-    """
-    share = (ranks - 1) / ranks
-    sent = 2 * (ranks - 1) * parameters * 4 + share * cohort_size * samples * 8
-    from_clients = cohort_size * (parameters + samples) * 4
-    received = share * (from_clients + TEST_SAMPLES * NUM_CLASSES * 4)
-    return round(sent), round(received)
-
-
-def computed_rows(ranks: int) -> list[list[str]]:
-    """Return how long a round's bytes take over the link of rank 0. Nothing is measured."""
-    rows = []
-    for name, (parameters, samples) in MODELS.items():
-        for cohort_size in (10, 100, 1000):
-            down, up = bytes_of(parameters, cohort_size, samples, ranks)
-            times = [f"{(down + up) / speed * 1e3:.3g}" for speed in LINKS.values()]
-            sizes = [f"{down / 1e6:.3g}", f"{up / 1e6:.3g}"]
-            rows.append([name, f"{parameters:,}", str(cohort_size), *sizes, *times])
-    return rows
-
-
 def main() -> None:
     if sys.argv[1:2] == ["rank"]:
         run_rank(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
         return
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    commands = parser.add_subparsers(dest="command", required=True)
-    measuring = commands.add_parser("measure", help="on this machine")
-    measuring.add_argument("cases", nargs="+", metavar="workload:cohort_size", help="such as W1:10")
-    measuring.add_argument("--rounds", nargs="+", type=int, required=True, help="of each case")
-    measuring.add_argument("--repeats", type=int, default=3)
-    computing = commands.add_parser("compute", help="bytes and link speeds")
-    computing.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("cases", nargs="+", metavar="workload:cohort_size", help="such as W1:10")
+    parser.add_argument("--rounds", nargs="+", type=int, required=True, help="of each case")
+    parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     console = Console(width=140)
-    if options.command == "compute":
-        columns = ["model", "parameters", "K", "MB down", "MB up", *(f"{k}, ms" for k in LINKS)]
-        title = f"a round's messages to and from {options.ranks - 1} other GPUs, computed"
-        console.print(table(title, columns, computed_rows(options.ranks)))
-        return
     rows = []
     for case, rounds in zip(options.cases, options.rounds, strict=True):
         name, _, cohort_size = case.partition(":")
@@ -189,7 +148,7 @@ def main() -> None:
             runs[num_ranks].append(measure(name, int(cohort_size), rounds, num_ranks))
             console.print(f"{case}, {num_ranks}: {runs[num_ranks][-1]}", highlight=False)
         rows.append([name, cohort_size, str(rounds), *row_of(runs[1], runs[2])])
-    console.print(table("seconds a round", [*MEASURED, "gain", "by CPU"], rows))
+    console.print(table("seconds a round", [*COLUMNS, "gain", "by CPU"], rows))
 
 
 if __name__ == "__main__":

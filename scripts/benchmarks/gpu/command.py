@@ -20,13 +20,12 @@ from typing import Any
 from rich.console import Console
 
 from fedsim.engine.device import prepare
-from scripts.benchmarks.gpu.sections import engines, environment, lanes, latencies, loop, native
+from scripts.benchmarks.gpu.sections import engines, environment, lanes, loop, native
 from scripts.benchmarks.gpu.workloads import CASES, Bench
 from scripts.benchmarks.processes import table
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
     "environment": environment,
-    "latencies": latencies,
     "engines": engines,
     "loop": loop,
     "lanes": lanes,

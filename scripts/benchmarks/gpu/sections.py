@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -19,7 +18,6 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.device import passes_in
 from fedsim.engine.engine import Engine
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.graph.recorder import recorder_for
 from fedsim.engine.model import initial
 from fedsim.engine.native.backend import NativeBackend
 from fedsim.engine.reference import ReferenceBackend
@@ -74,31 +72,6 @@ def environment(bench: Bench) -> None:
             milliseconds = bench.milliseconds(lambda m=matrix: m @ m)
         teraflops = 2 * side**3 / milliseconds / 1e9
         bench.put("environment", f"product, {precision}", teraflops=teraflops)
-
-
-def latencies(bench: Bench) -> None:
-    """Put the cost of a launch, of a node in a graph, and of small copies."""
-    value = torch.zeros(64, device=bench.device)
-    small = np.zeros(16, np.float32)
-    repeats = 1000
-    recorder = recorder_for(bench.device)
-
-    def step() -> None:
-        value.add_(1)
-
-    def launches() -> None:
-        for _ in range(repeats):
-            step()
-
-    calls = {
-        "launch": (launches, repeats),
-        "node of a graph": (recorder.record(step, repeats, lambda: None, 0), repeats),
-        "graph of one node": (recorder.record(step, 1, lambda: None, 0), 1),
-        "64 bytes to the device": (lambda: torch.as_tensor(small, device=bench.device), 1),
-        "256 bytes to the host": (value.cpu, 1),
-    }
-    for name, (call, count) in calls.items():
-        bench.put("latencies", name, microseconds=bench.milliseconds(call) * 1e3 / count)
 
 
 def engines(bench: Bench) -> None:

@@ -1,7 +1,6 @@
-"""Numbers that are absurdly large are refused before anything of their size is made, or size
-nothing.
+"""Absurdly large integers in a config are rejected before fedsim makes anything of their size.
 
-Every key of conf/ that takes an integer is tried with limited memory.
+Every key of conf/ that takes an integer is tried with limited memory. Keys that size nothing run.
 """
 
 import inspect
@@ -14,7 +13,7 @@ from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -33,44 +32,47 @@ from fedsim.partitions.division import ServerSplit
 from fedsim.running.assembly import build
 from tests.test_random_configs import limited_time
 
-HUGE = (10**9, 2**63)
-SMALL = (
-    *("num_clients=6", "cohort_size=2", "num_rounds=1", "local.epochs=null", "local.steps=1"),
-    *("tracker=files_only", "system=lognormal"),
-)
-ROOM = 2**30
+LARGE = 10**9
+TOO_LARGE = 2**63
+SMALL_RUN = [
+    "num_clients=6",
+    "cohort_size=2",
+    "num_rounds=1",
+    "local.epochs=null",
+    "local.steps=1",
+    "tracker=files_only",
+    "system=lognormal",
+]
+MEMORY = 2**30
 """Bytes that a config may take above what the process has."""
-PLAIN = {
-    *("seed", "partition_seed", "init_seed", "eval_every", "checkpoint.every", "local.batch_size"),
-    *(
-        "dataset.seed",
-        "model.backbone_seed",
-        "partition.cap",
-        "engine.chunk_size",
-        "optimizer.schedule.milestones",
-    ),
-    *(
-        "selector.queue_length",
-        "selector.warmup",
-        "selector.hold_off",
-        "selector.interval",
-        "selector.window",
-        "selector.cover_rounds",
-    ),
-    *(
-        "selector.exploration.peak",
-        "selector.num_clusters",
-        "selector.iterations",
-        "selector.pacer_window",
-    ),
-    *(
-        "selector.swap_passes",
-        "selector.sketch.size",
-        "selector.threshold.every",
-        "aggregator.denominator",
-    ),
+SIZE_NOTHING = {
+    "aggregator.denominator",
+    "checkpoint.every",
+    "dataset.seed",
+    "engine.chunk_size",
+    "eval_every",
+    "init_seed",
+    "local.batch_size",
+    "model.backbone_seed",
+    "optimizer.schedule.milestones",
+    "partition.cap",
+    "partition_seed",
+    "seed",
+    "selector.cover_rounds",
+    "selector.exploration.peak",
+    "selector.hold_off",
+    "selector.interval",
+    "selector.iterations",
+    "selector.num_clusters",
+    "selector.pacer_window",
+    "selector.queue_length",
+    "selector.sketch.size",
+    "selector.swap_passes",
+    "selector.threshold.every",
+    "selector.warmup",
+    "selector.window",
 }
-"""Keys that size nothing: runs at 10^9 are like others."""
+"""Keys whose runs at 10^9 are like others."""
 GROUPS = (
     "dataset",
     "partition",
@@ -88,132 +90,160 @@ OWNERS = {
     "valuation": "s_fedavg",
     "schedule": "sgd",
 }
-"""Choices whose nodes have the groups below other groups."""
-Path_ = tuple[str, ...]
+"""Choices that have the groups below other groups."""
 DATA_WITH_OWNERS = {
     "_target_": "fedsim.data.femnist_generated.FemnistGenerated",
-    **{
-        "num_classes": 10,
-        "num_writers": 20,
-        "classes_per_writer": 5,
-        "test_samples": 10,
-        "samples_per_writer": 30.0,
-    },
-    **{"size_deviation": 0.4, "style": 0.3, "noise": 0.2, "seed": 0, "mean": [0.5], "std": [0.5]},
+    "num_classes": 10,
+    "num_writers": 20,
+    "classes_per_writer": 5,
+    "test_samples": 10,
+    "samples_per_writer": 30.0,
+    "size_deviation": 0.4,
+    "style": 0.3,
+    "noise": 0.2,
+    "seed": 0,
+    "mean": [0.5],
+    "std": [0.5],
 }
 
 
+# --- keys for integers ---
+
+
+class Key(NamedTuple):
+    """A key that takes an integer, or a list of integers, of a class."""
+
+    owner: Any
+    path: tuple[str, ...]
+    is_list: bool
+
+    def __str__(self) -> str:
+        return ".".join(self.path)
+
+
+class Case(NamedTuple):
+    """A config in which a key has a large value."""
+
+    config: dict[str, Any]
+    key: Key
+    value: int
+
+
 @cache
-def parameters_of(cls: Any) -> dict[str, Any]:
-    """Names and annotations of what a config may set."""
-    hints = typing.get_type_hints(cls.__init__ if isinstance(cls, type) else cls)
-    return {
-        p.name: hints[p.name]
-        for p in inspect.signature(cls).parameters.values()
-        if p.kind is p.KEYWORD_ONLY
-    }
+def annotations_of(owner: Any) -> dict[str, Any]:
+    """Return the annotations of the parameters that a config may set."""
+    hints = typing.get_type_hints(owner.__init__ if isinstance(owner, type) else owner)
+    parameters = inspect.signature(owner).parameters.values()
+    return {p.name: hints[p.name] for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
-def integer(hint: Any) -> bool:
-    return hint is int or (
-        typing.get_origin(hint) in (typing.Union, UnionType) and int in typing.get_args(hint)
-    )
+def takes_integer(hint: Any) -> bool:
+    is_union = typing.get_origin(hint) in (typing.Union, UnionType)
+    return hint is int or (is_union and int in typing.get_args(hint))
 
 
-def keys_of(node: Any, path: Path_, cls: Any = None) -> Iterator[tuple[Any, Path_, bool]]:
-    """Class, path and whether it is a list, of every key for integers of a node and those within
-    it."""
-    cls = resolve(node, object, "x") if cls is None else cls
-    for name, hint in parameters_of(cls).items():
+def keys_of(node: dict[str, Any], path: tuple[str, ...], owner: Any = None) -> Iterator[Key]:
+    """Yield the keys for integers of a node and of the nodes within it."""
+    owner = owner or resolve(node, object, "x")
+    for name, hint in annotations_of(owner).items():
         value = node.get(name)
         if isinstance(value, dict) and "_target_" in value:
             yield from keys_of(value, (*path, name))
-        elif integer(hint) or hint == list[int]:
-            yield cls, (*path, name), hint == list[int]
+        elif takes_integer(hint) or hint == list[int]:
+            yield Key(owner, (*path, name), hint == list[int])
 
 
-def cases(cache_dir: Path) -> Iterator[tuple[dict[str, Any], Path_, Any]]:
-    """Config, key and huge value, once for every key of every class that conf/ names."""
-    with search_path():
-        (job,) = compose_jobs([*SMALL, f"cache_dir={cache_dir}"], multirun=False)
-    seen: set[tuple[Any, str]] = set()
-    config = job.config
-    nodes = [("local", LocalSettings), ("server", ServerSplit), ("checkpoint", CheckpointSettings)]
-    found = [(config, key) for name, cls in nodes for key in keys_of(config[name], (name,), cls)]
-    scalars = {k: v for k, v in config.items() if not isinstance(v, dict)}
-    found += [(config, key) for key in keys_of(scalars, (), RunSettings)]
-    for group, changes in all_choices():
-        found += [({**config, **changes}, key) for key in keys_of(changes[group], (group,))]
-    for config, (cls, path, many) in found:
-        if (cls, path[-1]) not in seen:
-            seen.add((cls, path[-1]))
-            yield from (
-                (with_value(config, path, [value] if many else value), path, value)
-                for value in HUGE
-            )
-
-
-def all_choices() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The group of every file of conf/, and what it puts into a config."""
+def choices() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the top group of every file of conf/, and what the file changes in a config."""
     files = ChoiceFiles([conf_dir()])
-    for group, name in [(one, name) for one in files.groups for name in files.names(one)]:
+    for group in files.groups:
         top, _, below = group.partition("/")
         if top not in GROUPS:
             continue
-        node = files.config(group, name)[top]
-        changes = {top: {**files.config(top, OWNERS[below])[top], **node} if below else node}
-        if name == "natural":
-            changes["dataset"] = DATA_WITH_OWNERS
-        if "fedabc" in changes[top]["_target_"]:
-            changes["server"] = {
-                "validation_fraction": 0.05,
-                "public_samples": 10,
-                "public_stratified": False,
-            }
-        yield top, changes
+        for name in files.names(group):
+            node = files.config(group, name)[top]
+            if below:
+                node = files.config(top, OWNERS[below])[top] | node
+            changes: dict[str, Any] = {top: node}
+            if name == "natural":
+                changes["dataset"] = DATA_WITH_OWNERS
+            if "fedabc" in node["_target_"]:
+                changes["server"] = {
+                    "validation_fraction": 0.05,
+                    "public_samples": 10,
+                    "public_stratified": False,
+                }
+            yield top, changes
 
 
-def with_value(config: dict[str, Any], path: Path_, value: Any) -> dict[str, Any]:
+def keys_in_configs(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], Key]]:
+    """Yield every key for integers, with a config that has it."""
+    nodes = {"local": LocalSettings, "server": ServerSplit, "checkpoint": CheckpointSettings}
+    for name, owner in nodes.items():
+        for key in keys_of(config[name], (name,), owner):
+            yield config, key
+    scalars = {name: value for name, value in config.items() if not isinstance(value, dict)}
+    for key in keys_of(scalars, (), RunSettings):
+        yield config, key
+    for group, changes in choices():
+        for key in keys_of(changes[group], (group,)):
+            yield config | changes, key
+
+
+def make_cases(cache_dir: Path) -> Iterator[Case]:
+    """Yield each key of each class once with each value."""
+    with search_path():
+        [job] = compose_jobs([*SMALL_RUN, f"cache_dir={cache_dir}"], multirun=False)
+    seen = set()
+    for config, key in keys_in_configs(job.config):
+        identity = key.owner, key.path[-1]
+        if identity not in seen:
+            seen.add(identity)
+            for value in (LARGE, TOO_LARGE):
+                yield Case(with_value(config, key, value), key, value)
+
+
+def with_value(config: dict[str, Any], key: Key, value: int) -> dict[str, Any]:
     changed = deepcopy(config)
     node = changed
-    for part in path[:-1]:
+    for part in key.path[:-1]:
         node = node[part]
-    node[path[-1]] = value
-    if path == ("local", "epochs"):
+    node[key.path[-1]] = [value] if key.is_list else value
+    if str(key) == "local.epochs":
         node["steps"] = None
     return changed
 
 
-def attempt(config: dict[str, Any], path: Path_) -> str:
-    """What comes of it: the kind of error, or `ran`."""
+# --- trying them ---
+
+
+def attempt(case: Case) -> str:
+    """Return the kind of the error that a case causes, or `ran`."""
+    config, key, _ = case
     try:
         with limited_time():
-            if path[0] == "model":
+            if key.path[0] == "model":
                 reads_text = "text" in config["model"]["_target_"]
-                instantiate(
-                    config["model"],
-                    nn.Module,
-                    "model",
-                    TokenShape(20, 100) if reads_text else (3, 32, 32),
-                    10,
-                )
+                shape = TokenShape(20, 100) if reads_text else (3, 32, 32)
+                instantiate(config["model"], nn.Module, "model", shape, 10)
             else:
                 plan = make_plan(config, {})
-                if path[0] != "dataset":
+                if key.path[0] != "dataset":
                     build(plan).simulation.step()
         return "ran"
     except (ConfigError, DataError) as error:
-        named = ".".join(path) in str(error) or path[-1] in str(error)
-        return f"{type(error).__name__}" if named else f"does not name the key: {error}"
+        names_key = str(key) in str(error) or key.path[-1] in str(error)
+        return type(error).__name__ if names_key else f"does not name the key: {error}"
     except BaseException as error:
         return f"{type(error).__name__}: {error}"
 
 
 @contextmanager
 def limited_memory() -> Iterator[None]:
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (used + ROOM, before[1]))
+    limit = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
     try:
         yield
     finally:
@@ -221,70 +251,80 @@ def limited_memory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[dict[str, Any], Path_, Any]]:
-    return list(cases(tmp_path_factory.mktemp("cache")))
+def cases(tmp_path_factory: pytest.TempPathFactory) -> list[Case]:
+    return list(make_cases(tmp_path_factory.mktemp("cache")))
+
+
+Outcomes = dict[int, dict[str, set[str]]]
+"""The results of `attempt` by value and key."""
 
 
 @pytest.fixture(scope="module")
-def outcomes(
-    everything: list[tuple[dict[str, Any], Path_, Any]],
-) -> dict[tuple[str, int], set[str]]:
-    """What comes of every key at every value, with limited memory."""
-    found: dict[tuple[str, int], set[str]] = {}
+def outcomes(cases: list[Case]) -> Outcomes:
+    by_value: Outcomes = {LARGE: {}, TOO_LARGE: {}}
     with limited_memory():
-        for config, path, value in everything:
-            found.setdefault((".".join(path), value), set()).add(attempt(config, path))
-    return found
+        for case in cases:
+            by_value[case.value].setdefault(str(case.key), set()).add(attempt(case))
+    return by_value
 
 
-def test_large_integers_are_refused_where_they_size_something(
-    outcomes: dict[tuple[str, int], set[str]],
+def test_integers_that_no_computer_holds_are_rejected_everywhere(outcomes: Outcomes) -> None:
+    others = {key: some for key, some in outcomes[TOO_LARGE].items() if some != {"ConfigError"}}
+    assert others == {}
+
+
+def test_large_integers_are_rejected_if_they_size_something(outcomes: Outcomes) -> None:
+    assert len(outcomes[LARGE]) >= 45
+    expected = {"ConfigError", "DataError", "ran"}
+    others = {key: some for key, some in outcomes[LARGE].items() if not some <= expected}
+    assert others == {}
+    assert {key for key, some in outcomes[LARGE].items() if "ran" in some} == SIZE_NOTHING
+
+
+def test_without_the_limit_of_parameters_memory_runs_out(
+    cases: list[Case], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len(outcomes) >= 90
-    assert {
-        key: found
-        for (key, value), found in outcomes.items()
-        if value == 2**63 and found != {"ConfigError"}
-    } == {}
-    large = {key: found for (key, value), found in outcomes.items() if value == 10**9}
-    assert {
-        key: found
-        for key, found in large.items()
-        if not found <= {"ConfigError", "DataError", "ran"}
-    } == {}
-    assert sorted(key for key, found in large.items() if "ran" in found) == sorted(PLAIN)
-
-
-def test_without_the_limit_memory_runs_out(
-    everything: list[tuple[dict[str, Any], Path_, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The negative control."""
-    mine = [
-        config for config, key, value in everything if key == ("model", "hidden") and value == 10**9
-    ]
-    config = next(config for config in mine if config["model"]["_target_"].endswith("MLP"))
+    """This shows that the tests above would notice a missing limit."""
     monkeypatch.setattr("fedsim.models.shapes.MAX_PARAMETERS", 10**15)
+    [case] = [
+        case
+        for case in cases
+        if str(case.key) == "model.hidden"
+        and case.value == LARGE
+        and case.config["model"]["_target_"].endswith("MLP")
+    ]
     with limited_memory():
-        assert "ror: " in attempt(config, ("model", "hidden"))
+        assert "ror: " in attempt(case)  # MemoryError, or torch's RuntimeError
 
 
 def test_memory_grows_with_the_clients_data_and_not_with_the_batch_size() -> None:
-    """That whole runs have room is in `test_large_integers_...`: batch_size is in `PLAIN`."""
     peaks = []
-    for batch_size in (100, 10**9):
-        positions, ids = [np.arange(100) for _ in range(5)], np.arange(5)
+    positions = [np.arange(100) for _ in range(5)]
+    for batch_size in (100, LARGE):
+        work = LocalWork(2, None, batch_size)
         tracemalloc.start()
-        make_schedule(
-            positions, LocalWork(2, None, batch_size), Streams(0), 1, ids, 0.1, dropout=True
-        )
+        make_schedule(positions, work, Streams(0), 1, np.arange(5), 0.1, dropout=True)
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
 
 
-def test_the_work_of_a_round_is_limited() -> None:
-    sizes = np.array([10, 1000])
-    assert LocalWork(None, 1_000_000, 16).too_large(sizes, 10) is None
-    found = LocalWork(None, 1_000_000, 10**9).too_large(sizes, 1)
-    assert "local.steps=1000000: makes batches of 1000000000 samples" in str(found)
-    assert "local.epochs=100000" in str(LocalWork(100_000, None, 16).too_large(sizes, 10))
+SIZES = np.array([10, 1000])
+
+
+@pytest.mark.parametrize(
+    ("work", "num_selected", "message"),
+    [
+        (LocalWork(None, 1_000_000, 16), 10, ""),
+        (
+            LocalWork(None, 1_000_000, 10**9),
+            1,
+            "local.steps=1000000: makes batches of 1000000000 samples",
+        ),
+        (LocalWork(100_000, None, 16), 10, "local.epochs=100000"),
+    ],
+)
+def test_the_work_of_a_round_is_limited(work: LocalWork, num_selected: int, message: str) -> None:
+    problem = work.too_large(SIZES, num_selected)
+    assert (problem is None) == (message == "")
+    assert message in str(problem)

@@ -286,7 +286,7 @@ def test_without_the_limit_of_parameters_memory_runs_out(
 ) -> None:
     """This shows that the tests above would notice a missing limit."""
     monkeypatch.setattr("fedsim.models.shapes.MAX_PARAMETERS", 10**15)
-    [case] = [
+    with_mlp = [
         case
         for case in cases
         if str(case.key) == "model.hidden"
@@ -294,7 +294,7 @@ def test_without_the_limit_of_parameters_memory_runs_out(
         and case.config["model"]["_target_"].endswith("MLP")
     ]
     with limited_memory():
-        assert "ror: " in attempt(case)  # MemoryError, or torch's RuntimeError
+        assert "ror: " in attempt(with_mlp[0])  # MemoryError, or torch's RuntimeError
 
 
 def test_memory_grows_with_the_clients_data_and_not_with_the_batch_size() -> None:

@@ -1,7 +1,7 @@
 """Make small mistakes in fedsim on purpose, and run the tests to see whether they notice.
 
-    uv run python scripts/mutants.py 1 30                  # 30 mutants of fedsim/, drawn with seed 1
-    uv run python scripts/mutants.py 1 30 rounds gpfl      # only of paths that contain one of these
+    uv run python scripts/mutants.py 1 30                  # 30 of fedsim/, drawn with seed 1
+    uv run python scripts/mutants.py 1 30 rounds gpfl      # only of paths with one of these words
     uv run python scripts/mutants.py 1 30 rounds --tests tests/test_experiment.py
 
 A mutant changes one operator, number or name in one function. The script copies the checkout,

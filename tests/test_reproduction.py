@@ -1,4 +1,4 @@
-"""docs/results holds runs that give its tables, and the pages hold what the scripts make of them."""
+"""docs/results has the runs that give its tables, and the pages have the generated tables."""
 
 import json
 import re

@@ -229,7 +229,7 @@ def _ids_of(differences: pa.ChunkedArray) -> pa.ListArray:
 
 
 def _numbers_of_rows(table: pa.Table) -> list[int]:
-    """Return the number of rows of each run. Raises ValueError if their numbers are not 0, 1, ..."""
+    """Return the number of rows of each run. Raises ValueError if run numbers are not 0, 1, ..."""
     numbers = table["run"].to_numpy()
     if len(numbers):
         steps = np.diff(numbers)

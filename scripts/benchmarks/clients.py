@@ -7,7 +7,8 @@
 Each case is a whole run of K = 100 clients on `dataset=synthetic`: N clients of 20 samples with a
 random generator each, and a logistic model of 610 parameters. Times are processor seconds of one
 core, so that other processes do not count. Each case runs in a process forked from one that has
-made a small run, so that imports do not count. Results in the file of --json are not measured again.
+made a small run, so that imports do not count. Results in the file of --json are not measured
+again.
 
 Warm-ups are cut to two rounds. "select" is what the server computes in `select` and `observe`,
 without the clients' answers and local training. "ledger" is the part of it that counts bytes and

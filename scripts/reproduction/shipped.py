@@ -64,6 +64,6 @@ def read_shipped(root: Path = RESULTS) -> Shipped:
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary.json of a folder without white space, which takes a quarter of the bytes."""
+    """Write the summary.json of a folder without white space, a quarter of the bytes."""
     text = json.dumps(summary, separators=(",", ":"))
     (folder / "summary.json").write_text(f"{text}\n", encoding="utf-8")

@@ -39,7 +39,7 @@ def headlines(shipped: Shipped, *names: str) -> str:
 
 
 def totals(shipped: Shipped) -> str:
-    """Show how many statements of each paper have which verdict, and of all by the stricter reading.
+    """Show how many statements of each paper have which verdict, also by the stricter reading.
 
     A statement is a printed number or a claim. Readings of a method and presets that answer the
     same are one statement.

@@ -35,7 +35,7 @@ def rates_of(seconds: float, device: str) -> dict[str, float]:
 
 
 def has_bfloat16_units(device: str) -> bool:
-    """Return whether bfloat16 is fast. Without units a product takes more than a minute on a CPU."""
+    """Return whether the device has units for bfloat16. Without them a product takes a minute."""
     if device != "cpu":
         return True
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()

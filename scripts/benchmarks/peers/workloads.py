@@ -36,9 +36,10 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg by SGD on `num_clients` clients of `samples` each, evaluated every `eval_every` rounds.
+    """FedAvg by SGD on `num_clients` clients with `samples` each.
 
-    `warmup_rounds`, a multiple of `eval_every`, are not measured.
+    The test set is passed every `eval_every` rounds. `warmup_rounds`, a multiple of `eval_every`,
+    are not measured.
     """
 
     name: str

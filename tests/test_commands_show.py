@@ -132,7 +132,7 @@ def test_the_page_says_what_the_experiment_is_and_fits(capsys: pytest.CaptureFix
 def test_many_jobs_are_cut_off_unless_all_are_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedsim.commands.show.MOST_SHOWN", 2)
+    monkeypatch.setattr("fedsim.commands.show.MAX_SHOWN", 2)
     run_jobs([*QUICK, "optimizer.lr=0.1", "seed=0"])
     (folder,) = Path("outputs/default").glob("*-s0-*")
     pages = []

@@ -139,7 +139,7 @@ def test_what_keeps_runs_back_is_told(
     hangs."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_RUN_ID", "one")
-    monkeypatch.setattr(sync, "HANG", 2.0)
+    monkeypatch.setattr(sync, "MAX_SECONDS", 2.0)
     a = "print(sorted(k for k in os.environ if k.startswith('WANDB_')) if folder.endswith('a') else 'done')"
     mirror(f"if folder[-1] in 'ab': {a}\nif folder.endswith('d'): time.sleep(600)")
     for name in "abcd":

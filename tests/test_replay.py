@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
-from fedsim.commands.replay import Choices, lead_of, run, verdict
+from fedsim.commands.replay import lead_of, run
+from fedsim.commands.replay_analysis import Choices, verdict
 from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError
@@ -168,7 +169,7 @@ def test_measures_by_hand() -> None:
     ]
     found = Choices(["a", "b"], rows, [{"size": np.array([1.0, 2, 3, 4]), "loss": np.zeros(4)}])
     assert (found.measured["regret"].tolist(), found.order) == ([[0.75, 0.125]], [1, 0])
-    assert found.apart == pytest.approx([(2 / 3 + 0) / 2])
+    assert found.distances == pytest.approx([(2 / 3 + 0) / 2])
     pairs = [
         ({*a}, {*b}) for a, b in itertools.product(itertools.combinations(range(4), 2), repeat=2)
     ]

@@ -1,8 +1,7 @@
-"""Groups of the config and the choices in them, from the shipped conf/ and the user's own folder of
-configs.
+"""The config groups and the choices in them, from the shipped conf/ and the user's folder of configs.
 
-What a choice is, is said by the comments of its file and by the docstring of its class, which is
-read in the source code: an import runs a module, and takes time.
+Comments in the file of a choice, and the docstring of its class, describe it. The docstring is read from
+the source code, because importing a module runs it and takes time.
 """
 
 import ast
@@ -21,8 +20,9 @@ from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.server_data import declared_signals, server_data, tree_of
 
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
-"""Behind a key, to the end of its line and of those below that are nothing but comment."""
+"""The comment after a key, to the end of its line, and comments on the lines below it."""
 KEY = re.compile(rf"^(\w+):{COMMENT}", re.MULTILINE)
+"""A top-level key of a YAML file."""
 GROUP = re.compile(
     rf"^\s*(?:#\s*)?-\s+(?:override\s+)?/?([\w/]+):\s*[\w.-]+{COMMENT}", re.MULTILINE
 )
@@ -32,13 +32,13 @@ INHERITED = ("source", "asks", "bytes", "samples", "needs")
 
 
 def comments(text: str, pattern: re.Pattern[str]) -> dict[str, str]:
-    """The comments in a YAML file behind its top-level keys (`KEY`), or the groups of its defaults
-    list (`GROUP`)."""
-    found = {
-        name: " ".join(line.strip("# ") for line in lines.splitlines())
-        for name, lines in pattern.findall(text)
-    }
-    return {name: comment for name, comment in found.items() if comment}
+    """Return the comments in a YAML file after its keys (`KEY`), or after its `GROUP` entries."""
+    texts: dict[str, str] = {}
+    for name, lines in pattern.findall(text):
+        comment = " ".join(line.strip("# ") for line in lines.splitlines())
+        if comment:
+            texts[name] = comment
+    return texts
 
 
 def docstring_of(target: str) -> str:
@@ -58,16 +58,13 @@ def docstring_of(target: str) -> str:
     return "\n\n".join(filter(None, docstrings))
 
 
-SWEEPS = ("hydra", "sweeper", "params")
-
-
 @dataclass(frozen=True)
 class Choice:
-    """A file of a config group. `base`: the choice of the same group that it builds on, if any.
+    """A file of a config group.
 
-    `text` and `fields`: what the comment at its head says, and for a selector, as `server`, which
-    samples it needs at the server by what its class declares; `comments`: those behind its keys and
-    its base's.
+    `base`: the choice of the same group that it builds on, if any. `text` and `fields`: what the
+    comment at the head of the file says. A selector has the field `server`: the samples that its class
+    needs at the server. `comments`: those after its keys and after its base's keys.
     """
 
     file: ChoiceFile
@@ -79,16 +76,17 @@ class Choice:
     @classmethod
     def of(cls, file: ChoiceFile) -> "Choice":
         base = cls.of(file.bases[-1]) if file.bases else None
-        text, fields = head_of(file.text)
-        above = (
-            {}
-            if base is None
-            else {key: base.fields[key] for key in INHERITED if key in base.fields}
-        )
-        if "asks" in fields or "asks" in above:
+        text, own_fields = head_of(file.text)
+        fields: dict[str, str] = {}
+        all_comments: dict[str, str] = {}
+        if base is not None:
+            fields = {key: base.fields[key] for key in INHERITED if key in base.fields}
+            all_comments.update(base.comments)
+        fields.update(own_fields)
+        if "asks" in fields:
             fields["server"] = server_data(declared_signals(file.values))
-        told = {**(base.comments if base else {}), **comments(file.text, KEY)}
-        return cls(file, base, text, {**above, **fields}, told)
+        all_comments.update(comments(file.text, KEY))
+        return cls(file, base, text, fields, all_comments)
 
     @property
     def name(self) -> str:
@@ -96,92 +94,110 @@ class Choice:
 
     @property
     def bases(self) -> list[str]:
+        """The names of the choices that it builds on, directly or not."""
         return [] if self.base is None else [self.base.name, *self.base.bases]
 
     @property
-    def target(self) -> str | None:
-        found = self.file.values.get("_target_")
-        return found if isinstance(found, str) else None
+    def target(self) -> str:
+        """The dotted path of its class; "" if it has none."""
+        target = self.file.values.get("_target_")
+        return target if isinstance(target, str) else ""
 
     @cached_property
     def docstring(self) -> str:
-        return docstring_of(self.target) if self.target else ""
+        return docstring_of(self.target)
 
     @property
     def idea(self) -> str:
-        """The first sentence at the head of the file, else of its class's docstring."""
-        return first_sentence(self.text or " ".join(self.docstring.partition("\n\n")[0].split()))
+        """The first sentence at the head of the file, or of its class's docstring."""
+        paragraph = self.docstring.partition("\n\n")[0]
+        return first_sentence(self.text or " ".join(paragraph.split()))
 
     @property
     def values(self) -> list[tuple[str, Any, str]]:
-        """The keys that it sets, as on the command line (`selector.p`), each with its value and the
-        comment behind it; a mapping in one of a paper's experiments counts as several."""
-        values = {
-            k: v for k, v in self.file.values.items() if k not in ("_target_", "hydra", "small")
-        }
-        package = self.file.package
-        shown = values if package else dict(leaves(values))
-        return [
-            (f"{package}.{key}".lstrip("."), value, self.comments.get(key, ""))
-            for key, value in shown.items()
-        ]
+        """The keys that it sets, as on the command line, each with its value and its comment.
 
-    def mapping(self, *keys: str) -> Mapping[str, Any]:
-        """The mapping at `keys` in the file: what it sweeps over (`SWEEPS`), or what `scale=small`
-        changes."""
-        found: Any = self.file.values
+        In a preset, a mapping counts as several keys.
+        """
+        values = dict(self.file.values)
+        for key in ("_target_", "hydra", "small"):
+            values.pop(key, None)
+        package = self.file.package
+        pairs = values.items() if package else leaves(values)
+        prefix = f"{package}." if package else ""
+        return [(f"{prefix}{key}", value, self.comments.get(key, "")) for key, value in pairs]
+
+    @property
+    def small(self) -> Mapping[str, Any]:
+        """What `scale=small` changes."""
+        return self._mapping("small")
+
+    @property
+    def sweeps(self) -> Mapping[str, Any]:
+        """What it sweeps over."""
+        return self._mapping("hydra", "sweeper", "params")
+
+    def _mapping(self, *keys: str) -> Mapping[str, Any]:
+        node: Any = self.file.values
         for key in keys:
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) else {}
+            node = node.get(key) if isinstance(node, Mapping) else None
+        return node if isinstance(node, Mapping) else {}
 
 
 @dataclass(frozen=True)
 class Group:
-    """A folder of configs: its name (`selector/threshold`, say), what is chosen in it, and its
-    choices by name."""
+    """A folder of configs: its name, such as `selector/threshold`, its purpose, and its choices."""
 
     name: str
     about: str
     choices: Mapping[str, Choice]
 
     def builds_on(self, name: str) -> list[Choice]:
-        """Choices that build on the choice `name`, directly or not."""
+        """Return the choices that build on the choice `name`, directly or not."""
         return [choice for choice in self.choices.values() if name in choice.bases]
 
 
 class Catalogue:
-    """All groups, in conf/ and `own`, a user's folder of configs."""
+    """All groups in conf/ and in `config_dir`, the user's folder of configs."""
 
-    def __init__(self, own: Path | None = None) -> None:
-        if own is not None and not own.is_dir():
-            raise ConfigError([Problem("--config-dir", str(own), "must be an existing folder")])
-        self.files = ChoiceFiles([conf_dir(), *([own.resolve()] if own else [])])
-        self._abouts = comments((conf_dir() / "config.yaml").read_text(encoding="utf-8"), GROUP)
+    def __init__(self, config_dir: Path | None = None) -> None:
+        folders = [conf_dir()]
+        if config_dir is not None:
+            if not config_dir.is_dir():
+                text = "must be an existing folder"
+                raise ConfigError([Problem("--config-dir", str(config_dir), text)])
+            folders.append(config_dir.resolve())
+        self.files = ChoiceFiles(folders)
+        config = (conf_dir() / "config.yaml").read_text(encoding="utf-8")
+        self._abouts = comments(config, GROUP)
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the groups: those of the primary config in its order, each with the groups
-        inside of it, then others."""
-        place = {group: number for number, group in enumerate(self._abouts)}
-        return sorted(
-            self.files.groups,
-            key=lambda name: (place.get(name.partition("/")[0], len(place)), name),
-        )
+        """The names of the groups in the order of config.yaml, each followed by those inside of it."""
+        order = list(self._abouts)
+
+        def place(name: str) -> tuple[int, str]:
+            top = name.partition("/")[0]
+            return (order.index(top) if top in order else len(order), name)
+
+        return sorted(self.files.groups, key=place)
 
     def group(self, name: str) -> Group:
-        """The group `name`, with all its choices. Raises `ConfigError` where a file cannot be
-        read."""
-        choices = {
-            choice: Choice.of(self.files.read(name, choice)) for choice in self.files.names(name)
-        }
+        """Return the group `name` with all its choices.
+
+        Raises `ConfigError` if a file cannot be read.
+        """
+        names = self.files.names(name)
+        choices = {choice: Choice.of(self.files.read(name, choice)) for choice in names}
         return Group(name, self.about(name), choices)
 
     def about(self, name: str) -> str:
-        """What is chosen in the group `name`; empty if no defaults list that names it says so."""
+        """Return what is chosen in a group; "" if no defaults list that names it says so."""
+        if name in self._abouts:
+            return self._abouts[name]
         parent, _, leaf = name.rpartition("/")
-        texts = [
-            self.files.read(parent, above).text for above in self.files.names(parent) if parent
-        ]
-        return self._abouts.get(name) or next(
-            (t for text in texts if (t := comments(text, GROUP).get(leaf))), ""
-        )
+        for choice in self.files.names(parent) if parent else []:
+            text = comments(self.files.read(parent, choice).text, GROUP).get(leaf)
+            if text:
+                return text
+        return ""

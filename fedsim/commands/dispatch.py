@@ -1,63 +1,29 @@
-"""The first word of the command line: a command, or the beginning of an experiment's `key=value`s.
+"""Run what the first word of the command line names: a command, or an experiment.
 
-What commands do is imported when one is called, so that help and lists are there at once.
+The module of a command is imported when the command is called, so that help and lists come at once.
 """
 
 import shlex
-import shutil
 import sys
-import textwrap
 from argparse import ArgumentParser
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, cast
+from typing import Any
 
 import fedsim
 from fedsim.commands.catalogue import Catalogue
+from fedsim.commands.layout import entries
 from fedsim.core.errors import FedsimError
 from fedsim.core.text import nearest
-from fedsim.running.process import World, exit_code, world
+from fedsim.running.process import exit_code, world
 
 
 class MistakeError(FedsimError):
-    """A command that cannot be done as it was typed."""
+    """A command that cannot be run as it was typed."""
 
     exit_code = 2
-
-
-WIDTH = 80
-"""Characters a line where the output is no terminal, and at most 20 more than that on one."""
-
-
-def wrap(text: str, indent: int = 0, hanging: int | None = None) -> str:
-    """`text` in lines that begin with `indent` spaces, those from the second on with `hanging`."""
-    return textwrap.fill(
-        text,
-        min(shutil.get_terminal_size((WIDTH, 24)).columns, WIDTH + 20),
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent if hanging is None else hanging),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def entry(name: str, text: str, indent: int, column: int) -> str:
-    """`name`, and beginning at `column` the `text`; on a line of its own where the name is too
-    long."""
-    head = " " * indent + name
-    if not text:
-        return head
-    body = wrap(text, column)
-    return head.ljust(column) + body[column:] if len(head) + 2 <= column else f"{head}\n{body}"
-
-
-def entries(rows: Iterable[tuple[str, str]], indent: int = 2, widest: int = 26) -> str:
-    """One `entry` a row, all texts at one column, which is at most `widest`."""
-    rows = list(rows)
-    column = min(max((len(name) for name, _ in rows), default=0) + indent + 2, widest)
-    return "\n".join(entry(name, text, indent, column) for name, text in rows)
 
 
 COMMANDS = {
@@ -73,17 +39,23 @@ COMMANDS = {
     "race": ("fedsim.search.race", "a sweep in which methods that are beaten get no more seeds"),
     "tune": ("fedsim.search.tune", "each selector in the search space that its file declares"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
+    "cite": ("fedsim.commands.cite", "BibTeX entries of the papers behind choices"),
     "replay": (
         "fedsim.commands.replay",
         "what many selectors choose on one run's models, and how well",
     ),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
-    "cite": ("fedsim.commands.cite", "BibTeX entries of the papers behind choices"),
     "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
 }
-"""Each with its module, and what it does in a line. The module has `run(words) -> exit code`, or
-with `arguments(parser)`, which are then read, `run(options)`."""
+"""The module of each command, and what it does in a line.
+
+The module has `run(words) -> exit code`. If it has `arguments(parser)`, too, the parser reads the words
+and the module has `run(options)`.
+"""
+HELP_WORDS = {"--help", "-h"}
+RUN_WORDS = ("run", "train", "start")
+"""Words that users type for what needs no command."""
 
 
 HELP = """\
@@ -118,90 +90,88 @@ Docs: README.md and docs/ of the repository; conf/ explains every value"""
 
 def help_page() -> str:
     catalogue = Catalogue()
-    groups = entries((name, catalogue.about(name)) for name in catalogue.names if "/" not in name)
-    commands = entries((name, about) for name, (_, about) in COMMANDS.items())
-    return HELP.format(version=fedsim.__version__, commands=commands, groups=groups)
+    groups = [(name, catalogue.about(name)) for name in catalogue.names if "/" not in name]
+    commands = [(name, about) for name, (_, about) in COMMANDS.items()]
+    version = fedsim.__version__
+    return HELP.format(version=version, commands=entries(commands), groups=entries(groups))
 
 
 def main() -> None:
     argv = sys.argv[1:]
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # characters that it does not take
-    if world().rank and asks(argv):  # of several processes of torchrun, the first answers
+        sys.stdout.reconfigure(errors="replace")  # for characters that its encoding lacks
+    if world().rank and asks(argv):  # only the first process of torchrun answers
         sys.exit(0)
     code = answer(argv)
     sys.exit(run_experiment(argv) if code is None else code)
 
 
 def asks(argv: Sequence[str]) -> bool:
-    """Whether it is a command, help or the version, and no experiment's."""
-    return bool(argv and argv[0] in (*COMMANDS, "help")) or not {
-        "--help",
-        "-h",
-        "--version",
-    }.isdisjoint(argv)
+    """Return whether the command line is a command, help or the version, and no experiment."""
+    if argv and argv[0] in (*COMMANDS, "help"):
+        return True
+    return not {*HELP_WORDS, "--version"}.isdisjoint(argv)
 
 
 def answer(argv: Sequence[str]) -> int | None:
-    """Do what the command line asks for if it is a command, help or the version, and return the
-    exit code; None if it is an experiment's."""
+    """Run a command, or print help or the version, and return the exit code.
+
+    Returns None if the command line is an experiment.
+    """
     if not asks(argv):
         return None
-    return exit_code(
-        partial(_answer, *argv), f"fedsim {argv[0]}" if argv[0] in COMMANDS else "fedsim"
-    )
+    first, *words = argv
+    program = f"fedsim {first}" if first in COMMANDS else "fedsim"
+    return exit_code(partial(_answer, first, words), program)
 
 
-def _answer(first: str, *rest: str) -> int:
+def _answer(first: str, words: list[str]) -> int:
+    are_names = all("=" not in word and not word.startswith("-") for word in words)
+    if first == "show" and words and are_names:
+        first = "list"  # names of choices describe no jobs
     code = 0
-    if first == "show" and rest and not any("=" in word or word.startswith("-") for word in rest):
-        first = "list"  # words alone name parts, no jobs
     if first in COMMANDS:
-        module_name, about = COMMANDS[first]
-        module, words = import_module(module_name), cast(Any, rest)
-        if hasattr(module, "arguments"):
-            parser = ArgumentParser(
-                prog=f"fedsim {first}", description=f"{about[0].upper()}{about[1:]}."
-            )
-            module.arguments(parser)
-            words = parser.parse_args(rest)
-        code = module.run(words)
+        code = _run_command(first, words)
+    elif {"help", *HELP_WORDS}.isdisjoint([first, *words]):
+        print(f"fedsim {fedsim.__version__}")
     else:
-        print(
-            help_page()
-            if {"help", "--help", "-h"} & {first, *rest}
-            else f"fedsim {fedsim.__version__}"
-        )
-    print(end="", flush=True)  # here, where output that cannot be written is told
+        print(help_page())
+    print(end="", flush=True)  # raises here if the output cannot be written
     return code
 
 
-RUN = ("run", "train", "start")
-"""Words for what has no command."""
+def _run_command(name: str, words: list[str]) -> int:
+    module_name, about = COMMANDS[name]
+    module: Any = import_module(module_name)
+    run: Callable[[Any], int] = module.run
+    if not hasattr(module, "arguments"):
+        return run(words)
+    parser = ArgumentParser(f"fedsim {name}", description=f"{about[0].upper()}{about[1:]}.")
+    module.arguments(parser)
+    return run(parser.parse_args(words))
 
 
 def run_experiment(argv: Sequence[str]) -> Any:
-    """Run the jobs that the command line describes, and return what the process is to exit with."""
+    """Run the jobs that the command line describes, and return the process's exit code."""
     from fedsim.jobs.cli import run
 
     place = world()
     try:
-        code: Any = exit_code(
-            partial(run, argv) if place.size == 1 else partial(_run_over_ranks, place, argv)
-        )
-    except SystemExit as end:  # of argparse, or of Hydra
+        work = partial(run, argv) if place.size == 1 else partial(_run_over_ranks, argv)
+        code: Any = exit_code(work)
+    except SystemExit as end:  # raised by argparse
         code = end.code
-    first = argv[0] if argv and "=" not in argv[0] and not argv[0].startswith("-") else ""
-    near = "" if first in RUN else nearest(first, COMMANDS)
-    if code == MistakeError.exit_code and first and near is not None and not place.rank:
-        print(
-            f"  did you mean `{shlex.join(filter(None, ['fedsim', near, *argv[1:]]))}`?",
-            file=sys.stderr,
-        )
+    first = argv[0] if argv else ""
+    is_word = first and "=" not in first and not first.startswith("-")
+    if code == MistakeError.exit_code and is_word and place.rank == 0:
+        command = "" if first in RUN_WORDS else nearest(first, COMMANDS)
+        if command is not None:
+            words = [word for word in ("fedsim", command, *argv[1:]) if word]
+            print(f"  did you mean `{shlex.join(words)}`?", file=sys.stderr)
     return code
 
 
-def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
+def _run_over_ranks(argv: Sequence[str]) -> int:
     from fedsim.config.command_line import read_command_line
     from fedsim.config.compose import check_jobs
     from fedsim.jobs.cli import run
@@ -209,7 +179,7 @@ def _run_over_ranks(place: World, argv: Sequence[str]) -> int:
     from fedsim.running.ranks import run_over_ranks
 
     return run_over_ranks(
-        place,
+        world(),
         lambda: exit_code(lambda: run(argv)),
         lambda: check_jobs(compose_words(read_command_line(argv))),
     )

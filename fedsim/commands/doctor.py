@@ -1,8 +1,8 @@
-"""`fedsim doctor`: whether everything that a run needs is here. Uses no network and prints no
-secret.
+"""`fedsim doctor`: check whether everything that a run needs is there.
 
-Each check yields findings, one line each: on packages, the machine, the experiment that is meant,
-its folders and data, and Weights & Biases, of whose key nothing is told but that it is there.
+Each check yields findings, one line each: about packages, the machine, the experiment, its folders and
+data, and Weights & Biases. The command uses no network. It prints no secret: of the API key of W&B it
+tells only whether it is there.
 """
 
 import netrc
@@ -23,7 +23,7 @@ import torch
 from packaging.requirements import Requirement
 
 import fedsim
-from fedsim.commands.dispatch import wrap
+from fedsim.commands.layout import wrap
 from fedsim.commands.sync import waiting
 from fedsim.config.build import instantiate
 from fedsim.config.command_line import place_flags, read_words
@@ -48,140 +48,152 @@ from fedsim.running.provenance import driver_version
 
 
 class Finding(NamedTuple):
-    """`level`: `ok`, `warn` (something is missing, slow or ambiguous) or `fail` (the experiment
-    cannot be run)."""
+    """What a check found.
+
+    `level`: `ok`, `warn` (something is missing, slow or ambiguous) or `fail` (the experiment cannot be
+    run).
+    """
 
     level: str
     text: str
     remedy: str = ""
 
 
-ok, warn, fail = partial(Finding, "ok"), partial(Finding, "warn"), partial(Finding, "fail")
+Findings = Iterator[Finding]
+ok = partial(Finding, "ok")
+warn = partial(Finding, "warn")
+fail = partial(Finding, "fail")
 
 
-def packages() -> Iterator[Finding]:
-    """Whether all packages are here, in versions that fedsim takes."""
-    yield ok(
-        f"fedsim {fedsim.__version__} in {Path(fedsim.__file__).parent}, Python {platform.python_version()}"
-    )
-    lines = map(Requirement, metadata.requires(DISTRIBUTION) or [])
-    wanted = [one for one in lines if one.marker is None or one.marker.evaluate({"extra": ""})]
-    versions = {one: version_of(one.name) for one in wanted}
-    wrong = [
-        one
-        for one, v in versions.items()
-        if v is None or not one.specifier.contains(v, prereleases=True)
-    ]
-    for one in wrong:
-        state = f"{versions[one] or 'nothing'} is installed, fedsim needs {one.specifier}"
-        yield fail(f"packages: {one.name}: {state}", f"pip install '{one}'")
-    if not wrong:
-        yield ok(
-            f"packages: all {len(wanted)} as needed (torch {version_of('torch')}, numpy {version_of('numpy')})"
-        )
+def packages() -> Findings:
+    """Check that all packages are installed in versions that fedsim accepts."""
+    place = Path(fedsim.__file__).parent
+    yield ok(f"fedsim {fedsim.__version__} in {place}, Python {platform.python_version()}")
+    num_packages = 0
+    num_wrong = 0
+    for line in metadata.requires(DISTRIBUTION) or []:
+        needed = Requirement(line)
+        if needed.marker is not None and not needed.marker.evaluate({"extra": ""}):
+            continue
+        num_packages += 1
+        version = version_of(needed.name)
+        if version is None or not needed.specifier.contains(version, prereleases=True):
+            num_wrong += 1
+            state = f"{version or 'nothing'} is installed, fedsim needs {needed.specifier}"
+            yield fail(f"packages: {needed.name}: {state}", f"pip install '{needed}'")
+    if num_wrong == 0:
+        versions = f"torch {version_of('torch')}, numpy {version_of('numpy')}"
+        yield ok(f"packages: all {num_packages} as needed ({versions})")
 
 
 def version_of(name: str) -> str | None:
-    """The installed version of a package, the one that Python takes."""
+    """Return the version of a package that Python imports; None if it is not installed."""
     with suppress(metadata.PackageNotFoundError):
         return metadata.version(name)
     return None
 
 
-def torchvision() -> Iterator[Finding]:
-    """Whether torchvision goes with torch."""
+def torchvision() -> Findings:
+    """Check that torchvision fits torch."""
     try:
         import torchvision as imported
     except Exception as error:
-        text = f"torchvision cannot be imported ({type(error).__name__}): no data set or network of it can be used"
-        yield warn(text, "install the two together: pip install torch torchvision")
+        text = f"torchvision cannot be imported ({type(error).__name__})"
+        remedy = "install the two together: pip install torch torchvision"
+        yield warn(f"{text}: no data set or network of it can be used", remedy)
     else:
         yield ok(f"torchvision {imported.__version__} goes with torch {torch.__version__}")
 
 
-def device() -> Iterator[Finding]:
-    """What `device=auto` takes."""
+def device() -> Findings:
+    """Report the device that `device=auto` takes."""
     driver = driver_version()
     if torch.cuda.is_available():
         names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         yield ok(f"device: {names} (CUDA {torch.version.cuda}, driver {driver})")
     elif driver:
-        text = f"device: CPU; NVIDIA's driver {driver} is here, but torch {torch.__version__} sees no GPU"
-        yield warn(
-            text, "install a torch for a CUDA version that the driver has, or run with device=cpu"
-        )
+        text = f"NVIDIA's driver {driver} is here, but torch {torch.__version__} sees no GPU"
+        remedy = "install a torch for a CUDA version that the driver has, or run with device=cpu"
+        yield warn(f"device: CPU; {text}", remedy)
     else:
         yield ok("device: CPU (no NVIDIA GPU)")
 
 
-def compiler() -> Iterator[Finding]:
-    """Whether the C code of engine=native can be compiled, as the first long run would do."""
+def compiler() -> Findings:
+    """Check that the C code of engine=native compiles, as the first long run would do."""
     try:
         library(torch.float32)
     except NotCompiledError as error:
-        text = f"C compiler: the code of engine=native cannot be compiled ({error}); engine=auto trains in PyTorch"
-        yield warn(
-            text,
-            "install gcc or clang, or name a compiler in CC; long runs on a CPU are several times faster",
+        text = f"the code of engine=native cannot be compiled ({error})"
+        remedy = (
+            "install gcc or clang, or name a compiler in CC; "
+            "long runs on a CPU are several times faster"
         )
+        yield warn(f"C compiler: {text}; engine=auto trains in PyTorch", remedy)
     else:
         yield ok("C compiler: the code of engine=native is compiled")
 
 
 def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
-    """The plans of all jobs, and whether they can be made: as `fedsim show` judges them, one line a
-    problem."""
-    words = [*place_flags(args), *(["-m"] if args.multirun else []), *args.overrides]
-    what = f"`{command('fedsim', *words)}`" if words else "the default experiment"
+    """Return the plans of all jobs, or no plans and one finding for each problem.
+
+    The checks are those of `fedsim show`.
+    """
+    words = [*place_flags(args), *args.overrides]
+    if args.multirun:
+        words.insert(0, "-m")
+    name = f"`{command('fedsim', *words)}`" if words else "the default experiment"
     try:
         jobs = compose_words(args)
         plans, _ = prepare(jobs)
         check_all(jobs, plans, room=False)
     except ConfigError as error:
-        return [], [_found(fail, "config", problem) for problem in error.problems]
-    return plans, [
-        ok(f"config: {what} is accepted{f', {len(plans)} jobs' if len(plans) > 1 else ''}")
-    ]
+        return [], [_finding(fail, "config", problem) for problem in error.problems]
+    number = f", {len(plans)} jobs" if len(plans) > 1 else ""
+    return plans, [ok(f"config: {name} is accepted{number}")]
 
 
-def _found(kind: Callable[[str, str], Finding], topic: str, problem: Problem) -> Finding:
-    return kind(f"{topic}: {replace(problem, remedy='')}", problem.remedy or "correct it")
+def _finding(level: Callable[[str, str], Finding], topic: str, problem: Problem) -> Finding:
+    text = str(replace(problem, remedy=""))
+    return level(f"{topic}: {text}", problem.remedy or "correct it")
 
 
-def folders(plans: Sequence[Plan]) -> Iterator[Finding]:
-    """Whether results and decoded data can be written, and how much room there is."""
+def folders(plans: Sequence[Plan]) -> Findings:
+    """Check that results and decoded data can be written, and report the room that is left."""
     problems = output_problems(to_come(plans))
-    yield from (_found(fail, "disk", problem) for problem in problems)
-    told = {problem.value for problem in problems}
-    used = {
-        ("output_dir", plan.settings.output_dir)
-        for plan in plans
-        if str(plan.settings.output_dir) not in told
-    }
-    for key, folder in sorted(used) + sorted({("cache_dir", plan.cache_dir) for plan in plans}):
+    for problem in problems:
+        yield _finding(fail, "disk", problem)
+    reported = {problem.value for problem in problems}
+    outputs = {plan.settings.output_dir for plan in plans}
+    places = [("output_dir", folder) for folder in sorted(outputs) if str(folder) not in reported]
+    places += [("cache_dir", folder) for folder in sorted({plan.cache_dir for plan in plans})]
+    for key, folder in places:
         if problem := space_problem(key, folder, BYTES_OF_RUN):
-            yield _found(warn, "disk", problem)
+            yield _finding(warn, "disk", problem)
         else:
             free = shutil.disk_usage(existing_folder(folder)).free
             yield ok(f"disk: {key}={folder} can be written, {free / 1e9:.1f} GB free")
 
 
-def data(plans: Sequence[Plan]) -> Iterator[Finding]:
-    """Whether data_dir can be read, and what is missing of the data sets of the experiment."""
+def data(plans: Sequence[Plan]) -> Findings:
+    """Check that data_dir can be read, and what is missing of the data sets of the experiment."""
     for folder in dict.fromkeys(plan.data_dir for plan in plans):
         if problem := reading_problem("data_dir", folder):
-            yield _found(warn, "data", problem)
-    left = to_come(plans)
-    problems = [*source_problems(left), *filter(None, map(_unfit, by_source(left)))]
-    yield from (_found(fail, "data", problem) for problem in problems)
+            yield _finding(warn, "data", problem)
+    plans_left = to_come(plans)
+    problems = list(source_problems(plans_left))
+    for plan in by_source(plans_left):
+        if problem := _data_problem(plan):
+            problems.append(problem)
+    for problem in problems:
+        yield _finding(fail, "data", problem)
     if not problems:
-        names = sorted({str(plan.choices["dataset"]) for plan in plans})
-        yield ok(
-            f"data: {', '.join(names)}: nothing is missing that is not fetched (data_dir={plans[0].data_dir})"
-        )
+        names = ", ".join(sorted({str(plan.choices["dataset"]) for plan in plans}))
+        place = f"data_dir={plans[0].data_dir}"
+        yield ok(f"data: {names}: nothing is missing that is not fetched ({place})")
 
 
-def _unfit(plan: Plan) -> Problem | None:
+def _data_problem(plan: Plan) -> Problem | None:
     """Return what is missing of the data set of a job, or wrong with its files."""
     node = plan.config["dataset"]
     try:
@@ -193,68 +205,68 @@ def _unfit(plan: Plan) -> Problem | None:
     return None
 
 
-def wandb(*output_dirs: Path) -> Iterator[Finding]:
-    """What tracker.wandb.mode=auto does, and which runs are not at the server."""
-    mode, key = os.environ.get("WANDB_MODE", ""), _has_key()
-    state = (
-        "there is an API key; runs are sent"
-        if key
-        else "there is no API key: runs are logged offline"
-    )
-    yield ok(
-        f"W&B {metadata.version('wandb')}: {f'WANDB_MODE={mode}' if mode in ('disabled', 'offline') else state}"
-    )
-    if found := waiting(output_dirs):
-        folders = list(map(str, output_dirs))
-        text = f"W&B: {len(found)} run{'s' if len(found) > 1 else ''} below {', '.join(folders)} not sent"
-        yield (warn if key else ok)(
-            text, f"`{command('fedsim', 'sync', *folders)}`, with an API key"
-        )
+def wandb(*output_dirs: Path) -> Findings:
+    """Report what tracker.wandb.mode=auto does, and which runs are not at the server."""
+    mode = os.environ.get("WANDB_MODE", "")
+    has_key = _has_key()
+    if mode in ("disabled", "offline"):
+        state = f"WANDB_MODE={mode}"
+    elif has_key:
+        state = "there is an API key; runs are sent"
+    else:
+        state = "there is no API key: runs are logged offline"
+    yield ok(f"W&B {metadata.version('wandb')}: {state}")
+    if runs := waiting(output_dirs):
+        names = list(map(str, output_dirs))
+        count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+        remedy = f"`{command('fedsim', 'sync', *names)}`, with an API key"
+        level = warn if has_key else ok
+        yield level(f"W&B: {count} below {', '.join(names)} not sent", remedy)
 
 
 def _has_key() -> bool:
-    """Whether W&B finds a key, in the environment or in netrc."""
+    """Return whether W&B finds a key, in the environment or in netrc."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).netloc
     with suppress(OSError, netrc.NetrcParseError):
-        return bool(
-            os.environ.get("WANDB_API_KEY")
-            or netrc.netrc(os.environ.get("NETRC")).authenticators(host)
-        )
+        return bool(netrc.netrc(os.environ.get("NETRC")).authenticators(host))
     return False
 
 
 def run(words: Sequence[str]) -> int:
-    """Print what was found; 0 if the experiment that the words describe could be run, 1 if not."""
+    """Print the findings. Return 0 if the experiment that the words describe can be run, else 1."""
     parser = ArgumentParser(
         prog="fedsim doctor",
         usage="fedsim doctor [words of a run: key=value ..., -m, --config-dir DIR]",
-        description="Whether everything that a run needs is here: packages, device, folders, data. With the words of a "
-        "run or a sweep, whether each of its jobs is accepted, as `fedsim show` judges it, and what is missing of its "
-        "data. Nothing is run or downloaded.",
+        description="Whether everything that a run needs is here: packages, device, folders, data. "
+        "With the words of a run or a sweep, whether each of its jobs is accepted, as `fedsim show` "
+        "judges it, and what is missing of its data. Nothing is run or downloaded.",
         allow_abbrev=False,
     )
     _, args = read_words(parser, words)
-    failed = 0
-    for found in findings(args):
-        failed += found.level == "fail"
-        print(wrap(f"{found.level:<4}  {found.text}", 0, 6), flush=True)
-        if found.remedy:
-            print(wrap(found.remedy, 8), flush=True)
-    print(
-        "\nThis cannot run: see the lines that say fail."
-        if failed
-        else "\nThe experiment can be run."
-    )
-    return int(failed > 0)
+    num_failed = 0
+    for finding in findings(args):
+        num_failed += finding.level == "fail"
+        print(wrap(f"{finding.level:<4}  {finding.text}", 0, 6), flush=True)
+        if finding.remedy:
+            print(wrap(finding.remedy, 8), flush=True)
+    if num_failed:
+        print("\nThis cannot run: see the lines that say fail.")
+    else:
+        print("\nThe experiment can be run.")
+    return int(num_failed > 0)
 
 
-def findings(args: Namespace) -> Iterator[Finding]:
-    """What the checks find, one after another, about the words of a run
-    (`fedsim.config.words.read`). One that breaks is told, and the others go on."""
+def findings(args: Namespace) -> Findings:
+    """Yield what the checks find about the words of a run, one check after another.
+
+    A check that breaks is reported, and the next one follows.
+    """
     for check in (packages, torchvision, device, compiler):
         yield from _run(check.__name__, check)
-    plans, found = plans_of(args)
-    yield from found
+    plans, config_findings = plans_of(args)
+    yield from config_findings
     if plans:
         output_dirs = dict.fromkeys(plan.settings.output_dir for plan in plans)
         yield from _run("disk", partial(folders, plans))
@@ -262,7 +274,7 @@ def findings(args: Namespace) -> Iterator[Finding]:
         yield from _run("W&B", partial(wandb, *output_dirs))
 
 
-def _run(topic: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _run(topic: str, check: Callable[[], Findings]) -> Findings:
     try:
         yield from check()
     except Exception as error:

@@ -1,7 +1,6 @@
-"""`fedsim show`: a dry run. All jobs that a command line would run, what is there of them, and what
-they would cost.
+"""`fedsim show`: a dry run that prints the jobs of a command line, their states and their costs.
 
-Nothing is written, no lock is kept. Costs are estimated by the mean round of those that are done.
+It writes nothing and keeps no lock. It estimates costs by the mean round of the jobs that are done.
 """
 
 import json
@@ -13,26 +12,31 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.commands.catalogue import Catalogue
-from fedsim.commands.dispatch import entries, wrap
+from fedsim.commands.layout import entries, wrap
 from fedsim.config.command_line import read_words
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
-from fedsim.results.files import is_free
 from fedsim.running.checkpoint_file import checkpoint_content, header_of
 from fedsim.running.outcome import outcome_on_file
 from fedsim.tracking.tables import show_bytes, show_seconds
 
+MAX_SHOWN = 120
+"""Maximum number of jobs in the table without `--all`."""
+IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
+"""Keys that the name of a run's folder shows."""
+
 
 @dataclass(frozen=True)
 class JobStatus:
-    """How far a job is: `state`, the `round` that it would go on from, and a `note` for people.
+    """The state of a job, the `round` that it would resume from, and a `note` for the user.
 
-    `done` and `diverged` are not run again; `changed` is, as the user's code has changed since, and
-    the result that is there is kept under another name; `running` has another process, which is
-    waited for; `partial` goes on from its checkpoint; `again` (by overwrite=true), `failed`,
-    `interrupted` and `preempted` begin anew; so does `new`.
+    - `done`, `diverged`: the job is not run again.
+    - `changed`: the user's code has changed; the job is run again, and the old result is kept.
+    - `running`: another process runs it.
+    - `partial`: it resumes from a checkpoint.
+    - `again` (by overwrite=true), `failed`, `interrupted`, `preempted`, `new`: it begins anew.
     """
 
     state: str
@@ -40,159 +44,158 @@ class JobStatus:
     note: str = ""
 
 
+@dataclass(frozen=True)
+class ShownJob:
+    """A job with its plan and its status."""
+
+    job: ComposedJob
+    plan: Plan
+    status: JobStatus
+
+    @property
+    def num_rounds(self) -> int:
+        return self.plan.settings.num_rounds
+
+
 def status_of(plan: Plan) -> JobStatus:
-    found = outcome_on_file(plan)
-    if not is_free(plan.folder):
-        return JobStatus("running", 0, files.HeldError(plan.folder).holder or "another process")
-    if found.final and not plan.settings.overwrite:
-        return JobStatus(found.status, int(found.summary["rounds"]))
-    place = files.replacement_of(plan.folder) if found.final else plan.folder
-    if round := next(
-        filter(None, (_round_of(place / name, plan) for name in (files.NEWEST, files.PREVIOUS))), 0
-    ):
-        return JobStatus("partial", round)
-    if found.final or not found.summary:
-        return JobStatus("again" if found.final else "new", 0)
-    return JobStatus(found.status, 0, str(found.summary.get("error") or ""))
+    outcome = outcome_on_file(plan)
+    if not files.is_free(plan.folder):
+        holder = files.HeldError(plan.folder).holder
+        return JobStatus("running", 0, holder or "another process")
+    if outcome.final and not plan.settings.overwrite:
+        return JobStatus(outcome.status, int(outcome.summary["rounds"]))
+    folder = files.replacement_of(plan.folder) if outcome.final else plan.folder
+    for name in (files.NEWEST, files.PREVIOUS):
+        if round := _round_of(folder / name, plan):
+            return JobStatus("partial", round)
+    if outcome.final:
+        return JobStatus("again", 0)
+    if not outcome.summary:
+        return JobStatus("new", 0)
+    return JobStatus(outcome.status, 0, str(outcome.summary.get("error") or ""))
 
 
 def _round_of(path: Path, plan: Plan) -> int:
-    """The round of a checkpoint that the job would go on from, 0 if there is no such checkpoint."""
+    """Return the round of a checkpoint that the job would resume from; 0 if there is none."""
     try:
-        content = dict(
-            header_of(checkpoint_content(path))["content"]["dict"]
-        )  # a mapping as a checkpoint encodes it
-        goes_on = bool(content["overwrite"]) or not plan.settings.overwrite
-        return int(dict(content["state"]["dict"])["round"]) if goes_on else 0
-    except Exception:  # damage shows itself in many ways; the run itself tells of it
+        content = dict(header_of(checkpoint_content(path))["content"]["dict"])
+        if not content["overwrite"] and plan.settings.overwrite:
+            return 0
+        return int(dict(content["state"]["dict"])["round"])
+    except Exception:  # a damaged file raises many exceptions; the run itself reports it
         return 0
 
 
-MOST_SHOWN = 120
-"""Jobs in the table without `--all`."""
-IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
-"""Keys that the name of a run's folder shows."""
-
-
 def run(words: Sequence[str]) -> int:
-    """Show what `fedsim WORDS` would do; the same checks, those that take time last, no work,
-    nothing written. Raises as that would."""
+    """Print what `fedsim WORDS` would do, and make the same checks. Raises the same errors.
+
+    The checks that take time come after the page.
+    """
     options, args = read_words(_parser(), words)
     jobs = compose_words(args)
     plans, _ = prepare(jobs)
-    status = [status_of(plan) for plan in plans]
+    shown = [ShownJob(job, plan, status_of(plan)) for job, plan in zip(jobs, plans, strict=True)]
     if options.json:
-        page = _as_json(jobs, plans, status)
+        page = _json_page(shown)
     else:
-        shown = len(plans) if options.all else MOST_SHOWN
-        parts = [
-            _preset(jobs, args.config_dir),
-            _jobs(jobs, plans, status, shown),
-            _totals(plans, status),
-        ]
+        max_shown = len(shown) if options.all else MAX_SHOWN
+        parts = [_preset(jobs[0], args.config_dir), _table(shown, max_shown), _totals(shown)]
         page = "\n\n".join(filter(None, parts))
-    print(page, flush=True)  # before what takes time
+    print(page, flush=True)
     check_all(jobs, plans)
     return 0
-
-
-def _as_json(
-    jobs: Sequence[ComposedJob], plans: Sequence[Plan], status: Sequence[JobStatus]
-) -> str:
-    found = [
-        {
-            **{
-                "folder": plan.folder,
-                "overrides": list(job.overrides),
-                "state": now.state,
-                "round": now.round,
-            },
-            "num_rounds": plan.settings.num_rounds,
-        }
-        for job, plan, now in zip(jobs, plans, status, strict=True)
-    ]
-    return json.dumps(found, indent=1, default=str)
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="fedsim show",
         usage="fedsim show [--all] [--json] [words of a run: key=value ..., -m, --config-dir DIR]",
-        description="The jobs that the words would run without `show`, what is there already, and an estimate of bytes "
-        "and time. Nothing is run or written.",
+        description="The jobs that the words would run without `show`, what is there already, and "
+        "an estimate of bytes and time. Nothing is run or written.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--all", action="store_true", help=f"every job, where there are more than {MOST_SHOWN}"
-    )
+    all_help = f"every job, where there are more than {MAX_SHOWN}"
+    parser.add_argument("--all", action="store_true", help=all_help)
     parser.add_argument("--json", action="store_true", help="the jobs as JSON")
     return parser
 
 
-def _preset(jobs: Sequence[ComposedJob], own: str | None) -> str:
-    """What the preset of the first job is, if it has one."""
-    name = jobs[0].choices.get("preset")
+def _json_page(shown: Sequence[ShownJob]) -> str:
+    content = []
+    for job in shown:
+        content.append(
+            {
+                "folder": job.plan.folder,
+                "overrides": list(job.job.overrides),
+                "state": job.status.state,
+                "round": job.status.round,
+                "num_rounds": job.num_rounds,
+            }
+        )
+    return json.dumps(content, indent=1, default=str)
+
+
+def _preset(job: ComposedJob, config_dir: str | None) -> str:
+    """Return what the preset of a job is; "" if it has none."""
+    name = job.choices.get("preset")
     if name is None:
         return ""
-    choice = Catalogue(Path(own) if own else None).group("preset").choices[name]
+    catalogue = Catalogue(Path(config_dir) if config_dir else None)
+    choice = catalogue.group("preset").choices[name]
     facts = [(key, choice.fields[key]) for key in ("cost", "data", "small") if key in choice.fields]
-    return "\n".join([f"preset={name}", wrap(choice.text, 2), *filter(None, [entries(facts)])])
+    return "\n".join([f"preset={name}", wrap(choice.text, 2), *([entries(facts)] if facts else [])])
 
 
-def _jobs(
-    jobs: Sequence[ComposedJob], plans: Sequence[Plan], status: Sequence[JobStatus], shown: int
-) -> str:
-    """One row a job: how far it is, and its folder; before them, where that changes, what the name
-    does not show."""
-    everywhere = set.intersection(*(set(job.overrides) for job in jobs))
+def _table(shown: Sequence[ShownJob], max_shown: int) -> str:
+    """Return one row for each job: its state, its round and its folder.
+
+    A line above a row shows the folder's parent and the words that the name does not show, if they
+    differ from those of the row before.
+    """
+    common = set.intersection(*(set(job.job.overrides) for job in shown))
     lines: list[str] = []
-    before: list[str] = []
-    for job, plan, now in list(zip(jobs, plans, status, strict=True))[:shown]:
-        own = [
-            word
-            for word in job.overrides
-            if word not in everywhere and word.partition("=")[0] not in IN_FOLDER
-        ]
-        place = [wrap(f"in {plan.folder.parent}"), *filter(None, [wrap(", ".join(own))])]
-        lines += [line for line in place if line not in before]
-        lines.append(
-            f"{now.state:<11}  {f'{now.round}/{plan.settings.num_rounds}':>9}  {plan.folder.name}"
-        )
-        lines += [wrap(now.note, 4)] if now.note else []
-        before = place
-    return "\n".join(
-        lines + ([f"and {len(jobs) - shown} more (--all shows them)"] if len(jobs) > shown else [])
-    )
+    heads_before: list[str] = []
+    for job in shown[:max_shown]:
+        heads = [wrap(f"in {job.plan.folder.parent}")]
+        words = [word for word in job.job.overrides if word not in common]
+        words = [word for word in words if word.partition("=")[0] not in IN_FOLDER]
+        if words:
+            heads.append(wrap(", ".join(words)))
+        lines += [line for line in heads if line not in heads_before]
+        heads_before = heads
+        rounds = f"{job.status.round}/{job.num_rounds}"
+        lines.append(f"{job.status.state:<11}  {rounds:>9}  {job.plan.folder.name}")
+        if job.status.note:
+            lines.append(wrap(job.status.note, 4))
+    if len(shown) > max_shown:
+        lines.append(f"and {len(shown) - max_shown} more (--all shows them)")
+    return "\n".join(lines)
 
 
-def _totals(plans: Sequence[Plan], status: Sequence[JobStatus]) -> str:
-    rounds = sum(plan.settings.num_rounds for plan in plans)
-    left = rounds - sum(
-        min(now.round, plan.settings.num_rounds) for plan, now in zip(plans, status, strict=True)
-    )
-    counts = ", ".join(
-        f"{count} {state}" for state, count in Counter(now.state for now in status).items()
-    )
-    rows = [("jobs", f"{len(plans)}: {counts}"), ("rounds", f"{left:,} to run of {rounds:,}")]
-    done = [
-        outcome_on_file(plan).summary
-        for plan, now in zip(plans, status, strict=True)
-        if now.state == "done"
+def _totals(shown: Sequence[ShownJob]) -> str:
+    """Return the number of jobs by state, the rounds to run, and their estimated cost."""
+    rounds = sum(job.num_rounds for job in shown)
+    rounds_left = rounds - sum(min(job.status.round, job.num_rounds) for job in shown)
+    states = Counter(job.status.state for job in shown)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    rows = [
+        ("jobs", f"{len(shown)}: {counts}"),
+        ("rounds", f"{rounds_left:,} to run of {rounds:,}"),
     ]
-    if len(done) < len(plans):
-        rows.append(
-            ("cost", _cost(done, left) if done else "not known until one of the jobs is done")
-        )
+    done = [job.plan for job in shown if job.status.state == "done"]
+    if not done:
+        rows.append(("cost", "not known until one of the jobs is done"))
+    elif len(done) < len(shown):
+        summaries = [outcome_on_file(plan).summary for plan in done]
+        rows.append(("cost", _cost(summaries, rounds_left)))
     return entries(rows, indent=0)
 
 
-def _cost(done: Sequence[Mapping[str, Any]], left: int) -> str:
-    """Of so many rounds that are `left`, if they are as those of the jobs that are `done`, by their
-    summaries."""
-    share = left / sum(summary["rounds"] for summary in done)
-    down, up = (
-        share * sum(summary["totals"][f"bytes_{way}"] for summary in done) for way in ("down", "up")
-    )
-    seconds = share * sum(summary["wall_seconds"] for summary in done)
-    text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)} one after another"
-    return f"{text}, by the rounds of the jobs that are done"
+def _cost(summaries: Sequence[Mapping[str, Any]], rounds: int) -> str:
+    """Return what so many `rounds` cost if they are like those of the finished runs."""
+    share = rounds / sum(summary["rounds"] for summary in summaries)
+    down = share * sum(summary["totals"]["bytes_down"] for summary in summaries)
+    up = share * sum(summary["totals"]["bytes_up"] for summary in summaries)
+    seconds = share * sum(summary["wall_seconds"] for summary in summaries)
+    text = f"about {show_bytes(down)} down, {show_bytes(up)} up, and {show_seconds(seconds)}"
+    return f"{text} one after another, by the rounds of the jobs that are done"

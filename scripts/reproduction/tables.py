@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.commands.replay import verdict
+from fedsim.commands.replay_analysis import verdict
 from fedsim.results.frames import (
     CONTROL,
     REFERENCE,

@@ -183,8 +183,7 @@ def data(plans: Sequence[Plan]) -> Findings:
     plans_left = to_come(plans)
     problems = list(source_problems(plans_left))
     for plan in by_source(plans_left):
-        if problem := _data_problem(plan):
-            problems.append(problem)
+        problems += _data_problems(plan)
     for problem in problems:
         yield _finding(fail, "data", problem)
     if not problems:
@@ -193,7 +192,7 @@ def data(plans: Sequence[Plan]) -> Findings:
         yield ok(f"data: {names}: nothing is missing that is not fetched ({place})")
 
 
-def _data_problem(plan: Plan) -> Problem | None:
+def _data_problems(plan: Plan) -> list[Problem]:
     """Return what is missing of the data set of a job, or wrong with its files."""
     node = plan.config["dataset"]
     try:
@@ -201,8 +200,8 @@ def _data_problem(plan: Plan) -> Problem | None:
     except DataError as error:
         key, _, fault = str(error).partition(": ")
         text, _, remedy = fault.partition("; ")
-        return Problem(key, ..., text, remedy)
-    return None
+        return [Problem(key, ..., text, remedy)]
+    return []
 
 
 def wandb(*output_dirs: Path) -> Findings:

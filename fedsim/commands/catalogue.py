@@ -1,7 +1,8 @@
-"""The config groups and the choices in them, from the shipped conf/ and the user's folder of configs.
+"""The config groups and the choices in them, from the shipped conf/ and the user's folder of
+configs.
 
-Comments in the file of a choice, and the docstring of its class, describe it. The docstring is read from
-the source code, because importing a module runs it and takes time.
+Comments in the file of a choice, and the docstring of its class, describe it. The docstring is read
+from the source code, because importing a module runs it and takes time.
 """
 
 import ast
@@ -63,8 +64,8 @@ class Choice:
     """A file of a config group.
 
     `base`: the choice of the same group that it builds on, if any. `text` and `fields`: what the
-    comment at the head of the file says. A selector has the field `server`: the samples that its class
-    needs at the server. `comments`: those after its keys and after its base's keys.
+    comment at the head of the file says. A selector has the field `server`: the samples that its
+    class needs at the server. `comments`: those after its keys and after its base's keys.
     """
 
     file: ChoiceFile
@@ -129,12 +130,12 @@ class Choice:
 
     @property
     def small(self) -> Mapping[str, Any]:
-        """What `scale=small` changes."""
+        """The values that `scale=small` changes."""
         return self._mapping("small")
 
     @property
     def sweeps(self) -> Mapping[str, Any]:
-        """What it sweeps over."""
+        """The values that it sweeps over."""
         return self._mapping("hydra", "sweeper", "params")
 
     def _mapping(self, *keys: str) -> Mapping[str, Any]:
@@ -173,7 +174,8 @@ class Catalogue:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of the groups in the order of config.yaml, each followed by those inside of it."""
+        """The names of the groups in the order of config.yaml, each followed by those inside of
+        it."""
         order = list(self._abouts)
 
         def place(name: str) -> tuple[int, str]:

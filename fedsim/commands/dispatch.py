@@ -50,8 +50,8 @@ COMMANDS = {
 }
 """The module of each command, and what it does in a line.
 
-The module has `run(words) -> exit code`. If it has `arguments(parser)`, too, the parser reads the words
-and the module has `run(options)`.
+The module has `run(words) -> exit code`. If it has `arguments(parser)`, too, the parser reads the
+words and the module has `run(options)`.
 """
 HELP_WORDS = {"--help", "-h"}
 RUN_WORDS = ("run", "train", "start")

@@ -1,8 +1,8 @@
 """`fedsim doctor`: check whether everything that a run needs is there.
 
-Each check yields findings, one line each: about packages, the machine, the experiment, its folders and
-data, and Weights & Biases. The command uses no network. It prints no secret: of the API key of W&B it
-tells only whether it is there.
+Each check yields findings, one line each: about packages, the machine, the experiment, its folders
+and data, and Weights & Biases. The command uses no network. It prints no secret: of the API key of
+W&B it tells only whether it is there.
 """
 
 import netrc
@@ -48,10 +48,10 @@ from fedsim.running.provenance import driver_version
 
 
 class Finding(NamedTuple):
-    """What a check found.
+    """The result of a check.
 
-    `level`: `ok`, `warn` (something is missing, slow or ambiguous) or `fail` (the experiment cannot be
-    run).
+    `level`: `ok`, `warn` (something is missing, slow or ambiguous) or `fail` (the experiment cannot
+    be run).
     """
 
     level: str
@@ -239,8 +239,8 @@ def run(words: Sequence[str]) -> int:
         prog="fedsim doctor",
         usage="fedsim doctor [words of a run: key=value ..., -m, --config-dir DIR]",
         description="Whether everything that a run needs is here: packages, device, folders, data. "
-        "With the words of a run or a sweep, whether each of its jobs is accepted, as `fedsim show` "
-        "judges it, and what is missing of its data. Nothing is run or downloaded.",
+        "With the words of a run or a sweep, whether each of its jobs is accepted, as "
+        "`fedsim show` judges it, and what is missing of its data. Nothing is run or downloaded.",
         allow_abbrev=False,
     )
     _, args = read_words(parser, words)

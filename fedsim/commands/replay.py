@@ -1,4 +1,5 @@
-"""`fedsim replay`: let many selectors choose on the models of one run, and compare their choices."""
+"""`fedsim replay`: let many selectors choose on the models of one run, and compare their
+choices."""
 
 import json
 import re
@@ -63,7 +64,8 @@ def _parser() -> ArgumentParser:
 
 
 def _problems(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> Iterator[Problem | None]:
-    """Yield why jobs cannot be replayed: they differ in more than selector and seed, for example."""
+    """Yield why jobs cannot be replayed: they differ in more than selector and seed, for
+    example."""
     values_by_key: dict[str, set[str]] = {}
     for plan in plans:
         config = {key: plan.config[key] for key in plan.config if key not in ("selector", "seed")}
@@ -81,7 +83,8 @@ def _problems(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> Iterator[Pr
 
 
 def method_names(jobs: Sequence[ComposedJob]) -> list[str]:
-    """Return the name of each job's method: its selector, and the values that not all jobs share."""
+    """Return the name of each job's method: its selector, and the values that not all jobs
+    share."""
     words_by_job = []
     for job in jobs:
         words = [w for w in job.overrides if re.match(r"\+*selector[./]", w)]
@@ -97,14 +100,15 @@ def method_names(jobs: Sequence[ComposedJob]) -> list[str]:
 def lead_of(plan: Plan) -> Plan:
     """Return the plan of the same run with random selection."""
     text = (conf_dir() / "selector" / f"{LEAD}.yaml").read_text("utf-8")
-    config = {**plan.config, "selector": yaml.safe_load(text)}
+    config = dict(plan.config, selector=yaml.safe_load(text))
     choices = {key: plan.choices[key] for key in plan.choices if not key.startswith("selector/")}
     choices["selector"] = LEAD
     return make_plan(config, choices)
 
 
 def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None:
-    """Play seed after seed. At the end of each, write all files before a signal ends the process."""
+    """Play seed after seed. At the end of each, write all files before a signal ends the
+    process."""
     from fedsim.report.figures import save  # imports matplotlib
     from fedsim.running.replay import Replay  # imports PyTorch
 
@@ -115,8 +119,8 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
     accuracies = real_accuracies(plans_by_seed)
     cost = f"{settings.num_clients / settings.cohort_size:.3g} times a run's"
     print_line(
-        f"replay: {len(methods)} methods, {len(plans_by_seed)} seeds, {settings.num_rounds} rounds; "
-        f"all {settings.num_clients} clients train once a round, {cost}"
+        f"replay: {len(methods)} methods, {len(plans_by_seed)} seeds, "
+        f"{settings.num_rounds} rounds; all {settings.num_clients} clients train once a round, {cost}"
     )
     print_line("files are written at the end of each seed; a replay that is stopped cannot resume")
 
@@ -127,7 +131,7 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
         for _ in range(settings.num_rounds):
             choices, lead = replay.play()
             for choice in choices:
-                rows.append({"seed": seed, **choice})
+                rows.append({"seed": seed} | choice)
             accuracy = f"lead's test accuracy {show_share(lead.test_accuracy)}"
             print_line(f"  seed {seed}  round {lead.round}/{settings.num_rounds}  {accuracy}")
         clients.append(replay.clients())

@@ -1,4 +1,5 @@
-"""Analyse a replay: how good the methods' choices are, which clients they prefer, and how alike they are.
+"""Analyse a replay: how good the methods' choices are, which clients they prefer, and how alike
+they are.
 
 Arrays are [S, M] for S seeds and M methods unless a comment says otherwise.
 """
@@ -25,8 +26,8 @@ REGRET = (
     "Seconds of selecting, and bytes of\nquestions. Means over rounds."
 )
 PREFERENCES = (
-    "Spearman's rank correlation with how often a client is chosen. Loss: at the lead's models, the "
-    "mean\nover rounds. Imperfect: 1 for these clients. Speed: samples a second."
+    "Spearman's rank correlation with how often a client is chosen. Loss: at the lead's models, "
+    "the mean\nover rounds. Imperfect: 1 for these clients. Speed: samples a second."
 )
 Bounds = tuple[float, float]
 BOUNDS: dict[str, Bounds] = {
@@ -39,11 +40,11 @@ MEASURED = ("loss", "percentile", "clients", "seconds_select", "bytes_asked")
 
 
 class Choices:
-    """What a replay says about its methods.
+    """The results of a replay about its methods.
 
-    `measured` and `preferences` are arrays by name. `distances` are 1 - the mean Jaccard index of the
-    choices of each pair of methods, in the order of `pdist`. `chance` is that index of random choices.
-    `order` has the methods' numbers by their mean regret.
+    `measured` and `preferences` are arrays by name. `distances` are 1 - the mean Jaccard index of
+    the choices of each pair of methods, in the order of `pdist`. `chance` is that index of random
+    choices. `order` has the methods' numbers by their mean regret.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Choices:
         accuracies = np.array([np.mean(real.get(name, np.nan)) for name in self.methods])
         known = np.isfinite(accuracies)
         sentence = verdict(self.measured["regret"].mean(0)[known], accuracies[known])
-        measures = {**self.measured, "real accuracy": accuracies[None]}
+        measures = self.measured | {"real accuracy": accuracies[None]}
         similarity = 1 - squareform(self.distances)
         agreement = {self.methods[method]: similarity[None, :, method] for method in self.order}
         signs = dict.fromkeys(self.preferences, (-1.0, 1.0))

@@ -31,8 +31,8 @@ WANDB = "wandb"
 SENT = "sent.txt"
 """The file in W&B's folder of a run that has been sent."""
 UNSENT = "wandb.unsent"
-"""The file in a run's folder while the run is sent. W&B's record of the run is made anew then, and may
-be missing if sending is interrupted."""
+"""The file in a run's folder while the run is sent. W&B's record of the run is made anew then, and
+may be missing if sending is interrupted."""
 OFFLINE = f"{WANDB}/offline-run-*"
 """W&B's records of a run that it has not been sent."""
 CHANGEABLE = {
@@ -127,8 +127,8 @@ def _mirror_failed(folder: Path) -> bool:
 def send(folders: Sequence[Path], changed: Mapping[str, str]) -> Iterator[tuple[Path, str]]:
     """Send runs one after another, and yield each with `done` or the reason why it was not sent.
 
-    `changed` are values for their trackers. A run is locked while it is sent, so that no process runs
-    it at the same time. Raises `MistakeError` if there is no API key.
+    `changed` are values for their trackers. A run is locked while it is sent, so that no process
+    runs it at the same time. Raises `MistakeError` if there is no API key.
     """
     for folder in folders:
         try:

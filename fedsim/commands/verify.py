@@ -1,4 +1,5 @@
-"""`fedsim verify`: run finished runs of a folder or archive again, and compare them round by round."""
+"""`fedsim verify`: run finished runs of a folder or archive again, and compare them round by
+round."""
 
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,8 @@ DATA_REMEDY = (
 def run(words: Sequence[str]) -> int:
     """Compare runs with their repetitions.
 
-    Returns 0 if all are equal, 1 if one differs or is damaged, and the code of a signal that ends it.
+    Returns 0 if all are equal, 1 if one differs or is damaged, and the code of a signal that ends
+    it.
     """
     options = _parser().parse_intermixed_args(words)
     if options.runs < 1:
@@ -87,8 +89,8 @@ def run(words: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="fedsim verify",
-        description="Runs finished runs again, in a temporary folder and without trackers, and says "
-        "whether every round is equal in all but measured seconds. If not, it prints the first "
+        description="Runs finished runs again, in a temporary folder and without trackers, and "
+        "says whether every round is equal in all but measured seconds. If not, it prints the first "
         "round that differs, and what differs in the environment. The quickest run of each "
         "selector comes first. Exit code 1: a difference, or a damaged run.",
         allow_abbrev=False,
@@ -107,8 +109,8 @@ def _parser() -> ArgumentParser:
 def changed_values(words: Sequence[str]) -> dict[str, Any]:
     """Return the values that overrides give to keys.
 
-    Raises `ConfigError` for keys that say where or how often results are written: a run could then be
-    compared with itself.
+    Raises `ConfigError` for keys that say where or how often results are written: a run could then
+    be compared with itself.
     """
     values = {override.key_or_group: override.value() for override in parse(words)}
     text = "cannot be changed: verify runs in a folder of its own"

@@ -1,4 +1,4 @@
-"""From the words of a command line to checked plans, and from nodes of a config to objects.
+"""Turn the words of a command line into checked plans, and nodes of a config into objects.
 
 1. `command_line` reads flags, `words` reads overrides.
 2. `compose` composes the configs of all jobs with Hydra (`sources`, `composition`, `overlay`), and

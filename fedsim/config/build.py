@@ -2,8 +2,8 @@
 
 A node is a mapping with `_target_` (the dotted path of a class) and the values of its parameters. A
 class is called only if it is a subclass of what is expected, and its module is imported only if
-`fedsim.config.user_modules` allows it. The names and types of all values are checked first. The rules
-of the constructor come after that.
+`fedsim.config.user_modules` allows it. The names and types of all values are checked first. The
+rules of the constructor come after that.
 """
 
 import importlib
@@ -81,8 +81,8 @@ def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
 def construct(constructor: Callable[..., T], values: Node, key: str, *passed: Any) -> T:
     """Call a class or function with the positional arguments `passed` and the keywords `values`.
 
-    Raises `ConfigError` with all problems of names and types. If there are none, it has the problems
-    that the constructor raises.
+    Raises `ConfigError` with all problems of names and types. If there are none, it has the
+    problems that the constructor raises.
     """
     arguments = _arguments(values, constructor, key, len(passed))
     try:
@@ -186,7 +186,9 @@ def _arguments(
 
     Raises `ConfigError` with all unknown and missing names and all values of a wrong type.
     """
-    annotated: Any = constructor.__init__ if isinstance(constructor, type) else constructor  # type: ignore[misc]
+    annotated: Any = constructor
+    if isinstance(constructor, type):
+        annotated = constructor.__init__  # type: ignore[misc]
     hints = get_type_hints(annotated)
     signature = inspect.signature(constructor)
     parameters = list(signature.parameters.values())

@@ -1,9 +1,9 @@
 """The choices of all config groups, read from conf/<group>/<choice>.yaml and from --config-dir.
 
 Hydra composes the configs of runs. This file answers questions about choices that must not wait for
-Hydra, or that Hydra does not answer: what a choice adds to a config, and which choices have a key. It
-follows defaults lists, but for three rare kinds of entries: choices put elsewhere (`gpfl@elsewhere`),
-several choices of one group, and interpolations.
+Hydra, or that Hydra does not answer: what a choice adds to a config, and which choices have a key.
+It follows defaults lists, but for three rare kinds of entries: choices put elsewhere
+(`gpfl@elsewhere`), several choices of one group, and interpolations.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -97,7 +97,8 @@ class ChoiceFiles:
         return self._path(group, name) is not None
 
     def called(self, group: str, word: str) -> dict[str, str]:
-        """Return the choices that the literature calls `word`, each with its file's first sentence."""
+        """Return the choices that the literature calls `word`, each with its file's first
+        sentence."""
         sentences: dict[str, str] = {}
         for name in self.names(group):
             path = self._path(group, name)

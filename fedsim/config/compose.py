@@ -1,8 +1,9 @@
 """Compose a command line and conf/ into the configs of all its jobs, and check these.
 
 All of this happens before anything runs. Mistakes are reported in stages, each with all of its own:
-first those in the words of the command line (`fedsim.config.mistakes`), then those in the values of all
-jobs (`fedsim.config.plan`), then those that show when components are built (`fedsim.config.parts`).
+first those in the words of the command line (`fedsim.config.mistakes`), then those in the values of
+all jobs (`fedsim.config.plan`), then those that show when components are built
+(`fedsim.config.parts`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,8 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
 
 
 def config_page(words: Sequence[str], *, config_name: str, resolve: bool) -> str:
-    """Return what `words` with one value compose to, as YAML, with the name and what `scale` changes.
+    """Return what `words` with one value compose to, as YAML, with the name and what `scale`
+    changes.
 
     Must be called inside `search_path`. Raises `ConfigError`.
     """

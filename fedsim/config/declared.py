@@ -1,12 +1,12 @@
 """Check nodes of a config against the parameters of fedsim's classes without importing the classes.
 
-To import a selector is to import PyTorch, which takes seconds, and a typing error should be reported at
-once. So this file reads the annotations of a class from its source code and makes a stand-in of them:
-a class without methods that has the same parameters, with the same types and ranges. Constructing the
-stand-in raises the errors that constructing the class would raise.
+To import a selector is to import PyTorch, which takes seconds, and a typing error should be
+reported at once. So this file reads the annotations of a class from its source code and makes a
+stand-in of them: a class without methods that has the same parameters, with the same types and
+ranges. Constructing the stand-in raises the errors that constructing the class would raise.
 
-Two things only the class itself can tell: rules over several parameters, and everything about classes
-of the user. `fedsim.config.parts` checks them when it builds the components.
+Two things only the class itself can tell: rules over several parameters, and everything about
+classes of the user. `fedsim.config.parts` checks them when it builds the components.
 """
 
 import ast

@@ -1,10 +1,11 @@
 """Check what a config says to Hydra itself, below the key `hydra`, and which variables it reads.
 
 A config may come from a stranger. fedsim only lets Hydra compose: it never lets it run jobs, build
-callbacks or open log files as the node `hydra` says. Keys that would have no effect are rejected. The
-node may set how jobs are swept over and launched.
+callbacks or open log files as the node `hydra` says. Keys that would have no effect are rejected.
+The node may set how jobs are swept over and launched.
 
-A config is recorded with its interpolations resolved, so it may not name secrets of the environment.
+A config is recorded with its interpolations resolved, so it may not name secrets of the
+environment.
 """
 
 import os
@@ -73,7 +74,8 @@ def environment_variable(name: str, *default: Any) -> Any:
 
 @contextmanager
 def guarded_environment() -> Iterator[None]:
-    """Let OmegaConf resolve `oc.env` by `environment_variable`; put its own resolver back at the end."""
+    """Let OmegaConf resolve `oc.env` by `environment_variable`; put its own resolver back at the
+    end."""
     OmegaConf.register_new_resolver("oc.env", environment_variable, replace=True)
     try:
         yield

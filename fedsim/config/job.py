@@ -1,4 +1,5 @@
-"""The value that composing a command line makes: one job of a sweep, before its config is checked."""
+"""The value that composing a command line makes: one job of a sweep, before its config is
+checked."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,9 @@ from fedsim.config.choice_files import ChoiceFiles
 class ComposedJob:
     """The config of one job as plain containers, and what it was composed of.
 
-    `choices`: the choice made in each group. `overrides`: the words that the config was composed of;
-    a preset adds some to those of the command line. `typed`: the keys and groups on the command line.
-    `launcher`: the node `hydra.launcher`. `files`: the choices that could be made.
+    `choices`: the choice made in each group. `overrides`: the words that the config was composed
+    of; a preset adds some to those of the command line. `typed`: the keys and groups on the command
+    line. `launcher`: the node `hydra.launcher`. `files`: the choices that could be made.
     """
 
     config: dict[str, Any]

@@ -1,7 +1,7 @@
 """Explain the errors of a composition in terms of the words and files that caused them.
 
-Hydra stops at its first error. fedsim looks for more: it leaves out the words that an error is about,
-composes the others, and so on until they compose.
+Hydra stops at its first error. fedsim looks for more: it leaves out the words that an error is
+about, composes the others, and so on until they compose.
 """
 
 import re
@@ -100,7 +100,8 @@ def _problem_of_word(override: Override, error: Exception) -> Problem:
 
 
 def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem]:
-    """Yield the problems of the entries of a file's defaults list that choose in top-level groups."""
+    """Yield the problems of the entries of a file's defaults list that choose in top-level
+    groups."""
     for entry in file.entries:
         for key, choice in entry.items() if isinstance(entry, dict) else []:
             group = str(key).split(" ")[-1].lstrip("/")

@@ -1,9 +1,10 @@
 """Compose the jobs of a sweep fast: Hydra composes a few of them, and the others are derived.
 
-A job is derived from a composed one, its base, in two cases. Values of single keys are laid over the
-base's config. A choice of conf/ that makes no more than the node of its group replaces that node. Hydra
-composes all other jobs: with `~key`, `+key`, mappings, keys of `hydra`, interpolations, and unknown
-keys, for which it has the error. tests/test_overlay.py compares derived jobs with Hydra's.
+A job is derived from a composed one, its base, in two cases. Values of single keys are laid over
+the base's config. A choice of conf/ that makes no more than the node of its group replaces that
+node. Hydra composes all other jobs: with `~key`, `+key`, mappings, keys of `hydra`, interpolations,
+and unknown keys, for which it has the error. tests/test_overlay.py compares derived jobs with
+Hydra's.
 """
 
 import re
@@ -30,7 +31,8 @@ from fedsim.core.disk import conf_dir
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
 """An interpolation that depends on no other key."""
 MAX_BASES = 200
-"""Maximum number of bases that are kept, so that a sweep over many choices does not hold them all."""
+"""Maximum number of bases that are kept, so that a sweep over many choices does not hold them
+all."""
 Words = tuple[str, ...]
 
 
@@ -113,7 +115,8 @@ class JobComposer:
         return Base(job, _is_closed(containers))
 
     def _base_with_other_choice(self, words: Words) -> Base | None:
-        """Derive a base from a known one that differs in the choice of one group, if there is one."""
+        """Derive a base from a known one that differs in the choice of one group, if there is
+        one."""
         for known_words, base in reversed(self._bases.items()):
             if len(known_words) != len(words) or not base.is_closed:
                 continue
@@ -163,7 +166,7 @@ def _with_choice(
             choices.update(files.subgroups(group, choice))
         elif other_group in others:
             choices[other_group] = name
-    return replace(job, config={**job.config, group: new_config[group]}, choices=choices)
+    return replace(job, config=job.config | {group: new_config[group]}, choices=choices)
 
 
 def _is_value(override: Override) -> bool:

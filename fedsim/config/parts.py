@@ -1,7 +1,7 @@
 """Build the components of a config before any work, to check what only they can tell.
 
-This finds the mistakes that a constructor reports about its values, and rules between config groups. It
-takes time because it imports PyTorch and the modules of all components.
+This finds the mistakes that a constructor reports about its values, and rules between config
+groups. It takes time because it imports PyTorch and the modules of all components.
 """
 
 import json
@@ -83,7 +83,7 @@ def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
 
 def _build_small_components(plan: Plan, collector: ProblemCollector) -> dict[str, Any]:
     """Return the components that need nothing but their values; None for those with a problem."""
-    bases = {**BASES, "system": System}
+    bases: dict[str, type] = dict(BASES, system=System)
     del bases["model"], bases["selector"]
     passed: dict[str, tuple[Any, ...]] = {  # stand-ins for what a run passes by position
         "dataset": (Path(), Path()),

@@ -1,7 +1,7 @@
 """The plan of a run: its checked config and the name of its folder.
 
-`outline` checks names, types and ranges without PyTorch. `fedsim.config.parts` checks the components.
-Each of them reports the mistakes of all config groups at once.
+`outline` checks names, types and ranges without PyTorch. `fedsim.config.parts` checks the
+components. Each of them reports the mistakes of all config groups at once.
 """
 
 import hashlib
@@ -103,7 +103,8 @@ def _sees_gpu() -> bool:
 
 
 def hash_config(config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all values that can change a result (`fedsim.core.configs.canonical`)."""
+    """Return the SHA-256 of all values that can change a result
+    (`fedsim.core.configs.canonical`)."""
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
     text = json.dumps(canonical(relevant), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

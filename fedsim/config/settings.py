@@ -31,7 +31,8 @@ FORBIDDEN = '/\\:*?"<>|'
 
 @parameters
 class RunSettings:
-    """The scalars of a run, and one mapping for each config group, which `build` makes an object."""
+    """The scalars of a run, and one mapping for each config group, which `build` makes an
+    object."""
 
     name: str
     seed: CountOrZero
@@ -95,8 +96,8 @@ class RunSettings:
 class CheckpointSettings:
     """When a run is saved, and whether it may resume with other code.
 
-    `every`: the rounds between two checkpoints; `auto` saves at most every 5 s and spends at most 1 %
-    of the time on it; None saves on a signal only. `other_code`: resume although the code of the
+    `every`: the rounds between two checkpoints; `auto` saves at most every 5 s and spends at most 1
+    % of the time on it; None saves on a signal only. `other_code`: resume although the code of the
     user's classes has changed since the checkpoint.
     """
 
@@ -106,7 +107,8 @@ class CheckpointSettings:
 
 @parameters
 class LocalSettings:
-    """The work of a selected client in a round: `epochs` over its data, or so many local `steps`."""
+    """The work of a selected client in a round: `epochs` over its data, or so many local
+    `steps`."""
 
     epochs: Annotated[int, Ge(1), Le(MAX_EPOCHS)] | None
     steps: Annotated[int, Ge(1), Le(MAX_STEPS)] | None
@@ -147,5 +149,5 @@ def with_one_amount_of_work(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     local = config.get("local")
     if isinstance(local, Mapping) and local.get("steps") is not None:
-        local = {**local, "epochs": None}
-    return {**config, "local": local}
+        local = dict(local, epochs=None)
+    return dict(config, local=local)

@@ -1,7 +1,8 @@
-"""Where Hydra reads the files of conf/ and of --config-dir, whose files may come from a stranger.
+"""Let Hydra read the files of conf/ and of --config-dir, which may come from a stranger.
 
-Hydra has two kinds of plugins for this. A `ConfigSource` reads a folder, and a `SearchPathPlugin` says
-which folders are read. fedsim registers one of each. Outside of `search_path` they change nothing.
+Hydra has two kinds of plugins for this. A `ConfigSource` reads a folder, and a `SearchPathPlugin`
+says which folders are read. fedsim registers one of each. Outside of `search_path` they change
+nothing.
 """
 
 import filecmp
@@ -106,8 +107,8 @@ class ConfigDir(SearchPathPlugin):
 def search_path(config_dir: str | None = None, config_path: str | None = None) -> Iterator[None]:
     """Make Hydra ready to compose from conf/ (or `config_path`) and the user's own `config_dir`.
 
-    A program that uses Hydra itself finds it as it was before. Raises `ConfigError` if `config_dir` is
-    no folder, or has files that those of conf/ hide.
+    A program that uses Hydra itself finds it as it was before. Raises `ConfigError` if `config_dir`
+    is no folder, or has files that those of conf/ hide.
     """
     primary = Path(config_path or conf_dir()).resolve()
     if config_dir is not None:
@@ -132,9 +133,10 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
 def load_plugins() -> Plugins:
     """Return Hydra's registry of plugins.
 
-    Its first call imports every folder `hydra_plugins` on Python's path. Files in the working folder
-    may be a stranger's; they are not imported unless PYTHONPATH names the folder. The launchers of
-    the package hydra-submitit-launcher are removed, because conf/ has fedsim's own of these names.
+    Its first call imports every folder `hydra_plugins` on Python's path. Files in the working
+    folder may be a stranger's; they are not imported unless PYTHONPATH names the folder. The
+    launchers of the package hydra-submitit-launcher are removed, because conf/ has fedsim's own of
+    these names.
     """
     working_folder = Path.cwd()
     path_before = sys.path[:]

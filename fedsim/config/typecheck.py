@@ -1,7 +1,8 @@
 """Check a value of a config against the annotation of the parameter that it is for.
 
-The annotations are those that hyper-parameters use: plain types, `Literal`, unions, lists, tuples and
-mappings. pydantic cannot take this over: even its strict mode accepts true and 1.0 for `Literal[1]`.
+The annotations are those that hyper-parameters use: plain types, `Literal`, unions, lists, tuples
+and mappings. pydantic cannot take this over: even its strict mode accepts true and 1.0 for
+`Literal[1]`.
 """
 
 import types

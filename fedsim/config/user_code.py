@@ -1,9 +1,10 @@
 """Hash the user's code that a run needs, so that a changed class is noticed.
 
-Each module of the user's gets a hash of what the classes of a config need there: the statements that
-bind the names they use, what these statements use in turn, and statements that bind no name, such as
-calls. Comments, docstrings and layout do not count. Code that is imported from other modules of the
-user's counts in the same way. Code of fedsim and of installed packages does not count.
+Each module of the user's gets a hash of what the classes of a config need there: the statements
+that bind the names they use, what these statements use in turn, and statements that bind no name,
+such as calls. Comments, docstrings and layout do not count. Code that is imported from other
+modules of the user's counts in the same way. Code of fedsim and of installed packages does not
+count.
 """
 
 import ast

@@ -1,8 +1,8 @@
 """Decide which modules a config may have imported.
 
-An import runs a module, and a config may come from a stranger. So a config may name classes of fedsim,
-the user's own modules (in the working folder or on PYTHONPATH), and installed packages that require
-fedsim. It may not name Python's own modules or any other installed package.
+An import runs a module, and a config may come from a stranger. So a config may name classes of
+fedsim, the user's own modules (in the working folder or on PYTHONPATH), and installed packages that
+require fedsim. It may not name Python's own modules or any other installed package.
 """
 
 import sys

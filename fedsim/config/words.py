@@ -72,7 +72,8 @@ def _unreadable(word: str) -> Problem:
 
 
 def quoted(key: str, value: str) -> str:
-    """Return the word that sets `key` to the text `value`, in quotes for fedsim and for the shell."""
+    """Return the word that sets `key` to the text `value`, in quotes for fedsim and for the
+    shell."""
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
     last_backslashes = value[len(value.rstrip("\\")) :]
     return shlex.quote(f'{key}="{escaped}{last_backslashes}"')

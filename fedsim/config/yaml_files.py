@@ -1,4 +1,5 @@
-"""Read YAML files of conf/: their values, and the comment at the head of a file that describes them."""
+"""Read YAML files of conf/: their values, and the comment at the head of a file that describes
+them."""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +22,8 @@ CONTINUED = re.compile(r"#\s{4,}(\S.*)")
 
 
 class Loader(YAML_LOADER):  # type: ignore[misc]
-    """Reads a plain value as the command line does: `010`, `1:30`, `0x1F`, `on` and dates are texts.
+    """Reads a plain value as the command line does: `010`, `1:30`, `0x1F`, `on` and dates are
+    texts.
 
     YAML 1.1 would make numbers, truth values and dates of them.
     """

@@ -178,8 +178,8 @@ def folders(plans: Sequence[Plan]) -> Findings:
 def data(plans: Sequence[Plan]) -> Findings:
     """Check that data_dir can be read, and what is missing of the data sets of the experiment."""
     for folder in dict.fromkeys(plan.data_dir for plan in plans):
-        if problem := reading_problem("data_dir", folder):
-            yield _finding(warn, "data", problem)
+        if unreadable := reading_problem("data_dir", folder):
+            yield _finding(warn, "data", unreadable)
     plans_left = to_come(plans)
     problems = list(source_problems(plans_left))
     for plan in by_source(plans_left):

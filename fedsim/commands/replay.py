@@ -120,7 +120,8 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
     cost = f"{settings.num_clients / settings.cohort_size:.3g} times a run's"
     print_line(
         f"replay: {len(methods)} methods, {len(plans_by_seed)} seeds, "
-        f"{settings.num_rounds} rounds; all {settings.num_clients} clients train once a round, {cost}"
+        f"{settings.num_rounds} rounds; "
+        f"all {settings.num_clients} clients train once a round, {cost}"
     )
     print_line("files are written at the end of each seed; a replay that is stopped cannot resume")
 

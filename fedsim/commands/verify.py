@@ -90,8 +90,8 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="fedsim verify",
         description="Runs finished runs again, in a temporary folder and without trackers, and "
-        "says whether every round is equal in all but measured seconds. If not, it prints the first "
-        "round that differs, and what differs in the environment. The quickest run of each "
+        "says whether every round is equal in all but measured seconds. If not, it prints the "
+        "first round that differs, and what differs in the environment. The quickest run of each "
         "selector comes first. Exit code 1: a difference, or a damaged run.",
         allow_abbrev=False,
     )

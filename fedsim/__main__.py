@@ -1,19 +1,16 @@
-"""The entry point as a module: `python -m fedsim` is `fedsim`."""
+"""The entry point of `python -m fedsim`, which does the same as `fedsim`."""
 
 import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     try:
-        here = os.getcwd()  # noqa: PTH109
+        working_folder = os.getcwd()  # noqa: PTH109
     except OSError:  # it was deleted
-        here = ""
-    if sys.path[:1] == [here]:
-        del sys.path[
-            0
-            # where -m puts the working folder: its files would be imported in place of installed
-            # modules
-        ]
+        working_folder = ""
+    # Python puts the working folder first for -m. Its files must not replace installed modules.
+    if sys.path[:1] == [working_folder]:
+        del sys.path[0]
 
 from fedsim.run import main
 

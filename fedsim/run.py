@@ -1,20 +1,19 @@
-"""The entry point: `fedsim`, or `python -m fedsim.run`. Imports nothing that takes time before
-signals are handled."""
+"""The entry point of a process: `fedsim`, or `python -m fedsim.run`.
+
+It imports nothing that takes time before it handles signals.
+"""
 
 import os
 import sys
 
 if __name__ == "__main__" and not sys.flags.safe_path:
     try:
-        here = os.getcwd()  # noqa: PTH109
+        working_folder = os.getcwd()  # noqa: PTH109
     except OSError:  # it was deleted
-        here = ""
-    if sys.path[:1] == [here]:
-        del sys.path[
-            0
-            # where -m puts the working folder: its files would be imported in place of installed
-            # modules
-        ]
+        working_folder = ""
+    # Python puts the working folder first for -m. Its files must not replace installed modules.
+    if sys.path[:1] == [working_folder]:
+        del sys.path[0]
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +21,7 @@ from contextlib import suppress
 from fedsim import __version__
 from fedsim.running.process import STOP, open_missing_streams, world
 
-RUNNING_FLAGS = {
+RUN_FLAGS = {
     "-m",
     "--multirun",
     "-cd",
@@ -32,17 +31,16 @@ RUNNING_FLAGS = {
     "-cp",
     "--config-path",
 }
-"""Flags of commands that run jobs; all others ask a question."""
+"""Flags of commands that run jobs. All others ask a question."""
 
 
 def main() -> None:
-    """Run the command line and exit with its code, however early it is asked to end."""
+    """Run the command line and exit with its code, however early a signal asks to end."""
     open_missing_streams()
-    os.environ["PYTHONSAFEPATH"] = (
-        "1"  # no child (`python -c`) imports from the working folder before all other places
-    )
+    # No child process imports from the working folder before all other places.
+    os.environ["PYTHONSAFEPATH"] = "1"
     STOP.install()
-    if not world().rank:
+    if world().rank == 0:
         announce(sys.argv[1:])
     from fedsim.running.process import tune
 
@@ -53,14 +51,15 @@ def main() -> None:
 
 
 def announce(argv: Sequence[str]) -> None:
-    """Say on stderr that a command that runs jobs is on its way: imports and checks take seconds.
+    """Print on stderr that a command that runs jobs is starting: imports and checks take seconds.
 
-    Other commands (`--help`, `--cfg job`, a first word that is no override) answer questions,
+    Other commands (`--help`, `--cfg job`, a first word that is no override) answer questions, and
     perhaps to a program.
     """
     flags = {word.partition("=")[0] for word in argv if word.startswith("-")}
-    runs = not argv or argv[0].startswith(("-", "+", "~")) or "=" in argv[0]
-    if runs and flags <= RUNNING_FLAGS:
+    first = argv[0] if argv else "-"
+    is_experiment = first.startswith(("-", "+", "~")) or "=" in first
+    if is_experiment and flags <= RUN_FLAGS:
         with suppress(OSError, ValueError, AttributeError):  # stderr may be closed
             sys.stderr.write(f"fedsim {__version__}: loading, and checking the config\n")
             sys.stderr.flush()

@@ -1,5 +1,4 @@
-"""Jobs of a sweep, whose values are laid over one composition by Hydra, are what Hydra composes of
-the same words."""
+"""The jobs of a sweep that fedsim derives equal what Hydra composes of the same words."""
 
 import random
 from typing import Any
@@ -13,53 +12,58 @@ from fedsim.config.job import ComposedJob
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 
-MOST = 10
-SWEEPS = [
-    "selector=random,gpfl,pncs optimizer.lr=0.01,1 seed=range(3)",
-    "preset=gpfl_table2_fmnist scale=small selector=gpfl",
-    "preset=gpfl_rho,gpfl_alpha scale=small",
-    "preset=fedabc_lambda scale=small num_rounds=3,4",
-    "scale=debug num_clients=10,11 selector=gpfl,oort",
-    "+extra=1,2 name=null,a model.hidden=[8],[9,9]",
-    "output_dir=${name}x seed=1,2",
-    "~tracker seed=1,2",
-    "hydra/launcher=lanes hydra.launcher.max_lanes=2,3",
-    "local.steps=null,5 local.epochs=1,2",
-    "local={epochs:1},{epochs:2} name='a',\"c\"",
-    "selector=gpfl,gpfl_cosine selector.metric=cosine selector/exploration=fixed selector.exploration.value=1",
-    "selector=gpfl selector/exploration=fixed,linear selector.factor=centred,literal2 device=cpu",
-]
+MAX_COMPARED = 10
+"""Jobs of a sweep that are compared, because Hydra takes 0.1 s for each."""
 
 
-def types_of(node: Any) -> Any:
-    """The config's keys in their order, with values and types."""
+def with_types(node: Any) -> Any:
+    """Return nested containers with the order of their keys and the types of their values."""
     if isinstance(node, dict):
-        return [(key, types_of(value)) for key, value in node.items()]
-    return [types_of(value) for value in node] if isinstance(node, list) else (type(node), node)
+        return [(key, with_types(value)) for key, value in node.items()]
+    if isinstance(node, list):
+        return [with_types(value) for value in node]
+    return type(node), node
 
 
-def jobs_of(words: str, multirun: bool = True) -> list[ComposedJob]:
+def jobs_of(line: str) -> list[ComposedJob]:
     with search_path():
-        return compose_jobs(words.split(" "), multirun=multirun)
+        return compose_jobs(line.split(" "), multirun=True)
 
 
-@pytest.mark.parametrize("words", SWEEPS)
-def test_a_job_equals_what_hydra_composes_of_its_words(words: str) -> None:
-    jobs = jobs_of(words)
+def assert_equal_to_hydras(jobs: list[ComposedJob]) -> None:
     with search_path():
-        for job in random.Random(1).sample(jobs, min(len(jobs), 4)):
+        for job in random.Random(1).sample(jobs, min(len(jobs), MAX_COMPARED)):
             config = compose_config(job.overrides)
             choices = choices_of(config)
-            assert types_of(job.config) == types_of(resolved(config, choices))
-            assert job.choices == choices
+            assert with_types(job.config) == with_types(resolved(config, choices))
+            assert list(job.choices.items()) == list(choices.items())
             assert job.launcher == config.hydra.launcher
 
 
-def choices_of_group(group: str) -> str:
-    return f"{group}={','.join(sorted(path.stem for path in (conf_dir() / group).glob('*.yaml')))}"
+@pytest.mark.parametrize(
+    "line",
+    [
+        "selector=random,gpfl,pncs optimizer.lr=0.01,1 seed=range(3)",
+        "preset=gpfl_table2_fmnist scale=small selector=gpfl",
+        "preset=gpfl_rho,gpfl_alpha scale=small",
+        "preset=fedabc_lambda scale=small num_rounds=3,4",
+        "scale=debug num_clients=10,11 selector=gpfl,oort",
+        "+extra=1,2 name=null,a model.hidden=[8],[9,9]",
+        "output_dir=${name}x seed=1,2",
+        "~tracker seed=1,2",
+        "hydra/launcher=lanes hydra.launcher.max_lanes=2,3",
+        "local.steps=null,5 local.epochs=1,2",
+        "local={epochs:1},{epochs:2} name='a',\"c\"",
+        "selector=gpfl,gpfl_cosine selector.metric=cosine selector/exploration=fixed "
+        "selector.exploration.value=1",
+        "selector=gpfl selector/exploration=fixed,linear selector.factor=centred,literal2",
+    ],
+)
+def test_a_sweep_equals_what_hydra_composes(line: str) -> None:
+    assert_equal_to_hydras(jobs_of(line))
 
 
-GROUPS = (
+GROUPS = [
     "selector",
     "dataset",
     "partition",
@@ -69,41 +73,38 @@ GROUPS = (
     "availability",
     "system",
     "engine",
-)
+]
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_choice_laid_over_equals_what_hydra_composes(
-    group: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ten of each group; all of them were compared when this was written."""
+def test_the_choices_of_a_group_equal_what_hydra_composes(group: str) -> None:
+    names = {path.stem for path in (conf_dir() / group).glob("*.yaml")}
+    names -= {"image_folder", "parquet"}  # which have no default path
+    assert_equal_to_hydras(jobs_of(f"{group}={','.join(sorted(names))}"))
+
+
+@pytest.fixture
+def composed_by_hydra(monkeypatch: pytest.MonkeyPatch) -> Mock:
     counted = Mock(side_effect=compose_config)
     monkeypatch.setattr("fedsim.config.overlay.compose_config", counted)
-    words = (
-        choices_of_group(group)
-        .replace(",image_folder", "")
-        .replace(",parquet", "")
-        .replace("=parquet,", "=")
-    )
-    jobs = jobs_of(words)
-    if group == "selector":
-        assert counted.call_count < 5
-    with search_path():
-        for job in random.Random(1).sample(jobs, min(len(jobs), MOST)):
-            config = compose_config(job.overrides)
-            assert types_of(job.config) == types_of(resolved(config, choices_of(config)))
-            assert list(job.choices.items()) == list(choices_of(config).items())
+    return counted
 
 
-def test_composed_once_for_all_values_of_single_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Mock(side_effect=compose_config)
-    monkeypatch.setattr("fedsim.config.overlay.compose_config", counted)
-    assert len(jobs_of("selector=random,gpfl seed=range(20) optimizer.lr=0.1,0.2")) == 80
-    assert counted.call_count == 1  # for random; gpfl is derived from it
+def test_hydra_composes_a_sweep_over_choices_and_values_once(composed_by_hydra: Mock) -> None:
+    jobs = jobs_of("selector=random,gpfl seed=range(20) optimizer.lr=0.1,0.2")
+    assert len(jobs) == 80
+    assert composed_by_hydra.call_count == 1
 
 
-def test_a_key_that_only_some_choices_have_is_told_as_by_hydra() -> None:
-    with pytest.raises(ConfigError, match=r"selector\.metric"):
+def test_jobs_are_the_same_if_few_bases_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "selector=random,gpfl seed=0,1 model=mlp,logistic"
+    jobs = jobs_of(line)
+    monkeypatch.setattr("fedsim.config.overlay.MAX_BASES", 1)
+    assert [job.config for job in jobs_of(line)] == [job.config for job in jobs]
+
+
+def test_a_key_that_only_some_choices_have_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"selector\.metric: is not a known key"):
         jobs_of("selector=random,gpfl selector.metric=cosine,dot")
 
 
@@ -122,24 +123,19 @@ def test_a_key_that_only_some_choices_have_is_told_as_by_hydra() -> None:
     ],
 )
 def test_a_papers_symbol_is_the_same_job_in_the_same_folder(short: str, long: str) -> None:
-    jobs, others = jobs_of(short), jobs_of(long)
-    assert [job.overrides for job in jobs] == [job.overrides for job in others]
-    assert [job.config for job in jobs] == [job.config for job in others]
-    assert check_jobs(jobs[:1])[0].folder == check_jobs(others[:1])[0].folder
+    short_jobs = jobs_of(short)
+    long_jobs = jobs_of(long)
+    assert [job.overrides for job in short_jobs] == [job.overrides for job in long_jobs]
+    assert check_jobs(short_jobs[:1])[0].folder == check_jobs(long_jobs[:1])[0].folder
 
 
-def test_ablations_are_typed_as_in_the_papers() -> None:
-    fedabc = "selector=fedabc server.public_samples=100"
-    assert len(jobs_of("selector=pncs selector.queue_length=0,2,4,6")) == 4
-    assert [
-        job.config["selector"]["threshold"]["start"]
-        for job in jobs_of(f"{fedabc} selector.threshold.start=0.1,0.4")
-    ] == [0.1, 0.4]
-    assert len(jobs_of(f"{fedabc} selector/threshold=step,linear,convex")) == 3
-
-
-def test_jobs_are_the_same_where_few_compositions_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    words = "selector=random,gpfl seed=0,1 model=mlp,logistic"
-    kept = jobs_of(words)
-    monkeypatch.setattr("fedsim.config.overlay.MAX_BASES", 1)
-    assert [job.config for job in jobs_of(words)] == [job.config for job in kept]
+@pytest.mark.parametrize(
+    ("line", "num_jobs"),
+    [
+        ("selector=pncs selector.queue_length=0,2,4,6", 4),
+        ("selector=fedabc server.public_samples=100 selector.threshold.start=0.1,0.4", 2),
+        ("selector=fedabc server.public_samples=100 selector/threshold=step,linear,convex", 3),
+    ],
+)
+def test_an_ablation_is_typed_as_in_the_paper(line: str, num_jobs: int) -> None:
+    assert len(jobs_of(line)) == num_jobs

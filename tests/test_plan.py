@@ -1,6 +1,5 @@
-"""What a config is checked for as a whole, and the folder that is named by it."""
+"""The plan of a run: the folder that its config names, and the checks of its components."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan, hash_config
 from fedsim.core.configs import IRRELEVANT_KEYS
+from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError
 
 
@@ -21,13 +21,22 @@ def _conf() -> Iterator[None]:
         yield
 
 
-def job(*words: str) -> ComposedJob:
+def job_of(*words: str) -> ComposedJob:
     return compose_jobs(words, multirun=False)[0]
 
 
-def plan(*words: str) -> Plan:
-    composed = job(*words)
-    return make_plan(composed.config, composed.choices)
+def plan_of(*words: str) -> Plan:
+    job = job_of(*words)
+    return make_plan(job.config, job.choices)
+
+
+def problems(*words: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*words)
+    return [str(problem) for problem in caught.value.problems]
+
+
+# --- the hash -----------------------------------------------------------------------------------------------------
 
 
 def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
@@ -35,144 +44,130 @@ def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return {**config, key: changed(config[key], rest, value) if rest else value}
 
 
-DECISIVE = [
-    *(
-        ("seed", 1),
-        ("partition_seed", 1),
-        ("init_seed", 1),
-        ("num_rounds", 7),
-        ("num_clients", 7),
-        ("cohort_size", 2),
-    ),
-    *(("eval_every", 3), ("client_accuracy", "train"), ("device", "cpu")),
-    *(("local.epochs", 9), ("local.batch_size", 9), ("local.evaluate_on", "x")),
-    *(
-        ("server.validation_fraction", 0.2),
-        ("server.public_samples", 9),
-        ("dataset.mean", [0.1]),
-        ("partition.x", 9),
-    ),
-    *(
-        ("availability.x", 1),
-        ("model.dropout", 0.2),
-        ("optimizer.lr", 0.3),
-        ("optimizer.schedule.x", 1),
-    ),
-    *(("selector.mode", "size"), ("aggregator.weighting", "uniform"), ("engine.precision", "bf16")),
-]
+DECISIVE: dict[str, Any] = {
+    "seed": 1,
+    "partition_seed": 1,
+    "init_seed": 1,
+    "num_rounds": 7,
+    "num_clients": 7,
+    "cohort_size": 2,
+    "eval_every": 3,
+    "client_accuracy": "train",
+    "device": "cpu",
+    "local.epochs": 9,
+    "server.validation_fraction": 0.2,
+    "dataset.mean": [0.1],
+    "partition.x": 9,
+    "availability.x": 1,
+    "model.dropout": 0.2,
+    "optimizer.schedule.x": 1,
+    "selector.mode": "size",
+    "aggregator.weighting": "uniform",
+    "engine.precision": "bf16",
+}
+"""A value of each top-level key that can change a result."""
 
 
-def test_every_value_that_can_change_a_result_changes_the_hash_and_no_other_does() -> None:
-    config = job().config
-    for path, value in DECISIVE:
-        assert hash_config(changed(config, path, value)) != hash_config(config), path
-    for key in IRRELEVANT_KEYS:
-        assert hash_config({**config, key: "another"}) == hash_config(config)
-    assert set(IRRELEVANT_KEYS) == {
-        "name",
-        "data_dir",
-        "cache_dir",
-        "output_dir",
-        "overwrite",
-        "checkpoint",
-        "tracker",
-    }
-    assert {p.partition(".")[0] for p, _ in DECISIVE} == set(config) - set(IRRELEVANT_KEYS)
-    backwards = {
-        k: dict(reversed(v.items())) if isinstance(v, dict) else v
-        for k, v in reversed(config.items())
-    }
+@pytest.mark.parametrize("path", DECISIVE)
+def test_a_value_that_can_change_a_result_changes_the_hash(path: str) -> None:
+    config = job_of().config
+    assert hash_config(changed(config, path, DECISIVE[path])) != hash_config(config)
+
+
+@pytest.mark.parametrize("key", IRRELEVANT_KEYS)
+def test_a_value_that_cannot_change_a_result_changes_no_hash(key: str) -> None:
+    config = job_of().config
+    assert hash_config(config | {key: "another"}) == hash_config(config)
+
+
+def test_every_key_is_decisive_or_irrelevant() -> None:
+    decisive = {path.partition(".")[0] for path in DECISIVE}
+    assert decisive == set(job_of().config) - set(IRRELEVANT_KEYS)
+
+
+def test_the_order_of_keys_changes_no_hash() -> None:
+    config = job_of().config
+    backwards: dict[str, Any] = {}
+    for key, value in reversed(config.items()):
+        backwards[key] = dict(reversed(value.items())) if isinstance(value, dict) else value
     assert hash_config(backwards) == hash_config(config)
 
 
-def with_checksum() -> list[str]:
-    """The data sets that docs/configuration.md names."""
-    page = (Path(__file__).parents[1] / "docs" / "configuration.md").read_text(encoding="utf-8")
-    (names,) = re.findall(r"`dataset\.sha256=\.\.\.` \((.*?)\)", page)
-    return names.split(", ")
+def test_a_key_that_is_null_changes_no_hash() -> None:
+    """So that the runs of earlier versions, without the key, are found."""
+    config = job_of("dataset=emnist").config
+    dataset = dict(config["dataset"])
+    assert dataset.pop("sha256") is None
+    assert hash_config(config | {"dataset": dataset}) == hash_config(config)
 
 
-@pytest.mark.parametrize("dataset", with_checksum())
-def test_a_checksum_may_be_given_and_the_key_does_not_change_the_hash_while_it_is_null(
-    dataset: str,
-) -> None:
-    words = (
-        f"dataset={dataset}",
-        *(["dataset.path=x"] if dataset in ("parquet", "image_folder") else []),
-    )
-    assert plan(*words, f"dataset.sha256={'0' * 64}").config["dataset"]["sha256"] == "0" * 64
-    config = job(*words).config
-    before = {**config, "dataset": {k: v for k, v in config["dataset"].items() if k != "sha256"}}
-    assert before != config
-    assert hash_config(before) == hash_config(config)
+CHECKED = [p.stem for p in (conf_dir() / "dataset").glob("*.yaml") if "\nsha256:" in p.read_text()]
+
+
+@pytest.mark.parametrize("dataset", CHECKED)
+def test_a_checksum_may_be_given(dataset: str) -> None:
+    words = [f"dataset={dataset}", f"dataset.sha256={'0' * 64}"]
+    if dataset in ("parquet", "image_folder"):
+        words.append("dataset.path=x")
+    assert plan_of(*words).config["dataset"]["sha256"] == "0" * 64
 
 
 def test_a_folder_is_named_by_choices_seed_and_hash() -> None:
-    found = plan("selector=md", "seed=4", "name=x", "output_dir=there")
-    assert found.folder == Path("there") / "x" / f"digits-shards-mlp-md-s4-{found.config_hash[:8]}"
-    assert found.choices["selector"] == "md"
+    plan = plan_of("selector=md", "seed=4", "name=x", "output_dir=there")
+    assert plan.folder == Path(f"there/x/digits-shards-mlp-md-s4-{plan.config_hash[:8]}")
+    assert plan.choices["selector"] == "md"
 
 
-def test_steps_take_the_place_of_epochs_and_one_of_them_is_enough() -> None:
-    with_steps, with_epochs = plan("local.steps=3"), plan("local.epochs=2")
-    assert (with_steps.local.steps, with_steps.local.epochs) == (3, None)
-    assert with_steps.config["local"]["epochs"] is None
-    assert (with_epochs.local.steps, with_epochs.local.epochs) == (None, 2)
+def test_steps_replace_epochs_in_the_record() -> None:
+    plan = plan_of("local.steps=3")
+    assert (plan.local.steps, plan.local.epochs) == (3, None)
+    assert plan.config["local"]["epochs"] is None
 
 
-def problems(*words: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        plan(*words)
-    return [str(p) for p in caught.value.problems]
-
-
-OF_GROUPS = """
-partition.shards_per_client=0
-optimizer.lr=0
-aggregator=fedavgm aggregator.momentum=-1
-selector=oort selector.clip=7
-tracker.wandb.timeout=21
-seed=-1
-server.public_samples=-1
-"""
-OF_RULES = ("dataset.mean=[0.5,0.5]", "availability=bernoulli availability.probability=2")
-"""What shows when parts are built."""
+# --- checks -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("word", "other"),
+    ("line", "other"),
     [
-        *((word, "local.epochs=0") for word in OF_GROUPS.strip().splitlines()),
-        *((word, "client_accuracy=holdout") for word in OF_RULES),
+        ("partition.shards_per_client=0", "local.epochs=0"),
+        ("optimizer.lr=0", "local.epochs=0"),
+        ("aggregator=fedavgm aggregator.momentum=-1", "local.epochs=0"),
+        ("selector=oort selector.clip=7", "local.epochs=0"),
+        ("tracker.wandb.timeout=21", "local.epochs=0"),
+        ("seed=-1", "local.epochs=0"),
+        ("server.public_samples=-1", "local.epochs=0"),
+        ("dataset.mean=[0.5,0.5]", "client_accuracy=holdout"),
+        ("availability=bernoulli availability.probability=2", "client_accuracy=holdout"),
     ],
 )
-def test_the_problems_of_every_group_are_told_with_those_of_others(word: str, other: str) -> None:
-    key = word.split()[-1].partition("=")[0]
-    found = problems(*word.split(), other)
-    assert len(found) == 2
-    assert any(text.startswith(f"{key}=") for text in found)
-    assert any(text.startswith(other.partition("=")[0]) for text in found)
+def test_the_problems_of_a_group_are_reported_with_those_of_others(line: str, other: str) -> None:
+    words = [*line.split(), other]
+    keys = [word.partition("=")[0] for word in words[-2:]]
+    reported = problems(*words)
+    assert len(reported) == 2
+    for key in keys:
+        assert any(text.startswith(f"{key}=") for text in reported)
 
 
-def test_a_selector_is_told_what_the_server_lacks_for_it() -> None:
-    told = problems("selector=gpfl", "server.validation_fraction=0", "server.public_samples=5")[0]
-    assert "server.validation_fraction=0.0: must be > 0 for GPFL" in told
-    plan("selector=gpfl", "server.public_samples=0")
-    plan("selector=fedabc", "server.validation_fraction=0", "server.public_samples=5")
+def test_a_selector_needs_its_samples_at_the_server() -> None:
+    plan_of("selector=gpfl", "server.public_samples=0")
+    plan_of("selector=fedabc", "server.validation_fraction=0", "server.public_samples=5")
+    (problem,) = problems("selector=gpfl", "server.validation_fraction=0")
+    assert "server.validation_fraction=0.0: must be > 0 for GPFL" in problem
 
 
-def test_a_value_is_told_of_once() -> None:
-    assert problems("local=5") == [
-        "local=5: must be a mapping of keys to values\n    set its keys one by one, as in local.epochs=..."
-    ]
+def test_a_value_is_reported_once() -> None:
+    (problem,) = problems("local=5")
+    remedy = "set its keys one by one, as in local.epochs=..."
+    assert problem == f"local=5: must be a mapping of keys to values\n    {remedy}"
 
 
-def test_a_gpu_is_asked_for_only_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_can_be_chosen_only_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert problems("device=cuda") == [
-        "device='cuda': needs a CUDA GPU that torch can see\n    use device=cpu or device=auto"
-    ]
-    assert plan("device=cpu").settings.device == "cpu"
+    (problem,) = problems("device=cuda")
+    remedy = "use device=cpu or device=auto"
+    assert problem == f"device='cuda': needs a CUDA GPU that torch can see\n    {remedy}"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert plan("device=cuda").settings.device == "cuda"
+    assert plan_of("device=cuda").settings.device == "cuda"

@@ -18,7 +18,7 @@ from fedsim.config.build import unknown
 from fedsim.config.compose import make_plan
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import changed_since
-from fedsim.config.words import parse
+from fedsim.config.words import is_plain_assignment, parse
 from fedsim.core.configs import IRRELEVANT_KEYS, has_key, leaves, merge, nest
 from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, check, rule
@@ -112,11 +112,15 @@ def changed_values(words: Sequence[str]) -> dict[str, Any]:
     Raises `ConfigError` for keys that say where or how often results are written: a run could then
     be compared with itself.
     """
-    values = {override.key_or_group: override.value() for override in parse(words)}
-    text = "cannot be changed: verify runs in a folder of its own"
-    for key, value in values.items():
+    values: dict[str, Any] = {}
+    for override in parse(words):
+        key = override.key_or_group
+        is_value = is_plain_assignment(override)
+        check(rule(is_value, key, ..., "must have one value", "write key=value"))
         is_free = key.partition(".")[0] not in FIXED_KEYS
-        check(rule(is_free, key, value, text, "leave it out"))
+        text = "cannot be changed: verify runs in a folder of its own"
+        check(rule(is_free, key, override.value(), text, "leave it out"))
+        values[key] = override.value()
     return values
 
 

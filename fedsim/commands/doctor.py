@@ -168,8 +168,8 @@ def folders(plans: Sequence[Plan]) -> Findings:
     places = [("output_dir", folder) for folder in sorted(outputs) if str(folder) not in reported]
     places += [("cache_dir", folder) for folder in sorted({plan.cache_dir for plan in plans})]
     for key, folder in places:
-        if problem := space_problem(key, folder, BYTES_OF_RUN):
-            yield _finding(warn, "disk", problem)
+        if shortage := space_problem(key, folder, BYTES_OF_RUN):
+            yield _finding(warn, "disk", shortage)
         else:
             free = shutil.disk_usage(existing_folder(folder)).free
             yield ok(f"disk: {key}={folder} can be written, {free / 1e9:.1f} GB free")

@@ -1,40 +1,56 @@
-"""Divisions of made-up labels among clients, and what is measured of them."""
+"""Partitions built from the YAML files, and small sets of labels for them to divide."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+from numpy.random import default_rng
 
 from fedsim.config.build import instantiate
 from fedsim.partitions.base import Labelled, Partition
 
 FOLDER = Path(__file__).parents[1] / "conf" / "partition"
-CHOICES = sorted(p.stem for p in FOLDER.glob("*.yaml"))
+CHOICES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def build(choice: str, **values: Any) -> Partition:
+    """Build the partition of conf/partition/<choice>.yaml with some other values."""
     node = yaml.safe_load((FOLDER / f"{choice}.yaml").read_text())
-    return instantiate({**node, **values}, Partition, "partition")
-
-
-def balanced(per_class: int, num_classes: int = 10) -> Labelled:
-    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(num_classes), per_class))
-    owners = np.random.default_rng(1).integers(60, size=len(labels))
-    return Labelled(labels, num_classes, owners)
+    return instantiate(node | values, Partition, "partition")
 
 
 def split(
     choice: str, data: Labelled, num_clients: int, seed: int = 0, **values: Any
 ) -> list[np.ndarray]:
-    return build(choice, **values).split(data, num_clients, np.random.default_rng(seed))
+    """Return the positions of each client by the partition that `build` returns."""
+    return build(choice, **values).split(data, num_clients, default_rng(seed))
 
 
-def histograms(data: Labelled, parts: list[np.ndarray]) -> np.ndarray:
-    return np.stack([np.bincount(data.labels[p], minlength=data.num_classes) for p in parts])
+def labelled(*class_sizes: int) -> Labelled:
+    """Return labels ordered by class: class_sizes[c] samples of class c."""
+    num_classes = len(class_sizes)
+    return Labelled(np.repeat(np.arange(num_classes), class_sizes), num_classes)
 
 
-SMALL: dict[str, dict[str, Any]] = {
-    **{name: {"min_size": 1} for name in ("dirichlet_class", "dirichlet_01", "dirichlet_05")},
-    "natural": {"min_samples": 1},
-}
+def balanced(per_class: int, num_classes: int = 10) -> Labelled:
+    """Return `per_class` samples of each class in random order, with 60 random owners."""
+    labels = default_rng(0).permutation(labelled(*[per_class] * num_classes).labels)
+    owners = default_rng(1).integers(60, size=len(labels))
+    return Labelled(labels, num_classes, owners)
+
+
+def histograms(data: Labelled, parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Return the number of samples of each class that each client holds [N, C]."""
+    return np.stack([np.bincount(data.labels[part], minlength=data.num_classes) for part in parts])
+
+
+def sizes(parts: Iterable[np.ndarray]) -> list[int]:
+    """Return the number of samples of each client."""
+    return [len(part) for part in parts]
+
+
+def lists(parts: Iterable[np.ndarray]) -> list[list[int]]:
+    """Return the positions of each client as lists, which == compares."""
+    return [part.tolist() for part in parts]

@@ -1,274 +1,306 @@
-"""What partitions draw: their distributions, that all is shuffled, and where rounding and borders
-lie."""
+"""What partitions draw: the right distributions, in random order, with exact rounding."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from numpy.random import default_rng
 
 from fedsim.core.errors import DataError
 from fedsim.partitions import dirichlet
 from fedsim.partitions.base import Labelled, largest_remainder, require_samples, shuffled_by_class
-from fedsim.partitions.dirichlet import DirichletClass, DirichletClient, _draw_class
+from fedsim.partitions.dirichlet import DirichletClass, _draw_class
 from fedsim.partitions.dirichlet_qp import DirichletQP, _assign_samples, _least_squares_counts
-from fedsim.partitions.iid import IID, Natural, QuantitySkew
 from fedsim.partitions.shards import Shards, _shards_per_class
-from tests.partition_toys import balanced, histograms, split
+from tests.partition_toys import balanced, build, histograms, labelled, lists, sizes, split
 
 
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
+def generator(**methods: Any) -> Any:
+    """Return a random generator, some of whose methods are replaced."""
+    return Mock(wraps=default_rng(0), **methods)
+
+
+# --- rounding ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("shares", "total", "expected"),
+    ("shares", "total", "seats"),
     [
-        (
-            [0.45, 0.33, 0.22],
-            10,
-            [5, 3, 2],
-        ),  # quotas 4.5, 3.3, 2.2: the one seat goes to the largest remainder
-        ([0.16, 0.27, 0.57], 10, [1, 3, 6]),  # remainders .6, .7, .7
-        ([1, 1, 1], 4, [2, 1, 1]),  # ties to the lower index
+        # Quotas 4.5, 3.3, 2.2: the one seat that is left goes to the remainder 0.5.
+        ([0.45, 0.33, 0.22], 10, [5, 3, 2]),
+        # Quotas 1.6, 2.7, 5.7: the two seats that are left go to the remainders 0.7.
+        ([0.16, 0.27, 0.57], 10, [1, 3, 6]),
+        # Of equal remainders the first gets the seat.
+        ([1.0, 1.0, 1.0], 4, [2, 1, 1]),
+        # Quotas 0.75, 2.25: shares need not sum to 1.
         ([2.0, 6.0], 3, [1, 2]),
     ],
 )
-def test_seats_go_by_largest_remainder(
-    shares: list[float], total: int, expected: list[int]
+def test_seats_go_to_the_largest_remainders(
+    shares: list[float], total: int, seats: list[int]
 ) -> None:
-    assert largest_remainder(np.array(shares, dtype=float), total).tolist() == expected
+    assert largest_remainder(np.array(shares), total).tolist() == seats
 
 
-def test_enough_samples_is_exactly_so_many_each() -> None:
+def test_the_required_number_of_samples_is_exact() -> None:
     require_samples(12, 3, 4, "x")
     with pytest.raises(DataError, match="needs at least 12 training samples and there are 11"):
         require_samples(11, 3, 4, "x")
 
 
-# --- Dirichlet -----------------------------------------------------------------------------------------------------
+# --- Dirichlet -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("alpha", [0.5, 2.0])
-def test_labels_are_drawn_by_dirichlets_of_this_alpha(alpha: float) -> None:
-    """Of a class, Dir(alpha 1_N): E sum_k p_k^2 = (alpha + 1) / (N alpha + 1), over 400 classes of
-    400 samples. Of a client, E sum_c q_c^2 = (alpha + 1) / (C alpha + 1), with (1 - that) / n from
-    drawing n samples; classes hardly run out where they are many clients' together."""
-    data = Labelled(np.repeat(np.arange(400), 400), 400)
-    counts = histograms(
-        data, split("dirichlet_class", data, 8, alpha=alpha, min_size=0, max_tries=1)
-    )
-    assert ((counts / 400) ** 2).sum(0).mean() == pytest.approx(
-        (alpha + 1) / (8 * alpha + 1), rel=0.06
-    )
+def test_a_class_is_spread_over_clients_by_a_dirichlet_draw(alpha: float) -> None:
+    """Shares p by Dir(alpha 1_N) have E sum_k p_k^2 = (alpha + 1) / (N alpha + 1); here N = 8."""
+    data = labelled(*[400] * 400)
+    parts = split("dirichlet_class", data, 8, alpha=alpha, min_size=0, max_tries=1)
+    shares = histograms(data, parts) / 400
+    expected = (alpha + 1) / (8 * alpha + 1)
+    assert (shares**2).sum(0).mean() == pytest.approx(expected, rel=0.06)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 2.0])
+def test_a_client_has_a_dirichlet_mix_of_labels(alpha: float) -> None:
+    """Mixes q by Dir(alpha 1_C) have E sum_c q_c^2 = (alpha + 1) / (C alpha + 1); here C = 5.
+
+    Drawing n = 50 samples by q adds (1 - that) / n. With 400 clients classes hardly run out.
+    """
     data = balanced(4000, 5)
     counts = histograms(data, split("dirichlet_client", data, 400, alpha=alpha))
-    even = (alpha + 1) / (5 * alpha + 1)
-    assert ((counts / 50) ** 2).sum(1).mean() == pytest.approx(even + (1 - even) / 50, rel=0.06)
     assert set(counts.sum(1)) == {50}
-
-
-class Given:
-    """A generator some of whose methods are replaced."""
-
-    def __init__(self, **methods: Any) -> None:
-        self.rng = rng()
-        vars(self).update(methods)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.rng, name)
-
-
-def test_cuts_lie_at_rounded_cumulative_proportions() -> None:
-    """Proportions (.26, .48, .26) of ten samples: cuts at 2.6 and 7.4, that is, 3 and 7."""
-    data, asked = Labelled(np.zeros(10, np.int64), 1), []
-    for shares, sizes in (([0.26, 0.48, 0.26], [3, 4, 3]), ([1.0 + 1e-9, 0.2, -0.2], [10, 0, 0])):
-        given: Any = Given(
-            dirichlet=lambda alphas, shares=shares: asked.append(alphas) or np.array(shares)
-        )
-        parts = DirichletClass(alpha=0.7, min_size=0, max_tries=1, balanced=False).split(
-            data, 3, given
-        )
-        assert [len(p) for p in parts] == sizes
-    assert np.array_equal(asked, np.full((2, 3), 0.7))
-
-
-def test_draws_are_repeated_until_the_smallest_has_exactly_enough(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    smallest = iter([2, 3, 4, 2, 3, 4])
-    monkeypatch.setattr(
-        DirichletClass, "_draw", lambda *_: [np.arange(next(smallest)), np.arange(9)]
-    )
-    data = Labelled(np.zeros(20, np.int64), 1)
-    parts = DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=3).split(data, 2, rng())
-    assert len(parts[0]) == 4
-    with pytest.raises(DataError, match=r"partition\.max_tries=2 .*smallest client has 3"):
-        DirichletClass(alpha=1.0, balanced=False, min_size=4, max_tries=2).split(data, 2, rng())
+    of_mixes = (alpha + 1) / (5 * alpha + 1)
+    expected = of_mixes + (1 - of_mixes) / 50
+    assert ((counts / 50) ** 2).sum(1).mean() == pytest.approx(expected, rel=0.06)
 
 
 @pytest.mark.parametrize(
-    "partition",
+    ("shares", "expected"),
     [
-        DirichletClass(alpha=1.0, balanced=False, min_size=1, max_tries=1000),
-        DirichletQP(alpha=5.0, solver="CLARABEL", retries=5, fallback="nnls"),
+        # Cuts of ten samples at 2.6 and 7.4, which are rounded to 3 and 7.
+        ([0.26, 0.48, 0.26], [3, 4, 3]),
+        # Rounding errors put no cut after the last sample.
+        ([1.0 + 1e-9, 0.2, -0.2], [10, 0, 0]),
     ],
 )
-def test_a_clients_samples_are_not_sorted_by_label(partition: DirichletClass | DirichletQP) -> None:
-    """The first batches of an unshuffled reader would see one class only."""
+def test_cuts_lie_at_rounded_cumulative_shares(shares: list[float], expected: list[int]) -> None:
+    rng = generator(dirichlet=Mock(return_value=np.array(shares)))
+    partition = build("dirichlet_class", alpha=0.7, min_size=0, max_tries=1)
+    assert sizes(partition.split(labelled(10), 3, rng)) == expected
+    (alphas,) = rng.dirichlet.call_args.args
+    assert alphas.tolist() == [0.7, 0.7, 0.7]
+
+
+def test_draws_are_repeated_until_the_smallest_client_has_enough_samples(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    smallest = iter([2, 3, 4, 2, 3])
+    monkeypatch.setattr(
+        DirichletClass, "_draw", lambda *_: [np.arange(next(smallest)), np.arange(9)]
+    )
+    parts = split("dirichlet_class", labelled(20), 2, min_size=4, max_tries=3)
+    assert sizes(parts) == [4, 9]
+    rule = r"partition\.min_size=4: not reached .*partition\.max_tries=2 .*smallest client has 3"
+    with pytest.raises(DataError, match=rule):
+        split("dirichlet_class", labelled(20), 2, min_size=4, max_tries=2)
+
+
+@pytest.mark.parametrize(
+    ("choice", "values"),
+    [
+        ("dirichlet_class", {"alpha": 1.0, "min_size": 1}),
+        ("dirichlet_qp", {"alpha": 5.0, "fallback": "nnls"}),
+    ],
+)
+def test_samples_of_a_client_are_not_sorted_by_label(choice: str, values: dict[str, Any]) -> None:
+    """Otherwise the first batches of a reader that does not shuffle would hold one class."""
     data = balanced(600, 4)
-    parts = [data.labels[p] for p in partition.split(data, 10, rng())]
-    mixed = [
-        own
-        for own in parts
-        if len(own) > 50 and np.bincount(own, minlength=4).max() < 0.9 * len(own)
-    ]
-    assert len(mixed) >= 5
-    assert all((np.diff(labels) < 0).any() for labels in mixed)
+    mixed = 0
+    for part in split(choice, data, 10, **values):
+        labels = data.labels[part]
+        if len(labels) > 50 and np.bincount(labels).max() < 0.9 * len(labels):
+            assert (np.diff(labels) < 0).any()
+            mixed += 1
+    assert mixed >= 5
 
 
-def test_a_class_is_drawn_at_its_quantile_among_those_left() -> None:
-    """Class 0 has no samples left, class 2 no probability; 1 and 3 share the rest. Then classes
-    that have all run out, or are all but impossible."""
-    shares, left = np.array([0.6, 0.2, 0.0, 0.2]), np.array([0, 5, 5, 5])
-    assert [_draw_class(shares, left, u) for u in (0.0, 0.49, 0.5, 0.99)] == [1, 1, 3, 3]
-    assert [_draw_class(np.array([1.0, 0, 0]), np.array([0, 3, 3]), u) for u in (0.1, 0.9)] == [
-        1,
-        2,
-    ]
-    probabilities = np.array(
-        [0.5, 5e-324, 0.0]
-    )  # 0.9 times the smallest number is the smallest number
-    assert _draw_class(probabilities, np.array([0, 1, 1]), 0.9) == 1
+@pytest.mark.parametrize(
+    ("shares", "left", "classes"),
+    [
+        # Class 0 has no samples left and class 2 no share: classes 1 and 3 get a half each.
+        ([0.6, 0.2, 0.0, 0.2], [0, 5, 5, 5], {0.0: 1, 0.49: 1, 0.5: 3, 0.99: 3}),
+        # The only class with a share has run out: the others are equally likely.
+        ([1.0, 0.0, 0.0], [0, 3, 3], {0.1: 1, 0.9: 2}),
+        # 5e-324 is the smallest number; 0.9 times it is rounded to itself.
+        ([0.5, 5e-324, 0.0], [0, 1, 1], {0.9: 1}),
+    ],
+)
+def test_a_class_is_drawn_at_a_quantile_among_the_classes_that_are_left(
+    shares: list[float], left: list[int], classes: dict[float, int]
+) -> None:
+    for quantile, label in classes.items():
+        assert _draw_class(np.array(shares), np.array(left), quantile) == label
 
 
 def test_clients_take_turns_in_a_new_random_order_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By draw number: who has his first, second and third sample when. Clients' own mixes tell them
-    apart."""
+    """Client i draws class i only, so the probable class of a draw tells whose turn it is."""
     turns: list[int] = []
-    draw = dirichlet._draw_class
 
-    def watched(probabilities: np.ndarray, left: np.ndarray, u: float) -> int:
+    def watched(probabilities: np.ndarray, left: np.ndarray, quantile: float) -> int:
         turns.append(int(probabilities.argmax()))
-        return draw(probabilities, left, u)
+        return _draw_class(probabilities, left, quantile)
 
     monkeypatch.setattr(dirichlet, "_draw_class", watched)
-    given: Any = Given(dirichlet=lambda alphas, count: np.eye(4))
-    DirichletClient(alpha=1.0).split(balanced(20, 4), 4, given)
-    orders = [tuple(turns[start : start + 4]) for start in range(0, 80, 4)]
-    assert all(sorted(order) == [0, 1, 2, 3] for order in orders)
-    assert len(set(orders)) > 5
+    rng = generator(dirichlet=lambda alphas, count: np.eye(4))
+    build("dirichlet_client").split(balanced(20, 4), 4, rng)
+    orders = np.reshape(turns, (20, 4))
+    assert (np.sort(orders) == np.arange(4)).all()
+    assert len(np.unique(orders, axis=0)) > 5
 
 
-# --- the quadratic program -----------------------------------------------------------------------------------------
+# --- the quadratic program -----------------------------------------------------------------------
+
+QP = DirichletQP(alpha=2.0, solver="CLARABEL", retries=0, fallback="error")
 
 
-def test_mixes_have_the_frequencies_as_their_mean_and_alpha_as_their_total() -> None:
-    """Of Dir(alpha p): E q_c = p_c and Var q_c = p_c (1 - p_c) / (alpha + 1)."""
-    partition = DirichletQP(alpha=2.0, solver="CLARABEL", retries=0, fallback="error")
-    p = np.array([0.5, 0.3, 0.2])
-    q = partition._label_mixes(1000 * np.array([0.5, 0, 0.3, 0.2]), 20_000, rng())
-    assert (q[1] == 0).all()
-    assert q[[0, 2, 3]].mean(1) == pytest.approx(p, abs=0.01)
-    assert q[[0, 2, 3]].var(1) == pytest.approx(p * (1 - p) / 3, rel=0.06)
-    given: Any = Given(dirichlet=lambda alphas, count: np.full((count, len(alphas)), np.nan))
-    q = partition._label_mixes(
-        np.array([80.0, 0.0, 20.0]), 4000, given
-    )  # where every gamma draw underflows
-    assert np.isin(q, [0, 1]).all()
-    assert q.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
+def test_label_mixes_have_the_class_frequencies_as_their_mean() -> None:
+    """Dir(alpha p) has E q_c = p_c and Var q_c = p_c (1 - p_c) / (alpha + 1), with alpha = 2."""
+    class_sizes = np.array([500.0, 0.0, 300.0, 200.0])
+    frequencies = class_sizes / 1000
+    mixes = QP._label_mixes(class_sizes, 20_000, default_rng(0))
+    assert (mixes[1] == 0).all()
+    assert mixes.mean(1) == pytest.approx(frequencies, abs=0.01)
+    assert mixes.var(1) == pytest.approx(frequencies * (1 - frequencies) / 3, rel=0.06)
 
 
-def test_quotas_are_rounded_down_but_for_rounding_errors() -> None:
-    last: Any = Given(integers=lambda count, size: np.full(size, count - 1))
-    parts = _assign_samples(
-        np.array([[2.9, 3.9999999999, 3.1]]), Labelled(np.zeros(10, np.int64), 1), last
-    )
-    assert [len(p) for p in parts] == [2, 4, 4]
+def test_a_mix_whose_gamma_draws_all_underflow_is_one_class() -> None:
+    rng = generator(dirichlet=lambda alphas, count: np.full((count, len(alphas)), np.nan))
+    mixes = QP._label_mixes(np.array([80.0, 0.0, 20.0]), 4000, rng)
+    assert np.isin(mixes, [0, 1]).all()
+    assert mixes.mean(1) == pytest.approx([0.8, 0.0, 0.2], abs=0.03)
 
 
-# --- sizes and owners ----------------------------------------------------------------------------------------------
+def test_quotas_are_rounded_down_except_for_rounding_errors() -> None:
+    """Quotas become 2, 4 and 3; the tenth sample goes to a random client, here the last."""
+    rng = generator(integers=lambda count, size: np.full(size, count - 1))
+    parts = _assign_samples(np.array([[2.9, 3.9999999999, 3.1]]), labelled(10), rng)
+    assert sizes(parts) == [2, 4, 4]
 
 
-def test_iid_parts_are_random() -> None:
-    data = Labelled(np.zeros(100, np.int64), 1)
-    for partition in (IID(), QuantitySkew(law="lognormal", skew=0.5, min_size=1)):
-        parts = partition.split(data, 4, rng())
-        assert any(sorted(p) != list(range(min(p), max(p) + 1)) for p in parts)
+def test_the_counts_of_a_fallback_add_up_to_the_class_sizes() -> None:
+    mixes = np.array([[0.7, 0.2], [0.3, 0.8]])
+    counts = _least_squares_counts(mixes, np.array([10.0, 30.0]))
+    assert counts.sum(1) == pytest.approx([10, 30])
+
+
+# --- sizes and owners ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("choice", ["iid", "quantity_skew"])
+def test_parts_are_no_blocks_of_consecutive_samples(choice: str) -> None:
+    parts = split(choice, labelled(100), 4)
+    assert any(np.ptp(part) >= len(part) for part in parts)
+
+
+LARGE = labelled(4_000_000)
+
+
+@pytest.mark.parametrize("skew", [0.5, 1.5])
+def test_logarithms_of_log_normal_sizes_have_the_skew_as_their_deviation(skew: float) -> None:
+    parts = split("quantity_skew", LARGE, 1000, law="lognormal", skew=skew, min_size=1)
+    assert np.log(sizes(parts)).std() == pytest.approx(skew, rel=0.08)
+
+
+@pytest.mark.parametrize("skew", [2.0, 4.0])
+def test_sizes_by_a_power_law_have_a_tail_of_this_index(skew: float) -> None:
+    """The logarithm of size / smallest size is exponential with mean 1 / skew."""
+    parts = split("quantity_skew", LARGE, 1000, law="powerlaw", skew=skew, min_size=1)
+    logs = np.log(sizes(parts))
+    assert (logs - logs.min()).mean() == pytest.approx(1 / skew, rel=0.1)
+
+
+def owned(*counts: int) -> Labelled:
+    """Return data in which owner i has counts[i] samples, which follow each other."""
+    owners = labelled(*counts).labels
+    return Labelled(owners, len(counts), owners)
+
+
+def test_owners_with_enough_samples_are_drawn_by_seed_and_ordered() -> None:
+    data = owned(5, 4, 5, 6, 3, 5)
+    drawn = set()
+    for seed in range(30):
+        parts = split("natural", data, 2, seed, min_samples=5)
+        owners = [set(data.labels[part]) for part in parts]
+        (first,), (second,) = owners
+        assert first < second
+        drawn |= {first, second}
+    assert drawn == {0, 2, 3, 5}
+
+
+def test_all_owners_with_enough_samples_may_be_clients() -> None:
+    data = owned(5, 4, 5, 6, 3, 5)
+    assert len(split("natural", data, 4, min_samples=5)) == 4
+    with pytest.raises(DataError, match="num_clients=5: only 4 of 6 owners have"):
+        split("natural", data, 5, min_samples=5)
+
+
+def test_a_capped_owner_keeps_random_samples() -> None:
+    kept = set()
+    for seed in range(30):
+        (part,) = split("natural", owned(20), 1, seed, min_samples=1, cap=2)
+        kept |= set(part)
+    assert len(kept) > 10
+
+
+# --- shards --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("law", "skew"), [("lognormal", 0.5), ("lognormal", 1.5), ("powerlaw", 2.0), ("powerlaw", 4.0)]
+    ("num_samples", "expected"), [(9, [3, 2, 2, 2]), (10, [3, 3, 2, 2]), (11, [3, 3, 3, 2])]
 )
-def test_sizes_have_this_deviation_of_their_logarithm_or_this_tail(law: str, skew: float) -> None:
-    """Of a power law ln(size / smallest) is exponential with mean 1 / skew."""
-    data = Labelled(np.zeros(4_000_000, np.int64), 1)
-    partition = QuantitySkew(law=law, skew=skew, min_size=1)  # type: ignore[arg-type]
-    logs = np.log([len(p) for p in partition.split(data, 1000, rng())])
-    if law == "lognormal":
-        assert logs.std() == pytest.approx(skew, rel=0.08)
-    else:
-        assert (logs - logs.min()).mean() == pytest.approx(1 / skew, rel=0.1)
-
-
-def owned(counts: list[int]) -> Labelled:
-    owners = np.repeat(np.arange(len(counts)), counts)
-    return Labelled(np.zeros(len(owners), np.int64), 1, owners)
-
-
-def test_owners_with_exactly_enough_samples_are_drawn_by_seed_and_stand_in_order() -> None:
-    data = owned([5, 4, 5, 6, 3, 5])
-    assert data.owners is not None
-    chosen = set()
-    for seed in range(30):
-        parts = Natural(min_samples=5, cap=None, keep="random").split(data, 2, rng(seed))
-        ids = [int(data.owners[p[0]]) for p in parts]
-        assert ids == sorted(ids)
-        assert all(len(np.unique(data.owners[p])) == 1 for p in parts)
-        chosen |= set(ids)
-    assert chosen == {0, 2, 3, 5}
-    assert len(Natural(min_samples=5, cap=None, keep="random").split(data, 4, rng())) == 4
-    with pytest.raises(DataError, match="only 4 of 6 owners have"):
-        Natural(min_samples=5, cap=None, keep="random").split(data, 5, rng())
-    capped = Natural(min_samples=1, cap=2, keep="random")
-    assert len({int(i) for s in range(30) for i in capped.split(owned([20]), 1, rng(s))[0]}) > 10
-
-
-# --- shards --------------------------------------------------------------------------------------------------------
-
-
-def test_spread_leftovers_go_to_the_first_shards_one_each() -> None:
+def test_leftovers_are_spread_over_the_first_shards(num_samples: int, expected: list[int]) -> None:
     partition = Shards(shards_per_client=1, pure=False, leftover="spread")
-    found = [[len(s) for s in partition._cut(np.arange(n), 4)] for n in (9, 10, 11)]
-    assert found == [[3, 2, 2, 2], [3, 3, 2, 2], [3, 3, 3, 2]]
-    dropped = Shards(shards_per_client=1, pure=False, leftover="drop")._cut(np.arange(11), 4)
-    assert [s.tolist() for s in dropped] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert sizes(partition._cut(np.arange(num_samples), 4)) == expected
 
 
-def test_pure_shards_are_as_many_as_classes_and_dealt_at_random() -> None:
-    data = Labelled(np.repeat(np.arange(10), 10), 10)
-    partition = Shards(shards_per_client=1, pure=True, leftover="drop")
-    dealt = [partition.split(data, 10, rng(seed)) for seed in range(5)]
-    assert all(((histograms(data, parts) > 0).sum(1) == 1).all() for parts in dealt)
-    assert len({tuple(data.labels[p[0]] for p in parts) for parts in dealt}) > 1
+def test_leftovers_are_dropped_from_the_end() -> None:
+    partition = Shards(shards_per_client=1, pure=False, leftover="drop")
+    assert lists(partition._cut(np.arange(11), 4)) == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_pure_shards_are_taken_from_the_class_whose_shards_are_smallest() -> None:
-    """Sizes 100, 3, 3 into 4 shards: quotas 3.77, .11, .11, so 4 + 1 + 1 are two too many; only
-    class 0 has more than one. Sizes 50, 46, 4 into 3: 1, 1, 1 after largest remainder gives 2, 1,
-    0."""
-    assert _shards_per_class(np.array([100.0, 3.0, 3.0]), 4).tolist() == [2, 1, 1]
-    assert _shards_per_class(np.array([50.0, 46.0, 4.0]), 3).tolist() == [1, 1, 1]
-    assert _shards_per_class(np.array([60.0, 30.0, 1.0]), 6).tolist() == [3, 2, 1]
+def test_pure_shards_are_dealt_at_random() -> None:
+    data = labelled(*[10] * 10)
+    orders = set()
+    for seed in range(5):
+        parts = split("shards_1", data, 10, seed)
+        orders.add(tuple(data.labels[part[0]] for part in parts))
+    assert len(orders) > 1
+
+
+@pytest.mark.parametrize(
+    ("class_sizes", "num_shards", "counts"),
+    [
+        # Quotas 3.77, 0.11, 0.11 give 4 + 1 + 1 shards, two too many; only class 0 can spare them.
+        ([100.0, 3.0, 3.0], 4, [2, 1, 1]),
+        # Largest remainders give 2, 1, 0; class 2 takes a shard from class 0.
+        ([50.0, 46.0, 4.0], 3, [1, 1, 1]),
+        # Quotas 3.96, 1.98, 0.07 give 4 + 2 + 1 shards, one too many; those of class 0 and class 1
+        # have 15 samples each, and the first class spares one.
+        ([60.0, 30.0, 1.0], 6, [3, 2, 1]),
+    ],
+)
+def test_every_class_has_a_pure_shard_and_the_smallest_shards_are_given_up(
+    class_sizes: list[float], num_shards: int, counts: list[int]
+) -> None:
+    assert _shards_per_class(np.array(class_sizes), num_shards).tolist() == counts
 
 
 def test_the_samples_of_a_class_are_in_random_order() -> None:
     labels = np.arange(60) % 2
-    for of, positions in enumerate(shuffled_by_class(labels, 2, np.random.default_rng(0))):
-        assert sorted(positions) == np.flatnonzero(labels == of).tolist() != positions.tolist()
-
-
-def test_the_counts_of_a_fallback_add_up_to_those_of_the_classes() -> None:
-    counts = _least_squares_counts(np.array([[0.7, 0.2], [0.3, 0.8]]), np.array([10.0, 30.0]))
-    assert counts.sum(1) == pytest.approx([10, 30])
+    for label, positions in enumerate(shuffled_by_class(labels, 2, default_rng(0))):
+        in_order = np.flatnonzero(labels == label).tolist()
+        assert sorted(positions) == in_order != positions.tolist()

@@ -1,4 +1,7 @@
-"""No room, or no permission: found before work starts, with key, path, need and what is free."""
+"""Folders without room or permission are rejected before work starts.
+
+The error has the key, the path, what is needed and what is free.
+"""
 
 import errno
 import json
@@ -6,7 +9,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,7 +16,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedsim.config.compose import compose_jobs, make_plan, search_path
+from fedsim.config.compose import search_path
 from fedsim.config.plan import Plan
 from fedsim.core.disk import space_problem
 from fedsim.core.errors import ConfigError, DataError
@@ -22,137 +24,146 @@ from fedsim.jobs.prepare import require_room
 from fedsim.results.files import MODEL
 from fedsim.results.reading import METRICS, SUMMARY
 from fedsim.running.assembly import build
+from tests.run_toys import plan_of
 
 
 def plan(output_dir: Path, *words: str) -> Plan:
     with search_path():
-        (job,) = compose_jobs([f"output_dir={output_dir}", *words], multirun=False)
-    return make_plan(job.config, job.choices)
+        return plan_of(f"output_dir={output_dir}", *words)
 
 
-def with_free(monkeypatch: pytest.MonkeyPatch, free: int) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """A disk with `free` bytes, 0 at first."""
+    usage = Mock(free=0)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    return usage
 
 
-def test_too_little_room_is_told_but_of_what_is_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_free(monkeypatch, 5_000_000)
-    short, long = plan(tmp_path / "new"), plan(tmp_path / "new", "num_rounds=100000")
+# --- output_dir ----------------------------------------------------------------------------------
+
+
+def test_too_little_room_for_a_sweep_is_rejected(tmp_path: Path, disk: Mock) -> None:
+    disk.free = 5_000_000
+    short = plan(tmp_path / "new")
+    long = plan(tmp_path / "new", "num_rounds=100000")
     require_room([short])
-    rule = rf"output_dir='{tmp_path}/new': no room in {tmp_path}: need 10[0-9]\.\d MB, free 5\.0 MB\n.*output_dir"
-    with pytest.raises(ConfigError, match=rule):
+    room = rf"no room in {tmp_path}: need 10[0-9]\.\d MB, free 5\.0 MB\n.*output_dir"
+    with pytest.raises(ConfigError, match=rf"output_dir='{tmp_path}/new': {room}"):
         require_room([short, long])
     assert not list(tmp_path.iterdir())
-    with_free(monkeypatch, 0)
+
+
+def write_run(folder: Path, summary: dict[str, Any]) -> None:
+    folder.mkdir(parents=True)
+    safetensors.torch.save_file({"weight": torch.zeros(1)}, folder / MODEL)
+    (folder / METRICS).touch()
+    (folder / SUMMARY).write_text(json.dumps(summary))
+
+
+@pytest.mark.usefixtures("disk")
+def test_a_finished_run_needs_no_room_unless_it_is_overwritten(tmp_path: Path) -> None:
     finished = plan(tmp_path)
-    finished.folder.mkdir(parents=True)
-    safetensors.torch.save_file({"weight": torch.zeros(1)}, finished.folder / MODEL)
-    (finished.folder / METRICS).touch()
-    (finished.folder / SUMMARY).write_text(
-        json.dumps({"status": "diverged", "rounds": 0, "seed": 0})
-    )
+    write_run(finished.folder, {"status": "diverged", "rounds": 0, "seed": 0})
     require_room([finished])
-    for status in ("failed", "preempted", "interrupted"):  # it goes on
-        (finished.folder / SUMMARY).write_text(json.dumps({"status": status}))
-        with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):
-            require_room([finished])
     with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):
         require_room([plan(tmp_path, "overwrite=true")])
 
 
-def test_a_folder_that_takes_no_file_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    problem = space_problem("output_dir", tmp_path / "file" / "below", 1)
-    assert problem is not None
-    assert problem.rule.startswith(f"cannot write in {tmp_path / 'file'} (Not a directory)")
+@pytest.mark.usefixtures("disk")
+@pytest.mark.parametrize("status", ["failed", "preempted", "interrupted"])
+def test_a_run_that_will_resume_needs_room(tmp_path: Path, status: str) -> None:
+    stopped = plan(tmp_path)
+    write_run(stopped.folder, {"status": status})
+    with pytest.raises(ConfigError, match=r"need 2\.1 MB, free 0\.0 MB"):
+        require_room([stopped])
 
+
+def test_a_file_in_place_of_a_folder_is_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    problem = space_problem("output_dir", file / "below", 1)
+    assert problem is not None
+    assert problem.rule.startswith(f"cannot write in {file} (Not a directory)")
+
+
+def test_a_read_only_folder_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_only = Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS)))
     monkeypatch.setattr("tempfile.TemporaryFile", read_only)
-    with pytest.raises(
-        ConfigError, match=rf"cannot write in {tmp_path} \(Read-only file system\); need 2\.1 MB"
-    ):
+    rule = rf"cannot write in {tmp_path} \(Read-only file system\); need 2\.1 MB"
+    with pytest.raises(ConfigError, match=rule):
         require_room([plan(tmp_path)])
 
 
-# --- data_dir ------------------------------------------------------------------------------------------------------
+# --- data_dir ------------------------------------------------------------------------------------
+
+FETCHED = ["dataset=mnist", "dataset=emnist", "dataset=cifar10", "dataset=femnist"]
+BY_PATH = ["dataset=parquet dataset.path=mine", "dataset=image_folder dataset.path=mine"]
+LEAF = "dataset=femnist dataset.source=leaf"
 
 
-def refused_for_data_dir(tmp_path: Path, *words: str) -> str:
-    """The one problem of `data_dir` that is told before any job of a sweep starts, whose first job
-    is sound."""
-    sound, other = (
-        plan(tmp_path / "outputs"),
-        plan(tmp_path / "outputs", f"data_dir={tmp_path}/data", *words),
-    )
+def data_dir_problem(tmp_path: Path, dataset: str) -> str:
+    """Return the only problem of a sweep, with `data_dir`; its first job is sound."""
+    outputs = tmp_path / "outputs"
+    sound = plan(outputs)
+    job = plan(outputs, f"data_dir={tmp_path}/data", *dataset.split())
     with pytest.raises(ConfigError) as caught:
-        require_room([sound, other, other])
+        require_room([sound, job, job])
     (problem,) = caught.value.problems
     assert problem.key == "data_dir"
     assert problem.value == f"{tmp_path}/data"
-    assert not (tmp_path / "outputs").exists()
+    assert not outputs.exists()
     return str(problem)
 
 
-FETCHED = [["dataset=mnist"], ["dataset=emnist"], ["dataset=cifar10"], ["dataset=femnist"]]
-READ = [
-    *FETCHED,
-    ["dataset=parquet", "dataset.path=mine"],
-    ["dataset=image_folder", "dataset.path=mine"],
-]
-READ += [["dataset=femnist", "dataset.source=leaf"]]
-
-
-def test_data_to_be_fetched_needs_a_folder_with_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_free(monkeypatch, 20_000_000)
-    for words in FETCHED:
-        told = refused_for_data_dir(tmp_path, *words)
-        assert re.search(
-            r"no room in .*: need \d{2,4}\.\d MB, free 20\.0 MB\n.*another folder with data_dir",
-            told,
-        )
+@pytest.mark.parametrize("dataset", FETCHED)
+def test_data_to_be_fetched_need_room(tmp_path: Path, disk: Mock, dataset: str) -> None:
+    disk.free = 20_000_000
+    rule = r"no room in .*: need \d{2,4}\.\d MB, free 20\.0 MB\n.*another folder with data_dir"
+    assert re.search(rule, data_dir_problem(tmp_path, dataset))
     assert not list(tmp_path.iterdir())
 
 
-def test_data_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dataset", [*FETCHED, *BY_PATH, LEAF])
+def test_a_folder_of_data_without_permission_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dataset: str
+) -> None:
     scandir = os.scandir
-    (tmp_path / "data").mkdir()
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
 
-    def unreadable(path: Any) -> Any:
-        if (tmp_path / "data") in Path(path).parents:
+    def without_permission(path: Any) -> Any:
+        if data_dir in Path(path).parents:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         return scandir(path)
 
-    monkeypatch.setattr("os.scandir", unreadable)
-    for words in READ:
-        assert re.search(
-            r"cannot read .*/data.* \(Permission denied\)", refused_for_data_dir(tmp_path, *words)
-        )
-    monkeypatch.undo()
-    (tmp_path / "data").rmdir()
-    (tmp_path / "data").write_text("")
-    assert "is no folder" in refused_for_data_dir(tmp_path, "dataset=mnist")
-    for words in READ[-3:-1]:
-        with pytest.raises(
-            DataError, match=r"path=mine: is missing .*point data_dir or FEDSIM_DATA .*/nowhere\)"
-        ):
-            build(plan(tmp_path, f"data_dir={tmp_path}/nowhere", *words))
+    monkeypatch.setattr("os.scandir", without_permission)
+    rule = r"cannot read .*/data.* \(Permission denied\)"
+    assert re.search(rule, data_dir_problem(tmp_path, dataset))
 
 
-def test_data_that_is_there_or_not_in_data_dir_needs_no_room(
+def test_a_file_in_place_of_data_dir_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    assert "is no folder" in data_dir_problem(tmp_path, "dataset=mnist")
+
+
+@pytest.mark.parametrize("dataset", BY_PATH)
+def test_an_absent_path_is_rejected(tmp_path: Path, dataset: str) -> None:
+    rule = r"path=mine: is missing .*point data_dir or FEDSIM_DATA .*/nowhere\)"
+    with pytest.raises(DataError, match=rule):
+        build(plan(tmp_path, f"data_dir={tmp_path}/nowhere", *dataset.split()))
+
+
+@pytest.mark.usefixtures("disk")
+def test_data_that_need_not_be_fetched_need_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedsim.jobs.prepare._bytes_of", lambda plan: 0)
-    with_free(monkeypatch, 0)
     raw = tmp_path / "data" / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for name in ("train-images", "train-labels", "t10k-images", "t10k-labels"):
-        (raw / f"{name}-idx{3 if 'images' in name else 1}-ubyte").write_text("")
-    require_room([plan(tmp_path / "outputs", f"data_dir={tmp_path}/data", "dataset=mnist")])
-    require_room(
-        [plan(tmp_path / "outputs", f"data_dir={raw}/train-images-idx3-ubyte", "dataset=digits")]
-    )
+    for split in ("train", "t10k"):
+        (raw / f"{split}-images-idx3-ubyte").touch()
+        (raw / f"{split}-labels-idx1-ubyte").touch()
+    outputs = tmp_path / "outputs"
+    require_room([plan(outputs, f"data_dir={tmp_path}/data", "dataset=mnist")])
+    require_room([plan(outputs, f"data_dir={raw}/train-images-idx3-ubyte", "dataset=digits")])

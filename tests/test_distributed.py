@@ -356,7 +356,9 @@ def test_a_rank_with_other_jobs_is_named() -> None:
 
 def test_a_rank_that_builds_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     descriptions = iter([{"engine": "batched"}, {"engine": "native"}])
-    monkeypatch.setattr("fedsim.running.ranks.experiment_facts", lambda experiment: next(descriptions))
+    monkeypatch.setattr(
+        "fedsim.running.ranks.experiment_facts", lambda experiment: next(descriptions)
+    )
     words = [*WORDS, "engine=native"]
     message = "rank 1 has another engine: 'batched', not 'native'"
     with ranks(2, words), pytest.raises(FedsimError, match=message):

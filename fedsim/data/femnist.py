@@ -1,4 +1,9 @@
-"""FEMNIST with its writers, from the Hugging Face Hub or from LEAF's JSON files."""
+"""The data set FEMNIST: handwritten characters, and who wrote each of them.
+
+FEMNIST is part of LEAF, a benchmark of federated learning (Caldas et al., 2018). It is read from
+the JSON files that LEAF's scripts write, or from parquet files of the Hugging Face Hub, which are
+downloaded. The writers are the owners of the images: fedsim can make each writer a client.
+"""
 
 import json
 import shutil
@@ -6,7 +11,7 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +22,7 @@ from torch import Tensor
 from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Problems, parameters
+from fedsim.data import fetch
 from fedsim.data.base import ImageSet, LoadedData, Samples, numbers_in
 from fedsim.data.cache import (
     SourceFiles,
@@ -26,15 +32,14 @@ from fedsim.data.cache import (
     sha256_problem,
     visible,
 )
-from fedsim.data.fetch import require_files, source_problem
 from fedsim.data.parquet import Parquet
 
 HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
 """A JSON list of the URLs of the data set's parquet files."""
 HUB_BYTES = 210_000_000
-"""Approximate size of the data set's parquet files."""
+"""Approximate size of the data set's parquet files in bytes."""
 NUM_CLASSES = 62
-"""Number of labels: first the digits, then the capital letters, then the lower-case letters."""
+"""Number of classes: 10 digits, 26 capital letters and 26 lower-case letters, in this order."""
 NUM_DIGITS = 10
 PARSE_ERRORS = (
     ValueError,
@@ -44,27 +49,30 @@ PARSE_ERRORS = (
     OverflowError,
     RecursionError,
 )
-"""Errors of parsing a file that is not LEAF's."""
+"""Errors that Python and NumPy raise for a malformed file, such as labels that are infinite or a list
+in place of a dictionary."""
 
 
 @parameters
 class Femnist(ImageSet):
-    """Handwritten characters, grey, 28x28 pixels; owners are the writers.
+    """Handwritten characters, grey, 28x28 pixels, dark ink on white paper; owners are the writers.
 
-    LEAF stores floats in which 1 is white paper and 0 is ink. They are converted to 255 and 0,
-    which is dark on light, the inverse of MNIST. The Hub's images are used as they are.
+    MNIST's images are the inverse: white on black. LEAF stores floats from 0 (ink) to 1 (paper),
+    which become 0 to 255. The Hub's images are stored in this form already. Before a run, fedsim
+    calls `problems` and `source_problem`; then `load`.
     """
 
     source: Literal["hub", "leaf"]
-    """`hub` reads the parquet files below <data_dir>/femnist, which are downloaded from the Hub if
-    they are absent. `leaf` reads LEAF's JSON files in <data_dir>/femnist/{train,test}; the test
-    set has the test samples of all writers."""
+    """`hub` reads all parquet files in <data_dir>/femnist and its subfolders, and downloads them if
+    there are none. `leaf` reads LEAF's JSON files in <data_dir>/femnist/train and
+    <data_dir>/femnist/test."""
     classes: Literal["all", "digits"]
     """`digits` keeps only the ten digits."""
     test_fraction: Annotated[float, Interval(ge=0, lt=1)]
-    """The fixed random share of all images that is the test set of the Hub's data."""
+    """The share of the Hub's images that is the test set. It is drawn once for all runs. LEAF's data
+    have a test set, so it has no effect there."""
     sha256: str | None = None
-    """The checksum that the files must have (see `SourceFiles.sha256`); None accepts any."""
+    """The checksum that all files together must have (see `SourceFiles.sha256`); None accepts any."""
 
     def problems(self) -> Problems:
         yield from super().problems()
@@ -79,32 +87,43 @@ class Femnist(ImageSet):
         return self._folder / "train", self._folder / "test"
 
     def source_problem(self) -> Problem | None:
+        """Return a problem with `data_dir`: it cannot be read, or has no room for a download."""
         if self.source == "hub":
-            return source_problem(self._folder, self.data_dir, self.missing, HUB_BYTES)
+            return fetch.source_problem(self._folder, self.data_dir, self.files_to_fetch, HUB_BYTES)
         return reading_problem("data_dir", self.data_dir, [self._folder, *self._leaf_folders])
 
-    def missing(self) -> list[str]:
-        """Name the files that would be downloaded."""
+    def files_to_fetch(self) -> list[str]:
+        """Describe the files that `load` would download; nothing if they are there."""
         if self.source == "leaf" or any(self._folder.rglob("*.parquet")):
             return []
         return ["*.parquet of flwrlabs/femnist (or dataset.source=leaf)"]
 
     def absent(self) -> list[str]:
+        """Describe the files that the user has to provide, and that are not there."""
         if self.source == "hub":
             return []
-        empty = [folder for folder in self._leaf_folders if not visible(folder, "*.json")]
-        return [f"LEAF's JSON files in {folder.absolute()}" for folder in empty]
+        descriptions = []
+        for folder in self._leaf_folders:
+            if not visible(folder, "*.json"):
+                descriptions.append(f"LEAF's JSON files in {folder.absolute()}")
+        return descriptions
 
     def form(self) -> tuple[tuple[int, ...], int]:
-        return (1, 28, 28), NUM_CLASSES if self.classes == "all" else NUM_DIGITS
+        """Return the shape of an image and the number of classes."""
+        num_classes = NUM_CLASSES if self.classes == "all" else NUM_DIGITS
+        return (1, 28, 28), num_classes
 
     def load(self) -> LoadedData:
+        """Read, check and decode the images, and download them first if necessary."""
         data = self._load_hub() if self.source == "hub" else self._load_leaf()
         return data if self.classes == "all" else _keep_digits(data)
 
     def _load_hub(self) -> LoadedData:
-        require_files(
-            self._folder, self.data_dir, self.missing, lambda: _fetch_hub(self.data_dir), HUB_BYTES
+        def download() -> None:
+            _download_hub_files(self.data_dir)
+
+        fetch.require_files(
+            self._folder, self.data_dir, self.files_to_fetch, download, need=HUB_BYTES
         )
         parquet = Parquet(
             self.data_dir,
@@ -123,47 +142,55 @@ class Femnist(ImageSet):
 
     def _load_leaf(self) -> LoadedData:
         self.require_present("dataset.source=leaf")
-        train_files, test_files = (visible(folder, "*.json") for folder in self._leaf_folders)
+        train_folder, test_folder = self._leaf_folders
+        train_files = visible(train_folder, "*.json")
+        test_files = visible(test_folder, "*.json")
 
-        def read(sources: SourceFiles) -> dict[str, Tensor]:
-            tensors, writers = read_leaf_split(sources, train_files, "train")
-            test_tensors, test_writers = read_leaf_split(sources, test_files, "test")
+        def decode(sources: SourceFiles) -> dict[str, Tensor]:
+            tensors, train_writers = _read_leaf_split(sources, train_files, "train")
+            test_tensors, test_writers = _read_leaf_split(sources, test_files, "test")
             tensors |= test_tensors
-            tensors["numbers"] = torch.as_tensor(numbers_in(writers, test_writers))
+            # For each test writer its number among the training writers; -1 if it is not there.
+            tensors["numbers"] = torch.as_tensor(numbers_in(train_writers, test_writers))
             return tensors
 
-        facts = [[file.name for file in files] for files in (train_files, test_files)]
+        # The cache depends on the names, because a file may be a link to another one.
+        names = [[file.name for file in train_files], [file.name for file in test_files]]
         tensors, sha256 = load_or_decode(
             self.cache_dir / "femnist-leaf-2",
             self._folder,
             [*train_files, *test_files],
-            facts,
-            read,
+            names,
+            decode,
         )
         require_sha256(self.sha256, sha256, f"dataset.source=leaf in {self._folder}")
-        training_numbers = tensors.pop("numbers")  # of the writers of the test split
+        # Each split numbers its own writers. The fingerprint covers these numbers; afterwards the
+        # test split takes those of the training split.
+        number_in_training = tensors.pop("numbers")
         fingerprint = f"femnist leaf {digest(tensors)}"
-        tensors["test_owners"] = training_numbers[tensors["test_owners"]]
+        tensors["test_owners"] = number_in_training[tensors["test_owners"]]
         return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256)
 
 
-def read_leaf_split(
+def _read_leaf_split(
     sources: SourceFiles, files: Sequence[Path], split: str
 ) -> tuple[dict[str, Tensor], NDArray[np.str_]]:
-    """Return the tensors of a split of LEAF, and the names of its writers.
+    """Return the tensors of a split of LEAF, and the sorted names of its writers.
 
-    The tensors are `<split>_x`, `<split>_y` and `<split>_owners`; an owner is the position of the
-    writer's name. Raises `DataError`.
+    The tensors are `<split>_x`, `<split>_y` and `<split>_owners` [n]; an owner is the position of
+    the writer's name among the names. A file of LEAF is {"user_data": {writer: {"x": [...], "y":
+    [...]}}}. Raises `DataError` if a file is malformed, if two files have a writer, and if there is
+    no image.
     """
     pixels = []
     labels = []
-    names: list[str] = []
-    files_of_writers: dict[str, Path] = {}
+    writer_of_image: list[str] = []
+    first_files: dict[str, Path] = {}
     for file in files:
         content = sources.read(file)
         try:
             for writer, samples in json.loads(content)["user_data"].items():
-                first_file = files_of_writers.setdefault(writer, file)
+                first_file = first_files.setdefault(writer, file)
                 if first_file != file:
                     raise DataError(
                         f"{first_file} and {file} both have the writer {writer}; move one away, or "
@@ -172,16 +199,16 @@ def read_leaf_split(
                 x, y = _leaf_samples(samples)
                 pixels.append(x)
                 labels.append(y)
-                names += [writer] * len(y)
+                writer_of_image += [writer] * len(y)
         except PARSE_ERRORS as error:
             raise DataError(
                 f"{file} is not a sound LEAF file ({type(error).__name__}: {error})"
             ) from error
-    if not names:
+    if not writer_of_image:
         raise DataError(
             f"dataset.source=leaf: no writer has an image in {', '.join(map(str, files))}"
         )
-    writers, owners = np.unique(np.array(names), return_inverse=True)
+    writers, owners = np.unique(np.array(writer_of_image), return_inverse=True)
     tensors = {
         f"{split}_x": torch.as_tensor(np.concatenate(pixels)),
         f"{split}_y": torch.as_tensor(np.concatenate(labels)),
@@ -190,21 +217,27 @@ def read_leaf_split(
     return tensors, writers
 
 
-def _leaf_samples(samples: dict[str, list[float]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images [n, 1, 28, 28] uint8 and labels [n] of one writer. Raises ValueError."""
+def _leaf_samples(samples: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images [n, 1, 28, 28] uint8 and labels [n] of one writer.
+
+    `samples` has lists of 784 pixels as "x", and the labels as "y". Raises one of `PARSE_ERRORS`.
+    """
     x = np.asarray(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
     y = np.asarray(samples["y"], dtype=np.int64)
+    # NumPy cuts fractions off when it converts to integers.
     if not np.array_equal(y, np.asarray(samples["y"], dtype=np.float64)):
         raise ValueError(f"labels must be integers, found {samples['y'][:5]}")
     if len(x) != len(y):
         raise ValueError(f"a writer has {len(x)} images and {len(y)} labels")
-    if not (np.all((y >= 0) & (y < NUM_CLASSES)) and np.all((x >= 0) & (x <= 1))):
+    labels_fit = np.all((y >= 0) & (y < NUM_CLASSES))
+    pixels_fit = np.all((x >= 0) & (x <= 1))  # false for nan, too
+    if not (labels_fit and pixels_fit):
         raise ValueError(f"labels must lie in 0..{NUM_CLASSES - 1} and pixels in 0..1")
     return np.round(x * 255).astype(np.uint8), y
 
 
 def _keep_digits(data: LoadedData) -> LoadedData:
-    """Return the data without letters."""
+    """Return the data without letters. Writers of letters only keep their numbers."""
     in_train = data.train.y < NUM_DIGITS
     in_test = data.test.y < NUM_DIGITS
     owners, test_owners = data.owners, data.test_owners
@@ -219,24 +252,25 @@ def _keep_digits(data: LoadedData) -> LoadedData:
     )
 
 
-def _fetch_hub(data_dir: Path) -> None:
+def _download_hub_files(data_dir: Path) -> None:
     """Download the Hub's parquet files into <data_dir>/femnist/hub.
 
-    That folder is created only after all files are complete.
+    They arrive in a temporary folder, which gets its name after the last file is complete.
     """
-    partial = data_dir / ".femnist.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    temporary = data_dir / ".femnist.partial"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir()
     urls = json.loads(_download(HUB_LISTING_URL))
     for number, url in enumerate(urls):
         name = f"train-{number:05d}-of-{len(urls):05d}.parquet"
-        (partial / name).write_bytes(_download(url))
+        (temporary / name).write_bytes(_download(url))
     (data_dir / "femnist").mkdir(exist_ok=True)
-    partial.rename(data_dir / "femnist" / "hub")
+    temporary.rename(data_dir / "femnist" / "hub")
 
 
 def _download(url: str) -> bytes:
     if not url.startswith("https://"):
-        raise ValueError(f"{url!r} is no https address")
-    with urllib.request.urlopen(url) as response:  # `require_files` limits the time of a stall
+        raise ValueError(f"{url!r} is not an https address")  # urllib would also open file://
+    # `require_files` sets the default time after which a silent server is given up.
+    with urllib.request.urlopen(url) as response:
         return response.read()

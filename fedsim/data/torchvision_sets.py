@@ -61,24 +61,24 @@ class _TorchvisionSet(ImageSet):
 
     def source_problem(self) -> Problem | None:
         folder, _ = self._files()
-        return source_problem(folder, self.data_dir, self.missing, self._download_bytes)
+        return source_problem(folder, self.data_dir, self.files_to_fetch, self._download_bytes)
 
-    def missing(self) -> list[str]:
-        """Name the files that would be downloaded."""
+    def files_to_fetch(self) -> list[str]:
+        """Name the files that `load` would download."""
         folder, names = self._files()
         return [name for name in names if not os.path.lexists(folder / name)]
 
     def _require_downloaded(self, **options: Any) -> None:
         """Download the files if they are absent; `options` are for torchvision."""
         folder, names = self._files()
-        for name in set(names) - set(self.missing()):
+        for name in set(names) - set(self.files_to_fetch()):
             stat_of(folder / name)
 
         def fetch() -> None:
             _fetch(self.source, self.data_dir, **options)
 
         hint = self._parquet_hint()
-        require_files(folder, self.data_dir, self.missing, fetch, self._download_bytes, hint)
+        require_files(folder, self.data_dir, self.files_to_fetch, fetch, self._download_bytes, hint)
 
     def _parquet_hint(self) -> str:
         """Say how to read parquet files in a folder with the data set's name, if there are any."""

@@ -180,7 +180,7 @@ def test_seconds_keep_the_sum_of_the_first_200_rounds() -> None:
 
 def test_folders_about_time_keep_the_seconds_of_each_round(thinned: Thinned) -> None:
     run, thin = thinned(ABOUT_TIME)
-    np.testing.assert_array_equal(thin.columns["seconds_train"], run.series("seconds_train"))
+    np.testing.assert_array_equal(thin.columns["seconds_train"], run.columns["seconds_train"])
 
 
 def test_large_folders_keep_the_worst_tenth_in_the_rounds_of_the_final_accuracy(

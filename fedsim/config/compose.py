@@ -9,6 +9,7 @@ all jobs (`fedsim.config.plan`), then those that show when components are built
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydra.core.override_parser.types import Override
 from omegaconf import OmegaConf
 
 from fedsim.config.build import ProblemCollector
@@ -63,9 +64,8 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
     for override in swept:
         if options(override.key_or_group):
             check(*(mistaken_choice(parse_one(word)) for word in values_of(override)))
-    keys = {id(o): f"{o.key_or_group.replace('/', '.')}." for o in overrides}
-    swept_keys = tuple(keys[id(override)] for override in swept)
-    single = [o.input_line or "" for o in overrides if not keys[id(o)].startswith(swept_keys)]
+    swept_keys = tuple(map(_dotted_key, swept))
+    single = [o.input_line or "" for o in overrides if not _dotted_key(o).startswith(swept_keys)]
     base = compose_config(single, config_name)
 
     # 2. Expand the sweep, with what the scale changes and what the preset sweeps over.
@@ -84,6 +84,11 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
     if scales_differ or len(jobs) == 1:
         return [composer.by_hydra(job) for job in jobs]
     return [composer.derived(job) for job in jobs]
+
+
+def _dotted_key(override: Override) -> str:
+    """Return the key of an override with a dot after it: `selector.sketch.` for a group, too."""
+    return f"{override.key_or_group.replace('/', '.')}."
 
 
 def config_page(words: Sequence[str], *, config_name: str, resolve: bool) -> str:

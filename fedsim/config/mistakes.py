@@ -31,22 +31,22 @@ def all_mistakes(
     that was meant. After a mistaken preset, which may choose anything, no other word is judged.
     """
     collector = ProblemCollector()
-    collector.add(*error.problems)
-    words_left = list(words)
     problems = error.problems
     while problems:
+        collector.add(*problems)
         keys = [_bare(problem.key) for problem in problems]
-        mistaken = tuple(f"{key}." for key in keys)
-        words_left_now = [word for word in words_left if not f"{_bare(word)}.".startswith(mistaken)]
-        if len(words_left_now) == len(words_left) or not set(OPTIONAL).isdisjoint(keys):
+        if not set(OPTIONAL).isdisjoint(keys):
             break
-        words_left = words_left_now
+        mistaken = tuple(f"{key}." for key in keys)
+        other_words = [word for word in words if not f"{_bare(word)}.".startswith(mistaken)]
+        if len(other_words) == len(words):  # the problems are about files
+            break
+        words = other_words
         try:
-            compose(words_left)
+            compose(words)
             break
         except ConfigError as next_error:
             problems = next_error.problems
-            collector.add(*problems)
     return collector.problems
 
 

@@ -94,7 +94,9 @@ class TrainingResult:
         momentum = None
         if self.momentum is not None:
             momentum = {name: value[rows] for name, value in self.momentum.items()}
-        finite = None if self.finite is None else self.finite[rows]
+        finite = None
+        if self.finite is not None:
+            finite = self.finite[rows]
         return TrainingResult(delta, self.losses[rows], momentum, finite)
 
 

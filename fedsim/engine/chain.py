@@ -138,11 +138,15 @@ def _chain_layers(
     """
     all_dropouts = [layer for layer in model.modules() if isinstance(layer, nn.Dropout)]
     layers: list[ChainLayer] = []
+    names: set[str] = set()
     used: list[nn.Module] = []
     for name, module in called:
         if isinstance(module, nn.Linear | nn.Conv2d):
             bias = None if module.bias is None else f"{name}.bias"
             layers.append(ChainLayer(f"{name}.weight", bias))
+            names.add(f"{name}.weight")
+            if bias is not None:
+                names.add(bias)
             used.append(module)
         if isinstance(module, nn.Conv2d):
             kernel, padding = module.kernel_size[0], int(module.padding[0])
@@ -153,7 +157,6 @@ def _chain_layers(
             number = all_dropouts.index(module)  # as KeyedDropout counts them
             layers[-1] = replace(layers[-1], dropout=number, rate=module.p)
             used.append(module)
-    names = {layer.weight for layer in layers} | {layer.bias for layer in layers if layer.bias}
     complete = names == dict(model.named_parameters()).keys() and not list(model.buffers())
     all_trained = all(parameter.requires_grad for parameter in model.parameters())
     return layers if complete and all_trained and len(used) == len(set(used)) else None

@@ -38,7 +38,9 @@ def worth_compiling(choice: Compile, num_steps: int, min_steps: int = WORTH_STEP
 
     The rule is fixed, so that a repeated run computes the same.
     """
-    return num_steps >= min_steps if choice == "auto" else choice
+    if choice == "auto":
+        return num_steps >= min_steps
+    return choice
 
 
 class Compiled:

@@ -61,11 +61,12 @@ class Engine:
     def warning(self) -> str | None:
         """A warning about clients that train batch norm on a batch of one sample, or None."""
         sizes = self._sizes[self._sizes > 0]
-        count = np.count_nonzero((sizes - 1) % self.work.batch_size == 0)
+        batch_size = self.work.batch_size
+        count = np.count_nonzero((sizes - 1) % batch_size == 0)
         if count == 0 or not has_batch_norm(self.workload.model):
             return None
         return (
-            f"local.batch_size={self.work.batch_size}: {count} of {len(sizes)} clients have a "
+            f"local.batch_size={batch_size}: {count} of {len(sizes)} clients have a "
             "batch of one sample, in which batch norm sees no variance; another size, or a model "
             "without batch norm, avoids it"
         )
@@ -155,7 +156,8 @@ class Engine:
         if not len(lists.flat):
             return np.full(count, np.nan)
         logits = self.backend.forward(params, self.data.x, lists.flat)
-        values = measure(logits, self._at(self.data.y, lists.flat)).cpu().numpy()
+        labels = self._at(self.data.y, lists.flat)
+        values = measure(logits, labels).cpu().numpy()
         list_numbers = np.repeat(np.arange(count), lists.sizes)
         totals = np.bincount(list_numbers, values, minlength=count)
         with np.errstate(invalid="ignore"):

@@ -51,7 +51,9 @@ class ReferenceBackend(TorchBackend):
     @property
     def description(self) -> str:
         count = len(self._trainers)
-        return "sequential" if count == 1 else f"sequential, {count} clients at a time"
+        if count == 1:
+            return "sequential"
+        return f"sequential, {count} clients at a time"
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Train K clients by the `schedule`.

@@ -195,7 +195,8 @@ def _counts(sizes: Ints, steps: Ints, batch_size: int) -> Ints:
     steps_per_epoch = np.maximum(-(-sizes // batch_size), 1)
     used_in_epoch = step % steps_per_epoch * batch_size
     counts = np.minimum(sizes - used_in_epoch, batch_size)
-    return np.where(step < steps[:, None], counts, 0)
+    has_step = step < steps[:, None]
+    return np.where(has_step, counts, 0)
 
 
 def _fill(batches: Ints, positions: Positions, rng: np.random.Generator) -> None:

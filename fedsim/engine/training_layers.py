@@ -148,13 +148,20 @@ class LenientBatchNorm(nn.BatchNorm2d):
 
 def keyed_dropouts(model: nn.Module) -> dict[str, KeyedDropout]:
     """Return the KeyedDropout layers of a model, by the name of their key buffer."""
-    return {_buffer(n, "key"): x for n, x in model.named_modules() if isinstance(x, KeyedDropout)}
+    layers = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, KeyedDropout):
+            layers[_buffer(name, "key")] = layer
+    return layers
 
 
 def masked_norms(model: nn.Module) -> list[str]:
     """Return the names of the mask buffers of a model's MaskedBatchNorm layers."""
-    layers = model.named_modules()
-    return [_buffer(name, "mask") for name, x in layers if isinstance(x, MaskedBatchNorm)]
+    names = []
+    for name, layer in model.named_modules():
+        if isinstance(layer, MaskedBatchNorm):
+            names.append(_buffer(name, "mask"))
+    return names
 
 
 def _buffer(layer_name: str, buffer: str) -> str:

@@ -132,7 +132,9 @@ def _num_outputs(layer: ChainLayer, params: Params, inputs: int, sides: tuple[in
 def _output_side(layer: ChainLayer, side: int) -> int:
     if not layer.kernel:
         return 1
-    return (side + 2 * layer.padding - layer.kernel + 1) // (1 + layer.pool)
+    padded_side = side + 2 * layer.padding
+    convolved_side = padded_side - layer.kernel + 1
+    return convolved_side // (1 + layer.pool)
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,9 @@ class ChainCalls:
     def __init__(self, chain: LayerChain, params: Params, shape: Sequence[int]) -> None:
         """Raises `NotCompiledError`, and `ValueError` if samples of this shape do not fit."""
         self.params = params
-        self.names = [name for layer in chain.layers for name in (layer.weight, layer.bias)]
+        self.names: list[str | None] = []
+        for layer in chain.layers:
+            self.names += [layer.weight, layer.bias]
         self.dtype = params[chain.layers[0].weight].dtype
         self.shape = tuple(shape)
         self.dropout = any(layer.rate for layer in chain.layers)

@@ -1,15 +1,20 @@
 """Small data sets on disk, and data sets built from the YAML files as the command line builds
 them."""
 
+import hashlib
 import io
 import json
+import pickle
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
+import torchvision
 import yaml
 from PIL import Image
 
@@ -79,3 +84,52 @@ def write_leaf(folder: Path, split: str, users: dict[str, Any], number: int = 0)
         "user_data": users,
     }
     (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))
+
+
+# --- MNIST and CIFAR in torchvision's layout -----------------------------------------------------
+
+
+def idx(array: np.ndarray) -> bytes:
+    """Return an IDX file of unsigned bytes: the format of MNIST."""
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def write_mnist(
+    raw: Path, names: tuple[str, str] = ("train", "t10k"), first_label: int = 0
+) -> np.ndarray:
+    """Write 20 training and 6 test images with labels 0, 1, 2, ...; return the training images."""
+    raw.mkdir(parents=True, exist_ok=True)
+    pixels = random_pixels(26, grey=True, side=28)
+    for name, images in zip(names, (pixels[:20], pixels[20:]), strict=True):
+        labels = np.arange(len(images)) % 10 + first_label
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(idx(images))
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(idx(labels))
+    return pixels[:20]
+
+
+def write_cifar(data_dir: Path, name: str, label_key: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write files of four images each, and put their checksums into torchvision's lists.
+
+    Return torchvision's class.
+    """
+    kind = getattr(torchvision.datasets, name)
+    folder = data_dir / kind.base_folder
+    folder.mkdir()
+    pixels = random_pixels(4, side=32).reshape(4, 3072)
+
+    def write(file: str, content: dict[str, Any]) -> str:
+        pickled = pickle.dumps(content)
+        (folder / file).write_bytes(pickled)
+        return hashlib.md5(pickled).hexdigest()
+
+    for split in ("train_list", "test_list"):
+        files = []
+        for number, (file, _) in enumerate(getattr(kind, split)):
+            content = {"data": pixels + number, label_key: [3, 1, 0, number]}
+            files.append([file, write(file, content)])
+        monkeypatch.setattr(kind, split, files)
+    names_of_classes = {kind.meta["key"]: ["a"] * 10}
+    checksum = write(kind.meta["filename"], names_of_classes)
+    monkeypatch.setattr(kind, "meta", kind.meta | {"md5": checksum})
+    return kind

@@ -1,7 +1,8 @@
-"""The cache of decoded data: sound or not used at all."""
+"""The cache of decoded data: a file is sound, or it is made again."""
 
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,57 +11,77 @@ from fedsim.core.errors import DataError
 from fedsim.data.cache import SourceFiles, load_or_build, load_or_decode
 
 resource = pytest.importorskip("resource")
+NUMBERS = torch.arange(100)
 
 
-def built(size: int = 100) -> dict[str, torch.Tensor]:
-    return {"a": torch.arange(size), "empty": torch.zeros(0)}
+def builder(size: int = 100) -> Mock:
+    """Return a function that builds `size` numbers and an empty tensor, and counts its calls."""
+    return Mock(side_effect=lambda: {"a": torch.arange(size), "empty": torch.zeros(0)})
 
 
-def test_a_damaged_cache_is_never_used_and_what_a_killed_process_left_is_gone(
-    tmp_path: Path,
-) -> None:
-    path, calls = tmp_path / "deep" / "x.safetensors", []
-    path.parent.mkdir()
-    (tmp_path / "deep" / "x.safetensors.tmp").write_bytes(b"half a file")
-
-    def loaded_twice() -> int:
-        for _ in range(2):
-            assert torch.equal(
-                load_or_build(path, lambda: calls.append(1) or built())["a"], torch.arange(100)
-            )
-        return len(calls)
-
-    assert loaded_twice() == 1
-    assert sorted(p.name for p in path.parent.iterdir()) == ["x.safetensors", "x.safetensors.lock"]
-    sound = path.read_bytes()
-    flipped = [
-        sound[:at] + bytes([sound[at] ^ 0x55]) + sound[at + 1 :] for at in (3, 60, len(sound) - 1)
-    ]
-    for number, damaged in enumerate([*flipped, sound[:0], sound[:5], sound[:500]], start=2):
-        path.write_bytes(damaged)
-        assert loaded_twice() == number
+def check_built_once(path: Path) -> None:
+    """Load a file twice: it is built the first time only, and has the right tensors."""
+    build = builder()
+    for _ in range(2):
+        assert torch.equal(load_or_build(path, build)["a"], NUMBERS)
+    build.assert_called_once()
 
 
-def test_a_folder_that_cannot_be_written_or_is_full_names_its_key_and_nothing_is_left(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "file").write_text("")
+def test_tensors_are_built_once_and_rests_of_a_killed_process_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "x.safetensors.tmp").write_bytes(b"half a file")
+    check_built_once(tmp_path / "x.safetensors")
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"x.safetensors", "x.safetensors.lock"}
+
+
+def test_absent_folders_are_created(tmp_path: Path) -> None:
+    check_built_once(tmp_path / "a" / "b" / "x.safetensors")
+
+
+def flip(content: bytes, position: int) -> bytes:
+    damaged = bytearray(content)
+    damaged[position] ^= 0x55
+    return bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda sound: flip(sound, 3),
+        lambda sound: flip(sound, 60),
+        lambda sound: flip(sound, -1),
+        lambda sound: b"",
+        lambda sound: sound[:5],
+        lambda sound: sound[:500],
+    ],
+)
+def test_a_damaged_file_is_built_again(tmp_path: Path, damage: Mock) -> None:
+    path = tmp_path / "x.safetensors"
+    load_or_build(path, builder())
+    path.write_bytes(damage(path.read_bytes()))
+    check_built_once(path)
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cache_dir: cannot write .*FEDSIM_CACHE"):
-        load_or_build(tmp_path / "file" / "x.safetensors", built)
-    (tmp_path / "file").unlink()
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, before[1]))
+        load_or_build(tmp_path / "file" / "x.safetensors", builder())
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4000, hard))
     try:
         with pytest.raises(DataError, match=r"cache_dir: cannot write .*x\.safetensors"):
-            load_or_build(tmp_path / "x.safetensors", lambda: built(10_000))
+            load_or_build(tmp_path / "x.safetensors", builder(10_000))
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [p.name for p in tmp_path.iterdir()] == ["x.safetensors.lock"]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [path.name for path in tmp_path.iterdir()] == ["x.safetensors.lock"]
 
 
-def test_files_are_decoded_again_when_place_size_time_or_facts_change(tmp_path: Path) -> None:
-    (tmp_path / "cache").mkdir()
-    first, second = tmp_path / "first", tmp_path / "second"
+def test_files_are_decoded_again_if_path_size_time_or_facts_change(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    second = tmp_path / "second"
 
     def write(file: Path, text: str, time: int) -> None:
         file.write_text(text)
@@ -68,17 +89,20 @@ def test_files_are_decoded_again_when_place_size_time_or_facts_change(tmp_path: 
 
     def decode(sources: SourceFiles) -> dict[str, torch.Tensor]:
         sources.read(first)
-        return built()
+        return {"a": NUMBERS}
 
-    def caches(files: list[Path], facts: int = 32) -> int:
-        load_or_decode(tmp_path / "cache" / "x", tmp_path, files, facts, decode)
-        return len(list((tmp_path / "cache").glob("x-*.safetensors")))
+    def count_caches(*files: Path, facts: int = 32) -> int:
+        load_or_decode(tmp_path / "x", tmp_path, files, facts, decode)
+        return len(list(tmp_path.glob("x-*.safetensors")))
 
     write(first, "abc", 1)
     write(second, "abc", 1)
-    assert [caches([first]), caches([first])] == [1, 1]
-    assert [caches([second]), caches([first], 33), caches([first, second])] == [2, 3, 4]
+    assert count_caches(first) == 1
+    assert count_caches(first) == 1
+    assert count_caches(second) == 2
+    assert count_caches(first, facts=33) == 3
+    assert count_caches(first, second) == 4
     write(first, "abc", 2)
-    assert caches([first]) == 5
+    assert count_caches(first) == 5
     write(first, "abcd", 1)
-    assert caches([first]) == 6
+    assert count_caches(first) == 6

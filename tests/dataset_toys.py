@@ -31,6 +31,13 @@ def build(choice: str, data_dir: Path, cache_dir: Path | None = None, **values: 
     return instantiate(node | values, Dataset, "dataset", data_dir, cache_dir)
 
 
+def load_parquet(place: Path, **values: Any) -> LoadedData:
+    """Load the parquet files at a place, half of them as test set unless `values` say otherwise."""
+    folder = place.parent if place.is_file() else place
+    values = {"path": str(place), "test_fraction": 0.5} | values
+    return build("parquet", folder, folder.parent / "cache", **values).load()
+
+
 def check_sound(data: LoadedData) -> None:
     """Check the types and shapes that every data set of images must have."""
     for samples in (data.train, data.test):
@@ -84,6 +91,16 @@ def write_leaf(folder: Path, split: str, users: dict[str, Any], number: int = 0)
         "user_data": users,
     }
     (folder / split / f"all_data_{number}.json").write_text(json.dumps(content))
+
+
+class Hostile:
+    """An object that creates the file `marker` when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.marker,)
 
 
 # --- MNIST and CIFAR in torchvision's layout -----------------------------------------------------

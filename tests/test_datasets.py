@@ -90,6 +90,25 @@ def test_generators_still_generate_the_same_data(
     assert data.fingerprint.startswith(f"{choice} {fingerprint}")
 
 
+@pytest.mark.parametrize(
+    ("choice", "size", "change"),
+    [
+        ("femnist_generated", {"num_writers": 9}, {"seed": 1}),
+        ("femnist_generated", {"num_writers": 9}, {"style": 0.1}),
+        ("femnist_generated", {"num_writers": 9}, {"noise": 0.1}),
+        ("text_generated", {"num_speakers": 9}, {"seed": 1}),
+    ],
+)
+def test_generated_data_are_cached_by_their_parameters(
+    tmp_path: Path, choice: str, size: dict[str, int], change: dict[str, float]
+) -> None:
+    fingerprints = []
+    for values in (size, size, size | change):
+        fingerprints.append(build(choice, tmp_path, **values).load().fingerprint)
+    generated, cached, changed = fingerprints
+    assert generated == cached != changed
+
+
 # --- digits --------------------------------------------------------------------------------------
 
 

@@ -22,20 +22,20 @@ from PIL import EpsImagePlugin, Image
 from fedsim.config.plan import hash_config
 from fedsim.core.errors import ConfigError, DataError
 from fedsim.data import images, parquet
-from fedsim.data.base import LoadedData
 from fedsim.data.images import decode
-from tests.dataset_toys import build, check_sound, encoded, random_pixels, table, write_table
+from tests.dataset_toys import (
+    build,
+    check_sound,
+    encoded,
+    load_parquet,
+    random_pixels,
+    table,
+    write_table,
+)
 
 GREY = encoded(np.full((6, 6), 7, np.uint8))
 COLOUR = encoded(np.full((6, 6, 3), (1, 2, 3), np.uint8))
 TALL = encoded(np.full((7, 5), 9, np.uint8))
-
-
-def load(place: Path, **values: Any) -> LoadedData:
-    """Load the parquet files at a place, half of them as test set unless `values` say otherwise."""
-    folder = place.parent if place.is_file() else place
-    values = {"path": str(place), "test_fraction": 0.5} | values
-    return build("parquet", folder, folder.parent / "cache", **values).load()
 
 
 def write_images(path: Path, *images: bytes) -> None:
@@ -52,7 +52,7 @@ def channels_last(x: Any) -> np.ndarray:
 def test_names_say_the_split_types_find_the_columns_and_pixels_are_exact(tmp_path: Path) -> None:
     write_table(tmp_path / "constraints-train.parquet", 12)
     write_table(tmp_path / "constraints-test.parquet", 5, seed=1)
-    data = load(tmp_path)
+    data = load_parquet(tmp_path)
     check_sound(data)
     assert data.num_classes == 3
     assert data.mean == data.std == (0.5, 0.5, 0.5)
@@ -78,7 +78,7 @@ def test_folders_say_the_split_and_a_test_split_goes_before_a_validation_split(
 ) -> None:
     for folder, rows in (("train", 6), ("valid", 5), ("test", 4)):
         write_table(tmp_path / folder / "0000.parquet", rows)
-    data = load(tmp_path)
+    data = load_parquet(tmp_path)
     assert (len(data.train), len(data.test)) == (6, 4)
 
 
@@ -111,7 +111,7 @@ def test_one_of_several_files_that_names_no_split_or_two_is_rejected(
     write_table(tmp_path / f"{name}.parquet", 4)
     rule = rf"{name}\.parquet: its name, or its folder's, must have a word of one split"
     with pytest.raises(DataError, match=rule):
-        load(tmp_path)
+        load_parquet(tmp_path)
 
 
 # --- parquet files: rows -------------------------------------------------------------------------
@@ -133,7 +133,7 @@ def one_file(tmp_path: Path) -> Path:
 
 
 def test_string_labels_owners_and_a_share_for_testing(one_file: Path) -> None:
-    data = load(one_file, test_fraction=0.25, client_column="writer_id")
+    data = load_parquet(one_file, test_fraction=0.25, client_column="writer_id")
     check_sound(data)
     assert (len(data.train), len(data.test), data.input_shape) == (15, 5, (1, 6, 6))
     rows = {image.tobytes(): row for row, image in enumerate(random_pixels(20, grey=True))}
@@ -151,13 +151,13 @@ def test_string_labels_owners_and_a_share_for_testing(one_file: Path) -> None:
 def test_a_share_for_testing_is_required_without_a_test_split(one_file: Path) -> None:
     rule = r"dataset\.test_fraction=0\.0: .* has no test split.* its 20 rows"
     with pytest.raises(DataError, match=rule):
-        load(one_file, test_fraction=0.0)
+        load_parquet(one_file, test_fraction=0.0)
 
 
 def test_means_for_another_number_of_channels_are_rejected(one_file: Path) -> None:
     rule = r"dataset\.mean=\[0\.5, 0\.5, 0\.5\]: must have 1 values"
     with pytest.raises(ConfigError, match=rule):
-        load(one_file, mean=[0.5] * 3, std=[0.5] * 3)
+        load_parquet(one_file, mean=[0.5] * 3, std=[0.5] * 3)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_owners_of_test_rows_have_the_numbers_of_the_training_rows(
 ) -> None:
     write_table(tmp_path / "train.parquet", 4, who=[7, 5, 7, 9])
     write_table(tmp_path / "test.parquet", 5, **test_columns)
-    data = load(tmp_path, client_column="who")
+    data = load_parquet(tmp_path, client_column="who")
     assert data.owners is not None
     assert data.owners.tolist() == [1, 0, 1, 2]  # owners 5, 7 and 9 in this order
     assert (None if data.test_owners is None else data.test_owners.tolist()) == test_owners
@@ -182,7 +182,7 @@ def test_the_hubs_description_gives_the_number_of_classes(tmp_path: Path) -> Non
     features = {"label": {"names": ["a", "b", "c", "d", "e"], "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     pq.write_table(table(6).replace_schema_metadata(metadata), tmp_path / "train.parquet")
-    assert load(tmp_path).num_classes == 5
+    assert load_parquet(tmp_path).num_classes == 5
 
 
 def test_files_are_decoded_again_only_if_content_or_split_changes(
@@ -233,7 +233,11 @@ def test_files_are_decoded_again_only_if_content_or_split_changes(
         ),
         ("label_column", "halves", "must hold integers or strings, not double"),
         ("label_column", "gaps", "11 of its 12 values are missing"),
-        ("label_column", "hidden", "12 of 12 labels are -1, as in a test split that hides them"),
+        (
+            "label_column",
+            "hidden",
+            "12 of 12 labels are -1, as in a test split that hides them; move its files away",
+        ),
         ("label_column", "large", r".* must lie in 0\.\.999999, found 0\.\.1000000"),
         ("client_column", "who", "no file has this column"),
         ("image_column", "label", "must hold the encoded images .* in every row, not int64 as in"),
@@ -254,21 +258,21 @@ def test_columns_that_do_not_serve_are_named(
         large=[0, *[10**6] * 11],
     )
     with pytest.raises(DataError, match=rf"dataset\.{key}={value}: {rule}"):
-        load(tmp_path, **{"image_column": "img", key: value})
+        load_parquet(tmp_path, **{"image_column": "img", key: value})
 
 
 @pytest.mark.parametrize("first", [GREY, COLOUR])
 def test_one_colour_image_makes_all_of_them_colour_images(tmp_path: Path, first: bytes) -> None:
     write_images(tmp_path / "train.parquet", *[first] * 600, GREY, COLOUR)
     write_images(tmp_path / "test.parquet", GREY)
-    data = load(tmp_path)
+    data = load_parquet(tmp_path)
     assert data.input_shape == (3, 6, 6)
     assert data.train.x[-2:, :, 0, 0].tolist() == [[7, 7, 7], [1, 2, 3]]
 
 
 def test_size_brings_all_images_to_one_size(tmp_path: Path) -> None:
     write_images(tmp_path / "train.parquet", GREY, TALL)
-    data = load(tmp_path, size=4)
+    data = load_parquet(tmp_path, size=4)
     assert data.input_shape == (1, 4, 4)
     values = torch.cat([data.train.x, data.test.x]).unique()
     assert values.tolist() == [7, 9]
@@ -289,14 +293,14 @@ def test_size_brings_all_images_to_one_size(tmp_path: Path) -> None:
 def test_unsound_images_are_named(tmp_path: Path, images: list[bytes], reason: str) -> None:
     write_images(tmp_path / "train.parquet", *images, GREY)
     with pytest.raises(DataError, match=rf"dataset\.path=.*: {reason}"):
-        load(tmp_path)
+        load_parquet(tmp_path)
 
 
 def test_an_empty_split_is_rejected(tmp_path: Path) -> None:
     write_table(tmp_path / "train.parquet", 4)
     pq.write_table(table(4).slice(0, 0), tmp_path / "test.parquet")
     with pytest.raises(DataError, match="the test split has no rows"):
-        load(tmp_path)
+        load_parquet(tmp_path)
 
 
 def test_columns_of_unlike_types_are_rejected(tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def test_columns_of_unlike_types_are_rejected(tmp_path: Path) -> None:
     pq.write_table(strings, tmp_path / "test.parquet")
     rule = r"test\.parquet: a column differs from .*label has incompatible types: int64 vs string\)"
     with pytest.raises(DataError, match=rule):
-        load(tmp_path)
+        load_parquet(tmp_path)
 
 
 @pytest.mark.parametrize("damage", [lambda _: b"<html>", lambda _: b"", lambda file: file[:-9]])
@@ -313,7 +317,7 @@ def test_a_damaged_parquet_file_is_rejected(tmp_path: Path, damage: Any) -> None
     path = write_table(tmp_path / "train.parquet", 4)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DataError, match=r"train\.parquet is no sound parquet file"):
-        load(tmp_path)
+        load_parquet(tmp_path)
 
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 6 6\n%%EndComments\n%%EndProlog\nshowpage\n%%EOF\n"
@@ -329,7 +333,7 @@ def test_an_eps_file_in_place_of_an_image_starts_no_other_program(
     write_images(tmp_path / "train.parquet", EPS, EPS)
     reason = r"image 0 cannot be decoded \(in none of the formats PNG, JPEG"
     with pytest.raises(DataError, match=reason):
-        load(tmp_path)
+        load_parquet(tmp_path)
 
 
 # --- checksums -----------------------------------------------------------------------------------
@@ -353,12 +357,12 @@ def test_a_flipped_bit_in_a_png_is_found_by_its_checksum() -> None:
 def test_a_parquet_file_with_another_checksum_is_rejected(tmp_path: Path) -> None:
     path = write_table(tmp_path / "all.parquet", 40)
     sound = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert load(path).sha256 == sound
-    assert load(path, sha256=sound).sha256 == sound
+    assert load_parquet(path).sha256 == sound
+    assert load_parquet(path, sha256=sound).sha256 == sound
     flip_bit(path, 1000)
     actual = hashlib.sha256(path.read_bytes()).hexdigest()
     with pytest.raises(DataError, match=rf"dataset\.sha256={sound}: the files of .* have {actual}"):
-        load(path, sha256=sound)
+        load_parquet(path, sha256=sound)
 
 
 def test_the_checksum_of_several_files_is_that_of_sha256sums_list(tmp_path: Path) -> None:
@@ -366,7 +370,7 @@ def test_the_checksum_of_several_files_is_that_of_sha256sums_list(tmp_path: Path
     write_table(tmp_path / "a-test.parquet", 4, seed=1)
     command = "sha256sum a-test.parquet b/train.parquet | sha256sum"
     printed = subprocess.check_output(command, shell=True, cwd=tmp_path, text=True)
-    assert load(tmp_path).sha256 == printed.split()[0]
+    assert load_parquet(tmp_path).sha256 == printed.split()[0]
 
 
 def test_page_checksums_are_verified_if_a_file_has_them(tmp_path: Path) -> None:
@@ -378,13 +382,13 @@ def test_page_checksums_are_verified_if_a_file_has_them(tmp_path: Path) -> None:
 
     pq.write_table(rows, path, **options)
     flip_bit(path, path.read_bytes().index(labels_in_file))
-    data = load(path)
+    data = load_parquet(path)
     assert 3 in torch.cat([data.train.y, data.test.y])
 
     pq.write_table(rows, path, write_page_checksum=True, **options)
     flip_bit(path, path.read_bytes().index(labels_in_file))
     with pytest.raises(DataError, match=r"all\.parquet is no sound parquet file .*fetch it again"):
-        load(path)
+        load_parquet(path)
 
 
 @pytest.mark.parametrize(

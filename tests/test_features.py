@@ -27,6 +27,7 @@ from fedsim.data.features import extract
 from fedsim.models import backbone as backbones
 from fedsim.models import heads
 from fedsim.models.backbone import LibraryHead
+from tests.dataset_toys import Hostile
 from tests.test_models import CIFAR, build
 
 TINY = "mnasnet0_5"
@@ -169,16 +170,40 @@ def test_images_of_another_type_are_rejected(tmp_path: Path) -> None:
         extract(data, head(), tmp_path, tmp_path, CPU)
 
 
-def test_random_weights_depend_on_the_backbone_seed_only(tmp_path: Path) -> None:
+NETWORKS = {"torchvision": TINY, "timm": "tiny"}
+
+
+@pytest.fixture(params=NETWORKS)
+def library(request: pytest.FixtureRequest, stand_in: None) -> dict[str, str]:
+    """The values of a head on a network of each library."""
+    return {"library": request.param, "backbone": NETWORKS[request.param]}
+
+
+def test_random_weights_depend_on_the_backbone_seed_only(
+    tmp_path: Path, library: dict[str, str]
+) -> None:
     weights = []
     for backbone_seed, global_seed in ((5, 1), (5, 2), (6, 2)):
         torch.manual_seed(global_seed)
         state = torch.random.get_rng_state()
-        backbone = load_backbone(tmp_path, backbone_seed=backbone_seed)
+        backbone = load_backbone(tmp_path, **library, backbone_seed=backbone_seed)
         assert torch.equal(torch.random.get_rng_state(), state)
-        weights.append(torch.cat([tensor.flatten() for tensor in backbone.parameters()]))
+        weights.append(nn.utils.parameters_to_vector(backbone.parameters()))
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[1], weights[2])
+
+
+def test_the_key_of_features_differs_by_weights_and_size(
+    tmp_path: Path, library: dict[str, str]
+) -> None:
+    state = load_backbone(tmp_path, **library).network.state_dict()
+    file = str(save(tmp_path, state))
+    keys = set()
+    for values in ({}, {"backbone_seed": 1}, {"input_size": 40}, {"weights": file}):
+        keys.add(head(**library, **values).backbone_key())
+    save(tmp_path, {name: tensor + 1 for name, tensor in state.items()})
+    keys.add(head(**library, weights=file).backbone_key())
+    assert len(keys) == 5
 
 
 # --- weights of ImageNet -------------------------------------------------------------------------
@@ -234,28 +259,14 @@ def test_without_network_missing_weights_are_named_with_their_folder(
 def test_a_file_may_hold_weights_that_were_trained_on_other_classes(
     tmp_path: Path, suffix: str, wrapper: str | None
 ) -> None:
-    def save_network(seed: int) -> Path:
-        state: Any = network(seed).state_dict()
-        state["classifier.1.weight"] = torch.zeros(3, 1280)
-        state["classifier.1.bias"] = torch.zeros(3)
-        if wrapper is not None:
-            state = {wrapper: state, "epoch": 3}
-        return save(tmp_path, state, suffix)
-
-    file = str(save_network(5))
+    state: Any = network(5).state_dict()
+    state["classifier.1.weight"] = torch.zeros(3, 1280)
+    state["classifier.1.bias"] = torch.zeros(3)
+    if wrapper is not None:
+        state = {wrapper: state, "epoch": 3}
+    file = str(save(tmp_path, state, suffix))
     expected = load_backbone(tmp_path, backbone_seed=5)(images())
     assert torch.equal(load_backbone(tmp_path, weights=file)(images()), expected)
-    model = head(weights=file)
-    keys = {model.backbone_key(), head(backbone_seed=5).backbone_key()}
-    save_network(6)
-    assert len({*keys, model.backbone_key()}) == 3
-
-
-@pytest.fixture(params=["torchvision", "timm"])
-def library(request: pytest.FixtureRequest, stand_in: None) -> dict[str, str]:
-    """Values of a head on a network of each library."""
-    backbones = {"torchvision": TINY, "timm": "tiny"}
-    return {"library": request.param, "backbone": backbones[request.param]}
 
 
 @pytest.mark.parametrize("fault", ["html", "truncated", "foreign weights", "a list"])
@@ -275,16 +286,6 @@ def test_a_damaged_or_foreign_file_is_rejected(
     rule = rf"model\.weights={file}: .*does not hold .*{library['backbone']}"
     with pytest.raises(DataError, match=rule):
         extract_features(head(**library, weights=str(file)), tmp_path)
-
-
-class Hostile:
-    """An object that creates the file `marker` when it is unpickled."""
-
-    def __init__(self, marker: Path) -> None:
-        self.marker = marker
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.marker,)
 
 
 def test_nothing_in_a_file_is_run(tmp_path: Path) -> None:
@@ -412,29 +413,6 @@ def test_timms_features_are_the_inputs_of_the_classifier(tmp_path: Path) -> None
     assert model.head.in_features == 5
     expected = whole.stem(normalised(images(), 40, MEAN, STD)).mean((2, 3))
     torch.testing.assert_close(extract_features(model, tmp_path).train.x, expected)
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_the_key_of_timms_features_differs_by_weights_and_size(tmp_path: Path) -> None:
-    file = str(save(tmp_path, TinyNet(10).state_dict()))
-    keys = set()
-    for values in ({}, {"backbone_seed": 1}, {"input_size": 40}, {"weights": file}):
-        keys.add(timm_head(**values).backbone_key())
-    save(tmp_path, TinyNet(10).state_dict())
-    keys.add(timm_head(weights=file).backbone_key())
-    assert len(keys) == 5
-
-
-@pytest.mark.usefixtures("stand_in")
-def test_random_weights_of_timm_depend_on_the_backbone_seed_only(tmp_path: Path) -> None:
-    state = torch.random.get_rng_state()
-    first, again, different = (
-        timm_head(backbone_seed=seed).load_backbone(tmp_path).network.stem.weight
-        for seed in (0, 0, 1)
-    )
-    assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(first, again)
-    assert not torch.equal(first, different)
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -1,4 +1,4 @@
-"""Models: parameter counts, gradients of stacked models, and data sets or values that do not fit."""
+"""Models: parameter counts, gradients of stacks, and data sets or values that do not fit."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What partitions draw: the right distributions, in random order, with exact rounding."""
+"""Partitions draw from the right distributions, in random order, with exact rounding."""
 
 from typing import Any
 from unittest.mock import Mock
@@ -249,11 +249,11 @@ def test_all_owners_with_enough_samples_may_be_clients() -> None:
 
 
 def test_a_capped_owner_keeps_random_samples() -> None:
-    kept = set()
+    positions = set()
     for seed in range(30):
         (part,) = split("natural", owned(20), 1, seed, min_samples=1, cap=2)
-        kept |= set(part)
-    assert len(kept) > 10
+        positions |= set(part)
+    assert len(positions) > 10
 
 
 # --- shards --------------------------------------------------------------------------------------

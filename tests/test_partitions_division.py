@@ -31,9 +31,9 @@ def divide_blocks(server: ServerSplit, holdout: float = 0.0) -> Division:
 
 
 def divide_iid(
-    server: ServerSplit, num_clients: int = 7, holdout: float = 0.0, seed: int = 0, **seeds: int
+    server: ServerSplit, num_clients: int = 7, holdout: float = 0.0, seed: int = 0
 ) -> Division:
-    return divide(DATA, IID(), num_clients, Streams(seed, **seeds), server, holdout)
+    return divide(DATA, IID(), num_clients, Streams(seed), server, holdout)
 
 
 class Blocks(Partition):
@@ -73,15 +73,10 @@ def test_every_sample_has_one_place(
     assert divide_iid(server, num_clients, holdout, seed).hash == division.hash
 
 
-def test_a_stratified_public_set_has_its_share_of_every_remaining_class() -> None:
-    """Of 540 samples the public set takes a ninth. No class is off by a whole sample."""
-    division = divide_iid(take(0.1, 60, stratified=True))
-    counts, taken = histograms(DATA, [division.public, division.validation])
-    assert (abs(counts - (60 - taken) / 9) < 1).all()
-
-
-def test_a_stratified_public_set_is_not_ordered_by_label() -> None:
-    labels = DATA.labels[divide_iid(take(public=100, stratified=True)).public]
+def test_a_stratified_public_set_has_its_share_of_every_class_in_random_order() -> None:
+    """The validation set leaves 55 or 56 samples of a class, whose quotas of 60 are about 6."""
+    labels = DATA.labels[divide_iid(take(0.0775, 60, stratified=True)).public]
+    assert np.bincount(labels).tolist() == [6] * 10
     assert (np.diff(labels) < 0).any()
 
 
@@ -267,13 +262,6 @@ def test_the_server_draws_from_its_own_stream() -> None:
     assert division.public.tolist() == public.tolist()
     remaining = np.concatenate(division.train)
     assert remaining.tolist() == sorted(remaining)
-
-
-def test_a_division_depends_on_the_partition_seed_only() -> None:
-    server = take(0.1, 45)
-    division = divide_iid(server, holdout=0.2, seed=1, partition_seed=5)
-    assert divide_iid(server, holdout=0.2, seed=2, partition_seed=5).hash == division.hash
-    assert divide_iid(server, holdout=0.2, seed=1).hash != division.hash
 
 
 @pytest.mark.parametrize("purpose", Purpose)

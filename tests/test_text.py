@@ -71,15 +71,6 @@ def test_speakers_say_words_of_the_language(tmp_path: Path) -> None:
     assert len(whole_words) > 3
 
 
-def test_texts_depend_on_the_parameters_only(tmp_path: Path) -> None:
-    data = load(tmp_path)
-    for folder in (tmp_path, tmp_path / "without cache"):
-        again = load(folder)
-        assert torch.equal(data.train.tensor, again.train.tensor)
-        assert data.fingerprint == again.fingerprint
-    assert load(tmp_path, seed=1).fingerprint != data.fingerprint
-
-
 def test_speakers_differ_by_their_style(tmp_path: Path) -> None:
     def spread(style: float) -> float:
         """Return the deviation over speakers of the frequency of a character, summed up."""

@@ -1,7 +1,13 @@
 """The interface of selectors, and the operations that most of them use.
 
-A selector needs nothing besides this module, NumPy and, for tensors, PyTorch: everything in
-`__all__` may be imported from here. Symbols: N clients, K of them selected in each of T rounds.
+`Selector` states the calling contract: what a selector must do, and what fedsim guarantees to it.
+A selector needs nothing besides this module, NumPy and, for tensors, PyTorch. Everything in
+`__all__` may be imported from here.
+
+Symbols, here and in all files of this folder: N is the number of clients. K is the number of
+clients to select in a round (`cohort_size`). T is the number of rounds, and t the current round,
+from 1. Client k has n_k training samples, and p_k = n_k / (n_1 + ... + n_N) is its share of all
+samples. n is the length of an array for some of the clients, such as the available ones.
 """
 
 import math
@@ -99,7 +105,7 @@ __all__ = [
 ]
 
 MAX_BYTES = 16 * 2**30
-"""Maximum memory for the tables [N, N] that a selector holds at once."""
+"""Maximum memory for the tables [N, N] that a selector holds at once: 16 GiB."""
 REMEDY = "lower num_clients, or choose a selector whose cost is linear in it (docs/scale.md)"
 
 
@@ -119,22 +125,44 @@ class Sampling(StrEnum):
 class Selector(Stateful, ABC):
     """Selects the clients of each round.
 
+    The calling contract. fedsim makes one selector for a run. Rounds count from 1 to T. In each
+    round:
+
+    1. fedsim finds the available clients: they can be reached in this round and have training
+       samples. If there are none, fedsim calls neither `select` nor `observe` in this round. The
+       next call of `select` then has a `round` that is higher by more than 1.
+    2. fedsim calls `select` once. `clients.available` [n] holds the ids of the available clients,
+       n >= 1. Ids are unique, ascending and lie in 0..N-1.
+    3. The selected clients train. Updates that are late or not finite are dropped. The server
+       aggregates the other updates.
+    4. fedsim calls `observe` once if at least one update remains. `cohort.ids` are the selected
+       clients whose updates remain, unique and ascending. They may be fewer than the selected ones.
+
+    `select` must return ids of available clients, unique and ascending (int64). There must be
+    min(K, n) of them unless `adaptive` is True. An adaptive selector may select nobody.
+
+    Values that a selector keeps between rounds are attributes, which `__post_init__` creates.
+    `state` names them. fedsim copies these attributes into checkpoints, which it saves between
+    rounds. To resume, it makes a new selector and sets the attributes from the checkpoint. An
+    attribute that is only read in the round that sets it need not be in `state`.
+
     Hyper-parameters are fields of a class with the decorator `parameters`. Their ranges stand in
     the annotations and their values in the YAML file. The constructor must be cheap, because it
     also runs when a config is validated.
     """
 
     population: Population = field(kw_only=False)
+    """What the server knows for free: n_k for all clients, K and T."""
 
     needs = frozenset[Signal]()
-    """All signals that `select` and `observe` may request. An instance may narrow it by its
-    hyper-parameters."""
+    """The kinds of information that `select` and `observe` may request. A request that is not
+    declared ends the run. `__post_init__` may set a smaller set that fits the hyper-parameters."""
     adaptive = False
-    """True if the method decides how many clients take part. If False, exactly min(K, available)
-    clients must be selected."""
+    """True if the method decides how many clients take part. If False, exactly min(K, n) of the n
+    available clients must be selected."""
     draws_by_size = False
-    """True if clients with more data are more likely to be selected. Equal aggregation weights
-    then count sizes once already."""
+    """True if clients with more data are more likely to be selected. The average then favours
+    their data even with equal aggregation weights."""
     exact = True
     """True if, with engine=native, selections are the same on every processor
     (docs/reliability.md). False if they depend on BLAS or LAPACK, whose last bits differ with the
@@ -143,11 +171,14 @@ class Selector(Stateful, ABC):
     """Number of initial rounds whose cost differs from the cost of later rounds. Only later rounds
     are extrapolated to longer runs."""
     pair_bytes = 0
-    """Bytes for each pair of clients in the tables [N, N] that the method holds at its peak. More
-    than 16 GiB in all are rejected."""
+    """Bytes for each of the N^2 pairs of clients in the tables [N, N] that the method holds at its
+    peak. fedsim rejects a config whose tables take more than 16 GiB."""
 
     def __init_subclass__(cls) -> None:
-        """Reset `sampling` in a class that selects in its own way and does not set it itself."""
+        """Set `sampling` to None in a class that overrides the selection but not `sampling`.
+
+        Otherwise the class would inherit a statement about its parent's way of selection.
+        """
         super().__init_subclass__()
         overrides = {"select", "cohort_size"} & vars(cls).keys()
         if overrides and "sampling" not in vars(cls):
@@ -155,40 +186,51 @@ class Selector(Stateful, ABC):
 
     @property
     def sampling(self) -> Sampling | None:
-        """The way in which cohorts are drawn in every round, whatever clients hold or happened.
+        """The way in which cohorts are drawn in every round, or None for any other way.
 
-        None stands for a way that is not listed. A class may set an attribute instead of a
-        property: `sampling = Sampling.FIXED_SIZE`.
+        The draw must depend neither on the clients' data nor on earlier rounds. A class may set an
+        attribute instead of a property: `sampling = Sampling.FIXED_SIZE`.
         """
         return None
 
     def problems(self) -> Problems:
-        """Yield a `Problem` or None for each rule that concerns several parameters."""
+        """Yield, for each rule that annotations cannot state, a `Problem` if it is broken.
+
+        None stands for a rule that holds. The constructor reports all problems at once.
+        """
         yield pairs_problem(self.population, self.pair_bytes)
 
     def unfit_for(self, trained: Sequence[str]) -> Problem | None:
-        """Return a problem if a hyper-parameter does not fit a model with the `trained`
-        parameters."""
+        """Return a problem if a hyper-parameter does not fit the model, or None.
+
+        `trained` holds the names of the parameter tensors that the model trains.
+        """
         return None
 
     @abstractmethod
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
-        """Select the clients of `round` (1-based) from `clients.available`.
+        """Return the clients of `round` (from 1), all of them in `clients.available`.
 
-        `clients` answers the requests that `needs` declares and charges their cost. All random
-        numbers must come from `rng`, the random stream of this round.
+        The class docstring says when this is called and what is valid. `clients` answers the
+        requests that `needs` declares and charges their cost. All random numbers must come from
+        `rng`. fedsim makes it anew for each round from the seed of the run and the round.
         """
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
-        """Learn from the updates that arrived. Called after aggregation if any update arrived.
+        """Learn from the updates of `cohort`, after `select` and aggregation in the same `round`.
 
-        `server` computes on the server's own data (validation split, public samples) and holds the
-        new global model.
+        fedsim does not call this in a round in which no update arrives. `cohort.loss` and
+        `cohort.rms_loss` are None unless `needs` declares them. `server` computes on the server's
+        own data (validation split, public samples) and holds the new global model. By default a
+        selector learns nothing.
         """
 
     @property
     def warning(self) -> str | None:
-        """One line that the user sees before a run with these hyper-parameters, or None."""
+        """One line that the user sees before a run with these hyper-parameters, or None.
+
+        By default it names requests that disclose much about clients, or use the test set.
+        """
         if Signal.LABEL_COUNTS in self.needs:
             return "every client tells the server how many samples of each class it holds"
         if Signal.TEST in self.needs:
@@ -197,27 +239,31 @@ class Selector(Stateful, ABC):
 
     @property
     def trace(self) -> Mapping[str, Any] | None:
-        """Values of the observed round to record as one line of trace.jsonl (JSON types), or
-        None."""
+        """Values of the round to record as one line of trace.jsonl (JSON types), or None.
+
+        fedsim reads it after each round in which it called `observe`.
+        """
         return None
 
     def cohort_size(self, clients: Clients) -> int:
-        """Return min(K, number of available clients)."""
+        """Return min(K, n): the number of clients to select of the n available ones."""
         return min(self.population.cohort_size, len(clients.available))
 
     def select_highest(self, scores: Floats, clients: Clients, rng: Generator) -> Ids:
-        """Return the min(K, available) clients of highest score, ascending.
+        """Return the ids of the min(K, n) available clients with the highest scores, ascending.
 
-        `scores` [n] belong to the n available clients. Ties are broken at random, nan ranks last.
+        `scores` [n] belong to `clients.available` [n], in this order. Ties are broken at random. A
+        score of nan ranks below all others, -inf included. With at most K available clients all of
+        them are returned, whatever their scores.
         """
         positions = highest(scores, self.cohort_size(clients), rng)
         return ascending(clients.available[positions])
 
 
 def pairs_problem(population: Population, pair_bytes: int, remedy: str = REMEDY) -> Problem | None:
-    """Return a problem if tables [N, N] of `pair_bytes` for each pair of clients are too large.
+    """Return a problem if tables with `pair_bytes` bytes for each of the N^2 pairs are too large.
 
-    The problem's key is the selector itself.
+    The problem concerns the selector as a whole, not one of its hyper-parameters.
     """
     num_clients = population.num_clients
     limit = math.isqrt(MAX_BYTES // pair_bytes) if pair_bytes else math.inf
@@ -231,41 +277,47 @@ def pairs_problem(population: Population, pair_bytes: int, remedy: str = REMEDY)
 
 
 def highest(scores: Floats, count: int, rng: Generator) -> Positions:
-    """Return the positions [count] of the highest `scores` [n], in descending order.
+    """Return the positions of the highest `scores` [n], the highest first.
 
-    Ties are broken at random, nan ranks last.
+    There are min(count, n) positions. Ties are broken at random. nan ranks below all other scores.
     """
+    # A stable sort keeps the order of equal scores, which is random after the shuffle.
     shuffled = rng.permutation(len(scores))
-    order = np.argsort(-scores[shuffled], kind="stable")  # which puts nan last
+    order = np.argsort(-scores[shuffled], kind="stable")  # argsort puts nan last
     return shuffled[order][:count]
 
 
 def without_infinity(reported: Floats) -> Floats:
-    """Return `reported` losses or norms with nan for infinity, so that `highest` ranks overflows
-    last."""
+    """Return `reported` losses or norms with nan in place of infinity.
+
+    A client whose loss or norm overflows then ranks last in `highest`, not first.
+    """
     return np.where(np.isinf(reported), np.nan, reported)
 
 
 def weighted_without_replacement(weights: Floats, count: int, rng: Generator) -> Positions:
-    """Return up to `count` positions of `weights` [n], drawn one by one in proportion to them.
+    """Return up to `count` positions, drawn one by one in proportion to their `weights` [n].
 
-    Method of Efraimidis and Spirakis (2006): the positions of the largest keys u^(1/w), computed as
-    log(u) / w. Positions of weight zero are never drawn, so fewer than `count` may be returned.
+    Method of Efraimidis and Spirakis (2006): position i gets the key u^(1/w) with its weight w and
+    a uniform u in [0, 1). The positions with the largest keys are drawn. Positions of weight zero
+    are never drawn, so fewer than `count` may be returned.
     """
     possible = np.flatnonzero(weights > 0)
     uniform = rng.random(len(possible))
-    keys = log(uniform) / weights[possible]
+    keys = log(uniform) / weights[possible]  # the logarithms of the keys, in the same order
     return possible[leading(keys, count)]
 
 
 def leading(values: Floats, count: int) -> Positions:
-    """Return the positions [min(count, n)] of the highest `values` [n], in descending order.
+    """Return the min(count, n) positions of the highest `values` [n], the highest first.
 
-    Of equal values the earlier one comes first. None may be nan.
+    Of equal values the earlier one comes first. No value may be nan. In contrast to `highest` this
+    draws no random numbers.
     """
     count = min(count, len(values))
     if not count:
         return np.empty(0, np.int64)
+    # Only the values from the `count`-th highest one up are sorted, which is faster.
     threshold = np.partition(values, -count)[-count]
     possible = np.flatnonzero(values >= threshold)
     order = np.argsort(-values[possible], kind="stable")
@@ -274,10 +326,10 @@ def leading(values: Floats, count: int) -> Positions:
 
 def softmax(values: Floats) -> Floats:
     """Return exp(values) / sum exp(values) [n], computed without overflow."""
-    exponents = exp(values - values.max())
-    return exponents / exponents.sum()
+    exponentials = exp(values - values.max())
+    return exponentials / exponentials.sum()
 
 
 def ascending(ids: Positions) -> Ids:
-    """Return `ids` sorted as int64, the form that `Selection` requires."""
+    """Return the unique `ids` sorted, as int64: the form that `Selection` requires."""
     return np.sort(np.asarray(ids, dtype=np.int64))

@@ -1,7 +1,7 @@
-"""Operations that several selectors share: whom to try next, label counts, queues, divergences of
-predictions, and the search for the least similar clients.
+"""Operations that several selectors share: which unknown clients to try, label counts, queues,
+divergences of predictions, and the search for the least similar clients.
 
-Symbols: N clients, K of them selected, C classes.
+Symbols: N clients, K of them to select in a round, C classes of labels, M samples or items.
 """
 
 import itertools
@@ -30,26 +30,30 @@ from fedsim.selectors.base import (
 from fedsim.selectors.similarity import inner_products
 
 WardInput = Literal["distances", "rows"]
-"""The input of Ward's tree (ward.py): distances, or the rows of their matrix as points."""
+"""The input of Ward's clustering (ward.py): a matrix of distances, or its rows as points."""
 
 MAX_SUBSETS = 200_000
 """Maximum number of subsets that `search: auto` enumerates."""
 SUBSET_BYTES = 80
-"""Memory of an exact search for each subset, besides twice the positions of its items."""
+"""Bytes that an exact search holds for each subset, besides two copies of its K positions."""
 TOLERANCE = 1e-12
 """Sums of similarities that differ by less count as equal."""
-LOG_SMALLEST_PROBABILITY = -18.420680743952367  # ln 1e-8
+LOG_SMALLEST_PROBABILITY = -18.420680743952367
+"""ln 1e-8, written out so that it is the same on every machine."""
 
 
 def clients_to_try(ids: Ids, known: Bools, last_tried: Ints, round: int) -> Ids:
-    """Return the available clients `ids` that `round` should select because nothing is known of
-    them.
+    """Return the clients among the available `ids` that a method should try in `round`.
 
-    `known` [N] marks the clients of whom an update arrived. `last_tried` [N] is the round in which
-    a client was last selected, 0 for never. First come all clients that were never selected.
-    Without any, it is the unknown client selected longest ago (the lowest id of several), if the
-    number of rounds has doubled since. Clients whose updates never arrive, or are never finite,
-    thus take ever fewer places.
+    `known` [N] marks the clients of which an update has arrived. `last_tried` [N] is the round in
+    which each client was last selected, 0 for never. The rule:
+
+    1. If some of `ids` were never selected, and are not known, return all of these.
+    2. Otherwise take the unknown client that was selected longest ago, the lowest id of several.
+       Return it alone if `round` >= 2 `last_tried`.
+    3. Otherwise return nobody.
+
+    The waits of rule 2 double, so clients whose updates never arrive take ever fewer places.
     """
     unknown = ids[~known[ids]]
     never_selected: Ids = unknown[last_tried[unknown] == 0]
@@ -61,29 +65,35 @@ def clients_to_try(ids: Ids, known: Bools, last_tried: Ints, round: int) -> Ids:
 
 
 def fill_up(chosen: Ids, candidates: Ids, count: int, rng: Generator) -> Ids:
-    """Return `chosen` followed by random ones of the other `candidates`, `count` in all."""
+    """Return `chosen`, followed by random other `candidates`, so that there are `count` in all.
+
+    `chosen` must have at most `count` elements, and `candidates` must suffice.
+    """
     others = np.setdiff1d(candidates, chosen)
     return np.concatenate([chosen, rng.choice(others, count - len(chosen), replace=False)])
 
 
 def not_queued(available: Ids, queue: Sequence[int], min_count: int) -> Ids:
-    """Return the `available` clients that are not in `queue`, but at least `min_count`.
+    """Return the `available` clients that are not in `queue`, ascending.
 
-    If there are fewer, clients are released from the front of the queue.
+    If they are fewer than `min_count`, the available clients at the front of the queue are added
+    until there are `min_count`. The front is the client that has been in the queue longest.
     """
-    waiting = np.array(queue, dtype=np.int64)
-    waiting = waiting[np.isin(waiting, available)]
-    num_released = max(min_count + len(waiting) - len(available), 0)
-    return np.setdiff1d(available, waiting[num_released:])
+    queued = np.array(queue, dtype=np.int64)
+    queued = queued[np.isin(queued, available)]
+    num_outside = len(available) - len(queued)
+    num_released = max(min_count - num_outside, 0)
+    return np.setdiff1d(available, queued[num_released:])
 
 
 def collect_label_counts(counts: Ints, clients: Clients) -> Ints:
-    """Return `counts` [N, C] completed by the label counts of all available clients.
+    """Return `counts` [N, C] with the label counts of all available clients filled in.
 
-    Each client is asked once. Rows of clients that have not reported are -1. Before any report,
-    `counts` has no columns [N, 0].
+    Only clients that have not reported yet are asked. The row of a client that has not reported is
+    -1 in all columns. Before the first report C is unknown, and `counts` is [N, 0]. May change
+    `counts` in place.
     """
-    is_known = np.any(counts >= 0, axis=1)
+    is_known = np.any(counts >= 0, axis=1)  # False for all if there are no columns
     new = clients.available[~is_known[clients.available]]
     if not len(new):
         return counts
@@ -95,13 +105,15 @@ def collect_label_counts(counts: Ints, clients: Clients) -> Ints:
 
 
 def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
-    """Return KL(P_k || P_j) [K, K], averaged over samples.
+    """Return the Kullback-Leibler divergences KL(P_i || P_j) [n, n] of n models' predictions.
 
-    `log_p` [K models, M samples, C classes] are log-probabilities, which are clipped at ln 1e-8.
-    `reduction: mean` divides by the number of classes as well, `sum` does not.
+    `log_p` [n, M, C] holds the log-probabilities of C classes that each model predicts for M
+    samples. They are clipped from below at ln 1e-8. Divergences are averaged over the samples.
+    `reduction: mean` also divides them by C, `sum` does not.
     """
     log_p = log_p.clamp(min=LOG_SMALLEST_PROBABILITY)
-    # sum p ln q over samples and classes, for all pairs of models
+    # The sum of p_i ln p_j over samples and classes, for all pairs of models. KL(P_i || P_j) is the
+    # diagonal entry of row i minus entry (i, j).
     cross = inner_products(
         [log_p.flatten(1)], lambda x: torch.from_numpy(exp(x.numpy())).to(x.dtype), lambda x: x
     )
@@ -112,16 +124,20 @@ def kl_divergences(log_p: Tensor, reduction: str) -> Floats:
 
 
 def layer_of(name: str) -> str:
-    """Return the layer of the parameter `name`; a parameter without one is its own layer."""
+    """Return the layer of the parameter `name`: `conv1` for `conv1.weight`.
+
+    A parameter without a dot in its name is its own layer.
+    """
     return name.rpartition(".")[0] or name
 
 
 def missing_layers(
     key: str, layers: Sequence[str] | None, trained: Sequence[str]
 ) -> Problem | None:
-    """Return the problem of the hyper-parameter `key` if one of its `layers` is not trained.
+    """Return a problem of the hyper-parameter `key` if one of its `layers` is not trained.
 
-    `trained` are the names of the model's trained parameters; None stands for all layers.
+    `trained` are the names of the model's trained parameters. `layers` None means all layers, which
+    is never a problem.
     """
     missing = [
         layer
@@ -135,9 +151,10 @@ def missing_layers(
 
 
 def subsets_problem(population: Population, search: str) -> Problem | None:
-    """Return a problem if an `exact` search has more subsets of K of N clients than fit into
+    """Return a problem if the subsets of K of N clients in an `exact` search do not fit into
     memory."""
     num_clients, cohort_size = population.num_clients, population.cohort_size
+    # `least_similar_subset` enumerates nothing for one client or for all clients.
     if search != "exact" or not 1 < cohort_size < num_clients:
         return None
     size = math.comb(num_clients, cohort_size) * (SUBSET_BYTES + 16 * cohort_size)
@@ -152,13 +169,16 @@ def subsets_problem(population: Population, search: str) -> Problem | None:
 def least_similar_subset(
     similarity: Floats, count: int, search: str, swap_passes: int, rng: Generator
 ) -> Positions:
-    """Return `count` positions in the symmetric matrix `similarity` [M, M] with the lowest mean
-    similarity over their pairs.
+    """Return the `count` of M items whose pairs have the lowest mean similarity.
 
-    `search: exact` enumerates all subsets. `greedy` starts with the least similar pair, adds the
-    item that is least similar to the chosen ones, one by one, and then makes up to `swap_passes`
-    improving swaps. `auto` is exact up to 200,000 subsets. Ties are broken at random. For `count` 1
-    it is the item with the lowest mean similarity to the others.
+    `similarity` [M, M] is symmetric, and its diagonal is ignored. The result holds positions in it.
+    All M are returned if `count` >= M. For `count` 1 it is the item with the lowest mean similarity
+    to the others. Ties are broken at random. The ways to search:
+
+    - `exact` enumerates all subsets of `count` items.
+    - `greedy` starts with the least similar pair. It then adds, one by one, the item that is least
+      similar to the chosen ones. Finally it makes up to `swap_passes` improving swaps.
+    - `auto` is `exact` up to 200,000 subsets, and `greedy` beyond.
     """
     size = len(similarity)
     if count >= size:
@@ -172,15 +192,17 @@ def least_similar_subset(
 
 
 def _random_argmin(values: Floats, rng: Generator) -> int:
-    """Return the flat position of the lowest value; ties (within `TOLERANCE`) are broken at
-    random."""
+    """Return the position of the lowest value in the flattened `values`.
+
+    Ties, that is, values within `TOLERANCE` of the lowest, are broken at random.
+    """
     flat = values.ravel()
     lowest = np.flatnonzero(flat <= flat.min() + TOLERANCE)
     return int(rng.choice(lowest))
 
 
 def _exact_search(similarity: Floats, count: int, rng: Generator) -> Positions:
-    """Return the best of all subsets."""
+    """Return the subset of `count` items with the lowest sum over its pairs."""
     subsets = np.array(list(itertools.combinations(range(len(similarity)), count)), dtype=np.int64)
     sums = np.zeros(len(subsets))
     for first, second in itertools.combinations(subsets.T, 2):
@@ -190,7 +212,7 @@ def _exact_search(similarity: Floats, count: int, rng: Generator) -> Positions:
 
 def _greedy_search(similarity: Floats, count: int, swap_passes: int, rng: Generator) -> Positions:
     """Return a subset that was grown item by item and improved by swaps."""
-    # 1. The least similar pair. The diagonal must not count: similarity of items with themselves.
+    # 1. The least similar pair. The diagonal, an item's similarity to itself, must not count.
     diagonal = similarity.diagonal().copy()
     np.fill_diagonal(similarity, np.inf)
     chosen = list(divmod(_random_argmin(similarity, rng), len(similarity)))
@@ -211,18 +233,20 @@ def _greedy_search(similarity: Floats, count: int, swap_passes: int, rng: Genera
 
 
 def _best_swap(similarity: Floats, chosen: list[int]) -> bool:
-    """Swap, in place, a chosen item for another one such that the sum of similarities falls most.
+    """Replace one of the `chosen` items in place such that the sum of similarities falls most.
 
-    Returns False, without a swap, if no swap lowers the sum.
+    Returns False, without a swap, if no swap lowers the sum over the pairs of chosen items.
     """
-    sums = similarity[:, chosen].sum(1)
+    sums = similarity[:, chosen].sum(1)  # of each item to all chosen ones
     inside = np.array(chosen)
     outside = np.setdiff1d(np.arange(len(similarity)), chosen)
-    lost = sums[inside] - similarity.diagonal()[inside]
-    gained = sums[outside][None, :] - similarity[np.ix_(inside, outside)]
-    change = gained - lost[:, None]
-    leaving, entering = np.unravel_index(np.argmin(change), change.shape)
-    if change[leaving, entering] >= -TOLERANCE:
+    # The similarity of each chosen item to the rest of the chosen ones leaves the sum with it. That
+    # of the entering item to all chosen ones but the leaving one enters the sum.
+    removed = sums[inside] - similarity.diagonal()[inside]
+    added = sums[outside][None, :] - similarity[np.ix_(inside, outside)]
+    changes = added - removed[:, None]  # [chosen items, other items]
+    leaving, entering = np.unravel_index(np.argmin(changes), changes.shape)
+    if changes[leaving, entering] >= -TOLERANCE:
         return False
     chosen[int(leaving)] = int(outside[int(entering)])
     return True

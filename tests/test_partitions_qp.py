@@ -137,6 +137,7 @@ FAULTS: dict[str, tuple[str, Callable[[np.ndarray], Any]]] = {
 
 
 def let_solver_fail_once(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """Change the next solution by a fault, and no later one."""
     solve = cp.Problem.solve
     status, change = FAULTS[fault]
 
@@ -162,5 +163,6 @@ def test_a_solution_that_fails_is_drawn_again(fault: str, monkeypatch: pytest.Mo
     rng = default_rng(0)
     QP._label_mixes(np.full(3, 40.0), 12, rng)  # the draw whose solution fails
     expected = split_by(rng)
+    assert lists(split_by(default_rng(0))) != lists(expected)
     let_solver_fail_once(monkeypatch, fault)
     assert lists(split_by(default_rng(0))) == lists(expected)

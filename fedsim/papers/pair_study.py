@@ -254,11 +254,11 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
             weight, rank = float(fold.alone[number][0]), int(ranks[number])
             cells = [weight, float(joint[number]), rank, float(entropies[number])]
         rows.append([name, *cells, (float(np.mean(values)), float(np.std(values)))])
-    sizes = f"{len(training)} conditions for fitting, {len(testing)} for testing, split by seed."
+    sizes = f"Conditions: {len(training)} for fitting, {len(testing)} for testing, split by seed."
     if training is testing:
         sizes = (
-            f"{len(training)} conditions of one seed, fitted and tested on the same: "
-            "several seeds tell more."
+            f"Conditions: {len(training)}, all of one seed, fitted and tested on the same. "
+            "Several seeds tell more."
         )
     header = ["feature", "weight", "weight among all", "rank", "cross-entropy", "relative loss"]
     formats = {

@@ -405,7 +405,7 @@ def test_the_study_by_the_command(
     for line in trace:
         assert line["pairs"] == [[i, j] for i in range(5) for j in range(i + 1, 5)]
 
-    # 2. the server validates a model for each of the ten pairs, on 72 samples: 5 % of the 1,437
+    # 2. the server validates a model for each of the ten pairs, on 72 samples: 5 % of the 1,438
     # training samples of the data set digits
     samples = [record["server_forward_samples"] for record in read_metrics(folders[0])]
     assert samples == [10 * 72] * 3

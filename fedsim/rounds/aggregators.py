@@ -56,8 +56,8 @@ class Aggregator(Stateful, ABC):
     """Whether it hides each client's update, so that the server must not learn it in another way.
     It aggregates in every round in which clients can be reached, even if no update arrives."""
 
-    def unfit_for(self, selector: Selector, updates: int) -> Problems:
-        """Return violated rules over other groups, before the run. `updates` is the number of
+    def unfit_for(self, selector: Selector, num_updates: int) -> Problems:
+        """Return violated rules over other groups, before the run. `num_updates` is the number of
         updates in a round if all selected clients answer."""
         return ()
 

@@ -66,7 +66,7 @@ def early(shipped: Shipped, folder: str, *values: str) -> str:
 
     def cell(title: str, line: str) -> str:
         runs = done(panels[title][line])["run"]
-        return _estimated(runs.map(lambda run: run.series("test_accuracy")[30:50].mean()))
+        return _estimated(runs.map(lambda run: run.columns["test_accuracy"][30:50].mean()))
 
     return _pivot(panels, cell)
 

@@ -12,7 +12,7 @@ import yaml
 from fedsim.commands.dispatch import answer
 from fedsim.core.record import LAST_FIELDS, TOTAL_FIELDS, mean_of_last
 from fedsim.partitions.division import Division
-from fedsim.report.contrasts import drawn_lines
+from fedsim.report.contrasts import runs_to_show
 from fedsim.report.table import Table
 from fedsim.results.frames import by, by_setting, runs_frame
 from fedsim.results.reading import read_metrics
@@ -151,7 +151,7 @@ def groups_of(folder: Path) -> dict[str, pd.DataFrame]:
 
 def drawn_runs(folder: Path) -> pd.DataFrame:
     """Return the runs below a folder that figures show."""
-    return drawn_lines(frame_of(folder))
+    return runs_to_show(frame_of(folder))
 
 
 def lines_of(runs: pd.DataFrame) -> dict[str, dict[str, list[Run]]]:

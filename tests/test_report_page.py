@@ -160,7 +160,7 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
     monkeypatch.setattr(page, "ALL_POINTS", 40)
     monkeypatch.setattr(page, "MAX_ROWS", 3)
     monkeypatch.setattr(page, "PICTURE_BYTES", 7)
-    monkeypatch.setattr(contrasts, "MAX_DRAWN", 5)
+    monkeypatch.setattr(contrasts, "MAX_LINES", 5)
     drawn = drawn_runs(tmp_path)
     assert drawn["method"].tolist() == ["random", "m3"] * 2
     pictures = [("one", b"1234"), ("two", b"5678")]

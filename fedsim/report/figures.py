@@ -399,14 +399,15 @@ def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None
     figure, all_axes = row_axes({title: list(rows) for title, rows in by_title.items()}, 0.2, 0.8)
     for rows, axes in zip(by_title.values(), all_axes, strict=True):
         for row, preference in enumerate(rows.values()):
-            choices, look = preference.choices, looks[preference.method]
-            reach = [[abs(end - choices.mean)] for end in choices.interval]
-            expected = [preference.clients] * 2
+            look = looks[preference.method]
+            share = preference.chosen_share
+            reach = [[abs(end - share.mean)] for end in share.interval]
+            expected = [preference.client_share] * 2
             ends = [row - 0.5, row + 0.5]
             axes.plot(expected, ends, color="black", linestyle="--", linewidth=0.8)
             dots = {"color": look["color"], "alpha": 0.5, "markersize": 3}
-            axes.plot(choices.values, [row] * choices.num, ".", **dots)
-            axes.errorbar(choices.mean, row, xerr=reach, elinewidth=0.8, capsize=2, **look)
+            axes.plot(share.values, [row] * share.num, ".", **dots)
+            axes.errorbar(share.mean, row, xerr=reach, elinewidth=0.8, capsize=2, **look)
         axes.set(xlabel="share of its choices that are imperfect clients", xlim=(0, None))
     return Plot("imperfect", CAPTIONS["imperfect"], figure)
 

@@ -145,7 +145,8 @@ def imperfect_chosen(runs: pd.DataFrame) -> list[str]:
         if math.isnan(p):
             verdict = "too few seeds to tell"
         shares = (
-            f"{preference.choices.mean:.2f} of the choices, {preference.clients:.2f} of the clients"
+            f"{preference.chosen_share.mean:.2f} of the choices, "
+            f"{preference.client_share:.2f} of the clients"
         )
         name = f"{preference.setting} {preference.method}".strip()
         by_verdict.setdefault(verdict, []).append(f"{name} ({shares}, p {_equal(p)} by Holm)")

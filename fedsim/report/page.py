@@ -66,7 +66,7 @@ def html_page(
     """Return the HTML text of the page that will lie in `folder`, from which it links to the runs'
     folders. None for `pictures` leaves out curves, too."""
     runs = material.frame
-    drawn = runs[:0] if pictures is None else material.drawn
+    drawn = runs[:0] if pictures is None else material.shown
     images = {place: _embedded(figures) for place, figures in (pictures or {}).items()}
     tables = [table for section in sections for table in section.tables]
     brief = [table for section in sections for table in section.brief]

@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from fedsim.core.configs import YAML_LOADER
-from fedsim.report.contrasts import drawn_lines
+from fedsim.report.contrasts import runs_to_show
 from fedsim.report.table import Table
 from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import Run
@@ -41,9 +41,9 @@ class Material:
         return compare(self.frame)
 
     @cached_property
-    def drawn(self) -> pd.DataFrame:
-        """The finished runs in figures and curves."""
-        return drawn_lines(self.frame)
+    def shown(self) -> pd.DataFrame:
+        """The finished runs that figures and curves show."""
+        return runs_to_show(self.frame)
 
 
 @dataclass(frozen=True)

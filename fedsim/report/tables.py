@@ -11,7 +11,7 @@ import yaml
 from fedsim.core.arrays import Floats
 from fedsim.core.configs import YAML_LOADER
 from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, FINAL_WINDOW, PHASES
-from fedsim.report.contrasts import compared_with, main_reference, preferences, to_references
+from fedsim.report.contrasts import choose_reference, main_reference, preferences, to_references
 from fedsim.report.sections import ASSETS, Material, Section
 from fedsim.report.table import (
     MISSING,
@@ -190,13 +190,13 @@ def section(material: Material) -> Section:
         by_group("times", finished),
     ]
     results = by_group("results", runs)
-    return Section(tables, brief=[results], plots=lambda: _plots(material.drawn))
+    return Section(tables, brief=[results], plots=lambda: _plots(material.shown))
 
 
-def _plots(drawn: pd.DataFrame) -> list[Any]:
+def _plots(shown_runs: pd.DataFrame) -> list[Any]:
     from fedsim.report.figures import all_plots  # here: it imports matplotlib
 
-    return all_plots(drawn) if len(drawn) else []
+    return all_plots(shown_runs) if len(shown_runs) else []
 
 
 def by_group(name: str, runs: pd.DataFrame) -> Table:
@@ -312,7 +312,7 @@ def _pooled_lines(
     for method in settings[0]:
         if not all(method in setting for setting in settings):
             continue
-        references = [compared_with(setting, method) for setting in settings]
+        references = [choose_reference(setting, method) for setting in settings]
         strata = [
             paired(setting[method]["final_accuracy"], setting[reference]["final_accuracy"])
             for setting, reference in zip(settings, references, strict=True)
@@ -327,9 +327,10 @@ def _pooled_lines(
 def imperfect(runs: pd.DataFrame) -> Table:
     """Return how often each method chose imperfect clients."""
     rows = []
-    for setting, method, choices, clients, p_value, p_holm in preferences(runs):
-        times = choices.mean / clients
-        rows.append([setting, method, choices.num, clients, choices, times, p_value, p_holm])
+    for setting, method, chosen_share, client_share, p_value, p_holm in preferences(runs):
+        times_as_often = chosen_share.mean / client_share
+        shares = [chosen_share.num, client_share, chosen_share, times_as_often]
+        rows.append([setting, method, *shares, p_value, p_holm])
     header = ["", "run", "seeds", "of the clients", "of the choices", "times as often"]
     formats = {
         "of the clients": ".3f",

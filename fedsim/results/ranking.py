@@ -1,9 +1,16 @@
-"""Methods over several settings: ranks, verdicts against random selection, wins, shares of the
-possible gain, costs.
+"""Comparisons of methods over several settings: ranks, verdicts against random selection, wins,
+shares of the possible gain, costs.
+
+A setting is one combination of data set, partition, model, and so on (`fedsim.results.frames`). The
+reference is random selection. The gain of a method is its final accuracy minus that of the
+reference in the same setting at the same seed. A control is random selection by other draws, which
+must come out equal to the reference. The ceiling is clairvoyant selection: it is no method, and
+shows what the best choices could gain.
 
 Ranks, Friedman's test and the critical difference are those of Demsar (2006); the probability of
 improvement and performance profiles are those of Agarwal et al. (2021). Their intervals are
-percentiles of a bootstrap that draws the seeds of each setting anew, the same ones for all methods.
+percentiles of a bootstrap that resamples the seeds of each setting. All methods of a setting have
+the same resampled seeds.
 """
 
 import math
@@ -48,10 +55,12 @@ from fedsim.results.statistics import (
 EQUAL = 0.005
 """Methods whose final accuracies differ by less are equal."""
 RESAMPLES = 2_000
+"""Number of bootstrap resamples."""
 WHOLE = 10
 """With fewer seeds a verdict is preliminary."""
 MIN_SETTINGS = 2
 MIN_METHODS = 3
+"""With fewer settings or methods (the reference is one of them) there is no comparison."""
 ASKED: Mapping[str, str] = {
     "updates": r"gradient|update of|soft labels|(^|; )training(;|$)",
     "label counts": r"label.counts",
@@ -59,18 +68,22 @@ ASKED: Mapping[str, str] = {
     "speeds": r"seconds|timed|resources|response",
     "nothing": r"^nothing",
 }
-"""What methods ask of clients, and the pattern by which a text says so; the first that matches."""
+"""What methods ask of clients, each with the pattern of a description that says so.
+
+If several patterns match a description, the first counts.
+"""
 AT_SERVER = "; server: "
 """Text in the class of a method between what it asks of clients and what it needs at the server."""
 
 
 @dataclass(frozen=True)
 class Lead:
-    """The lead of a method over random selection: the difference of final accuracy at equal seeds,
-    pooled over settings.
+    """Final accuracy of a method minus that of random selection, paired by seed, averaged over
+    settings.
 
-    `p_value` is that of no difference, `p_equal` that of a difference beyond `EQUAL`. Both are
-    corrected by Holm's method over all methods.
+    `difference` is None with fewer than two common seeds. `p_value` tests the hypothesis that there
+    is no difference, and `p_equal` the hypothesis that the difference is `EQUAL` or more. Both are
+    corrected by Holm's method over all methods, and nan without a difference.
     """
 
     difference: Difference | None
@@ -79,6 +92,8 @@ class Lead:
 
     @property
     def verdict(self) -> str:
+        """The conclusion in words: better, worse, equal within `EQUAL`, not decided, or too few
+        seeds."""
         if self.difference is None or self.difference.num < MIN_SEEDS:
             return "too few seeds"
         if self.p_value < ALPHA:
@@ -86,6 +101,7 @@ class Lead:
         return f"equal within {EQUAL:g}" if self.p_equal < ALPHA else "not decided"
 
     def __str__(self) -> str:
+        """Return the verdict, and whether it is preliminary."""
         num = self.difference.num if self.difference else 0
         return f"{self.verdict}, preliminary" if MIN_SEEDS <= num < WHOLE else self.verdict
 
@@ -94,10 +110,12 @@ class Lead:
 class Comparison:
     """Methods that are compared over settings.
 
-    `settings` has the finished runs of each setting by method. `methods` are finished in all
-    settings; the `reference` (random selection) and `controls` are among them. `ceiling` is the
-    line that shows what the best choices could gain, if there is one. `left_out` says in how many
-    of the settings further methods are finished.
+    `settings` has the finished runs of each setting by method (frames of `fedsim.results.frames`).
+    `methods` are the M methods that are finished in all settings; the `reference` and the
+    `controls` are among them. `ceiling` holds the name of the ceiling, or nothing. `left_out` maps
+    each method that is not finished everywhere to the number of settings in which it is.
+
+    The order of settings and methods is the same in all lists and arrays.
     """
 
     settings: Mapping[str, Mapping[str, pd.DataFrame]]
@@ -108,11 +126,12 @@ class Comparison:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
     def accuracies(self, method: str) -> list[pd.Series]:
-        """Return the final accuracies of a method by seed, setting by setting."""
+        """Return the final accuracies of a method by seed, one series for each setting."""
         return [lines[method]["final_accuracy"].dropna() for lines in self.settings.values()]
 
     @cached_property
     def _gains(self) -> dict[str, list[pd.Series]]:
+        """The `gains` of all methods and of the ceiling."""
         reference = self.accuracies(self.reference)
         return {
             method: list(map(paired, self.accuracies(method), reference))
@@ -120,13 +139,13 @@ class Comparison:
         }
 
     def gains(self, method: str) -> list[pd.Series]:
-        """Return final accuracy minus that of random selection by seed, setting by setting."""
+        """Return final accuracy minus that of random selection by seed, one series for each
+        setting."""
         return self._gains[method]
 
     @cached_property
     def blocks(self) -> list[Floats]:
-        """The methods' final accuracies at the seeds that all of them have, [M, S] for each
-        setting."""
+        """Final accuracies [M, S] of each setting, at the S seeds that all methods have there."""
         by_method = [self.accuracies(method) for method in self.methods]
         blocks = []
         for accuracies in zip(*by_method, strict=True):
@@ -136,27 +155,34 @@ class Comparison:
 
     @cached_property
     def means(self) -> Floats:
-        """Mean final accuracies [settings, M]: that of random selection plus the mean gain of each
-        method at the seeds that both have."""
-        level = [series.mean() for series in self.accuracies(self.reference)]
+        """Mean final accuracies [settings, M].
+
+        Each is the mean of random selection plus the mean gain of the method, so that a method
+        with fewer seeds is not ranked by the luck of its seeds. Values are rounded, so that equal
+        accuracies are ties of ranks.
+        """
+        of_reference = [series.mean() for series in self.accuracies(self.reference)]
         gains = [[series.mean() for series in self.gains(method)] for method in self.methods]
-        return (np.array(level)[:, None] + np.array(gains).T).round(12)
+        return (np.array(of_reference)[:, None] + np.array(gains).T).round(12)
 
     @cached_property
     def mean_accuracies(self) -> dict[str, float]:
-        """The mean of `means` over settings, by method."""
+        """The mean over settings of each method's mean final accuracy."""
         return dict(zip(self.methods, self.means.mean(0).tolist(), strict=True))
 
     @cached_property
     def by_gain(self) -> list[str]:
-        """The ceiling, then the methods and random selection by their mean gain, the largest
-        first."""
+        """The ceiling, then all methods from the largest mean gain to the smallest.
+
+        The order by mean gain is the order by mean accuracy: both differ by a constant.
+        """
         means = self.mean_accuracies
         return [*self.ceiling, *sorted(means, key=lambda name: (-means[name], name))]
 
     @cached_property
     def classes(self) -> Mapping[str, str]:
-        """The class of each method: its requests to clients and needs at the server (`class_of`)."""
+        """The class of each method, by what it asks of clients and needs at the server
+        (`class_of`)."""
         return {
             method: class_of([lines[method] for lines in self.settings.values()])
             for method in self.methods
@@ -164,29 +190,32 @@ class Comparison:
 
     @cached_property
     def ranks(self) -> Mapping[str, tuple[float, float]]:
-        """Mean ranks among all methods, and among those of the same class; the best method
-        first."""
+        """Two mean ranks of each method, 1 the best: among all methods, and among the methods of
+        its class. The best method comes first."""
         overall = mean_ranks(self.means).tolist()
         ranks = {}
-        for at, method in enumerate(self.methods):
-            kind = self.classes[method]
-            same = [i for i, other in enumerate(self.methods) if self.classes[other] == kind]
-            in_class = mean_ranks(self.means[:, same])
-            ranks[method] = overall[at], float(in_class[same.index(at)])
+        for column, method in enumerate(self.methods):
+            same_class = []  # columns of the methods of this class
+            for other_column, other_method in enumerate(self.methods):
+                if self.classes[other_method] == self.classes[method]:
+                    same_class.append(other_column)
+            in_class = mean_ranks(self.means[:, same_class])
+            ranks[method] = overall[column], float(in_class[same_class.index(column)])
         return dict(sorted(ranks.items(), key=lambda item: item[1]))
 
     @cached_property
     def best(self) -> Mapping[str, str]:
-        """The method with the best rank of each class, except controls."""
+        """The method with the best rank in each class; controls do not count."""
         best: dict[str, str] = {}
-        for method in reversed(list(self.ranks)):
+        for method in reversed(list(self.ranks)):  # better methods overwrite worse ones
             if method not in self.controls:
                 best[self.classes[method]] = method
         return best
 
     @cached_property
     def leads(self) -> Mapping[str, Lead]:
-        """The leads of all methods except the reference, by rank."""
+        """The lead of each method over the reference, without the reference, the best rank
+        first."""
         methods = [method for method in self.ranks if method != self.reference]
         pooled_gains = [pooled(self.gains(method)) for method in methods]
         p_values = holm([math.nan if gain is None else gain.p_value for gain in pooled_gains])
@@ -197,8 +226,7 @@ class Comparison:
 
     @property
     def better(self) -> list[str]:
-        """The methods that are better than random selection beyond chance, except controls, the
-        best rank first."""
+        """The methods with the verdict "better", without controls, the best rank first."""
         return [
             method
             for method, lead in self.leads.items()
@@ -208,37 +236,45 @@ class Comparison:
     def possible(
         self, method: str, settings: slice = slice(None)
     ) -> tuple[float, float, float] | None:
-        """Return the `ratio` of a method's gain to that of the ceiling, of means over settings at
-        seeds that both have."""
+        """Return the share of the possible gain, with its 95 % interval (`ratio`).
+
+        It is the method's gain divided by that of the ceiling. Both gains are means over these
+        `settings`, paired by seed. None without a ceiling, or with fewer than two common seeds.
+        """
         if not self.ceiling:
             return None
-        both = [pooled_values(self.gains(line)[settings]) for line in (method, *self.ceiling)]
-        above, below = pd.concat(both, axis=1, join="inner").to_numpy().T
-        return ratio(above, below)
+        (ceiling,) = self.ceiling
+        gains = [pooled_values(self.gains(name)[settings]) for name in (method, ceiling)]
+        gain, possible_gain = pd.concat(gains, axis=1, join="inner").to_numpy().T
+        return ratio(gain, possible_gain)
 
     def spent(self, method: str, names: Sequence[str], above: float = 0.0) -> list[float]:
-        """Return what each run spends until its test accuracy first reaches the mean final accuracy
-        of random selection in its setting plus `above`, as a share of what random selection spends
-        in all.
+        """Return the cost of reaching a target accuracy, one value for each run of the method.
 
-        inf if a run never reaches it. Runs of settings in which the quantities were not recorded
-        are left out.
+        The target is the mean final accuracy of random selection in the setting, plus `above`. The
+        cost is the sum of the recorded quantities `names` until the test accuracy first reaches
+        the target, divided by the mean cost of a whole run of random selection. It is inf if a run
+        never reaches the target. Settings in which random selection did not record the quantities
+        are skipped.
         """
         shares: list[float] = []
         for lines in self.settings.values():
             reference = lines[self.reference]
             target = float(reference["final_accuracy"].mean()) + above
-            whole = mean_cost(reference, names)
-            if math.isnan(whole):
+            whole_cost = mean_cost(reference, names)
+            if math.isnan(whole_cost):
                 continue
             for run in lines[method]["run"]:
-                share = spent_to(run, target, names) / whole
+                share = spent_to(run, target, names) / whole_cost
                 shares.append(math.inf if math.isnan(share) else share)
         return shares
 
     def share(self, method: str, names: Sequence[str]) -> float:
-        """Return what a run spends in all, as a multiple of what one of random selection does: the
-        mean over settings."""
+        """Return the cost of a whole run, divided by that of a run of random selection.
+
+        The cost is the sum of the recorded quantities `names`, as a mean over seeds. The result is
+        the mean of the settings' multiples; nan if a run did not record the quantities.
+        """
         multiples = [
             mean_cost(lines[method], names) / mean_cost(lines[self.reference], names)
             for lines in self.settings.values()
@@ -246,24 +282,30 @@ class Comparison:
         return float(np.mean(multiples))
 
     def front(self, costs: Mapping[str, float]) -> list[str]:
-        """Return the Pareto front, without controls: no other method is as accurate for less of
-        these costs, or more accurate for as much. Costs count to two decimals."""
+        """Return the Pareto front of mean accuracy against `costs`, without controls.
+
+        A method is on it if no other method is as accurate at a lower cost, or more accurate at
+        the same cost. Costs are rounded to two decimals.
+        """
         points = {
-            method: (round(costs[method], 2), -accuracy)
+            method: (round(costs[method], 2), -accuracy)  # smaller is better in both
             for method, accuracy in self.mean_accuracies.items()
             if method not in self.controls
         }
 
         def is_beaten(point: tuple[float, float]) -> bool:
             cost, loss = point
-            others = [other for other in points.values() if other != point]
-            return any(x <= cost and y <= loss for x, y in others)
+            for other_point in points.values():
+                other_cost, other_loss = other_point
+                if other_point != point and other_cost <= cost and other_loss <= loss:
+                    return True
+            return False
 
         return [method for method, point in points.items() if not is_beaten(point)]
 
     def imperfect(self) -> "Comparison | None":
-        """Return the comparison in settings in which some clients are imperfect, if there are
-        any."""
+        """Return this comparison in the settings with imperfect clients alone; None if there is no
+        such setting."""
         settings = {
             title: lines
             for title, lines in self.settings.items()
@@ -275,26 +317,26 @@ class Comparison:
 def compare(runs: pd.DataFrame) -> Comparison | None:
     """Return the comparison in the settings in which random selection is finished.
 
-    None unless there are `MIN_SETTINGS`, and `MIN_METHODS` methods (random selection is one of
-    them) are finished in all of these at seeds that it has.
+    A method takes part if in each of these settings it is finished at a seed that random selection
+    has, too. None with fewer than `MIN_SETTINGS` settings or `MIN_METHODS` methods.
     """
     panels = by_setting(runs)
     settings = {title: by(done(rows), "method") for title, rows in panels.items()}
     examples = by(pd.concat(panels.values()), "method")
     selectors = {name: selector_of(rows) for name, rows in examples.items()}
-    # 1. The reference: random selection that is finished in most settings, the plainest of these.
-    counts = {
-        name: sum(name in lines for lines in settings.values())
-        for name, selector in selectors.items()
-        if selector == REFERENCE
-    }
+    # 1. Several methods may be random selection, with different local training for example. The
+    #    reference is the one that is finished in the most settings; of several, the plainest.
+    num_settings: dict[str, int] = {}
+    for name, selector in selectors.items():
+        if selector == REFERENCE:
+            num_settings[name] = sum(name in lines for lines in settings.values())
     reference = min(
-        counts,
-        key=lambda name: (-counts[name], _num_unusual(first_run(examples[name]))),
-        default="",
+        num_settings,
+        key=lambda name: (-num_settings[name], _num_unusual(first_run(examples[name]))),
+        default="",  # no setting has it, so that none is left
     )
     settings = {title: lines for title, lines in settings.items() if reference in lines}
-    # 2. The methods that are finished at common seeds in all of its settings.
+    # 2. The methods that share a seed with the reference in all of its settings.
     num_paired = {
         name: sum(_is_paired(lines, name, reference) for lines in settings.values())
         for name in selectors
@@ -310,103 +352,131 @@ def compare(runs: pd.DataFrame) -> Comparison | None:
 
 
 def _num_unusual(run: Run) -> int:
+    """Return how many of a run's choices in `NEW_GROUPS` are not the usual ones."""
     return sum(run.choices.get(group, usual) != usual for group, usual in NEW_GROUPS.items())
 
 
 def _is_paired(lines: Mapping[str, pd.DataFrame], name: str, reference: str) -> bool:
+    """Return whether a method and the reference are finished at a common seed in a setting."""
     return name in lines and bool(lines[name].index.isin(lines[reference].index).any())
 
 
 def class_of(settings: Sequence[pd.DataFrame]) -> str:
-    """Return what a method asks of clients, one of `ASKED`, and needs at the server: "nothing;
-    server: the test set".
+    """Return the class of a method: what it asks of clients (a key of `ASKED`), and what data it
+    needs at the server, such as "losses; server: the test set".
 
-    summary.json says both (`asks`, `server_data`). For earlier runs the file of the shipped choice
-    and the source of the selector's class do. "everybody trains" if that is so in one of the
-    settings; "unknown" if nothing is known.
+    `settings` are the method's finished runs in each setting. The class is "everybody trains" if
+    all clients take part in all rounds of a setting. Otherwise summary.json says what is asked
+    (`asks`) and needed (`server_data`). Earlier versions did not write them: then the file of the
+    shipped selector and the class's declaration say it. "unknown" if no pattern matches.
     """
     for rows in settings:
         ratios = np.concatenate([run.columns["participation_ratio"] for run in rows["run"]])
-        if (ratios == 1).all():  # in other settings clients may be away
+        if (ratios == 1).all():  # one setting is enough: in others clients may be unavailable
             return "everybody trains"
     run = first_run(settings[0])
     text = str(run.summary.get("asks") or _asked(run.choices.get("selector", "")))
     asked = "unknown"
-    for name, pattern in reversed(list(ASKED.items())):
+    for name, pattern in reversed(list(ASKED.items())):  # the first pattern overwrites the others
         if re.search(pattern, text):
             asked = name
     signals = declared_signals(run.config.get("selector"))
-    held = str(run.summary.get("server_data") or server_data(signals))
-    return asked if held == "nothing" else f"{asked}{AT_SERVER}{held}"
+    data_at_server = str(run.summary.get("server_data") or server_data(signals))
+    return asked if data_at_server == "nothing" else f"{asked}{AT_SERVER}{data_at_server}"
 
 
 @cache
 def _asked(choice: str) -> str:
-    """Return what the file of a shipped selector, or of the one that it builds on, says that it
-    asks; empty if it is none."""
+    """Return the text after "# asks:" in conf/selector/<choice>.yaml.
+
+    A file without such a line builds on another selector, whose file is read instead. Empty if
+    `choice` is no shipped selector.
+    """
     path = conf_dir() / "selector" / f"{choice}.yaml"
     if not (re.fullmatch(r"\w+", choice) and path.is_file()):
         return ""
     text = path.read_text(encoding="utf-8")
     if asks := re.search(r"^#\s+asks:\s+(.+)$", text, re.MULTILINE):
         return asks[1]
-    base = re.search(r"^\s+- (\w+)$", text, re.MULTILINE)
+    base = re.search(r"^\s+- (\w+)$", text, re.MULTILINE)  # an entry of Hydra's defaults list
     return _asked(base[1]) if base else ""
 
 
 def mean_cost(rows: pd.DataFrame, names: Sequence[str]) -> float:
-    """Return the mean over seeds of a sum of quantities; nan if a run does not have them."""
+    """Return the mean over seeds of the sum of some quantities; nan if a run did not record
+    them."""
     return float(np.mean([total_cost(run, names) for run in rows["run"]]))
 
 
 def mean_ranks(values: Floats) -> Floats:
-    """Return mean ranks over blocks, [B, M] to [M]: 1 is the highest value; equal values share the
-    mean of their ranks."""
+    """Return the mean rank [M] of each column over the rows of `values` [settings, M].
+
+    Rank 1 is the highest value of a row. Equal values share the mean of their ranks.
+    """
     return pd.DataFrame(-values).rank(axis=1).mean().to_numpy()
 
 
 def rank_tests(values: Floats) -> tuple[float, float]:
-    """Return the p-value of Friedman's test on [B, M], and the critical difference.
+    """Return the p-value of Friedman's test on mean accuracies [settings, M], and the critical
+    difference of mean ranks.
 
-    The p-value is nan if all methods are equal in all blocks. Mean ranks that differ by less than
+    The p-value is nan if all methods are equal in all settings. Mean ranks that differ by less than
     the critical difference cannot be told apart at 5 % over all pairs (Nemenyi, 1963). scipy.stats
     has both, but takes half a second to import.
     """
-    blocks, num = values.shape
-    sizes = [np.unique(row, return_counts=True)[1] for row in values]
-    ties = sum(float((size**3 - size).sum()) for size in sizes)
-    without_ties = 1 - ties / (num * (num**2 - 1) * blocks)
+    num_settings, num = values.shape
+    # 1. Friedman's chi-squared statistic is divided by a correction for ties, which is 1 without
+    #    ties and 0 if all values are equal. n equal values of a setting count n^3 - n.
+    ties = 0.0
+    for row in values:
+        _, num_equal = np.unique(row, return_counts=True)
+        ties += float((num_equal**3 - num_equal).sum())
+    correction = 1 - ties / (num * (num**2 - 1) * num_settings)
     p_value = math.nan
-    if without_ties:
+    if correction:
         distances = mean_ranks(values) - (num + 1) / 2
-        statistic = 12 * blocks / (num * (num + 1)) * float((distances**2).sum()) / without_ties
+        scale = 12 * num_settings / (num * (num + 1))
+        statistic = scale * float((distances**2).sum()) / correction
         p_value = float(special.chdtrc(num - 1, statistic))
-    return p_value, range_quantile(num) * math.sqrt(num * (num + 1) / (12 * blocks))
+    # 2. Two mean ranks differ with the variance M (M + 1) / (6 settings), as two independent
+    #    variables of half that variance do.
+    return p_value, range_quantile(num) * math.sqrt(num * (num + 1) / (12 * num_settings))
 
 
 def range_quantile(num: int) -> float:
-    """Return the 95 % quantile of the range of `num` standard normal variables."""
-    x = np.linspace(-8, 8, 2001)
+    """Return the 95 % quantile of the range (largest minus smallest) of `num` standard normal
+    variables, by bisection."""
+    x = np.linspace(-8, 8, 2001)  # the density beyond is negligible
     density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
     low, high = 0.0, 16.0
     while high - low > ROUNDING:
         middle = (low + high) / 2
-        within = (special.ndtr(x + middle) - special.ndtr(x)) ** (num - 1)  # x is the smallest
-        is_below = num * np.trapezoid(density * within, x) < LEVEL
-        low, high = (middle, high) if is_below else (low, middle)
+        # P(range <= middle): one variable is the smallest, at x, and all others lie within `middle`
+        # above it.
+        within = (special.ndtr(x + middle) - special.ndtr(x)) ** (num - 1)
+        probability = num * np.trapezoid(density * within, x)
+        if probability < LEVEL:
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def _weights(num: int, setting: int) -> Floats:
-    """Return the weights of the seeds of a setting [1 + R, S]: equal ones for the data, then those
-    of R resamples."""
+    """Return the weights [1 + R, S] of the S = `num` seeds of a setting, which sum to 1 in each row.
+
+    The first row has equal weights, for the data as they are. The other rows are R bootstrap
+    resamples. `setting` seeds the generator, so that all methods have the same resamples.
+    """
     counts = np.random.default_rng(setting).multinomial(num, np.full(num, 1 / num), RESAMPLES)
     return np.vstack([np.ones(num), counts]) / num
 
 
 def _with_interval(values: Floats) -> Floats:
-    """Turn values of the data and of R resamples [1 + R, ...] into an estimate and its interval
-    [3, ...]."""
+    """Return estimate, lower end and upper end [3, ...] from values [1 + R, ...].
+
+    The first value is that of the data, the others are those of R resamples (`_weights`).
+    """
     ends = np.quantile(values[1:], [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     return np.concatenate([values[:1], ends])
 
@@ -414,28 +484,34 @@ def _with_interval(values: Floats) -> Floats:
 def wins(blocks: Sequence[Floats]) -> tuple[Floats, Floats]:
     """Return how often methods beat each other, from accuracies [M, S] of each setting.
 
-    The first [M, M] is the share of settings in which the row's mean is above the column's. The
-    second [3, M, M] is the mean over settings of P(row > column) over all pairs of seeds, with its
-    interval. Ties count 1/2.
+    The first array [M, M] is the share of settings in which the row's mean accuracy is above the
+    column's. The second [3, M, M] is the probability of improvement with its interval: the mean
+    over settings of the share of all pairs of seeds in which the row's run is above the column's.
+    Ties count 1/2 in both.
     """
     means = np.stack([block.mean(1).round(12) for block in blocks])
     chances = np.zeros((1 + RESAMPLES, means.shape[1], means.shape[1]))
     for setting, block in enumerate(blocks):
         weights = _weights(block.shape[1], setting)
-        for number, row in enumerate(block):
-            above = (1 + np.sign(row[:, None] - block[number:, None])) / 2  # [M - number, S, S]
-            part = ((weights @ above) * weights).sum(-1).T / len(blocks)
-            chances[:, number, number:] += part
-            chances[:, number + 1 :, number] += 1 / len(blocks) - part[:, 1:]
+        for method, row in enumerate(block):
+            # 1, 1/2 or 0 for each later method and pair of seeds [M - method, S, S].
+            above = (1 + np.sign(row[:, None] - block[method:, None])) / 2
+            chance = ((weights @ above) * weights).sum(-1).T / len(blocks)  # [1 + R, M - method]
+            chances[:, method, method:] += chance
+            # P(column > row) = 1 - P(row > column), because ties count 1/2.
+            chances[:, method + 1 :, method] += 1 / len(blocks) - chance[:, 1:]
     shares = (1 + np.sign(means[:, :, None] - means[:, None])).mean(0) / 2
     return shares, _with_interval(chances)
 
 
 def profile(gains: Sequence[Floats], levels: Floats) -> Floats:
-    """Return the share of all runs whose gain is at least each of the levels [T], with a pointwise
-    band, [3, T]. `gains` has one value a seed for each setting."""
-    parts = []
+    """Return the share of all runs whose gain is at least each of L `levels`, with its pointwise
+    interval, [3, L].
+
+    `gains` has an array for each setting, with the gain of one method at each seed.
+    """
+    num_above = []  # numbers of runs [1 + R, L] of each setting
     for setting, values in enumerate(gains):
         weights = _weights(len(values), setting)
-        parts.append(len(values) * weights @ (values[:, None] >= levels))
-    return _with_interval(np.sum(parts, 0) / sum(map(len, gains)))
+        num_above.append(len(values) * weights @ (values[:, None] >= levels))
+    return _with_interval(np.sum(num_above, 0) / sum(map(len, gains)))

@@ -1,9 +1,10 @@
 """Statistics over seeds: means with intervals, paired comparisons at equal seeds, Holm's
 correction.
 
-Intervals and p-values are Student's t, which hold their level at the three to ten seeds that
-experiments have. A percentile bootstrap covers 76 to 90 % there instead of 95 %. Shares and medians
-have exact intervals from the binomial distribution.
+A value of a run, such as its final accuracy, is one draw. Runs at different seeds are independent.
+Intervals and p-values of means are Student's t, because experiments have three to ten seeds. A
+percentile bootstrap covers 76 to 90 % there instead of 95 %. Shares and medians have exact intervals
+from the binomial distribution. Statistics that too few seeds leave undefined are nan.
 """
 
 import itertools
@@ -18,14 +19,17 @@ from scipy import special
 
 LEVEL = 0.95
 """Confidence level of all intervals."""
-ALPHA = round(1 - LEVEL, 10)
+ALPHA = round(1 - LEVEL, 10)  # 0.05 and not 0.050000000000000044
+"""Significance level of all tests."""
 POWER = 0.8
+"""Probability with which a `detectable` difference is detected."""
 MIN_SEEDS = 3
 """With fewer seeds no verdict is given."""
 EXACT_PAIRS = 14
-"""Up to this number of pairs all sign flips are enumerated. For more pairs 2^14 random ones are
-drawn."""
+"""The sign-flip test enumerates all sign patterns of up to so many pairs. For more pairs it draws
+2^14 patterns."""
 UNBOUNDED = (-math.inf, math.inf)
+"""Bounds of quantities that can have any value."""
 UNIT = (0.0, 1.0)
 """Bounds of shares."""
 ROUNDING = 1e-12
@@ -34,10 +38,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean of `values`, one for each seed, by Student's t with n - 1 degrees of freedom.
+    """The mean of n `values`, one for each seed, with tests and intervals by Student's t.
 
-    Everything except the mean is nan for one seed. Intervals are cut at `bounds`, outside of which
-    the quantity cannot lie. Tests use the mean and `sd` (the sample's, divisor n - 1) as they are.
+    For one seed everything except the mean is nan. Intervals are cut at `bounds`, outside of which
+    the quantity cannot lie. Tests ignore the bounds.
     """
 
     values: tuple[float, ...]
@@ -45,18 +49,22 @@ class Mean:
 
     @property
     def num(self) -> int:
+        """The number of values."""
         return len(self.values)
 
     @property
     def df(self) -> int:
+        """The degrees of freedom of Student's t."""
         return self.num - 1
 
     @cached_property
     def mean(self) -> float:
+        """The mean of the values."""
         return float(np.mean(self.values))
 
     @cached_property
     def sd(self) -> float:
+        """The standard deviation of the sample, with divisor n - 1."""
         return float(np.std(self.values, ddof=1)) if self.df else math.nan
 
     @property
@@ -75,6 +83,7 @@ class Mean:
         return self._around(self.half_width)
 
     def _around(self, reach: float) -> tuple[float, float]:
+        """Return mean - reach and mean + reach, cut at the bounds."""
         low, high = np.clip([self.mean - reach, self.mean + reach], *self.bounds).tolist()
         return low, high
 
@@ -98,7 +107,7 @@ class Mean:
 
 
 class Estimate(Mean):
-    """A mean over seeds of a quantity, which also predicts one more run."""
+    """A mean over seeds that also predicts the value of one more run, at another seed."""
 
     @property
     def next_error(self) -> float:
@@ -122,10 +131,11 @@ class Estimate(Mean):
         return 2 * t_tail(distance, self.next_error, self.df)
 
     def standardised_error(self, value: float) -> float:
-        """Return the distance of `value` from the mean as a standard normal variable, if `value` is
-        one more run: the t statistic of the prediction interval at the same probability.
+        """Return how far `value` lies from the mean, as a z score.
 
-        nan if the seeds do not vary.
+        The t statistic of `value` as one more run is converted to the normal quantile of the same
+        probability. If `value` is one more run, the result is standard normal. nan for one seed, or
+        if all values are equal.
         """
         if not self.df or self.next_error < ROUNDING:
             return math.nan
@@ -135,13 +145,16 @@ class Estimate(Mean):
 
 @dataclass(frozen=True)
 class Difference(Mean):
-    """The mean of paired differences at equal seeds, each perhaps a mean over `strata` settings."""
+    """The mean of paired differences at equal seeds.
+
+    Each difference is a mean over `strata` settings.
+    """
 
     strata: int = 1
 
     @property
     def detectable(self) -> float:
-        """Roughly the true difference that this test detects in 80 % of cases."""
+        """The true difference that a two-sided test detects in about 80 % of cases."""
         quantiles = t_quantile((1 + LEVEL) / 2, self.df) + t_quantile(POWER, self.df)
         return quantiles * self.error
 
@@ -157,17 +170,18 @@ def differences(values: Sequence[float], strata: int = 1) -> Difference | None:
 
 
 def paired(first: pd.Series, second: pd.Series) -> pd.Series:
-    """Return `first` - `second` at the seeds, their index, that both have."""
+    """Return `first` - `second` at the seeds that both have. The index of a series holds seeds."""
     return (first - second.reindex(first.index)).dropna()
 
 
 def pooled_values(strata: Sequence[pd.Series]) -> pd.Series:
-    """Return the mean over strata, such as settings, at each seed that all of them have."""
+    """Return the mean over strata (settings, for example) at each seed that all strata have."""
     return pd.concat(strata, axis=1, join="inner").mean(axis=1)
 
 
 def pooled(strata: Sequence[pd.Series]) -> Difference | None:
-    """Return the mean over strata of paired differences by seed; None below two common seeds.
+    """Return the mean of paired differences by seed, averaged over strata; None with fewer than
+    two common seeds.
 
     The differences are averaged at each seed that all strata have, and these means are tested,
     because strata of one seed are not independent.
@@ -176,25 +190,30 @@ def pooled(strata: Sequence[pd.Series]) -> Difference | None:
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float] | None:
-    """Return the ratio of the means of paired values, one for each seed, and its 95 % interval.
+    """Return mean(above) / mean(below) of paired values, one pair for each seed, and the ends of
+    its 95 % interval.
 
-    The interval by Fieller (1954) holds every r for which a t-test does not tell the mean of
-    above - r below from 0. All three are nan if the interval of the lower mean holds 0. None below
-    two pairs.
+    Fieller's interval (1954) holds every r for which a paired t-test does not reject that
+    above - r * below has the mean 0. All three numbers are nan if the interval of mean(below) holds
+    0, because the ratio is then unbounded. None for fewer than two pairs.
     """
     num = len(above)
     if num < 2:
         return None
-    top = float(np.mean(above))
-    bottom = float(np.mean(below))
+    mean_above = float(np.mean(above))
+    mean_below = float(np.mean(below))
+    # The ends are the roots of a r^2 - 2 b r + c = 0: there the squared t statistic of
+    # above - r * below is equal to the squared quantile. Without the variances, a, b and c would be
+    # mean_below^2, mean_above * mean_below and mean_above^2.
     squared_reach = t_quantile((1 + LEVEL) / 2, num - 1) ** 2 / num
-    (of_top, of_both), (_, of_bottom) = np.cov(above, below) * squared_reach
-    square = bottom**2 - of_bottom
-    if square <= ROUNDING:
+    (var_above, covariance), (_, var_below) = np.cov(above, below) * squared_reach
+    a = mean_below**2 - var_below
+    b = mean_above * mean_below - covariance
+    c = mean_above**2 - var_above
+    if a <= ROUNDING:
         return math.nan, math.nan, math.nan
-    middle = top * bottom - of_both
-    root = math.sqrt(max(middle**2 - square * (top**2 - of_top), 0.0))
-    return top / bottom, float(middle - root) / square, float(middle + root) / square
+    root = math.sqrt(max(b**2 - a * c, 0.0))
+    return mean_above / mean_below, float(b - root) / a, float(b + root) / a
 
 
 def t_tail(distance: float, error: float, df: float) -> float:
@@ -203,7 +222,7 @@ def t_tail(distance: float, error: float, df: float) -> float:
     nan if `df` is below 1. If the error is 0: 0, 1/2 or 1 for a positive, zero or negative
     distance.
     """
-    if not df >= 1:
+    if not df >= 1:  # also for nan
         return math.nan
     if error < ROUNDING:
         return 0.5 if abs(distance) < ROUNDING else float(distance < 0)
@@ -211,18 +230,21 @@ def t_tail(distance: float, error: float, df: float) -> float:
 
 
 def t_quantile(share: float, df: float) -> float:
-    """Return the value below which the `share` of Student's t with `df` degrees of freedom lies."""
+    """Return the quantile at `share` of Student's t with `df` degrees of freedom."""
     return float(special.stdtrit(df, share))
 
 
 def sign_flip_test(values: Sequence[float]) -> float:
-    """Return the share of all sign patterns that give a mean at least as far from 0 (Fisher's
-    permutation test for pairs). n pairs cannot give less than 2 / 2^n."""
+    """Return the two-sided p-value of Fisher's permutation test for paired differences.
+
+    It is the share of all 2^n sign patterns of the n `values` for which the mean is at least as far
+    from 0 as observed. It cannot be less than 2 / 2^n.
+    """
     if len(values) <= EXACT_PAIRS:
         signs = np.array(list(itertools.product((1, -1), repeat=len(values))))
     else:
         signs = np.random.default_rng(0).choice((1, -1), size=(2**EXACT_PAIRS, len(values)))
-        signs[0] = 1
+        signs[0] = 1  # the observed pattern counts, so that p is above 0
     sums = np.abs(signs @ np.asarray(values))
     return float((sums >= abs(np.sum(values)) - ROUNDING).mean())
 
@@ -242,22 +264,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def half_width_in_sd(num: int) -> float:
-    """Return half the width of the 95 % interval of a mean of `num` values, in units of their
+    """Return the half width of the 95 % interval of a mean of `num` values, divided by their
     standard deviation."""
     return t_quantile((1 + LEVEL) / 2, num - 1) / math.sqrt(num)
 
 
 @dataclass(frozen=True)
 class Share:
-    """Something holds for `count` of `num` runs. Hypotheses are tested by the binomial test."""
+    """The share of runs for which a claim holds: `count` of `num`, tested by the binomial test."""
 
     count: int
     num: int
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Exact 95 % interval (Clopper and Pearson, 1934) of the share of runs for which it
-        holds."""
+        """Exact 95 % interval of the true share (Clopper and Pearson, 1934)."""
         failed = self.num - self.count
         outside = (1 - LEVEL) / 2
         low = special.betaincinv(self.count, failed + 1, outside) if self.count else 0.0
@@ -275,26 +296,35 @@ class Share:
 
 @dataclass(frozen=True)
 class Median:
-    """The median of values, of which those beyond `beyond` are only known to lie there: they are
-    inf in `values`. Hypotheses are tested by the sign test."""
+    """The median of values, some of which are only known to be greater than `beyond`.
+
+    Such values are inf in `values`: a run did not reach an accuracy by its last round, for example.
+    Hypotheses are tested by the sign test.
+    """
 
     values: tuple[float, ...]
     beyond: float = math.inf
 
     @property
     def num(self) -> int:
+        """The number of values."""
         return len(self.values)
 
     @property
     def median(self) -> float:
-        """The lower median; inf if it lies beyond."""
+        """The lower median; inf if it is only known to be greater than `beyond`."""
         return sorted(self.values)[(self.num - 1) // 2]
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the median by order statistics (the sign test inverted); infinite below
-        six values."""
+        """95 % interval of the true median, which holds every value that the sign test does not
+        reject.
+
+        Its ends are among the values. With fewer than six values it is infinite.
+        """
         ordered = [-math.inf, *sorted(self.values), math.inf]
+        # P(at most k values below the median) for k = 0, 1, ...; `rank` is the first k that is not
+        # rejected, and the interval runs from the rank-th smallest to the rank-th largest value.
         tails = special.bdtr(np.arange(self.num), self.num, 0.5)
         rank = int(np.searchsorted(tails, (1 - LEVEL) / 2))
         return ordered[rank], ordered[self.num + 1 - rank]

@@ -6,8 +6,8 @@ The first row of a run also holds what is true of the whole run, as JSON in the 
 `RUN_COLUMNS`. A run that ended before its first round has that row alone.
 
 Three things make the file small. Seconds and losses have single precision. `selected` holds the
-sorted ids of a round as differences: 3, 7, 8 is stored as 3, 4, 1. Parquet stores a value that
-does not change once. Archives of format 1 hold the ids themselves.
+sorted ids of a round as differences: 3, 7, 8 is stored as 3, 4, 1. Parquet stores repeated values
+once. Archives of format 1 hold the ids themselves.
 """
 
 import io
@@ -42,10 +42,13 @@ from fedsim.results.reading import (
 from fedsim.results.runs import ReportError, Run, tell_left_out
 
 METADATA_KEY = b"fedsim.runs"
+"""Key of the description of an archive, JSON, in the metadata of the Parquet file."""
 FORMAT = 2
 READABLE_FORMATS = (1, 2)
 RUN_COLUMNS = ("folder", "config", "summary", "histograms", "imperfect", "client_accuracies")
 """Columns that describe a whole run. Early archives lack the last two."""
+EARLY_COLUMNS = RUN_COLUMNS[:4]
+"""Columns that all archives have."""
 LARGE_COLUMNS = ("histograms", "imperfect", "client_accuracies")
 """Columns whose JSON grows with the number of clients."""
 MACHINE_KEYS = ("data_dir", "cache_dir", "output_dir")
@@ -58,6 +61,7 @@ COLUMN_TYPES = {
     "selected": pa.list_(pa.int32()),
     **dict.fromkeys(RUN_COLUMNS, pa.string()),
 }
+"""Types of columns that do not follow from their values."""
 MAX_VALUES = 2**29
 """Maximum number of values in an archive that is read."""
 MAX_BYTES = 2**33
@@ -86,6 +90,8 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
     columns = {name: pa.array([row.get(name) for row in rows], _type_of(name)) for name in names}
     metadata = {"format": FORMAT, "records": list(record_names)}
     table = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(metadata).encode()})
+    # Seconds and losses seldom repeat, so that a dictionary does not help. Their bytes are split into
+    # streams instead, which compress better.
     noisy = [name for name in names if table[name].type == pa.float32()]
     file = io.BytesIO()
     pq.write_table(
@@ -106,7 +112,7 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
 def _rows_of_run(
     number: int, run: Run, records: Sequence[Mapping[str, Any]], root: Path
 ) -> list[dict[str, Any]]:
-    """Return the rows of a run, by column. The first also describes the whole run."""
+    """Return the rows of a run, each by column. The first row also describes the whole run."""
     same_in_all = {
         "run": number,
         "seed": run.seed,
@@ -138,7 +144,7 @@ def _rows_of_run(
 
 
 def _type_of(name: str) -> pa.DataType | None:
-    """Return the type of a column, or None if its values decide."""
+    """Return the type of a column; None if pyarrow infers it from the values."""
     if name.startswith("seconds_") or name == "wall_seconds" or name.endswith("_loss"):
         return pa.float32()
     if name.startswith("choice."):
@@ -158,7 +164,7 @@ def read_archive(path: Path, left_out: list[str] | None = None) -> list[Run]:
     """
     try:
         with open_regular(path) as file:
-            parquet = pq.ParquetFile(file, read_dictionary=RUN_COLUMNS[:4])
+            parquet = pq.ParquetFile(file, read_dictionary=EARLY_COLUMNS)
             table, record_names = _read_table(parquet)
         lengths = _numbers_of_rows(table)
     except DamagedError as error:
@@ -218,7 +224,10 @@ def _read_table(file: pq.ParquetFile) -> tuple[pa.Table, list[str]]:
 
 
 def _ids_of(differences: pa.ChunkedArray) -> pa.ListArray:
-    """Return lists of ids, from lists of their differences."""
+    """Return the lists of ids whose differences an archive holds (the first id is its difference
+    to 0)."""
+    # The cumulative sum runs over all lists at once. What it had reached before each list is
+    # subtracted from the list.
     lists = differences.combine_chunks()
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     sums = np.cumsum(pc.list_flatten(lists).to_numpy(), dtype=np.int64)
@@ -239,7 +248,7 @@ def _numbers_of_rows(table: pa.Table) -> list[int]:
 
 
 def _run_in(rows: pa.Table, record_names: Sequence[str]) -> Run:
-    """Return the run in some rows of an archive. Raises `DamagedError`."""
+    """Return the run that these rows of an archive hold. Raises `DamagedError`."""
     archived: dict[str, Any] = {}
     for name in RUN_COLUMNS:
         if name in rows.column_names:
@@ -247,7 +256,7 @@ def _run_in(rows: pa.Table, record_names: Sequence[str]) -> Run:
             archived[name] = parse_json(text, name, is_large=name in LARGE_COLUMNS)
     if not isinstance(archived["folder"], str):
         raise DamagedError("its folder is not a text")
-    has_rounds = rows["round"][0].as_py() is not None
+    has_rounds = rows["round"][0].as_py() is not None  # otherwise its only row is no round
     records = rows.select(record_names).slice(0, None if has_rounds else 0)
     archived["rows"] = records
     archived["rounds"] = rounds_in(records)
@@ -255,7 +264,7 @@ def _run_in(rows: pa.Table, record_names: Sequence[str]) -> Run:
 
 
 def rounds_in(rows: pa.Table) -> Rounds:
-    """Return the records in rows of an archive as arrays. Raises `DamagedError`."""
+    """Return the rounds in rows of an archive as arrays. Raises `DamagedError`."""
     names = [name for name in rows.column_names if _is_recorded(name, rows[name])]
     check_kinds({name: _kinds(rows[name]) for name in names})
     columns: dict[str, Floats] = {}
@@ -272,9 +281,10 @@ def rounds_in(rows: pa.Table) -> Rounds:
 
 
 def _is_recorded(name: str, column: pa.ChunkedArray) -> bool:
-    """Return whether a run recorded this field.
+    """Return whether the run of these rows recorded a field.
 
-    A column of an archive without any value belongs to other runs, unless the field may be None.
+    All runs of an archive share its columns. A column without any value was recorded by other runs
+    alone, unless the field may be None.
     """
     if name not in OF_RECORD:
         return False

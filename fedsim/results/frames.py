@@ -1,12 +1,16 @@
 """Finished runs as a data frame with a row for each run.
 
-The index holds the seeds as text, so that two methods are compared at equal seeds by subtracting
-columns. Runs that differ in seeds alone are a group. Columns:
+A group is the set of runs that differ in their seeds alone. Its labels are the choices of config
+groups and the config values that distinguish it from the other groups. The labels about data,
+model and clients name its setting, the other labels its method. Methods are compared within a
+setting, at equal seeds: the index holds the seeds as text, so that subtracting the columns of two
+methods pairs them. Columns:
 
-- `run`: the `Run` itself, for its arrays; `status`.
-- `group`: the group's name, `labels`: what distinguishes the group, {} if there is only one.
-- `setting` and `method`: the labels of the setting and of the method, as texts. Methods are
-  compared within a setting.
+- `run`: the `Run` itself, for its arrays.
+- `status`: `done` if the run reached its last round.
+- `group`: the name of the group.
+- `labels`: the labels of the group by key, {} if there is only one group.
+- `setting` and `method`: their labels as text.
 - `choice.<config group>` and `config.<dotted key>`: choices, and values that can change results.
 - `OVERVIEW`: measures, nan for runs that are not done.
 """
@@ -25,20 +29,22 @@ from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
 OTHER_CHOICES = ("local_algorithm", "aggregator", "optimizer", "availability", "engine")
-"""Config groups that label runs, in this order, if runs differ in nothing before them."""
+"""Config groups that label runs, in this order, if their labels are otherwise equal."""
 SETTING = ("cell", "dataset", "partition", "model", "system", "clients")
 """Config groups whose choices and values define a setting, in which methods are compared."""
 NEW_GROUPS = {"system": "none", "clients": "honest", "local_algorithm": "plain"}
-"""Choices in groups that runs of earlier versions lack."""
+"""The usual choices in config groups that earlier versions do not have."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""
 SYMBOLS = {key: symbol for symbol, (*_, key) in SHORTHANDS.items()}
+"""Short names of config keys (the shorthands of the command line), by the dotted key."""
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 CEILING = "clairvoyant"
-"""The selector that is no method: it shows what the best choices could gain."""
+"""The selector that shows what the best choices could gain. It is no method: it looks ahead."""
 CONTROL = "random_control"
-"""The selector that is random selection by other draws, and must come out level with it."""
+"""The selector that is random selection with other random numbers. Comparisons must find it equal
+to random selection."""
 OVERVIEW = (
     "final_accuracy",
     "last_accuracy",
@@ -49,7 +55,9 @@ OVERVIEW = (
     "bytes_down",
     "bytes_up",
 )
+"""Measures that are columns of the frame."""
 Labels = dict[str, str]
+"""Choices by config group, and config values as text by dotted key."""
 
 
 def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
@@ -58,9 +66,12 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     Rows are sorted by group and seeds, and groups by their labels: numbers by value, random
     selection first.
     """
+    # 1. Groups in the order of their labels. All groups have labels in the same order of keys.
     groups = _groups(distinct(runs))
     all_labels = _make_labels([members[0] for members in groups])
     order = sorted(range(len(groups)), key=lambda at: [*map(sort_key, all_labels[at].values())])
+    # 2. A row for each run. If no label is about the method, the labels name methods, not settings,
+    #    so that there is something to compare.
     is_one_method = all(is_setting(key) for labels in all_labels for key in labels)
     rows = []
     for at in order:
@@ -72,6 +83,7 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
             rows.append((str(run.seeds), run, run.status, name, labels, setting, method))
     columns = ["seeds", "run", "status", "group", "labels", "setting", "method"]
     frame = pd.DataFrame(rows, columns=columns)
+    # 3. Choices, config values and measures as further columns.
     choices = pd.DataFrame([run.choices for run in frame["run"]], dtype=object)
     configs = pd.DataFrame(
         [dict(leaves(compared_config(run))) for run in frame["run"]], dtype=object
@@ -83,7 +95,7 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
 
 def measured(rows: pd.DataFrame, name: str) -> pd.Series:
     """Return a measure of each run (`fedsim.results.measures`); nan for runs that are not done."""
-    if name in rows:
+    if name in rows:  # the measures in OVERVIEW are columns
         return rows[name]
     measure = find_measure(name)
     values = [
@@ -94,7 +106,8 @@ def measured(rows: pd.DataFrame, name: str) -> pd.Series:
 
 
 def by(rows: pd.DataFrame, column: str) -> dict[str, pd.DataFrame]:
-    """Return the rows by the values of a column, such as `group` or `method`, in their order."""
+    """Return the rows by the values of a column such as `group` or `method`, in the order in which
+    the values first occur."""
     return dict(iter(rows.groupby(column, sort=False)))
 
 
@@ -110,20 +123,21 @@ def done(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def first_run(rows: pd.DataFrame) -> Run:
-    """Return the run at the lowest seeds of a group."""
+    """Return the run of a group with the lowest seeds. Rows are sorted by seeds."""
     return rows["run"].iloc[0]
 
 
 def selector_of(rows: pd.DataFrame) -> str | None:
-    """Return the choice of the selector of a group."""
+    """Return the selector that a group chose; None if its runs do not say it."""
     return first_run(rows).choices.get("selector")
 
 
 def reference_of(lines: Mapping[str, pd.DataFrame], method: str, choice: str) -> str | None:
-    """Return the method with the selector `choice`, or of that name, to compare `method` with.
+    """Return the method of a setting that has the selector or the name `choice`; None if there is
+    none.
 
-    `lines` are the rows of a setting by method. If several qualify, the one whose config is most
-    like that of `method` is taken; None if there is none.
+    `lines` are the rows of the setting by method. Of several such methods, the result is the one
+    that shares the most config values with `method`.
     """
     candidates = [name for name, rows in lines.items() if choice in (name, selector_of(rows))]
     if len(candidates) < 2:
@@ -133,19 +147,22 @@ def reference_of(lines: Mapping[str, pd.DataFrame], method: str, choice: str) ->
 
 
 def _besides_selector(rows: pd.DataFrame) -> set[tuple[str, str]]:
-    """Return choices and config values of a group, except those of the selector."""
+    """Return choices and config values of a group as (key, text), without those of the selector."""
     values = _values(first_run(rows))
     return {item for item in values.items() if not item[0].startswith("selector")}
 
 
 def _values(run: Run) -> dict[str, str]:
+    """Return choices and compared config values of a run, as text by key."""
     values = {key: str(value) for key, value in leaves(compared_config(run))}
     return values | dict(run.choices)
 
 
 def has_made(rows: pd.DataFrame, expected_values: Mapping[str, Any]) -> bool:
-    """Return whether a group made these choices, has these labels, or has these config values
-    (`partition.alpha`)."""
+    """Return whether a group has all these values.
+
+    A key is a config group, a label, or a dotted config key (`partition.alpha`).
+    """
     run = first_run(rows)
     values = {key: str(value) for key, value in leaves(run.config)}
     values.update(run.choices)
@@ -162,7 +179,10 @@ def is_equal(text: str | None, expected: str) -> bool:
 
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
-    """Return one run for each config and seeds: the first that is done, otherwise the first."""
+    """Return one run for each config and seeds: the first that is done, otherwise the first.
+
+    Configs are compared without keys that cannot change a result, such as the run's name.
+    """
     by_config: dict[Hashable, Run] = {}
     for run in runs:
         key = run.seeds, _key(compared_config(run))
@@ -185,8 +205,11 @@ def relevant(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def compared_config(run: Run) -> dict[str, Any]:
-    """Return what is `relevant` of a run, with engine=native where engine=auto took it, and the
-    digits of the user's code."""
+    """Return the config by which runs are compared.
+
+    It is the `relevant` config, with two changes: the digits of the user's code are added as
+    `code`, and engine=auto is replaced by engine=native in a run for which it chose that.
+    """
     config = relevant(run.config)
     if run.code:
         config["code"] = run.code
@@ -198,9 +221,9 @@ def compared_config(run: Run) -> dict[str, Any]:
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
-    """Return all labels as one text: choices by themselves, config values as `key=value`.
+    """Return all labels as one text: choices without their group, config values as `key=value`.
 
-    Of a dotted key only the last part is shown, if that tells which label it is.
+    A dotted key is shortened to its last part unless another label has the same last part.
     """
     symbols = {SYMBOLS.get(key, key): text for key, text in labels.items()}
     ends = Counter(key.rpartition(".")[2] for key in symbols)
@@ -227,17 +250,17 @@ def is_setting(key: str) -> bool:
 
 
 def sort_key(text: str) -> tuple[bool, list[str | float]]:
-    """Return a key that sorts texts with numbers in them by value, and `REFERENCE` first."""
+    """Return a key that sorts `REFERENCE` first, and numbers in texts by value (2 before 10)."""
     parts: list[str | float] = list(re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text))
-    parts[1::2] = map(float, parts[1::2])
+    parts[1::2] = map(float, parts[1::2])  # re.split puts the numbers at odd places
     return text != REFERENCE, parts
 
 
 def _groups(runs: Sequence[Run]) -> list[list[Run]]:
-    """Return the runs by config without seeds.
+    """Return the groups: runs whose configs are equal except for seeds.
 
-    Runs that also differ in engine and device are one group if no seed repeats, as when a GPU ran
-    some of them. Otherwise, as when engines are compared, each engine has a group.
+    Engine and device may differ in a group if each seed occurs once: a GPU may have run some of the
+    seeds. If a seed occurs twice, engines are compared, and each engine and device has a group.
     """
     families: dict[Hashable, list[Run]] = {}
     for run in runs:
@@ -248,7 +271,7 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
         families.setdefault(_key(config), []).append(run)
     groups: list[list[Run]] = []
     for family in families.values():
-        if len({run.seeds for run in family}) == len(family):
+        if len({run.seeds for run in family}) == len(family):  # no seed occurs twice
             groups.append(family)
             continue
         by_engine: dict[Hashable, list[Run]] = {}
@@ -259,16 +282,23 @@ def _groups(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _key(config: Mapping[str, Any]) -> Hashable:
-    """Return the same for equal configs: 1 and 1.0 are the same number."""
-    return frozenset((key, str(x) if isinstance(x, list) else x) for key, x in leaves(config))
+    """Return a hashable key that equal configs share. 1 and 1.0 are equal."""
+    items = set()
+    for key, value in leaves(config):
+        items.add((key, str(value) if isinstance(value, list) else value))
+    return frozenset(items)
 
 
 def _make_labels(runs: Sequence[Run]) -> list[Labels]:
-    """Return for each run, one of a group, the labels that distinguish it from the other runs."""
+    """Return the labels that distinguish each of the runs. There is one run of each group."""
     choices = [NEW_GROUPS | dict(run.choices) for run in runs]
     configs = [compared_config(run) for run in runs]
-    # 1. Choices in the order of LABEL_ORDER, without what a cell determines.
-    names = [name for name in LABEL_ORDER if len({chosen.get(name, "") for chosen in choices}) > 1]
+    # 1. Choices that differ, in the order of LABEL_ORDER. A cell is a combination of data set,
+    #    partition and so on: what it determines is not repeated.
+    names = []
+    for name in LABEL_ORDER:
+        if len({chosen.get(name, "") for chosen in choices}) > 1:
+            names.append(name)
     if "cell" in names:
         names = [name for name in names if name == "cell" or not _in_cell(name, choices)]
     labels = [{name: chosen.get(name) or "-" for name in names} for chosen in choices]
@@ -277,34 +307,42 @@ def _make_labels(runs: Sequence[Run]) -> list[Labels]:
     _add_distinguishing(labels, [_parts_of_selector(chosen) for chosen in choices])
     _add_distinguishing(labels, _other_choices(choices, configs))
     _add_distinguishing(labels, values)
-    # 3. Values of a setting that label some runs label all, also a method run in one setting alone.
+    # 3. Values of a setting that label some runs label all runs. Otherwise a method that ran in one
+    #    setting alone would seem to have a setting of its own.
     keys = dict.fromkeys(key for label in labels for key in label)
     of_settings = [key for key in keys if is_setting(key) and "." in key]
     for label, own_values in zip(labels, values, strict=True):
         label.update({key: str(own_values[key]) for key in of_settings if key in own_values})
-    # 4. Versions of the user's code, in other settings, too.
-    versions = Counter(classes for classes, _ in {(str(run.own_classes), run.code) for run in runs})
+    # 4. The version of the user's code, if any of the settings has runs of several versions of the
+    #    same classes.
+    versions = {(str(run.own_classes), run.code) for run in runs}
+    num_versions = Counter(classes for classes, _ in versions)
     for label, run in zip(labels, runs, strict=True):
-        if versions[str(run.own_classes)] > 1:
+        if num_versions[str(run.own_classes)] > 1:
             label["code"] = str(run.code)
     return [{key: printable(text) for key, text in label.items()} for label in labels]
 
 
 def _in_cell(name: str, choices: Sequence[Mapping[str, str]]) -> bool:
-    """Return whether the cell determines the choice of a config group of the setting."""
+    """Return whether `name` is a config group of the setting whose choice the cell determines."""
     cells = {chosen.get("cell") for chosen in choices}
     pairs = {(chosen.get("cell"), chosen.get(name)) for chosen in choices}
-    return is_setting(name) and len(pairs) <= len(cells)
+    return is_setting(name) and len(pairs) <= len(cells)  # no cell has two choices
 
 
 def _parts_of_selector(choices: Mapping[str, str]) -> Labels:
+    """Return the choices in groups such as `selector/...`, of which a selector is made."""
     return {group: choice for group, choice in choices.items() if group.startswith("selector/")}
 
 
 def _other_choices(
     choices: Sequence[Mapping[str, str]], configs: Sequence[Mapping[str, Any]]
 ) -> list[Labels]:
-    """Return the `OTHER_CHOICES`; of choices with equal configs all have the name of the first."""
+    """Return each run's choices in `OTHER_CHOICES`.
+
+    Choices with equal configs get the name of the first of them, so that they are no difference.
+    """
+    # The config of engine=native is always called native: engine=auto may have chosen it.
     first_names: dict[Hashable, str] = {("engine", _key({"engine": NATIVE})): "native"}
     named = []
     for chosen, config in zip(choices, configs, strict=True):
@@ -318,8 +356,7 @@ def _other_choices(
 
 
 def _add_distinguishing(labels: Sequence[Labels], values: Sequence[Mapping[str, Any]]) -> None:
-    """Add to `labels`, in place, those of the `values` in which runs with the same labels
-    differ."""
+    """Add `values` to `labels`, in place, where they distinguish runs with equal labels."""
     same_labels: dict[tuple[str, ...], list[int]] = {}
     for position, label in enumerate(labels):
         same_labels.setdefault(tuple(label.values()), []).append(position)

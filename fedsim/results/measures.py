@@ -1,7 +1,9 @@
-"""Measures: single numbers of a run, by name; nan if the run ended too early or has no such number.
+"""Measures: functions that return a single number of a run. Each has a name.
 
-A measure is a function of a run and perhaps of one argument, which follows @ in its name:
-`final_accuracy`, `accuracy@0.15`. Costs are sums of recorded quantities: bytes, samples, seconds.
+A measure may have one argument, which follows @ in its name: `final_accuracy`, `accuracy@0.15`. It
+returns nan if the run ended too early or has no such number. Quantities are the numbers that a run
+records for each round (bytes, samples, seconds). Costs are sums of quantities. N is the number of
+clients and T the number of recorded rounds.
 """
 
 import math
@@ -23,66 +25,79 @@ from fedsim.results.runs import Run
 from fedsim.results.statistics import UNBOUNDED, UNIT
 
 Measure = Callable[[Run], float]
+"""A function of a run that returns a single number."""
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 BYTES = ("bytes_down", "bytes_up")
 SAMPLES = ("train_samples", "forward_samples")
 SIMULATED = ("simulated_seconds",)
 SPENT = {"bytes": BYTES, "samples": SAMPLES, "simulated time": SIMULATED}
-"""What reaching an accuracy costs, by the name in tables."""
+"""The costs of reaching an accuracy: quantities by the name of their sum in tables."""
 
 
 def is_recorded(runs: Sequence[Run], names: Sequence[str]) -> bool:
-    """Return whether all runs have records of rounds with these quantities."""
+    """Return whether all runs recorded these quantities. A run without rounds recorded none."""
     for run in runs:
         if not run.rounds.num:
             return False
         for name in names:
+            # A quantity is recorded in all rounds or in none, so that round 1 tells.
             if name not in run.columns or np.isnan(run.columns[name][0]):
                 return False
     return True
 
 
 def spent(run: Run, names: Sequence[str]) -> Floats:
-    """Return the sum of quantities in every round [T]; nan in round 1 alone if not recorded."""
+    """Return the sum of some quantities in each round [T].
+
+    If one of them was not recorded, the result is a single nan, so that sums over rounds are nan.
+    """
     if not is_recorded([run], names):
         return np.array([math.nan])
     return np.sum([run.columns[name] for name in names], 0)
 
 
 def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float:
-    """Return the mean test accuracy in a window of `width` rounds, centred on the `share` of all
-    rounds, rounded down to a round."""
-    middle = floor(share * run.num_rounds)
+    """Return the mean test accuracy in a window of `width` rounds (an odd number).
+
+    The window is centred on round `share` * (number of rounds), rounded down. Rounds without
+    evaluation do not count.
+    """
+    middle = floor(share * run.num_rounds)  # 1-based
     first = max(middle - 1 - width // 2, 0)
     return _finite_mean(run.columns["test_accuracy"][first : middle + width // 2])
 
 
 def final_accuracy(run: Run) -> float:
-    """Return the mean test accuracy over those of the last 11 rounds that were evaluated."""
+    """Return the mean test accuracy of the last 11 rounds. Rounds without evaluation do not
+    count."""
     return _final_mean(run.columns["test_accuracy"])
 
 
 def last_accuracy(run: Run) -> float:
-    """Return the test accuracy after the last round that was evaluated: a single, noisy one."""
+    """Return the test accuracy after the last evaluated round: a single, noisy value."""
     accuracies = _finite(run.columns["test_accuracy"])
     return float(accuracies[-1]) if len(accuracies) else math.nan
 
 
 def client_accuracy(run: Run, aggregate: str) -> float:
-    """Return one of `CLIENT_ACCURACY_MEASURES` over clients: the mean over the last rounds that
-    have it."""
+    """Return an aggregate of the clients' accuracies (one of `CLIENT_ACCURACY_MEASURES`), as a mean
+    over the last 11 rounds. Rounds without it do not count."""
     return _final_mean(run.columns.get(f"{CLIENT_ACCURACY}_{aggregate}", np.empty(0)))
 
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float:
-    """Return the mean test accuracy over the first `share` of all rounds (area under the learning
-    curve): speed of convergence."""
+    """Return the mean test accuracy over the first `share` of all rounds.
+
+    It is the area under the learning curve, and measures the speed of convergence.
+    """
     return _finite_mean(run.columns["test_accuracy"][: floor(share * run.num_rounds)])
 
 
 def fluctuation(run: Run) -> float:
-    """Return the largest distance of the last 11 accuracies from their mean: the ± of GPFL's
-    Table II."""
+    """Return the largest distance of an accuracy in the last 11 rounds from their mean.
+
+    GPFL's Table II prints it after ±.
+    """
     accuracies = _finite(run.columns["test_accuracy"][-FINAL_WINDOW:])
     if not len(accuracies):
         return math.nan
@@ -95,35 +110,37 @@ def gain_after(run: Run, share: float) -> float:
 
 
 def rounds_to_cover(run: Run, share: float = 1.0) -> float:
-    """Return the rounds until the `share` of all clients has been selected at least once."""
-    return _first_round(run.columns["coverage"] >= share - 1e-9)
+    """Return the first round after which at least the `share` of all clients has been selected."""
+    return _first_round(run.columns["coverage"] >= share - 1e-9)  # 0.3 may be recorded as 0.29999
 
 
 def rounds_to(run: Run, target: float) -> float:
-    """Return the rounds until the test accuracy first reaches `target`."""
+    """Return the first round after which the test accuracy is at least `target`."""
     return _first_round(run.columns["test_accuracy"] >= target)
 
 
 def spent_to(run: Run, target: float, names: Sequence[str]) -> float:
-    """Return the sum of quantities until the test accuracy first reaches `target`."""
+    """Return the sum of quantities up to the first round whose test accuracy is at least
+    `target`."""
     rounds = rounds_to(run, target)
     return math.nan if math.isnan(rounds) else float(spent(run, names)[: int(rounds)].sum())
 
 
 def accuracy_by_bytes(run: Run, budget: float) -> float:
-    """Return the mean test accuracy over the first `budget` bytes sent (area under accuracy against
-    bytes).
+    """Return the mean test accuracy over the first `budget` bytes that are sent.
 
-    The accuracy is 0 before the first evaluation, that of the former between two, and the last one
-    where a run ends earlier.
+    It is the area under the curve of accuracy against bytes, divided by `budget`. The curve is a
+    step function: 0 until the first evaluation, and after each evaluation its accuracy. The last
+    accuracy lasts to the end of the budget, also if the run ended before.
     """
     bytes_sent = spent(run, BYTES)
     if math.isnan(bytes_sent[0]) or not budget > 0:
         return math.nan
     accuracies = run.columns["test_accuracy"]
     is_known = np.isfinite(accuracies)
-    starts = np.minimum(np.append(np.cumsum(bytes_sent)[is_known], budget), budget)
-    return float(np.diff(starts) @ accuracies[is_known]) / budget
+    # Step i begins at edges[i] bytes. Steps beyond the budget have the width 0.
+    edges = np.minimum(np.append(np.cumsum(bytes_sent)[is_known], budget), budget)
+    return float(np.diff(edges) @ accuracies[is_known]) / budget
 
 
 def participation_rise(run: Run) -> float:
@@ -135,31 +152,36 @@ def participation_rise(run: Run) -> float:
 
 
 def imperfect_choices(run: Run) -> float:
-    """Return the share of all choices that went to imperfect clients; nan if all are honest."""
-    clients = run.rounds.chosen[1]
+    """Return the share of all selections that went to imperfect clients; nan if all clients are
+    honest."""
+    clients = run.rounds.chosen[1]  # row 0 has the rounds
     if run.imperfect is None or not len(clients):
         return math.nan
     return float(np.isin(clients, run.imperfect).mean())
 
 
 def imperfect_share(run: Run) -> float:
-    """Return the share of the clients that are imperfect; nan if all are honest."""
+    """Return the share of the N clients that are imperfect; nan if all clients are honest."""
     return math.nan if run.imperfect is None else len(run.imperfect) / run.num_clients
 
 
 def peak_selections(run: Run) -> float:
-    """Return the mode of the histogram of the clients' numbers of selections (the median if there
-    are several modes)."""
-    counts = np.bincount(run.selections)
-    return float(np.median(np.flatnonzero(counts == counts.max())))
+    """Return the number of selections that most clients have.
+
+    It is the mode of the clients' numbers of selections, and the median of the modes if there are
+    several.
+    """
+    num_clients = np.bincount(run.selections)  # by number of selections
+    return float(np.median(np.flatnonzero(num_clients == num_clients.max())))
 
 
 def selection_gini(run: Run) -> float:
     """Return the Gini coefficient of the clients' numbers of selections.
 
-    It is the mean absolute difference of all pairs, divided by twice the mean: 0 if all are equal,
-    near 1 if a few have all.
+    It is the mean absolute difference of all pairs, divided by twice the mean. It is 0 if all
+    numbers are equal, and near 1 if a few clients have all selections.
     """
+    # With ascending x_i it is sum((2 i - N - 1) x_i) / (N sum(x_i)).
     ordered = np.sort(run.selections.astype(np.float64))
     num = len(ordered)
     weights = 2 * np.arange(1, num + 1) - num - 1
@@ -168,13 +190,16 @@ def selection_gini(run: Run) -> float:
 
 
 def total_cost(run: Run, names: Sequence[str]) -> float:
-    """Return what the whole run cost, in the sum of quantities."""
+    """Return the sum of quantities over all rounds; nan if not recorded."""
     return float(spent(run, names).sum())
 
 
 def start_up_cost(run: Run, names: Sequence[str]) -> float:
-    """Return what the start-up rounds cost; nan if the run did not record how many they are, or
-    ended within them."""
+    """Return the sum of quantities over the start-up rounds.
+
+    Start-up rounds are the initial rounds in which a method does more than later. nan if the run
+    did not record the quantities or the number of start-up rounds, or ended during them.
+    """
     if math.isnan(cost_a_round(run, names)):
         return math.nan
     return float(spent(run, names)[: run.start_up_rounds].sum())
@@ -188,10 +213,10 @@ def cost_a_round(run: Run, names: Sequence[str]) -> float:
 
 
 def cost_of_rounds(run: Run, names: Sequence[str], rounds: int = 200) -> float:
-    """Return the cost of the first `rounds` rounds, for judging papers' times of 200 rounds.
+    """Return the cost of the first `rounds` rounds.
 
-    Each round that is missing is assumed to cost the mean of the rounds after the start-up, which
-    is wrong where a method does more every so many rounds.
+    Papers print times of 200 rounds. Each round that the run lacks is assumed to cost the mean of
+    the rounds after the start-up. This is wrong for methods that do more in some rounds.
     """
     costs = spent(run, names)
     if len(costs) >= rounds:
@@ -200,21 +225,26 @@ def cost_of_rounds(run: Run, names: Sequence[str], rounds: int = 200) -> float:
 
 
 def seconds_200(run: Run, phases: Sequence[str] = PHASES) -> float:
-    """Return the seconds of 200 rounds in some phases."""
+    """Return the seconds that 200 rounds take in these phases (`cost_of_rounds`)."""
     return sum(cost_of_rounds(run, [f"seconds_{phase}"]) for phase in phases)
 
 
 def selection_overhead(run: Run) -> float:
-    """Return the seconds spent on selection, by the server and by clients for it, divided by those
-    of all other phases."""
+    """Return the seconds of selection divided by the seconds of all other phases.
+
+    Selection includes what clients compute for it (phase `ask`). nan if the other phases took no
+    time.
+    """
     selecting = total_cost(run, ["seconds_select", "seconds_ask"])
     remaining = total_cost(run, PHASE_SECONDS) - selecting
     return selecting / remaining if remaining else math.nan
 
 
 def _of_sizes(statistic: Callable[[Ints], float]) -> Measure:
-    """Return the measure that is a statistic of the clients' numbers of training samples [N]; nan
-    if the partition was not saved."""
+    """Return a measure: a statistic of the clients' numbers of training samples [N].
+
+    The measure is nan if the partition was not saved.
+    """
 
     def measure(run: Run) -> float:
         return math.nan if run.histograms is None else float(statistic(run.histograms.sum(1)))
@@ -223,6 +253,7 @@ def _of_sizes(statistic: Callable[[Ints], float]) -> Measure:
 
 
 def _final_mean(values: Floats) -> float:
+    """Return the mean of the finite values of the last 11 rounds; nan without any."""
     mean = mean_of_last(values[-FINAL_WINDOW:].tolist())
     return math.nan if mean is None else mean
 
@@ -232,23 +263,28 @@ def _finite(values: Floats) -> Floats:
 
 
 def _finite_mean(values: Floats) -> float:
+    """Return the mean of the finite values; nan without any."""
     finite = _finite(values)
     return float(finite.mean()) if len(finite) else math.nan
 
 
-def _first_round(reached: Bools) -> float:
-    return float(np.argmax(reached)) + 1 if reached.any() else math.nan
+def _first_round(is_reached: Bools) -> float:
+    """Return the first round, from 1, for which `is_reached` [T] is true; nan if none is."""
+    return float(np.argmax(is_reached)) + 1 if is_reached.any() else math.nan
 
 
 def _start_up_rounds(run: Run) -> float:
+    """Return the number of start-up rounds; nan if it was not recorded."""
     return math.nan if run.start_up_rounds is None else run.start_up_rounds
 
 
 def _total(name: str) -> Measure:
+    """Return the measure that reads a total of summary.json."""
     return lambda run: float(run.summary["totals"][name])
 
 
-def _longest(run: Run) -> float:
+def _longest_selection(run: Run) -> float:
+    """Return the most seconds that the server took to select in a round."""
     return float(max(run.columns.get("seconds_select", ()), default=math.nan))
 
 
@@ -268,7 +304,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "imperfect_share": imperfect_share,
     "last_accuracy": last_accuracy,
     "late_a_round": lambda run: _finite_mean(run.columns.get("late", np.empty(0))),
-    "longest_selection": _longest,
+    "longest_selection": _longest_selection,
     "mean_accuracy": mean_accuracy,
     "mean_selections": lambda run: float(run.selections.mean()),
     "median_selections": lambda run: float(np.median(run.selections)),
@@ -278,7 +314,8 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "num_rounds": lambda run: run.num_rounds,
     "participation": lambda run: _finite_mean(run.columns["participation_ratio"]),
     "participation_rise": participation_rise,
-    "peak_height": lambda run: float(np.bincount(run.selections).max()),  # clients at the mode
+    # The number of clients at the mode, that is, with `peak_selections` selections.
+    "peak_height": lambda run: float(np.bincount(run.selections).max()),
     "peak_selections": peak_selections,
     "rounds_to": rounds_to,
     "rounds_to_cover": rounds_to_cover,
@@ -290,10 +327,11 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "selection_gini": selection_gini,
     "selection_overhead": selection_overhead,
     "simulated_seconds_to": partial(spent_to, names=SIMULATED),
-    "speed": lambda run: -seconds_200(run),
+    "speed": lambda run: -seconds_200(run),  # claims compare measures of which more is better
     "start_up_rounds": _start_up_rounds,
     "steadiness": lambda run: -fluctuation(run),
 }
+"""The function of each measure by its name. An argument after @ is passed after the run."""
 FIRST_ROUND_MEASURES = ("rounds_to_cover", "rounds_to")
 """Measures of the first round in which something happens. nan means that it never happened."""
 COUNT_MEASURES = ("most_selections", "mean_selections", "peak_selections")
@@ -312,28 +350,31 @@ COSTS = {
     "start_up": start_up_cost,
     "a_round": cost_a_round,
 }
-"""Measures that are sums of quantities, by the first word of their names: `total:bytes_up`."""
+"""Measures of quantities that the name lists after a colon: `total:bytes_up,bytes_down`."""
 
 
 def base_name(measure: str) -> str:
-    """Return the name of a measure without its argument."""
+    """Return the name of a measure without @ and its argument."""
     return measure.partition("@")[0]
 
 
 def bounds_of(measure: str) -> tuple[float, float]:
-    """Return where a measure can lie, as far as that is known."""
+    """Return the smallest and the largest value that a measure can have."""
     is_share = base_name(measure) in SHARES or measure.startswith(CLIENT_ACCURACY)
     return UNIT if is_share else UNBOUNDED
 
 
 def find_measure(name: str) -> Measure:
-    """Return the measure with a name such as `final_accuracy`, `accuracy@0.15`,
-    `client_accuracy_mean` or `total:bytes_up,bytes_down`. Raises KeyError."""
-    kind, _, quantities = name.partition(":")
+    """Return the measure with this name. Raises KeyError if there is none.
+
+    Names are `final_accuracy`, `accuracy@0.15`, `client_accuracy_mean` or
+    `total:bytes_up,bytes_down`, for example.
+    """
+    cost, _, quantities = name.partition(":")
     if quantities:
-        return partial(COSTS[kind], names=quantities.split(","))
+        return partial(COSTS[cost], names=quantities.split(","))
     aggregate = name.removeprefix(f"{CLIENT_ACCURACY}_")
-    if aggregate in CLIENT_ACCURACY_MEASURES and aggregate != name:
+    if aggregate in CLIENT_ACCURACY_MEASURES and aggregate != name:  # the prefix was there
         return partial(client_accuracy, aggregate=aggregate)
     base, _, argument = name.partition("@")
     measure = MEASURES[base]
@@ -341,4 +382,5 @@ def find_measure(name: str) -> Measure:
 
 
 def _with_argument(measure: Callable[..., float], argument: float, run: Run) -> float:
+    """Return the measure of a run. `partial` fixes the first two parameters, so `run` is last."""
     return measure(run, argument)

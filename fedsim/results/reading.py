@@ -1,7 +1,12 @@
-"""Reading results: each file of a run is checked here, or rejected by a `DamagedError`.
+"""Readers and checks of a run's files. A file that no run can have written raises `DamagedError`.
 
-Reports, searches, resuming and the skipping of finished jobs all read a run's folder, an archive or
-a reference through this file. It imports no pandas, so that finished jobs are skipped quickly.
+Everything that reads results uses this file: reports, searches, resuming, the skipping of finished
+jobs. Files may come from other people, so that hostile ones are also rejected: huge, deeply nested,
+or with YAML aliases that multiply them. The file imports no pandas, so that finished jobs are
+skipped quickly.
+
+A record is the line of one round in metrics.jsonl. Its fields are those of `fedsim.core.record.
+Record`. Checks compare the types of JSON values (`Kinds`) with the annotations there.
 """
 
 import json
@@ -29,28 +34,34 @@ from fedsim.core.record import FINAL_WINDOW, LAST_FIELDS, TOTAL_FIELDS, Record, 
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 FINAL = ("done", "diverged")
-"""Statuses of runs that have an end. The same command resumes all other runs."""
+"""Statuses of runs that have ended. The same command resumes a run with any other status."""
 MOST_BYTES = 2**24
-"""Size up to which a config or summary is read."""
+"""Largest size in bytes of a config or summary that is read."""
 MOST_BYTES_OF_ROUNDS = 2**29
-"""Size up to which files are read that grow with the rounds or the clients."""
+"""Largest size in bytes of files that grow with the rounds or the clients."""
 MAX_NODES, MAX_DEPTH, LARGEST_INT = 1_000_000, 64, 2**63
+"""Limits of the plain values in a file: number of values, nesting, and size of integers."""
 SURROGATE = re.compile("[\ud800-\udfff]")
+"""Halves of surrogate pairs: JSON can hold single ones, which cannot be written as UTF-8."""
 SUSPICIOUS = re.compile(r"&|^[ ?:-]{100}", re.MULTILINE)
-"""A YAML text in which this is not found, and that has few brackets, has no aliases and is not
-deep."""
+"""Signs of YAML anchors, or of deep nesting without brackets.
+
+A text without such signs and with few brackets needs no slow check of its events.
+"""
 TOLERANCE = 1e-5
-"""Relative tolerance of totals: archives have losses and seconds in single precision."""
+"""Relative and absolute tolerance of totals, because archives have losses and seconds in single
+precision."""
 
 
 class DamagedError(FedsimError):
-    """A file is not as a run leaves it (exit code 3)."""
+    """A file has contents that no run writes (exit code 3)."""
 
     exit_code = 3
 
 
 def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the bytes of a regular file, at most `most`. Raises `DamagedError`."""
+    """Return the bytes of a regular file of at most `most` bytes. Raises `DamagedError` if it
+    cannot be read."""
     try:
         return read_regular(path, most)
     except OSError as error:
@@ -58,8 +69,10 @@ def content_of(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def parse_json(text: str | bytes, name: str, *, is_large: bool = False) -> Any:
-    """Return the plain values in a JSON text; unchecked ones if it `is_large`. Raises
-    `DamagedError`, which calls it `name`."""
+    """Return the values in a JSON text, checked by `plain` unless `is_large`.
+
+    Raises `DamagedError`, whose message has the `name` of the file.
+    """
     try:
         value = json.loads(text)
         return value if is_large else plain(value, name)
@@ -68,8 +81,10 @@ def parse_json(text: str | bytes, name: str, *, is_large: bool = False) -> Any:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the plain values in a YAML text without aliases. Raises `DamagedError`, which calls it
-    `name`."""
+    """Return the values in a YAML text, checked by `plain`.
+
+    Raises `DamagedError`, whose message has the `name` of the file, also for aliases.
+    """
     try:
         if SUSPICIOUS.search(text) or text.count("[") + text.count("{") > MAX_DEPTH:
             _check_events(text)
@@ -80,8 +95,10 @@ def parse_yaml(text: str, name: str) -> Any:
 
 
 def _check_events(text: str) -> None:
-    """Raise ValueError if a YAML text has aliases, which can multiply it, or would exhaust the
-    loader's stack."""
+    """Raise ValueError if a YAML text has aliases, or is nested too deeply.
+
+    Aliases can make a short text huge, and deep nesting exhausts the loader's stack.
+    """
     depth = 0
     for event in yaml.parse(text, YAML_LOADER):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -93,9 +110,12 @@ def _check_events(text: str) -> None:
 
 
 def plain(value: Any, name: str) -> Any:
-    """Return `value` if it is made of mappings, lists, texts, finite numbers, booleans and None,
-    and neither deep nor huge. Raises `DamagedError`, which calls it `name`."""
-    nodes: list[tuple[Any, int]] = [(value, 0)]
+    """Return `value` if it is made of mappings, lists, texts, finite numbers, booleans and None.
+
+    Raises `DamagedError`, whose message has the `name` of the file, for other values, and for too
+    many or too deeply nested ones.
+    """
+    nodes: list[tuple[Any, int]] = [(value, 0)]  # still to check, each with its depth
     num_nodes = 0
     while nodes:
         node, depth = nodes.pop()
@@ -104,14 +124,15 @@ def plain(value: Any, name: str) -> Any:
         if not is_sound:
             raise DamagedError(f"{name} holds what no run writes")
         if isinstance(node, dict):
-            nodes += [(below, depth + 1) for pair in node.items() for below in pair]
+            for key, item in node.items():
+                nodes += [(key, depth + 1), (item, depth + 1)]
         elif isinstance(node, list):
-            nodes += [(below, depth + 1) for below in node]
+            nodes += [(item, depth + 1) for item in node]
     return value
 
 
 def _is_plain(node: Any) -> bool:
-    """Return whether a node is of a plain type, apart from what it holds."""
+    """Return whether a node has a plain type. Items of mappings and lists are not checked."""
     if isinstance(node, str):
         return node.isascii() or SURROGATE.search(node) is None
     if isinstance(node, float):
@@ -136,7 +157,7 @@ OF_CONFIG: Mapping[str, Kinds] = {
     "init_seed": INT | TEXT | NONE,
     "client_accuracy": TEXT | NONE,
 }
-"""Types of a config's values, if they are present."""
+"""Types of the config values that fedsim reads. Keys may be missing."""
 OF_SUMMARY: Mapping[str, Kinds] = {
     "status": TEXT,
     "choices": MAPPING,
@@ -152,7 +173,7 @@ OF_SUMMARY: Mapping[str, Kinds] = {
     "smoothed_accuracy": NUMBER | NONE,
     "last_accuracy": NUMBER | NONE,
 }
-"""Types of a summary's values, if they are present."""
+"""Types of the summary values that fedsim reads. Keys may be missing."""
 RECORDED = {
     "round",
     "selected",
@@ -162,15 +183,18 @@ RECORDED = {
     "bytes_down",
     "bytes_up",
 }
-"""Keys of every record."""
+"""Fields that every record has."""
 SMOOTHED = "smoothed_accuracy"
 """A key that summaries of earlier versions lack."""
 SHARE = re.compile("accuracy|ratio|coverage")
-"""Fields of records that lie between 0 and 1."""
+"""Pattern in the names of fields that lie between 0 and 1."""
 
 
 def _kinds_of(hint: Any) -> Kinds:
-    """Return the types of JSON values that an annotation of `Record` allows."""
+    """Return the types of JSON values that an annotation of `Record` allows.
+
+    `float | None` allows int, float and None; `list[int]` allows list.
+    """
     kinds = Kinds()
     for part in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         kinds |= NUMBER if part is float else {get_origin(part) or part}
@@ -178,24 +202,24 @@ def _kinds_of(hint: Any) -> Kinds:
 
 
 OF_RECORD = {name: _kinds_of(hint) for name, hint in get_type_hints(Record).items()}
-"""Types of a record's values."""
+"""Types of each field of a record."""
 
 
 def has_kinds(values: Any, kinds: Mapping[str, Kinds]) -> bool:
-    """Return whether `values` is a mapping in which the keys of `kinds` have these types, if they
-    are present."""
+    """Return whether `values` is a mapping whose values have the types that `kinds` has for their
+    keys. Keys may be missing, and other keys may have any value."""
     return isinstance(values, dict) and all(
         type(values[key]) in kinds[key] for key in kinds.keys() & values.keys()
     )
 
 
 def is_mapping_of(values: Any, kinds: Kinds) -> bool:
-    """Return whether `values` is a mapping to values of such types."""
+    """Return whether `values` is a mapping whose values all have one of the types."""
     return isinstance(values, dict) and kinds.issuperset(map(type, values.values()))
 
 
 def check_config(config: Any) -> dict[str, Any]:
-    """Return `config` if it can be that of a run. Raises `DamagedError`."""
+    """Return a copy of `config`. Raises `DamagedError` if it cannot be the config of a run."""
     required = {"seed", "num_clients", "num_rounds"}
     if not has_kinds(config, OF_CONFIG) or not config.keys() >= required:
         raise DamagedError(f"{CONFIG} is not that of a run")
@@ -203,10 +227,11 @@ def check_config(config: Any) -> dict[str, Any]:
 
 
 def check_summary(summary: Any) -> dict[str, Any]:
-    """Return `summary`, with present names, if it can be that of a run. Raises `DamagedError`.
+    """Return a copy of `summary`. Raises `DamagedError` if it cannot be the summary of a run.
 
-    Earlier versions called the accuracy of the last round `final_accuracy`, which is the mean of
-    the last rounds everywhere else. The key is renamed in place.
+    Earlier versions stored the accuracy of the last round as `final_accuracy`, which is the mean of
+    the last rounds everywhere else. The key is renamed to `last_accuracy`, also in `summary`
+    itself.
     """
     if isinstance(summary, dict) and "final_accuracy" in summary:
         summary.setdefault("last_accuracy", summary.pop("final_accuracy"))
@@ -223,13 +248,14 @@ def check_summary(summary: Any) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config of a run. Raises `DamagedError`."""
+    """Return the checked config of a run. Raises `DamagedError`."""
     text = content_of(folder / CONFIG).decode(errors="replace")
     return check_config(parse_yaml(text, CONFIG))
 
 
 def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Return the summary of a run; None if it has not ended or cannot be read."""
+    """Return the checked summary of a run; None if the run has not ended, or its summary is
+    damaged."""
     try:
         return check_summary(parse_json(content_of(folder / SUMMARY), SUMMARY))
     except DamagedError:
@@ -239,11 +265,11 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 def read_metrics(
     folder: Path, name: str = METRICS, end: int | None = None, *, whole: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the records in a file of JSON lines, or in its first `end` bytes; none if it does not
-    exist.
+    """Return the records in the first `end` bytes of a file of JSON lines (None: in all).
 
-    They end before the first line that is no record, as where a process was killed. Raises
-    `DamagedError` if the file cannot be read, and for such a line if the file must be `whole`.
+    A file that does not exist has no records. A process that is killed may leave a broken line: the
+    records end before it. With `whole` a broken line raises `DamagedError`, as does a file that
+    cannot be read.
     """
     path = folder / name
     content = content_of(path, MOST_BYTES_OF_ROUNDS) if path.exists() else b""
@@ -251,6 +277,7 @@ def read_metrics(
     records = _records_in(b"[" + b",".join(lines) + b"]")  # all lines at once, which is faster
     if len(records) == len(lines):
         return records
+    # A line is broken, or holds several records: read line by line to find it.
     records = []
     for number, line in enumerate(lines, 1):
         record = _records_in(b"[" + line + b"]")
@@ -263,7 +290,7 @@ def read_metrics(
 
 
 def _records_in(text: bytes) -> list[dict[str, Any]]:
-    """Return the mappings in a JSON list; none if it is no such list."""
+    """Return the mappings in a JSON list; none if the text is something else."""
     try:
         records = json.loads(text)
     except (ValueError, RecursionError):
@@ -273,10 +300,11 @@ def _records_in(text: bytes) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The records of T rounds as arrays.
+    """The records of `num` = T rounds as arrays.
 
-    `columns` has numbers by name, [T] each: nan where one was not measured, and for lists (`late`)
-    their lengths. `chosen` [2, M] has rounds, from 0, and the clients selected in them.
+    `columns` has an array [T] for each field. It is nan where a field was not measured. A list
+    (`selected`, `late`) counts by its length. `chosen` [2, M] has a column for each of the M
+    selections of a client in a round: the round, from 0, and the id of the client.
     """
 
     num: int
@@ -287,13 +315,15 @@ class Rounds:
     def of(cls, records: Sequence[Mapping[str, Any]]) -> "Rounds":
         """Return the arrays of records. Raises `DamagedError` if a value does not have the type of
         its field."""
-        names = dict.fromkeys(chain.from_iterable(records))
-        check_kinds(dict.fromkeys(names, Kinds()))
+        # 1. The values by field. Records that lack a field have None there.
+        names = dict.fromkeys(chain.from_iterable(records))  # of all records, in their order
+        check_kinds(dict.fromkeys(names, Kinds()))  # so that itemgetter has several names
         if not all(len(record) == len(names) for record in records):
             records = [dict.fromkeys(names) | dict(record) for record in records]
         rows = map(itemgetter(*names), records) if records else ()
         values: dict[str, Sequence[Any]] = dict(zip(names, zip(*rows, strict=True), strict=True))
         check_kinds({name: _kinds_in(column) for name, column in values.items()})
+        # 2. The arrays.
         try:
             columns: dict[str, Floats] = {}
             for name, column in values.items():
@@ -308,53 +338,67 @@ class Rounds:
             chosen = np.array([rounds, clients], np.int32)
         except OverflowError as error:
             raise DamagedError(f"{METRICS} holds numbers that no run writes") from error
+        # Without records, every column is there and empty, so that measures need no special case.
         return cls(len(records), columns or defaultdict(lambda: np.empty(0)), chosen)
 
 
 def _kinds_in(column: Sequence[Any]) -> Kinds:
-    """Return the types of values; a list of anything but integers counts as text."""
+    """Return the types of the values of a field.
+
+    A list with an item that is no integer adds the type text, which no field of lists allows.
+    """
     kinds = Kinds(map(type, column))
     if kinds <= LIST | NONE:
-        ids = chain.from_iterable(filter(None, column))
+        ids = chain.from_iterable(filter(None, column))  # without None and empty lists
         if not INT.issuperset(map(type, ids)):
             return kinds | TEXT
     return kinds
 
 
 def check_kinds(kinds: Mapping[str, Kinds]) -> None:
-    """Raise `DamagedError` unless the columns of records have the types of their fields."""
-    lacking = RECORDED - kinds.keys() if kinds else set()
-    for name in (*sorted(lacking), *kinds):
-        if name in lacking or not kinds[name] <= OF_RECORD.get(name, kinds[name]):
+    """Raise `DamagedError` unless all required fields are there, with types that they allow.
+
+    `kinds` has the types of the values of each field. No fields at all (no rounds) are sound, and
+    unknown fields are ignored.
+    """
+    missing = RECORDED - kinds.keys() if kinds else set()
+    for name in (*sorted(missing), *kinds):
+        if name in missing or not kinds[name] <= OF_RECORD.get(name, kinds[name]):
             raise DamagedError(f"{METRICS} holds lines that are not records of rounds ({name})")
 
 
 def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Raise `DamagedError` if rounds are not those of a run with such a config and summary."""
+    """Raise `DamagedError` if rounds cannot be those of a run with this config and summary."""
     columns = rounds.columns
-    for place in np.flatnonzero(columns["round"] != np.arange(1, rounds.num + 1))[:1]:
+    # 1. Rounds are numbered 1, 2, ...
+    misplaced = np.flatnonzero(columns["round"] != np.arange(1, rounds.num + 1))
+    if len(misplaced):
+        place = misplaced[0]
         number = columns["round"][place]
         raise DamagedError(f"{METRICS} has round {number:g} where round {place + 1} belongs")
+    # 2. Values are in their ranges. nan is out of range for a field that must be measured.
     for name, column in columns.items():
         known = column[~np.isnan(column)] if type(None) in OF_RECORD[name] else column
         low = -sys.float_info.max if name.endswith("_loss") else 0.0
         high = 1.0 if SHARE.search(name) else sys.float_info.max
         if len(known) and not (known.min() >= low and known.max() <= high):
             raise DamagedError(f"{METRICS} has a {name} that is out of range")
+    # 3. Clients and number of rounds are those of the config, and totals those of the summary.
     clients = rounds.chosen[1]
     if clients.size and not 0 <= clients.min() <= clients.max() < config["num_clients"]:
         raise DamagedError(f"{METRICS} names clients that the run does not have")
     if summary["status"] == "done" and rounds.num != config["num_rounds"]:
         raise DamagedError(f"{METRICS} holds {rounds.num} of {config['num_rounds']} rounds")
     if summary["status"] in FINAL:
-        expected = {"seed": config["seed"], **_totals(rounds)}
+        expected: dict[str, float | None] = {"seed": config["seed"]}
+        expected.update(_totals(rounds))
         if SMOOTHED not in summary:
             del expected[SMOOTHED]
         _check_agreement(expected, dict(leaves(summary)))
 
 
 def _totals(rounds: Rounds) -> dict[str, float | None]:
-    """Return what a summary has of its rounds, by dotted key."""
+    """Return the values of a summary that follow from its rounds, by dotted key."""
     columns = rounds.columns
     accuracies = columns["test_accuracy"]
     measured = accuracies[np.isfinite(accuracies)].tolist()
@@ -374,11 +418,11 @@ def _totals(rounds: Rounds) -> dict[str, float | None]:
 
 
 def _check_agreement(expected: Mapping[str, float | None], summary: Mapping[str, Any]) -> None:
-    """Raise `DamagedError` if a summary does not have the expected totals."""
+    """Raise `DamagedError` if a summary (values by dotted key) does not have the expected ones."""
     for key, value in expected.items():
         recorded = summary.get(key)
         if value is None or not isinstance(recorded, int | float):
-            is_equal = value is recorded
+            is_equal = value is recorded  # equal only if both are None
         else:
             is_equal = math.isclose(value, recorded, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
         if not is_equal:

@@ -2,8 +2,8 @@
 
 PNCS (Power-Norm Cosine Similarity) selects clients whose gradients are least similar to each other.
 Its Table I asks which feature of a pair of gradients predicts the validation loss after a step
-along the pair's mean gradient. The paper claims that the feature cos_4 predicts it best. It also
-claims that a pair is the better, the lower its cos_4 is.
+along the pair's mean gradient. The paper claims that the feature cos_4 predicts it best (p = 4 is
+its choice). It also claims that a pair is the better, the lower its cos_4 is.
 
 Terms of this file:
 
@@ -31,6 +31,7 @@ Ids of the claims, without their prefix "pncs.table1.":
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,9 +63,14 @@ NAMES = ["cos_4", "cos_2", "norm_2 sum"]
 """The features of `toy_conditions`, in the order of their columns."""
 NUM_PAIRS = 45
 """The pairs of ten clients."""
+FIVE_SEEDS = 5
+"""Enough for the t tests of all claims but rank. That claim counts the seeds for which it holds: if
+all five agree, the two-sided binomial test has p = 2 / 2^5 = 6 %."""
+EIGHT_SEEDS = 8
+"""Enough for the claim rank, too: p = 2 / 2^8 = 0.8 % if all eight agree."""
 
 
-def toy_conditions(effects: dict[str, float], num_seeds: int = 5) -> list[Condition]:
+def toy_conditions(effects: dict[str, float], num_seeds: int) -> list[Condition]:
     """Make conditions with four rounds and two settings for each seed.
 
     The features are independent normal numbers. The loss of a pair is the sum of its features times
@@ -137,7 +143,7 @@ def test_moments_and_correlations_by_scipy_and_numpy() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-100])
 def test_cos_p_is_the_similarity_of_the_selector_pncs_whatever_the_scale(scale: float) -> None:
     vectors = np.random.default_rng(0).standard_normal((4, 50))
-    vectors *= np.array([[1], [1e-8], [1e8], [0]])
+    vectors *= np.array([[1], [1e-8], [1e8], [0]])  # lengths differ; one vector is zero
     table = similarities([torch.as_tensor(vectors)], 4.0)
     expected = table[np.triu_indices(4, 1)]
     assert pair_features(vectors * scale, [4])["cos_4"] == pytest.approx(expected)
@@ -164,8 +170,8 @@ def test_a_single_client_has_no_pair() -> None:
 def test_the_fit_is_that_of_scikit_learn() -> None:
     """A soft label y is a sample of class 1 with weight y, and one of class 0 with weight 1 - y.
 
-    Scikit-learn minimises |w|^2 / 2 + C * (sum of losses), and fedsim (mean loss) + 1e-3 |w|^2, so
-    that C = 1 / (2e-3 n).
+    Scikit-learn minimises |w|^2 / 2 + C * (sum of losses), and fedsim minimises (mean loss) +
+    1e-3 |w|^2. Divide fedsim's objective by 2e-3: both agree if C = 1 / (2e-3 n).
     """
     rng = np.random.default_rng(0)
     features, labels = rng.standard_normal((60, 4)), rng.random(60)
@@ -209,27 +215,22 @@ def test_the_last_30_percent_of_the_seeds_are_for_testing() -> None:
 def test_a_feature_that_decides_gets_the_weight_and_picks_the_best_pairs() -> None:
     training, testing = split_by_seed(deciding_conditions())
     deciding_weight, unrelated_weight, constant_weight, _ = fit_on(training)
-    assert deciding_weight < -10 * abs(unrelated_weight)
+    assert deciding_weight < -10 * abs(unrelated_weight)  # negative: small values are good
     assert constant_weight == pytest.approx(0, abs=1e-9)
     fold = Fold(names=["cos_4", "unrelated", "constant"], held=testing, others=training)
-    assert fold.relative_losses(testing)[0].tolist() == [0] * 5
+    relative_losses_of_cos_4 = fold.relative_losses(testing)[0]
+    assert relative_losses_of_cos_4.tolist() == [0] * 5  # the best pair in each of five rounds
 
 
 def test_a_fold_picks_pairs_by_other_seeds_than_the_one_that_it_is_measured_on() -> None:
-    """In the held-out seed all losses have the opposite sign, so what seems best there is worst."""
+    """In the held-out seed 1 all losses have the opposite sign. So the pairs that seem best by the
+    other seeds are the worst there."""
     training, testing = [], []
     for condition in toy_conditions({"cos_4": 1.0}, num_seeds=3):
-        if condition.seed != 1:
+        if condition.seed == 1:
+            testing.append(replace(condition, losses=-condition.losses))
+        else:
             training.append(condition)
-            continue
-        opposite = Condition(
-            seed=condition.seed,
-            setting=condition.setting,
-            round=condition.round,
-            features=condition.features,
-            losses=-condition.losses,
-        )
-        testing.append(opposite)
     fold = Fold(names=NAMES, held=testing, others=training)
     assert fold.relative_losses(testing)[0].mean() > 0.95  # 1 is the worst pair
     for feature, (weight, _) in enumerate(fold.alone):
@@ -242,12 +243,6 @@ def test_a_fold_picks_pairs_by_other_seeds_than_the_one_that_it_is_measured_on()
 
 
 # --- claims ---
-
-FIVE_SEEDS = 5
-"""Enough for the t tests of all claims but rank. That claim counts the seeds for which it holds: if
-all five agree, the two-sided binomial test has p = 2 / 2^5 = 6 %."""
-EIGHT_SEEDS = 8
-"""Enough for the claim rank, too: p = 2 / 2^8 = 0.8 % if all eight agree."""
 
 
 def judged_by_id(effects: dict[str, float], num_seeds: int) -> dict[str, Judged]:
@@ -304,12 +299,13 @@ def test_too_few_seeds_decide_nothing() -> None:
 
 
 def test_no_claim_is_judged_without_cos_4() -> None:
-    [row] = judge_conditions(["cos_3", "a", "b"], toy_conditions({}))
+    [row] = judge_conditions(["cos_3", "a", "b"], toy_conditions({}, FIVE_SEEDS))
     assert (row.verdict, row.detail) == ("not judged", "cos_4 was not measured")
 
 
 def test_the_claim_on_powers_is_not_judged_without_another_cosine() -> None:
-    judged = judge_conditions(["cos_4", "a", "b"], toy_conditions({"cos_4": 1.0}))
+    conditions = toy_conditions({"cos_4": 1.0}, FIVE_SEEDS)
+    judged = judge_conditions(["cos_4", "a", "b"], conditions)
     [power] = [row for row in judged if row.printed.id == "pncs.table1.power"]
     assert (power.verdict, power.detail) == ("not judged", "no other power was measured")
 
@@ -320,7 +316,13 @@ def test_the_claim_on_ranks_counts_seeds() -> None:
     assert rank.verdict == "undecided"  # five seeds are too few
     table = claims_table([rank])
     assert list(table.texts["ours"]) == ["holds for 5 of 5 seeds [0.48, 1.00]"]
-    assert list(table.texts["verdict"]) == ["undecided"]
+
+
+def test_the_table_of_claims_has_a_row_for_each() -> None:
+    judged = judged_by_id({"cos_4": 1.0}, FIVE_SEEDS)
+    table = claims_table(list(judged.values()))
+    assert len(judged) == 9
+    assert list(table.texts["verdict"]) == [row.verdict for row in judged.values()]
 
 
 def test_claims_are_tested_seed_by_seed() -> None:

@@ -19,8 +19,9 @@ global model and w_k the model of client k after training. `aggregate` gets:
 - `cohort.updates`: the trained tensors of `cohort.delta` as one matrix [K, P].
 - `weights`: the selector's weights [K], or None if the aggregator shall use its own.
 
-fedsim removes updates with nan or infinity before. Distances are computed over trained tensors.
-Running statistics are trimmed, clipped or averaged over the same clients in the same way.
+Before `aggregate`, fedsim removes updates with nan or infinity. Distances between updates are
+computed over trained tensors alone. Running statistics are trimmed or clipped in the same way by
+themselves, or averaged with the same weights.
 """
 
 from importlib.util import find_spec
@@ -68,7 +69,7 @@ class TrimmedMean(Unweighted):
     share: Annotated[float, Interval(ge=0, le=0.5)]
 
     def unfit_for(self, selector: Selector, num_updates: int) -> Problems:
-        """Reject a positive share that drops nothing, unless no share could (fewer than 3)."""
+        """Reject a share > 0 that drops no value. Of fewer than 3 updates, no share drops any."""
         if self.share > 0 and num_updates >= 3:
             text = (
                 f"must be at least 1 / {num_updates}, or it trims none of a round's {num_updates} "
@@ -252,11 +253,13 @@ class DPFedAvg(Unweighted):
         """Sampling rates of the rounds so far."""
 
     def problems(self) -> Problems:
+        """Reject an environment without the optional package that computes epsilon."""
         text = "needs the package dp-accounting, which computes epsilon"
         remedy = "pip install 'fedsim-selection[privacy]' (in a checkout, uv sync)"
         yield rule(find_spec("dp_accounting") is not None, "", ..., text, remedy)
 
     def unfit_for(self, selector: Selector, num_updates: int) -> Problems:
+        """Reject a delta that is too large, and an unknown expected number without denominator."""
         num_clients = selector.population.num_clients
         text = (
             f"must be below 1 / num_clients = {1 / num_clients:.4g}, or all data of one client "
@@ -285,6 +288,7 @@ class DPFedAvg(Unweighted):
     def account(
         self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
     ) -> None:
+        """Store what epsilon depends on: how the selector draws, and what it releases."""
         population = selector.population
         self._sampling = selector.sampling
         self._expected_number = population.cohort_size
@@ -306,6 +310,7 @@ class DPFedAvg(Unweighted):
         return f"epsilon is that of {difference}, for {observer} (docs/privacy.md)"
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
+        """Store the sampling rate of the round, and the random stream of its noise."""
         self._rate = self._expected_rate
         if self._sampling is Sampling.FIXED_SIZE:
             self._rate = len(selected) / len(context.available)
@@ -322,7 +327,7 @@ class DPFedAvg(Unweighted):
             changes = _clipped_sum(cohort.delta, equal_weights, self.clip, params)
             params = add_models(params, changes)
 
-        # 2. Add noise to all parameters, in the type and on the device of the first tensor
+        # 2. Add noise to all parameters. A model's tensors have one type, and are on one device.
         tensors = list(params.values())
         deviation = self.noise_multiplier * self.clip / divisor
         noise = normal(self._rng, sum(tensor.numel() for tensor in tensors)) * deviation

@@ -1,6 +1,9 @@
 """Assembles a run's simulation from its plan: data, division, model and all other components.
 
-Prepared data stay in memory for the next run, which often needs the same.
+`fedsim.running.experiment` calls `build` for each run, and `fedsim.running.replay` for each method.
+A plan is the checked description of a run. A division says which samples each client has, which are
+held out, and which the server has. Prepared data (`prepare`) are decoded, normalised and on the
+device. They stay in memory for the next run, which often needs the same.
 """
 
 import json
@@ -51,10 +54,11 @@ T = TypeVar("T")
 class PreparedData:
     """The samples of a run, read only: n training samples and the test set.
 
-    `x` [n, ...] float32 are the training samples, or what makes them on demand, and `y` [n] their
-    labels. `input_shape` is that of the data set, even if the model trains on features. `source`
-    has the fingerprint of the data set. `owners` and `test_owners` are the clients to which the
-    data set itself gives its samples, if it does.
+    `x` [n, ...] float32 are the training samples, or a `SampleSource` that makes them on demand.
+    `y` [n] are their labels. `input_shape` is the shape of a sample of the data set, even if the
+    model trains on features of it. `source` identifies the data: `fingerprint` and `sha256`.
+    `owners` [n] and `test_owners` are the clients that each sample belongs to in a data set that
+    is made of clients, such as FEMNIST; None for other data sets.
     """
 
     x: Tensor | SampleSource
@@ -82,8 +86,8 @@ class PreparedData:
 class Experiment:
     """A simulation that is ready to run, and what it was made of.
 
-    `division` is the division of its data, `model` the model as it was built, and `data_source`
-    identifies the data.
+    `division` is the division of its data. `model` is the server's model, with the values before
+    round 1. `data_source` is the `source` of its `PreparedData`.
     """
 
     simulation: Simulation
@@ -95,9 +99,10 @@ class Experiment:
 def build(plan: Plan) -> Experiment:
     """Build all components of a run from its config.
 
-    Writes nothing but caches. Raises `ConfigError` and `DataError`.
+    Writes nothing but caches. Raises `ConfigError`, `DataError`, and what a user's class raises.
     """
     settings = plan.settings
+    # `init_seed` may also be the word `per_client`: then it is no seed.
     init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
     streams = Streams(settings.seed, settings.partition_seed, init_seed)
     # 1. The data and the model.
@@ -106,12 +111,13 @@ def build(plan: Plan) -> Experiment:
     # 2. The division of the data among the clients.
     partition = _part(plan.config, "partition", Partition)
     labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
-    share = plan.local.holdout_fraction
-    division = divide(labelled, partition, settings.num_clients, streams, plan.server, share)
-    if share and not sizes_of(division.holdout).any():
+    fraction = plan.local.holdout_fraction
+    division = divide(labelled, partition, settings.num_clients, streams, plan.server, fraction)
+    if fraction and not sizes_of(division.holdout).any():
         largest = division.sizes.max(initial=0)
         fault = f"holds out no sample of any client: the largest client has {largest} samples"
-        raise DataError(f"local.holdout_fraction={share}: {fault}; raise it, or lower num_clients")
+        remedy = "raise it, or lower num_clients"
+        raise DataError(f"local.holdout_fraction={fraction}: {fault}; {remedy}")
     # 3. Everything that acts in a round.
     simulation = _simulation(plan, data, division, model.to(data.y.device), streams)
     return Experiment(simulation, division, model, data.source)
@@ -120,12 +126,14 @@ def build(plan: Plan) -> Experiment:
 def _simulation(
     plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams
 ) -> Simulation:
+    """Build everything that acts in a round, and return the simulation before round 1."""
     config = plan.config
     settings = plan.settings
     local = plan.local
     num_clients = len(division.sizes)
 
     def first_model(client: int) -> Params:
+        """Return the model that `client` starts with (`init_seed=per_client`)."""
         shape = data.input_shape
         own_model = build_model(config["model"], shape, data.num_classes, streams, client)
         return initial(own_model.to(data.y.device))
@@ -133,22 +141,23 @@ def _simulation(
     # 1. Build the parts that need no other part.
     behaviour = HONEST
     if config.get("clients") is not None:
-        about = (settings.num_clients, data.num_classes, streams)
-        behaviour = _part(config, "clients", ClientBehaviour, *about)
+        runtime = (settings.num_clients, data.num_classes, streams)
+        behaviour = _part(config, "clients", ClientBehaviour, *runtime)
     local_algorithm = LocalAlgorithm()
     if config.get("local_algorithm") is not None:
         local_algorithm = _part(config, "local_algorithm", LocalAlgorithm)
     optimizer = _part(config, "optimizer", LocalOptimizer)
     availability = _part(config, "availability", Availability)
-    simulated = None
+    simulated_clock = None
     num_selected = settings.cohort_size
     if config.get("system") is not None:
         system = _part(config, "system", System)
+        # More clients than cohort_size, because some updates will come too late.
         num_selected = system.num_selected(settings.cohort_size, num_clients)
-        simulated = SimulatedClock(system, num_clients, settings.cohort_size, streams)
+        simulated_clock = SimulatedClock(system, num_clients, settings.cohort_size, streams)
 
     # 2. Give the clients their data and their work.
-    labels = behaviour.labels(data.y, division)
+    labels = behaviour.labels(data.y, division)  # imperfect clients may have wrong ones
     evaluated = division.train if local.evaluate_on == "train" else division.holdout
     positions = (division.train, evaluated)
     if isinstance(data.x, SampleSource):
@@ -158,31 +167,35 @@ def _simulation(
     client_data = replace(client_data, true_y=data.y)
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     check(work.too_large(division.sizes, num_selected))
-    num_steps = settings.num_rounds * work.median_steps(division.train)
-    workload = Workload(model, client_data, optimizer, num_steps)
+    total_steps = settings.num_rounds * work.median_steps(division.train)
+    workload = Workload(model, client_data, optimizer, total_steps)
 
     # 3. Build the parts that need the population, the model or the workload.
     params = initial(model)
     trained = trained_names(model)
-    measure = None
+    accuracy_measure = None
     if settings.client_accuracy is not None:
-        test_labels = data.test.y.cpu().numpy()
         owners = (data.owners, data.test_owners)
-        measure = client_accuracy(settings.client_accuracy, division, test_labels, *owners)
+        test_labels = data.test.y.cpu().numpy()
+        accuracy_measure = client_accuracy(settings.client_accuracy, division, test_labels, *owners)
     population = Population(division.sizes, num_selected, settings.num_rounds)
     selector = _part(config, "selector", Selector, population)
     unfit = selector.unfit_for(trained)
     if unfit is not None:
         check(unfit.within("selector"))
-    aggregator = _part(config, "aggregator", Aggregator, frozenset(params) - frozenset(trained))
+    untrained = frozenset(params) - frozenset(trained)
+    aggregator = _part(config, "aggregator", Aggregator, untrained)
 
-    def backend(workload: Workload) -> Backend:
+    def build_backend(workload: Workload) -> Backend:
         return _part(config, "engine", Backend, workload)
 
-    on_demand = client_data.source is not None
-    training = OnDemandBackend(workload, backend) if on_demand else backend(workload)
+    if client_data.source is None:
+        backend = build_backend(workload)
+    else:
+        # It copies the samples of each call into a buffer, on which a backend of its own trains.
+        backend = OnDemandBackend(workload, build_backend)
     components = Components(
-        engine=Engine(training, workload, work, streams),
+        engine=Engine(backend, workload, work, streams),
         population=population,
         selector=selector,
         aggregator=aggregator,
@@ -192,8 +205,8 @@ def _simulation(
         learning_rate=lambda t: optimizer.lr_at(t, settings.num_rounds),
         eval_every=settings.eval_every,
         first_model=first_model if settings.init_seed == "per_client" else None,
-        simulated_clock=simulated,
-        client_accuracy=measure,
+        simulated_clock=simulated_clock,
+        client_accuracy=accuracy_measure,
         behaviour=behaviour,
         local_algorithm=local_algorithm,
     )
@@ -203,7 +216,7 @@ def _simulation(
 def _part(config: Mapping[str, Any], group: str, base: type[T], *runtime: Any) -> T:
     """Return the object of class `base` that a config group describes.
 
-    `runtime` are the arguments that no config can hold.
+    `runtime` are arguments that no config can hold. They come first in the call of the class.
     """
     return instantiate(config[group], base, group, *runtime)
 
@@ -215,12 +228,14 @@ def build_model(
     streams: Streams,
     client: int | None = None,
 ) -> nn.Module:
-    """Return the model, initialised from a random stream of its own instead of torch's.
+    """Build the model of the config's node `model`, with initial values from its own random stream.
 
-    It is the server's model, or that with which `client` starts if every client has its own.
-    Raises `ConfigError` for hooks on its parameters.
+    Without `client` it is the server's model. Otherwise it is the model with which `client` starts
+    if each client has its own. torch's global generator stays as it was. Raises `ConfigError` for
+    hooks on parameters.
     """
-    # A stream's key that ends in 0 is the same as that without the 0.
+    # NumPy gives a key that ends in 0 the same stream as the key without this 0. Clients are
+    # therefore counted from 1, so that client 0 does not get the server's model.
     key = () if client is None else (client + 1,)
     with torch.random.fork_rng(devices=[]), UniformDraws():  # type: ignore[no-untyped-call]
         torch.manual_seed(streams.key(Purpose.INIT, *key))
@@ -234,9 +249,10 @@ def build_model(
 
 
 def _server_data(data: PreparedData, division: Division, selector: Selector) -> ServerData:
-    """Return the test set, and the samples that the division leaves to the server.
+    """Return the server's data: the test set, validation samples and public samples (no labels).
 
-    Only a selector that declares the signal gets validation samples.
+    The division sets the last two aside. Only a selector that declares the signal gets validation
+    samples.
     """
     validation = None
     if len(division.validation) and Signal.VALIDATION in selector.needs:
@@ -246,14 +262,17 @@ def _server_data(data: PreparedData, division: Division, selector: Selector) -> 
 
 
 _latest: dict[tuple[str, object, object], PreparedData] = {}
-"""The samples of the latest run, by its `data_key` and its classes (others may have the same
-name)."""
+"""The prepared data of the latest run: at most one entry.
+
+The key is the run's `data_key` and the classes of its data set and model. A user who edits a class
+in a notebook gets another class of the same name.
+"""
 
 
 def prepare(plan: Plan) -> PreparedData:
-    """Return the decoded, normalised samples of a run, which the next run may share.
+    """Return the prepared data of a run.
 
-    Raises `DataError`.
+    The next run gets the same object if it needs the same data. Raises `DataError`.
     """
     dataset = resolve(plan.config["dataset"], Dataset, "dataset")
     model = resolve(plan.config["model"], nn.Module, "model")
@@ -272,22 +291,25 @@ def forget() -> None:
 def data_key(plan: Plan) -> str:
     """Return a key that is equal for runs with the same prepared data.
 
-    It has the working folder, because paths may be relative.
+    It contains the model, which may decide on features, and the working folder, because paths may
+    be relative.
     """
     device = resolve_device(plan.settings.device)
     places = [plan.data_dir, plan.cache_dir, Path.cwd(), device]
-    decisive = [plan.config["dataset"], plan.config["model"], *places]
-    return json.dumps(decisive, sort_keys=True, default=str)
+    parts = [plan.config["dataset"], plan.config["model"], *places]
+    return json.dumps(parts, sort_keys=True, default=str)
 
 
 def is_prepared(plan: Plan) -> bool:
-    """Return whether the latest run had the same data."""
+    """Return whether the latest run had the same data, so that this one loads none."""
     key = data_key(plan)
     return any(key == latest_key for latest_key, _, _ in _latest)
 
 
 def _load(plan: Plan, device: torch.device) -> PreparedData:
-    prepare_device(device, None)  # for frozen features, which later runs read from the cache
+    """Load the data set of a run, and prepare its samples on `device`."""
+    # Features are computed below and cached for later runs: make their computation deterministic.
+    prepare_device(device, None)
     # 1. Load the data set, which may be of a user's class.
     dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
     try:
@@ -304,8 +326,8 @@ def _load(plan: Plan, device: torch.device) -> PreparedData:
         raise DataError(f"{fault}, not {type(data).__name__}")
     shape = data.input_shape
     source = {"fingerprint": data.fingerprint, "sha256": data.sha256}
-    # 2. Replace samples by the features that a model trains on. What a function returns is known
-    #    only after it was called.
+    # 2. Replace samples by the features that a model trains on. A class shows by `load_backbone`
+    #    that it does so. A function must be called to see what it returns.
     node = plan.config["model"]
     model_class = resolve(node, nn.Module, "model")
     if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):
@@ -333,9 +355,10 @@ def _aligned(x: Tensor) -> Tensor:
 
 
 def resolve_device(name: str) -> str:
-    """Return `cpu`, or a GPU with its number, which becomes torch's current one.
+    """Return the device that the config's `device` means: `cpu`, or a GPU with its number.
 
-    A GPU without a number is that of the process's local rank.
+    The GPU becomes torch's current one. Without a number in the config, it is the GPU with the
+    number of this process among torchrun's processes on this machine (`local_rank`).
     """
     if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
         return "cpu"

@@ -1,7 +1,9 @@
 """Checkpoints hold a run's whole state, so that the same command resumes it with the same bits.
 
-A checkpoint is read only if its SHA-256 is right and it belongs to the same run. Reading it
-executes no code that it names.
+`fedsim.running.experiment` loads, saves and deletes them. A checkpoint is resumed only if its
+SHA-256 is right and its identity is the run's (`identity_of`: everything that decides the result).
+Reading it executes no code that it names. A run keeps two, `NEWEST` and `PREVIOUS`, in case the
+newest one is damaged.
 """
 
 import sys
@@ -35,6 +37,7 @@ MIN_SECONDS = 5.0
 MAX_SHARE = 0.01
 """`checkpoint.every=auto` spends at most this share of a run's time on saving."""
 START_ANEW = "overwrite=true runs it from the start"
+"""The remedy for a checkpoint that cannot be resumed."""
 REMEDIES = {
     "dataset": "the run began with other data; use those again (data_dir, FEDSIM_DATA), or "
     f"{START_ANEW}",
@@ -46,11 +49,18 @@ REMEDIES = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The `state` of the simulation, and what else a resumed run needs.
+    """The content of a checkpoint.
 
-    `lengths` are those of the files of records [bytes]. `started` is when the run began [s since
-    1970], and `overwrite` whether it began with `overwrite=true`. `earlier_code` has the
-    `user_code` of the rounds up to `until_round`, if that has changed.
+    - `state`: the state of the simulation after the round of the checkpoint.
+    - `lengths`: the lengths of the files of records [bytes] by name. A resumed run cuts off what
+      was written after the checkpoint.
+    - `initial_accuracy`: the test accuracy before round 1.
+    - `started`: when the run began [s since 1970].
+    - `overwrite`: whether it began with `overwrite=true`.
+    - `earlier_code`: an entry for each change of the user's code while the run was stopped. It has
+      the code before the change (`code`, see `user_code`) and its last round (`until_round`).
+
+    The field names are in the files of checkpoints.
     """
 
     state: dict[str, Any]
@@ -64,8 +74,9 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints of one run: the newest and the one before it.
 
-    Raises `EncodingError` if a checkpoint cannot hold the state of the selector, the aggregator or
-    the local algorithm.
+    `saved_at` is the run's `wall_seconds` at the latest checkpoint, and `cost` the seconds that
+    saving it took. Raises `EncodingError` at once if a checkpoint cannot hold the state of the
+    selector, the aggregator or the local algorithm.
     """
 
     def __init__(self, folder: RunFolder, plan: Plan, experiment: Experiment) -> None:
@@ -82,7 +93,7 @@ class Checkpoints:
         }
         self.dataclasses = dataclasses_known_to(*stateful.values())
         states = {name: part.state_dict() for name, part in stateful.items()}
-        encode(states, {}, dataclasses=self.dataclasses)
+        encode(states, {}, dataclasses=self.dataclasses)  # raises now instead of at the first save
         self.device = components.server_data.test.x.device
         self.saved_at = 0.0
         self.cost = 0.0
@@ -95,9 +106,13 @@ class Checkpoints:
         return every is not None and round % every == 0
 
     def save(self, origin: Checkpoint) -> None:
-        """Write a checkpoint, and keep the one before it. `origin`: see `Checkpoint`."""
+        """Write a checkpoint, and keep the one before it.
+
+        The state and the lengths are those of now. All other fields are those of `origin`, the
+        checkpoint that the run was resumed from or the facts of its start.
+        """
         start = time.monotonic()
-        lengths = self.folder.sync_records()
+        lengths = self.folder.sync_records()  # first: a checkpoint needs the records of its rounds
         checkpoint = replace(origin, state=self.simulation.state_dict(), lengths=lengths)
         content = pack(self.identity, vars(checkpoint), self.dataclasses)
         self.folder.write_bytes(NEWEST, content, keep_as=PREVIOUS)
@@ -105,11 +120,12 @@ class Checkpoints:
         self.cost = time.monotonic() - start
 
     def load(self, overwrite: bool) -> tuple[Checkpoint, list[Record]] | None:
-        """Return the latest sound checkpoint and the records of its rounds, or None.
+        """Return the latest sound checkpoint and the records of its rounds.
 
-        Damaged checkpoints are renamed. With `overwrite`, only a run counts that itself began with
-        `overwrite=true` and was stopped. Raises `CheckpointError` if a file cannot be read for
-        another reason than damage, and `ConfigError` if it belongs to another run.
+        Returns None if the run is to start anew. `overwrite` is that of the config: then only a
+        checkpoint is resumed whose run itself began with `overwrite=true` and was stopped. Damaged
+        checkpoints are renamed. Without `overwrite`, raises `CheckpointError` if a file cannot be
+        read for another reason than damage, and `ConfigError` if it belongs to another run.
         """
         if not overwrite:
             return self._latest()
@@ -123,16 +139,18 @@ class Checkpoints:
         return None
 
     def _latest(self) -> tuple[Checkpoint, list[Record]] | None:
+        """Return the newest checkpoint that is sound with its records, or None. See `load`."""
         for path in (self.folder.path / NEWEST, self.folder.path / PREVIOUS):
             try:
                 if path.exists():
                     return self._read(path)
-            except ConfigError:
+            except ConfigError:  # the file is sound, and of another run
                 raise
-            except (OSError, MemoryError, RuntimeError) as error:  # the file may be sound
+            except (OSError, MemoryError, RuntimeError) as error:
+                # The file may be sound, and the disk, memory or GPU at fault: do not rename it.
                 reason = f"the run cannot be resumed: {path}: {error!r}; {START_ANEW}"
                 raise CheckpointError(reason) from error
-            except Exception as error:  # damage shows itself in many ways
+            except Exception as error:  # damaged bytes can raise almost anything
                 reason = str(error) if isinstance(error, FedsimError) else repr(error)
                 aside = path.with_suffix(f".damaged{path.suffix}").name
                 self.folder.rename(path.name, aside)
@@ -140,39 +158,45 @@ class Checkpoints:
         return None
 
     def _read(self, path: Path) -> tuple[Checkpoint, list[Record]]:
-        # 1. It must belong to this run; only the user's code may differ, if the user permits it.
+        """Return the checkpoint in a file, and the records of its rounds. See `load`."""
+        # 1. Check that it belongs to this run. Only the user's code may differ, if the user
+        #    permits it.
         header, tensors = unpack(checkpoint_content(path))
         saved = header["identity"]
         problems = differences(path, saved, self.identity)
-        forbidden = [p for p in problems if p.key != "code" or not self.settings.other_code]
-        if forbidden:
-            raise ConfigError(forbidden)
+        fatal_problems = problems
+        if self.settings.other_code:
+            fatal_problems = [problem for problem in problems if problem.key != "code"]
+        if fatal_problems:
+            raise ConfigError(fatal_problems)
         checkpoint = Checkpoint(**decode(header["content"], tensors, self.device, self.dataclasses))
-        until = checkpoint.state["round"]
-        if problems:
-            checkpoint.earlier_code.append({"code": saved["code"], "until_round": until})
-            changed = f"your code has changed since round {until}"
+        last_round = checkpoint.state["round"]
+        if problems:  # only that of the code is left
+            checkpoint.earlier_code.append({"code": saved["code"], "until_round": last_round})
+            changed = f"your code has changed since round {last_round}"
             sys.stderr.write(
                 f"fedsim: {path}: {changed}; the run is resumed with the present code\n"
             )
-        # 2. The records of its rounds must be there.
+        # 2. Check that the records of its rounds are there. Rounds after it do not count, and the
+        #    status of a stopped run lets `check_rounds` accept fewer rounds than the config has.
         records = read_metrics(self.folder.path, end=checkpoint.lengths.get(METRICS, 0))
         check_rounds(Rounds.of(records), self.config, {"status": "preempted"})
-        if len(records) != until:
+        if len(records) != last_round:
             raise CheckpointError(f"{METRICS} lacks rounds that it needs")
         return checkpoint, [Record(**record) for record in records]
 
     def delete(self) -> None:
-        """Delete the checkpoints of a run that has ended, as far as possible."""
+        """Delete the checkpoints of a run that has ended for good, as far as possible."""
         for name in (NEWEST, PREVIOUS):
             with suppress(OSError):
                 (self.folder.path / name).unlink(missing_ok=True)
 
 
 def identity_of(config: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Return everything that decides a result to the last bit.
+    """Return everything that decides a result to the last bit, by key.
 
-    A checkpoint is resumed only if all of it is the same.
+    A checkpoint is resumed only if all of it is the same. `config` lacks the keys that change no
+    result, such as `output_dir`.
     """
     components = experiment.simulation.components
     return {
@@ -192,7 +216,8 @@ def identity_of(config: Mapping[str, Any], experiment: Experiment) -> dict[str, 
 def differences(path: Path, saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Problem]:
     """Return a problem for each key in which a checkpoint's identity differs from the run's.
 
-    A key that one config lacks counts as null there: new keys are null where nothing changes.
+    A key that is missing counts as null. A version of fedsim that adds a key to the config lets
+    null mean the former behaviour, so that earlier checkpoints still fit.
     """
     before = dict(leaves(saved))
     after = dict(leaves(now))

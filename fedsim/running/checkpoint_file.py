@@ -1,6 +1,11 @@
-"""The file of a checkpoint: a SHA-256, and a file of safetensors whose metadata hold JSON.
+"""The file of a checkpoint: the SHA-256 of the rest, and then a file in the format of safetensors.
 
-Reading one executes nothing. This module can be imported without PyTorch.
+safetensors starts with the length of a JSON header [8 bytes, little-endian], the header, and the
+tensors. The header has metadata, whose key `checkpoint` holds the JSON of the checkpoint: its
+`identity` and its `content` without tensors (`fedsim.core.encoding`).
+
+`fedsim.running.checkpoint` packs and unpacks such files. `fedsim show` reads their headers only, so
+this module can be imported without PyTorch. Reading a file executes nothing.
 """
 
 import hashlib
@@ -17,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HASH_BYTES = 32
+"""Length of a SHA-256."""
 
 
 class CheckpointError(DataError):
@@ -27,6 +33,7 @@ def checkpoint_content(path: Path) -> bytes:
     """Return the bytes of a checkpoint file.
 
     Raises OSError, and `CheckpointError` if the file is shorter or longer than its header says.
+    Models have the same format (`is_whole_model`), without the SHA-256 at the beginning.
     """
     if not files.is_whole_model(path, HASH_BYTES):
         raise CheckpointError("is damaged: it is not as long as its header says")
@@ -34,7 +41,10 @@ def checkpoint_content(path: Path) -> bytes:
 
 
 def header_of(content: bytes) -> dict[str, Any]:
-    """Return the JSON of a checkpoint file. Raises `CheckpointError` if its bytes have changed."""
+    """Return the JSON of a checkpoint, of which `content` are the bytes of the file.
+
+    Raises `CheckpointError` if the bytes have changed since they were written.
+    """
     data = content[HASH_BYTES:]
     if hashlib.sha256(data).digest() != content[:HASH_BYTES]:
         raise CheckpointError("is damaged: its SHA-256 is not that of its content")
@@ -51,7 +61,8 @@ def pack(
 ) -> bytes:
     """Return the bytes of a checkpoint file.
 
-    `dataclasses` are those that `content` may hold, by path.
+    `content` are the values of the checkpoint by name. `dataclasses` are the classes that it may
+    contain, by dotted path.
     """
     import safetensors.torch
 
@@ -66,7 +77,7 @@ def pack(
 
 
 def unpack(content: bytes) -> "tuple[dict[str, Any], dict[str, Tensor]]":
-    """Return the JSON and the tensors of a checkpoint file.
+    """Return the JSON and the tensors of a checkpoint, of which `content` are the bytes.
 
     Raises `CheckpointError` if its bytes have changed.
     """

@@ -1,5 +1,11 @@
 """One run, from its plan to its files: assemble it, run the rounds that are missing, write records.
 
+`execute` is the entry: `fedsim.jobs.sweep` calls it for each job, and `fedsim verify` for each run
+that it repeats. A plan is the checked description of a run, and an outcome is how a run ended
+(`fedsim.running.outcome`). A lane is a coroutine in which a run trains together with others
+(`fedsim.running.lanes`). Ranks are the processes of torchrun, which build and train the same run
+(`fedsim.running.ranks`).
+
 Nothing is written into the run's folder until everything that can raise an error is built.
 """
 
@@ -45,23 +51,27 @@ from fedsim.running.summary import client_accuracies, totals_of
 from fedsim.tracking.base import RunInfo, Tracker, Trackers
 
 UNWATCHED = Watch()
+"""A watch that does nothing."""
 
 
 def execute(plan: Plan, lane: Lane | None = None, watch: Watch = UNWATCHED) -> Outcome:
-    """Run `plan`, resume it from its checkpoint, or return what an identical finished run recorded.
+    """Run `plan`, resume it from its checkpoint, or return the outcome that its folder records.
 
-    `lane` is the lane of a run that trains together with others. Raises a `FedsimError` that is
-    found before round 1, and `HeldError` if another process is running the plan. Later errors, and
-    all that a user's class raises, are in the outcome.
+    `lane` is given if the run trains together with others. `watch` learns of every round.
+
+    Raises a `FedsimError` that is found before round 1, `HeldError` if another process is running
+    the plan, and KeyboardInterrupt or `Preempted` after a signal. All other errors are in the
+    outcome: those of later rounds, and those that a user's class raises.
     """
-    # 1. Return the outcome of an identical run that has ended.
+    # 1. Return the outcome of a run that has ended for good.
     recorded = outcome_on_file(plan)
     if recorded.final and not plan.settings.overwrite:
         return replace(recorded, skipped=True)
     if recorded.status == "failed" and recorded.summary.get("status") in FINAL:
+        # The summary says done or diverged, but a file is missing or damaged.
         warn(f"fedsim: {plan.folder}: {recorded.summary['error']}; it is run again\n")
 
-    # 2. Build the components, which may take long: look first whether another process has the run.
+    # 2. Build the components. This may take long, so first see whether another process has the run.
     if not files.is_free(plan.folder):
         raise files.HeldError(plan.folder)
     try:
@@ -75,7 +85,7 @@ def execute(plan: Plan, lane: Lane | None = None, watch: Watch = UNWATCHED) -> O
     if lane is not None:
         lane.join(experiment.simulation, experiment.model)
 
-    # 3. Lock the folder. Another process may have finished the run in the meantime.
+    # 3. Claim the run. Another process may have finished it while this one built components.
     with claimed(plan) as claim:
         if isinstance(claim, Outcome):
             return replace(claim, skipped=True)
@@ -86,10 +96,10 @@ def execute(plan: Plan, lane: Lane | None = None, watch: Watch = UNWATCHED) -> O
 def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone: bool) -> Outcome:
     """Run the rounds that are missing in the folder `place`, and write their records and a summary.
 
-    A run that is interrupted in a round leaves its latest checkpoint. KeyboardInterrupt is raised
-    after the summary is written.
+    `alone` is false if the run is in a lane. A run that is interrupted in a round leaves its latest
+    checkpoint. KeyboardInterrupt is raised after the summary is written.
     """
-    with STOP.deferred():
+    with STOP.deferred():  # signals wait for the end of a round
         # 1. Resume from the checkpoint or start anew, then start the trackers.
         try:
             run = _RunInProgress(plan, experiment, place, watch)
@@ -102,9 +112,10 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
         ending = run.run_to_end()
         # 3. Write what the run leaves.
         summary = run.write_results(run.summary(ending))
+    # 4. End the trackers, and record which of them failed. A signal may end the wait for them.
     try:
         run.trackers.finish(summary)
-    finally:  # a signal may end the wait for a tracker
+    finally:
         if run.trackers.degraded:
             summary = {**summary, "trackers": run.trackers.degraded}
             run.rewrite(summary)
@@ -114,10 +125,13 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
 
 
 class _RunInProgress:
-    """A run that is ready for its next round.
+    """A run that is ready for its next round: what `_run` keeps while the rounds run.
 
-    `origin` is the checkpoint that it was resumed from, or its state before round 1. `records` are
-    those of all rounds up to now.
+    `_run` calls `start_trackers`, `run_to_end`, `summary` and `write_results` in this order.
+    `origin` is the checkpoint that the run was resumed from. For a run that starts, it has no
+    state, only facts such as the initial accuracy. `records` are the records of all rounds up to
+    now, including the rounds of earlier processes. `client_summary` and `client_arrays` are the
+    final model's accuracies on the clients, empty and None before the run has ended for good.
     """
 
     def __init__(self, plan: Plan, experiment: Experiment, place: Path, watch: Watch) -> None:
@@ -148,7 +162,7 @@ class _RunInProgress:
         self.origin = replace(checkpoint, overwrite=plan.settings.overwrite)
 
     def _begin(self) -> Checkpoint:
-        """Write the files of a run that starts, and return its state before round 1."""
+        """Write the files of a run that starts, and return its `origin`."""
         RunFolder.create(self.folder.path, self.plan.config)
         self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
         imperfect = self.components.behaviour.imperfect
@@ -177,21 +191,23 @@ class _RunInProgress:
 
         self.trackers = Trackers(nodes, make)
         info = RunInfo(
-            settings.name,
-            self.folder.path,
-            plan.config,
-            plan.choices,
-            settings.seed,
-            settings.num_rounds,
-            alone,
-            plan.folder,
-            self.watch.sweep,
+            name=settings.name,
+            folder=self.folder.path,
+            config=plan.config,
+            choices=plan.choices,
+            seed=settings.seed,
+            num_rounds=settings.num_rounds,
+            alone=alone,
+            final_folder=plan.folder,
+            sweep=self.watch.sweep,
         )
         self.trackers.start(info)
         for warning in self.warnings:
             self.trackers.message(warning)
-        expected = replace(self.components.population, cohort_size=settings.cohort_size)
-        self.incidents = Incidents(expected, self.adaptive, self.trackers.message)
+        # A `system` may select more clients than cohort_size, because some updates come too late.
+        # A round has too few clients only if it has fewer than the cohort_size of the config.
+        population = replace(self.components.population, cohort_size=settings.cohort_size)
+        self.incidents = Incidents(population, self.adaptive, self.trackers.message)
         if self.records:
             resumed = f"resuming after round {self.simulation.round} of {settings.num_rounds}"
             self.trackers.message(resumed)
@@ -200,7 +216,11 @@ class _RunInProgress:
             self.trackers.replay(record.as_dict())
 
     def run_to_end(self) -> Outcome:
-        """Run the rounds that are missing, as far as possible, and return how that ended."""
+        """Run the rounds that are missing, and return how that ended, also by an error.
+
+        Only `status`, `summary["error"]` and `cause` of the outcome are set. After the last round,
+        or divergence, the accuracies of the clients are measured, which may fail, too.
+        """
         try:
             try:
                 ending = self._run_rounds()
@@ -218,23 +238,26 @@ class _RunInProgress:
         num_rounds = self.plan.settings.num_rounds
         while self.simulation.round < num_rounds:
             if STOP.status is not None:
-                if self.simulation.round:
+                if self.simulation.round:  # before round 1 there is nothing to save
                     self.checkpoints.save(self.origin)
                 reason = f"stopped by a signal after round {self.simulation.round}"
                 return Outcome(STOP.status, {"error": f"{reason}; the same command resumes it"})
             record = self.simulation.step()
             self._write(record)
-            stopped = self.watch.round_ended(record)
-            if record.round == num_rounds:
+            stop_reason = self.watch.round_ended(record)
+            if record.round == num_rounds:  # the run is done, whatever the watch says
                 break
-            if stopped is not None:
+            if stop_reason is not None:
                 self.checkpoints.save(self.origin)
-                return Outcome("interrupted", {"error": f"{stopped} after round {record.round}"})
+                error = f"{stop_reason} after round {record.round}"
+                return Outcome("interrupted", {"error": error})
+            # After a signal, the next turn of the loop saves.
             if STOP.status is None and self.checkpoints.due(record.round, record.wall_seconds):
                 self.checkpoints.save(self.origin)
         return Outcome("done", {"error": None})
 
     def _write(self, record: Record) -> None:
+        """Write the record of a round, and the selector's trace of it if it observed the round."""
         self.folder.append(record.as_dict())
         self.records.append(record)
         if self.simulation.observed:
@@ -245,11 +268,12 @@ class _RunInProgress:
         self.trackers.log(record.as_dict())
 
     def summary(self, ending: Outcome) -> dict[str, Any]:
-        """Return the content of summary.json."""
+        """Return the content of summary.json for this ending. `trackers` is filled later."""
         needs = self.components.selector.needs
         engine = self.components.engine
         identity = self.checkpoints.identity
         test_data = self.components.server_data.test.x
+        # The engine `native` calls the C library, whose variant depends on the type of the numbers.
         compiled = test_data.dtype if identity["engine"] == "native" else None
         machine = environment(test_data.device, compiled)
         if RANKS.others is not None:
@@ -277,10 +301,11 @@ class _RunInProgress:
         return summary | {"revision": self.revision, "environment": machine, "trackers": {}}
 
     def write_results(self, summary: dict[str, Any]) -> dict[str, Any]:
-        """Write the summary, and if the run has ended the final model in place of its checkpoints.
+        """Write the summary. After a run that ended for good, also write the final model.
 
-        If a file cannot be written, the checkpoints stay and the run has failed. Returns the
-        summary as it stands then.
+        The summary is written last: it says that the other files are complete. Then the checkpoints
+        of a run that ended for good are deleted. If a file cannot be written, the checkpoints stay,
+        the run has failed, and `error` names the file. Returns the summary as it was written.
         """
         final = summary["status"] in FINAL
         try:
@@ -294,10 +319,11 @@ class _RunInProgress:
             self.folder.write_summary(summary)
         except OutputError as error:
             warn(f"fedsim: {error}\n")
-            # The summary may be complete although its folder could not be forced to the disk.
+            # The summary may be complete although forcing its folder to the disk raised an error.
+            # The run is then as good as without the error.
             if read_summary(self.folder.path) != files.json_ready(summary):
-                reasons = [summary["error"]] if summary["error"] else []
-                summary["error"] = "; ".join([*reasons, str(error)])
+                earlier_error = summary["error"]
+                summary["error"] = f"{earlier_error}; {error}" if earlier_error else str(error)
                 if final:
                     summary["status"] = "failed"
                 self.rewrite(summary)
@@ -307,7 +333,7 @@ class _RunInProgress:
         return summary
 
     def rewrite(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary again, or print why that is not possible."""
+        """Write the summary again, with changes. If that is not possible, print why."""
         try:
             self.folder.write_summary(summary)
         except OutputError as error:
@@ -315,7 +341,7 @@ class _RunInProgress:
 
 
 def _warnings(simulation: Simulation) -> list[str]:
-    """Return the warnings of a run's components."""
+    """Return the warnings of a run's components, which trackers show before the first round."""
     components = simulation.components
     model_bytes = sum(value.nbytes for value in simulation.params.values())
     num_clients = components.population.num_clients

@@ -1,7 +1,12 @@
 """Lanes: several runs in one process that train together in common batches.
 
-Each lane is a coroutine (greenlet) that is suspended where its run trains. Its clock counts its own
-work, and its share of the common training in proportion to its samples.
+A lane is a coroutine (greenlet) in which one run works. It is suspended where the run calls the
+backend to train. `run_in_lanes`, which `fedsim.jobs.sweep.Lanes` calls, collects the calls of
+several suspended lanes, trains them at once, and resumes each lane with its own result. The results
+are the same to the last bit as those of each run alone.
+
+A lane has its own clock. It counts the time in which the run works, and a share of the common
+training in proportion to the run's samples. It stands still while other lanes work.
 """
 
 import hashlib
@@ -28,7 +33,8 @@ from fedsim.rounds.loop import Simulation
 class TrainingCall:
     """A call of `Backend.train`: the backend and its arguments.
 
-    One backend can train all calls of one `kind`.
+    `kind` is equal for calls that any of their backends could train: their models, data and
+    settings of training are the same.
     """
 
     backend: Backend
@@ -38,46 +44,54 @@ class TrainingCall:
 
 
 class Lane:
-    """One run as a coroutine.
+    """One run as a coroutine. `work` is called with the lane, and runs the whole run.
 
-    It works from `resume` to its next `call` for training, and is suspended otherwise.
+    `run_in_lanes` calls `resume`, and the run works until it needs training (`train`) or ends.
+    `call` is the `TrainingCall` for which it is suspended, None before the first. The run itself
+    calls `join` as soon as its simulation is built.
     """
 
     def __init__(self, work: Callable[["Lane"], object]) -> None:
         self._coroutine = greenlet(lambda: work(self))
-        self._seconds = 0.0
-        self._since = 0.0
+        self._seconds_before = 0.0  # on the lane's clock when the run was last resumed
+        self._resumed_at = 0.0  # by `time.perf_counter()`
         self._simulation: Simulation | None = None
-        self.call: Any = None
+        self.call: Any = None  # Any, because callers know that it is set
 
     def join(self, simulation: Simulation, model: nn.Module) -> None:
         """Make the simulation train through this lane, and give it the lane's clock.
 
-        Runs are not trained together if their labels differ, or what the backend does not train of
-        their `model`.
+        A digest stands for what a common call of the backend could not have for each run: the
+        labels, and the part of `model` that does not travel between server and clients. Runs with
+        different digests are not trained together.
         """
         self._simulation = simulation
         engine = simulation.components.engine
-        sent = traveling(model)
+        traveling_names = traveling(model)
         digest = hashlib.sha256(engine.data.y.cpu().numpy().tobytes())
         for name, value in model.state_dict().items():
-            if name not in sent:
+            if name not in traveling_names:
                 digest.update(name.encode() + value.cpu().numpy().tobytes())
-        backend = LaneBackend(engine.backend, self, digest.hexdigest())
-        engine.backend = cast(Backend, backend)
+        lane_backend = LaneBackend(engine.backend, self, digest.hexdigest())
+        engine.backend = cast(Backend, lane_backend)  # it has a backend's methods by __getattr__
         simulation.components = replace(simulation.components, now=self.now)
 
     def train(self, call: TrainingCall) -> TrainingResult:
-        """Suspend the run until `call` is answered. Raises what the training raised."""
+        """Suspend the run until `call` is trained, and return its result.
+
+        The lane's run calls this. Raises what the training raised.
+        """
         self.call = call
         assert self._coroutine.parent is not None
-        with torch.enable_grad():  # a selector's no_grad must not reach the other lanes
+        # torch's grad mode belongs to the thread, and so to all lanes. A selector may train within
+        # no_grad, which must not reach the other lanes.
+        with torch.enable_grad():
             result: TrainingResult = self._coroutine.parent.switch()
         return result
 
     def now(self) -> float:
         """Return the seconds that this run has worked, with its share of the common training."""
-        return self._seconds + time.perf_counter() - self._since
+        return self._seconds_before + time.perf_counter() - self._resumed_at
 
     @property
     def round(self) -> int:
@@ -87,48 +101,55 @@ class Lane:
     def resume(
         self, result: TrainingResult | BaseException | None = None, seconds: float = 0.0
     ) -> bool:
-        """Let the run work with the result of its call, or with the error that it raised.
+        """Let the run work until it needs training again, or ends.
 
-        `seconds` is its share of the training. Returns whether it calls again; otherwise it has
-        ended.
+        `result` is the result of its call, or the error that the call raised. The first time there
+        is none. `seconds` is the run's share of the common training. Returns True if the run waits
+        for training, and False if it has ended.
         """
-        self._seconds += seconds
-        self._since = time.perf_counter()
+        self._seconds_before += seconds
+        self._resumed_at = time.perf_counter()
         if isinstance(result, BaseException):
             self._coroutine.throw(result)
         elif self.call is None:
-            self._coroutine.switch()
+            self._coroutine.switch()  # starts it: its function takes no argument
         else:
-            self._coroutine.switch(result)
-        self._seconds += time.perf_counter() - self._since
+            self._coroutine.switch(result)  # makes `switch` in `train` return the result
+        self._seconds_before += time.perf_counter() - self._resumed_at
         return not self._coroutine.dead
 
 
 class LaneBackend:
-    """A run's backend that leaves training to the lane, and does everything else itself."""
+    """A run's backend that trains through the run's lane.
 
-    def __init__(self, backend: Backend, lane: Lane, frozen_digest: str) -> None:
+    All other methods and attributes are those of the run's own `backend`. `digest` stands for the
+    run's labels and the part of its model that is not sent (`Lane.join`).
+    """
+
+    def __init__(self, backend: Backend, lane: Lane, digest: str) -> None:
         self._backend = backend
         self._lane = lane
-        self._frozen_digest = frozen_digest
+        self._digest = digest
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
-        kind = (self._backend.description, self._backend.buffer_size, self._frozen_digest)
+        """Train the clients, together with those of other runs. See `Backend.train`."""
+        kind = (self._backend.description, self._backend.buffer_size, self._digest)
         return self._lane.train(TrainingCall(self._backend, start, schedule, kind))
 
 
 def run_in_lanes(
     works: Sequence[Callable[[Lane], object]], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Run all of `works` in lanes until they have ended.
+    """Run all of `works` in lanes until they have ended. Each of them runs one run.
 
-    `on_progress` is called with the number of runs left and the latest round whenever some train.
-    What a run raises, such as KeyboardInterrupt, interrupts all others and is raised again.
+    `on_progress` is called before each common training, with the number of runs left and the latest
+    round. If a run raises an exception, such as KeyboardInterrupt, all others are interrupted and
+    save themselves, and the exception is raised again. Errors of a run are in its outcome instead.
     """
-    waiting: deque[Lane] = deque()
+    waiting: deque[Lane] = deque()  # lanes that need training, the one that waits longest first
     try:
         # 1. Every run works until it trains for the first time.
         for work in works:
@@ -139,20 +160,22 @@ def run_in_lanes(
             # 2. Train the calls that have waited longest, as many as are worth training together.
             batch = _next_batch(waiting)
             on_progress(len(waiting), batch[-1].round)
-            samples = [float(lane.call.schedule.samples.sum()) for lane in batch]
+            num_samples = [float(lane.call.schedule.samples.sum()) for lane in batch]
             start = time.perf_counter()
             answers: Sequence[TrainingResult | BaseException]
             try:
                 answers = train_jointly([lane.call for lane in batch])
-            except (Exception, SystemExit) as error:  # of a user's model: each run fails with it
+            except (Exception, SystemExit) as error:  # of the user's model: all these runs fail
                 answers = [error] * len(batch)
             seconds = time.perf_counter() - start
             # 3. Their runs work until they train again.
-            for lane, answer, count in zip(batch, answers, samples, strict=True):
-                waiting.popleft()
-                if lane.resume(answer, seconds * count / max(sum(samples), 1.0)):
+            total = max(sum(num_samples), 1.0)  # not 0: clients may train on no sample
+            for lane, answer, count in zip(batch, answers, num_samples, strict=True):
+                waiting.popleft()  # this lane: the batch is the beginning of `waiting`
+                if lane.resume(answer, seconds * count / total):
                     waiting.append(lane)
     except BaseException:
+        # Each run writes its summary when it is interrupted, and then raises KeyboardInterrupt.
         for lane in waiting:
             with suppress(KeyboardInterrupt):
                 lane.resume(KeyboardInterrupt())
@@ -160,12 +183,15 @@ def run_in_lanes(
 
 
 def _next_batch(waiting: Sequence[Lane]) -> list[Lane]:
-    """Return the first lanes whose clients the first one's backend can train at once."""
-    free = waiting[0].call.backend.max_joint_clients
+    """Return the first lanes, as many as the first one's backend can train at once.
+
+    It is always at least one lane, whatever its number of clients.
+    """
+    clients_left = waiting[0].call.backend.max_joint_clients
     batch: list[Lane] = []
     for lane in waiting:
-        free -= len(lane.call.schedule)
-        if batch and free < 0:
+        clients_left -= len(lane.call.schedule)
+        if batch and clients_left < 0:
             break
         batch.append(lane)
     return batch
@@ -177,7 +203,7 @@ def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
     Calls that agree in their kind and in `Backend.joint_key`, and whose samples fit in memory
     together, are trained at once by the backend of the first.
     """
-    groups: dict[Hashable, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}  # the numbers of calls that can be trained at once
     for number, call in enumerate(calls):
         key = (call.kind, call.backend.joint_key(call.schedule))
         groups.setdefault(key, []).append(number)
@@ -189,19 +215,24 @@ def train_jointly(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
 
 
 def _train_group(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
-    """Train calls at once, or in two halves if their samples do not fit in memory together.
+    """Train calls of one group, and return the result of each.
 
-    A backend itself would cut them at other places than it cuts each call.
+    Calls whose samples do not fit in memory together are trained in two halves. The backend would
+    otherwise split the common call at other clients than it splits each call alone, which may
+    change the last bits.
     """
     backend = calls[0].backend
-    needed = sum(np.unique(call.schedule.positions).size for call in calls)
-    if backend.buffer_size is not None and needed > backend.buffer_size and len(calls) > 1:
+    num_samples = sum(np.unique(call.schedule.positions).size for call in calls)
+    is_too_large = backend.buffer_size is not None and num_samples > backend.buffer_size
+    if is_too_large and len(calls) > 1:
         half = len(calls) // 2
         return _train_group(calls[:half]) + _train_group(calls[half:])
     start: list[Params] = []
     for call in calls:
         start.extend(call.start)
     joint = backend.train(start, concatenate_schedules([call.schedule for call in calls]))
+    # Cut the common result into those of the calls. A schedule may have fewer steps, and narrower
+    # batches, than the common one, which was filled up.
     results = []
     first = 0
     for call in calls:

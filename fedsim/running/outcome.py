@@ -1,6 +1,11 @@
-"""How a run ended: as it is returned, as its folder records it, and by which error.
+"""The outcome of a run: how it ended, as `execute` returns it and as the run's folder records it.
 
-This module needs no PyTorch.
+A plan (`fedsim.config.plan.Plan`) is the checked description of one run. A run has ended for good
+(it is `final`) if its status is done or diverged: the same command does not run it again. To claim
+a run means to lock its folder, so that no other process runs it at the same time (`claimed`).
+
+`fedsim.running.experiment` makes outcomes. `fedsim.jobs` and the commands read them from folders
+(`outcome_on_file`) to skip runs that have ended. This module therefore needs no PyTorch.
 """
 
 import sys
@@ -32,16 +37,26 @@ from fedsim.results.reading import (
 from fedsim.tracking.base import SweepPosition
 
 BEFORE_ROUND_1 = "before round 1"
+"""The `when` of errors that come before the first round (`ended_by`)."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: `done`, `diverged`, `failed`, `interrupted` or `preempted`.
+    """How a run ended.
 
-    Before its first round also `data` or `config` (errors), or `held` (another process has it).
-    `changed` means that it has ended, but with other code of the user's. `skipped` means that an
-    earlier command ran it. `cause` is the exception that ended it in this process; of the jobs of a
-    command only one that came before the first round.
+    `status` is one of these:
+    - `done`, `diverged`: the run has ended for good.
+    - `failed`: an error ended it, or its files are missing or damaged.
+    - `interrupted`: Ctrl-C or a `Watch` stopped it. `preempted`: a signal of a cluster stopped it.
+    - `data`, `config`: `fedsim.jobs` uses these for errors of that kind before the first round.
+    - `held`: another process is running it (`fedsim.jobs` only).
+    - `changed`: it has ended for good, but the user's code has changed since
+      (`outcome_on_file` only).
+
+    `summary` is the content of summary.json, or only its key `error`, or empty without a summary.
+    `skipped` is true if the run had ended before, and nothing was run. `cause` is the exception
+    that ended the run in this process. `fedsim.jobs` keeps it only for errors before the first
+    round.
     """
 
     status: str
@@ -51,14 +66,15 @@ class Outcome:
 
     @property
     def final(self) -> bool:
-        """The same command does not run it again."""
+        """True if the run has ended for good: the same command does not run it again."""
         return self.status in FINAL
 
 
 class Watch:
-    """A base class for those who observe a run. It does nothing.
+    """A base class for objects that observe a run, such as the progress of a sweep.
 
-    `sweep` is the position of the run in its sweep.
+    `execute` calls `setting_up` once and then `round_ended` after every round. The methods of this
+    class do nothing. `sweep` is the position of the run in its sweep, None outside of a sweep.
     """
 
     sweep: SweepPosition | None = None
@@ -75,14 +91,17 @@ class Watch:
 def outcome_on_file(plan: Plan) -> Outcome:
     """Return the outcome that the folder of a run records.
 
-    It is `failed` without a summary, and if the summary is of a run that has ended but its files
-    are not whole; `error` then says which. It is `changed` if the user's code has changed since,
-    unless the run is to be overwritten.
+    - Without a summary it is `failed`, with an empty summary.
+    - If the run has ended for good but a file is missing or damaged, it is `failed`, and `error`
+      names the file.
+    - If the user's code has changed since, it is `changed`, unless the run is to be overwritten.
+    - Otherwise it has the status of the summary.
     """
     return _outcome_in(plan.folder, plan)
 
 
 def _outcome_in(folder: Path, plan: Plan) -> Outcome:
+    """Return the outcome in `folder`: the run's own folder, or the one of its replacement."""
     summary = read_summary(folder)
     if summary is None:
         return Outcome("failed", {})
@@ -98,37 +117,45 @@ def _outcome_in(folder: Path, plan: Plan) -> Outcome:
     return Outcome(summary["status"], summary)
 
 
-_sound: dict[Path, list[tuple[int, int, int] | None]] = {}
-"""Signatures of files that were found to be whole, by their folder."""
+Signature = tuple[int, int, int]
+"""A file's inode, its size [bytes] and the time of its last change [ns]."""
+_whole_files: dict[Path, list[Signature | None]] = {}
+"""The signatures of files that were found to be whole, by run folder.
+
+Each list has the signatures of the summary, the records and the model.
+"""
 SETTLED_SECONDS = 2.0
-"""Only older files are remembered: a second change within the clock's step would not show."""
+"""Signatures are remembered only for files that have not changed for this long.
+
+A file that changes twice within one tick of the file system's clock keeps its signature.
+"""
 
 
 def _fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Return why the files of a run that has ended are not whole; empty if they are.
+    """Return which file of a run that has ended is missing or damaged; empty if none is.
 
     Files that have not changed since they were found to be whole are not read again.
     """
-    seen = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
-    if _sound.get(folder) == seen:
+    signatures = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
+    if _whole_files.get(folder) == signatures:
         return ""
     try:
         records = read_metrics(folder, whole=True)
         check_rounds(Rounds.of(records), config, summary)
-        if None in seen or not files.is_whole_model(folder / MODEL):
+        if None in signatures or not files.is_whole_model(folder / MODEL):
             return f"{MODEL} is missing or cut short"
     except OSError as error:
         return f"{MODEL} cannot be read ({error.strerror})"
     except DamagedError as error:
         return str(error)
-    latest_change = max(signature[2] for signature in seen if signature is not None)
-    if time.time() - latest_change / 1e9 > SETTLED_SECONDS:
-        _sound[folder] = seen
+    latest_change = max(signature[2] for signature in signatures if signature is not None)
+    if time.time() - latest_change / 1e9 > SETTLED_SECONDS:  # the change is in ns
+        _whole_files[folder] = signatures
     return ""
 
 
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    """Return a file's inode, size and time of its last change [ns]; None if it is missing."""
+def _signature(path: Path) -> Signature | None:
+    """Return the signature of a file; None if it is missing."""
     with suppress(OSError):
         stat = path.stat()
         return stat.st_ino, stat.st_size, stat.st_mtime_ns
@@ -136,9 +163,10 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 
 
 def worked_in(plan: Plan) -> Path:
-    """Return the folder in which a run leaves its files until it ends.
+    """Return the folder in which a run writes its files until it has ended for good.
 
-    It is the run's folder, or one next to a finished result that the run is to replace.
+    It is the run's own folder. With `overwrite=true` and a finished result there, it is the folder
+    of the replacement, so that the old result stays until the new one is complete.
     """
     if plan.settings.overwrite and outcome_on_file(plan).final:
         return files.replacement_of(plan.folder)
@@ -147,13 +175,17 @@ def worked_in(plan: Plan) -> Path:
 
 @contextmanager
 def claimed(plan: Plan) -> Iterator[Outcome | Path]:
-    """Hold the lock of a run's folder while the run is run.
+    """Claim a run: hold the lock of its folder within this context.
 
-    Yields the outcome of a run that has ended in the meantime. Otherwise yields the folder in which
-    to run it; after a run that ends there, the folder takes the place of the earlier result.
+    Yields one of two things:
+    - the outcome, if another process has ended the run since the caller looked;
+    - otherwise the folder in which to run it (`worked_in`). If this is the folder of a replacement
+      and the run ends there for good, it then takes the place of the earlier result.
+
+    Raises `HeldError` if another process holds the lock.
     """
     with files.owned(plan.folder):
-        finished = _settle(plan)
+        finished = _prepare_folder(plan)
         if finished is not None:
             yield finished
             return
@@ -163,14 +195,16 @@ def claimed(plan: Plan) -> Iterator[Outcome | Path]:
             files.replace_folder(plan.folder)
 
 
-def _settle(plan: Plan) -> Outcome | None:
-    """Complete what a killed process left undone in a run's folder, whose lock is held.
+def _prepare_folder(plan: Plan) -> Outcome | None:
+    """Prepare a run's folder for running. The caller holds its lock.
 
-    Moves a result of other code of the user's out of the way. Returns the outcome of a run that has
-    ended, and None if it is still to be run.
+    Completes a replacement that a killed process left undone, and moves a result of other code of
+    the user's out of the way. Returns the outcome if the run has ended for good and is not to be
+    overwritten, and None if it is to be run.
     """
     if _outcome_in(files.replacement_of(plan.folder), plan).final:
-        files.replace_folder(plan.folder)  # the process was killed before this last step
+        # The replacement was complete when its process was killed, so it counts as this run.
+        files.replace_folder(plan.folder)
         return outcome_on_file(plan)
     recorded = outcome_on_file(plan)
     if recorded.status == "changed":
@@ -186,41 +220,46 @@ def _settle(plan: Plan) -> Outcome | None:
 def ended_by(error: BaseException, config: Mapping[str, Any], place: Path, when: str) -> Outcome:
     """Return the outcome of a run in the folder `place` that raised `error`.
 
-    `when` names the round. The traceback of an error that is no `FedsimError` is written there, and
-    printed if the disk is full.
+    `when` names the round, or is `BEFORE_ROUND_1`. A `FedsimError` explains itself. The traceback
+    of any other error is written into the folder, or printed if it cannot be written.
     """
     if isinstance(error, KeyboardInterrupt):
         return Outcome("interrupted", {"error": "Ctrl-C"}, cause=error)
-    if isinstance(error, OutputError):
+    if isinstance(error, OutputError):  # the summary, which names the error, may be lost, too
         warn(f"fedsim: {error}\n")
     if isinstance(error, FedsimError):
         return Outcome("failed", {"error": str(error)}, cause=error)
     text = "".join(traceback.format_exception(error))
-    reason = f"{type(error).__name__}: {error} ({when}{_line_of(error)})"
+    reason = f"{type(error).__name__}: {error} ({when}{_location_of(error)})"
     try:
         RunFolder(place).write_error(config, text)
-    except OutputError as full:
-        warn(f"{text}fedsim: {full}\n")
-    if when == BEFORE_ROUND_1:  # no tracker prints it
+    except OutputError as output_error:
+        warn(f"{text}fedsim: {output_error}\n")
+    if when == BEFORE_ROUND_1:  # trackers, which print later errors, may not have started
         warn(f"fedsim: {place} failed: {reason}\n")
     return Outcome("failed", {"error": reason}, cause=error)
 
 
-def _line_of(error: BaseException) -> str:
-    """Return the line of the user's code that raised `error`, or of other code without any."""
-    lines = list(traceback.walk_tb(error.__traceback__))
-    users_lines = []
-    for frame, number in lines:
+def _location_of(error: BaseException) -> str:
+    """Return the file, line and function that raised `error`, after a comma; empty if unknown.
+
+    It is the innermost call in the user's own code, or in any code if the user's has no part in it.
+    """
+    calls = list(traceback.walk_tb(error.__traceback__))
+    user_calls = []
+    for frame, line in calls:
         module = str(frame.f_globals.get("__name__", "builtins"))
         if module == "__main__" or is_user_module(module):
-            users_lines.append((frame, number))
-    for frame, number in (users_lines or lines)[-1:]:
-        code = frame.f_code
-        return f", {Path(code.co_filename).name}, line {number}, in {code.co_name}"
-    return ""
+            user_calls.append((frame, line))
+    calls = user_calls or calls
+    if not calls:
+        return ""
+    frame, line = calls[-1]
+    code = frame.f_code
+    return f", {Path(code.co_filename).name}, line {line}, in {code.co_name}"
 
 
 def warn(text: str) -> None:
-    """Write to stderr, which may be a file on the same full disk."""
+    """Write `text` to stderr, unless that fails: stderr may be a file on a full disk."""
     with suppress(OSError):
         sys.stderr.write(text)

@@ -1,6 +1,8 @@
 """The running process: settings that make torch faster on a CPU, stop signals, and exit codes.
 
-This module needs the standard library only, because it is used before the first slow import.
+`fedsim.run` uses it first, and processes of other software do so in `fedsim.jobs.task_worker`. It
+needs the standard library only, because it is used before the first slow import. `STOP` has the
+stop signals of this process: code that runs rounds reads its `status` after each.
 """
 
 import ctypes
@@ -20,7 +22,7 @@ from fedsim.core.text import printable_lines
 
 T = TypeVar("T")
 
-# Options of glibc's mallopt.
+# Numbers of options of glibc's mallopt (malloc.h).
 TRIM_THRESHOLD = -1
 TOP_PAD = -2
 MMAP_THRESHOLD = -3
@@ -33,12 +35,16 @@ def tune() -> None:
     keeps freed memory, which it would give back to the kernel and request anew in every step.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
+        # Turns of the loop in which an idle thread of GNU OpenMP waits before it sleeps.
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     is_set = "MALLOC_TRIM_THRESHOLD_" in os.environ or "MALLOC_MMAP_THRESHOLD_" in os.environ
     if sys.platform != "linux" or is_set:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # other C libraries have none
+        # In bytes: smaller blocks come from memory that glibc keeps, not from a mapping of their
+        # own; freed memory is given back only above the largest int; memory is requested in pieces
+        # of 64 MiB.
         mallopt(MMAP_THRESHOLD, 2**30)
         mallopt(TRIM_THRESHOLD, 2**31 - 1)
         mallopt(TOP_PAD, 64 * 2**20)
@@ -47,7 +53,8 @@ def tune() -> None:
 def open_missing_streams() -> None:
     """Open /dev/null for each standard stream that the process was started without.
 
-    Otherwise the next file gets its number, and a notice on stderr is written into a result.
+    Otherwise the next file that is opened gets the stream's number (0, 1 or 2), and a notice on
+    stderr would be written into a result.
     """
     if sys.stdin is None:
         sys.stdin = _open_nowhere("r")
@@ -59,7 +66,7 @@ def open_missing_streams() -> None:
 
 def _open_nowhere(mode: str) -> Any:
     stream = open(os.devnull, mode, encoding="utf-8")  # noqa: PTH123, SIM115
-    os.set_inheritable(stream.fileno(), True)
+    os.set_inheritable(stream.fileno(), True)  # as standard streams are, also in child processes
     return stream
 
 
@@ -68,6 +75,7 @@ PREEMPTING = ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
 CODES = {"interrupted": 130, "preempted": 75}
 """Exit codes of a process that a signal stopped, by the status of its runs."""
 NOTICE = b"\nfedsim: finishing this round and saving it; Ctrl-C again stops at once\n"
+"""The line on stderr after a signal while rounds run."""
 
 
 class Preempted(BaseException):
@@ -77,15 +85,19 @@ class Preempted(BaseException):
 class StopRequests:
     """The stop signals that the process has received, and what they do.
 
-    Before jobs run and after them, a signal ends the process. Within `deferred`, where rounds run,
-    it is only noted, and the second Ctrl-C raises KeyboardInterrupt. Elsewhere it raises
-    KeyboardInterrupt or `Preempted`.
+    - Outside of `working` (before jobs run, and after them), a signal ends the process.
+    - Within `working`, it raises KeyboardInterrupt or `Preempted`.
+    - Within `deferred`, where rounds run, it is only noted. A second Ctrl-C raises
+      KeyboardInterrupt.
+
+    `received` has the numbers of the signals. `fedsim.run` calls `install`.
     """
 
     def __init__(self) -> None:
         self.received: list[int] = []
-        self._deferring = 0
-        self._working = 0
+        # The contexts that are entered at present: all of them, and those of `deferred`.
+        self._num_working = 0
+        self._num_deferring = 0
         self._notice = NOTICE
 
     @property
@@ -109,43 +121,51 @@ class StopRequests:
 
     @contextmanager
     def working(self, deferring: int = 0) -> Iterator[None]:
-        """Enter this context while jobs run."""
-        self._working += 1
-        self._deferring += deferring
+        """Enter this context while jobs run, so that a signal lets them save.
+
+        With `deferring=1` signals are only noted: see `deferred`.
+        """
+        self._num_working += 1
+        self._num_deferring += deferring
         try:
             yield
         finally:
-            self._working -= 1
-            self._deferring -= deferring
+            self._num_working -= 1
+            self._num_deferring -= deferring
 
     def deferred(self) -> AbstractContextManager[None]:
         """Return a context for code that runs rounds and looks at `status` after each.
 
-        Every lane enters it once.
+        Contexts are counted, because each of several lanes enters one and leaves it at its end.
         """
         return self.working(deferring=1)
 
     def defer_always(self) -> None:
-        """Only note signals from here on: another process learns of them from the results."""
-        if not self._deferring:
+        """Only note signals from here on.
+
+        Processes that work for another one call this: that one learns of the signal from their
+        results.
+        """
+        if not self._num_deferring:
             self.install()
-            self._working = 1
-            self._deferring = 1
+            self._num_working = 1
+            self._num_deferring = 1
             self._notice = b""
 
     def handle(self, number: int, frame: FrameType | None = None) -> None:
-        """Handle a signal."""
+        """Handle a signal: note it, and do what the class's docstring says."""
         self.received.append(number)
-        if not self._working:
+        if not self._num_working:
+            # There is nothing to save. Cleaning up may hang in the middle of an import.
             os._exit(CODES[str(self.status)])
-        if self._deferring and self.received.count(signal.SIGINT) < 2:
+        if self._num_deferring and self.received.count(signal.SIGINT) < 2:
             with suppress(OSError):
-                os.write(2, self._notice)
+                os.write(2, self._notice)  # sys.stderr may be in the middle of a write
         else:
             self.raise_if_asked()
 
     def raise_if_asked(self) -> None:
-        """Raise KeyboardInterrupt or `Preempted` if there was a signal."""
+        """Raise KeyboardInterrupt or `Preempted` if there was a signal; otherwise do nothing."""
         if self.status == "interrupted" or self.received.count(signal.SIGINT) > 1:
             raise KeyboardInterrupt
         if self.status == "preempted":
@@ -153,6 +173,7 @@ class StopRequests:
 
 
 STOP = StopRequests()
+"""The stop requests of this process."""
 
 
 @dataclass(frozen=True)
@@ -178,7 +199,16 @@ def world() -> World:
     return World(int(rank), int(size), int(local_rank))
 
 
-EXIT_CODES = {"done": 0, "failed": 1, "config": 2, "data": 3, "diverged": 4, **CODES}
+EXIT_CODES = {
+    "done": 0,
+    "failed": 1,
+    "config": 2,
+    "data": 3,
+    "diverged": 4,
+    "interrupted": CODES["interrupted"],
+    "preempted": CODES["preempted"],
+}
+"""The exit codes of a command by the status of its worst run."""
 CLOSED_PIPE = 141
 """Shells report a process whose output nobody reads with this code."""
 
@@ -203,7 +233,7 @@ def exit_code(work: Callable[[], T], program: str = "fedsim") -> T | int:
     except BrokenPipeError:  # the reader has seen enough, as `head` has
         silence()
         return CLOSED_PIPE
-    except OSError as error:
+    except OSError as error:  # of a disk, for example: is it fedsim's mistake?
         cause = outside_cause(error)
         if not cause:
             raise
@@ -220,8 +250,8 @@ def silence() -> None:
 def outside_cause(error: OSError) -> str:
     """Return the cause of an error if it lies outside fedsim, and an empty text otherwise.
 
-    It is a standard output that cannot be written, which is silent from here on, or a working
-    folder that was deleted.
+    Two causes are known. The standard output cannot be written; it is silent from here on. Or the
+    working folder was deleted. `error` itself does not tell them apart, so both are tried.
     """
     try:
         print(end="", flush=True)

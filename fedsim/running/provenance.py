@@ -1,4 +1,8 @@
-"""What a result depends on besides its config: versions, the machine, and the commit of fedsim."""
+"""What a result depends on besides its config: versions, the machine, and the commit of fedsim.
+
+`fedsim.running.experiment` writes it into summary.json (`environment` and `revision`). `fedsim
+verify` shows what of it differs when a repeated run differs.
+"""
 
 import functools
 import os
@@ -17,6 +21,7 @@ import fedsim
 from fedsim.engine.device import switches
 from fedsim.engine.native.library import library_description
 
+# Files in which the Linux kernel describes NVIDIA's driver and the processors.
 DRIVER = Path("/proc/driver/nvidia/version")
 PROCESSORS = Path("/proc/cpuinfo")
 
@@ -24,7 +29,8 @@ PROCESSORS = Path("/proc/cpuinfo")
 def environment(device: torch.device, compiled: torch.dtype | None = None) -> dict[str, Any]:
     """Return versions and facts about the machine that a result depends on.
 
-    `compiled` is the C library's type of numbers, if a run uses that library.
+    `device` is that of the run. `compiled` is the type of numbers of the C library, None for a run
+    that does not use this library.
     """
     facts: dict[str, Any] = {
         "fedsim": fedsim.__version__,
@@ -56,7 +62,8 @@ def processor() -> str:
     These numbers tell apart generations of the same name.
     """
     facts: dict[str, str] = {}
-    for line in _content(PROCESSORS).split("\n\n")[0].splitlines():
+    first_processor = _content(PROCESSORS).split("\n\n")[0]
+    for line in first_processor.splitlines():
         key, _, value = line.partition(":")
         facts[key.strip()] = value.strip()
     name = facts.get("model name") or platform.processor() or platform.machine()
@@ -66,15 +73,16 @@ def processor() -> str:
 
 
 def blas() -> dict[str, str]:
-    """Return the libraries of matrix products, such as `mkl 2024.2` for torch."""
+    """Return the libraries of matrix products that torch and numpy call, such as `mkl 2024.2`."""
     text = torch.__config__.show()
     name = re.search(r"BLAS_INFO=(\w+)", text)
     version = re.search(r"(?:Math Kernel Library Version|OpenBLAS) ([\d.]+)", text)
-    of_torch = f"{name.group(1) if name else 'unknown'} {version.group(1) if version else ''}"
-    shown: Any = np.show_config(mode="dicts")
-    library = (shown or {}).get("Build Dependencies", {}).get("blas", {})
-    of_numpy = f"{library.get('name', 'unknown')} {library.get('version', '')}"
-    return {"torch": of_torch.strip(), "numpy": of_numpy.strip()}
+    torch_name = name.group(1) if name else "unknown"
+    torch_version = version.group(1) if version else ""
+    numpy_config: Any = np.show_config(mode="dicts")
+    library = (numpy_config or {}).get("Build Dependencies", {}).get("blas", {})
+    numpy_blas = f"{library.get('name', 'unknown')} {library.get('version', '')}"
+    return {"torch": f"{torch_name} {torch_version}".strip(), "numpy": numpy_blas.strip()}
 
 
 def driver_version() -> str | None:
@@ -84,13 +92,14 @@ def driver_version() -> str | None:
 
 
 def _content(path: Path) -> str:
-    """Return the text of a file of the kernel; empty if there is none."""
+    """Return the text of a file of the Linux kernel; empty if there is no such file."""
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
 
 
 PACKAGE = Path(fedsim.__file__).parent
+"""The folder of the package fedsim."""
 TIMEOUT = 30.0
 """Seconds for each git command: `git status` may read every file of a checkout on a busy disk."""
 LOCATIONS = {
@@ -130,10 +139,11 @@ def revision(package: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *words: str) -> str | None:
-    """Return what `git words` prints in `folder`; None if it fails.
+    """Return the output of the git command `words` in `folder`; None if it fails.
 
-    git takes no lock and starts no other process. A checkout may belong to another user, as in a
-    container, if the package's code belongs to that user, too.
+    git takes no lock (`--no-optional-locks`) and starts no other process (`core.fsmonitor`). It
+    refuses to read a checkout of another user unless it is a `safe.directory`. This one is safe if
+    the same user owns the package's code, which runs in this process anyway.
     """
     root = folder.parent.resolve()
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false"]

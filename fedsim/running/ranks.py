@@ -1,7 +1,12 @@
-"""Ranks: the processes that torchrun has started for one command.
+"""Ranks: the processes that torchrun has started for one command, numbered from 0.
 
 Rank 0 does what the command says. The others compose the same jobs, build the same runs and compute
-their parts of them; they print and write nothing.
+their parts of them; they print and write nothing. `fedsim.commands.dispatch` calls `run_over_ranks`
+on every rank. Rank 0 then directs the others through `RANKS`: `fedsim.jobs.prepare` calls `agree`,
+and `fedsim.running.experiment` calls `build` for each run. The others answer in `Worker`.
+
+Before ranks work together they compare facts: values by name that must be the same on all of them,
+such as the hash of the jobs and the version of torch.
 """
 
 import ctypes
@@ -30,33 +35,41 @@ from fedsim.running.process import CODES, STOP, World
 
 T = TypeVar("T")
 Facts = Mapping[str, Any]
+"""Values by name that must be the same on all ranks."""
 
 PR_SET_PDEATHSIG = 1
 """Option of Linux's prctl: the signal that this process gets when its parent ends."""
 
 
 def backend_name() -> str:
-    """Return the backend of torch.distributed."""
+    """Return the backend of torch.distributed: gloo on CPUs, and nccl between GPUs."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
 class Ranks:
-    """The other ranks of this command, as rank 0 directs them. Without torchrun there are none."""
+    """The other ranks of this command, as rank 0 directs them.
+
+    `others` is None without torchrun, and on all ranks but 0.
+    """
 
     def __init__(self) -> None:
         self.others: Others | None = None
 
     def agree(self, plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
-        """Make the other ranks serve these jobs.
+        """Make the other ranks compose their jobs, and check that they are these `plans`.
 
-        Raises `FedsimError` if one of them has composed different jobs.
+        Does nothing without other ranks. Raises `FedsimError` if a rank has different jobs or
+        versions, and `ConfigError` for jobs that several ranks cannot run.
         """
         if self.others is not None:
             check_jobs(plans, launcher)
             self._ask_all(self.others, Message("jobs"), lambda: plans, jobs_facts)
 
     def build(self, plan: Plan, build: Callable[[Plan], Experiment]) -> Experiment:
-        """Build a run on all ranks, which divide its training and evaluation among them."""
+        """Build a run by `build` on all ranks, which divide its training and evaluation among them.
+
+        Raises `FedsimError` if a rank has built something else.
+        """
         if self.others is None:
             return build(plan)
         request = Message("build", {"job": plan.config_hash})
@@ -67,12 +80,15 @@ class Ranks:
         return experiment
 
     def end(self, code: int) -> int:
-        """End the other ranks with this exit code and return it; 1 if one was lost in a run."""
+        """End the other ranks with the exit code `code`, and return it.
+
+        If a rank was lost in a run, the code is 1 instead.
+        """
         if self.others is None:
             return code
         if self.others.lost is not None:
             code = 1
-        if self.others.in_step:
+        if self.others.in_step:  # otherwise they do not wait for a message
             for rank in range(1, self.others.size):
                 with suppress(LostRankError):
                     self.others.link.send(rank, Message("end", {"code": code}))
@@ -87,26 +103,32 @@ class Ranks:
         work: Callable[[], T],
         facts_of: Callable[[T], Facts],
     ) -> T:
-        """Return the result of `work` on this rank.
+        """Send `request` to all other ranks, and meanwhile call `work` on this one.
 
-        Raises `FedsimError` if another rank's answer differs from the facts of this result.
+        Returns the result of `work`. `facts_of` returns the facts of such a result. Raises
+        `FedsimError` if those of another rank, which are its answer, are different.
         """
         result, answers = others.ask(dict.fromkeys(range(1, others.size), request), work)
         for key, fact in facts_of(result).items():
             for rank, answer in answers.items():
-                theirs = answer.content[key]
-                if theirs != fact:
-                    fault = f"rank {rank} has another {key}: {theirs!r}, not {fact!r}"
-                    alike = "the same installation, command line, environment and data"
-                    raise FedsimError(f"{fault}; all ranks need {alike}")
+                fact_there = answer.content[key]
+                if fact_there != fact:
+                    fault = f"rank {rank} has another {key}: {fact_there!r}, not {fact!r}"
+                    remedy = "the same installation, command line, environment and data"
+                    raise FedsimError(f"{fault}; all ranks need {remedy}")
         return result
 
 
 RANKS = Ranks()
+"""The ranks of this process's command."""
 
 
 def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` for what several ranks cannot run."""
+    """Raise `ConfigError` for jobs that several ranks cannot run.
+
+    `launcher` is the config's node `hydra.launcher`. `BasicLauncher` is Hydra's own, which runs
+    jobs one after another.
+    """
     target = str(launcher.get("_target_", "BasicLauncher")).rpartition(".")[2]
     fault = f"{target} runs jobs at the same time, and torchrun divides each among its processes"
     problems = [rule(target == "BasicLauncher", "hydra/launcher", ..., fault, "use one of the two")]
@@ -118,7 +140,7 @@ def check_jobs(plans: Sequence[Plan], launcher: Mapping[str, Any]) -> None:
 
 
 def jobs_facts(plans: Sequence[Plan]) -> Facts:
-    """Return what must be the same on all ranks before any of them builds a run."""
+    """Return the facts that ranks compare before any of them builds a run."""
     hashes = "".join(plan.config_hash for plan in plans)
     return {
         "list of jobs": hashlib.sha256(hashes.encode()).hexdigest()[:12],
@@ -130,7 +152,7 @@ def jobs_facts(plans: Sequence[Plan]) -> Facts:
 
 
 def experiment_facts(experiment: Experiment) -> Facts:
-    """Return what must be the same on all ranks after they have built a run."""
+    """Return the facts that ranks compare after they have built a run."""
     return {
         "engine": experiment.simulation.components.engine.description,
         "division of the data": experiment.division.hash,
@@ -139,7 +161,7 @@ def experiment_facts(experiment: Experiment) -> Facts:
 
 
 def holdings(experiment: Experiment) -> Holdings:
-    """Return what this rank has of the run: its backend and samples."""
+    """Return what this rank computes its part of a run with: the backend and the samples."""
     components = experiment.simulation.components
     server = components.server_data
     samples = {"clients": components.engine.data.x, "test": server.test.x}
@@ -153,10 +175,11 @@ def holdings(experiment: Experiment) -> Holdings:
 def run_over_ranks(
     place: World, run: Callable[[], int], compose: Callable[[], Sequence[Plan]]
 ) -> int:
-    """Run a command on this rank and return the exit code of its process.
+    """Run a command on this rank, which is `place`, and return the exit code of its process.
 
-    Rank 0 calls `run`, which returns the exit code; the others call `compose`, which returns the
-    jobs. Raises `FedsimError` if the processes do not find each other.
+    Rank 0 calls `run`, which runs the command and returns the exit code. The others call `compose`,
+    which returns the jobs of the command. Raises `FedsimError` if the processes do not find each
+    other.
     """
     if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
         # End when torchrun is killed.
@@ -171,7 +194,7 @@ def run_over_ranks(
     if place.rank:
         return Worker(link, compose).serve(place.rank)
     RANKS.others = Others(link)
-    code = 1
+    code = 1  # for the other ranks if `run` raises an error
     try:
         code = run()
     finally:
@@ -180,7 +203,12 @@ def run_over_ranks(
 
 
 class Worker:
-    """A rank that answers the messages of rank 0. `compose` returns the jobs of the command."""
+    """A rank other than 0, which answers the messages of rank 0.
+
+    The messages are `jobs`, `build` and `end` (`Ranks`), and those for computing a part of the run
+    that was built last (`fedsim.distributed.backend.Holdings.compute`). `compose` returns the jobs
+    of the command.
+    """
 
     def __init__(self, link: Link, compose: Callable[[], Sequence[Plan]]) -> None:
         self._link = link
@@ -189,13 +217,13 @@ class Worker:
         self._holdings: Holdings | None = None
 
     def serve(self, rank: int) -> int:
-        """Answer until rank 0 ends, and return the exit code that it sends.
+        """Answer until rank 0 ends this rank, and return the exit code that it sends.
 
-        Rank 0 gets all signals, too. It ends after it has saved its round, so this rank only notes
-        them.
+        Signals of a cluster reach all ranks. Rank 0 saves its round and then ends the others, so
+        this rank only notes them.
         """
         STOP.defer_always()
-        stderr = sys.stderr
+        stderr = sys.stderr  # kept for the message below; everything else prints nowhere
         if os.environ.get("FEDSIM_DEBUG") != "1":
             sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
         try:
@@ -205,6 +233,7 @@ class Worker:
                     return int(request.content["code"])
                 self._link.send(0, self.answered(request))
         except LostRankError as error:
+            # Rank 0 has ended without a message. After a signal, that is no error.
             if STOP.status is not None:
                 return CODES[STOP.status]
             with suppress(OSError):
@@ -212,7 +241,10 @@ class Worker:
             return 1
 
     def answered(self, request: Message) -> Message:
-        """Do what a message asks for, and return the answer or the error."""
+        """Do what a message asks for, and return a message with the answer or the error.
+
+        `known` tells rank 0 that the error is a `FedsimError`, whose text explains it.
+        """
         try:
             return Message("answer", self._answer(request.kind, request.content))
         except (Exception, SystemExit) as error:
@@ -226,7 +258,7 @@ class Worker:
             self._plans = {plan.config_hash: plan for plan in plans}
             return jobs_facts(plans)
         if kind == "build":
-            self._holdings = None  # first, so that its memory is free
+            self._holdings = None  # frees the memory of the run before
             experiment = build(self._plans[content["job"]])
             self._holdings = holdings(experiment)
             self._link.device = experiment.simulation.components.engine.data.x.device

@@ -1,10 +1,14 @@
 """A replay: several methods choose, round after round, on the models of one run.
 
-That run is the lead, and random selection leads it. Each method is a simulation of its own plan.
-Before a round it takes the lead's place: its model, the states of its aggregator and local
-algorithm, and its simulated time. Then it asks, selects, trains and observes as in a run of its
-own. Its selector's state is kept, and its model is discarded. A client trains once a round, even if
-several methods select it.
+`fedsim replay` makes a `Replay` for each seed and calls `play` once a round. A method is a selector
+with its parameters. The lead is a run of random selection; all methods choose on its models. Each
+method is a simulation of its own plan. Before a round it takes over the lead's state: its model,
+the states of its aggregator and local algorithm, and its simulated time. Then it asks, selects,
+trains and observes as in a run of its own. Its selector keeps its state, and its model is
+discarded.
+
+A choice is judged by the validation loss of the model that it makes, compared with those of random
+cohorts. A client trains once a round, even if several methods or cohorts select it (`TrainsOnce`).
 """
 
 import hashlib
@@ -33,16 +37,17 @@ MAX_ENUMERATED = 300
 
 
 class TrainsOnce(Engine):
-    """An engine that remembers its results within a round.
+    """An engine that remembers the training results of a round.
 
-    The key of a result is the client, the learning rate, the correction, and the contents of the
-    global model and of the model that the client starts from.
+    Results are kept within one round and learning rate. The key of a result is the client, the kind
+    of the correction, and digests of the global model, of the model that the client starts from,
+    and of the correction's shift.
     """
 
     def __init__(self, engine: Engine) -> None:
-        vars(self).update(vars(engine))
-        self._when = (0, 0.0)
-        self._known: dict[tuple[int, object, bytes], Cohort] = {}
+        vars(self).update(vars(engine))  # it shares everything with `engine`, such as its backend
+        self._round_and_lr = (0, 0.0)
+        self._results: dict[tuple[int, object, bytes], Cohort] = {}
 
     def train(
         self,
@@ -53,32 +58,33 @@ class TrainsOnce(Engine):
         start: Any = None,
         correction: Correction | None = None,
     ) -> Cohort:
-        """Train as the engine does; the updates are copies."""
-        if self._when != (round, lr):
-            self._when = (round, lr)
-            self._known = {}
+        """Train as the engine does. The updates are copies, so that a caller may change them."""
+        if self._round_and_lr != (round, lr):
+            self._round_and_lr = (round, lr)
+            self._results = {}
         # 1. Find the clients whose results are not known.
         kind = None if correction is None else correction.kind
         shift = {} if correction is None else correction.shift or {}
         model = _digest(params)
         keys = []
         for row, client in enumerate(ids.tolist()):
-            own_start = _digest({} if start is None else start[row])
-            own_shift = _digest({name: value[row] for name, value in shift.items()})
-            keys.append((client, kind, model + own_start + own_shift))
-        rows = [row for row, key in enumerate(keys) if key not in self._known]
-        # 2. Train them, and remember their results.
+            client_start = _digest({} if start is None else start[row])
+            client_shift = _digest({name: value[row] for name, value in shift.items()})
+            keys.append((client, kind, model + client_start + client_shift))
+        rows = [row for row, key in enumerate(keys) if key not in self._results]
+        # 2. Train them, and remember the result of each as a cohort of one client.
         if rows:
-            unknown = np.array(rows, np.int64)
+            new_rows = np.array(rows, np.int64)
             starts = None if start is None else [start[row] for row in rows]
-            part = None if correction is None else correction.rows(unknown)
-            trained = super().train(params, ids[unknown], round, lr, starts, part)
+            part = None if correction is None else correction.rows(new_rows)
+            trained = super().train(params, ids[new_rows], round, lr, starts, part)
             for position, row in enumerate(rows):
-                self._known[keys[row]] = trained.rows(np.array([position]))
-        return replace(Cohort.concat([self._known[key] for key in keys]), start=params)
+                self._results[keys[row]] = trained.rows(np.array([position]))
+        return replace(Cohort.concat([self._results[key] for key in keys]), start=params)
 
 
 def _digest(params: Params) -> bytes:
+    """Return the SHA-256 of the names and values of parameters."""
     digest = hashlib.sha256()
     for name, value in params.items():
         digest.update(name.encode() + value.detach().cpu().contiguous().numpy().tobytes())
@@ -86,9 +92,9 @@ def _digest(params: Params) -> bytes:
 
 
 class Fixed(Selector):
-    """A selector that selects the clients `ids`, or all available ones if that is None."""
+    """A selector that selects the clients `ids`, or all available ones if `ids` is None."""
 
-    adaptive = True
+    adaptive = True  # it may select any number of clients
     ids: Ids | None = None
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
@@ -98,9 +104,10 @@ class Fixed(Selector):
 class Replay:
     """The replay of a `lead`, the plan of a run of random selection.
 
-    `methods` are plans by name that differ from it in their selector only. What they choose is
-    compared with `num_cohorts` random cohorts of the lead's size, or with all cohorts if there are
-    at most 300. All clients train for that.
+    `methods` are plans by name that differ from the lead in their selector only. Their choices are
+    compared with `num_cohorts` random cohorts of the size K of the lead's cohorts. If there are at
+    most `MAX_ENUMERATED` or `num_cohorts` cohorts of this size, they are compared with all of them.
+    For this comparison all available clients train in every round.
     """
 
     def __init__(self, lead: Plan, methods: Mapping[str, Plan], num_cohorts: int) -> None:
@@ -111,18 +118,20 @@ class Replay:
         self.engine = TrainsOnce(self.lead.components.engine)
         self.lead.components = replace(self.lead.components, engine=self.engine)
         self.methods = {name: self._follower(plan) for name, plan in methods.items()}
+        # The judge makes a model of any cohort: it is a method that selects the cohort it is told.
         self._fixed = Fixed(self.lead.components.population)
         self._judge = self._follower(lead)
         self._judge.components = replace(self._judge.components, selector=self._fixed)
         self._histograms = experiment.division.histograms
         validation = data.labelled(experiment.division.validation)
         self._validation = (validation.x, validation.y)
-        self._losses: list[Floats] = []
+        self._losses: list[Floats] = []  # of the N clients, at the lead's model of each round
 
     def _follower(self, plan: Plan) -> Simulation:
         """Return a simulation that trains by the lead's engine.
 
-        It is never evaluated on the test set, because its last round never comes.
+        It has one round more than the lead, and would be evaluated on the test set in this round
+        only. The round never comes, so that no time is spent on evaluations.
         """
         simulation = build(plan).simulation
         components = simulation.components
@@ -136,13 +145,19 @@ class Replay:
         return simulation
 
     def play(self) -> tuple[list[dict[str, Any]], Record]:
-        """Play one round, and return a row of choices.jsonl for each method and the lead's record.
+        """Play one round. Returns a row of choices.jsonl for each method, and the lead's record.
 
-        `bytes_asked` are those beyond what collecting as many random clients takes. Raises
-        `FedsimError` if a method fails.
+        - `loss`: the validation loss of the model that the method's choice makes.
+        - `percentile`: the share of the cohorts to compare with that have a lower loss [%].
+        - `best`, `worst`: the lowest and the highest loss of these cohorts.
+        - `available`: the number of available clients, and `drawn` the size of these cohorts.
+        - `bytes_asked`: the bytes beyond those of collecting as many random clients.
+
+        Raises `FedsimError` if a method fails.
         """
         self._losses.append(self.engine.losses(self.lead.params, self.engine.data.evaluate))
-        # 1. The validation losses after cohorts to compare with. All clients train in one call.
+        # 1. The validation losses of the cohorts to compare with. The first step selects all
+        #    available clients, so that they train in one call and their results are remembered.
         self._fixed.ids = None
         available = self._step(self._judge)[0].selected
         cohorts = self._cohorts(np.array(available, np.int64))
@@ -150,9 +165,9 @@ class Replay:
         for cohort in cohorts:
             self._fixed.ids = cohort
             losses.append(self._step(self._judge)[1])
-        # 2. The methods.
+        # 2. The methods. Their records and losses, by name.
         steps = {name: self._step(simulation) for name, simulation in self.methods.items()}
-        # 3. The lead, which goes to the next round.
+        # 3. The lead goes to the next round: last, because the others start from its model.
         lead = self.lead.step()
         bytes_of_client = (lead.bytes_down + lead.bytes_up) / max(len(lead.selected), 1)
         rows = []
@@ -178,9 +193,9 @@ class Replay:
         return rows, lead
 
     def _step(self, simulation: Simulation) -> tuple[Record, float]:
-        """Play a simulation's round from the lead's place.
+        """Play a round of a simulation, which first takes over the lead's state.
 
-        Returns its record, and the validation loss of the model that it makes.
+        Returns its record, and the validation loss of the model that the round makes.
         """
         lead = self.lead
         components = simulation.components
@@ -194,7 +209,7 @@ class Replay:
         return record, self.engine.evaluate(simulation.params, *self._validation).loss
 
     def _cohorts(self, available: Ids) -> list[Ids]:
-        """Return the cohorts to compare with."""
+        """Return the cohorts of a round to compare with, each [K]: all, or random ones."""
         components = self.lead.components
         size = min(components.population.cohort_size, len(available))
         if math.comb(len(available), size) <= max(MAX_ENUMERATED, self.num_cohorts):
@@ -204,16 +219,20 @@ class Replay:
         return [np.sort(rng.choice(available, size, replace=False)) for _ in cohorts]
 
     def clients(self) -> dict[str, Floats]:
-        """Return properties of the N clients, each [N], by name.
+        """Return properties of the N clients, each [N], by name. Call it after the last round.
 
-        The loss is that of the lead's models, a mean over rounds.
+        - `size`: number of training samples.
+        - `label entropy`: entropy of the labels [nats], nan for a client without samples.
+        - `loss`: loss at the lead's models, the mean over rounds.
+        - `imperfect`: 1 for imperfect clients (config group `clients`), 0 for others.
+        - `speed`: samples that the device passes forward in a second, with a simulated clock only.
         """
         components = self.lead.components
         labels = self._histograms
-        with np.errstate(invalid="ignore"):  # of clients without samples
+        with np.errstate(invalid="ignore"):  # 0 / 0 for clients without samples
             label_entropy = entropy(labels, axis=1)
         properties = {
-            "size": labels.sum(1) / 1,
+            "size": labels.sum(1).astype(float),
             "label entropy": label_entropy,
             "loss": np.mean(self._losses, 0),
         }

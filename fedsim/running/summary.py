@@ -1,4 +1,7 @@
-"""The measures in summary.json that follow from a run's records and from its final model."""
+"""The measures in summary.json that follow from a run's records and from its final model.
+
+`fedsim.running.experiment` calls both functions when a run ends.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +15,14 @@ from fedsim.rounds.loop import Simulation
 
 
 def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, Any]:
-    """Return the part of a summary that follows from the records of all rounds."""
-    accuracies = [r.test_accuracy for r in records]
+    """Return the part of a summary that follows from the records of all rounds.
+
+    Records of rounds without an evaluation have no test accuracy. Without any evaluated round, the
+    accuracies of the summary are None.
+    """
+    accuracies = [record.test_accuracy for record in records]
     evaluated = [accuracy for accuracy in accuracies if accuracy is not None]
-    ratios = [r.participation_ratio for r in records]
+    ratios = [record.participation_ratio for record in records]
     totals: dict[str, Any] = {
         "rounds": len(records),
         "initial_accuracy": initial_accuracy,
@@ -24,16 +31,17 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
         "best_accuracy": max(evaluated, default=None),
         "mean_participation_ratio": float(np.mean(ratios)) if ratios else None,
     }
-    totals |= dict.fromkeys(LAST_FIELDS, 0.0)
+    totals |= dict.fromkeys(LAST_FIELDS, 0.0)  # for a run that ended before its first round
     if records:
         last = records[-1]
         totals |= {name: getattr(last, name) for name in LAST_FIELDS}
-        if last.late is not None:
+        if last.late is not None:  # the run has a simulated clock
             totals["simulated_seconds"] = last.simulated_time
-            totals["late_updates"] = sum(len(r.late or ()) for r in records)
-        if last.epsilon is not None:
+            totals["late_updates"] = sum(len(record.late or ()) for record in records)
+        if last.epsilon is not None:  # the aggregator is differentially private
             totals["epsilon"] = last.epsilon
-    totals["totals"] = {name: sum(getattr(r, name) for r in records) for name in TOTAL_FIELDS}
+    sums = {name: sum(getattr(record, name) for record in records) for name in TOTAL_FIELDS}
+    totals["totals"] = sums
     return totals
 
 
@@ -42,9 +50,12 @@ def client_accuracies(
 ) -> tuple[dict[str, Any], dict[str, NDArray[Any]] | None]:
     """Return the summary and the arrays of the final model's accuracy on each of N clients.
 
-    The arrays are those of clients.npz, all [N]: `accuracy`, nan where there is none; `samples`,
-    on which it was measured; `selected`, whether the client was ever selected. The summary is
-    empty and the arrays are None if a run does not measure them.
+    The arrays are those of clients.npz, all [N]:
+    - `accuracy`: the accuracy on the client's samples, nan for a client without samples;
+    - `samples`: the number of samples on which it was measured;
+    - `selected`: whether the client was ever selected.
+
+    The summary is empty and the arrays are None if the run does not measure these accuracies.
     """
     measure = simulation.components.client_accuracy
     accuracies = None if measure is None else simulation.measure()[1]

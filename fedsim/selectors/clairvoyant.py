@@ -1,29 +1,31 @@
 """A ceiling for selection: the cohort whose average has the lowest loss on held-out samples.
 
-It is a yardstick, not a method. In every round all available clients train and upload, and the
-server selects the cohort whose average of models has the lowest loss on its validation split. The
-distance between random selection and this selector shows how much a method can hope to gain.
+It is a yardstick, not a method. In every round all available clients train and upload. The server
+then selects the cohort of K clients whose average of models has the lowest loss on its validation
+split. The distance between random selection and this selector shows how much a method can hope to
+gain.
 
-1. Candidates are all cohorts if these are at most `max_cohorts`.
-2. Otherwise candidates are
+1. If there are at most `max_cohorts` cohorts of K of the available clients, all are candidates.
+2. Otherwise the candidates are
    - `cohorts` random cohorts;
    - one cohort that is grown from nothing, each time by the best of `candidates` random clients
-     (stochastic greedy, Mirzasoleiman et al., 2015). s of K members are judged at s / K of the step
-     to their average.
-3. In the second case, the best candidate is improved by `swaps` random exchanges of a member for
-   another client. Each one that lowers the loss is kept.
+     (stochastic greedy, Mirzasoleiman et al., 2015). While it has s < K clients, it is judged by
+     the model that lies s / K of the way from the global model to the clients' average.
+3. After step 2, the best candidate is improved: `swaps` times a random member is exchanged for a
+   random other client. An exchange that lowers the loss is kept.
 
-With `horizon` h > 1, which needs step 1, each sequence of h cohorts (fewer at the run's end) is
-tried in virtual rounds. In these, all clients train from the average again, with this round's
-batches, learning rate and availability. The first cohort of the sequence with the lowest mean loss
-is selected. (By the last loss alone, each round would only prepare for a next one, which is then
-planned anew.)
+With `horizon` h > 1 all cohorts must be candidates (step 1). Each sequence of h cohorts is then
+tried in virtual rounds, fewer than h at the run's end. In a virtual round all clients train from
+the previous cohort's average, with this round's batches, learning rate and availability. The first
+cohort of the sequence with the lowest mean loss is selected. The mean over the sequence counts,
+because the plan is made anew in each round: by the last loss alone, each round would only prepare
+for a next one.
 
 The selector is no upper bound. The best choice of each round is not the best over many rounds, and
-validation loss is not test loss. It does not look through aggregation other than by `average`: a
-server optimiser, robust aggregation, local algorithms, late clients. Updates that are not finite
-are selected only if there are too few others. Losses that are not finite rank last. Ties are broken
-at random.
+validation loss is not test loss. The selector assumes that the server averages models as `average`
+says. It ignores a server optimiser, robust aggregation, local algorithms and late clients. Clients
+whose updates are not finite are selected only if there are too few others. Losses that are not
+finite rank last. Ties are broken at random.
 """
 
 import itertools
@@ -61,7 +63,8 @@ from fedsim.selectors.shapley import average_model
 Rows = frozenset[int]
 """A cohort: positions of clients among the clients with finite updates."""
 Loss = Callable[[Rows, float], float]
-"""The validation loss after a share of the step to the average of a cohort's models."""
+"""A function of a cohort and a share. It returns the validation loss of the model that lies this
+share of the way from the global model to the average of the cohort's models."""
 
 
 @parameters
@@ -71,8 +74,8 @@ class Clairvoyant(Selector):
     needs = frozenset({Signal.VALIDATION})
 
     average: Literal["uniform", "by_size"]  # how the models of a cohort are averaged
-    max_cohorts: Annotated[int, Ge(1), Le(100_000)]  # up to so many cohorts, all are evaluated
-    cohorts: Annotated[int, Ge(1), Le(100_000)]  # random cohorts otherwise
+    max_cohorts: Annotated[int, Ge(1), Le(100_000)]  # number of cohorts up to which all are tried
+    cohorts: Annotated[int, Ge(1), Le(100_000)]  # number of random cohorts otherwise
     candidates: Annotated[int, Ge(1), Le(100_000)]  # clients tried for each place of the grown one
     swaps: Annotated[int, Ge(0), Le(100_000)]  # exchanges of one client that are tried
     horizon: Annotated[int, Ge(1), Le(3)]  # rounds to look ahead
@@ -120,15 +123,18 @@ class Clairvoyant(Selector):
 
     def _tries_all(self, num: int, count: int) -> bool:
         """Return whether there are at most `max_cohorts` cohorts of `count` of `num` clients."""
-        # more clients than max_cohorts have more cohorts, too, whose number may be astronomical
+        # With more clients than max_cohorts there are more cohorts than that, too. Their number
+        # may be too long to compute.
         few_clients = num <= self.max_cohorts
         return count >= num or (few_clients and math.comb(num, count) <= self.max_cohorts)
 
     def _all_cohorts(
         self, clients: Clients, cohort: Cohort, horizon: int
     ) -> tuple[list[Rows], Floats]:
-        """Return all cohorts, and for each the lowest sum of losses over `horizon` rounds that
-        begin with it."""
+        """Return all cohorts and a loss for each [number of cohorts].
+
+        It is the lowest sum of losses over `horizon` rounds, the first of which selects the cohort.
+        """
         num = len(cohort.ids)
         count = min(self.cohort_size(clients), num)
         cohorts = [frozenset(rows) for rows in itertools.combinations(range(num), count)]
@@ -142,7 +148,8 @@ class Clairvoyant(Selector):
         return cohorts, losses
 
     def _lowest_sum(self, clients: Clients, horizon: int) -> float:
-        """Return the lowest sum of losses over `horizon` virtual rounds."""
+        """Return the lowest sum of losses over `horizon` virtual rounds, infinity if no update is
+        finite."""
         try:
             cohort, _, _ = drop_nonfinite(clients.collect(clients.available), None)
         except DivergedError:
@@ -166,7 +173,7 @@ class Clairvoyant(Selector):
         return best
 
     def _grow(self, loss: Loss, num: int, count: int, rng: Generator) -> Rows:
-        """Return a cohort grown client by client."""
+        """Return a cohort of `count` clients, grown client by client (step 2)."""
         cohort: Rows = frozenset()
         for size in range(1, count + 1):
             candidates = rng.permutation(_others(num, cohort))[: self.candidates].tolist()
@@ -175,7 +182,7 @@ class Clairvoyant(Selector):
         return cohort
 
     def _loss_on(self, clients: Clients, cohort: Cohort) -> Loss:
-        """Return the validation loss as a function, which evaluates each average once.
+        """Return the function `Loss` for the updates of `cohort`. It evaluates each model once.
 
         A loss of nan becomes infinity.
         """
@@ -190,8 +197,9 @@ class Clairvoyant(Selector):
 
 
 def averages(cohort: Cohort, by_size: bool) -> Callable[[Rows, float], Params]:
-    """Return a function that makes the model after a share of the step to an average of models."""
-    # all tensors as one, which takes one sum instead of many
+    """Return a function of a cohort's rows and a share. It makes the model that lies this share of
+    the way from the global model to the average of the rows' models."""
+    # All tensors are joined to one, so that an average takes one sum instead of many.
     start = torch.cat([value.flatten() for value in cohort.start.values()])
     flat = replace(cohort, start={"all": start}, delta={"all": flat_rows(cohort.delta)})
 
@@ -204,7 +212,7 @@ def averages(cohort: Cohort, by_size: bool) -> Callable[[Rows, float], Params]:
 
 
 def _best(loss: Loss, cohorts: Sequence[Rows], share: float, rng: Generator) -> Rows:
-    """Return the cohort of lowest loss after a `share` of the step; ties are broken at random."""
+    """Return the cohort of lowest loss at `share` of the way to its average, ties at random."""
     losses = np.array([loss(rows, share) for rows in cohorts])
     return cohorts[_argmin(losses, rng)]
 

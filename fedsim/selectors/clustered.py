@@ -5,13 +5,15 @@ for Clients Selection in Federated Learning", ICML 2021 (arXiv 2105.05883).
 
 With K draws from one distribution p (MD sampling), a cohort may miss whole groups of clients. If
 each of the K draws has its own distribution over a group of clients, every group is represented.
-The average stays an unbiased estimate of the average over all clients as long as
+Let r_ki be the probability that draw k selects client i, and p_i = n_i / n the share of client i in
+the samples of all clients. The average stays an unbiased estimate of the average over all clients
+as long as
 
     sum_i r_ki = 1 for each distribution k
-    sum_k r_ki = K p_i for each client i,  p_i = n_i / n
+    sum_k r_ki = K p_i for each client i
 
-A client that is drawn m times gets the aggregation weight m / K. Think of K bins of capacity 1,
-into which the clients' masses K p_i are poured.
+A client that is drawn m times gets the aggregation weight m / K, so fewer than K clients may take
+part. Think of K bins of capacity 1, into which the clients' masses K p_i are poured.
 
 - Algorithm 1 (`ClusteredBySize`) pours the clients in descending order of size.
 - Algorithm 2 (`ClusteredBySimilarity`) pours clients with similar updates into the same bin.
@@ -59,7 +61,7 @@ class ClusteredBySize(Selector):
     adaptive = True
 
     def distributions(self, clients: Clients) -> Floats:
-        """Return r [K, available], up to a factor for each distribution."""
+        """Return r [K, n] for the n available clients, up to a factor for each distribution."""
         masses = client_masses(clients.available, self.population)
         bins = np.zeros((self.population.cohort_size, len(masses)))
         by_mass = np.argsort(-masses, kind="stable")
@@ -73,11 +75,12 @@ class ClusteredBySize(Selector):
 class ClusteredBySimilarity(ClusteredBySize):
     """Algorithm 2: the distributions are clusters of clients with similar updates.
 
-    1. Clients are compared by their latest updates. A client without an update has distance 0 to
-       all others.
+    1. Clients are compared by their latest updates. A client without an update counts as having
+       the update 0, and an angle of 0 to all others.
     2. Ward's tree over these distances is cut into the largest clusters of mass at most 1. A client
        of mass above 1 first fills whole distributions by itself.
-    3. The K heaviest clusters become the distributions. The clients of the others fill the gaps.
+    3. The heaviest clusters become the other distributions, K in all. The clients of the remaining
+       clusters fill the gaps.
 
     `ward_on: distances` (the paper) builds the tree on the distances. `rows` uses the rows of their
     matrix [N, N] as points, as the published code does. That code also squares the L2 norm, which
@@ -96,8 +99,8 @@ class ClusteredBySimilarity(ClusteredBySize):
         from fedsim.selectors.ward import ward_linkage
 
         self.linkage = ward_linkage
-        self.updates: Tensor | None = None
-        self.products: Tensor | None = None
+        self.updates: Tensor | None = None  # latest updates [N, P], 0 without any; None: no update
+        self.products: Tensor | None = None  # their inner products [N, N]
 
     def distributions(self, clients: Clients) -> Floats:
         tree = self.linkage(self._distances(clients.available), self.ward_on)
@@ -132,9 +135,10 @@ def client_masses(ids: Ids, population: Population) -> Floats:
 
 
 def draw_one_each(distributions: Floats, ids: Ids, rng: Generator) -> Selection:
-    """Draw one of `ids` [n] from each of the `distributions` [K, n].
+    """Draw one of the clients `ids` [n] from each of the `distributions` [K, n].
 
-    A client's weight is the number of its draws divided by K.
+    The rows of `distributions` need not sum to 1. A client's aggregation weight is the number of
+    its draws divided by K.
     """
     draws = [int(rng.choice(len(ids), p=row / row.sum())) for row in distributions]
     counts = np.bincount(draws)
@@ -162,9 +166,9 @@ def similarity_distributions(tree: Floats, masses: Floats, count: int) -> Floats
     num_free = count - num_full
     for row, members in enumerate(clusters[:num_free], start=num_full):
         bins[row, members] = masses[members]
-    # 3. The clients of the others
-    rest = np.concatenate([np.empty(0, np.int64), *clusters[num_free:]])
-    return fill_bins(bins, masses, rest)
+    # 3. The clients of the remaining clusters
+    remaining = np.concatenate([np.empty(0, np.int64), *clusters[num_free:]])
+    return fill_bins(bins, masses, remaining)
 
 
 def clusters_within_capacity(tree: Floats, masses: Floats) -> list[Positions]:
@@ -173,7 +177,8 @@ def clusters_within_capacity(tree: Floats, masses: Floats) -> list[Positions]:
     `tree` [N - 1, 4] is a SciPy linkage: its row m merges two nodes to the node N + m.
     """
     mass = masses.tolist()
-    members: list[list[int]] = [[client] for client in range(len(masses))]  # []: too heavy
+    # the clients below each node; [] if the node is too heavy
+    members: list[list[int]] = [[client] for client in range(len(masses))]
     clusters: list[list[int]] = []
     for left, right in tree[:, :2].astype(np.int64).tolist():
         mass.append(mass[left] + mass[right])
@@ -193,21 +198,22 @@ def fill_bins(bins: Floats, masses: Floats, order: Positions) -> Floats:
     `bins`.
     """
     row = 0
-    held = float(bins[0].sum()) if len(bins) else 0.0  # running sum of the present bin
+    bin_mass = float(bins[0].sum()) if len(bins) else 0.0  # running sum of bins[row]
     for client in order:
         remaining = masses[client]
         while remaining > TOLERANCE and row < len(bins):
-            # it fits, and the exact sum over N numbers is not needed to say so
-            if held + remaining < 1 - SAFE_MARGIN:
+            # Far below the capacity the running sum suffices to see that the client fits. Near it
+            # the sum over all N numbers decides.
+            if bin_mass + remaining < 1 - SAFE_MARGIN:
                 bins[row, client] += remaining
-                held += remaining
+                bin_mass += remaining
                 break
             poured = max(min(1 - bins[row].sum(), remaining), 0)
             bins[row, client] += poured
             remaining -= poured
             if bins[row].sum() >= 1 - TOLERANCE:
                 row += 1
-            held = float(bins[row].sum()) if row < len(bins) else 1.0
+            bin_mass = float(bins[row].sum()) if row < len(bins) else 1.0
     return bins
 
 

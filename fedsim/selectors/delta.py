@@ -9,17 +9,17 @@ of the average over all clients.
 
     P_k  proportional to  sqrt(alpha_1 zeta_k^2 + alpha_2 sigma_k^2)
 
-zeta_k is the distance of client k's mean gradient from the cohort's mean gradient. The mean
-gradient is the update divided by the learning rate and the number of steps. sigma_k is the root
-mean square distance of its mini-batch gradients from their mean: one number, which the client sends
-after a pass over its data.
+A client's mean gradient is its update, divided by minus the learning rate and by its number of
+steps. zeta_k is the distance of client k's mean gradient from the average over the cohort. sigma_k
+is the root mean square distance of client k's mini-batch gradients from their mean. It is one
+number, which the client sends after a pass over its data.
 
-Algorithm, starting from P_k = p_k = n_k / n:
+Algorithm, starting from P_k = p_k = n_k / n, the share of client k in all n samples:
 
 1. Draw K clients with replacement from P. A client that is drawn m times gets the aggregation
    weight m p_k / (K P_k).
-2. After the round, redistribute the probability mass of its participants among them by the formula
-   above. The other clients keep their mass.
+2. After the round, redistribute the sum of P over the clients whose updates arrived among these
+   clients by the formula above. The other clients keep their P_k.
 
 What the paper leaves open: If some clients are unavailable, p and P are renormalised over the
 others.
@@ -54,9 +54,10 @@ class Delta(Selector):
 
     def __post_init__(self) -> None:
         self.probabilities = self.population.shares.copy()  # P [N]
-        self._spreads = np.empty(0)  # sigma of the drawn clients
-        self._drawn = np.empty(0, np.int64)
-        self._lr = 1.0
+        # `select` sets these, and `observe` reads them in the same round.
+        self._drawn = np.empty(0, np.int64)  # the ids of the drawn clients
+        self._spreads = np.empty(0)  # their sigma
+        self._lr = 1.0  # the local learning rate
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
@@ -82,9 +83,9 @@ class Delta(Selector):
 
 
 def redistribute_mass(mass: Floats, scores: Floats) -> Floats:
-    """Return sum(`mass`) [K] distributed in proportion to `scores` [K].
+    """Return the sum of `mass` [K], distributed in proportion to `scores` [K].
 
-    Returns `mass` itself unless all scores are finite and > 0.
+    The result is `mass` itself if a score is not finite or not positive.
     """
     if not (np.isfinite(scores) & (scores > 0)).all():
         return mass

@@ -7,11 +7,11 @@ Each client is represented by the selected client whose gradient is nearest to i
 for the set S of K clients that makes the sum of these distances small, which is the facility
 location problem:
 
-    G(S) = sum_k min_{i in S} |grad_k - grad_i|
+    G(S) = sum_k min_{i in S} |grad_k - grad_i|,  k over all available clients
 
-The server starts from the empty set and adds, K times, the client that lowers G most. Client i of
-the result gets as its aggregation weight the share of clients that it represents (`weights: gamma`;
-the official code weights by size).
+The server starts from the empty set and adds, K times, the client that lowers G most. The
+aggregation weight of a selected client is the share of clients that it represents
+(`weights: gamma`). The official code weights by size.
 
 What the paper leaves open: Ties are broken at random.
 """
@@ -43,7 +43,7 @@ BLOCK_ROWS = 500
 
 @parameters
 class DivFL(Selector):
-    """Minimises the distances between the gradients of all clients and those of the selected.
+    """Selects K clients with a small sum of distances G(S) by a greedy search.
 
     - `mode: ideal` requests full gradients of all clients in every round. `no_overhead` requests
       each client's gradient once, when it is first available, and later only the gradients of the
@@ -64,9 +64,9 @@ class DivFL(Selector):
 
     def __post_init__(self) -> None:
         self.start_up_rounds = int(self.mode == "no_overhead")
-        self.gradients: Tensor | None = None
-        self.products: Tensor | None = None
-        self.known = np.zeros(self.population.num_clients, dtype=bool)
+        self.gradients: Tensor | None = None  # latest gradients [N, P]; None before the first
+        self.products: Tensor | None = None  # their inner products [N, N]
+        self.known = np.zeros(self.population.num_clients, dtype=bool)  # clients with a gradient
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
@@ -94,7 +94,7 @@ class DivFL(Selector):
         for client, gradient in zip(ids.tolist(), clients.gradients(ids), strict=True):
             if self.gradients is None:
                 self.gradients = gradient.new_zeros(self.population.num_clients, len(gradient))
-            self.gradients[client] = gradient  # what is not finite counts as 0 in the products
+            self.gradients[client] = gradient  # entries not finite count as 0 in the products
             self.known[client] = True
         if len(ids) and self.gradients is not None:
             self.products = update_inner_products(self.products, self.gradients, ids)
@@ -103,12 +103,12 @@ class DivFL(Selector):
 def plain_greedy(
     distances: Floats, count: int, rng: Generator, num_candidates: int | None = None
 ) -> Positions:
-    """Return `count` positions in the order chosen, of which each one lowers G most.
+    """Return `count` positions in the order of choice. Each one lowers G most when it is added.
 
-    `distances` [n, n] is symmetric. With `num_candidates`, each step evaluates only so many random
-    positions.
+    `distances` [n, n] is symmetric. Each step evaluates `num_candidates` random positions that are
+    not chosen yet, or all of these if it is None.
     """
-    nearest = np.full(len(distances), np.inf)  # distance of each client to the set
+    nearest = np.full(len(distances), np.inf)  # distance of each client to the nearest chosen one
     largest = random_tie_breaker(distances, rng)
     chosen: list[int] = []
     for _ in range(min(count, len(distances))):
@@ -116,7 +116,7 @@ def plain_greedy(
         if num_candidates is not None:
             size = min(num_candidates, len(pool))
             pool = np.sort(rng.choice(pool, size, replace=False))
-        sums = _row_sums(np.minimum, nearest, distances, pool)  # G with each of the pool
+        sums = _row_sums(np.minimum, nearest, distances, pool)  # G after adding each of the pool
         chosen.append(largest(-sums, pool))
         nearest = np.minimum(nearest, distances[chosen[-1]])
     return np.array(chosen, dtype=np.int64)
@@ -125,7 +125,8 @@ def plain_greedy(
 def lazy_greedy(distances: Floats, count: int, rng: Generator) -> Positions:
     """Return the same set as `plain_greedy` with fewer evaluations (Minoux, 1978).
 
-    As the set grows, a gain can only shrink. So only gains that can still be the largest are
+    The gain of a client is the fall of G if the client is added. As the set grows, gains can only
+    shrink. So a gain from an earlier step is an upper bound, and only the largest gains need to be
     evaluated again.
     """
     num = len(distances)
@@ -137,13 +138,13 @@ def lazy_greedy(distances: Floats, count: int, rng: Generator) -> Positions:
     gains = _row_sums(_decrease, nearest, distances, everybody)
     gains[first] = -np.inf
     while len(chosen) < min(count, num):
-        is_fresh = np.zeros(num, dtype=bool)
+        is_fresh = np.zeros(num, dtype=bool)  # gains that were evaluated in this step
         best = int(np.argmax(gains))
         while not is_fresh[best]:
             gains[best] = _decrease(nearest, distances[best]).sum(dtype=np.float64)
             is_fresh[best] = True
             best = int(np.argmax(gains))
-            if is_fresh[best]:  # of those that tie with it, one may still be stale
+            if is_fresh[best]:  # a client that ties with it may win, whose gain may be stale
                 best = largest(gains, everybody)
         chosen.append(best)
         nearest = np.minimum(nearest, distances[best])
@@ -154,8 +155,8 @@ def lazy_greedy(distances: Floats, count: int, rng: Generator) -> Positions:
 def random_tie_breaker(distances: Floats, rng: Generator) -> Callable[[Floats, Positions], int]:
     """Return a function that finds which of `positions` [n] has the largest of `values` [n].
 
-    Of values that differ by rounding errors only, it takes the first in a random order of the
-    clients, which is drawn once.
+    Values that differ by rounding errors only count as equal. Of equal values the function takes
+    the first in a random order of the clients, which is drawn once.
     """
     rank = rng.permutation(len(distances))
     tolerance = 1e-10 * float(distances.sum(1, dtype=np.float64).max(initial=0))
@@ -168,7 +169,10 @@ def random_tie_breaker(distances: Floats, rng: Generator) -> Callable[[Floats, P
 
 
 def _decrease(nearest: Floats, rows: Floats) -> Floats:
-    """Return by how much the distances `nearest` [n] fall if the clients of `rows` are added."""
+    """Return by how much each of the distances `nearest` [n] falls if a client is added.
+
+    `rows` [..., n] holds the distances of the added clients to all n clients, a row for each.
+    """
     return np.maximum(nearest - rows, 0)
 
 
@@ -180,7 +184,8 @@ def _row_sums(
 ) -> Floats:
     """Return the sum of `function(nearest, row)` for the rows of `distances` at `positions`."""
     sums = []
-    for block in np.array_split(positions, -(-len(positions) // BLOCK_ROWS)):
+    num_blocks = -(-len(positions) // BLOCK_ROWS)  # rounded up
+    for block in np.array_split(positions, num_blocks):
         sums.append(function(nearest, distances[block]).sum(1, dtype=np.float64))
     return np.concatenate(sums)
 

@@ -6,21 +6,21 @@ Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based
 The more evenly the pooled labels of the cohort cover all classes, the higher their entropy. A queue
 keeps recently selected clients out, so that all clients take part over time.
 
-    H(p) = -sum_c p_c ln p_c,  p the shares of the classes in the pooled labels
+    H(p) = -sum_c p_c ln p_c,  p_c the share of class c in the pooled labels
 
-In each round:
+In each round, with K of N clients to select:
 
 1. Draw the first client uniformly from the clients that are not in the queue.
 2. Until K clients are selected, add the client outside the queue that maximises the entropy of the
    pooled label counts.
-3. Append the selected clients to the queue. The oldest ones leave it while it is longer than
-   `queue_length`.
+3. Append the selected clients to the queue. While it is longer than `queue_length`, the client at
+   its front leaves it.
 
 Clients report their label counts once.
 
 What the paper leaves open: The length of the queue (its Q) is N // 2 by default, because the paper
 finds about N / 2 best for Dirichlet skew. Ties are broken at random. If fewer than K clients are
-outside the queue, those that have been in it longest are released.
+outside the queue, the clients that have been in it longest are released.
 """
 
 import numpy as np
@@ -61,7 +61,7 @@ class EntropyGreedy(Selector):
         num_clients = self.population.num_clients
         self.max_queued = num_clients // 2 if self.queue_length is None else self.queue_length
         self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
-        self.queue: list[int] = []
+        self.queue: list[int] = []  # ids, the client selected longest ago first
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         self.counts = collect_label_counts(self.counts, clients)
@@ -73,7 +73,7 @@ class EntropyGreedy(Selector):
         # 2. The client that raises the entropy most
         while len(picks) < count:
             pooled = counts + counts[picks].sum(0)
-            scores = np.round(entropies(pooled), 12)
+            scores = np.round(entropies(pooled), 12)  # so that equal entropies tie
             scores[picks] = -np.inf
             picks.append(int(highest(scores, 1, rng)[0]))
         # 3. The queue

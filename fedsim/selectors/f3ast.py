@@ -3,22 +3,24 @@
 Ribero, Vikalo and de Veciana, "Federated Learning Under Intermittent Client Availability and
 Time-Varying Communication Constraints", IEEE JSTSP 2023 (arXiv 2205.06730).
 
-The server tracks at what rate each client is selected in the long run. It selects those whose
-selection lowers a bound of the variance most, and divides by the rates in aggregation. Clients that
-are seldom available thus get large weights, and the average stays unbiased.
+The server tracks the rate r_k at which each client k is selected in the long run. It selects the K
+clients whose selection lowers a bound of the variance most, and divides by the rates in
+aggregation. Clients that are seldom available thus get large weights, and the average stays
+unbiased.
 
-    r_k <- (1 - beta) r_k + beta [client k is selected]
-    marginal utility = p_k^2 / r_k^2,  p_k = n_k / n
+    r_k <- (1 - beta) r_k + beta * (1 if client k is selected in this round, otherwise 0)
+    marginal utility = p_k^2 / r_k^2
     aggregation weight = p_k / r_k
 
-The utility is the gradient of -sum_k p_k^2 / r_k, the negative bound. The rate in the weights
-counts this selection, as in the authors' code.
+with p_k = n_k / n, the share of client k in the n samples of all N clients. The bound is
+sum_k p_k^2 / r_k, and the utility is minus its derivative by r_k. The rates in the weights include
+this round's selection, as in the authors' code.
 
-beta must be much smaller than K / N. A client that is selected in a share r of the rounds gets
-about 1 - beta / (2 r) of p_k on average, and all clients together get 1 - beta N / (2 K). The
-weights are unbiased only in the limit of a small beta and once the rates have settled, which takes
-about 1 / beta rounds. The authors' code has 0.01 as its default, and the command in its README
-0.001, which is 0.05 K / N there.
+beta must be much smaller than K / N. A client that is selected in a share r of the rounds gets an
+average weight of about p_k (1 - beta / (2 r)). The average sum of all weights is about
+1 - beta N / (2 K). So the weights are unbiased only in the limit of a small beta. In addition, the
+rates must have settled, which takes about 1 / beta rounds. The authors' code has beta = 0.01 as its
+default. The command in its README has 0.001, which is 0.05 K / N there.
 
 What the paper leaves open: Rates start at K p_k (at most 1), where all utilities are equal and
 weights sum to 1. In the code they start at p_k, and the update is divided by K. Ties are broken at
@@ -43,7 +45,7 @@ from fedsim.selectors.base import (
 class F3AST(Selector):
     """Selects the K available clients with the highest marginal utility p_k^2 / r_k^2."""
 
-    state = ("rates", "round")
+    state = ("rates", "latest_round")
 
     beta: float | None  # weight of a round in the rates, in (0, 1]; None: 0.01 K / N
 
@@ -54,20 +56,20 @@ class F3AST(Selector):
     def __post_init__(self) -> None:
         cohort_size = self.population.cohort_size
         default = 0.01 * cohort_size / self.population.num_clients
-        self.step = default if self.beta is None else self.beta
+        self.round_weight = default if self.beta is None else self.beta  # beta
         self.rates = np.minimum(cohort_size * self.population.shares, 1)  # r [N]
-        self.round = 0  # the latest round that the rates count
+        self.latest_round = 0  # the latest round that the rates count
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         shares = self.population.shares  # p [N]
-        # 1. The highest p_k / r_k, that is the lowest r_k / p_k
+        # 1. The clients of highest utility have the lowest r_k / p_k
         available = clients.available
         ratios = self.rates[available] / shares[available]
         chosen = self.select_highest(-ratios, clients, rng)
-        # 2. The rates, also for rounds in which nobody could be reached
-        for _ in range(round - self.round):
-            self.rates *= 1 - self.step
-        self.rates[chosen] += self.step
-        self.round = round
+        # 2. The rates. They also fall for each round in which nobody was available.
+        for _ in range(round - self.latest_round):
+            self.rates *= 1 - self.round_weight
+        self.rates[chosen] += self.round_weight
+        self.latest_round = round
         # 3. The weights
         return Selection(chosen, shares[chosen] / self.rates[chosen])

@@ -7,16 +7,18 @@ A client matters if the global model is bad on its data, and on the data of clie
 server knows which clients are alike from the predictions of their models on public samples. The
 number of clients grows over the rounds, because late participation counts more.
 
-Algorithm of a round t >= 1 (round 0 is the first round, in which all clients take part):
+In the first round in which clients are available, all of them take part. The algorithm of a later
+round follows. Its t counts rounds from 0, as in the paper, and j and k are available clients.
 
 1. v_j, the loss of the global model on client j's data: all clients report it.       (Eq. 12)
-2. d_kj = KL(P_k || P_j), the divergence of the predictions on the public samples.    (Eq. 9, 10)
+2. d_kj = KL(P_k || P_j), the divergence of their predictions on the public samples.  (Eq. 9, 10)
 3. c_kj = exp(-d_kj) / sum_j exp(-d_kj), the attention of client k to client j.       (Eq. 11)
 4. S_k = sum_j c_kj v_j, the score of client k.                                       (Eq. 13)
-5. Select the clients of highest score, as many as the `threshold` says.              (Eq. 14)
+5. Select the clients of highest score; their number follows from `threshold`.        (Eq. 14)
 6. Average their models in proportion to S_k.                                         (Eq. 15)
 
-The server keeps the latest predictions of each client, which may be stale.
+P_k are the class probabilities that client k's model predicts after its latest participation, so
+they may be stale.
 
 What the paper leaves open: Scores are divided by their sum, which the paper's thresholds require.
 In the first round the aggregator decides the weights. A client without predictions has divergence 0
@@ -53,19 +55,19 @@ from fedsim.selectors.base import (
 from fedsim.selectors.tools import kl_divergences
 
 BLOCK_ENTRIES = 2**18
-"""Entries of attention that are computed at once, so that they stay in the cache."""
+"""Entries of the matrix c [n, n] that are computed at once, so that they stay in the cache."""
 TOLERANCE = 1e-9
 """Rounding tolerance when sums of shares are compared with tau: 0.1 * 3 > 0.3 in floating point."""
 
 
 class Threshold(ABC):
-    """The rule for how many of the highest scores are selected in round t (0-based) of T."""
+    """The rule for how many clients are selected in round t (from 0) of T rounds."""
 
     @abstractmethod
     def count(self, shares: Floats, t: int, num_rounds: int) -> int:
         """Return the number of clients to select, >= 1.
 
-        `shares` [N] are the scores divided by their sum, descending.
+        `shares` [n] are the scores of the n available clients divided by their sum, descending.
         """
 
 
@@ -76,8 +78,8 @@ class Cumulative(Threshold):
     It replaces Eq. 14. `schedule: step` is the paper's
     tau_t = start + increment * floor(t / every). The other schedules go from `start` to `end` with
     u = t / (T - 1): `linear` as u, `convex` as u^2, `concave` as ln(1 + 9u) / ln 10. tau >= 1
-    selects all clients. `mode: exceed` is printed in the paper, but only `reach` gives its 32 %
-    fewer participants.
+    selects all clients. The paper prints the rule of `mode: exceed`, but only `reach` gives the
+    32 % fewer participants that it reports.
     """
 
     schedule: Literal["step", "linear", "convex", "concave"]  # shape of tau over the rounds
@@ -149,10 +151,10 @@ class FedABC(Selector):
         # 1 to 4. Scores
         losses = finite_losses(clients.losses(available))
         scores = self.scores(losses, self._divergences(available))
-        if scores.sum() <= 0:
+        if scores.sum() <= 0:  # all losses are 0
             scores = np.ones(len(available))
         shares = scores / scores.sum()
-        # 5. The highest ones
+        # 5. The highest scores. The shuffle makes the stable sort break ties at random.
         shuffled = rng.permutation(len(available))
         order = shuffled[np.argsort(-shares[shuffled], kind="stable")]
         count = self.threshold.count(shares[order], round - 1, self.population.num_rounds)
@@ -176,7 +178,7 @@ class FedABC(Selector):
     def scores(self, losses: Floats, divergences: Floats) -> Floats:
         """Return the scores S [n] of the n available clients (Eq. 11, 13).
 
-        `losses` [n] are v, `divergences` [n, n] are d.
+        `losses` [n] are v, and `divergences` [n, n] are d.
         """
         num = len(losses)
         scores = np.empty(num)
@@ -184,7 +186,7 @@ class FedABC(Selector):
         for start in range(0, num, block_rows):
             rows = slice(start, start + block_rows)
             logits = -divergences[rows]
-            if not self.self_term and num > 1:
+            if not self.self_term and num > 1:  # no attention of client k to itself
                 np.fill_diagonal(logits[:, start:], -np.inf)
             logits -= logits.max(1, keepdims=True)
             attention = exp(logits)

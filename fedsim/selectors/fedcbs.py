@@ -10,12 +10,13 @@ pool:
 
     QCID(S) = sum_{i,j in S} n_i n_j <h_i, h_j> / (sum_{i in S} n_i)^2 - 1 / C
 
-h_i is the label distribution of client i, and C the number of classes. Clients are drawn one by
-one:
+Client i has n_i samples with the label distribution h_i. C is the number of classes. The K clients
+are drawn one by one:
 
 1. Draw the first client with weight 1 / QCID({k}) + lambda sqrt(3 ln t / (2 m_k)). m_k >= 1 is the
    number of selections of client k so far, t the round.
-2. Draw the m-th client with weight QCID(S)^(m-1) / QCID(S + {k})^m, where S are those drawn so far.
+2. Draw the m-th client with weight QCID(S)^(m-1) / QCID(S + {k})^m. S is the set of the clients
+   drawn so far.
 
 Deviations: The paper obtains the inner products under encryption. Here clients report their label
 counts once, and the server sees them. QCID is at least 1e-9, because 0 has no inverse.
@@ -39,7 +40,7 @@ from fedsim.selectors.base import (
 from fedsim.selectors.tools import collect_label_counts
 
 MIN_QCID = 1e-9
-"""Lower bound of QCID values."""
+"""Lower bound of QCID values: 0, the value of a balanced pool, has no inverse."""
 
 
 @parameters
@@ -55,7 +56,7 @@ class FedCBS(Selector):
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
         self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
-        self.pulls = np.zeros(num_clients, np.int64)  # m [N]
+        self.pulls = np.zeros(num_clients, np.int64)  # m, selections of each client [N]
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
@@ -69,7 +70,7 @@ class FedCBS(Selector):
         for m in range(2, self.cohort_size(clients) + 1):
             log_qcid = log(qcid_with_each(counts, counts[picks].sum(0)))
             log_qcid[picks] = np.inf  # weight 0
-            # the factor QCID(S)^(m-1) is the same for all clients
+            # Weights up to a factor: QCID(S)^(m-1) is the same for all clients.
             picks.append(_draw(exp(-m * (log_qcid - log_qcid.min())), rng))
         chosen = ascending(available[picks])
         self.pulls[chosen] += 1

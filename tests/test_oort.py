@@ -219,15 +219,19 @@ def test_the_pacer_compares_the_gains_of_windows(
     gains: list[float], window: int, change: int
 ) -> None:
     selector = oort(pacer_window=window)
-    *selector.gained, selector.gain = gains
+    *selector.past_gains, selector.latest_gain = gains
     selector._pace()
-    assert (selector.percentile, selector.gained, selector.gain) == (50 + change, gains, 0)
+    assert (selector.percentile, selector.past_gains, selector.latest_gain) == (
+        50 + change,
+        gains,
+        0,
+    )
 
 
 def test_a_leap_lowers_the_percentile_at_most_to_the_step() -> None:
     selector = oort(pacer_step=100.0, pacer_window=1)
-    selector.gained = [1.0]
-    selector.gain = 10.0
+    selector.past_gains = [1.0]
+    selector.latest_gain = 10.0
     selector._pace()
     assert selector.percentile == 100
 
@@ -253,7 +257,7 @@ def test_a_round_without_updates_or_without_clients_gains_nothing_and_counts(
             if t not in late:
                 selector.observe(t, toy_cohort(ids, [5] * len(ids), [[0, 0]] * len(ids)), SERVER)
     assert selector.percentile == percentile
-    assert selector.gained == gains
+    assert selector.past_gains == gains
 
 
 SHARES = ("exploration", "exploration_decay", "exploration_floor", "cutoff", "clip")
@@ -362,7 +366,7 @@ def test_response_times_are_asked_for_once() -> None:
     assert (ledger.bytes_up, ledger.train_samples) == (3 * 4, 3 * 2)
     choose(selector, ledger=ledger)
     assert (ledger.bytes_up, ledger.train_samples) == (6 * 4, 6 * 2)
-    assert selector.latency.tolist() == [6, 11, 21, 6, 11, 21]
+    assert selector.training_seconds.tolist() == [6, 11, 21, 6, 11, 21]
 
 
 def test_all_clients_are_of_one_tier() -> None:
@@ -388,27 +392,27 @@ def test_probabilities_follow_ranks_once_a_tier_has_not_become_more_accurate() -
     selector = tifl(probabilities=None)
     choose(selector)
     by_tier = [(1 + 1 / 4) / 2, (1 / 2 + 1 / 5) / 2, (1 / 3 + 1 / 6) / 2]
-    assert selector.accuracies == pytest.approx(by_tier)
-    assert selector.chances == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+    assert selector.tier_accuracies == pytest.approx(by_tier)
+    assert selector.tier_probabilities == pytest.approx([1 / 3, 1 / 3, 1 / 3])
     choose(selector, 2)
-    assert selector.chances == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert selector.tier_probabilities == pytest.approx([1 / 6, 2 / 6, 3 / 6])
 
 
 def test_a_tier_without_credits_has_no_rank() -> None:
     """The other two get 1 and 2 of D = 3."""
     selector = tifl(probabilities=None)
-    selector.accuracies = np.ones(3)
-    selector.left = np.array([4, 0, 4])
+    selector.tier_accuracies = np.ones(3)
+    selector.credits_left = np.array([4, 0, 4])
     selector._adapt(np.array([0.6, 0.1, 0.2]))
-    assert selector.chances == pytest.approx([1 / 3, 0, 2 / 3])
+    assert selector.tier_probabilities == pytest.approx([1 / 3, 0, 2 / 3])
 
 
 def test_probabilities_stay_if_the_tier_has_become_more_accurate() -> None:
     selector = tifl(probabilities=None)
     choose(selector)
-    selector.accuracies = np.array([0.6, 0.3, 0.2])  # all lower than those of the next round
+    selector.tier_accuracies = np.array([0.6, 0.3, 0.2])  # all lower than those of the next round
     choose(selector, 2)
-    assert selector.chances == pytest.approx([1 / 3, 1 / 3, 1 / 3])
+    assert selector.tier_probabilities == pytest.approx([1 / 3, 1 / 3, 1 / 3])
 
 
 def test_accuracies_are_asked_for_every_interval() -> None:
@@ -430,7 +434,7 @@ def test_the_accuracy_of_a_tier_is_weighted_by_samples() -> None:
     selector = tifl(sizes, probabilities=None)
     choose(selector, 1, sizes)
     assert [tier.tolist() for tier in selector.tiers()] == [[0, 1], [4, 3], [2, 5]]
-    assert selector.accuracies[1] == pytest.approx((1 * 1 / 7 + 3 * 1 / 5) / 4)
+    assert selector.tier_accuracies[1] == pytest.approx((1 * 1 / 7 + 3 * 1 / 5) / 4)
 
 
 def test_a_tier_without_credits_is_not_drawn_until_none_has_any() -> None:
@@ -439,9 +443,9 @@ def test_a_tier_without_credits_is_not_drawn_until_none_has_any() -> None:
     drawn = []
     for t in (1, 2, 3):
         choose(selector, t)
-        drawn.append(selector.current)
+        drawn.append(selector.latest_tier)
     assert sorted(drawn) == [0, 1, 2]
-    assert selector.left.tolist() == [0, 0, 0]
+    assert selector.credits_left.tolist() == [0, 0, 0]
     assert len(choose(selector, 4)) == 2
 
 
@@ -453,8 +457,8 @@ def test_credits_are_exact_and_at_most_the_number_of_rounds(credits: float, expe
     integer 10^21."""
     population = toy_population([1] * 10, 2, 100)
     selector = shipped("tifl", population, num_tiers=10, credits=credits)
-    assert selector.left.tolist() == [expected] * 10
-    assert selector.left.dtype == np.int64
+    assert selector.credits_left.tolist() == [expected] * 10
+    assert selector.credits_left.dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -506,6 +510,6 @@ def test_oort_by_speed_asks_once_and_explores_fast_clients_more_often() -> None:
         counts[choose(selector, 1, sizes, seed, ledger=ledger)] += 1
         choose(selector, 2, sizes, seed, ledger=ledger)
         assert ledger.bytes_up == 3 * 3 * 4
-    assert selector.expected.tolist() == [1 + 1 + 3 + 2, 1 + 2 + 6 + 4, 1 + 4 + 12 + 8]
-    speeds = 1 / selector.expected
+    assert selector.expected_seconds.tolist() == [1 + 1 + 3 + 2, 1 + 2 + 6 + 4, 1 + 4 + 12 + 8]
+    speeds = 1 / selector.expected_seconds
     assert counts / 300 == pytest.approx(speeds / speeds.sum(), abs=0.1)

@@ -9,12 +9,15 @@ such that the expected fall of the weighted sum of all losses is largest (Eq. 13
 `gaussian_process.greedy_selection`). Clients that are well correlated with a pick are not worth
 picking any more.
 
-Rounds e are counted from 0, as in the paper.
+Symbols: N clients, K of them to select, p_k the share of client k in all samples, q the dimension
+of the embeddings of the process. Rounds e are counted from 0, as in the paper: e is fedsim's round
+minus 1.
 
 1. Warm-up (e <= `warmup`): Clients are drawn uniformly. All clients report their losses before and
    after the round, which gives one observation. After the last warm-up round the process is fitted.
-2. Later rounds: Clients are selected by Eq. 13. The discounts of the selected ones are then
-   multiplied by `beta`, so that others follow (section 4.3).
+2. Later rounds: Clients are selected by Eq. 13, which multiplies each client's expected fall by a
+   discount. The discounts of the selected clients are then multiplied by `beta`, so that other
+   clients get their turn (section 4.3).
 3. Virtual rounds, after each round divisible by `interval`: K random clients train. All clients
    report the losses of the present model and of the average of these K models, which is then
    discarded. The process is fitted again, and all discounts become 1.
@@ -28,11 +31,11 @@ one. Its fits are around 0 (`update_mean: false`), and after each warm-up round 
 (`warmup_steps`). Its noise variance (1e-4) occurs only in the denominators of the selection rule,
 which fedsim does not copy.
 
-What the paper leaves open: Requests "after round e" are made at the beginning of the next round in
-which somebody is available, when the global model is still the same. Until the first fit clients
-are drawn uniformly. Losses of unavailable clients count as unchanged. Virtual updates that are not
-finite are skipped; without any other there is neither an observation nor a fit. `epsilon` and
-`least_fall` are options of the code that the paper does not use.
+What the paper leaves open: Requests "after round e" are made at the beginning of the next round
+with available clients, when the global model is still the same. Until the first fit clients are
+drawn uniformly. Losses of unavailable clients count as unchanged. Virtual updates that are not
+finite are skipped. If no virtual update is finite, there is neither an observation nor a fit.
+`epsilon` and `least_fall` are options of the code that the paper does not use.
 """
 
 from typing import Annotated, Literal
@@ -69,6 +72,7 @@ from fedsim.selectors.gaussian_process import (
 
 Steps = Annotated[int, Ge(0), Le(1_000_000)]
 MIN_DISCOUNT = 1e-12
+"""Lower bound of discounts, so that the falls of all clients can still be compared."""
 
 
 @parameters
@@ -77,7 +81,15 @@ class FedCor(Selector):
 
     needs = frozenset({Signal.LOSSES})
     exact = False  # fits solve linear equations
-    state = ("losses", "changes", "rounds", "parameters", "discounts", "last", "fitted")
+    state = (
+        "losses",
+        "changes",
+        "change_rounds",
+        "parameters",
+        "discounts",
+        "latest_round",
+        "warmup_is_over",
+    )
 
     dimension: Annotated[int, Ge(1), Le(10_000)]  # q, of each client's embedding
     noise: Positive  # sigma_n, standard deviation of the observation noise
@@ -115,13 +127,13 @@ class FedCor(Selector):
             self.kernel, self.objective, self.noise, self.length, self.fit_lr
         )
         self.shares = np.ones(num_clients) if self.uniform_shares else self.population.shares
-        self.losses = np.full(num_clients, np.nan)  # latest losses of all clients
-        self.changes: list[Floats] = []  # observations: changes of loss [N]
-        self.rounds: list[int] = []  # their rounds e
-        self.parameters: Parameters = {}  # of the process
-        self.discounts = np.ones(num_clients)  # a
-        self.last = -1  # the latest round e with a selection
-        self.fitted = False  # whether the warm-up is over
+        self.losses = np.full(num_clients, np.nan)  # latest losses of all clients [N]
+        self.changes: list[Floats] = []  # observations: changes of loss [N] over a round
+        self.change_rounds: list[int] = []  # the round e of each observation
+        self.parameters: Parameters = {}  # of the process; drawn when `select` is first called
+        self.discounts = np.ones(num_clients)  # a [N]
+        self.latest_round = -1  # the latest round e with a selection; -1: none
+        self.warmup_is_over = False  # whether the process selects the clients
         self.adaptive = self.least_fall is not None
         # the warm-up rounds, and the one that requests the losses after the last of them
         self.start_up_rounds = self.warmup + 2
@@ -135,8 +147,8 @@ class FedCor(Selector):
             embedding /= np.sqrt(self.dimension)
             self.parameters = {"embedding": embedding, "amplitude": np.ones(())}
         self._learn(e, clients, count, rng)
-        self.last = e
-        if not self.fitted:
+        self.latest_round = e
+        if not self.warmup_is_over:
             return Selection(ascending(rng.choice(available, count, replace=False)))
         embedding = self.parameters["embedding"][:, available]
         covariance = self.process.covariance(self.parameters | {"embedding": embedding})
@@ -146,27 +158,30 @@ class FedCor(Selector):
             covariance, shares, discounts, count, rng, self.epsilon, self.least_fall
         )
         chosen = available[picks]
-        if e % self.interval:
+        if e % self.interval:  # otherwise a virtual round follows, which resets the discounts
             discounts = self.discounts[chosen] * self.beta
             self.discounts[chosen] = np.maximum(discounts, MIN_DISCOUNT)
         return Selection(ascending(chosen))
 
     def _learn(self, e: int, clients: Clients, count: int, rng: Generator) -> None:
-        """Observe the losses after the previous round, or those of a virtual round, and fit."""
-        if not self.fitted:
+        """Observe what is due before the selection of round e, and fit the process."""
+        # 1. In the warm-up: the change of all losses over the latest round
+        if not self.warmup_is_over:
             before = self.losses
             self.losses = self._query_losses(clients)
-            if self.last < 0:
+            if self.latest_round < 0:
                 return
-            self._add_observation(self.losses - before, self.last)
-            self.fitted = e > self.warmup
-            self._fit(self.first_steps if self.fitted else self.warmup_steps, self.last)
-        later_rounds = range(max(self.last, self.warmup + 1), e)
+            self._add_observation(self.losses - before, self.latest_round)
+            self.warmup_is_over = e > self.warmup
+            steps = self.first_steps if self.warmup_is_over else self.warmup_steps
+            self._fit(steps, self.latest_round)
+        # 2. A virtual round, if one is due after a round since the latest selection
+        later_rounds = range(max(self.latest_round, self.warmup + 1), e)
         if any(past % self.interval == 0 for past in later_rounds):
             self._train_virtually(e - 1, clients, count, rng)
 
-    def _train_virtually(self, last: int, clients: Clients, count: int, rng: Generator) -> None:
-        """Observe the loss changes of a round of random clients, and fit."""
+    def _train_virtually(self, e: int, clients: Clients, count: int, rng: Generator) -> None:
+        """Observe the loss changes of a virtual round of random clients after round e, and fit."""
         drawn = ascending(rng.choice(clients.available, count, replace=False))
         try:
             virtual, *_ = drop_nonfinite(clients.collect(drawn), None)
@@ -175,33 +190,35 @@ class FedCor(Selector):
         average = {name: w + virtual.delta[name].mean(0) for name, w in virtual.start.items()}
         before = self._query_losses(clients)
         after = self._query_losses(clients.broadcast(average))
-        self._add_observation(after - before, last)
-        self._fit(self.refit_steps, last)
+        self._add_observation(after - before, e)
+        self._fit(self.refit_steps, e)
         self.discounts[:] = 1
 
     def _query_losses(self, clients: Clients) -> Floats:
-        """Return the losses of all clients [N].
+        """Return the losses of all clients [N] at the model of `clients`.
 
-        Unavailable clients have their last known loss, nan without any.
+        For an unavailable client it is the last known loss, or nan without any.
         """
         losses = self.losses.copy()
         losses[clients.available] = clients.losses(clients.available)
         return losses
 
     def _add_observation(self, change: Floats, e: int) -> None:
-        """Add the observation of round e, and drop the ones that are too old."""
+        """Add the loss `change` [N] over round e, and drop observations that are too old."""
+        # nan: a client whose loss is not known before and after the round counts as unchanged
         self.changes.append(np.nan_to_num(change, nan=0.0, posinf=0.0, neginf=0.0))
-        self.rounds.append(e)
-        while self.rounds[0] < e - self.window:
-            del self.rounds[0], self.changes[0]
+        self.change_rounds.append(e)
+        while self.change_rounds[0] < e - self.window:
+            del self.change_rounds[0], self.changes[0]
 
-    def _fit(self, steps: int, now: int) -> None:
-        """Fit the process to the observations after round `now`."""
+    def _fit(self, steps: int, e: int) -> None:
+        """Fit the process to the observations up to round e. Without `steps` nothing changes."""
         if not steps:
             return
-        ages = now - np.array(self.rounds, dtype=np.float64)  # of the oldest observation first
-        if self.history == "intervals" and now > self.warmup:
-            count = min(-(-(self.window + 1) // self.interval), len(ages))
+        ages = e - np.array(self.change_rounds, dtype=np.float64)  # the oldest observation first
+        if self.history == "intervals" and e > self.warmup:
+            max_count = -(-(self.window + 1) // self.interval)  # rounded up
+            count = min(max_count, len(ages))
             ages = self.interval * np.arange(count - 1.0, -1.0, -1.0)
         changes = np.stack(self.changes[-len(ages) :])
         weights = self.gamma**ages

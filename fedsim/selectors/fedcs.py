@@ -8,7 +8,8 @@ the model, to train and to upload, and selects as many of them as finish in time
 
 In each round:
 
-1. Ask ceil(`candidate_fraction` N) random clients for their resources (K in the paper).
+1. Ask ceil(`candidate_fraction` N) random clients for their resources. N is the number of clients,
+   which the paper calls K.
 2. Select candidates that finish before the deadline.
 
 `uploads: sequential` is the paper's Algorithm 3, for clients that share a channel and upload one
@@ -16,16 +17,17 @@ after another. It starts from S = {} and Theta = 0. It takes next the candidate 
 
     T^d(S + x) - T^d(S) + t^UL_x + max(0, t^UD_x - Theta)
 
-where T^d(S) is the slowest download in S, t^UL_x the upload and t^UD_x the training of x. x is
-selected if T^d(S + x) + Theta' is below the deadline, with
-Theta' = Theta + t^UL_x + max(0, t^UD_x - Theta).
+T^d(S) is the time of the slowest download in S. t^UL_x is the upload time of x, and t^UD_x its
+training time. Theta is the time from the end of the downloads until the last upload of S ends. With
+x it becomes Theta' = Theta + t^UL_x + max(0, t^UD_x - Theta). x is selected if T^d(S + x) + Theta'
+is below the deadline. Otherwise x is dropped.
 
 `uploads: parallel` is for clients with a bandwidth of their own, which the simulated clock assumes:
 all candidates are selected whose download, training and upload together are below the deadline.
 
 Deviations: `system.deadline` decides what happens to updates that miss the deadline, and the
-`aggregator` decides the weights. How many clients take part depends on their answers; it may be
-nobody. Ties go to the lower id.
+`aggregator` decides the weights. The number of selected clients depends on their answers and may be
+0. Of candidates with equal increases the one with the lower id comes first.
 """
 
 from typing import Literal
@@ -56,7 +58,7 @@ class FedCS(Selector):
     needs = frozenset({Signal.RESOURCES})
     adaptive = True
 
-    deadline: Positive  # seconds for download, training and upload: T_round - T_cs - T_agg
+    deadline: Positive  # seconds for download, training and upload (T_round - T_cs - T_agg)
     candidate_fraction: float | None  # share of all clients that are asked, in (0, 1]; None: K
     uploads: Literal["parallel", "sequential"]  # bandwidths of their own, or one shared channel
 
@@ -84,12 +86,13 @@ class FedCS(Selector):
 
 
 def one_after_another(seconds: Resources, deadline: float) -> Positions:
-    """Return the positions of the clients that Algorithm 3 selects, in its order."""
+    """Return the positions in `seconds` of the clients that Algorithm 3 selects, in its order."""
     remaining = list(range(len(seconds.upload)))
     chosen: list[int] = []
     slowest_download = 0.0  # T^d(S)
     elapsed = 0.0  # Theta
     while remaining:
+        # how long the channel waits for the training of each remaining client
         idle = np.maximum(seconds.training[remaining] - elapsed, 0.0)
         longer_download = np.maximum(seconds.download[remaining] - slowest_download, 0.0)
         increases = longer_download + seconds.upload[remaining] + idle

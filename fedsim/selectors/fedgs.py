@@ -10,19 +10,23 @@ which clients with similar data are neighbours:
     maximise  alpha (mean distance of the pairs of selected clients)
               - (variance of all clients' numbers of selections after the round)
 
+In a round with N clients, of which K are to be selected:
+
 1. The similarity V_ij is the cosine of label distributions (the authors' oracle), scaled to [0, 1]
-   over all pairs.
+   over all pairs i, j of clients.
 2. Clients with V_ij > epsilon are joined by an edge of length exp(-V_ij^2 / sigma2).
 3. The distance of two clients is their shortest path, divided by the longest one. Pairs without a
    path have distance 1. The paths take N^3 operations, once.
-4. The K clients that maximise the sum above are searched exactly or greedily.
+4. The server searches the K available clients that maximise the quantity above, exactly or
+   greedily.
 
 Clients report their label counts once. The authors' other signals (local updates, outputs of local
 models) approximate the oracle.
 
-Deviations: A client that cannot be reached in the first round joins the graph when it can, while
-the paper assumes that all clients are there. The search replaces the authors' commercial solver
-with a limit of 5 s. Ties are broken at random. The variance is that of a sample (divided by N - 1).
+Deviations: A client joins the graph in the first round in which it is available. The paper assumes
+that all clients are available in the first round. The search replaces the authors' commercial
+solver with a limit of 5 s. Ties are broken at random. The variance is that of a sample (divided by
+N - 1).
 """
 
 from typing import Literal
@@ -74,12 +78,12 @@ class FedGS(Selector):
         num_clients = self.population.num_clients
         self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
         self.pulls = np.zeros(num_clients, np.int64)  # selections of each client [N]
-        self.distances = np.empty((0, 0))  # of the clients that have reported
+        self.distances = np.empty((0, 0))  # of all pairs of clients that have reported
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
         count = self.cohort_size(clients)
-        # 1 to 3. The graph, if it has new clients
+        # 1 to 3. The graph. It is only made anew if a client has joined it.
         self.counts = collect_label_counts(self.counts, clients)
         known = np.flatnonzero((self.counts >= 0).any(1))
         if len(known) > len(self.distances):
@@ -95,12 +99,14 @@ class FedGS(Selector):
         return Selection(chosen)
 
     def gains(self, known: Ids, ids: Ids, count: int) -> Floats:
-        """Return the gains [n, n] of pairs of the clients `ids`.
+        """Return a gain for each pair of the clients `ids`, [n, n].
 
-        The sum of the gains over all pairs of `count` > 1 clients is the quantity to maximise,
-        times count - 1 and up to a constant. `known` are the clients of the graph.
+        The sum of the gains over all pairs of `count` > 1 clients is count - 1 times the quantity
+        to maximise, up to a constant. `known` are the clients of the graph, ascending.
         """
         num_clients = self.population.num_clients
+        # The selection of a client changes the variance by (2 excess + 1) / (N - 1). It occurs in
+        # count - 1 pairs, so each of its pairs takes the whole change.
         excess = self.pulls[ids] - self.pulls.mean() - count / num_clients
         variance_growth = (2 * excess + 1) / (num_clients - 1)
         rows = np.searchsorted(known, ids)
@@ -114,9 +120,9 @@ def shortest_paths(counts: Ints, epsilon: float, sigma2: float) -> Floats:
 
     `counts` [n, C] are their label counts. The algorithm is Floyd and Warshall's.
     """
-    # 1. Cosines, scaled to [0, 1]. Products and sums of whole numbers are exact.
-    numbers = counts.astype(np.float64)
-    similarity = numbers @ numbers.T
+    # 1. Cosines, scaled to [0, 1]. Products and sums of whole numbers are exact in float64.
+    label_counts = counts.astype(np.float64)
+    similarity = label_counts @ label_counts.T
     lengths = np.sqrt(similarity.diagonal())
     similarity /= lengths[:, None] * lengths
     pairs = similarity[~np.eye(len(counts), dtype=bool)]

@@ -4,12 +4,15 @@ Zhang et al., "FL-DP3S: Diversifying Client Selection via Determinantal Point Pr
 Learning", 2023 (arXiv 2303.17358). Exact sampling is from Kulesza and Taskar, "k-DPPs: Fixed-Size
 Determinantal Point Processes", ICML 2011.
 
-Each client has a profile f, a vector that describes its data. A determinant is large if its rows
-point in different directions, so a set S is drawn with probability proportional to the determinant
-of its similarities. This favours clients with different profiles:
+Each client i has a profile f_i, a vector that describes its data. A determinant is large if the
+rows of the matrix point in different directions. So a set S of K clients is drawn with probability
+proportional to a determinant of similarities. This favours clients with different profiles:
 
-    s_ij = 1 - |f_i - f_j| / (the largest distance)
+    s_ij = 1 - |f_i - f_j| / (the largest distance of two profiles)
     L = s^T s,  P(S) proportional to det(L_S)
+
+L_S has the rows and columns of L that belong to S. A distribution of this form is called a k-DPP
+with the kernel L.
 
 1. Each client sends its profile once, when it is first available.
 2. In every round K clients are drawn from the k-DPP with kernel L. If some clients are unavailable,
@@ -59,8 +62,8 @@ class FLDP3S(Selector):
     state = ("known", "profiles", "kernel")
 
     def __post_init__(self) -> None:
-        self.known = np.zeros(self.population.num_clients, dtype=bool)
-        self.profiles: Tensor | None = None
+        self.known = np.zeros(self.population.num_clients, dtype=bool)  # clients with a profile
+        self.profiles: Tensor | None = None  # f [N, D], 0 without one; None before the first
         self.kernel = np.empty((0, 0))  # L of the known clients
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
@@ -89,7 +92,7 @@ class FLDP3S(Selector):
 def draw_k_dpp(kernel: Floats, count: int, rng: Generator) -> Positions:
     """Return `count` positions drawn from the k-DPP with the kernel L = `kernel` [n, n].
 
-    First eigenvectors are drawn, then positions from the DPP that these span.
+    First `count` eigenvectors are drawn, then positions from the DPP that these eigenvectors span.
     """
     values, vectors = np.linalg.eigh(kernel)
     values = np.maximum(values, MIN_EIGENVALUE * values.max())
@@ -97,14 +100,14 @@ def draw_k_dpp(kernel: Floats, count: int, rng: Generator) -> Positions:
 
 
 def draw_eigenvectors(values: Floats, count: int, rng: Generator) -> Positions:
-    """Return `count` positions of the eigenvalues `values` [n] > 0.
+    """Return `count` positions drawn from the eigenvalues `values` [n] > 0.
 
     A set is drawn with probability proportional to the product of its eigenvalues. This takes the
-    elementary symmetric polynomials e_l of the first m eigenvalues, of which the table holds
-    logarithms.
+    elementary symmetric polynomials e_l of the first m eigenvalues: e_l is the sum of the products
+    of all sets of l of them. Logarithms keep the products from overflowing.
     """
     log_values = np.log(values)
-    table = np.full((len(values) + 1, count + 1), -np.inf)  # ln e_l, by m and l
+    table = np.full((len(values) + 1, count + 1), -np.inf)  # ln e_l by m (rows) and l (columns)
     table[:, 0] = 0
     for m, log_value in enumerate(log_values, 1):
         table[m, 1:] = np.logaddexp(table[m - 1, 1:], log_value + table[m - 1, :-1])
@@ -113,9 +116,10 @@ def draw_eigenvectors(values: Floats, count: int, rng: Generator) -> Positions:
         missing = count - len(picks)
         if not missing:
             break
-        # the m-th eigenvalue is taken with probability value_m e_{l-1}^{m-1} / e_l^m
-        log_odds = log_values[m - 1] + table[m - 1, missing - 1] - table[m, missing]
-        if m == missing or rng.random() < math.exp(log_odds):
+        # With l eigenvalues missing, the m-th one is taken with the probability
+        # value_m e_{l-1}(first m - 1) / e_l(first m). If only m are left, all are taken.
+        log_probability = log_values[m - 1] + table[m - 1, missing - 1] - table[m, missing]
+        if m == missing or rng.random() < math.exp(log_probability):
             picks.append(m - 1)
     return np.array(picks, dtype=np.int64)
 
@@ -123,14 +127,15 @@ def draw_eigenvectors(values: Floats, count: int, rng: Generator) -> Positions:
 def draw_projection(vectors: Floats, rng: Generator) -> Positions:
     """Return k positions drawn from the DPP whose marginal kernel projects on `vectors` [n, k].
 
-    The columns are orthonormal. Positions are drawn one by one, in proportion to the squared length
-    of what the rows drawn before leave unexplained of each row.
+    The columns of `vectors` are orthonormal. Positions are drawn one by one. The weight of a
+    position is the squared length of the part of its row that is orthogonal to the rows drawn so
+    far.
     """
-    unexplained = (vectors**2).sum(1)
-    basis = np.zeros_like(vectors)
+    unexplained = (vectors**2).sum(1)  # the weights [n]
+    basis = np.zeros_like(vectors)  # step by step, the factor of the explained part of the kernel
     picks: list[int] = []
     for step in range(vectors.shape[1]):
-        unexplained[picks] = 0
+        unexplained[picks] = 0  # without rounding errors, so that no position is drawn twice
         weights = np.maximum(unexplained, 0)
         probabilities = weights / weights.sum()
         pick = int(rng.choice(len(weights), p=probabilities))

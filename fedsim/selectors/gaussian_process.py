@@ -1,12 +1,13 @@
 """FedCor's Gaussian process over the loss changes of N clients.
 
-Each client i has an embedding x_i in R^q. The vector of all loss changes of a round is Gaussian,
-with a covariance that is made of the embeddings by a kernel.
+Each client i has an embedding x_i in R^q. The vector of all clients' loss changes over a round is
+Gaussian. Its covariance Sigma [N, N] is made of the embeddings by a kernel, plus noise^2 on the
+diagonal. A fit changes the embeddings such that the E observed vectors become likely.
 
-Linear kernels are handled in low-rank form, which is exact and linear in N. The covariance is
-F^T F + noise^2 I with F [q, N]. By Woodbury's identity its inverse is (I - F^T A) / noise^2 with
-A = (noise^2 I + F F^T)^-1 F. Other kernels and objectives use dense matrices and automatic
-differentiation.
+Linear kernels are handled in low-rank form, which is exact and takes time linear in N. The
+covariance is F^T F + noise^2 I with F [q, N]. By Woodbury's identity its inverse is
+(I - F^T A) / noise^2 with A = (noise^2 I + F F^T)^-1 F. Other kernels and objectives use dense
+matrices and automatic differentiation.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from fedsim.selectors.base import Floats, Generator, Positions
 Parameters = dict[str, Floats]
 """`embedding` [q, N] and, for kernels that have one, the scalar `amplitude` []."""
 Kernel = Literal["linear", "linear_normalised", "se"]
+"""`linear_normalised` is linear in x / |x|, and `se` is the squared exponential kernel."""
 Objective = Literal["mml", "loo"]
+"""What fits maximise: the marginal likelihood, or the leave-one-out likelihood."""
 
 JITTER = (0.0, 1e-6, 1e-5, 1e-4)
 """Shares of the mean variance that are added to the diagonal, one after another, until a Cholesky
@@ -31,7 +34,7 @@ factor exists."""
 class LowRank:
     """The covariance matrix F^T F + noise^2 I [N, N] with `factor` F [q, N].
 
-    It stands in for an array in products with a vector [N], for the diagonal, and in columns
+    It can be used like an array for products with a vector [N], the diagonal, and columns
     `[:, j]`.
     """
 
@@ -53,6 +56,7 @@ class LowRank:
 
 
 Covariance = LowRank | Floats
+"""A covariance matrix [N, N]."""
 
 
 class Process:
@@ -73,8 +77,8 @@ class Process:
     ) -> Parameters:
         """Return `parameters` after `steps` steps of Adam on -sum_e weights_e log p(residuals_e).
 
-        `residuals` are [E, N], `weights` [E]. The state of Adam is fresh. The fit stops before a
-        gradient that is not finite.
+        `residuals` [E, N] are the observed loss changes, and `weights` [E] their weights. Adam
+        starts with moments of zero. The fit stops before a gradient that is not finite.
         """
 
         def gradient(trained: Parameters) -> Parameters:
@@ -88,10 +92,10 @@ class Process:
         return LowRank(self._factor(parameters), self.noise)
 
     def gradient(self, parameters: Parameters, residuals: Floats, weights: Floats) -> Parameters:
-        """Return the gradient of L = -sum_e g_e log p(r_e), of the trained parameters.
+        """Return the gradient of L = -sum_e g_e log p(r_e) by the trained parameters.
 
         dL/dF = 2 F dL/dSigma with dL/dSigma = (G Sigma^-1 - Sigma^-1 S Sigma^-1) / 2, G = sum_e g_e
-        and S = sum_e g_e r_e r_e^T. `weights` are g, `residuals` are r.
+        and S = sum_e g_e r_e r_e^T. `weights` [E] are g, and `residuals` [E, N] are r.
         """
         f = self._factor(parameters)
         variance = self.noise**2
@@ -105,7 +109,7 @@ class Process:
         by_factor: Floats = weights.sum() * a - (ar * weights) @ solved.T  # dL/dF
         if self.kernel == "linear":
             return {"embedding": by_factor}
-        # F = amplitude x / |x|: the part of the gradient at right angles to x moves the embedding
+        # F = amplitude x / |x|: only the part of the gradient at right angles to x moves x
         amplitude = parameters["amplitude"]
         unit = f / amplitude
         tangent = by_factor - unit * (unit * by_factor).sum(0)
@@ -182,9 +186,9 @@ def _leave_one_out(factor: Tensor, residuals: Tensor) -> Tensor:
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
-    """Return the lower Cholesky factor, with jitter on the diagonal if rounding requires it.
+    """Return the lower Cholesky factor of `matrix`, or nan in all entries if there is none.
 
-    It is nan if no jitter suffices.
+    If rounding has made the matrix indefinite, a small number is added to its diagonal (`JITTER`).
     """
     identity = torch.eye(len(matrix), dtype=matrix.dtype)
     for share in JITTER:
@@ -196,14 +200,14 @@ def _cholesky(matrix: Tensor) -> Tensor:
 
 
 def is_dense(kernel: Kernel, objective: Objective) -> bool:
-    """Return whether a process with these needs matrices [N, N]."""
+    """Return whether a process with this kernel and objective needs dense matrices [N, N]."""
     return kernel == "se" or objective != "mml"
 
 
 def make_process(
     kernel: Kernel, objective: Objective, noise: float, length: float, lr: float
 ) -> Process:
-    """Return the process with this kernel and objective, in its cheapest exact form."""
+    """Return a process with this kernel and objective, in low-rank form if that is exact."""
     if not is_dense(kernel, objective):
         return Process(noise, lr, kernel=kernel)
     return DenseProcess(noise, lr, kernel=kernel, length=length, objective=objective)
@@ -212,13 +216,13 @@ def make_process(
 def adam(
     start: Parameters, gradient: Callable[[Parameters], Parameters], lr: float, steps: int
 ) -> Parameters:
-    """Return the parameters after minimisation by Adam with betas 0.9 and 0.999 and eps 1e-8.
+    """Return the parameters after `steps` steps of Adam from `start`, along `gradient`.
 
-    It stops if a gradient is not finite.
+    Adam has betas 0.9 and 0.999 and eps 1e-8. It stops early if a gradient is not finite.
     """
     x = dict(start)
-    first = {name: np.zeros_like(p) for name, p in x.items()}  # moments
-    second = {name: np.zeros_like(p) for name, p in x.items()}
+    first = {name: np.zeros_like(p) for name, p in x.items()}  # first moments
+    second = {name: np.zeros_like(p) for name, p in x.items()}  # second moments
     for step in range(1, steps + 1):
         gradients = gradient(x)
         if not all(np.isfinite(g).all() for g in gradients.values()):
@@ -241,23 +245,26 @@ def greedy_selection(
     epsilon: float = 0.0,
     min_fall: float | None = None,
 ) -> Positions:
-    """Return `count` positions, each with the largest expected fall of the losses (Eq. 13).
+    """Return up to `count` positions, picked by the expected fall of all losses (Eq. 13).
 
-    Starting from the covariance C, it repeats
+    Starting from the covariance C of N clients, each step picks client j and conditions C on it:
 
         j = argmax_k a_k / sqrt(C_kk) * sum_i p_i C_ik,  C <- C - C_:j C_j: / C_jj
 
-    with `shares` p [N] and `discounts` a [N]. With probability `epsilon` a pick is random. From the
-    second pick on, picking stops if the largest expected fall is below `min_fall`.
+    with `shares` p [N] and `discounts` a [N]. Ties are broken at random. With probability `epsilon`
+    a pick is random. From the second pick on, picking stops if the largest expected fall is below
+    `min_fall`. The picks are uniform random ones if the covariance is not finite (after a fit that
+    failed).
     """
     weighted_sums = covariance @ shares  # sum_i p_i C_ik
     diagonal = covariance.diagonal().copy()
-    if not np.isfinite(weighted_sums).all():  # the fit failed: random selection
+    if not np.isfinite(weighted_sums).all():
         return rng.choice(len(shares), count, replace=False)
     is_left = np.ones(len(shares), dtype=bool)
     removed: list[Floats] = []  # C_:j / sqrt(C_jj) of the clients picked so far
     for num_picked in range(count):
-        falls = discounts * weighted_sums / np.sqrt(np.maximum(diagonal, 1e-300))
+        variances = np.maximum(diagonal, 1e-300)  # rounding may leave 0 or less
+        falls = discounts * weighted_sums / np.sqrt(variances)
         falls[~is_left] = -np.inf
         largest = falls.max()
         if min_fall is not None and num_picked and largest < min_fall:
@@ -266,6 +273,7 @@ def greedy_selection(
         candidates = np.flatnonzero(is_left if at_random else falls == largest)
         j = int(rng.choice(candidates))
         is_left[j] = False
+        # Only column j of the conditioned covariance is computed, from the original one.
         column = covariance[:, j].copy()
         for unit in removed:
             column -= unit * unit[j]

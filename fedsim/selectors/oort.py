@@ -4,22 +4,25 @@ Lai, Zhu, Madhyastha and Chowdhury, "Oort: Efficient Federated Learning via Guid
 Selection", OSDI 2021 (arXiv 2010.06081).
 
 A client is worth selecting if the model is bad on its data (statistical utility) and if it does not
-delay the round (system utility). Both are known only of clients that have taken part, so a part of
-the cohort explores clients that have not ("unseen").
+delay the round (system utility). Both are known only of clients that have taken part ("seen"). A
+part of the cohort therefore explores clients that have not ("unseen").
 
-    U_k = n_k sqrt(mean squared loss of its samples)
+    U_k = n_k sqrt(mean squared loss of client k's samples)
     score of k = (U_k normalised + sqrt(0.1 ln t / L_k))
                  * (T / t_k)^penalty if t_k > T                  (Eq. 1)
 
-U_k is measured in the latest participation, over all its steps. L_k is the round of it, t_k its
-duration on the simulated clock, and T the preferred duration. Without a simulated clock, or with equal durations, time has no effect.
+n_k is the number of samples of client k. U_k is measured in the client's latest participation, over
+all local steps. L_k is the round of this participation, and t_k its duration on the simulated
+clock. t is the current round and T the preferred duration (not the number of rounds). Without a
+simulated clock, or if all durations are equal, the second factor is 1.
 
 In each round, with K clients to select:
 
-1. Pacer: T is a percentile of the durations seen so far. Every `pacer_window` rounds, compare the
-   gains of the last window with the window before. The percentile rises by `pacer_step` if their
-   sums differ by at most 10 %, and falls if they differ by 5 times the earlier sum or more. A round
-   gains the mean utility of the exploited clients whose updates arrived, 0 without any.
+1. Pacer: T is a percentile of the clients' latest durations. Every `pacer_window` rounds, compare
+   the sum of the gains in the last window with the sum in the window before. The percentile rises
+   by `pacer_step` if the sums differ by at most 10 % of the earlier one. It falls by `pacer_step`
+   if they differ by 5 times the earlier one or more. The gain of a round is the mean utility of
+   the exploited clients whose updates arrived, 0 without any.
 2. Exploit m = (1 - eps) K clients: draw them in proportion to their scores from the clients whose
    score is at least `cutoff` times the score of rank m. eps starts at `exploration` and is
    multiplied by `exploration_decay` every round, down to `exploration_floor`. Once all clients with
@@ -32,10 +35,11 @@ T itself grows if the sum of utilities has fallen. The published code differs fr
 more points. `cutoff_rank: next` takes the score of rank m + 1 in step 2. `first_round: random`
 draws round 1 uniformly, and the selector counts from round 2 on, so that ln t is ln(t - 1).
 
-Deviations: Oort's blacklist is not implemented. The code draws uniformly for one more round after
-the last unseen client was selected. Nothing is learnt of clients whose updates do not arrive in
-time: they are explored again now and then (`clients_to_try`), while the published driver gives them
-the mean utility of the clients that arrived. FedScale measures losses on the last mini-batch.
+Deviations: Oort's blacklist is not implemented. The published code draws uniformly for one more
+round after the last unseen client was selected, fedsim does not. A client whose update does not
+arrive in time stays unseen, and is explored again now and then (`clients_to_try`). The published
+driver gives such clients the mean utility of the clients whose updates arrived. FedScale measures
+losses on the last mini-batch.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -81,16 +85,16 @@ class Oort(Selector):
         "last_tried",
         "durations",
         "exploited",
-        "gained",
-        "gain",
+        "past_gains",
+        "latest_gain",
         "percentile",
     )
 
     exploration: Share  # eps in round 1
     exploration_decay: Share  # factor of eps in every round
     exploration_floor: Share  # lower bound of eps
-    cutoff: Share  # share of a reference score from which on clients may be drawn (paper: 0.95)
-    cutoff_rank: Literal["last", "next"]  # rank of the reference: m (the paper), or m + 1 (code)
+    cutoff: Share  # share of the score of `cutoff_rank` that clients must reach (paper: 0.95)
+    cutoff_rank: Literal["last", "next"]  # rank of this score: m (the paper), or m + 1 (code)
     first_round: Literal["prior", "random"]  # how the first round draws
     clip: Share  # quantile of utilities at which they are clipped
     prior: Literal["size", "equal"]  # prior utility of unseen clients: n_k, or equal
@@ -101,20 +105,21 @@ class Oort(Selector):
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
-        self.utility = np.zeros(num_clients)  # U
-        self.last_round = np.zeros(num_clients, np.int64)  # L, 0: unseen
-        self.last_tried = np.zeros(num_clients, np.int64)  # latest selection, 0: never
-        self.durations = np.full(num_clients, np.nan)  # t_k
-        self.expected = np.full(num_clients, np.nan)  # seconds of a round (OortBySpeed)
-        self.exploited = np.empty(0, np.int64)
-        self.gained: list[float] = []  # gains of all rounds but the latest
-        self.gain = 0.0  # gain of the latest round
+        self.utility = np.zeros(num_clients)  # U [N]
+        self.last_round = np.zeros(num_clients, np.int64)  # L [N], 0: unseen
+        self.last_tried = np.zeros(num_clients, np.int64)  # latest selection [N], 0: never
+        self.durations = np.full(num_clients, np.nan)  # t_k [N], nan: unknown
+        # seconds of a round by the client's resources [N], nan: not asked yet (OortBySpeed only)
+        self.expected_seconds = np.full(num_clients, np.nan)
+        self.exploited = np.empty(0, np.int64)  # clients exploited in the latest round
+        self.past_gains: list[float] = []  # gains of the rounds that the pacer has counted
+        self.latest_gain = 0.0  # gain of the next round to count, 0 until an update arrives
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
         count = self.cohort_size(clients)
-        # 1. Pacer
-        while len(self.gained) < round - 1:
+        # 1. Pacer. It also counts the past rounds without available clients, with a gain of 0.
+        while len(self.past_gains) < round - 1:
             self._pace()
         # 2. Exploit
         new = clients_to_try(available, self.last_round > 0, self.last_tried, round)
@@ -136,24 +141,27 @@ class Oort(Selector):
         if cohort.durations is not None:
             self.durations[cohort.ids] = cohort.durations
         arrived = np.intersect1d(self.exploited, cohort.ids)
-        self.gain = float(self.utility[arrived].mean()) if len(arrived) else 0.0
+        self.latest_gain = float(self.utility[arrived].mean()) if len(arrived) else 0.0
 
     def _pace(self) -> None:
         """Count a past round, and adjust the percentile at the end of each window."""
-        self.gained.append(self.gain)
-        self.gain = 0.0
+        self.past_gains.append(self.latest_gain)
+        self.latest_gain = 0.0
         window = self.pacer_window
-        if len(self.gained) % window or len(self.gained) < 2 * window:
+        if len(self.past_gains) % window or len(self.past_gains) < 2 * window:
             return
-        before = sum(self.gained[-2 * window : -window])
-        change = abs(sum(self.gained[-window:]) - before)
+        before = sum(self.past_gains[-2 * window : -window])
+        change = abs(sum(self.past_gains[-window:]) - before)
         if change <= 0.1 * before:
             self.percentile = min(self.percentile + self.pacer_step, 100.0)
         elif change >= 5 * before:
             self.percentile = max(self.percentile - self.pacer_step, self.pacer_step)
 
     def _num_exploited(self, t: int, count: int, new: Ids) -> int:
-        """Return m, the number of clients to exploit in round t."""
+        """Return m, the number of clients to exploit in round t.
+
+        `count` is K, and `new` are the unseen clients that may be explored.
+        """
         never_selected = (self.last_round == 0) & (self.last_tried == 0)
         if not never_selected[self.population.sizes > 0].any():
             return count - min(len(new), count)
@@ -169,32 +177,34 @@ class Oort(Selector):
         scores = self.scores(available, t)
         falling = np.sort(scores)[::-1]
         rank = count if self.cutoff_rank == "last" else min(count + 1, len(seen))
-        # with scores below 0, the cutoff could leave fewer than `count` clients
+        # If scores are below 0, `cutoff` times a score is higher than the score. The second term
+        # keeps at least `count` clients in the pool.
         threshold = min(self.cutoff * falling[rank - 1], falling[count - 1])
         pool = np.flatnonzero(scores >= threshold)
-        weights = np.maximum(scores[pool], 1e-12)
+        weights = np.maximum(scores[pool], 1e-12)  # a weight of 0 would never be drawn
         return seen[pool[weighted_without_replacement(weights, count, rng)]]
 
     def _explore(self, new: Ids, count: int, rng: Generator) -> Ids:
         """Return up to `count` of the unseen clients `new`, drawn by prior."""
         priors = self._priors(new)
-        shuffled = rng.permutation(len(new))
+        shuffled = rng.permutation(len(new))  # breaks ties of priors at random
         pool = shuffled[leading(priors[shuffled], EXPLORATION_POOL * count)]
         return new[pool[weighted_without_replacement(priors[pool], count, rng)]]
 
     def scores(self, available: Ids, t: int) -> Floats:
         """Return the scores in round t of the seen clients among the `available` ones (Eq. 1)."""
         seen = available[self.last_round[available] > 0]
-        count = t if self.first_round == "prior" else max(t - 1, 1)
-        staleness = np.sqrt(0.1 * log(count) / self.last_round[seen])
+        num_rounds = t if self.first_round == "prior" else max(t - 1, 1)
+        staleness = np.sqrt(0.1 * log(num_rounds) / self.last_round[seen])
         return (self.normalised(available) + staleness) * self._speed_factors(seen)
 
     def normalised(self, available: Ids) -> Floats:
-        """Return (min(U_k, c) - l) / (u - l) of the seen clients, as in the published code.
+        """Return the normalised utilities (min(U_k, c) - l) / (u - l) of the seen clients.
 
-        The utility of an unseen client is its prior. Of the M positive utilities of all `available`
-        clients, c is the one of ascending rank floor(`clip` M) + 1, u the maximum and l 0.999 times
-        the minimum. u - l is at least 1e-4.
+        c, u and l are made of the M positive utilities of all `available` clients, as in the
+        published code. The utility of an unseen client is its prior. c is the utility of ascending
+        rank floor(`clip` M) + 1, u is the maximum, and l is 0.999 times the minimum. A difference
+        u - l below 1e-4 counts as 1e-4.
         """
         is_seen = self.last_round[available] > 0
         utilities = np.where(is_seen, self.utility[available], self._priors(available))
@@ -209,7 +219,7 @@ class Oort(Selector):
     def _speed_factors(self, seen: Ids) -> Floats:
         """Return (T / t_k)^penalty for the `seen` clients slower than T, and 1 for the others."""
         known = self.durations[np.isfinite(self.durations)]
-        if not len(known) or np.ptp(known) == 0:
+        if not len(known) or np.ptp(known) == 0:  # ptp is the maximum minus the minimum
             return np.ones(len(seen))
         preferred = np.percentile(known, self.percentile)  # T
         durations = np.nan_to_num(self.durations[seen], nan=preferred)
@@ -226,20 +236,21 @@ class OortBySpeed(Oort):
     """Oort that explores fast clients first: in proportion to 1 / (seconds of a round).
 
     The paper's Algorithm 1 explores by speed. A client is asked for its resources once, when it is
-    first available. `prior` stays the value of unseen clients in the scale of utilities. Deviation:
-    the paper infers speeds from device models.
+    first available. `prior` is still the utility of unseen clients when utilities are normalised.
+    Deviation: The paper infers speeds from device models.
     """
 
     start_up_rounds = 1  # in which all clients are asked
     needs = Oort.needs | {Signal.RESOURCES}
-    state = (*Oort.state, "expected")
+    state = (*Oort.state, "expected_seconds")
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
-        new = clients.available[np.isnan(self.expected[clients.available])]
+        new = clients.available[np.isnan(self.expected_seconds[clients.available])]
         if len(new):
             seconds = clients.resources(new)
-            self.expected[new] = seconds.download + seconds.training + seconds.upload
+            self.expected_seconds[new] = seconds.download + seconds.training + seconds.upload
         return super().select(round, clients, rng)
 
     def _explore(self, new: Ids, count: int, rng: Generator) -> Ids:
-        return new[weighted_without_replacement(1 / self.expected[new], count, rng)]
+        speeds = 1 / self.expected_seconds[new]
+        return new[weighted_without_replacement(speeds, count, rng)]

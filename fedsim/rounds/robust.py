@@ -223,9 +223,9 @@ class DPFedAvg(Unweighted):
     noise and counts as any other. A round in which no client is available changes and costs
     nothing.
 
-    The models are (epsilon, delta)-private: `delta` is the privacy delta, and no update of a
-    client. Epsilon depends on how the selector draws clients (`Selector.sampling`; docs/privacy.md
-    says what it promises):
+    The models are (epsilon, delta)-private if `why_no_epsilon` finds no reason against it. `delta`
+    is the privacy delta; in `cohort.delta` the word means updates. Epsilon depends on how the
+    selector draws clients (`Selector.sampling`; docs/privacy.md says what it promises):
 
     - The sampling rate of a round is the chance of an available client to be drawn. The lower it
       is, the less a round costs. If a fixed number of clients is drawn, it is the number of
@@ -277,7 +277,8 @@ class DPFedAvg(Unweighted):
         yield rule(has_expected_number or has_denominator, "denominator", None, text, remedy)
 
     def begin(self, selector: Selector, params: Params) -> None:
-        """Reject a model with running statistics. So all tensors of `aggregate` are trained."""
+        """Reject a model with running statistics. `aggregate` relies on it: it adds noise to
+        all."""
         text = (
             f"adds noise to running statistics such as {min(self.buffers, default='')}: variances "
             "may fall below 0"

@@ -3,8 +3,8 @@
     uv run python examples/compare_selectors.py
     uv run python examples/compare_selectors.py num_rounds=100 optimizer.lr=0.05
 
-The arguments are overrides of the command line. The same overrides on the command line make the same
-runs in the same folders, and finished runs are skipped.
+The arguments are overrides of the command line. The same overrides on the command line make the
+same runs in the same folders, and finished runs are skipped.
 """
 
 import sys

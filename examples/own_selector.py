@@ -27,8 +27,8 @@ from fedsim.selectors.base import (
 
 
 class MostData(Selector):
-    """Selects the clients with the most training samples; a `random_share` of the K clients is drawn
-    from the others."""
+    """Selects the clients with the most training samples; a `random_share` of the K clients is
+    drawn from the others."""
 
     def __init__(self, population: Population, *, random_share: float) -> None:
         super().__init__(population)

@@ -1,4 +1,5 @@
-"""Mistakes of a command line are reported with key, value, rule and remedy, all of a stage at once."""
+"""Mistakes of a command line are reported with key, value, rule and remedy, all of a stage at
+once."""
 
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,7 @@
 """Whole experiments with device=cuda equal those with device=cpu.
 
-The GPU is a pretended one (tests/pretended_cuda.py), and results are equal to the last bit. On a real
-GPU they are equal up to rounding:
+The GPU is a pretended one (tests/pretended_cuda.py), and results are equal to the last bit. On a
+real GPU they are equal up to rounding:
 
     TEST_ON_GPU=1 uv run pytest -m 'slow or not slow' tests/test_cuda_path.py
 """

@@ -47,7 +47,8 @@ FOUR_ROUNDS = {
 
 
 def test_measures_by_hand(tmp_path: Path) -> None:
-    """Four rounds, of which the third is not evaluated. Clients are selected 1, 3, 1 and 1 times."""
+    """Four rounds, of which the third is not evaluated. Clients are selected 1, 3, 1 and 1
+    times."""
     write_run(tmp_path, [0.1, 0.5, None, 0.3], [[0, 1], [1], [2, 3], [1]])
     run = only_run(tmp_path)
     assert run.selections.tolist() == [1, 3, 1, 1]

@@ -61,8 +61,8 @@ def test_one_seed_has_a_mean_alone() -> None:
 
 
 def test_paired_differences_use_common_seeds_alone() -> None:
-    """0.1 and 0.2: t = 0.15 / (0.0707 / sqrt 2) = 3 with one degree of freedom; 2 of 4 sign patterns
-    give a mean as far from 0."""
+    """0.1 and 0.2: t = 0.15 / (0.0707 / sqrt 2) = 3 with one degree of freedom; 2 of 4 sign
+    patterns give a mean as far from 0."""
     first = pd.Series({"0": 0.5, "1": 0.6, "2": 0.9})
     second = pd.Series({"0": 0.4, "1": 0.4, "7": 0.0})
     lead = pooled([paired(first, second)])

@@ -281,7 +281,8 @@ def test_no_method_keeps_selecting_only_clients_that_are_always_late(choice: str
 def test_oort_does_not_explore_clients_that_are_always_late_for_ever(
     choice: str, n: int, k: int
 ) -> None:
-    """A third of the clients is late. While anybody is unseen, at least one of K places explores."""
+    """A third of the clients is late. While anybody is unseen, at least one of K places
+    explores."""
     records = rounds_with_silent(choice, n, k, deadline=15.0)
     assert longest_standstill(records) <= 2
     assert sum(not r.uploaded for r in records[20:]) <= 4

@@ -15,10 +15,10 @@ batches. FEDSIM_DATA names the folder of the data sets: Fashion-MNIST, and CIFAR
 or parquet files.
 
 Each case runs in a process of its own. All peers take turns in a repeat, and every other repeat
-runs in reverse. "rounds/s" is the median of the repeats, without warm-up rounds. "start-up" is the time
-from the start of the process to the end of the first round. The ceiling is the best rate of a large
-matrix product in the same precision, measured in the same run. Its share is that of the operations
-counted in scripts/benchmarks/peers/workloads.py.
+runs in reverse. "rounds/s" is the median of the repeats, without warm-up rounds. "start-up" is the
+time from the start of the process to the end of the first round. The ceiling is the best rate of a
+large matrix product in the same precision, measured in the same run. Its share is that of the
+operations counted in scripts/benchmarks/peers/workloads.py.
 
 Each --fedsim is a variant with its own options, next to plain fedsim. Measure on an idle machine:
 torch's threads wait by spinning, and a peer can be fifty times slower if something else uses its

@@ -1,5 +1,9 @@
-"""Evidence from our runs about a number or a claim: two p-values, the verdict that follows, and
-Holm's correction.
+"""Evidence from our runs about a number or a claim of a paper: two p-values, Holm's correction of
+them, and the verdict that follows.
+
+`p_for` tests the hypothesis that the claim is false: a small value is evidence for the claim.
+`p_against` tests the hypothesis that it is true. Both are compared with 5 %. "Ours" is a result of
+our runs, "printed" is what the paper prints. Rivals are the methods that a claim compares with.
 
 Claims about several rivals are claims about the smallest (gains) or the largest (levelness) of the
 true differences. The test for such a claim is an intersection-union test (Berger, 1982): every
@@ -36,20 +40,25 @@ from fedsim.results.statistics import (
 )
 
 BY_SIGN = "by its sign alone at this size"
+"""Remark on a printed gain that is judged by runs of another size than the paper's."""
 OTHER_SIZE = "another size than the paper's"
+"""Reason why a number or an absolute value is not judged."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The result of testing a number or a claim: p-values for it and against it, raw and after
-    Holm's correction.
+    """The result of testing a number or a claim.
 
-    `p_for` and `p_against` are compared with 5 %. `ours` is the decisive result: the difference to
-    the method for which the claim is weakest, for example. `size_holds` says whether the interval
-    of a gain holds the printed gain: None if none is printed, False also if runs are of another
-    size than the paper's. `is_draw` says whether a printed number lies where one more run of ours
-    would fall (None for other claims), and `too_wide` whether that interval reaches further than
-    the margin, so that to lie inside it says nothing. `holm_...` are nan until `holm_corrected`.
+    - `ours`: the decisive result; of a claim about several rivals, the difference to the rival for
+      which the claim is weakest. None if there is no result.
+    - `p_for`, `p_against`: the p-values; nan if there are too few seeds for a test.
+    - `size_holds`: whether the interval of a gain contains the printed gain. None if no gain is
+      printed. False if our runs have another size than the paper's.
+    - `is_draw`: whether a printed number lies in the prediction interval of one more run of ours.
+      None for claims that are not about a number.
+    - `too_wide`: whether that interval reaches further than the margin, so that a number inside it
+      says nothing.
+    - `holm_for`, `holm_against`: the p-values after Holm's correction; nan before `holm_corrected`.
     """
 
     ours: Estimate | Difference | Share | Median | None
@@ -69,8 +78,8 @@ class Evidence:
 
     @property
     def is_tested(self) -> bool:
-        """True if there are enough seeds for a verdict. Only then its tests count among those that
-        are corrected."""
+        """True if there are enough seeds for a verdict. Only such evidence counts in Holm's
+        correction."""
         return self.num >= MIN_SEEDS
 
     @property
@@ -88,8 +97,8 @@ class Evidence:
 
 
 def holm_corrected(evidences: Sequence[Evidence]) -> list[Evidence]:
-    """Return the evidences with Holm's correction: over all of their p-values for, and over all
-    against."""
+    """Return the evidences with corrected p-values: all `p_for` are corrected together, and all
+    `p_against` together."""
     holm_for = holm([e.p_for if e.is_tested else math.nan for e in evidences])
     holm_against = holm([e.p_against if e.is_tested else math.nan for e in evidences])
     return [
@@ -104,15 +113,18 @@ def two_sided(p_value: float) -> float:
 
 
 def clipped(p_value: float) -> float:
-    """Return a p-value that was multiplied, limited to 1; nan stays nan."""
+    """Return a multiplied p-value, limited to 1; nan stays nan."""
     return 1.0 if p_value > 1 else p_value
 
 
 def is_number(
     printed: float, ours: Estimate | None, margin: float, tolerance: float = 0.0
 ) -> Evidence:
-    """Test a number `printed` for one run, give or take `tolerance`: as one draw of ours, and for
-    equivalence with our mean within `margin`."""
+    """Test the number that a paper prints for one run.
+
+    For it: our mean is within `margin` of the number (equivalence). Against it: the number, give or
+    take `tolerance`, is not one more run of ours.
+    """
     if ours is None or ours.num < 2:
         return Evidence(ours)
     p_next = ours.p_next(printed, tolerance)
@@ -126,30 +138,33 @@ def is_number(
 
 
 def is_median_about(value: float, ours: Median, tolerance: float) -> Evidence:
-    """Test that the median of censored values lies within `tolerance` of `value`, and against it
-    that it does not."""
+    """Test that the true median lies within `tolerance` of `value`, and against it that it lies
+    outside. Values may be censored (inf)."""
     low, high = value - tolerance, value + tolerance
-    inside = max(ours.p_above(low), ours.p_below(high))
-    outside = min(ours.p_below(low), ours.p_above(high))
-    return Evidence(ours, inside, two_sided(outside))
+    p_inside = max(ours.p_above(low), ours.p_below(high))  # both must be shown
+    p_outside = min(ours.p_below(low), ours.p_above(high))  # one is enough
+    return Evidence(ours, p_inside, two_sided(p_outside))
 
 
 def holds_for_most(ours: Share, detail: str = "") -> Evidence:
-    """Test that something holds for more than half of all runs, and against it that it holds for
-    fewer."""
+    """Test that a statement holds for more than half of all runs, and against it that it holds for
+    less than half."""
     p_for, p_against = ours.p_above(MAJORITY), ours.p_below(MAJORITY)
     return Evidence(ours, two_sided(p_for), two_sided(p_against), detail)
 
 
 Test = Callable[[Difference], float]
-"""A one-sided test of a difference: its p-value."""
+"""A function that tests a difference and returns the p-value."""
 
 
 def _of_rivals(
     rivals: Mapping[str, Difference], p_for: Test, p_against: Test, words: str = "weakest against"
 ) -> Evidence:
-    """Test a claim about the differences to each of the rivals: the weakest for it counts, and any
-    against it."""
+    """Test a claim about the differences to several rivals.
+
+    The largest of the p-values `p_for` counts, which must be those of two-sided tests. The smallest
+    of the one-sided p-values `p_against` counts, doubled and multiplied by the number of rivals.
+    """
     weakest = max(rivals, key=lambda name: p_for(rivals[name]))
     against = len(rivals) * 2 * min(map(p_against, rivals.values()))
     detail = f"{words} {weakest}" if len(rivals) > 1 else ""
@@ -159,16 +174,17 @@ def _of_rivals(
 def exceeds(
     rivals: Mapping[str, Difference], gain: float = 0.0, tolerance: float = 0.0
 ) -> Evidence:
-    """Test that a method exceeds each of its rivals, by `gain` +- `tolerance` if that is printed (>
-    0).
+    """Test that a method exceeds each of its rivals.
 
-    `rivals` are the differences to them. All p-values are two-sided, those of 95 % intervals.
+    `rivals` are the differences to them. `gain` is the printed difference, give or take
+    `tolerance`; 0 if none is printed. All p-values are two-sided: they agree with 95 % intervals.
     """
     evidence = _of_rivals(
         rivals, lambda d: 2 * d.p_above(0.0), lambda d: d.p_below(gain - tolerance)
     )
     if not gain:
         return evidence
+    # The printed gain holds unless our gains are significantly below it, or above it.
     above_printed = 2 * max(d.p_above(gain + tolerance) for d in rivals.values())
     return replace(evidence, size_holds=min(evidence.p_against, above_printed) >= ALPHA)
 
@@ -200,8 +216,11 @@ def below_zero(ours: Difference | None, detail: str = "", *, above: bool = False
 def rises(
     at: Sequence[float], by_seed: Sequence[Sequence[float]], *, falls: bool = False
 ) -> Evidence:
-    """Test that values rise (or fall) along the positions `at`: a t test on the least-squares slope
-    of each seed."""
+    """Test that values rise along the positions `at` (or fall, with `falls`).
+
+    `by_seed` has a value at each position for each seed. The test is a t test on the seeds'
+    least-squares slopes.
+    """
     slopes = [float(np.polyfit(at, values, 1)[0]) for values in by_seed]
     return below_zero(differences(slopes), "slope", above=not falls)
 
@@ -227,10 +246,13 @@ def examine_claim(claim: Claim, cases: Cases) -> Evidence:
 
 
 def _estimated(runs: pd.DataFrame, measure: str) -> Estimate | None:
+    """Return the mean over seeds of a measure; None if no run has it."""
     return estimate(measured(runs, measure).dropna(), bounds_of(measure))
 
 
 def _compare(claim: Claim, cases: Cases) -> Evidence:
+    """Test a claim that compares a method with others. Raises `UnjudgedError`."""
+    # 1. The difference to each rival, pooled over settings if the claim is about several.
     strata: list[dict[str, str]] = [{}]
     if claim.pooled_over:
         strata = [{claim.pooled_over: value} for value in claim.values]
@@ -241,11 +263,13 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
         if difference is None:
             raise UnjudgedError(f"fewer than two seeds in common with {name}")
         rivals[name] = difference
+    # 2. The test of the claim's form.
     if claim.level_with is not None:
         return is_level(rivals, claim.level_with)
     if claim.not_worse_by is not None:
         return is_not_worse(rivals, claim.not_worse_by)
     assert claim.gain is not None
+    # 3. A printed gain. At another size than the paper's, only its sign can be compared.
     if cases.scale == "full" or claim.any_size or not claim.gain:
         return exceeds(rivals, claim.gain, claim.tolerance)
     evidence = exceeds(rivals)
@@ -254,13 +278,15 @@ def _compare(claim: Claim, cases: Cases) -> Evidence:
 
 
 def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[str, pd.Series]:
-    """Return the differences by seed to each of the other methods; with `all_pairs`, those of all
-    pairs of methods."""
+    """Return the differences by seed of the claim's method to each of the others, by their names.
+
+    With `all_pairs`, return the differences of any two of all these methods.
+    """
     choices = {name: {**about, claim.among: name} for name in claim.others}
     missing = [name for name in claim.others if not cases.nearest(choices[name])]
     if missing:
         raise UnjudgedError(f"no runs of {', '.join(missing)}")
-    values = {"": measured(cases.usable(about), claim.measure)}
+    values = {"": measured(cases.usable(about), claim.measure)}  # "": the claim's method
     for name in claim.others:
         values[name] = measured(cases.usable(choices[name]), claim.measure)
     if not claim.all_pairs:
@@ -273,8 +299,10 @@ def _differences(claim: Claim, about: Mapping[str, str], cases: Cases) -> dict[s
 
 
 def _trend(claim: Claim, cases: Cases) -> Evidence:
-    """Test a trend of the measure, or of its difference to the method in `minus`. Values that are
-    no numbers are at 0, 1, ..."""
+    """Test a trend of the measure, or of its difference to the method in `minus`.
+
+    If the values of the parameter are not numbers, their positions are 0, 1, ...
+    """
     columns = []
     for value in claim.values:
         choices = {**claim.about, str(claim.grows_with): str(value)}
@@ -292,6 +320,8 @@ def _trend(claim: Claim, cases: Cases) -> Evidence:
 
 
 def _about(claim: Claim, runs: pd.DataFrame) -> Evidence:
+    """Test a claim that a measure is about a value. Raises `UnjudgedError` if runs are too short to
+    tell."""
     assert claim.value is not None
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
         ours = _estimated(runs, claim.measure)
@@ -305,8 +335,11 @@ def _about(claim: Claim, runs: pd.DataFrame) -> Evidence:
 
 
 def _bound(claim: Claim, runs: pd.DataFrame) -> Evidence:
+    """Test a claim that each run is within a bound. Raises `UnjudgedError` if no run can tell."""
     values = measured(runs, claim.measure)
-    outcomes = [_is_within(claim, run, v) for run, v in zip(runs["run"], values, strict=True)]
+    outcomes = []
+    for run, value in zip(runs["run"], values, strict=True):
+        outcomes.append(_is_within(claim, run, value))
     known = [outcome for outcome in outcomes if outcome is not None]
     if not known:
         num_rounds = runs["run"].iloc[0].num_rounds
@@ -324,9 +357,12 @@ def _is_within(claim: Claim, run: Run, value: float) -> bool | None:
     bound = claim.at_most if claim.at_most is not None else claim.at_least
     assert bound is not None
     if math.isnan(value):  # it did not happen in the run, or the run has no such number
-        happens_later = run.num_rounds + (0 if is_upper else 1) >= bound
-        return not is_upper if name in FIRST_ROUND_MEASURES and happens_later else None
-    if name in COUNT_MEASURES:  # a shorter run could not get there
+        # What did not happen in T rounds happens in round T + 1 at the earliest. This decides an
+        # upper bound of at most T, and a lower bound of at most T + 1.
+        largest_decided = run.num_rounds if is_upper else run.num_rounds + 1
+        is_decided = name in FIRST_ROUND_MEASURES and bound <= largest_decided
+        return not is_upper if is_decided else None
+    if name in COUNT_MEASURES:  # a count is at most the number of rounds
         is_too_short = run.num_rounds <= bound if is_upper else run.num_rounds < bound
         if is_too_short:
             return None

@@ -1,9 +1,12 @@
-"""Judgements of a paper's numbers and claims by finished runs, by the `RULES`.
+"""Judgements of papers' numbers and claims by finished runs, by the `RULES` (`published`).
 
-`fedsim.papers.protocol` says which runs may be judged, and `examine` finds the evidence. Here the
-tests of a family are corrected together, and for the stricter reading those of a paper. All printed
-numbers of a table are also checked at once: are they, together, draws from the distributions of our
-runs?
+`protocol` says which runs may be judged, and `examine` finds the evidence. This file corrects the
+p-values for multiple tests, by Holm's method, in two readings. In the usual reading the tests of a
+family are corrected together: what a paper says in one place of one quantity. In the stricter
+reading all tests of a paper are corrected together.
+
+The omnibus check asks about all printed numbers of a table at once: can they, together, be draws
+from the distributions of our runs?
 """
 
 import math
@@ -23,11 +26,11 @@ from fedsim.results.statistics import Estimate
 
 @dataclass(frozen=True)
 class Judged:
-    """A printed number or claim, the evidence from our runs with corrected p-values, and remarks.
+    """A printed number or claim, and the evidence about it from our runs.
 
-    `preset` is that of the runs, "" where it does not matter. `over_paper` is the verdict of the
-    stricter reading, where all tests of the paper are one family. `tests` says how many tests its
-    own family has.
+    `evidence` is None if it cannot be judged: `detail` then has the reason, otherwise remarks.
+    `preset` is the preset of the runs, "" where it does not matter. `over_paper` is the verdict of
+    the stricter reading. `tests` is the number of tests in its family.
     """
 
     printed: Number | Claim
@@ -43,12 +46,14 @@ class Judged:
 
 
 Compared = list[tuple[Publication, list[Judged]]]
-"""The judgements of each publication."""
+"""The judgements of each publication (a file of numbers/)."""
 
 
 def examine_all(runs: Iterable[Run]) -> Compared:
-    """Return the evidence for every publication about the runs' presets and sizes, each preset by
-    its own runs alone."""
+    """Return the judgements of all publications about the presets and sizes of the runs.
+
+    Each preset is judged by its own runs alone. P-values are not yet corrected.
+    """
     by_preset: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         preset = run.choices.get("preset", "")
@@ -64,8 +69,10 @@ def examine_all(runs: Iterable[Run]) -> Compared:
 
 
 def examine(publication: Publication, cases: Cases) -> list[Judged]:
-    """Return all numbers and claims of a publication for which there are runs, with evidence that
-    is not yet corrected."""
+    """Return the judgements of a publication's numbers and claims for which there are runs.
+
+    P-values are not yet corrected.
+    """
     judged = []
     everything: list[Number | Claim] = [*publication.numbers, *publication.claims]
     for printed in everything:
@@ -89,23 +96,27 @@ def examine(publication: Publication, cases: Cases) -> list[Judged]:
 
 
 def correct(compared: Compared) -> Compared:
-    """Return the judgements by evidence that is corrected by Holm's method for each family, and for
-    each paper."""
-    rows, families, papers = [], [], []
+    """Return the judgements with corrected p-values, in the usual and in the stricter reading."""
+    all_judged, families, papers = [], [], []
     for publication, judgements in compared:
         for judged in judgements:
-            rows.append(judged)
+            all_judged.append(judged)
             families.append(family_of(publication, judged.printed))
+            # Rows that were added after runs had been seen cannot change the others.
             papers.append((publication.paper, judged.printed.added_after_runs))
-    after = iter(corrected(rows, families, papers))
-    return [
-        (publication, [next(after) for _ in judgements]) for publication, judgements in compared
-    ]
+    all_corrected = iter(corrected(all_judged, families, papers))  # in the same order
+    result = []
+    for publication, judgements in compared:
+        result.append((publication, [next(all_corrected) for _ in judgements]))
+    return result
 
 
 def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
-    """Return the family of tests: what a paper says in one place of one quantity. Rows that were
-    added after runs had been seen have their own."""
+    """Return a key that the tests of a family share.
+
+    A family is what a paper says in one place of one quantity. Rows that were added after runs had
+    been seen are a family of their own.
+    """
     return (
         publication.paper,
         type(printed),
@@ -118,40 +129,49 @@ def family_of(publication: Publication, printed: Number | Claim) -> Hashable:
 def corrected(
     judged: Sequence[Judged], families: Sequence[Hashable], papers: Sequence[Hashable]
 ) -> list[Judged]:
-    """Return the judgements with evidence corrected within their families, and for `over_paper`
-    within their papers."""
+    """Return the judgements with corrected evidence, in the same order.
+
+    `families` and `papers` have the key of each judgement. The evidence is corrected within its
+    family, and `over_paper` is the verdict after a correction within its paper.
+    """
     in_family = _corrected(judged, families)
     in_paper = _corrected(judged, papers)
-    after = list(judged)
-    for at, (evidence, tests) in in_family.items():
-        over_paper = in_paper[at][0].verdict
-        after[at] = replace(after[at], evidence=evidence, tests=tests, over_paper=over_paper)
-    return after
+    result = list(judged)
+    for place, (evidence, tests) in in_family.items():
+        over_paper = in_paper[place][0].verdict
+        result[place] = replace(
+            judged[place], evidence=evidence, tests=tests, over_paper=over_paper
+        )
+    return result
 
 
 def _corrected(
     judged: Sequence[Judged], keys: Sequence[Hashable]
 ) -> dict[int, tuple[Evidence, int]]:
-    """Return by position the evidence, corrected among that of the same key, and the number of
-    tests there."""
+    """Return corrected evidence, and the number of tests with the same key, by position in
+    `judged`.
+
+    The evidence of judgements with the same key is corrected together. Judgements without evidence
+    are not in the result.
+    """
     by_key: dict[Hashable, dict[int, Evidence]] = {}
-    for at, (key, judgement) in enumerate(zip(keys, judged, strict=True)):
+    for place, (key, judgement) in enumerate(zip(keys, judged, strict=True)):
         if judgement.evidence is not None:
-            by_key.setdefault(key, {})[at] = judgement.evidence
-    after: dict[int, tuple[Evidence, int]] = {}
+            by_key.setdefault(key, {})[place] = judgement.evidence
+    result: dict[int, tuple[Evidence, int]] = {}
     for members in by_key.values():
         evidences = holm_corrected(list(members.values()))
-        tests = sum(evidence.is_tested for evidence in evidences)
-        for at, evidence in zip(members, evidences, strict=True):
-            after[at] = evidence, tests
-    return after
+        num_tests = sum(evidence.is_tested for evidence in evidences)
+        for place, evidence in zip(members, evidences, strict=True):
+            result[place] = evidence, num_tests
+    return result
 
 
 def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
-    """Return the verdicts by the ids of what is judged.
+    """Return the verdict on each number and claim, by its id.
 
-    If several presets are about the same, those count that have a verdict. If several have one, the
-    name of its preset follows each id.
+    Several presets may be about the same number or claim. Then only presets with evidence count. If
+    several have evidence, each id is followed by the preset: "id (preset)".
     """
     by_id: dict[str, list[Judged]] = {}
     for judgement in judged:
@@ -166,12 +186,12 @@ def verdicts_by_id(judged: Iterable[Judged]) -> dict[str, Verdict]:
 
 
 def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
-    """Return the number, mean and standard deviation of standardised errors, and the p-value of the
-    sum of their squares; None for fewer than two. nan are left out.
+    """Return number, mean and standard deviation of standardised errors, and the p-value of the sum
+    of their squares.
 
-    They are standard normal, if each printed number is one more run of ours. The p-value takes the
-    numbers as independent, which those of one run at several rounds are not: it describes, and does
-    not test.
+    An error is standard normal if the printed number is one more run of ours. nan are skipped. None
+    for fewer than two errors. The p-value assumes independent numbers. Numbers of one run at
+    several rounds are not independent, so that it describes rather than tests.
     """
     z = np.array([error for error in errors if math.isfinite(error)])
     if len(z) < 2:
@@ -181,10 +201,10 @@ def omnibus(errors: Sequence[float]) -> tuple[int, float, float, float] | None:
 
 
 def standardised_errors(judged: Sequence[Judged]) -> dict[tuple[str, str], list[float]]:
-    """Return the standardised errors of the numbers that were judged, by (table, row), and by
-    (table, "") for all its rows.
+    """Return the standardised errors of the judged numbers, by (table, row).
 
-    Rows that were added after runs had been seen count by themselves alone.
+    The key (table, "") has the errors of all rows, without rows that were added after runs had been
+    seen.
     """
     errors: dict[tuple[str, str], list[float]] = {}
     for judgement in judged:

@@ -4,6 +4,9 @@ The values come from the traces of runs with `selector=pair_study`. A condition 
 run. The label of a pair is its negated validation loss, scaled to 0 .. 1 within the condition.
 Features are standardised over the training conditions. Training and test conditions differ in their
 seeds. `fedsim.papers.pair_claims` judges the paper's claims about the table.
+
+A pair is two clients whose gradients could be averaged. It is good if the validation loss after a
+step with their mean gradient is low. The feature cos_p is a cosine of the two gradients.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,6 +26,7 @@ from fedsim.results.reading import DamagedError, read_metrics
 from fedsim.results.runs import Run, tell_left_out
 
 PENALTY = 1e-3
+"""Factor of the squared weights in the loss of a logistic regression."""
 TEST_SHARE = 0.3
 """Share of the seeds that are for testing."""
 SETTING_KEY = "partition.shards_per_client"

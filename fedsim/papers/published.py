@@ -1,7 +1,8 @@
 """Numbers and claims printed in papers, read from the files of numbers/.
 
-Each names the runs of ours that it is about. The rules by which they are judged are here in words,
-and in `examine` as code; tests/test_report_rules.py simulates their error rates.
+A file is a `Publication`: what one paper prints about the runs of some presets. Each number and
+claim names, in `about`, the runs of ours that it is compared with. The rules of judging are here in
+words (`RULES`), and in `examine` as code. tests/test_report_rules.py simulates their error rates.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -24,10 +25,11 @@ Verdict = Literal[
     "undecided",
     "not judged",
 ]
+"""The possible results of judging a number or claim; `RULES` say what they mean."""
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 MAJORITY = 0.5
-"""A bound on every run is judged by the share of runs for which it holds: it must exceed this."""
+"""A claim that all runs are within a bound is reproduced if it holds for more than this share."""
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "numbers"
@@ -116,12 +118,16 @@ class Claim:
 
     @property
     def statement(self) -> Hashable:
-        """The printed claim: equal for claims in whose words only the name of our method, or the
-        preset, differs."""
-        return self.where, self.text.replace(self.about.get("selector", "\0"), "")
+        """A key of the printed claim. Claims whose texts differ only in the name of our method, or
+        whose presets differ, have the same key."""
+        method = self.about.get(
+            "selector", "\0"
+        )  # no text contains \0, so that nothing is replaced
+        return self.where, self.text.replace(method, "")
 
     @property
     def is_bound(self) -> bool:
+        """True if the claim is about a bound that each run keeps."""
         return self.at_most is not None or self.at_least is not None
 
 
@@ -160,6 +166,7 @@ def publications_about(preset: str, scale: str) -> list[Publication]:
 
 
 def _read(path: Path) -> Publication:
+    """Return the publication in a YAML file, whose keys are the fields of `Publication`."""
     values = {"claims_only": (), **yaml.load(path.read_text(encoding="utf-8"), YAML_LOADER)}
     numbers = [number for table in values.pop("tables", ()) for number in _numbers(table)]
     claims = [Claim(**claim) for claim in values.pop("claims", ())]

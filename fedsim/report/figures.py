@@ -1,7 +1,9 @@
 """The figures of a report: accuracy, participation and coverage, accuracies and data of clients,
 selections, times.
 
-They show finished runs: a panel for each setting, and in it a line for each method.
+They show finished runs: a panel for each setting, and in it a line, bar or row for each method. A
+look is the colour, dash and marker of a method, the same in all figures. Figures are returned as
+`Plot`s, and `save` writes them.
 """
 
 import gc
@@ -40,11 +42,12 @@ from fedsim.results.runs import Run
 COLUMN, PAGE = 3.5, 7.16
 """Widths in inches of a column and of the text of a two-column page (IEEE)."""
 SMALL = 7.0
-"""Size of text in points, as printed, except titles and labels of axes."""
+"""Size of text in points, except titles and labels of axes."""
 DPI, PREVIEW_DPI = 300, 110
+"""Dots per inch of PNG files, and of the smaller pictures on the page."""
 LARGE = 1000
-"""Pixels of height from which a figure leaves so much memory in reference cycles (up to 600 MB)
-that garbage is collected."""
+"""Height in pixels from which garbage is collected after a figure is saved: such figures leave up to
+600 MB in reference cycles."""
 HEIGHT = 2.3
 """Height of a panel with lines, in inches."""
 LEGEND_ROW = 0.15
@@ -54,15 +57,15 @@ MARKS = 8
 BINS = 30
 """Largest number of bars of a histogram."""
 MAX_COLUMNS = 125
-"""Columns of a map of selections. More rounds are put together, so that each can be seen in
-print."""
+"""Largest number of columns of a map of selections, so that each can be seen in print. A column of a
+longer run stands for several rounds."""
 DIVISION = ("cell", "dataset", "partition")
 """Config groups whose choices and values define how the data are divided."""
 SIMULATED = ("ask", "train")
-"""Phases on the simulated clock."""
+"""Phases that take time on the simulated clock of the clients' devices."""
 CAPTIONS: Mapping[str, str] = yaml.load((ASSETS / "figures.yaml").read_text("utf-8"), YAML_LOADER)
 Lines = Mapping[str, Sequence[Run]]
-"""The runs of a setting by method."""
+"""The finished runs of a setting by method, each list sorted by seed."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ class Plot:
 
 
 def all_plots(runs: pd.DataFrame) -> list[Plot]:
-    """Return all figures for which the runs, one at least, have data."""
+    """Return all figures for which the finished runs (at least one) have data."""
     looks = make_looks(runs["method"])
     panels = {}
     for setting, rows in by_setting(runs).items():
@@ -103,9 +106,10 @@ def style() -> AbstractContextManager[None]:
 
 
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
-    """Write the figures as PNG and PDF to `folder`, which empties them.
+    """Write the figures as PNG and PDF to `folder`. Return their captions and smaller PNGs for the
+    page.
 
-    Return captions and smaller PNGs, for a page on the screen.
+    The figures are cleared to free memory, and cannot be used again.
     """
     files: dict[str, bytes] = {}
     pictures = []
@@ -113,7 +117,7 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
         png, pdf, preview = io.BytesIO(), io.BytesIO(), io.BytesIO()
         plot.figure.set_dpi(DPI)
         screen = FigureCanvasAgg(plot.figure)
-        with style():  # not by savefig, which draws each of them twice
+        with style():  # not by savefig, which would draw each figure twice
             screen.print_png(png)
             plot.figure.set_layout_engine("none")  # it is laid out by now
             FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})
@@ -133,10 +137,11 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
 def make_axes(
     num_panels: int, height: float, extra: float = 0.0, max_columns: int = 2
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with at most `max_columns` panels in a row: as wide as a page, or as a column
-    for half of them.
+    """Return a figure with `num_panels` panels, at most `max_columns` in a row.
 
-    `height` is that of a panel, in inches, and `extra` that of what is below them.
+    The figure is as wide as the page, or as a column of the page if it has at most half of
+    `max_columns`. A panel is `height` inches high. `extra` inches are added for what is below the
+    panels. With `max_columns` above 2 all panels share their y axis.
     """
     columns = min(num_panels, max_columns)
     rows = math.ceil(num_panels / columns)
@@ -149,10 +154,14 @@ def make_axes(
 
 
 def line_axes(titles: Sequence[str], looks: Mapping[str, Look]) -> tuple[Figure, list[Axes]]:
-    """Return axes for lines of these looks, with one legend for all panels below them, if there are
-    several lines."""
-    width = (COLUMN if len(titles) == 1 else PAGE) * 72
-    columns = int(width / (0.6 * SMALL * max(map(len, looks)) + 30))
+    """Return axes with these titles for lines with these looks.
+
+    Several lines have one legend, below all panels.
+    """
+    # A legend entry is as wide as its name (0.6 of the text size for each character) and its line
+    # (30 points).
+    width_in_points = (COLUMN if len(titles) == 1 else PAGE) * 72
+    columns = int(width_in_points / (0.6 * SMALL * max(map(len, looks)) + 30))
     columns = max(1, min(len(looks), columns))
     has_legend = len(looks) > 1
     legend = LEGEND_ROW * math.ceil(len(looks) / columns) + 0.1 if has_legend else 0.0
@@ -169,8 +178,11 @@ def line_axes(titles: Sequence[str], looks: Mapping[str, Look]) -> tuple[Figure,
 def row_axes(
     panels: Mapping[str, Sequence[str]], row: float, margin: float, extra: float = 0.0
 ) -> tuple[Figure, list[Axes]]:
-    """Return axes with a row for each method of a panel, from the top down, of `row` inches and a
-    `margin` around them."""
+    """Return axes with a row for each method, from the top down.
+
+    `panels` has the methods of each panel by its title. A row is `row` inches high, and each panel
+    has a `margin` in inches around its rows. `extra` is as in `make_axes`.
+    """
     num_rows = max(map(len, panels.values()))
     figure, all_axes = make_axes(len(panels), row * num_rows + margin, extra)
     for (title, methods), axes in zip(panels.items(), all_axes, strict=True):
@@ -183,21 +195,22 @@ def row_axes(
 
 
 def write_beside_rows(axes: Axes, texts: Sequence[str]) -> None:
-    """Write a text to the right of each row."""
+    """Write the texts to the right of the rows of `row_axes`, one beside each row."""
     for number, text in enumerate(texts):
         place = (1.02, number)
         axes.annotate(text, place, xycoords=("axes fraction", "data"), fontsize=SMALL, va="center")
 
 
 def accuracy_plots(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> list[Plot]:
-    """Return test accuracy against each axis of which all runs have records."""
+    """Return a figure of test accuracy against each of `AXES` whose quantities all runs
+    recorded."""
     curves = {}
     all_runs: list[Run] = []
     for title, lines in panels.items():
         for method, runs in lines.items():
             curves[title, method] = accuracy_curve(runs)
             all_runs += runs
-    drawn = "means over seeds"
+    drawn = "means over seeds"  # words of the captions: what the lines are
     if any(curve.window > 1 for curve in curves.values()):
         drawn += f" of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
     plots = []
@@ -224,6 +237,10 @@ def accuracy_plots(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> li
 def _draw_curve(
     axes: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, num_seeds: int
 ) -> None:
+    """Draw a curve with the range of its seeds, and faintly its unsmoothed accuracies.
+
+    `number` is the number of the line in the legend, from 0.
+    """
     colour = look["color"]
     if curve.window > 1:
         axes.plot(x, curve.raw, color=colour, linewidth=0.5, alpha=0.22, zorder=1)
@@ -231,15 +248,15 @@ def _draw_curve(
         axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
     elif num_seeds > 1:
         ends = np.array([curve.low, curve.high])
-        reach = np.abs(ends - curve.smoothed)  # a mean of equal numbers may be above them
+        reach = np.abs(ends - curve.smoothed)  # rounding can put the mean of equal values above
         axes.errorbar(x, curve.smoothed, reach, color=colour, linewidth=0.8, capsize=2)
     step = max(1, len(x) // MARKS)
-    first = int(number % MARKS / MARKS * step)  # markers of lines do not lie on each other
+    first = int(number % MARKS / MARKS * step)  # so that markers of lines do not cover each other
     axes.plot(x, curve.smoothed, markevery=(first, step), **look)
 
 
 def coverage_plot(runs: pd.DataFrame) -> Plot:
-    """Return the share of clients that have been selected at least once."""
+    """Return a figure of the share of clients that have been selected so far, round by round."""
 
     def median(rows: pd.DataFrame) -> str:
         return show_reached(median_reached(measured(rows, "rounds_to_cover")))
@@ -248,7 +265,7 @@ def coverage_plot(runs: pd.DataFrame) -> Plot:
 
 
 def participation_plot(runs: pd.DataFrame) -> Plot:
-    """Return the share of clients that upload in a round."""
+    """Return a figure of the share of clients that upload, round by round."""
 
     def percent(rows: pd.DataFrame) -> str:
         mean = measured(rows, "participation").mean()
@@ -260,19 +277,23 @@ def participation_plot(runs: pd.DataFrame) -> Plot:
 def _strips(
     name: str, runs: pd.DataFrame, key: str, scale: str, describe: Callable[[pd.DataFrame], str]
 ) -> Plot:
-    """Return a strip per method: the mean over seeds of the series `key` by colour, and a text to
-    the right of it."""
+    """Return a figure with a strip for each method, whose colour shows a value for each round.
+
+    The value is the mean over seeds of the recorded quantity `key`. `describe` returns the text to
+    the right of a method's strip. `scale` is that of the axis of rounds.
+    """
     panels = {title: by(rows, "method") for title, rows in by_setting(runs).items()}
     means = {}
     for group, rows in by(runs, "group").items():
         means[group] = stack_series(list(rows["run"]), key).mean(0)
+    # Coverage, the figure with a logarithmic axis, ends at 1. Participation may stay far below.
     highest = 1.0 if scale == "log" else max(float(values.max()) for values in means.values())
     titles = {title: list(lines) for title, lines in panels.items()}
     figure, all_axes = row_axes(titles, 0.17, 0.8)
     for lines, axes in zip(panels.values(), all_axes, strict=True):
         for number, rows in enumerate(lines.values()):
             values = means[rows["group"].iloc[0]]
-            x = np.arange(len(values) + 1) + 0.5
+            x = np.arange(len(values) + 1) + 0.5  # edges of cells: a round is in the middle
             y = [number - 0.4, number + 0.4]
             mesh = axes.pcolormesh(
                 x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True
@@ -287,8 +308,11 @@ def _strips(
 
 
 def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot | None:
-    """Return a line per method from its worst client to its best; None if no run measured the
-    accuracy of its clients."""
+    """Return a figure with a line for each method, of the accuracies on its clients from the worst
+    to the best.
+
+    None if no run measured the accuracy of its clients.
+    """
     shown: dict[str, dict[str, Floats]] = {}
     for title, lines in panels.items():
         for method, runs in lines.items():
@@ -314,10 +338,11 @@ def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot
 
 
 def sorted_accuracies(runs: Sequence[Run]) -> Floats | None:
-    """Return the sorted accuracies of the clients of each run [runs, clients]; None if no run has
+    """Return the sorted accuracies on the clients of each run, [runs, clients]; None if no run has
     them.
 
-    They are interpolated at the ranks of the run in which the fewest clients have one.
+    Clients without an accuracy do not count. If their number differs among runs, all runs are
+    interpolated to the smallest number of clients.
     """
     by_run = []
     for run in runs:
@@ -332,11 +357,15 @@ def sorted_accuracies(runs: Sequence[Run]) -> Floats | None:
 
 
 def _ranks(num: int) -> Floats:
+    """Return the places of `num` sorted clients between 0 and 1."""
     return (np.arange(num) + 0.5) / num
 
 
 def partitions_plot(runs: pd.DataFrame) -> Plot | None:
-    """Return the divisions at the first seed, each once; None if none was saved."""
+    """Return a figure of how data are divided among clients, at the first seed, each division once.
+
+    None if no run saved its partition.
+    """
     divisions: dict[str, Ints] = {}
     for rows in by_setting(runs).values():
         for members in by(rows, "group").values():
@@ -361,7 +390,7 @@ def partitions_plot(runs: pd.DataFrame) -> Plot | None:
 
 
 def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot:
-    """Return how often clients were selected, a row per method."""
+    """Return a figure with a histogram for each method: how often clients were selected."""
     figure, all_axes = row_axes({title: list(lines) for title, lines in panels.items()}, 0.3, 0.7)
     for lines, axes in zip(panels.values(), all_axes, strict=True):
         counts = {
@@ -371,7 +400,7 @@ def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Pl
         never = []
         for row, (method, values) in enumerate(counts.items()):
             heights, _ = np.histogram(values, edges)
-            bottom = row + 0.45
+            bottom = row + 0.45  # rows are 1 high and counted downwards, so that tops are smaller
             tops = bottom - 0.85 * heights / heights.max()
             axes.stairs(tops, edges, baseline=bottom, fill=True, color=looks[method]["color"])
             never.append(f"{(values == 0).sum(1).mean():.3g} never")
@@ -381,16 +410,16 @@ def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Pl
 
 
 def histogram_edges(highest: int) -> Floats:
-    """Return the edges of at most `BINS` bars that each cover as many of the whole numbers from 0
-    to `highest`."""
+    """Return the edges of at most `BINS` bars of equal width for whole numbers from 0 to
+    `highest`."""
     width = math.ceil((highest + 1) / BINS)
     bars = math.ceil((highest + 1) / width)
     return np.arange(bars + 1, dtype=np.float64) * width - 0.5
 
 
 def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None:
-    """Return the share of its choices that a method gave to imperfect clients, a row per method;
-    None if all are honest."""
+    """Return a figure of how often methods chose imperfect clients, a row for each method; None if
+    all clients are honest."""
     by_title: dict[str, dict[str, Preference]] = {}
     for preference in preferences(runs):
         by_title.setdefault(preference.setting, {})[preference.method] = preference
@@ -413,8 +442,8 @@ def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None
 
 
 def round_plots(panels: Mapping[str, Lines]) -> list[Plot]:
-    """Return which client was selected in which round, at the first seed: a figure per setting, a
-    map per method."""
+    """Return a figure for each setting, with a map for each method: which client was selected in
+    which round, at the first seed."""
     plots = []
     for number, (title, lines) in enumerate(panels.items(), 1):
         name = "selections_rounds" if len(panels) == 1 else f"selections_rounds_{number}"
@@ -424,6 +453,7 @@ def round_plots(panels: Mapping[str, Lines]) -> list[Plot]:
 
 
 def _maps(title: str, lines: Lines) -> Figure:
+    """Return the figure of one setting for `round_plots`."""
     maps = {method: _selected_by_round(runs[0]) for method, runs in lines.items()}
     highest = max(values.max() for values in maps.values())
     figure, all_axes = make_axes(len(maps), 1.5, 0.4, max_columns=4)
@@ -439,7 +469,7 @@ def _maps(title: str, lines: Lines) -> Figure:
             rasterized=True,
         )
         axes.set_title(method, fontsize=SMALL)
-    for axes in all_axes[::4]:
+    for axes in all_axes[::4]:  # the first panel of each row
         axes.set_ylabel("client")
     figure.supxlabel("round", fontsize=SMALL)
     if title:
@@ -449,8 +479,11 @@ def _maps(title: str, lines: Lines) -> Figure:
 
 
 def _selected_by_round(run: Run) -> Floats:
-    """Return the share of the rounds of each column in which each client was selected, [N,
-    columns]."""
+    """Return the map of a run, [N, columns].
+
+    A column stands for one round or several. Each value is the share of its rounds in which the
+    client was selected.
+    """
     num_rounds = run.rounds.num
     columns = min(num_rounds, MAX_COLUMNS)
     rounds, clients = run.rounds.chosen
@@ -463,8 +496,11 @@ def _selected_by_round(run: Run) -> Floats:
 def phases_plot(
     name: str, panels: Mapping[str, Lines], phases: Sequence[str], prefix: str, label: str
 ) -> Plot:
-    """Return a bar per method, in parts: what the server selects for, what clients are asked,
-    training, and so on."""
+    """Return a figure with a bar for each method, whose parts are the mean durations of phases.
+
+    `phases` are selection, training, and so on. A duration is the sum over rounds of the recorded
+    quantity `prefix` + phase.
+    """
     titles = {title: list(lines) for title, lines in panels.items()}
     figure, all_axes = row_axes(titles, 0.2, 0.7, 0.25)
     colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(phases)))

@@ -1,5 +1,9 @@
-"""The report as one self-contained HTML page: what is best, curves that page.js draws, costs.
-Everything else is folded."""
+"""The report as one self-contained HTML page.
+
+The page begins with what is best, curves (which page.js draws with plotly from JSON) and costs. All
+other tables are folded. Pictures are PNGs of figures, embedded in the page. A line is the curve of a
+method in a setting, the mean over its runs.
+"""
 
 import base64
 import json
@@ -63,23 +67,26 @@ def html_page(
     pictures: Pictures | None,
     folder: Path,
 ) -> str:
-    """Return the HTML text of the page that will lie in `folder`, from which it links to the runs'
-    folders. None for `pictures` leaves out curves, too."""
+    """Return the HTML text of the page, which will be written to `folder`.
+
+    Links to the runs' folders are relative to `folder`. If `pictures` is None (no figures are
+    wanted), the page has no curves either.
+    """
     runs = material.frame
-    drawn = runs[:0] if pictures is None else material.shown
+    shown_runs = runs[:0] if pictures is None else material.shown
     images = {place: _embedded(figures) for place, figures in (pictures or {}).items()}
     tables = [table for section in sections for table in section.tables]
     brief = [table for section in sections for table in section.brief]
     configs, shared = config_differences(runs)
     curves = plotly = thinned = ""
-    if len(drawn):
+    if len(shown_runs):
         from plotly.offline import get_plotlyjs  # here: 0.3 s, which only curves need
 
         plotly = get_plotlyjs()
-        data = curves_data(drawn)
-        thinned = _thinned(drawn, runs, data["points"])
+        data = curves_data(shown_runs)
+        thinned = _thinned(shown_runs, runs, data["points"])
         curves = json.dumps(data, separators=(",", ":"))
-        curves = curves.replace("<", "\\u003c")  # stands in a script element, whatever it holds
+        curves = curves.replace("<", "\\u003c")  # no name of a run can end the script element
     folded = [table for table in tables if table.name not in (*OPENING, *COSTS)]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True)
     template = environment.from_string((ASSETS / "page.html.j2").read_text(encoding="utf-8"))
@@ -131,8 +138,11 @@ def config_differences(runs: pd.DataFrame) -> tuple[Table, str]:
 
 
 def _compared(rows: pd.DataFrame) -> dict[str, Any]:
-    """Return the choices and values of a group that can change its results; all engines and
-    devices, in which its runs may differ. The choice of a class tells its `_target_`."""
+    """Return the choices and config values of a group that can change its results.
+
+    Its runs may differ in engine and device: all that occur are listed. A group's `_target_` is
+    left out, because the choice implies it.
+    """
     run = first_run(rows)
     values: dict[str, Any] = dict(NEW_GROUPS)
     values.update({key: text for key, text in run.choices.items() if key not in UNCOMPARED})
@@ -167,16 +177,21 @@ def runs_table(runs: pd.DataFrame) -> Table:
 
 
 def curves_data(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return axes and values with their labels, axes' units, which value the ranges belong to,
-    methods' looks, and the lines of settings."""
+    """Return the data of the curves for page.js.
+
+    `axes` and `values` have the labels of what can be chosen for x and y, and `units` the units of
+    axes. `range_of` names the value to which the ranges of seeds belong. `looks` are those of
+    methods, `panels` has the lines of each setting, and `points` is the largest number of points of
+    a line.
+    """
     all_runs = list(runs["run"])
     axes = {name: axis.label for name, axis in AXES.items() if is_recorded(all_runs, axis.names)}
     points = min(MAX_POINTS, ALL_POINTS // runs["group"].nunique())
     panels = []
     for setting, rows in by_setting(runs).items():
         lines = by(rows, "method").items()
-        drawn = [_line(method, list(line["run"]), list(axes), points) for method, line in lines]
-        panels.append({"title": setting, "lines": drawn})
+        curves = [_line(method, list(line["run"]), list(axes), points) for method, line in lines]
+        panels.append({"title": setting, "lines": curves})
     looks = {}
     for name, look in make_looks(runs["method"]).items():
         dash, symbol = DASHES[look["linestyle"]], MARKERS[look["marker"]]
@@ -197,31 +212,35 @@ def curves_data(runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def _line(method: str, runs: Sequence[Run], axes: Sequence[str], max_points: int) -> dict[str, Any]:
-    """Return a line at no more than `max_points` of the evaluated rounds, with the first and the
-    last."""
+    """Return the series of a line at evaluated rounds.
+
+    Of more than `max_points` evaluated rounds, evenly spaced ones are taken, with the first and the
+    last.
+    """
     curve = accuracy_curve(runs)
-    places = curve.rounds - 1
+    places = curve.rounds - 1  # rounds are counted from 1
     series = {axis: spent_until(runs, axis)[places] for axis in axes}
     series.update(raw=curve.raw, smoothed=curve.smoothed, low=curve.low, high=curve.high)
     series["coverage"] = stack_series(runs, "coverage").mean(0)[places]
     series["participation"] = stack_series(runs, "participation_ratio").mean(0)[places]
     num_points = min(len(places), max_points)
-    drawn = np.unique(np.linspace(0, len(places) - 1, num_points).round().astype(np.int64))
+    kept = np.unique(np.linspace(0, len(places) - 1, num_points).round().astype(np.int64))
     line: dict[str, Any] = {"name": method, "seeds": len(runs)}
     for name, values in series.items():
-        line[name] = [float(f"{value:.5g}") for value in values[drawn]]
+        line[name] = [float(f"{value:.5g}") for value in values[kept]]
     return line
 
 
-def _thinned(drawn: pd.DataFrame, runs: pd.DataFrame, points: int) -> str:
-    """Return what is left out of the curves, in words."""
+def _thinned(shown_runs: pd.DataFrame, runs: pd.DataFrame, points: int) -> str:
+    """Return sentences on rounds and lines that the curves do not show; empty if they show all."""
     texts = []
-    if max(run.rounds.num for run in drawn["run"]) > points:
+    if max(run.rounds.num for run in shown_runs["run"]) > points:
         texts.append(f"Each line is thinned to {points} rounds.")
-    num_drawn, num_known = drawn["group"].nunique(), done(runs)["group"].nunique()
-    if num_known > num_drawn:
+    num_shown = shown_runs["group"].nunique()
+    num_finished = done(runs)["group"].nunique()
+    if num_finished > num_shown:
         texts.append(
-            f"Drawn are {num_drawn} of {num_known} lines: the most accurate of each setting, and "
+            f"Drawn are {num_shown} of {num_finished} lines: the most accurate of each setting, and "
             "what they are compared with."
         )
     return " ".join(texts)
@@ -235,7 +254,8 @@ def _link(run: Run, folder: Path) -> str | None:
 
 
 def _embedded(pictures: Sequence[tuple[str, bytes]]) -> list[tuple[str, str]]:
-    """Return captions and base64 of the first PNGs that do not make the page too large."""
+    """Return the captions of the first pictures, and their PNGs in base64, up to `PICTURE_BYTES` in
+    all."""
     embedded = []
     size = 0
     for caption, png in pictures:

@@ -19,6 +19,7 @@ from fedsim.core.text import printable, printable_lines
 from fedsim.results.statistics import Difference, Mean, Median, Share
 
 MISSING = "-"
+"""The text of a value that is not known."""
 Format = Any
 """How a value is written: a format specification for numbers, or a function that returns a text."""
 
@@ -29,11 +30,15 @@ class Bold(str):
 
 @dataclass(frozen=True)
 class Table:
-    """A table, the `name` of its files, and the `note` below it.
+    """A table of a report.
 
-    `values` has a row for each row of the table: texts, numbers, statistics (None: not known).
-    `formats` has the formats of columns. `rules` of verdicts follow the note, except on the page,
-    which ends with them. `styles` names the classes of cells with certain texts on the page.
+    - `name`: the name of its files, without suffix; `title`: its heading.
+    - `values`: a frame of texts, numbers and statistics, with None for values that are not known.
+    - `formats`: the formats of columns by their names.
+    - `note`: the text below the table.
+    - `rules`: rules of verdicts. They follow the note, except on the page, where all rules stand at
+      the end.
+    - `styles`: the CSS classes, on the page, of cells by their texts.
     """
 
     name: str
@@ -55,7 +60,7 @@ class Table:
 
     @cached_property
     def shown(self) -> pd.DataFrame:
-        """The texts without columns in which all cells are empty or missing."""
+        """The texts without columns whose cells are all empty or `MISSING`."""
         says_nothing = self.texts.isin(["", MISSING]).all()
         return self.texts.loc[:, ~says_nothing] if len(self.texts) else self.texts
 
@@ -93,7 +98,7 @@ class Table:
         rows = [
             " & ".join(map(_escape_latex, row)) + r" \\" for row in (header, *self.shown.to_numpy())
         ]
-        columns = "ll".ljust(len(header), "r")[: len(header)]
+        columns = "ll".ljust(len(header), "r")[: len(header)]  # two of text, the others of numbers
         return "\n".join(
             [
                 f"% {printable(self.title)}",
@@ -109,8 +114,8 @@ class Table:
         )
 
     def csv(self) -> str:
-        """Return all columns as CSV, also the empty ones. No cell is a formula for a
-        spreadsheet."""
+        """Return all columns as CSV, also the empty ones. Cells that a spreadsheet would take for
+        formulas are escaped."""
         texts = self.texts.map(_no_formula).rename(columns=_no_formula)
         return texts.to_csv(index=False, lineterminator="\n")
 
@@ -130,7 +135,7 @@ def show(value: Any, form: Format = "") -> str:
         return value
     if callable(form):
         return form(value)
-    if value is None or value != value:
+    if value is None or value != value:  # None or nan
         return MISSING
     if isinstance(value, Mean | Share | Median):
         return show_result(value)
@@ -138,7 +143,10 @@ def show(value: Any, form: Format = "") -> str:
 
 
 def number_in(value: Any) -> float | None:
-    """Return the number by which a value is sorted: of a tuple the first; None for texts."""
+    """Return the number by which the page sorts a cell; None for texts and nan.
+
+    It is the first item of a tuple, and the mean or median of a statistic.
+    """
     if isinstance(value, tuple):
         value = value[0]
     if isinstance(value, Mean):
@@ -150,13 +158,17 @@ def number_in(value: Any) -> float | None:
 
 
 def show_result(value: Mean | Share | Median) -> str:
-    """Return a result with its 95 % interval: differences with signs, shares as counts, medians
-    with what is never reached."""
+    """Return a result with its 95 % interval as text.
+
+    Differences have signs, and shares are shown as counts. Medians and ends that are not reached
+    within the run are shown as "> 500".
+    """
     low, high = value.interval
     if isinstance(value, Share):
         return f"holds for {value.count} of {value.num} seeds [{low:.2f}, {high:.2f}]"
     if isinstance(value, Median):
         median, low_text, high_text = (
+            # The lower end is -inf with few seeds; rounds begin at 0.
             f"> {value.beyond:.0f}" if end == math.inf else f"{max(end, 0):.0f}"
             for end in (value.median, low, high)
         )
@@ -190,8 +202,10 @@ def show_both(p_values: tuple[float, float]) -> str:
 def show_reached(
     reached: Median | None, show_number: Callable[[float], str] = "{:.0f}".format
 ) -> str:
-    """Return the median of where runs first get; with the number of those that get there, if these
-    are not all."""
+    """Return the median over runs of what it takes to reach something.
+
+    The number of runs that reach it is added unless all do: "120 (3/5)".
+    """
     if reached is None:
         return MISSING
     num_reaching = sum(map(math.isfinite, reached.values))
@@ -200,7 +214,7 @@ def show_reached(
 
 
 def median_reached(values: Sequence[float]) -> Median | None:
-    """Return the median of values, of which nan is beyond all others; None without values."""
+    """Return the median of values, with nan (never reached) as the largest; None without values."""
     beyond = [math.inf if math.isnan(value) else float(value) for value in values]
     return Median(tuple(beyond)) if beyond else None
 

@@ -1,4 +1,11 @@
-"""The tables of a report within settings: results, paired differences, targets, costs, times."""
+"""The tables of a report that compare methods within a setting: results, paired differences,
+targets, costs, times.
+
+Many of them have a row for each group (runs that differ in seeds alone), and columns that are
+measures of runs, aggregated over seeds: `COLUMNS` and `BY_GROUP`. The other tables compare methods
+with the reference of their setting (`fedsim.report.contrasts`). Titles and notes are in
+assets/tables.yaml.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -40,9 +47,9 @@ from fedsim.results.statistics import (
 from fedsim.tracking.tables import show_bytes, show_seconds
 
 LEVEL_MARGIN = 0.02
-"""Methods within this margin are called level with each other."""
+"""Methods whose final accuracies differ by less are called level with each other."""
 MORE = 0.02
-"""The second target over settings is random selection's final accuracy plus this."""
+"""The second target of `costs_table` is the final accuracy of random selection plus this."""
 NUMBERS = {
     "window": FINAL_WINDOW,
     "margin": LEVEL_MARGIN,
@@ -53,7 +60,8 @@ NUMBERS = {
     "five": half_width_in_sd(5),
     "ten": half_width_in_sd(10),
 }
-"""The numbers in the texts below tables."""
+"""Numbers that the notes below tables name. `three`, `five`, `ten` are half widths of intervals at so
+many seeds, in standard deviations."""
 TEXTS = yaml.load((ASSETS / "tables.yaml").read_text(encoding="utf-8"), YAML_LOADER)
 FINAL = f"final accuracy (last {FINAL_WINDOW})"
 """Column of the mean of the last rounds, by which everything is compared."""
@@ -68,18 +76,22 @@ def make_table(
     formats: Mapping[str, Format] | None = None,
     **numbers: str,
 ) -> Table:
-    """Return a table with the title and note of assets/tables.yaml, in which `numbers` are
-    filled."""
+    """Return a table with the title and note of assets/tables.yaml.
+
+    `NUMBERS` and `numbers` are filled into the note.
+    """
     title, note = TEXTS[name]["title"], TEXTS[name]["note"]
     frame = make_frame(header, rows)
     return Table(name, title, frame, formats or {}, note.format(**NUMBERS, **numbers))
 
 
 ACCURACY, REACHED = "accuracy", "reached"
-"""Aggregates over seeds: the mean with its interval, and the median of where runs first get."""
+"""Two ways to show a measure over seeds: the mean with its interval, and the median of the rounds in
+which runs first reach something."""
 
 
 def _total(names: Sequence[str]) -> str:
+    """Return the name of the measure that sums quantities over a run."""
     return f"total:{','.join(names)}"
 
 
@@ -116,9 +128,10 @@ COLUMNS: Mapping[str, tuple[str, Format]] = {
     "simulated train": ("total:simulated_seconds_train", show_seconds),
     "late a round": ("late_a_round", ".2f"),
 }
-"""Columns of tables with a row a group: a measure, and how its values over seeds are shown.
+"""Columns of tables with a row for each group: the name of a measure, and how its values are shown.
 
-A format shows their mean, if all runs have the measure.
+`ACCURACY` and `REACHED` are explained above. Any other format shows the mean over seeds, if all runs
+have the measure.
 """
 PHASE_COLUMNS: Mapping[str, tuple[str, Format]] = {
     phase: (f"total:seconds_{phase}", show_seconds) for phase in PHASES
@@ -169,7 +182,7 @@ BY_GROUP: Mapping[str, Sequence[str]] = {
         "late a round",
     ],
 }
-"""The columns of tables with a row a group."""
+"""The columns of each table that has a row for each group."""
 
 
 def section(material: Material) -> Section:
@@ -200,10 +213,14 @@ def _plots(shown_runs: pd.DataFrame) -> list[Any]:
 
 
 def by_group(name: str, runs: pd.DataFrame) -> Table:
-    """Return the table of `BY_GROUP` with this name."""
+    """Return the table of `BY_GROUP` with this name.
+
+    It has a row for each group of `runs`. Measures are of finished runs alone.
+    """
     columns: dict[str, tuple[str, Format]] = {**COLUMNS, **PHASE_COLUMNS, **CLIENT_COLUMNS}
     groups = by(runs, "group")
     finished = done(runs)
+    # Measures are computed for all finished runs at once, and split by group.
     places = [np.flatnonzero(finished["group"] == group) for group in groups]
     cells: dict[str, list[Any]] = {"run": list(groups)}
     formats: dict[str, Format] = {SEEDS_COLUMN: _show_seeds}
@@ -257,7 +274,7 @@ def _p_cells(difference: Difference, p_holm: float) -> list[Any]:
 
 
 def pairs(runs: pd.DataFrame) -> Table:
-    """Return the paired differences of every method of a setting to its reference."""
+    """Return final accuracy of each method minus that of its reference, paired by seed."""
     contrasts = to_references(runs)
     rows = []
     for contrast in contrasts:
@@ -276,8 +293,12 @@ def pairs(runs: pd.DataFrame) -> Table:
 
 
 def pooled_pairs(runs: pd.DataFrame) -> Table:
-    """Return differences to the reference, pooled at each seed over the divisions of the data, of
-    methods that all divisions have."""
+    """Return differences to the reference, averaged over divisions of the data at each seed.
+
+    Settings that differ only in how data are divided among clients are pooled. Methods that are
+    missing in one of them are skipped.
+    """
+    # Settings, each its runs by method, by the labels that they have in common.
     panels: dict[str, list[Mapping[str, pd.DataFrame]]] = {}
     for rows in by_setting(runs).values():
         panels.setdefault(_besides_partition(rows), []).append(by(rows, "method"))
@@ -307,7 +328,11 @@ def _besides_partition(rows: pd.DataFrame) -> str:
 def _pooled_lines(
     settings: Sequence[Mapping[str, pd.DataFrame]],
 ) -> list[tuple[str, Difference]]:
-    """Return the differences of methods that all settings have and compare with the same one."""
+    """Return pooled differences with their names ("method - reference").
+
+    A method is skipped if a setting does not have it, if it has different references in the
+    settings, or if it is a reference itself.
+    """
     lines = []
     for method in settings[0]:
         if not all(method in setting for setting in settings):
@@ -318,8 +343,8 @@ def _pooled_lines(
             for setting, reference in zip(settings, references, strict=True)
         ]
         difference = pooled(strata)
-        is_one = len(set(references)) == 1 and method not in references
-        if is_one and difference is not None:
+        has_one_reference = len(set(references)) == 1 and method not in references
+        if has_one_reference and difference is not None:
             lines.append((f"{method} - {references[0]}", difference))
     return lines
 
@@ -346,8 +371,11 @@ LEVELS = (0.9, 0.95, 1.0)
 
 
 def targets(runs: pd.DataFrame) -> Table:
-    """Return rounds, bytes and simulated time until a run first reaches shares of the reference's
-    mean final accuracy."""
+    """Return rounds, bytes and simulated time until runs first reach a target accuracy.
+
+    The targets are `LEVELS` of the mean final accuracy of the setting's reference. Settings whose
+    reference is not finished are skipped.
+    """
     rows = []
     for setting, members in by_setting(runs).items():
         lines = by(members, "method")
@@ -355,14 +383,16 @@ def targets(runs: pd.DataFrame) -> Table:
         final = float(reference["final_accuracy"].mean())
         for share in [] if math.isnan(final) else LEVELS:
             target = share * final
-            slowest = _reach(reference, "simulated_seconds_to", target)
+            reference_seconds = _reach(reference, "simulated_seconds_to", target)
             for method, line in lines.items():
                 seconds = _reach(line, "simulated_seconds_to", target)
                 is_timed = is_recorded(done(line)["run"], SIMULATED)
+                # Without a simulated clock the seconds are missing, or 0.
                 if not (seconds and seconds.median and is_timed):
                     seconds = None
                 row = [setting, method, target, share, _reach(line, "rounds_to", target)]
-                row += [_reach(line, "bytes_to", target), seconds, _times(slowest, seconds)]
+                row += [_reach(line, "bytes_to", target), seconds]
+                row.append(_times_as_fast(reference_seconds, seconds))
                 rows.append(row)
     formats = {
         "target": ".4f",
@@ -376,12 +406,17 @@ def targets(runs: pd.DataFrame) -> Table:
 
 
 def _reach(line: pd.DataFrame, measure: str, target: float) -> Median | None:
+    """Return the median over finished runs of a measure with the argument `target`; None without
+    finished runs."""
     return median_reached(measured(done(line), f"{measure}@{target!r}"))
 
 
-def _times(slowest: Median | None, reached: Median | None) -> float | None:
-    """Return how many times as fast runs are as the reference; None if one never gets there."""
-    if slowest is None or reached is None or not slowest.median:
+def _times_as_fast(reference: Median | None, seconds: Median | None) -> float | None:
+    """Return the median time of the reference divided by that of a method.
+
+    None if one of them is not known, or never reaches the target.
+    """
+    if reference is None or seconds is None or not reference.median:
         return None
-    is_finite = math.isfinite(slowest.median) and math.isfinite(reached.median)
-    return slowest.median / reached.median if is_finite else None
+    is_finite = math.isfinite(reference.median) and math.isfinite(seconds.median)
+    return reference.median / seconds.median if is_finite else None

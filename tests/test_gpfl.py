@@ -110,8 +110,8 @@ def test_rewards_are_softmax_shares_times_the_factor_of_the_selected(
     switches: dict[str, Any], accuracy: float, loss: float, factor: float
 ) -> None:
     selector = gpfl(**switches)
-    selector.previous = Evaluation(accuracy=0.5, loss=1.0)
-    selector.last = Evaluation(accuracy, loss)
+    selector.evaluation_before = Evaluation(accuracy=0.5, loss=1.0)
+    selector.evaluation_after = Evaluation(accuracy, loss)
     selector.projections = np.array(C)
     selector.selected = np.array([2])
     selector._add_rewards()

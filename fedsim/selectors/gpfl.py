@@ -9,25 +9,27 @@ clients that train reveal their gradients, so the values of the others are stale
 balances clients of high value with clients that were selected seldom:
 
     c_i = <g_i, g> / |g|, the gradient projection                      (Eq. 3)
-    reward of every client = softmax(c)_i                              (Eq. 5)
-    u_i = mean reward + alpha sqrt(2 ln(sum_j n_j) / n_i)              (Eq. 6)
+    reward of client i = softmax(c)_i                                  (Eq. 5)
+    u_i = mean reward of i + alpha sqrt(2 ln(sum_j n_j) / n_i)         (Eq. 6)
     alpha = rho t / T                                                  (Eq. 7)
     factor of rewards = 2 exp(A^t - A^{t-1}) if the accuracy changed   (Eq. 8)
                         exp(F^{t-1} - F^t) otherwise
 
-u_i is the index of client i (GPCB), n_i the number of its selections, t the round, A the accuracy
-and F the loss. The factor multiplies the rewards of the clients that were selected last.
+u_i is the index of client i (GPCB). n_i is the number of its selections, t the round and T the
+number of rounds. A is the accuracy and F the loss of the global model. In every round all clients
+get a reward. The factor multiplies the rewards of the clients that were selected last.
 
 Algorithm 1:
 
-1. Initialisation, in the first round in which clients can be reached: All clients train and upload.
-   g is the mean of all g_i. The K clients of highest c_i are selected, and their models averaged.
+1. Initialisation, in the first round with available clients: All of them train and upload. g is
+   the mean of all g_i. The K clients of highest c_i are selected, and their models averaged.
 2. Later rounds, before training: Add the rewards, and select the K clients of highest u_i.
-3. After training: g_i = (w - w_i) / lr for the clients that trained, and c_i is its projection on
-   the server's own step g of the previous round.
+3. After training: For the clients i that trained, g_i = (w - w_i) / lr, with w the global model
+   before the round and w_i the client's model. c_i is the projection of g_i on the server's own
+   step g of the previous round.
 
-What the paper leaves open is a parameter, whose default is our reading: The softmax is over all
-clients with their stale c. The mean reward is over rounds. n_i is 1 after the initialisation.
+What the paper leaves open is a parameter. Its default is how we read the paper: The softmax is over
+all clients with their stale c. The mean reward is over rounds. n_i is 1 after the initialisation.
 Algorithm 1 sorts by c, while the text says "highest GPCB". As printed, the second case of Eq. 8
 rewards a growing loss; `tie_sign: intent` reverses it. The accuracy is that of a validation split.
 `weights: by_gp` is another reading of FedAvg(w, S, C) in Algorithm 1.
@@ -84,7 +86,7 @@ class Exploration(ABC):
 
     @abstractmethod
     def alpha(self, t: int, num_rounds: int) -> float:
-        """Return alpha_t >= 0 in round `t` (1-based) of T = `num_rounds`."""
+        """Return alpha_t >= 0 in round `t` (from 1) of T = `num_rounds`."""
 
 
 @parameters
@@ -150,7 +152,15 @@ class GPFL(Selector):
     """
 
     needs = frozenset({Signal.VALIDATION})
-    state = ("projections", "reward_sum", "pulls", "direction", "last", "previous", "selected")
+    state = (
+        "projections",
+        "reward_sum",
+        "pulls",
+        "direction",
+        "evaluation_after",
+        "evaluation_before",
+        "selected",
+    )
 
     exploration: Exploration  # alpha over the rounds
     init: Literal["all_clients", "cover", "none"]  # how the method starts
@@ -176,17 +186,21 @@ class GPFL(Selector):
         self.needs = frozenset(
             {Signal(self.reward_eval), *REPORTED_DIRECTIONS.get(self.local_direction, ())}
         )
-        self.first_pulls = 1.0 if self.init == "all_clients" else 0.0
-        self.projections = np.zeros(num_clients)  # c
-        self.reward_sum = np.zeros(num_clients)
-        self.pulls = np.full(num_clients, self.first_pulls)  # n
-        self.direction: Params = {}  # g; {}: none that can be used
-        self.last: Evaluation | None = None  # of the global model after the latest round
-        self.previous: Evaluation | None = None  # and after the round before
-        self.selected = np.empty(0, np.int64)
+        self.first_pulls = 1.0 if self.init == "all_clients" else 0.0  # step 1 counts once for all
+        self.projections = np.zeros(num_clients)  # c [N]
+        self.reward_sum = np.zeros(num_clients)  # sum of each client's rewards [N]
+        self.pulls = np.full(num_clients, self.first_pulls)  # n_i, selections [N]
+        self.direction: Params = {}  # g by tensor; {}: no direction that can be used
+        # The global model's evaluations after and before the latest round in which updates arrived.
+        # None: no update has arrived yet. `evaluation_before` is also None if no update arrived in
+        # the latest round.
+        self.evaluation_after: Evaluation | None = None
+        self.evaluation_before: Evaluation | None = None
+        self.selected = np.empty(0, np.int64)  # the clients selected last
+        # `select` sets these, and `observe` reads them in the same round.
         self._initialises = False  # whether this round is step 1 of Algorithm 1
-        self._lr = 1.0
-        self._reported: Stack = {}
+        self._lr = 1.0  # the local learning rate
+        self._reported: Stack = {}  # directions that the selected clients sent; {}: none
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
@@ -206,7 +220,7 @@ class GPFL(Selector):
             # 2. Rewards and selection
             if not clients.in_first_round:
                 self._add_rewards()
-            self.previous = None
+            self.evaluation_before = None
             self.selected = self._choose(round, clients, rng)
             self.pulls[self.selected] += 1
             self._reported = self._reported_directions(self.selected, clients)
@@ -216,8 +230,10 @@ class GPFL(Selector):
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         evaluate = server.validate if self.reward_eval == "validation" else server.test
-        self.previous = evaluate(cohort.start) if self.last is None else self.last
-        self.last = evaluate(server.params)
+        self.evaluation_before = self.evaluation_after
+        if self.evaluation_before is None:
+            self.evaluation_before = evaluate(cohort.start)
+        self.evaluation_after = evaluate(server.params)
         # 3. Projections
         step = {n: (cohort.start[n] - server.params[n]) / self._lr for n in cohort.trained}
         if self.global_direction == "same_round":
@@ -248,16 +264,17 @@ class GPFL(Selector):
 
     def reward_factor(self) -> float:
         """Return the factor of Eq. 8 for the latest round; 1 if no update arrived in it."""
-        if self.last is None or self.previous is None:
+        before, after = self.evaluation_before, self.evaluation_after
+        if before is None or after is None:
             return 1.0
-        gain = self.last.accuracy - self.previous.accuracy
+        gain = after.accuracy - before.accuracy
         if gain != 0:
             return float(exp(gain)) * (2 if self.factor == "literal2" else 1)
-        fall = self.previous.loss - self.last.loss
+        fall = before.loss - after.loss
         return float(exp(fall if self.tie_sign == "intent" else -fall))
 
     def _choose(self, round: int, clients: Clients, rng: Generator) -> Ids:
-        """Return the clients of a round after the initialisation."""
+        """Return the clients of a round after the initialisation, ascending."""
         available = clients.available
         new = available[self.pulls[available] == 0]
         if self.init == "cover" and round <= self.cover_rounds and len(new):
@@ -268,7 +285,7 @@ class GPFL(Selector):
 
     def gpcb(self, t: int) -> Floats:
         """Return the index u [N] in round t (Eq. 6)."""
-        pulls = self.pulls - self.first_pulls
+        pulls = self.pulls - self.first_pulls  # without the initialisation, which gave no rewards
         divisors = {
             "rounds": np.full(len(pulls), t - 1.0),
             "pulls": pulls,
@@ -281,7 +298,7 @@ class GPFL(Selector):
         return mean + bonus
 
     def _project(self, ids: Ids, cohort: Cohort) -> None:
-        """Set c of `ids` by the directions that they reported, or otherwise by their updates."""
+        """Set c of the clients `ids`, from the directions that they sent or from their updates."""
         if self._reported:
             values = projections(self._reported, self.direction, self.metric, self.per_tensor)
         else:  # a gradient points against the update
@@ -296,7 +313,10 @@ class GPFL(Selector):
         self.projections[ids[is_finite]] = values[is_finite]
 
     def _reported_directions(self, ids: Ids, clients: Clients) -> Stack:
-        """Return the directions that `ids` send in addition, by tensor [n, ...]; {} if none."""
+        """Return the directions that `ids` send besides their updates, by tensor [n, ...].
+
+        The result is {} if `local_direction` follows from the updates.
+        """
         if self.local_direction == "momentum_buffer":
             return clients.momentum_buffers(ids)
         if self.local_direction != "full_gradient":
@@ -307,8 +327,9 @@ class GPFL(Selector):
 
 
 def cover(new: Ids, num_clients: int, num_rounds: int, rng: Generator) -> Ids:
-    """Return ceil(N / `num_rounds`) random clients of those that were never selected, `new`."""
-    return ascending(rng.permutation(new)[: -(-num_clients // num_rounds)])
+    """Return up to ceil(N / `num_rounds`) random clients of `new`, which were never selected."""
+    count = -(-num_clients // num_rounds)  # rounded up
+    return ascending(rng.permutation(new)[:count])
 
 
 def usable(direction: Params) -> Params:
@@ -318,10 +339,11 @@ def usable(direction: Params) -> Params:
 
 
 def projections(local: Stack, direction: Params, metric: str, per_tensor: bool) -> Floats:
-    """Return <g_i, g> / |g| [K] of the K directions in `local` on `direction`.
+    """Return the projections <g_i, g> / |g| [K] of the K directions g_i on g.
 
-    `metric: cosine` divides by |g_i| as well, `dot` by nothing. The result is 0 where a norm in the
-    denominator is 0. `per_tensor`: it is the mean of one projection for each tensor.
+    `local` holds the g_i by tensor [K, ...], and `direction` g. `metric: cosine` also divides by
+    |g_i|, and `dot` by nothing. A projection is 0 if its denominator is 0. With `per_tensor` the
+    result is the mean of one projection for each tensor.
     """
     products = []  # <g_i, g>, |g_i|^2 and |g|^2 of each tensor
     for name, vectors in local.items():

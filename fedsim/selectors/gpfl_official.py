@@ -7,17 +7,19 @@ algorithm of the paper.
 The code rewards clients by the sign of the change of the test accuracy, shared among the selected
 clients by the projections of their updates on the server's step of the same round.
 
-1. Warm-up: In each of the first `warmup` rounds, ceil(N / warmup) random clients that were not
-   selected before, whatever K is.
-2. Later rounds: The K clients with the highest index, of equal ones those with the higher id:
+1. Warm-up: In each of the first `warmup` rounds, select ceil(N / warmup) random clients that were
+   not selected before. N is the number of clients. K, the usual number to select, has no effect.
+2. Later rounds, with t the round: Select the K clients with the highest index. Of equal ones the
+   higher id comes first. The index of a client is
 
-       sum of rewards / (selections + 1)
-       + alpha(t - 1) sqrt(2 ln(t - 1) / selections)
+       (sum of its rewards) / (number of its selections + 1)
+       + alpha(t - 1) sqrt(2 ln(t - 1) / (number of its selections))
 
-3. After each round: c_i is the mean over the trained tensors of <w_i - w, g> / |g|, with g the
-   server's step of this round. The reward of a selected client is its share of the softmax of c
-   over the selected clients, times 1 if the accuracy rose and -1 if it fell. If the accuracy did
-   not change, the factor is 0.5, -0.5 or 0 if the loss fell, rose or did not change.
+3. After each round: c_i is the mean over the trained tensors of <w_i - w, g> / |g|. w is the global
+   model before the round, w_i the client's model, and g the server's step of this round. The reward
+   of a client is its share of the softmax of c over the clients whose updates arrived, times a
+   factor. The factor is 1 if the accuracy rose and -1 if it fell. If the accuracy did not change,
+   the factor is 0.5, -0.5 or 0 if the loss fell, rose or did not change.
 
 Round 1 is compared with accuracy 0 and loss 10^6, because the code does not evaluate the initial
 model. The code averages models by data size (`average: null`) and evaluates on the test set
@@ -52,7 +54,7 @@ class GPFLOfficial(Selector):
     """Selects every client once, then by a bandit on the sign of the change of accuracy."""
 
     adaptive = True
-    state = ("reward_sum", "pulls", "last")
+    state = ("reward_sum", "pulls", "latest_evaluation")
 
     warmup: Count  # rounds in which every client is selected once
     exploration: Exploration  # alpha over the rounds
@@ -62,9 +64,10 @@ class GPFLOfficial(Selector):
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
         self.needs = frozenset({Signal(self.reward_eval)})
-        self.reward_sum = np.zeros(num_clients)
-        self.pulls = np.zeros(num_clients)  # selections of each client
-        self.last = Evaluation(accuracy=0.0, loss=1e6)  # of the latest global model
+        self.reward_sum = np.zeros(num_clients)  # sum of each client's rewards [N]
+        self.pulls = np.zeros(num_clients)  # selections of each client [N]
+        # of the global model after the latest round in which updates arrived
+        self.latest_evaluation = Evaluation(accuracy=0.0, loss=1e6)
         self.start_up_rounds = self.warmup
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
@@ -76,7 +79,7 @@ class GPFLOfficial(Selector):
         else:
             # 2. The highest index
             index = self.index(round)[available]
-            order = np.lexsort((available, index))[::-1]
+            order = np.lexsort((available, index))[::-1]  # by index, then by id, descending
             chosen = ascending(available[order[: self.cohort_size(clients)]])
         self.pulls[chosen] += 1
         if self.average == "aggregator":
@@ -93,12 +96,12 @@ class GPFLOfficial(Selector):
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         # 3. Rewards
         evaluate = server.validate if self.reward_eval == "validation" else server.test
-        before = self.last
-        self.last = evaluate(server.params)
+        before = self.latest_evaluation
+        self.latest_evaluation = evaluate(server.params)
         step = {n: server.params[n] - cohort.start[n] for n in cohort.trained}
         updates = {n: cohort.delta[n] for n in cohort.trained}
         c = np.nan_to_num(projections(updates, step, "projection", per_tensor=True))
-        self.reward_sum[cohort.ids] += softmax(c) * reward_sign(before, self.last)
+        self.reward_sum[cohort.ids] += softmax(c) * reward_sign(before, self.latest_evaluation)
 
 
 def reward_sign(before: Evaluation, after: Evaluation) -> float:

@@ -1,10 +1,10 @@
 """Largest gradients: select the clients whose gradients, or updates, have the largest norms.
 
-As in Marnissi, El Hammouti and Bergou, "Client Selection in Federated Learning based on Gradients
+Marnissi, El Hammouti and Bergou, "Client Selection in Federated Learning based on Gradients
 Importance", 2021 (arXiv 2111.11204).
 
-All clients report the norm of their gradient, one number each. A long gradient promises a large
-step, so the K clients with the largest norms train.
+In each round all available clients report the norm of their gradient, one number each. A long
+gradient promises a large step, so the K clients with the largest norms are selected.
 """
 
 from typing import Literal

@@ -10,18 +10,19 @@ decreasingly over time.
     H_k = entropy of softmax(db_k / temperature)
     distance of two clients = arccos(cosine of their output-layer updates)
                               + entropy_weight |H_i - H_j|
-    P(cluster) proportional to exp(gamma_t * mean H)
+    P(cluster) proportional to exp(gamma_t * mean H of its clients)
     gamma_t = gamma (1 - (t - 1) / T)
 
-db_k is the update of the output layer's bias of client k.
+db_k is the update of the output layer's bias of client k. t is the round, and T the number of
+rounds. K of the N clients are to be selected in each round.
 
 1. At first every client is selected once, in random blocks.
 2. After that, Ward's tree over the distances is cut into M clusters.
 3. Each of the K picks draws a cluster from P, and then uniformly one of its clients that is not
    picked yet.
 
-Deviations: The code's first rounds go through the ids and skip the last N mod K of them. A client
-whose update did not arrive in time or was not finite is selected again now and then
+Deviations: The first rounds of the published code go through the ids and skip the last N mod K of
+them. A client whose update did not arrive in time or was not finite is selected again now and then
 (`clients_to_try`), and otherwise only if there are too few others.
 
 The published code differs from the paper, by these switches. `source: weight` takes the row means
@@ -94,11 +95,12 @@ class HiCS(Selector):
         self.max_clusters = self.population.cohort_size
         if self.num_clusters is not None:
             self.max_clusters = self.num_clusters
-        self.updates: Tensor | None = None  # of the output layer
-        self.products: Tensor | None = None
-        self.entropy = np.zeros(num_clients)  # H
-        self.seen = np.zeros(num_clients, dtype=bool)
-        self.last_tried = np.zeros(num_clients, np.int64)
+        # updates of the output layer [N, D], 0 without one; None before the first
+        self.updates: Tensor | None = None
+        self.products: Tensor | None = None  # their inner products [N, N]
+        self.entropy = np.zeros(num_clients)  # H [N]
+        self.seen = np.zeros(num_clients, dtype=bool)  # clients of which an update arrived [N]
+        self.last_tried = np.zeros(num_clients, np.int64)  # latest selection [N], 0: never
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
@@ -158,9 +160,9 @@ class HiCS(Selector):
 def draw_from_clusters(
     labels: Ids, entropies: Floats, gamma: float, count: int, rng: Generator
 ) -> list[int]:
-    """Return `count` positions: of each, first the cluster is drawn, then one of its clients.
+    """Return `count` different positions. For each a cluster is drawn, then one of its clients.
 
-    `labels` [n] are the clusters 0..M-1 of n clients and `entropies` [n] their H.
+    `labels` [n] are the clusters 0..M-1 of n clients, and `entropies` [n] their H.
     """
     means = np.array([entropies[labels == c].mean() for c in range(labels.max() + 1)])
     is_left = np.ones(len(labels), dtype=bool)

@@ -8,12 +8,13 @@ predict, and then samples from every cluster, so that each cohort covers all kin
 
 1. When it is first available, every client trains once and sends its predicted class probabilities
    for the server's public samples.
-2. The server clusters the clients into K strata by Ward's method. The distance of two clients is
-   the mean of the Kullback-Leibler divergences of their predictions in both directions.
+2. The server clusters all clients of which it has predictions into K strata by Ward's method. K is
+   the number of clients to select. The distance of two clients is the mean of the Kullback-Leibler
+   divergences of their predictions in both directions.
 3. In every round it draws one client at random from each stratum.
 
 What the paper leaves open: If fewer than K strata have available clients, other random clients fill
-up.
+up. New predictions cluster all clients again.
 """
 
 from typing import Literal
@@ -51,7 +52,7 @@ class LEFL(Selector):
 
     def __post_init__(self) -> None:
         self.predictions: dict[int, Tensor] = {}  # log-probabilities [M, C] by client
-        self.strata = np.full(self.population.num_clients, -1)
+        self.strata = np.full(self.population.num_clients, -1)  # [N], -1: no predictions yet
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         self._query_predictions(clients)
@@ -82,7 +83,10 @@ class LEFL(Selector):
         self.strata[known] = cut_tree(ward_linkage(distances), self.population.cohort_size)
 
     def _stratum_shares(self, chosen: Ids) -> Floats:
-        """Return weights [K] of sum 1: each stratum's data, divided equally among its clients."""
+        """Return weights [K] of sum 1 for the clients `chosen`.
+
+        A stratum's number of samples is divided equally among its chosen clients.
+        """
         known = self.strata >= 0
         samples = np.bincount(self.strata[known], self.population.sizes[known])
         strata = self.strata[chosen]

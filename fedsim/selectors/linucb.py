@@ -9,6 +9,8 @@ whose predicted reward plus its uncertainty is highest:
     u_k = x_k theta + alpha sqrt(x_k A^-1 x_k)
     theta = A^-1 b,  A = ridge I + sum x x^T,  b = sum reward x
 
+The sums are over all rewards so far: x is the context of the client in the round of the reward.
+
 What the paper leaves open for clients, and what is chosen here:
 
 - One theta serves all clients, because a client is seen a few times only. Li et al.'s disjoint
@@ -16,9 +18,10 @@ What the paper leaves open for clients, and what is chosen here:
   2014) for a reward that is a sum over the cohort.
 - The reward is the client's mean training loss, which it sends with its update. Loss-based
   selection seeks high losses (Cho et al., 2022). It is Oort's utility without the size.
-- The context x_k is what the server has anyway: 1, n_k / max n, selections per round so far, rounds
-  since the last selection divided by t (1 for never), and the latest training loss. Clients that
-  never sent a loss get the mean of the others.
+- The context x_k has five entries, which the server has anyway: 1, n_k / max n with n_k the number
+  of samples, the client's selections per past round, the rounds since its last selection divided by
+  the round t (1 if it was never selected), and its latest training loss. Clients that never sent a
+  loss get the mean loss of the clients that did, or 0 if no client did.
 """
 
 import numpy as np
@@ -43,7 +46,7 @@ class LinUCB(Selector):
     """Selects the K clients with the highest upper confidence bounds of a linear model."""
 
     needs = frozenset({Signal.TRAINING_LOSS})
-    state = ("inverse", "b", "counts", "last_round", "losses")
+    state = ("inverse", "b", "counts", "last_selected", "losses")
 
     alpha: NonNegative  # weight of the uncertainty
     ridge: Positive  # weight of the ridge penalty on theta
@@ -52,9 +55,10 @@ class LinUCB(Selector):
         num_clients = self.population.num_clients
         self.inverse = np.eye(5) / self.ridge  # A^-1
         self.b = np.zeros(5)
-        self.counts = np.zeros(num_clients, np.int64)  # selections of each client
-        self.last_round = np.zeros(num_clients, np.int64)
-        self.losses = np.full(num_clients, np.nan)  # latest training losses
+        self.counts = np.zeros(num_clients, np.int64)  # selections of each client [N]
+        self.last_selected = np.zeros(num_clients, np.int64)  # round [N], 0: never
+        self.losses = np.full(num_clients, np.nan)  # latest training losses [N]
+        # `select` sets the contexts of the round, and `observe` reads them in the same round.
         self._contexts = np.empty((num_clients, 5))
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
@@ -66,7 +70,7 @@ class LinUCB(Selector):
         bounds = rewards + self.alpha * widths
         chosen = self.select_highest(bounds, clients, rng)
         self.counts[chosen] += 1
-        self.last_round[chosen] = round
+        self.last_selected[chosen] = round
         return Selection(chosen)
 
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
@@ -74,9 +78,9 @@ class LinUCB(Selector):
         for client, loss in zip(cohort.ids, cohort.loss, strict=True):
             if np.isfinite(loss):
                 x = self._contexts[client]
-                image = times(x[None], self.inverse)[0]  # A^-1 x
+                solved = times(x[None], self.inverse)[0]  # A^-1 x
                 # the inverse of A + x x^T, by Sherman and Morrison's formula
-                self.inverse -= image[:, None] * image / (1 + (image * x).sum())
+                self.inverse -= solved[:, None] * solved / (1 + (solved * x).sum())
                 self.b += loss * x
                 self.losses[client] = loss
 
@@ -93,16 +97,16 @@ class LinUCB(Selector):
         """Return the contexts x_k of all clients in `round`, [N, 5]."""
         sizes = self.population.sizes / self.population.sizes.max()
         selections = self.counts / max(round - 1, 1)
-        waits = (round - self.last_round) / round
+        rounds_since = (round - self.last_selected) / round
         has_sent = np.isfinite(self.losses)
         mean_loss = self.losses[has_sent].mean() if has_sent.any() else 0.0
         losses = np.where(has_sent, self.losses, mean_loss)
-        return np.stack([np.ones(len(sizes)), sizes, selections, waits, losses], axis=1)
+        return np.stack([np.ones(len(sizes)), sizes, selections, rounds_since, losses], axis=1)
 
 
 def times(rows: Floats, matrix: Floats) -> Floats:
-    """Return `rows` [n, d] times `matrix` [d, d], the same on every processor.
+    """Return the matrix product of `rows` [n, d] and `matrix` [d, d], the same on every processor.
 
-    Each sum is taken in the order of d.
+    The d terms of each sum are added in a fixed order, while BLAS has an order of its own.
     """
     return (rows[:, :, None] * matrix).sum(1)

@@ -26,14 +26,15 @@ In each round, with K clients to select:
 2. Exploit m = (1 - eps) K clients: draw them in proportion to their scores from the clients whose
    score is at least `cutoff` times the score of rank m. eps starts at `exploration` and is
    multiplied by `exploration_decay` every round, down to `exploration_floor`. Once all clients with
-   data have been seen, eps is 0.
-3. Explore K - m unseen clients, drawn by `prior` from those of highest prior. If there are too few,
-   other clients are drawn uniformly.
+   data have been selected, only clients that are due for another try are explored.
+3. Explore K - m unseen clients. They are drawn in proportion to `prior` from the 5 (K - m) unseen
+   clients of highest prior. If there are too few, other clients are drawn uniformly.
 
-Step 1 follows the published code, where durations are not interpolated. In the paper's Algorithm 1
-T itself grows if the sum of utilities has fallen. The published code differs from the paper in two
-more points. `cutoff_rank: next` takes the score of rank m + 1 in step 2. `first_round: random`
-draws round 1 uniformly, and the selector counts from round 2 on, so that ln t is ln(t - 1).
+Step 1 follows the published code, except that the code does not interpolate between durations. In
+the paper's Algorithm 1 T itself grows if the sum of utilities has fallen. The published code
+differs from the paper in two more points. `cutoff_rank: next` takes the score of rank m + 1 in step
+2. `first_round: random` draws round 1 uniformly, and the selector counts from round 2 on, so that
+ln t is ln(t - 1).
 
 Deviations: Oort's blacklist is not implemented. The published code draws uniformly for one more
 round after the last unseen client was selected, fedsim does not. A client whose update does not
@@ -71,7 +72,7 @@ from fedsim.selectors.base import (
 from fedsim.selectors.tools import clients_to_try, fill_up
 
 EXPLORATION_POOL = 5
-"""m unseen clients are drawn from 5 m unseen clients of highest prior."""
+"""To explore c clients, they are drawn from the 5 c unseen clients of highest prior."""
 
 
 @parameters

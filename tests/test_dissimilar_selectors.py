@@ -294,7 +294,7 @@ def test_age_is_subtracted_as_the_mean_of_a_pair(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(pncs_module, "least_similar_subset", watched)
     for weight in (0.0, 0.5):
         selector = pncs(3, 2, age_weight=weight, queue_length=0)
-        selector.last_round[:] = [4, 1, 0]
+        selector.last_selected[:] = [4, 1, 0]
         picked(selector, 5)
     ages = np.array([1, 4, 5])
     assert tables[0] - tables[1] == pytest.approx(0.5 * (ages[:, None] + ages[None, :]) / 2)

@@ -203,7 +203,7 @@ def test_num_candidates_lies_between_k_and_n(d: int) -> None:
 
 @pytest.mark.parametrize(("n", "d", "expected"), [(10, None, 6), (5, None, 5), (5, 3, 3)])
 def test_candidates_are_2k_by_default_and_at_most_n(n: int, d: int | None, expected: int) -> None:
-    assert pow_d(n, 3, d).drawn == expected
+    assert pow_d(n, 3, d).usual_num_candidates == expected
 
 
 @pytest.mark.parametrize(("num_rounds", "last"), [(10, 5), (9, 4)])

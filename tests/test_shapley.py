@@ -180,7 +180,7 @@ def test_only_values_that_are_not_finite_are_ignored() -> None:
     selector: Any = bandit(2, 1)
     selector.valuation.values = lambda *_: np.array([1.0, np.nan])
     selector.observe(1, toy_cohort([0, 1], [1, 1], [[1, 0], [1, 0]]), SERVER)
-    assert (selector.times.tolist(), selector.total.tolist()) == ([1, 0], [1, 0])
+    assert (selector.num_values.tolist(), selector.value_sum.tolist()) == ([1, 0], [1, 0])
 
 
 @pytest.mark.parametrize("t", [1, 7])
@@ -196,8 +196,8 @@ def test_the_confidence_bound_is_the_root_of_ln_t_over_times(
 
     monkeypatch.setattr("fedsim.selectors.base.highest", watched)
     selector = bandit(3, 1, confidence=0.3)
-    selector.total = np.array([2.0, -1.0, 0.0])
-    selector.times = np.array([4, 1, 0])
+    selector.value_sum = np.array([2.0, -1.0, 0.0])
+    selector.num_values = np.array([4, 1, 0])
     picked(selector, t)
     widths = 0.3 * np.sqrt(np.log(t) / np.array([4, 1]))
     assert seen[0] == pytest.approx([0.5 + widths[0], -1 + widths[1], np.inf])

@@ -3,23 +3,24 @@
 Chen, Horváth and Richtárik, "Optimal Client Sampling for Federated Learning", TMLR 2022 (arXiv
 2010.13723).
 
-All clients train and report only how long their update is. Each client then uploads with a
-probability that grows with it. Weights make the average unbiased, and the probabilities minimise
-its variance for an expected number K of uploads.
+All available clients train, and report only the length |Delta_k| of their update. Client k then
+uploads its update with a probability P_k that grows with this length. Weights make the average
+unbiased, and the probabilities minimise its variance for an expected number K of uploads.
 
-    u_k = p_k |Delta_k|,  p_k = n_k / n over the available clients
+    u_k = p_k |Delta_k|
     P_k = min(1, (K + l - N) u_k / (sum of the l smallest u))           (Eq. 7)
     aggregation weight of an uploading client: p_k / P_k
 
-l is the largest number of clients for which no probability exceeds 1. Client k uploads with
-probability P_k, independently of the others, so that the number of uploads is random and may be 0.
+N is the number of available clients, and p_k the share of client k in their samples. l is the
+largest number of clients for which none of the l smallest u gets a probability above 1. Clients
+upload independently of each other, so that the number of uploads is random and may be 0.
 
 `probabilities: exact` is Algorithm 1 (OCS). `aggregated` is Algorithm 2 (AOCS), which approximates
 the probabilities from sums only, as secure aggregation needs it. Each of its exchanges takes two
 numbers from each client.
 
-What the paper leaves open: If at most K scores are positive, these clients upload for certain, and
-the others with equal probabilities. Norms that are not finite count as 0.
+What the paper leaves open: If at most K of the u_k are positive, these clients upload for certain,
+and the other clients with equal probabilities. Lengths that are not finite count as 0.
 """
 
 from typing import Literal
@@ -53,13 +54,13 @@ class OptimalSampling(Selector):
         available = clients.available
         sizes = self.population.sizes[available]
         shares = sizes / sizes.sum()  # p_k
-        norms = shares * clients.update_norms(available)  # u_k
-        norms = np.nan_to_num(norms, nan=0, posinf=0)
+        scores = shares * clients.update_norms(available)  # u_k
+        scores = np.nan_to_num(scores, nan=0, posinf=0)
         count = self.cohort_size(clients)
         if self.probabilities == "exact":
-            probabilities = exact_probabilities(norms, count)
+            probabilities = exact_probabilities(scores, count)
         else:
-            probabilities, num_exchanges = aggregated_probabilities(norms, count, self.iterations)
+            probabilities, num_exchanges = aggregated_probabilities(scores, count, self.iterations)
             for _ in range(num_exchanges):
                 clients.send_numbers(available, 2)
         uploads = rng.random(len(available)) < probabilities
@@ -78,6 +79,7 @@ def exact_probabilities(scores: Floats, count: int) -> Floats:
     num_below_one = np.arange(1, len(u) + 1)  # l
     remaining = count + num_below_one - len(u)  # expected uploads of the l smallest
     ratios = np.cumsum(u) / u  # sum of the l smallest scores divided by the l-th
+    # the largest l for which the l-th probability, remaining / ratio, is at most 1
     last = np.flatnonzero((remaining > 0) & (remaining <= ratios + 1e-12))[-1]
     # rounding may have excluded some of several equal scores
     last = np.searchsorted(u, u[last], side="right") - 1
@@ -88,9 +90,10 @@ def exact_probabilities(scores: Floats, count: int) -> Floats:
 
 
 def aggregated_probabilities(scores: Floats, count: int, iterations: int) -> tuple[Floats, int]:
-    """Return the probabilities [N] of Algorithm 2 and the number of its exchanges.
+    """Return the probabilities [N] of Algorithm 2 and the number of exchanges that it takes.
 
-    `scores` [N] are the u_k. In an exchange each client sends two numbers.
+    `scores` [N] are the u_k. In an exchange each client sends two numbers. There are at most
+    `iterations` exchanges.
     """
     positive = scores > 0
     if positive.sum() <= count:

@@ -1,5 +1,7 @@
 """Random selection that measures how good every pair of clients would have been (PNCS, section V).
 
+It is a study, not a method: it selects K random clients. In addition it records, for each pair of
+the N available clients, features of their gradients and the accuracy after a step along both.
 `fedsim.papers.pair_study` makes PNCS's Table I from the traces of such runs.
 """
 
@@ -36,24 +38,25 @@ MAX_CLIENTS = 1000
 
 
 def pair_features(vectors: Floats, powers: list[float]) -> dict[str, list[float]]:
-    """Return features by name, each with a value for each of the N (N - 1) / 2 pairs.
+    """Return features by name. Each has a value for each of the N (N - 1) / 2 pairs of vectors.
 
-    `vectors` is [N, D]. Pairs (i, j) with i < j are in row order. `powers` are the p of p-norms and
-    of cos_p, the signed-power similarity of `fedsim.selectors.similarity`. A feature of a single
-    client enters as the sum and as the absolute difference over the pair.
+    `vectors` is [N, D]. The pairs (i, j) with i < j are ordered by i, then by j. `powers` are the p
+    of the p-norms and of cos_p, the signed-power similarity of `fedsim.selectors.similarity`. A
+    feature of a single client gives two features of a pair: the sum and the absolute difference of
+    its values.
     """
     first, second = np.triu_indices(len(vectors), 1)
     features: dict[str, Floats] = {}
     for name, values in _client_features(vectors, powers).items():
         features[f"{name} sum"] = values[first] + values[second]
         features[f"{name} difference"] = np.abs(values[first] - values[second])
-    for name, table in _pair_features(vectors, powers).items():
+    for name, table in _tables(vectors, powers).items():
         features[name] = table[first, second]
     return {name: values.tolist() for name, values in features.items()}
 
 
 def _client_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
-    """Return features [N] of single clients."""
+    """Return the features that belong to single clients, each as an array [N]."""
     largest = np.abs(vectors).max(1, keepdims=True, initial=0)
     is_small = np.abs(vectors) < SPARSITY_THRESHOLD * largest
     features = {f"norm_{p:g}": _norm(vectors, p) for p in [*powers, np.inf]}
@@ -67,8 +70,8 @@ def _client_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
     return features
 
 
-def _pair_features(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
-    """Return features [N, N] of pairs."""
+def _tables(vectors: Floats, powers: list[float]) -> dict[str, Floats]:
+    """Return the features that belong to pairs, each as a table [N, N]."""
     length = max(vectors.shape[1], 1)
     centred = vectors - vectors.mean(1, keepdims=True)
     signs = np.sign(vectors)
@@ -114,8 +117,8 @@ class PairStudy(Selector):
     needs = frozenset({Signal.GRADIENTS, Signal.VALIDATION})
     state = ("_trace",)
 
-    powers: list[float]
-    step: Positive
+    powers: list[float]  # p of the norms and similarities among the features
+    step: Positive  # length of the step along a pair's mean gradient, in learning rates
 
     def problems(self) -> Problems:
         are_positive = bool(self.powers) and all(p > 0 for p in self.powers)
@@ -129,8 +132,11 @@ class PairStudy(Selector):
         yield rule(num_clients <= MAX_CLIENTS, "", ..., limit, remedy)
 
     def __post_init__(self) -> None:
+        # `select` sets this, and `observe` reads it in the same round: the global model, the
+        # learning rate, the names of the trained tensors, and the available clients with their
+        # gradients [n, D].
         self._before: tuple[Params, float, list[str], Ids, Tensor] | None = None
-        self._trace: dict[str, Any] | None = None
+        self._trace: dict[str, Any] | None = None  # of the latest observed round
 
     def select(self, round: int, clients: Clients, rng: np.random.Generator) -> Selection:
         ids = clients.available

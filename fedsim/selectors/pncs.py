@@ -4,30 +4,32 @@
 2506.15923).
 
 Clients with different data have different gradients, and together they stand for the data of all.
-Every client reports a gradient, or a sketch of it. The server selects the set S of K clients with
-the lowest mean similarity over its pairs (Eq. 11). The similarity is a cosine "under the p-norm"
-(Eq. 9, 10), in which large coordinates count more:
+Every available client reports a gradient, or a sketch of it (a compressed gradient). The server
+selects the set S of K clients with the lowest mean similarity over its pairs (Eq. 11). The
+similarity of two gradients x and y is a cosine "under the p-norm" (Eq. 9, 10). With p > 2 it gives
+large coordinates more weight than the usual cosine. The sums are over the coordinates:
 
     s_p(x, y) = sum sgn(x y) |x y|^(p/2) / sqrt(sum |x|^p sum |y|^p)
 
-A queue keeps the clients selected last out, so that all clients take part over time.
+A queue keeps recently selected clients out, so that all clients take part over time.
 
 In each round:
 
 1. All clients report a gradient at the current model.
 2. The server computes the similarities of all pairs.
 3. Clients in the queue are not eligible.
-4. Of the eligible clients, the server searches the K least similar ones.
+4. Of the eligible clients, the server selects the K least similar ones.
 5. The selected clients enter the queue.
 
 What the paper leaves open is a parameter: The formula of the similarity has five readings
-(`similarity.similarities`). The queue holds a number of clients or of rounds. If fewer than K
-clients are eligible, the ones that have waited longest are released. A gradient may be the one at
-the current model (as in the paper's derivation), or w - w_k after local training; a client that is
-then selected does not train again. Ties are broken at random.
+(`similarity.similarities`). The length of the queue is a number of clients or of rounds. If fewer
+than K clients are eligible, the clients that have been in the queue longest are released. The
+gradient is taken at the current model w (as in the paper's derivation), or it is w - w_k after
+local training to the model w_k. In the latter case the selected clients do not train again. Ties
+are broken at random.
 
-`age_weight` > 0 is COSAGE: it is subtracted from a client's similarities for each round since its
-last selection.
+`age_weight` > 0 is COSAGE. The age of a client is the number of rounds since its last selection.
+The similarity of two clients is lowered by `age_weight` times their mean age.
 """
 
 from collections.abc import Iterator, Sequence
@@ -68,14 +70,14 @@ from fedsim.selectors.tools import (
 WITHOUT_NORMS = ("signed_power", "even_power")
 """Similarities that take no p-norms."""
 NORM_ORDERS = (0.1, 512.0)
-"""Smallest and largest p of p-norms of up to 10^9 numbers whose powers float64 holds."""
+"""Smallest and largest p: float64 holds the powers in p-norms of up to 10^9 numbers."""
 
 
 @parameters
 class PNCS(Selector):
     """Selects the K clients with the lowest mean pairwise similarity of their gradients."""
 
-    state = ("queue", "last_round")
+    state = ("queue", "last_selected")
 
     p: Positive  # power of the norm
     similarity: PowerSimilarity  # reading of Eq. 9 and 10
@@ -119,8 +121,10 @@ class PNCS(Selector):
         self.needs = frozenset(
             {Signal.TRAINING if self.grad == "local_update" else Signal.GRADIENTS}
         )
-        self.queue: list[list[int]] = []  # the clients selected in each round, the oldest first
-        self.last_round = np.zeros(self.population.num_clients, np.int64)
+        # a batch of clients for each round, in order of selection, the oldest round first
+        self.queue: list[list[int]] = []
+        # the round of each client's last selection [N], 0: never
+        self.last_selected = np.zeros(self.population.num_clients, np.int64)
 
     @property
     def prefixes(self) -> list[str] | None:
@@ -140,29 +144,32 @@ class PNCS(Selector):
         available = clients.available
         # 1 and 2. Gradients and their similarities
         similarity = self._similarities(clients)
-        # 3. Queue; rounds in which nobody could be reached count, too
+        # 3. Queue. Rounds without available clients count, too.
         if self.queue_unit == "rounds":
-            num_missed = round - 1 - int(self.last_round.max())
-            self._keep_latest(self.queue + [[]] * num_missed)
+            num_rounds_without_selection = round - 1 - int(self.last_selected.max())
+            self._keep_latest(self.queue + [[]] * num_rounds_without_selection)
         eligible = self.eligible(available, self.cohort_size(clients), rng)
         if len(eligible) < len(available):
             rows = np.searchsorted(available, eligible)
             similarity = similarity[np.ix_(rows, rows)]
         # 4. Search
         if self.age_weight:
-            age = round - self.last_round[eligible]
+            age = round - self.last_selected[eligible]
             similarity = similarity - self.age_weight * (age[:, None] + age[None, :]) / 2
         count = min(self.cohort_size(clients), len(eligible))
         picks = least_similar_subset(similarity, count, self.search, self.swap_passes, rng)
         chosen = ascending(eligible[picks])
         # 5. Queue
         self._enqueue(rng.permutation(chosen).tolist())
-        self.last_round[chosen] = round
+        self.last_selected[chosen] = round
         return Selection(chosen)
 
     def eligible(self, available: Ids, count: int, rng: Generator) -> Ids:
-        """Return the `available` clients that may be selected, after `on_shortage` if they are
-        fewer than `count`."""
+        """Return the `available` clients that may be selected, ascending.
+
+        If fewer than `count` clients are outside the queue, `on_shortage` decides which queued
+        clients are added.
+        """
         queued = [client for batch in self.queue for client in batch]
         if self.queue_unit == "clients":
             queued = queued[max(len(queued) - self.queue_length, 0) :]
@@ -211,9 +218,10 @@ class PNCS(Selector):
         return list(layers.values())
 
     def _reported_matrices(self, clients: Clients) -> dict[str, Tensor]:
-        """Return the reports of the n available clients: a matrix [n, d] for each tensor.
+        """Return the reports of the n available clients: a matrix [n, d] for each tensor, by name.
 
-        Where layers are compared together, reports of gradients are one matrix. So are sketches.
+        If layers are compared together, gradients are one matrix for all tensors, with the name "".
+        So are sketches.
         """
         available = clients.available
         if self.grad == "local_update":

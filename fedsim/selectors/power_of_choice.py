@@ -5,12 +5,14 @@ AISTATS 2022 (arXiv 2010.01243 is its longer preprint).
 
 Clients with high losses hold what the model has not learnt yet, so training on them speeds up
 convergence, at the price of a bias towards them. The number d of candidates balances the two: with
-d = K the method is random selection by size, with d = N it is the most biased.
+d = K the method is random selection by size, with d = N it is the most biased. N is the number of
+clients, K the number of clients to select.
 
 In each round:
 
-1. Draw d candidates without replacement, with probability proportional to the size n_k.
-2. Estimate the loss F_k(w) of each candidate.
+1. Draw d candidates without replacement, with probability proportional to n_k, the number of
+   samples of client k.
+2. Estimate the loss F_k(w) of each candidate k at the current model w.
 3. Select the K candidates with the highest losses.
 
 The variants of the paper differ in how the loss is estimated: pow-d on all local data, cpow-d on
@@ -62,7 +64,7 @@ class PowerOfChoice(Selector):
     """
 
     draws_by_size = True
-    state = ("last_loss", "seen", "last_tried")
+    state = ("latest_losses", "seen", "last_tried")
 
     num_candidates: int | None  # d in [K, N]; None: 2K, at most N
     estimate: Literal["full", "batch", "last", "trained"]  # how losses are estimated, see above
@@ -71,13 +73,14 @@ class PowerOfChoice(Selector):
     def problems(self) -> Problems:
         n, k = self.population.num_clients, self.population.cohort_size
         text = f"must lie in [cohort_size={k}, num_clients={n}]"
-        yield rule(k <= self.drawn <= n, "num_candidates", self.drawn, text, "2 * K is usual")
+        d = self.usual_num_candidates
+        yield rule(k <= d <= n, "num_candidates", d, text, "2 * K is usual")
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
-        self.last_loss = np.zeros(num_clients)
-        self.seen = np.zeros(num_clients, dtype=bool)
-        self.last_tried = np.zeros(num_clients, np.int64)
+        self.latest_losses = np.zeros(num_clients)  # training losses [N], for `estimate: last`
+        self.seen = np.zeros(num_clients, dtype=bool)  # clients with such a loss [N]
+        self.last_tried = np.zeros(num_clients, np.int64)  # latest selection [N], 0: never
         if self.schedule == "adaptive":
             self.start_up_rounds = self.population.num_rounds // 2
         self.needs = frozenset(
@@ -85,7 +88,7 @@ class PowerOfChoice(Selector):
         )
 
     @property
-    def drawn(self) -> int:
+    def usual_num_candidates(self) -> int:
         """The number of candidates d of the constant schedule."""
         if self.num_candidates is not None:
             return self.num_candidates
@@ -94,7 +97,7 @@ class PowerOfChoice(Selector):
     def num_candidates_in(self, round: int) -> int:
         """Return the number of candidates d in `round`."""
         if self.schedule == "constant":
-            return self.drawn
+            return self.usual_num_candidates
         in_first_half = round <= self.population.num_rounds / 2
         return self.population.num_clients if in_first_half else self.population.cohort_size
 
@@ -114,9 +117,13 @@ class PowerOfChoice(Selector):
         return Selection(chosen)
 
     def _losses(self, candidates: Ids, clients: Clients, round: int) -> Floats:
-        """Return the estimated losses of the candidates; nan ranks last."""
+        """Return the estimated losses of the candidates.
+
+        A loss of nan ranks last in `highest`. With `estimate: last`, clients to try next have the
+        loss infinity, and other clients without a loss minus infinity.
+        """
         if self.estimate == "last":
-            losses = np.where(self.seen, without_infinity(self.last_loss), -np.inf)
+            losses = np.where(self.seen, without_infinity(self.latest_losses), -np.inf)
             losses[clients_to_try(candidates, self.seen, self.last_tried, round)] = np.inf
             return losses[candidates]
         if self.estimate == "trained":
@@ -127,5 +134,5 @@ class PowerOfChoice(Selector):
     def observe(self, round: int, cohort: Cohort, server: Server) -> None:
         if self.estimate == "last":
             assert cohort.loss is not None
-            self.last_loss[cohort.ids] = cohort.loss
+            self.latest_losses[cohort.ids] = cohort.loss
             self.seen[cohort.ids] = True

@@ -1,6 +1,7 @@
 """Random selection: the baseline of every paper, and its variants.
 
-Symbols: N clients, K of them selected, n_k samples of client k, n samples of all clients.
+Symbols: N clients, K of them to select in a round, n_k samples of client k, n samples of all
+clients.
 """
 
 from typing import Literal
@@ -54,14 +55,16 @@ class OtherRandom(Random):
     sampling = Random.sampling
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
-        return super().select(round, clients, rng.spawn(1)[0])
+        other_rng = rng.spawn(1)[0]
+        return super().select(round, clients, other_rng)
 
 
 class Poisson(Selector):
     """Draws each client with probability K / N, independently of the others.
 
-    On average K clients take part. In some rounds nobody does. All N clients are drawn for and the
-    unavailable ones are skipped, so that nobody's chance depends on who else is there.
+    If all clients are available, K clients take part on average. In some rounds no client does. The
+    random numbers of all N clients are drawn, and unavailable clients are then skipped. So the
+    chance of a client does not depend on which other clients are available.
 
     Source: McMahan, Ramage, Talwar and Zhang, "Learning Differentially Private Recurrent Language
     Models", ICLR 2018 (arXiv 1710.06963), Algorithm 1.

@@ -11,13 +11,16 @@ orders in which the clients of the cohort may join. It divides the gain of a rou
 
     SV_k = sum over A without k of |A|! (K - |A| - 1)! / K! (V(A + k) - V(A))
 
+K is the number of clients in the cohort, and |A| the number in the coalition.
+
 GreedyFed and the bandit select the K clients with the highest
 
     mean SV_k + confidence sqrt(ln t / m_k)
 
-with m_k the number of Shapley values of client k so far.
+with t the round and m_k the number of Shapley values of client k so far.
 
-S-FedAvg keeps a relevance phi_k, 1 / N at first, and draws clients from softmax(phi):
+S-FedAvg keeps a relevance phi_k, at first 1 / N with N clients, and draws clients from
+softmax(phi):
 
     phi_k <- keep phi_k + (1 - keep) SV_k  for the clients that took part
 
@@ -69,9 +72,9 @@ MAX_EXACT = 15
 class Valuation:
     """The way to compute Shapley values (the config group selector/valuation).
 
-    V of the empty coalition is that of the round's initial model. `method: exact` evaluates all 2^K
-    coalitions, of at most 15 clients. `sampled` averages contributions over random orders. `auto`
-    is exact up to 10 clients.
+    The model of the empty coalition is the round's initial model. `method: exact` evaluates all 2^K
+    coalitions of the K clients, which may be at most 15. `sampled` averages contributions over
+    random orders. `auto` is exact up to 10 clients.
     """
 
     utility: Literal["loss", "accuracy"]  # V: minus the validation loss, or the accuracy
@@ -101,9 +104,10 @@ class Valuation:
 def average_model(
     cohort: Cohort, coalition: frozenset[int], by_size: bool, share: float = 1.0
 ) -> Params:
-    """Return the model after a `share` of the step to the average model of a `coalition`.
+    """Return the model that lies `share` of the way from the round's initial model to an average.
 
-    The coalition is a set of positions in the cohort. If it is empty, the result is the round's
+    It is the average of the models of the `coalition`, a set of positions in the cohort. `by_size`
+    weights them by their numbers of samples. If the coalition is empty, the result is the round's
     initial model.
     """
     if not coalition:
@@ -118,7 +122,7 @@ def average_model(
 def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:
     """Return Shapley values [num] by enumeration of all 2^num coalitions.
 
-    Coalitions are numbered by the bits of their members.
+    The code of a coalition is the number whose bit i is set if client i is a member.
     """
     codes = np.arange(2**num)
     values = np.empty(2**num)
@@ -127,11 +131,11 @@ def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:
         coalition = frozenset(i for i in range(num) if code >> i & 1)
         values[code] = coalition_value(coalition)
         sizes[code] = len(coalition)
-    # |A|! (K - |A| - 1)! / K! by the size of A
+    # |A|! (K - |A| - 1)! / K! for each size |A|
     weights = np.array([1 / (num * math.comb(num - 1, size)) for size in range(num)])
     shapley = np.zeros(num)
     for i in range(num):
-        without = codes[(codes >> i & 1) == 0]
+        without = codes[(codes >> i & 1) == 0]  # the coalitions without client i
         gains = values[without | (1 << i)] - values[without]
         shapley[i] = (weights[sizes[without]] * gains).sum()
     return shapley
@@ -140,9 +144,12 @@ def exact_values(coalition_value: CoalitionValue, num: int) -> Floats:
 def sampled_values(
     coalition_value: CoalitionValue, num: int, permutations: int, tolerance: float, rng: Generator
 ) -> Floats:
-    """Return Shapley values [num] by truncated Monte Carlo over random orders.
+    """Return Shapley values [num] estimated from `permutations` random orders.
 
-    Ghorbani and Zou, "Data Shapley", ICML 2019, Algorithm 1.
+    The value of a client is its mean contribution when it joins the clients before it in the order.
+    An order ends when the value of the coalition is within `tolerance` of the value of all clients.
+    The contributions of the remaining clients count as 0. Source: Ghorbani and Zou, "Data Shapley",
+    ICML 2019, Algorithm 1.
     """
     shapley = np.zeros(num)
     value_of_all = coalition_value(frozenset(range(num)))
@@ -161,10 +168,14 @@ def sampled_values(
 
 @parameters
 class ByShapleyValues(Selector):
-    """Learns from the Shapley values of each round; subclasses say what and how they select."""
+    """Computes the Shapley values of each round. Subclasses learn from them and select.
+
+    Subclasses implement `choose` and `learn`.
+    """
 
     needs = frozenset({Signal.VALIDATION})
-    _rng = np.random.default_rng(0)  # the random stream of the round, which `observe` continues
+    # The random stream of the round. `select` sets it, and `observe` continues it.
+    _rng = np.random.default_rng(0)
 
     valuation: Valuation  # the way to compute Shapley values
 
@@ -200,22 +211,23 @@ class ByShapleyValues(Selector):
 class ShapleyBandit(ByShapleyValues):
     """Selects the K clients of highest mean Shapley value plus a confidence bound."""
 
-    state = ("total", "times", "last_tried")
+    state = ("value_sum", "num_values", "last_tried")
 
     confidence: NonNegative  # weight of the confidence bound; 0 is GreedyFed
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
-        self.total = np.zeros(num_clients)  # sums of Shapley values
-        self.times = np.zeros(num_clients, np.int64)  # m
-        self.last_tried = np.zeros(num_clients, np.int64)
+        self.value_sum = np.zeros(num_clients)  # sum of each client's Shapley values [N]
+        self.num_values = np.zeros(num_clients, np.int64)  # m [N], the number of these values
+        self.last_tried = np.zeros(num_clients, np.int64)  # latest selection [N], 0: never
 
     def choose(self, round: int, clients: Clients, rng: Generator) -> Ids:
         available = clients.available
-        is_known = self.times > 0
-        times = np.maximum(self.times, 1)
-        widths = np.sqrt(log(round) / times)
-        scores = self.total / times + self.confidence * widths
+        is_known = self.num_values > 0
+        num_values = np.maximum(self.num_values, 1)  # so as not to divide by 0
+        widths = np.sqrt(log(round) / num_values)
+        scores = self.value_sum / num_values + self.confidence * widths
+        # Clients without a value rank last, except clients to try next, which rank first.
         scores[~is_known] = -np.inf
         scores[clients_to_try(available, is_known, self.last_tried, round)] = np.inf
         chosen = self.select_highest(scores[available], clients, rng)
@@ -223,8 +235,8 @@ class ShapleyBandit(ByShapleyValues):
         return chosen
 
     def learn(self, ids: Ids, values: Floats) -> None:
-        self.total[ids] += values
-        self.times[ids] += 1
+        self.value_sum[ids] += values
+        self.num_values[ids] += 1
 
 
 @parameters
@@ -237,11 +249,12 @@ class SFedAvg(ByShapleyValues):
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
-        self.relevance = np.full(num_clients, 1 / num_clients)  # phi
+        self.relevance = np.full(num_clients, 1 / num_clients)  # phi [N]
 
     def choose(self, round: int, clients: Clients, rng: Generator) -> Ids:
-        # The largest keys u^(1/w), w = exp(phi) and u uniform (Efraimidis and Spirakis, 2006),
-        # twice in logarithms, so that no weight becomes 0.
+        # The clients with the largest keys u^(1/w) are drawn, with weights w = exp(phi) and u
+        # uniform (Efraimidis and Spirakis, 2006). The keys below are -log(-log(u^(1/w))), which
+        # have the same order. In this form no weight becomes 0.
         available = clients.available
         keys = self.relevance[available] - log(-log(rng.random(len(available))))
         drawn = leading(keys, self.cohort_size(clients))

@@ -1,7 +1,8 @@
-"""Inner products of N long vectors, and similarities made of them.
+"""Inner products of N long vectors, and similarities and distances made of them.
 
-The vectors are a list of matrices [N, d_l], one for each parameter tensor. They are neither
-concatenated nor copied: products are summed over chunks of columns that fit into the cache.
+The vectors, such as the gradients of N clients, are a list of matrices [N, d_l], one for each
+parameter tensor l. The matrices are neither concatenated nor copied: products are summed over
+chunks of columns that fit into the cache.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from fedsim.core.flat import to_device
 from fedsim.core.types import Ids
 
 Transform = Callable[[Tensor], Tensor]
+"""A function that maps the entries of a chunk one by one."""
 
 MAX_FLOAT64_PRODUCTS = 2e10
 """Maximum number of multiplications in float64, beyond which float32 is used. On a CPU, float64
@@ -36,14 +38,15 @@ MAX_COLUMNS = 2**13
 def inner_products(
     matrices: Sequence[Tensor], left: Transform | None = None, right: Transform | None = None
 ) -> Tensor:
-    """Return sum_l f(x_il) g(x_jl) [N, N] for all pairs i, j of the N vectors.
+    """Return the sums over all coordinates c of f(x_ic) g(x_jc), for all pairs i, j, [N, N].
 
-    f = `left` and g = `right` map chunks [N, columns] entry by entry; None is the identity. Without
-    `right`, g = f and only half of the products are computed. Entries that are not finite count as
-    0.
+    x_i are the N vectors. f = `left` and g = `right` map chunks [N, columns] entry by entry. If
+    `left` is None, f is the identity. If `right` is None, g is f, and only half of the products are
+    computed. Entries that are not finite count as 0.
     """
     num = len(matrices[0])
-    block_rows = min(BLOCK_ROWS, -(-num // 2))  # at most half of all
+    half = -(-num // 2)  # rounded up
+    block_rows = min(BLOCK_ROWS, half)
     starts = range(0, num, block_rows)
     symmetric = right is None
     products = _zero_products(matrices, num)
@@ -64,7 +67,8 @@ def inner_products(
 def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) -> Tensor:
     """Return the inner products [N, N] of `vectors` [N, D] after the rows `ids` have changed.
 
-    `products` are the ones before the change, and are updated in place. None: all other rows are 0.
+    `products` are the inner products before the change. They may be updated in place. None means
+    that all other rows of `vectors` are 0.
     """
     if 2 * len(ids) > len(vectors):
         return inner_products([vectors])
@@ -80,9 +84,9 @@ def update_inner_products(products: Tensor | None, vectors: Tensor, ids: Ids) ->
 
 
 def with_latest(vectors: Tensor | None, num: int, ids: Ids, latest: Tensor) -> Tensor:
-    """Return `vectors` [num, D] with the rows `latest` of the clients `ids`, changed in place.
+    """Return `vectors` [num, D] with the rows `ids` replaced by `latest`, changed in place.
 
-    None stands for a matrix of zeros.
+    If `vectors` is None, all other rows are 0.
     """
     if vectors is None:
         vectors = latest.new_zeros(num, latest.shape[1])
@@ -110,7 +114,7 @@ def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
     for matrix in matrices:
         for part in matrix.split(columns, dim=1):
             chunk = part.to(dtype)
-            # not on a GPU, where the answer would have to be waited for
+            # On a GPU this is not checked, because the program would have to wait for the answer.
             is_finite = not chunk.is_cuda and bool(torch.isfinite(chunk.sum()))
             yield chunk if is_finite else torch.nan_to_num(chunk, nan=0.0, posinf=0.0, neginf=0.0)
 
@@ -118,8 +122,8 @@ def column_chunks(matrices: Sequence[Tensor]) -> Iterator[Tensor]:
 def euclidean_distances(products: Tensor) -> Floats:
     """Return Euclidean distances [N, N] of vectors with the inner products `products` [N, N].
 
-    All distances are finite: where the square of a vector overflows float32, the distance is the
-    root of its largest number.
+    All distances are finite: if the square of a vector's length overflows float32, the distance is
+    the square root of float32's largest number.
     """
     squares = products.diagonal().clone()
     largest = torch.finfo(products.dtype).max
@@ -130,7 +134,7 @@ def euclidean_distances(products: Tensor) -> Floats:
 
 
 def _product_dtype(matrices: Sequence[Tensor]) -> torch.dtype:
-    """Return float64, or float32 if there are more than `MAX_FLOAT64_PRODUCTS` products."""
+    """Return float64, or float32 beyond `MAX_FLOAT64_PRODUCTS` multiplications."""
     num_columns = sum(matrix.shape[1] for matrix in matrices)
     num_products = len(matrices[0]) ** 2 * num_columns
     return torch.float64 if num_products <= MAX_FLOAT64_PRODUCTS else torch.float32

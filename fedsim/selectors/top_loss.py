@@ -3,9 +3,10 @@
 Cho, Wang and Joshi, "Towards Understanding Biased Client Selection in Federated Learning",
 AISTATS 2022 (arXiv 2010.01243).
 
-All clients report the loss of the current model on their data, and the clients with the highest
-losses are selected. FedABC does not say how many; its participation figures fit 7 of 10 clients.
-As in FedABC, all clients take part in the first round in which clients can be reached.
+All available clients report the loss of the current model on their data, and the clients with the
+highest losses are selected. In power-of-choice only d random ones of the N clients report.
+FedABC does not say how many clients are selected; its participation figures fit 7 of 10 clients. As
+in FedABC, all clients take part in the first round with available clients.
 """
 
 from fedsim.selectors.base import (

@@ -1,6 +1,7 @@
-"""PNCS's claims about Table I, judged by the conditions of the pair study.
+"""Judgements of PNCS's claims about Table I, by the conditions of the pair study (`pair_study`).
 
-`RULE` says how. It was written after the runs at `scale=small` had been seen.
+`RULE` says how they are judged. It was written after the runs at `scale=small` had been seen. cos_4
+is the feature that the paper chooses. Its rival is the best other feature.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,11 +47,14 @@ TEXTS = {
     "wider": "the feature of smallest relative loss has a higher deviation than cos_4",
 }
 Score = Callable[[Fold, Sequence[Condition]], Floats]
-"""A number of each feature on some conditions, [F]."""
+"""A function that returns a number for each feature on some conditions, [F]; smaller is better."""
 
 
 def judge_conditions(names: Sequence[str], conditions: Sequence[Condition]) -> list[Judged]:
-    """Judge the paper's claims on conditions, whose features have the given `names`."""
+    """Return the judgements of all claims by these conditions, whose features have these `names`.
+
+    There are none without conditions.
+    """
     if not conditions:
         return []
     table = replace(_claim("best", "Table I"), id="pncs.table1")
@@ -87,6 +91,7 @@ def claims_table(judged: Sequence[Judged]) -> Table:
 
 
 def _claim(name: str, where: str = "V-B", setting: str | None = None) -> Claim:
+    """Return one of the claims in `TEXTS`, about all settings or one."""
     identity = f"pncs.table1.{name}"
     text = TEXTS[name]
     if setting is not None:
@@ -96,6 +101,7 @@ def _claim(name: str, where: str = "V-B", setting: str | None = None) -> Claim:
 
 
 def _negative(folds: Sequence[Fold]) -> Judged:
+    """Judge the sign of the weight of cos_4 alone, in models of each seed's own data."""
     weights = []
     for fold in folds:
         features = standardised(fold.held, fold.held)[:, [fold.pncs]]
@@ -104,7 +110,8 @@ def _negative(folds: Sequence[Fold]) -> Judged:
 
 
 def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
-    """Compare the pair of lowest cos_4 with the mean pair, in all conditions or in one setting."""
+    """Judge whether the pair with the lowest cos_4 is better than the mean pair, in all conditions
+    or in one setting."""
     by_seed = []
     for fold in folds:
         losses = []
@@ -119,9 +126,9 @@ def _against_random(folds: Sequence[Fold], setting: str | None) -> Judged:
 
 
 def _rank(folds: Sequence[Fold]) -> Judged:
-    """Ask for the largest weight in the model of each seed's own data.
+    """Judge whether cos_4 has the largest weight in the model with all features.
 
-    With their own data, seeds are independent.
+    Each seed has a model of its own data, so that seeds are independent.
     """
     ranks = []
     for fold in folds:
@@ -133,6 +140,7 @@ def _rank(folds: Sequence[Fold]) -> Judged:
 
 
 def _power(folds: Sequence[Fold]) -> Judged:
+    """Judge cos_4 against the other cosines."""
     cosines = [name for name in folds[0].names if name.startswith(COSINE_PREFIX)]
     if cosines == [PNCS_FEATURE]:
         return Judged(_claim("power"), None, "no other power was measured")
@@ -141,10 +149,12 @@ def _power(folds: Sequence[Fold]) -> Judged:
 
 
 def _mean_loss(fold: Fold, conditions: Sequence[Condition]) -> Floats:
+    """Return the mean relative loss of the pairs that each feature picks, [F]."""
     return fold.relative_losses(conditions).mean(1)
 
 
 def _spread(fold: Fold, conditions: Sequence[Condition]) -> Floats:
+    """Return the standard deviation of the relative losses of these pairs, [F]."""
     return fold.relative_losses(conditions).std(1)
 
 
@@ -158,9 +168,11 @@ def _against_rival(
     prefix: str = "",
     above: bool = False,
 ) -> Judged:
-    """Test cos_4 minus its rival, with a value for each held-out seed.
+    """Judge the score of cos_4 minus that of its rival, with a value for each held-out seed.
 
-    The rival is the best other feature by the score `chosen_by` on the other seeds.
+    For each fold the rival is the other feature with the lowest score `chosen_by` on the other
+    seeds. Both are compared by the score `compared_by` on the held-out seed. `prefix` is that of
+    the names of possible rivals. `detail` describes the difference, with {} for the rivals.
     """
     values = []
     rivals = set()
@@ -180,6 +192,7 @@ def _tested(
     setting: str | None = None,
     above: bool = False,
 ) -> Judged:
-    """Test the claim that the mean of `values`, one for each seed, is below 0, or `above` it."""
+    """Judge the claim that the mean of `values`, one for each seed, is below 0 (with `above`: above
+    0)."""
     evidence = below_zero(differences(values), above=above)
     return Judged(_claim(name, setting=setting), evidence, detail)

@@ -6,7 +6,8 @@ Features are standardised over the training conditions. Training and test condit
 seeds. `fedsim.papers.pair_claims` judges the paper's claims about the table.
 
 A pair is two clients whose gradients could be averaged. It is good if the validation loss after a
-step with their mean gradient is low. The feature cos_p is a cosine of the two gradients.
+step with their mean update is low. The feature cos_p is the signed-power similarity of their
+updates (`fedsim.selectors.similarity`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +31,9 @@ PENALTY = 1e-3
 TEST_SHARE = 0.3
 """Share of the seeds that are for testing."""
 SETTING_KEY = "partition.shards_per_client"
+"""The config key whose value is the setting of a condition."""
 RANDOM_PAIR = "a random pair"
+"""Row of the table for the mean over all pairs."""
 COSINE_PREFIX = "cos_"
 PNCS_FEATURE = "cos_4"
 """The feature that the paper chooses, with p = 4 by its public summary."""
@@ -43,9 +46,10 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Condition:
-    """One round of one run, with P pairs and F features.
+    """One round of one run, with P pairs and F features of each pair.
 
-    `features` is [P, F]. `losses` [P] are the validation losses after each pair's step.
+    `features` is [P, F]. `losses` [P] are the validation losses after each pair's step. `setting`
+    is the value of `SETTING_KEY` as text.
     """
 
     seed: int
@@ -56,7 +60,8 @@ class Condition:
 
     @property
     def labels(self) -> Floats:
-        """Labels [P]: 1 for the pair of lowest loss, 0 for that of highest, 0.5 if all are equal.
+        """Labels [P]: 1 for the pair with the lowest loss, 0 for the pair with the highest loss,
+        and 0.5 for all pairs if all losses are equal.
 
         The relative loss of a pair is 1 minus its label.
         """
@@ -70,9 +75,10 @@ class Condition:
 
 
 def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
-    """Return the names of the features that all runs have, and the conditions with finite values.
+    """Return the names of the features that all runs have, and the conditions.
 
-    A damaged trace is left out with a line.
+    Conditions with values that are not finite are skipped. A damaged trace is skipped with a line
+    on stderr.
     """
     traces = {}
     for run in runs:
@@ -96,7 +102,7 @@ def read_conditions(runs: Sequence[Run]) -> tuple[list[str], list[Condition]]:
 
 
 def _trace_of(run: Run) -> list[dict[str, Any]]:
-    """Return the lines of a run's trace that have pairs. A damaged trace has none."""
+    """Return the lines of a run's trace that have pairs and features; none of a damaged trace."""
     lines = []
     try:
         for line in read_metrics(run.folder, TRACE):
@@ -136,9 +142,10 @@ def split_by_seed(conditions: Sequence[Condition]) -> tuple[list[Condition], lis
 
 
 def standardised(conditions: Sequence[Condition], by: Sequence[Condition]) -> Floats:
-    """Return all features, standardised by the mean and deviation of the conditions `by`.
+    """Return the features of all pairs of `conditions`, standardised, [pairs, F].
 
-    Features that are constant there become 0.
+    Means and standard deviations are those of the conditions `by`. Features that are constant in
+    these become 0.
     """
     values = np.concatenate([condition.features for condition in conditions])
     reference = np.concatenate([condition.features for condition in by])
@@ -148,13 +155,15 @@ def standardised(conditions: Sequence[Condition], by: Sequence[Condition]) -> Fl
 
 
 def labels_of(conditions: Sequence[Condition]) -> Floats:
+    """Return the labels of all pairs of `conditions`, [pairs], in the order of `standardised`."""
     return np.concatenate([condition.labels for condition in conditions])
 
 
 def fit(features: Floats, labels: Floats) -> Floats:
-    """Fit a logistic regression with soft labels and the penalty 1e-3 |weights|^2.
+    """Return the weights and, last, the intercept of a logistic regression, [F + 1].
 
-    Return the weights and, last, the intercept, [F + 1].
+    `features` is [pairs, F]. Labels [pairs] may lie between 0 and 1. The loss has the penalty
+    1e-3 |weights|^2.
     """
     from scipy.optimize import minimize  # imported late, because most reports have no traces
 
@@ -169,20 +178,23 @@ def fit(features: Floats, labels: Floats) -> Floats:
 
 
 def fit_on(conditions: Sequence[Condition]) -> Floats:
-    """Fit one model with all features on some conditions. Return weights and intercept [F + 1]."""
+    """Return weights and intercept [F + 1] of a model with all features, fitted on some
+    conditions."""
     return fit(standardised(conditions, conditions), labels_of(conditions))
 
 
 def cross_entropy(w: Floats, features: Floats, labels: Floats) -> float:
+    """Return the mean cross-entropy of a model (`fit`) over pairs."""
     scores = features @ w[:-1] + w[-1]
     return float(np.mean(np.logaddexp(0, scores) - labels * scores))
 
 
 @dataclass(frozen=True)
 class Fold:
-    """Conditions that are `held` out, and the `others`, which decide about features.
+    """A split into conditions that are `held` out and the `others`.
 
-    `names` are the names of the F features.
+    Models are fitted and features are chosen on the others, and tested on those held out. `names`
+    are the names of the F features.
     """
 
     names: list[str]
@@ -191,12 +203,13 @@ class Fold:
 
     @cached_property
     def alone(self) -> list[Floats]:
-        """Weight and intercept of the model with each single feature, fitted on the others."""
+        """Weight and intercept of F models that have a single feature each, fitted on the
+        others."""
         features, labels = standardised(self.others, self.others), labels_of(self.others)
         return [fit(features[:, [number]], labels) for number in range(len(self.names))]
 
     def entropies(self, conditions: Sequence[Condition]) -> Floats:
-        """Return the cross-entropy [F] of the model with each single feature."""
+        """Return the cross-entropy [F] of the models in `alone` on some conditions."""
         features, labels = standardised(conditions, self.others), labels_of(conditions)
         values = [cross_entropy(w, features[:, [f]], labels) for f, w in enumerate(self.alone)]
         return np.array(values)
@@ -216,11 +229,11 @@ class Fold:
 
     @property
     def pncs(self) -> int:
-        """The number of the paper's feature."""
+        """The index of the paper's feature in `names`."""
         return self.names.index(PNCS_FEATURE)
 
     def rival(self, scores: Floats, prefix: str = "") -> int:
-        """Return the feature with the lowest of `scores` [F], except for the paper's.
+        """Return the index of the feature with the lowest of `scores` [F], except the paper's.
 
         Only features whose names begin with `prefix` count.
         """
@@ -244,7 +257,7 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
     training, testing = split_by_seed(conditions)
     fold = Fold(list(names), testing, training)
     joint = fit_on(training)
-    ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1
+    ranks = np.argsort(np.argsort(-np.abs(joint[:-1]))) + 1  # 1: the largest weight
     entropies = fold.entropies(testing)
     of_random = np.array([np.mean(1 - condition.labels) for condition in testing])
     losses: dict[str, Floats] = {RANDOM_PAIR: of_random}
@@ -276,7 +289,7 @@ def make_tables(names: Sequence[str], conditions: Sequence[Condition]) -> list[T
     settings = [condition.setting for condition in testing]
     spans = []
     for condition in testing:
-        first = (condition.round - 1) // 5 * 5 + 1
+        first = (condition.round - 1) // 5 * 5 + 1  # rounds 1 to 5, 6 to 10, ...
         spans.append(f"{first} to {first + 4}")
     return [
         features,

@@ -1,5 +1,9 @@
-"""Which runs may be judged: those whose configs are as the preset's in every key that can matter
-for a result."""
+"""The rule for which runs may be judged: their configs must agree with the preset's in all keys that
+can change a result.
+
+A preset describes several jobs, each with its choices and config. A group of runs is compared with
+the job that is most like it. A deviation is a key in which they differ.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,11 +27,11 @@ class UnjudgedError(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Cases:
-    """The runs of one preset and size by group, and checks whether they may be judged.
+    """The runs of one preset and size, by group, and checks whether they may be judged.
 
-    Without a preset, or with one that is not shipped, runs are compared with none. `substitutes`
-    are, by config group, choices that may replace those of the preset: data that a preset downloads
-    and a user holds in another form.
+    Without a preset, or with one that is not shipped, no group has deviations. `substitutes` has,
+    by config group, choices that may replace the preset's: a user may hold the same data in another
+    form, for example.
     """
 
     groups: Mapping[str, pd.DataFrame]
@@ -37,7 +41,7 @@ class Cases:
 
     @cached_property
     def deviations(self) -> Mapping[str, Sequence[str]]:
-        """Keys in which groups differ from the nearest setting of the preset, as `key=value
+        """The deviations of each group from the most similar job of the preset, as `key=value
         (preset: value)`."""
         settings = preset_settings(self.preset, self.scale) if self.preset else ()
         configs = [comparable_config(config) for _, config in settings]
@@ -60,14 +64,18 @@ class Cases:
         return "; ".join(f"{key}={choices[key]}" for key in self.substituted(name))
 
     def nearest(self, expected: Mapping[str, str]) -> list[str]:
-        """Return the groups that made these choices and deviate least from the preset."""
+        """Return the groups with these choices that have the fewest deviations; several if they
+        have equally many."""
         matching = [name for name, rows in self.groups.items() if has_made(rows, expected)]
         fewest = min((len(self.deviations[name]) for name in matching), default=0)
         return [name for name in matching if len(self.deviations[name]) == fewest]
 
     def usable(self, expected: Mapping[str, str]) -> pd.DataFrame:
-        """Return the finished runs of the group that made these choices. Raises `UnjudgedError` if
-        it cannot be judged."""
+        """Return the finished runs of the group with these choices.
+
+        Raises `UnjudgedError` if there is none or more than one, if it deviates from the preset, or
+        if it has no finished run.
+        """
         nearest = self.nearest(expected)
         shown = ", ".join(f"{key}={value}" for key, value in expected.items())
         if not nearest:
@@ -90,8 +98,8 @@ class Cases:
 def preset_settings(
     preset: str, scale: str
 ) -> Sequence[tuple[Mapping[str, str], Mapping[str, Any]]]:
-    """Return the choices and configs of all jobs of a shipped preset in a size, at seed 0; none if
-    there is no such preset."""
+    """Return the choices and config of each job of a shipped preset at this scale, with seed 0;
+    nothing if there is no such preset."""
     from fedsim.config.compose import (  # here: a report that judges nothing needs no torch
         compose_jobs,
         search_path,
@@ -107,12 +115,16 @@ def preset_settings(
 
 
 def _without(values: Mapping[str, Any], groups: Sequence[str]) -> dict[str, Any]:
+    """Return config values by dotted key, without those of some config groups."""
     return {key: value for key, value in values.items() if key.partition(".")[0] not in groups}
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Return the keys that differ. A key that one side lacks is null there: new keys are null where
-    nothing changes."""
+    """Return the deviations of `ours` from `theirs` in words.
+
+    A key that one side lacks counts as null there, because a new key of fedsim is null where it
+    changes nothing.
+    """
     differences = []
     for key in sorted({*ours, *theirs}):
         if ours.get(key) != theirs.get(key):

@@ -1,4 +1,8 @@
-"""Tables that set the numbers and claims of a paper next to what our runs give."""
+"""Tables that show the numbers and claims of a paper next to the results of our runs.
+
+Each row ends with two pairs of p-values (for and against, raw and corrected by Holm's method), the
+verdict, the verdict of the stricter reading (over the paper), and remarks.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -19,12 +23,12 @@ STYLES: dict[str, str] = {
     "reproduced": "reproduced",
     "not reproduced": "not",
 }
-"""The classes of cells with verdicts on the page."""
+"""The CSS classes of cells with verdicts on the page."""
 JUDGED_HEADER = ["the same (Holm)", "verdict", OVER_PAPER, ""]
 
 
 def totals(compared: Compared) -> Table:
-    """Return how many numbers and claims of each paper have which verdict."""
+    """Return the number of numbers and claims with each verdict, by paper."""
     by_paper: dict[str, list[Judged]] = {}
     for publication, judged in compared:
         by_paper.setdefault(publication.paper, []).extend(judged)
@@ -40,7 +44,7 @@ def totals(compared: Compared) -> Table:
                 ]
                 counts = Counter(verdicts)
                 if verdicts:
-                    label = name + AFTER * is_after
+                    label = f"{name}{AFTER}" if is_after else name
                     rows.append([paper, label, len(verdicts), *(counts[v] for v in VERDICTS)])
     frame = make_frame(["paper", "", "all", *VERDICTS], rows)
     return Table("totals", "Verdicts by paper", frame, rules=RULES["holm"])
@@ -55,8 +59,10 @@ def numbers(judged: Sequence[Judged]) -> Table:
             continue
         ours = judgement.evidence.ours if judgement.evidence else None
         ours = ours if isinstance(ours, Estimate) else None
-        name = printed.id.partition("/")[2].replace("/", " ")
-        row: list[Any] = [place, name + AFTER * printed.added_after_runs]
+        name = printed.id.partition("/")[2].replace("/", " ")  # without the table
+        if printed.added_after_runs:
+            name += AFTER
+        row: list[Any] = [place, name]
         row += [(printed.value, printed.plus_minus), ours]
         row.append(None if ours is None else ours.num)
         row += [ours.next_interval, ours.next_half_width] if ours and ours.num > 1 else [None, None]
@@ -132,13 +138,13 @@ def _verdict_table(
     rules: str,
 ) -> Table:
     """Return a table whose rows end with `_judged_cells`."""
-    p_columns = dict.fromkeys((header[-5], header[-4]), show_both)
+    p_columns = dict.fromkeys((header[-5], header[-4]), show_both)  # raw and corrected
     frame = make_frame(header, rows)
     return Table(name, title, frame, {**formats, **p_columns}, rules=rules, styles=STYLES)
 
 
 def _judged_cells(judgement: Judged) -> list[Any]:
-    """Return the p-values, the verdict of either reading, and remarks."""
+    """Return the last cells of a row, whose columns are the raw p-values and `JUDGED_HEADER`."""
     evidence = judgement.evidence or Evidence(None)
     return [
         (evidence.p_for, evidence.p_against),
@@ -150,8 +156,10 @@ def _judged_cells(judgement: Judged) -> list[Any]:
 
 
 def _places(judged: Sequence[Judged]) -> list[str]:
-    """Return the place of each in the paper; in a report of several presets also the preset whose
-    runs are judged."""
+    """Return the place of each number or claim in the paper.
+
+    If the judged runs are of several presets, the preset is added.
+    """
     if len({judgement.preset for judgement in judged}) < 2:
         return [judgement.printed.where for judgement in judged]
     return [f"{judgement.printed.where} ({judgement.preset})" for judgement in judged]

@@ -381,7 +381,9 @@ def targets(runs: pd.DataFrame) -> Table:
         lines = by(members, "method")
         reference = lines[main_reference(lines)]
         final = float(reference["final_accuracy"].mean())
-        for share in [] if math.isnan(final) else LEVELS:
+        if math.isnan(final):
+            continue
+        for share in LEVELS:
             target = share * final
             reference_seconds = _reach(reference, "simulated_seconds_to", target)
             for method, line in lines.items():

@@ -37,8 +37,11 @@ def settings_plots(comparison: Comparison) -> list[Plot]:
 
 
 def ranks_plot(comparison: Comparison) -> Plot:
-    """Return Demsar's diagram: mean ranks on an axis, the better half named on its left; bars join
-    methods that cannot be told apart."""
+    """Return Demsar's diagram of mean ranks.
+
+    The better half of the methods is named on the left of the axis, the other half on the right.
+    Bars join methods that cannot be told apart (`rank_tests`). Heights count downwards in rows.
+    """
     ranks = [rank for rank, _ in comparison.ranks.values()]
     _, critical = rank_tests(comparison.means)
     num = len(ranks)
@@ -69,8 +72,10 @@ def ranks_plot(comparison: Comparison) -> Plot:
 
 
 def _bars(ranks: list[float], critical: float) -> list[tuple[int, int]]:
-    """Return the first and last of the ascending ranks that each bar joins: the longest bars
-    alone."""
+    """Return the first and last position in `ranks` (ascending) that each bar joins.
+
+    Bars that lie within a longer bar are left out.
+    """
     bars = []
     furthest = 0
     for first, rank in enumerate(ranks):
@@ -82,8 +87,10 @@ def _bars(ranks: list[float], critical: float) -> list[tuple[int, int]]:
 
 
 def gains_plot(comparison: Comparison) -> Plot:
-    """Return a map of gains over random selection in points, methods by settings, with a first
-    column of means over all, by which methods are sorted."""
+    """Return a map of gains over random selection in percentage points, methods by settings.
+
+    The first column has the means over all settings, by which methods are sorted.
+    """
     names = [name for name in comparison.by_gain if name != comparison.reference]
     titles = ["all settings", *comparison.settings]
     rows = []
@@ -110,6 +117,10 @@ def gains_plot(comparison: Comparison) -> Plot:
 
 
 def _write_gain(axes: Axes, gain: Difference, row: int, column: int, reach: float) -> None:
+    """Write a gain into its cell: bold if its interval excludes 0, white on dark colours.
+
+    `reach` is the gain in points at which colours end.
+    """
     points = 100 * gain.mean
     low, high = gain.interval
     is_told = not low <= 0 <= high
@@ -125,11 +136,11 @@ def _write_gain(axes: Axes, gain: Difference, row: int, column: int, reach: floa
 
 
 def costs_plot(comparison: Comparison) -> Plot:
-    """Return gains over random selection in points, and what runs cost as multiples of its costs,
-    with a row for each line.
+    """Return a figure with a row for each method: its gain over random selection, and its costs.
 
-    Colour and marker say what a method asks clients for and needs at the server. Filled: the front
-    of accuracy against cost.
+    Gains are in percentage points, costs are multiples of those of random selection. Colour and
+    marker show the class of a method. Markers on the Pareto front are filled. Costs that a run did
+    not record are left out.
     """
     names = comparison.by_gain
     classes = [comparison.classes.get(name, name) for name in names]
@@ -181,7 +192,8 @@ def costs_plot(comparison: Comparison) -> Plot:
 
 
 def profiles_plot(comparison: Comparison) -> Plot:
-    """Return performance profiles of random selection, the ceiling and the best of each class."""
+    """Return performance profiles (`profile`) of random selection, the ceiling and the best method
+    of each class."""
     methods = [comparison.reference, *comparison.ceiling, *comparison.best.values()]
     names = list(dict.fromkeys(methods))[:MAX_PROFILES]
     gains = {name: [series.to_numpy() for series in comparison.gains(name)] for name in names}

@@ -32,8 +32,9 @@ IF_ASKED = {
     "updates": "updates or gradients of everybody are cheap",
     "speeds": "clients tell how fast they are",
 }
-"""When methods of a class can be used, next to those that ask nothing."""
+"""The case in which methods that ask something of clients can be used, by what they ask."""
 MOST_ADVISED = 3
+"""Largest number of methods that are advised in a case."""
 
 
 def section(material: Material) -> Section:
@@ -60,8 +61,8 @@ def _plots(comparison: Comparison) -> list[Any]:
 
 
 def over_settings(comparison: Comparison) -> str:
-    """Return how many methods are better than random selection, except controls, the best of each
-    class, and who is left out."""
+    """Return a sentence: how many methods are better than random selection, the best method of each
+    class, and the methods that are left out. Controls do not count."""
     verdicts = {method: str(lead) for method, lead in comparison.leads.items()}
     verdicts[comparison.reference] = "the reference"
     best_of_class = "; ".join(
@@ -126,8 +127,10 @@ def advice_table(comparison: Comparison) -> Table:
 
 
 def _cases(comparison: Comparison) -> list[tuple[str, list[str], str]]:
-    """Return what is known or cheap, the methods that the corrected tests support then, and what
-    these are sorted by."""
+    """Return the rows of the advice: a case, the methods to use in it, and what they are sorted by.
+
+    Only methods with the verdict "better" are advised.
+    """
     cases = []
     for asked, words in IF_ASKED.items():
         for kind in sorted(set(comparison.classes.values())):

@@ -37,7 +37,7 @@ MEASURES = {
     "most_selections": "most_selections",
     "participation": "participation",
 }
-"""The measures that every summary holds, by their keys in the file."""
+"""The measures in every summary, by their keys in the file."""
 FREE = ("engine", "device", "client_accuracy")
 """Top-level keys that change a result by rounding alone, or not at all. Seeds, names, folders and
 trackers are free, too."""
@@ -48,11 +48,12 @@ FREE_CHOICES = (*FREE, "tracker", "hydra/launcher")
 
 
 def make_summary(runs: pd.DataFrame, sections: Sequence[Section] = ()) -> dict[str, Any]:
-    """Return for each group and seed the `MEASURES`, those of `sections`, and their origin.
+    """Return the content of summary.json.
 
-    A group has its choices of config groups and a hash of its config, by which `compare_summaries`
-    finds it again. Each run has the engine and the commit that made it. Verdicts of the sections
-    stand next to the groups, by the ids of numbers and claims.
+    `groups` has an item for each group of runs: its labels and choices, a hash of its config (by
+    which `compare_summaries` finds it again), and by seed the measures (`MEASURES` and those of the
+    sections) and the origin (engine and commit) of each finished run. `verdicts` has the verdicts
+    of the sections by the ids of numbers and claims.
     """
     keys = dict(MEASURES)
     verdicts: dict[str, str] = {}

@@ -1,8 +1,8 @@
-"""Ablations: the final accuracy by one or two numbers of the config in which runs differ, all else
-equal.
+"""Ablations: final accuracy by the values of one or two numbers of the config, all else equal.
 
-They are found in the configs. Three values of a number make a line; three by three values of two
-numbers make a map.
+Ablations are found in the configs of finished runs. Groups that differ in one number with at least
+three values make a line. Groups that differ in two numbers with three by three values or more make
+a map. A point is one group of a line or map. `keys` are the config keys of the numbers.
 """
 
 import math
@@ -26,7 +26,7 @@ from fedsim.results.frames import (
 from fedsim.results.statistics import ALPHA, MIN_SEEDS, UNIT, Estimate, holm, paired, pooled
 
 MIN_VALUES = 3
-"""Values that a number of an ablation takes at least."""
+"""Smallest number of values of a number in an ablation."""
 FILLED = 0.75
 """Share of the cells of a map that runs must have. Otherwise it is shown as lines."""
 
@@ -94,7 +94,11 @@ def axis(points: Sequence[Point], at: int) -> list[float]:
 
 
 def _families(groups: Mapping[str, pd.DataFrame]) -> list[pd.DataFrame]:
-    """Return the numbers in the configs of groups that differ in numbers alone: a row a group."""
+    """Return families of groups whose configs differ in finite numbers alone.
+
+    Each family is a frame with a row for each group and a column for each number. Groups without a
+    final accuracy are skipped.
+    """
     families: dict[Hashable, dict[str, dict[str, float]]] = {}
     for name, rows in groups.items():
         numbers = {}
@@ -117,12 +121,14 @@ def _lines(
     numbers: pd.DataFrame,
 ) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, dict[str, str]]]:
     """Return the keys of each map or line of a family, its rows, and other numbers that vary."""
-    varied: dict[tuple[int, ...], str] = {}  # of numbers that change together the first
+    # Numbers that vary, by their pattern over the groups. Of numbers that always change together,
+    # the one with the shortest path stands for all.
+    varied: dict[tuple[int, ...], str] = {}
     for key in sorted(numbers, key=lambda key: key.count(".")):
-        codes = tuple(pd.factorize(numbers[key])[0])
+        codes = tuple(pd.factorize(numbers[key])[0])  # all 0 if the number does not vary
         if any(codes):
             varied.setdefault(codes, key)
-    mapped: set[str] = set()
+    mapped: set[str] = set()  # maps come first: their numbers need no lines
     for keys in [*combinations(varied.values(), 2), *combinations(varied.values(), 1)]:
         if len(keys) == 1 and keys[0] in mapped:
             continue
@@ -153,6 +159,7 @@ def _points(
     values: pd.DataFrame,
     groups: Mapping[str, pd.DataFrame],
 ) -> list[Point]:
+    """Return the points of a line or map. `values` has a row for each group, with its values."""
     places = {}
     for name, first, *second in values.itertuples():
         places[name] = first, second[0] if second else math.nan

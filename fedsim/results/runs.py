@@ -59,7 +59,7 @@ class Seeds(NamedTuple):
 
     @property
     def own(self) -> dict[str, int]:
-        """The seeds that differ from `seed`, by their keys."""
+        """The seeds that differ from `seed`, by their config keys."""
         return {name: value for name, value in self._asdict().items() if value != self.seed}
 
     def __str__(self) -> str:
@@ -71,8 +71,9 @@ class Seeds(NamedTuple):
 class Run:
     """A finished run: its folder, config (as saved) and summary.
 
-    For a run of an archive, `folder` is the name that it had, and `archived` has its `rows` [T],
-    `rounds` and the columns of the archive that describe a whole run.
+    A run of an archive has no files. Its `folder` is the former name, and `archived` holds its
+    records as `rows` (a pyarrow table) and `rounds`, and the columns of the archive that describe a
+    whole run. `archived` is empty for a run with a folder.
     """
 
     folder: Path
@@ -126,8 +127,11 @@ class Run:
 
     @cached_property
     def code(self) -> str | None:
-        """Digits that stand for the user's code in it, or `unknown`, as in runs of earlier
-        versions; None if there is none."""
+        """Digits that stand for the version of the user's code.
+
+        `unknown` if the run does not record it, as in earlier versions. None if the run uses no code
+        of the user.
+        """
         return code_digits(self.summary) or ("unknown" if self.own_classes else None)
 
     @property
@@ -227,7 +231,8 @@ def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
 
 
 def tell_left_out(path: Path, reason: object, left_out: list[str] | None = None) -> None:
-    """Say what is left out and why, in a line on stderr or in the list `left_out`."""
+    """Report what is left out and why: as a line on stderr, or in the list `left_out` if there is
+    one."""
     text = printable(f"left out {path}: {reason}")
     if left_out is None:
         sys.stderr.write(f"fedsim: {text}\n")

@@ -1,7 +1,9 @@
 """Analyse a replay: how good the methods' choices are, which clients they prefer, and how alike
 they are.
 
-Arrays are [S, M] for S seeds and M methods unless a comment says otherwise.
+In a replay (`fedsim.running.replay`), several methods choose a cohort of clients in every round on
+the models of one run, the lead. `fedsim replay` makes a `Choices` after each seed, for its tables
+and plots. Arrays are [S, M] for S seeds and M methods unless a comment says otherwise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +21,7 @@ from fedsim.results.statistics import MIN_SEEDS, UNBOUNDED, Estimate
 MIN_METHODS = 4
 """Minimum number of methods with ordinary runs for a verdict."""
 RESAMPLES = 1000
-"""Resamples of the bootstrap over methods."""
+"""Number of resamples of the bootstrap over methods."""
 REGRET = (
     "Regret: (L - best) / (worst - best) of a round's random cohorts, L the validation loss of the "
     "model that the\nchoice makes, with its own weights. Percentile: how many of them are better. "
@@ -30,21 +32,29 @@ PREFERENCES = (
     "the mean\nover rounds. Imperfect: 1 for these clients. Speed: samples a second."
 )
 Bounds = tuple[float, float]
+"""The lowest and the highest value that a measure can have."""
 BOUNDS: dict[str, Bounds] = {
     "regret": UNBOUNDED,
     "loss": UNBOUNDED,
     "percentile": (0.0, 100.0),
 }
-"""The bounds of the measures that get an interval."""
+"""The bounds of the measures that are shown with a confidence interval."""
 MEASURED = ("loss", "percentile", "clients", "seconds_select", "bytes_asked")
+"""Columns of choices.jsonl whose means over rounds are in the table of choices."""
 
 
 class Choices:
     """The results of a replay about its methods.
 
-    `measured` and `preferences` are arrays by name. `distances` are 1 - the mean Jaccard index of
-    the choices of each pair of methods, in the order of `pdist`. `chance` is that index of random
-    choices. `order` has the methods' numbers by their mean regret.
+    The Jaccard index of two choices is (clients in both) / (clients in any of the two).
+
+    - `measured`: the means over rounds of the regret and of the columns `MEASURED`, by name.
+    - `preferences`: the rank correlations between how often a client is chosen and each of its
+      properties, by the name of the property.
+    - `distances`: 1 - the mean Jaccard index of the choices of each pair of methods, in the order
+      of `scipy.spatial.distance.pdist`.
+    - `chance`: the mean Jaccard index of random choices.
+    - `order`: the numbers of the methods, the lowest mean regret first.
     """
 
     def __init__(
@@ -54,13 +64,15 @@ class Choices:
 
         `clients` has for each seed the properties of the N clients by name, each [N].
         """
-        num_seeds, num_methods = len(clients), len(methods)
+        num_seeds = len(clients)
+        num_methods = len(methods)
         num_clients = len(clients[0]["size"])
 
         def column(name: str) -> Floats:
             values = np.array([row[name] for row in rows])
             return values.reshape(num_seeds, -1, num_methods)  # [seeds, rounds, methods]
 
+        # 1. The measures. The regret is 0 if all random cohorts of a round have the same loss.
         best = column("best")
         spread = column("worst") - best
         regret = np.divide(
@@ -72,21 +84,25 @@ class Choices:
             self.measured[name] = column(name).mean(1)
         self.order = [int(method) for method in np.argsort(regret.mean((0, 1)), kind="stable")]
 
+        # 2. How often each method chooses each client, and how alike the choices of a round are.
+        #    The rows of a round are one for each method.
         counts = np.zeros((num_seeds, num_methods, num_clients))
         rows_of_seed = len(rows) // num_seeds
         distances = []
-        indices = []
+        random_indices = []
         for start in range(0, len(rows), num_methods):
             is_chosen = np.zeros((num_methods, num_clients), np.bool_)
             for method in range(num_methods):
                 is_chosen[method, rows[start + method]["chosen"]] = True
             counts[start // rows_of_seed] += is_chosen
             distances.append(pdist(is_chosen, "jaccard"))
-            if rows[start]["drawn"]:
-                indices.append(expected_jaccard(rows[start]["available"], rows[start]["drawn"]))
+            size = rows[start]["drawn"]  # of random cohorts; 0 in a round without clients
+            if size:
+                random_indices.append(expected_jaccard(rows[start]["available"], size))
         self.distances = np.mean(distances, axis=0)
-        self.chance = float(np.mean(indices))
+        self.chance = float(np.mean(random_indices))
 
+        # 3. Whom the methods prefer.
         self.preferences: dict[str, Floats] = {}
         for name in clients[0]:
             correlations = np.empty((num_seeds, num_methods))
@@ -99,7 +115,8 @@ class Choices:
     def tables(self, real: Mapping[str, Sequence[float]]) -> list[Table]:
         """Return the tables of a replay, with the `verdict`.
 
-        `real` has the final accuracies of ordinary runs by method, of the methods that have some.
+        `real` has the final accuracies of ordinary runs by method. A method without such runs is
+        missing there, and has nan below.
         """
         accuracies = np.array([np.mean(real.get(name, np.nan)) for name in self.methods])
         known = np.isfinite(accuracies)
@@ -123,11 +140,15 @@ class Choices:
         note: str,
         bounds: Mapping[str, Bounds],
     ) -> Table:
+        """Return a table with a row for each method, the lowest regret first.
+
+        `columns` are arrays by name. Those with `bounds` get a confidence interval.
+        """
         rows = []
         for method in self.order:
             cells = [shown(values[:, method], bounds.get(key)) for key, values in columns.items()]
             rows.append([self.methods[method], *cells])
-        header = [key.split("_")[0] for key in columns]
+        header = [key.split("_")[0] for key in columns]  # "seconds_select" is headed "seconds"
         frame = make_frame(["method", *header], rows)
         return Table(name, title, frame, dict.fromkeys(header, ".4g"), note)
 
@@ -147,7 +168,8 @@ class Choices:
         similar_names = [self.methods[method] for method in by_similarity]
         similarity = 1 - squareform(self.distances)[np.ix_(by_similarity, by_similarity)]
         largest = max([2 * self.chance, *(1 - self.distances)])
-        preferences = np.array([v.mean(0)[self.order] for v in self.preferences.values()]).T
+        correlations = [array.mean(0)[self.order] for array in self.preferences.values()]
+        preferences = np.array(correlations).T  # [methods, properties]
         regrets = [Estimate(tuple(values)) for values in self.measured["regret"][:, self.order].T]
         has_intervals = regrets[0].num >= MIN_SEEDS
 
@@ -177,7 +199,7 @@ class Choices:
 
 
 def _heat_map(figure: Any, values: Floats, rows: Sequence[str], columns: Sequence[str]) -> Any:
-    """Draw `values` with the names of their rows and columns; return the bar of colours."""
+    """Plot `values` with the names of their rows and columns. Return the bar of colours."""
     ax = figure.subplots()
     image = ax.imshow(values, aspect="auto")
     ax.set_yticks(range(len(rows)), rows)
@@ -187,41 +209,55 @@ def _heat_map(figure: Any, values: Floats, rows: Sequence[str], columns: Sequenc
 
 def expected_jaccard(num_available: int, size: int) -> float:
     """Return the expected Jaccard index of two random cohorts of `size` available clients."""
-    common = hypergeom(num_available, size, size)
+    common = hypergeom(num_available, size, size)  # the number n of clients in both
     return float(common.expect(lambda n: n / (2 * size - n)))
 
 
 def verdict(regrets: Floats, accuracies: Floats) -> str:
     """Return a sentence on whether regret ranks methods as their real accuracy does.
 
-    The measure is Kendall's tau between the ranks by regret, the lowest first, and by accuracy, the
-    highest first. Its 95 % interval is by the percentile bootstrap over methods.
+    `regrets` and `accuracies` [m] are those of methods with ordinary runs. The measure is Kendall's
+    tau between the ranks by regret, the lowest first, and by accuracy, the highest first. Its 95 %
+    interval is by the percentile bootstrap over methods. Regret is said to rank methods if the
+    interval lies above 0.
     """
-    num = len(regrets)
-    if num < MIN_METHODS:
-        need = f"{MIN_METHODS} methods with runs are needed, not {num}"
+    num_methods = len(regrets)
+    if num_methods < MIN_METHODS:
+        need = f"{MIN_METHODS} methods with runs are needed, not {num_methods}"
         return f"Whether regret predicts real accuracy is open: {need}."
-    draws = np.random.default_rng(0).integers(num, size=(RESAMPLES, num))
+    rng = np.random.default_rng(0)
+    resamples = rng.integers(num_methods, size=(RESAMPLES, num_methods))
     tau = kendalltau(-regrets, accuracies).statistic
-    taus = [kendalltau(-regrets[draw], accuracies[draw]).statistic for draw in draws]
+    taus = []
+    for methods in resamples:
+        taus.append(kendalltau(-regrets[methods], accuracies[methods]).statistic)
+    # A resample of one method only has no tau (nan).
     low, high = np.nanquantile(taus, [0.025, 0.975])
     text = "does not predict the ranks by real accuracy"
     if low > 0:
         text = "ranks methods as real accuracy does"
-    return f"Regret {text}: Kendall's tau {tau:.2f} [{low:.2f}, {high:.2f}] over {num} methods."
+    interval = f"[{low:.2f}, {high:.2f}]"
+    return f"Regret {text}: Kendall's tau {tau:.2f} {interval} over {num_methods} methods."
 
 
 def rank_correlation(first: Floats, second: Floats) -> float:
-    """Return Spearman's correlation over what is known of both; nan if one of them is constant."""
+    """Return Spearman's correlation over positions where both are finite.
+
+    It is nan if there is no such position, or if one of the two is constant there.
+    """
     known = np.isfinite(first) & np.isfinite(second)
-    first, second = first[known], second[known]
+    first = first[known]
+    second = second[known]
     if not known.any() or np.ptp(first) == 0 or np.ptp(second) == 0:
         return float("nan")
     return float(spearmanr(first, second).statistic)
 
 
 def shown(values: Floats, bounds: Bounds | None) -> Estimate | float | None:
-    """Return the mean over seeds, with its interval if there are bounds and enough seeds."""
+    """Return the mean over seeds, with its interval if there are bounds and enough seeds.
+
+    Seeds with nan do not count. Returns None if no seed is left.
+    """
     known = tuple(map(float, values[np.isfinite(values)]))
     if bounds and len(known) >= MIN_SEEDS:
         return Estimate(known, bounds)

@@ -1,7 +1,8 @@
 """The command line of an experiment: composes its jobs, checks them, and runs them.
 
-Jobs run from the plans that were checked. Neither `--cfg job` nor jobs that
-have ended import PyTorch. A process enters in `fedsim.run`.
+A process enters in `fedsim.run`, and `fedsim.commands.dispatch` calls `run`. `fedsim race` and
+`fedsim tune` call `run_jobs`. Jobs run from the plans that were checked. Neither `--cfg job` nor
+jobs that have ended import PyTorch.
 """
 
 import sys
@@ -19,13 +20,17 @@ from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, print_error
 
 SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
-"""Outcomes, the worst one last: the worst one of a sweep decides its exit code."""
+"""Statuses of outcomes, the worst one last. The worst one of a sweep decides its exit code."""
 Batches = Callable[[Sequence[Plan], Attempts], Iterable[Sequence[Plan]]]
-"""Yields the plans that run next, of all plans. It goes on after these have ended."""
+"""A generator function that decides the order of jobs.
+
+It gets all plans and yields those that run next. It goes on after these have ended, and may look at
+their outcomes in the `Attempts`.
+"""
 
 
 def run(argv: Sequence[str]) -> int:
-    """Do what the command line asks for, and return the exit code.
+    """Run the jobs of the command line, or print their config (`--cfg`), and return the exit code.
 
     Raises `FedsimError` before any work is done.
     """
@@ -36,8 +41,7 @@ def run(argv: Sequence[str]) -> int:
     if args.config_name == "config" and args.config_path is None:
         outlined(jobs)  # raises what the same command without --cfg raises
     with search_path(args.config_dir, args.config_path):
-        words, config_name = args.overrides, args.config_name
-        page = config_page(words, config_name=config_name, resolve=args.resolve)
+        page = config_page(args.overrides, config_name=args.config_name, resolve=args.resolve)
     print(page, end="", flush=True)
     return 0
 
@@ -50,9 +54,10 @@ def all_at_once(plans: Sequence[Plan], attempts: Attempts) -> Iterable[Sequence[
 def run_jobs(
     jobs: Sequence[ComposedJob], argv: Sequence[str] = (), batches: Batches = all_at_once
 ) -> int:
-    """Check all jobs, run them, and close a sweep with one table.
+    """Check all jobs, run them in `batches`, and close a sweep with one table.
 
-    `argv` are the words of the command that resumes it.
+    `argv` are the words of the command that resumes them. Returns the exit code. Raises
+    `FedsimError`: before any work is done, or if the only job failed before its first round.
     """
     # 1. Check everything.
     plans, overwriting = prepare(jobs)
@@ -75,7 +80,7 @@ def run_jobs(
             run_batch(batch)
             attempts.run_held(run_batch)
 
-    # 3. Print errors and results.
+    # 3. Print each error once, and the results. `fedsim race` may have left out jobs.
     if attempts.errors and len(plans) == 1:
         raise attempts.errors[0]
     counts = Counter(map(str, attempts.errors))
@@ -90,7 +95,7 @@ def run_jobs(
 
 
 def cost_of(jobs: Sequence[ComposedJob]) -> str:
-    """Return what the jobs' presets say that they take; empty if they say nothing."""
+    """Return the costs that the jobs' presets declare; empty if they declare none."""
     costs = []
     for name in dict.fromkeys(job.choices.get("preset") for job in jobs):
         if name:

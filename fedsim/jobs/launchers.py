@@ -1,5 +1,8 @@
 """The launchers whose software runs tasks in other processes: joblib, Ray and submitit.
 
+Each is a subclass of `fedsim.jobs.tasks.TaskLauncher`, which defines the terms task and group and
+calls the methods.
+
 - joblib: processes of this machine that take one job after another. If one is killed, the jobs of
   the others are lost, too; jobs that wait are run in new processes.
 - Ray (ray.io): a task whose process dies is run again, and resumes from its checkpoints.
@@ -68,7 +71,7 @@ class JoblibJobs(TaskLauncher):
             self._pool().shutdown(kill_workers=True)
 
     def _pool(self) -> Any:
-        """Return the pool of processes, which is a new one after one of them was killed."""
+        """Return joblib's pool of processes. It is a new one after a process was killed."""
         num_processes = self.tasks_at_a_time
         threads = str(max(1, joblib.cpu_count() // num_processes))
         variables = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or threads}
@@ -85,7 +88,7 @@ class JoblibJobs(TaskLauncher):
         return list(task.result())
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        for pid in list(self._pool()._processes or ()):
+        for pid in list(self._pool()._processes or ()):  # loky has no public list of them
             with suppress(OSError):
                 os.kill(pid, signal.SIGTERM)
 
@@ -99,8 +102,7 @@ RAY_VARIABLES = {
     "RAY_worker_niceness": "0",  # Ray would lower the priority of tasks by 15
 }
 CARRIED = ("FEDSIM_", "OMP_", "WANDB_", "XDG_CACHE_HOME")
-"""Tasks get the environment variables whose names begin so; keys (WANDB_API_KEY) they do not
-get."""
+"""Tasks of Ray get the environment variables whose names begin so, without keys (WANDB_API_KEY)."""
 
 
 @parameters
@@ -176,7 +178,7 @@ class RayJobs(TaskLauncher):
             self._ray = ray
             yield
         finally:
-            with suppress(KeyboardInterrupt):
+            with suppress(KeyboardInterrupt):  # a second Ctrl-C must not leave processes behind
                 ray.shutdown()
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
@@ -193,7 +195,7 @@ class RayJobs(TaskLauncher):
         return self._ray.wait(list(running), timeout=POLL_SECONDS)[0]
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        """Interrupt tasks that run, as Ctrl-C does, and forget those that have not begun."""
+        """Interrupt running tasks, as Ctrl-C does, and cancel tasks that have not begun."""
         for task in running:
             self._ray.cancel(task, force=False)
 
@@ -201,7 +203,7 @@ class RayJobs(TaskLauncher):
         return list(self._ray.get(task))
 
     def _environment(self) -> dict[str, str]:
-        """Return the variables for a task. Without a GPU of its own it sees none."""
+        """Return the environment variables for a task. GPUs are hidden if it asks for none."""
         variables = {}
         for key, value in os.environ.items():
             if key.startswith(CARRIED) and not key.endswith("_KEY"):
@@ -212,23 +214,23 @@ class RayJobs(TaskLauncher):
 
 
 def _too_few(key: str, requested: float, available: float) -> Problem | None:
-    """Return the problem of a task that would wait forever, because there are too few resources."""
+    """Return a problem if a task would wait forever for more resources than are there, or None."""
     is_enough = requested <= available or math.isclose(requested, available)
     fault = f"must be <= {available:g}: Ray finds no more"
     return rule(is_enough, f"hydra.launcher.{key}", requested, fault)
 
 
 LATE_SECONDS = 15.0
-"""On a file system of several machines, a result may be seen this long after its task has ended."""
+"""A result may appear this long after its task has ended, on a file system of several machines."""
 FOLDER = ".submitit"
 """The folder of submitit's scripts, logs and pickles, next to the runs of the sweep."""
 
 
 @parameters
 class SubmititJobs(TaskLauncher):
-    """The base of `submitit_local` and `submitit_slurm`. Tasks are submitit's jobs.
+    """The base of `submitit_local` and `submitit_slurm`. A task is a `submitit.Job`.
 
-    `parameters` are those of submitit.
+    `parameters` are all keys of the launcher's config that belong to submitit (`launcher_of`).
     """
 
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -252,7 +254,7 @@ class SubmititJobs(TaskLauncher):
 
     @property
     def num_threads(self) -> int:
-        """Number of cores of a task."""
+        """The number of cores of a task."""
         return int(self.parameters.get("cpus_per_task") or 1)
 
     def added(self) -> Mapping[str, Any]:
@@ -263,16 +265,21 @@ class SubmititJobs(TaskLauncher):
     def connected(self, place: Path) -> Iterator[None]:
         """Create submitit's executor.
 
-        Its files are in a folder named by the time, because process numbers occur again.
+        Its files are in a folder named by the time and the process. The process number alone would
+        occur again.
         """
         choice = f"submitit_{self.cluster}"
         submitit = imported("submitit", choice, "slurm")
-        shared = submitit.AutoExecutor._typed_parameters()
+        # submitit wants the name of the cluster before all but these parameters.
+        unprefixed_keys = submitit.AutoExecutor._typed_parameters()
         folder = place / FOLDER / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}"
         refuse_links(folder.parent)
         parameters = {}
-        for key, value in {**self.parameters, **self.added()}.items():
-            parameters[key if key in shared else f"{self.cluster}_{key}"] = value
+        submitit_parameters = dict(self.parameters)
+        submitit_parameters.update(self.added())
+        for key, value in submitit_parameters.items():
+            name = key if key in unprefixed_keys else f"{self.cluster}_{key}"
+            parameters[name] = value
         try:
             self._executor = submitit.AutoExecutor(
                 folder,
@@ -290,17 +297,18 @@ class SubmititJobs(TaskLauncher):
         except (AssertionError, NameError, TypeError, ValueError) as error:
             problem = Problem("hydra.launcher", ..., f"is rejected by submitit: {error}")
             raise ConfigError([problem]) from error
+        # When each task was first seen to have ended without a result (`time.monotonic()`).
         self._ended_at: dict[Any, float] = {}
         yield
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         tasks = [SubmittedTask(plans, since, {}) for plans in groups]
         threads = os.environ.get("OMP_NUM_THREADS") or str(self.num_threads)
-        # Processes that are started now inherit the environment.
+        # Processes that are started here inherit the environment, and Slurm's tasks get a copy.
         with patch.dict(os.environ, {"OMP_NUM_THREADS": threads}):
             try:
                 return self._executor.submit_array(tasks)
-            except (OSError, RuntimeError) as error:  # of `sbatch`, for example
+            except (OSError, RuntimeError) as error:  # of `sbatch`, whose last line says why
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
                 fault = f"could not be submitted: {reason}"
                 problem = Problem("hydra.launcher", ..., fault, "change its parameters")
@@ -315,9 +323,10 @@ class SubmititJobs(TaskLauncher):
         return ended
 
     def _is_lost(self, task: Any, plans: Sequence[Plan]) -> bool:
-        """Return whether a task has ended without a result, and no process is running its jobs.
+        """Return whether a task without a result is lost: it has ended, and nobody runs its jobs.
 
-        Slurm may requeue a task, so it counts as lost only after some time.
+        Slurm may requeue a task, and its result may appear late. It is therefore lost only if this
+        was so for `LATE_SECONDS`.
         """
         if not task.done() or not all(is_free(plan.folder) for plan in plans):
             self._ended_at.pop(task, None)
@@ -338,8 +347,9 @@ class SubmititJobs(TaskLauncher):
 class LocalJobs(SubmititJobs):
     """The launcher `submitit_local`: processes of this machine.
 
-    A second process of submitit waits for each, and starts it again if needed. `max_in_flight` is
-    the maximum number of tasks at a time, None for as many as there are cores for.
+    For each task submitit starts a second process, which waits for the task and starts it again if
+    needed. `max_in_flight` is the maximum number of tasks at a time, None for as many as there are
+    cores for.
     """
 
     max_in_flight: Count | None
@@ -347,16 +357,17 @@ class LocalJobs(SubmititJobs):
     how = "as processes of submitit"
     cluster = "local"
     poll_seconds = 0.5
-    ask_seconds = 0.0
+    ask_seconds = 0.0  # at each look: a task may not have installed its handlers before
 
     @property
     def tasks_at_a_time(self) -> int:
         return self.max_in_flight or max(1, num_cores() // self.num_threads)
 
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
-        """Start processes that ignore the terminal's Ctrl-C.
+        """Start processes that ignore Ctrl-C, which the terminal sends to all of them.
 
-        submitit would kill their jobs a second after it.
+        submitit would otherwise kill their jobs a second later. Children inherit that a signal is
+        ignored.
         """
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
@@ -367,7 +378,7 @@ class LocalJobs(SubmititJobs):
     def ask_to_end(self, running: Sequence[Any]) -> None:
         for task in running:
             if not task.done():
-                # The process that waits passes the signal on to the one of the jobs.
+                # submitit's waiting process, whose number this is, passes the signal on.
                 os.kill(int(task.job_id), signal.SIGTERM)
 
 
@@ -394,10 +405,10 @@ class SlurmJobs(SubmititJobs):
         yield rule(delay < limit, "signal_delay_s", delay, fault, reason)
 
     def added(self) -> Mapping[str, Any]:
-        """Give the number of cores to `srun`, too, and hide GPUs from a task that asks for none.
+        """Return parameters that give `srun` the cores, and that hide GPUs from a task without any.
 
-        Since Slurm 22.05 `srun` does not take the cores from `sbatch`. Not every Slurm constrains
-        devices.
+        Since Slurm 22.05 `srun` does not take the number of cores from `sbatch`. And not every
+        installation of Slurm keeps a task from GPUs that it did not ask for.
         """
         parameters = {}
         cores = self.parameters.get("cpus_per_task")
@@ -408,23 +419,31 @@ class SlurmJobs(SubmititJobs):
         return parameters
 
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        """Cancel tasks that wait, and send the others a signal after which they are not
-        requeued."""
+        """Cancel tasks that wait, and let the others save their jobs without being requeued."""
         if not running:
             return
-        for how in ("--state=PENDING", "--signal=USR1"):
+        # USR1 is not the signal of a time limit or preemption (`SubmittedTask`).
+        task_ids = [task.job_id for task in running]
+        for option in ("--state=PENDING", "--signal=USR1"):
             with suppress(OSError):
-                command = ["scancel", how, *(task.job_id for task in running)]
+                command = ["scancel", option, *task_ids]
                 subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
-        running[0].get_info(mode="force")
+        running[0].get_info(mode="force")  # updates submitit's states of all tasks
 
 
 def launcher_of(node: Mapping[str, Any], cls: type[SubmititJobs]) -> SubmititJobs:
     """Return the launcher that the config's node `hydra.launcher` describes.
 
+    Keys of fedsim's class become its fields. All other keys become `parameters` for submitit.
     Raises `ConfigError`.
     """
     own_keys = {"jobs_per_task", *cls.__annotations__}
-    values: dict[str, Any] = {key: value for key, value in node.items() if key in own_keys}
-    others = {key: value for key, value in node.items() if key not in (*own_keys, "_target_")}
-    return construct(cls, {**values, "parameters": others}, "hydra.launcher")
+    values: dict[str, Any] = {}
+    submitit_parameters: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in own_keys:
+            values[key] = value
+        elif key != "_target_":
+            submitit_parameters[key] = value
+    values["parameters"] = submitit_parameters
+    return construct(cls, values, "hydra.launcher")

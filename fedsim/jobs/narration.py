@@ -1,6 +1,9 @@
-"""What a command prints around its jobs.
+"""The texts that a command prints around its jobs.
 
-It says what the command will do, how far the jobs are, how each ended, and what to do next.
+They say what the command will do, how far the jobs are, how each ended, and what to do next.
+`fedsim.jobs.cli` creates a `Narration` and calls `begin` and `end`. `fedsim.jobs.sweep.Attempts`
+calls it before and after each job, and tells a `Progress` of every round. A tracker of a run may
+print, too (`ConsoleTracker`): then the narration leaves these lines to it.
 """
 
 import os
@@ -37,9 +40,10 @@ MAX_NAMED = 3
 
 
 class Progress:
-    """The rounds left of each of `plans`, by folder.
+    """The rounds left of each of `plans`, from which the time left is estimated.
 
-    Jobs that other processes run count for nothing. `now` is a clock [s].
+    Jobs are identified by their folders. A job that another command runs has no rounds left here.
+    `now` is a clock [s].
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Progress:
         for number, plan in enumerate(plans, 1):
             self._numbers.setdefault(plan.folder, number)
         self._rounds_left = {plan.folder: plan.settings.num_rounds for plan in plans}
+        # The ends of the latest rounds. WINDOW + 1 of them bound WINDOW intervals.
         self._times: deque[float] = deque(maxlen=WINDOW + 1)
         self._accuracies: dict[Path, float] = {}
 
@@ -68,7 +73,7 @@ class Progress:
             self._accuracies[folder] = accuracy
 
     def leaves(self, folder: Path) -> None:
-        """Nothing is left to do for a job here."""
+        """Count a job as having no rounds left to run here."""
         self._rounds_left[folder] = 0
 
     def remaining_seconds(self) -> float | None:
@@ -88,9 +93,10 @@ class Progress:
 
 
 class Narration:
-    """The screen of one command, whose jobs are `plans`.
+    """The lines on the terminal about one command, whose jobs are `plans`.
 
-    `overrides` are the words that each job was composed of, `argv` those of the command line.
+    `overrides` has the overrides of each job, and `argv` the words of the command line. A label is
+    an override as key and value. Lines on a job name those of its labels in which jobs differ.
     """
 
     def __init__(
@@ -109,20 +115,21 @@ class Narration:
         self._differing = differing_keys(list(self._labels.values()))
         self._command = command("fedsim", *argv)
         self._is_sweep = len(plans) > 1
-        self._ended_before: set[Path] = set()
+        self._ended_before: set[Path] = set()  # folders of jobs that had ended at the start
 
     def begin(self, cost: str = "") -> None:
         """Print what the command is about to do.
 
         `cost` is what the jobs take. It is printed before a sweep that has work left.
         """
-        unknown_code = 0
+        num_unknown_code = 0  # results of earlier versions, which did not record the user's code
         for plan in self.plans:
             outcome = outcome_on_file(plan)
             if outcome.final and not plan.settings.overwrite:
                 self._ended_before.add(plan.folder)
                 self.progress.leaves(plan.folder)
-                unknown_code += "code" not in outcome.summary and bool(user_code(plan.config))
+                if "code" not in outcome.summary and user_code(plan.config):
+                    num_unknown_code += 1
         if self._is_sweep:
             line = f"{len(self.plans)} jobs, results in {self.folder}"
             others = len(self._ended_before - self._overwriting.replaced)
@@ -131,16 +138,16 @@ class Narration:
             print_line(line)
             if cost and len(self._ended_before) < len(self._labels):
                 print_line(cost)
-        if unknown_code:
+        if num_unknown_code:
             print_line(
-                f"{unknown_code} of the results that are there do not say which version of your "
-                "code made them; the present version is assumed (overwrite=true runs them again)"
+                f"{num_unknown_code} of the results that are there do not say which version of "
+                "your code made them; the present version is assumed (overwrite=true runs them again)"
             )
         if self._overwriting.notice:
             print_line(self._overwriting.notice)
 
     def job_begins(self, plan: Plan) -> None:
-        """Print what a job is, unless its trackers do."""
+        """Print what a job is, unless its trackers do, or that its data are loaded."""
         if plan.folder in self._ended_before:
             return
         from fedsim.running.assembly import is_prepared  # imports PyTorch, which takes time
@@ -195,7 +202,7 @@ class Narration:
 
     @contextmanager
     def broken_off(self) -> Iterator[None]:
-        """While jobs run: if a signal ends the command, print how to resume it."""
+        """Run jobs within this context. If a signal ends it, print how to resume the command."""
         try:
             yield
         except (KeyboardInterrupt, Preempted):
@@ -216,13 +223,16 @@ class Narration:
         return Path(os.path.commonpath(parents))
 
     def _print_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
-        """Print which trackers failed in runs that had no tracker on the terminal."""
+        """Print which trackers failed in runs without a tracker on the terminal.
+
+        Otherwise the tracker on the terminal has printed it.
+        """
         failures: Counter[str] = Counter()
         for plan, outcome in zip(self.plans, outcomes, strict=True):
             if outcome.skipped or has_console(plan):
                 continue
             for name, error in (outcome.summary.get("trackers") or {}).items():
-                if isinstance(error, str):
+                if isinstance(error, str):  # it may also be the number of failures
                     failures[f"tracker.{name} failed: {error}"] += 1
         for text, count in failures.most_common(MAX_NAMED):
             print_line(text if count == 1 else f"{text} (in {count} jobs)")
@@ -233,13 +243,13 @@ class Narration:
         if diverged:
             print_line(f"{diverged} diverged: a lower optimizer.lr may help")
         pairs = zip(self.plans, outcomes, strict=True)
-        left = [plan for plan, outcome in pairs if not outcome.final]
-        files = [worked_in(plan) / ERROR for plan in left]
+        plans_left = [plan for plan, outcome in pairs if not outcome.final]
+        files = [worked_in(plan) / ERROR for plan in plans_left]
         for file in [file for file in files if file.is_file()][:MAX_NAMED]:
             print_line(f"its traceback: {file}")
-        if left:
-            jobs = f"{len(left)} jobs that are not done"
-            if len(left) == 1:
+        if plans_left:
+            jobs = f"{len(plans_left)} jobs that are not done"
+            if len(plans_left) == 1:
                 jobs = "the one that is not done" if self._is_sweep else "it"
             print_line(f"the same command resumes {jobs}: {self._command}")
 
@@ -260,6 +270,7 @@ def _results(outcome: Outcome) -> list[str]:
     return [f"final accuracy {accuracy}", show_seconds(summary["wall_seconds"])]
 
 
+# The `_target_` of the tracker on the terminal in a config.
 CONSOLE_TARGET = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
 
 

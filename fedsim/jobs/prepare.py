@@ -1,7 +1,10 @@
 """Prepares the jobs of a command line: composes and checks them, and returns their launcher.
 
-Before any work starts, it is checked that data can be read or fetched, and that there is room for
-results.
+A job is composed by Hydra (`ComposedJob`); its plan is the checked description of its run. A
+launcher says where jobs run: None in turn, `Lanes` together in this process, a `TaskLauncher` in
+other processes. `fedsim.jobs.cli` and the commands call `compose_words`, `prepare` and `check_all`
+in this order. Before any work starts, they have checked that data can be read or fetched, and that
+there is room for results.
 """
 
 import json
@@ -38,14 +41,16 @@ BYTES_OF_ID = 8  # a client's id in such a line
 
 
 def compose_words(args: Namespace) -> list[ComposedJob]:
-    """Return the jobs of a command line (`fedsim.config.command_line.read_command_line`). Raises
-    `ConfigError`."""
+    """Return the jobs of a command line.
+
+    `args` come from `fedsim.config.command_line.read_command_line`. Raises `ConfigError`.
+    """
     with search_path(args.config_dir, args.config_path):
         return compose_jobs(args.overrides, multirun=args.multirun, config_name=args.config_name)
 
 
 def prepare(jobs: Sequence[ComposedJob]) -> tuple[list[Plan], Overwriting]:
-    """Return the plans of jobs, and what is known of their overwriting.
+    """Return the plans of jobs, and the state of their overwriting (`overwrite=true`).
 
     Raises `ConfigError` with all mistakes that can be found without PyTorch.
     """
@@ -59,9 +64,9 @@ def check_all(
 ) -> "Lanes | TaskLauncher | None":
     """Check everything else that can be checked before work starts, and return the launcher.
 
-    The launcher is None if jobs run one after another. `room` is whether to check for data and for
-    room for results, too. Jobs that have ended need no PyTorch. Raises `FedsimError`, with all
-    problems of all jobs if their configs are wrong.
+    `room` says whether to check the data and the room for results, too. Jobs that an earlier
+    command has run to their end are not checked, which would import PyTorch. Raises `FedsimError`,
+    with all problems of all jobs if their configs are wrong.
     """
     node = jobs[0].launcher
     unchecked_jobs = []
@@ -72,7 +77,8 @@ def check_all(
             unchecked_plans.append(plan)
     check_rest(unchecked_jobs, unchecked_plans)
     launcher = own_launcher(node)
-    ranks = sys.modules.get("fedsim.running.ranks")  # imported by now if there are several
+    # Importing the module takes PyTorch. With several ranks, `dispatch` has imported it.
+    ranks = sys.modules.get("fedsim.running.ranks")
     if ranks is not None:
         ranks.RANKS.agree(plans, node)
     if room:
@@ -90,17 +96,17 @@ def own_launcher(node: Mapping[str, Any]) -> "Lanes | TaskLauncher | None":
         return None
     module = import_module(module_name)
     cls = getattr(module, name)
-    if hasattr(cls, "cluster"):
+    if hasattr(cls, "cluster"):  # a launcher of submitit, whose parameters have any names
         launcher: TaskLauncher = module.launcher_of(node, cls)
         return launcher
     return instantiate(node, cls, "hydra.launcher")
 
 
 def has_passed(plan: Plan) -> bool:
-    """Return whether a job has passed all checks before.
+    """Return whether a job has passed all checks before, so that they need not be made again.
 
-    This version of fedsim has run it to its end. It is made of classes of fedsim only, whose values
-    are in the hash that names its folder.
+    Two things must hold. This version of fedsim has run it to its end. And it is made of classes of
+    fedsim only: the hash that names its folder stands for everything that the checks depend on.
     """
     if plan.settings.overwrite or plan.settings.device not in ("auto", "cpu"):
         return False
@@ -108,11 +114,11 @@ def has_passed(plan: Plan) -> bool:
     environment = recorded.summary.get("environment") or {}
     if not recorded.final or environment.get("fedsim") != fedsim.__version__:
         return False
-    targets = [
-        str(value)
-        for key, value in leaves(plan.config)
-        if key.endswith("._target_") and not key.startswith("tracker.")
-    ]
+    targets = []
+    for key, value in leaves(plan.config):
+        # Trackers change no result. A job that has ended does not start them.
+        if key.endswith("._target_") and not key.startswith("tracker."):
+            targets.append(str(value))
     return all(target.startswith("fedsim.") and stand_in(target) for target in targets)
 
 
@@ -128,15 +134,16 @@ def require_room(plans: Iterable[Plan]) -> None:
 
 
 def output_problems(plans: Iterable[Plan]) -> list[Problem]:
-    """Return the problems of the folders for the results of runs."""
+    """Return the problems of the folders for results: no room, or not writable."""
     needs: Counter[Path] = Counter()
     for plan in plans:
         needs[plan.settings.output_dir] += _bytes_of(plan)
     problems = [space_problem("output_dir", folder, need) for folder, need in needs.items()]
-    return list(filter(None, problems))
+    return [problem for problem in problems if problem is not None]
 
 
 def _bytes_of(plan: Plan) -> int:
+    """Return roughly the size of a run's files, without models."""
     settings = plan.settings
     cohort_size = min(settings.cohort_size, settings.num_clients)
     return BYTES_OF_RUN + settings.num_rounds * (BYTES_OF_ROUND + BYTES_OF_ID * cohort_size)
@@ -144,8 +151,8 @@ def _bytes_of(plan: Plan) -> int:
 
 def source_problems(plans: Iterable[Plan]) -> list[Problem]:
     """Return the problems of source files that can be found without reading them."""
-    problems = map(_source_problem, by_source(plans))
-    return list(filter(None, dict.fromkeys(problems)))
+    problems = dict.fromkeys(map(_source_problem, by_source(plans)))  # each once
+    return [problem for problem in problems if problem is not None]
 
 
 def by_source(plans: Iterable[Plan]) -> list[Plan]:
@@ -158,10 +165,11 @@ def by_source(plans: Iterable[Plan]) -> list[Plan]:
 
 
 def _source_problem(plan: Plan) -> Problem | None:
+    """Return the problem of a job's source files, or None."""
     from fedsim.data.base import Dataset
 
     node = plan.config["dataset"]
-    # Its own job reports whatever else is wrong with a data set, which may be of a user's class.
+    # A data set of a user's class may raise anything. The job itself reports such errors.
     with suppress(Exception):
         dataset = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir)
         return dataset.source_problem()

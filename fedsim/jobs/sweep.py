@@ -1,6 +1,9 @@
-"""Runs the jobs of a command: one after another, or in lanes.
+"""Runs the jobs of a command in this process: one after another, or in lanes.
 
-Jobs that another process is running are waited for.
+A job is a run of the command, described by a plan. Lanes are runs that train together in common
+batches (`fedsim.running.lanes`). `fedsim.jobs.cli`, `fedsim search` and the tasks of other
+processes create an `Attempts`, which keeps the outcome of each job. Jobs that another process is
+running are held. They are waited for after the others have ended.
 """
 
 import json
@@ -40,7 +43,7 @@ It returns why the job is to stop there, or None.
 
 
 def to_come(plans: Iterable[Plan]) -> list[Plan]:
-    """Return the plans whose runs are not done."""
+    """Return the plans whose runs are still to be run: not ended, or to be overwritten."""
     return [plan for plan in plans if plan.settings.overwrite or not outcome_on_file(plan).final]
 
 
@@ -48,8 +51,10 @@ def to_come(plans: Iterable[Plan]) -> list[Plan]:
 class Attempts:
     """The jobs of a command while they run.
 
-    `ended` has the outcome of each that has ended, `held` those that another process is running.
-    `screen` (None: nothing is printed) and `on_round` learn of all jobs.
+    `ended` has the outcomes of jobs after an attempt to run them, by folder. `held` has the jobs
+    that another process is running. `progress`, `screen` (None: nothing is printed) and `on_round`
+    learn of all jobs. `_data_errors` has errors of data sets by `data_key`, so that jobs with the
+    same data fail at once.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -67,7 +72,7 @@ class Attempts:
         return [cause for cause in causes if isinstance(cause, FedsimError)]
 
     def run(self, plan: Plan, lane: "Lane | None" = None) -> Outcome:
-        """Run a job.
+        """Run a job, or only report it if it has ended, and return its outcome.
 
         Raises KeyboardInterrupt or `Preempted` if a signal stopped it outside its rounds.
         """
@@ -81,6 +86,7 @@ class Attempts:
         return outcome
 
     def _execute(self, plan: Plan, lane: "Lane | None") -> Outcome:
+        """Run a job, and return its outcome also for errors before its first round."""
         # These import PyTorch, which takes time.
         from fedsim.running.assembly import data_key, is_prepared
         from fedsim.running.experiment import execute
@@ -100,12 +106,12 @@ class Attempts:
             if isinstance(error, DataError) and not is_prepared(plan):
                 self._data_errors[data_key(plan)] = error
             return Outcome(status, {"error": str(error)}, cause=error)
-        return replace(outcome, cause=None)  # its traceback holds the run's data
+        return replace(outcome, cause=None)  # the error's traceback would keep the run's data
 
     def ends(self, plan: Plan, outcome: Outcome) -> None:
-        """Record how a job ended, here or in another process.
+        """Record how a job ended, in this process or in that of a task.
 
-        `held` means that a process of another command has it.
+        A job with the status `held` has not ended: another command is running it.
         """
         self.progress.leaves(plan.folder)
         if outcome.status == "held":
@@ -116,7 +122,7 @@ class Attempts:
             self.screen.job_ended(plan, outcome)
 
     def run_in_turn(self, plans: Sequence[Plan]) -> None:
-        """Run jobs one after another. After a signal its exception is raised."""
+        """Run jobs one after another. After a signal, raises KeyboardInterrupt or `Preempted`."""
         for plan in plans:
             self.run(plan)
             STOP.raise_if_asked()
@@ -124,7 +130,11 @@ class Attempts:
     def shown(
         self, plans: Sequence[Plan], num_rounds: int, how: str
     ) -> AbstractContextManager[Callable[[int, int], None]]:
-        """Show the progress of jobs that run at the same time (`lanes_progress`)."""
+        """Show the progress of jobs that run at the same time, within this context.
+
+        `how` says how they are run. Yields a function that shows the number of runs left and of
+        rounds that have ended, out of `num_rounds` (`lanes_progress`).
+        """
         if self.screen is None:
             return nullcontext(lambda runs_left, round: None)
         folders = [plan.folder for plan in plans]
@@ -140,8 +150,8 @@ class Attempts:
     def run_held(self, run: Callable[[Sequence[Plan]], None]) -> None:
         """Wait for the jobs that other processes hold, and `run` each as soon as it is free.
 
-        What was finished in the meantime is taken, and the rest is resumed. A signal ends the wait
-        by its exception.
+        A job that the other process has finished is only reported; otherwise it is resumed. A
+        signal ends the wait by KeyboardInterrupt or `Preempted`.
         """
         printed: set[str] = set()
         while self.held:
@@ -151,11 +161,12 @@ class Attempts:
             run(list(map(self.overwriting.as_found, free)))
             if not free:
                 _print_holders(self.held, printed)
+                # A look at a lock takes less than a millisecond: do not look all the time.
                 time.sleep(max(POLL_SECONDS, len(self.held) / 1000))
 
 
 SHARED = ("dataset", "model", "optimizer", "local", "engine", "device", "data_dir", "cache_dir")
-"""Runs can train together if they agree in these keys of the config."""
+"""Runs can be in one group of lanes if they agree in these keys of the config."""
 
 
 @parameters
@@ -169,15 +180,15 @@ class Lanes:
 
         A folder that occurs twice is run once.
         """
-        alike: dict[str, list[Plan]] = {}
+        plans_by_shared: dict[str, list[Plan]] = {}
         for plan in {plan.folder: plan for plan in plans}.values():
             shared = [plan.config.get(name) for name in SHARED]
             key = json.dumps(shared, sort_keys=True, default=str)
-            alike.setdefault(key, []).append(plan)
+            plans_by_shared.setdefault(key, []).append(plan)
         groups = []
-        for similar in alike.values():
-            for start in range(0, len(similar), self.max_lanes):
-                groups.append(similar[start : start + self.max_lanes])
+        for joint_plans in plans_by_shared.values():
+            for start in range(0, len(joint_plans), self.max_lanes):
+                groups.append(joint_plans[start : start + self.max_lanes])
         return groups
 
     def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
@@ -198,7 +209,7 @@ class Lanes:
 
 
 class _JobWatch(Watch):
-    """Counts the rounds of a job, and passes them on."""
+    """A watch that passes the rounds of a job on to `attempts`: its progress and its `on_round`."""
 
     def __init__(self, plan: Plan, attempts: Attempts) -> None:
         self.sweep = attempts.progress.position(plan.folder)
@@ -213,6 +224,7 @@ class _JobWatch(Watch):
         return print_if_slow(f"setting up {num_clients:,} clients: their data, and the model")
 
     def round_ended(self, record: Record) -> str | None:
+        """Count the round. Returns why the job is to stop, as `on_round` says, or None."""
         rounds_left = self._plan.settings.num_rounds - record.round
         progress = self._attempts.progress
         progress.round_ended(self._plan.folder, rounds_left, record.test_accuracy)
@@ -222,7 +234,7 @@ class _JobWatch(Watch):
 
 def _print_holders(held: dict[Path, Plan], printed: set[str]) -> None:
     """Print which processes hold which jobs, each once. `printed` has what was printed before."""
-    new = {str(HeldError(folder)) for folder in held} - printed
+    new = {str(HeldError(folder)) for folder in held} - printed  # its text names the process
     printed |= new
     for text in sorted(new)[:MAX_NAMED]:
         print_line(f"waiting for {text}")

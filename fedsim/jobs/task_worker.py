@@ -1,7 +1,9 @@
 """Jobs in a process that other software has started: what a task of joblib, Ray or submitit runs.
 
-The task's process imports this module before its environment is set. The module therefore needs the
-standard library only, and plans, whose classes need NumPy and torch, arrive as bytes.
+`fedsim.jobs.launchers` creates a task in the process of the command. The software pickles it and
+calls it in another process. That process imports this module before its environment is set. The
+module therefore needs the standard library only, and plans, whose classes need NumPy and torch,
+arrive as bytes.
 """
 
 import os
@@ -23,10 +25,10 @@ if TYPE_CHECKING:
 class WorkerTask:
     """Checked jobs that run in one process, in lanes if there are several.
 
-    They run in the folder in which the command was started. `since` is when their overwriting began
-    (`fedsim.jobs.overwriting`): a task that is started again has replaced what was written later.
-    `environment` has variables for the process. A `quiet` task prints nothing on the screen that it
-    shares with others.
+    They run in the folder in which the command was started. `since` is when the overwriting of jobs
+    began (`fedsim.jobs.overwriting`). Results that were written later count as replaced, so that a
+    task that is started again does not run them once more. `environment` has variables for the
+    process. A `quiet` task prints nothing, because its output goes to the screen of the command.
     """
 
     def __init__(
@@ -49,13 +51,15 @@ class WorkerTask:
         return self.outcomes()
 
     def outcomes(self) -> "list[Outcome]":
-        """Run the jobs and return how each ended; `held` if another process has it.
+        """Run the jobs and return how each ended; `held` means that another process is running it.
 
         After a stop signal, the task finishes and saves the round, and starts no other job.
         """
         os.environ.update(self.environment)
         os.chdir(self.directory)
-        sys.path.extend(entry for entry in self.path if entry not in sys.path)
+        for entry in self.path:  # so that the user's classes are found
+            if entry not in sys.path:
+                sys.path.append(entry)
         tune()
         plans, since = pickle.loads(self.work)
         if not self.quiet:
@@ -65,7 +69,7 @@ class WorkerTask:
 
 
 def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":
-    """Run jobs in lanes, and return how each ended."""
+    """Run jobs in lanes, and return how each ended, in their order."""
     from fedsim.jobs.overwriting import Overwriting
     from fedsim.jobs.sweep import Attempts, Lanes
     from fedsim.running.outcome import Outcome
@@ -75,20 +79,23 @@ def run_jobs(plans: "Sequence[Plan]", since: float) -> "list[Outcome]":
         STOP.raise_if_asked()
         Lanes(max_lanes=len(plans)).run(attempts, plans)
     except (KeyboardInterrupt, Preempted):
-        assert STOP.status is not None
-    outcomes = attempts.ended | dict.fromkeys(attempts.held, Outcome("held", {}))
+        assert STOP.status is not None  # the outcomes tell the command of the signal
+    held = dict.fromkeys(attempts.held, Outcome("held", {}))
+    outcomes = attempts.ended | held
     not_begun = Outcome(STOP.status or "failed", {})
     return [outcomes.get(plan.folder, not_begun) for plan in plans]
 
 
 class SubmittedTask(WorkerTask):
-    """A task of submitit, which is announced its end by the signal `JobEnvironment.USR_SIG` (USR2).
+    """A task of submitit. Before a time limit or a preemption ends it, it is saved and requeued.
 
-    The reason is a time limit or a preemption. submitit's own handler would requeue the task within
-    a round. Here the round is finished and saved first, and the jobs are resumed from their
-    checkpoints. After any other signal the task is saved and not requeued. The exception is SIGTERM
-    on Slurm, which sends it also when it requeues a task itself, and before it announces a
-    preemption. The jobs then run on until the announcement, or until they are killed.
+    The signal `JobEnvironment.USR_SIG` (USR2) announces such an end. submitit's own handler would
+    requeue the task at once, in the middle of a round. This class finishes and saves the round
+    first, and then calls that handler; the requeued jobs resume from their checkpoints.
+
+    After any other signal, the task is saved and not requeued. The exception is SIGTERM on Slurm.
+    Slurm sends it also when it requeues a task itself, and before it announces a preemption. Then
+    the jobs run on until the announcement, or until they are killed.
     """
 
     def __call__(self) -> "list[Outcome]":
@@ -97,11 +104,11 @@ class SubmittedTask(WorkerTask):
 
         environment = JobEnvironment()
         number = getattr(signal, f"SIG{environment.USR_SIG}")
-        requeue: Any = signal.getsignal(number)
+        requeue: Any = signal.getsignal(number)  # submitit's handler
         on_sigterm = signal.getsignal(signal.SIGTERM)
         STOP.defer_always()
         if environment.cluster == "slurm":
-            signal.signal(signal.SIGTERM, on_sigterm)  # which only writes it into the log
+            signal.signal(signal.SIGTERM, on_sigterm)  # submitit's handler, which only logs it
         outcomes = self.outcomes()
         is_preempted = any(outcome.status == "preempted" for outcome in outcomes)
         if set(STOP.received) == {number} and is_preempted:

@@ -1,7 +1,12 @@
 """Runs the jobs of a sweep as tasks of software that starts other processes.
 
-A task runs one job, or several in lanes (`fedsim.jobs.task_worker`). Jobs keep the folders that
-they have here, which must be on a file system that all machines see.
+A job is one run of the sweep. A task is what the software (joblib, Ray, submitit) runs in another
+process: one job, or a group of jobs in lanes (`fedsim.jobs.task_worker`). A launcher is the choice
+of the config group hydra/launcher. `fedsim.jobs.cli` calls `TaskLauncher.run`; the subclasses in
+`fedsim.jobs.launchers` start tasks and get their outcomes.
+
+This process sees the progress of jobs in the records that they write. Jobs have the same folders
+here and there, which must be on a file system that all machines see.
 """
 
 import importlib
@@ -32,14 +37,19 @@ TAIL_BYTES = 2**18
 
 @parameters
 class TaskLauncher(ABC):
-    """A launcher that runs jobs as tasks. `jobs_per_task` jobs train together in a task."""
+    """A launcher that runs jobs as tasks. `jobs_per_task` jobs train together in a task.
+
+    `run` enters `connected`. Within it, `begin` starts tasks, `ended` tells which have ended, and
+    `outcomes` is called for each of these. After a stop signal, `ask_to_end` is called. What a task
+    is differs between subclasses: an object that can be a key of a dict.
+    """
 
     jobs_per_task: Count
 
     how: ClassVar[str]
     """How the jobs are run, in words for the terminal."""
     ask_seconds: ClassVar[float] = math.inf
-    """Time between two requests to stop that tasks get."""
+    """Seconds before tasks are asked again to stop. Infinity: they are asked once."""
 
     @property
     def tasks_at_a_time(self) -> int | None:
@@ -48,65 +58,73 @@ class TaskLauncher(ABC):
 
     @property
     def gpus(self) -> tuple[str, float] | None:
-        """The parameter that gives a task its GPUs, and their number.
+        """The name of the parameter that gives a task its GPUs, and the number of these GPUs.
 
-        It is None for tasks that have the GPUs of this machine.
+        None means that tasks use the GPUs of this machine without asking for them.
         """
         return None
 
     @abstractmethod
     @contextmanager
     def connected(self, place: Path) -> Iterator[None]:
-        """Enter this context to start tasks. `place` contains the runs' folders."""
+        """Connect to the software within this context. `place` contains the runs' folders."""
         yield
 
     @abstractmethod
     def begin(self, groups: Sequence[Sequence[Plan]], since: float) -> Sequence[Any]:
         """Start a task for each group of jobs, and return the tasks.
 
-        `since` is that of `Overwriting`.
+        `since` is when the overwriting of jobs began (`Overwriting.since`).
         """
 
     @abstractmethod
     def ended(self, running: Mapping[Any, Sequence[Plan]]) -> Sequence[Any]:
-        """Return the tasks that have ended, after some seconds at most."""
+        """Wait some seconds at most, and return the tasks that have ended.
+
+        `running` has the jobs of each task.
+        """
 
     @abstractmethod
     def outcomes(self, task: Any) -> Sequence[Outcome]:
-        """Return the outcomes of the jobs of a task that has ended.
+        """Return the outcomes of the jobs of a task that has ended, in the order of its jobs.
 
-        Raises an error that says why they are not known.
+        If they are not known, raises an error that says why.
         """
 
     @abstractmethod
     def ask_to_end(self, running: Sequence[Any]) -> None:
-        """Let tasks finish and save their rounds, and cancel those that have not begun."""
+        """Let running tasks finish and save their rounds, and cancel tasks that have not begun."""
 
     def run(self, attempts: Attempts, plans: Sequence[Plan]) -> None:
         """Run jobs as tasks, and record in `attempts` how they ended.
 
-        After a stop signal it stops all tasks, waits until they are saved, and raises
-        KeyboardInterrupt or `Preempted`; a second Ctrl-C does not wait. A folder that occurs twice
+        After a stop signal, stops all tasks, waits until they are saved, and raises
+        KeyboardInterrupt or `Preempted`. A second Ctrl-C does not wait. A folder that occurs twice
         is run once. Raises `ConfigError` before any job is run.
         """
         by_folder = {plan.folder: attempts.overwriting.as_found(plan) for plan in plans}
         plans = list(by_folder.values())
-        left = to_come(plans)
-        attempts.run_in_turn([plan for plan in plans if plan not in left])  # they have ended
-        if not left:
+        plans_left = to_come(plans)
+        # Jobs that have ended need no task: running them here only reports them.
+        attempts.run_in_turn([plan for plan in plans if plan not in plans_left])
+        if not plans_left:
             return
         if self.gpus is not None:
-            problems = [gpu_problem(*self.gpus, plan.settings.device) for plan in left]
-            check(*dict.fromkeys(problems))
-        with STOP.deferred(), self.connected(left[0].folder.parent):
-            _TaskSweep(self, attempts, left).run()
+            problems = [gpu_problem(*self.gpus, plan.settings.device) for plan in plans_left]
+            check(*dict.fromkeys(problems))  # each problem once
+        with STOP.deferred(), self.connected(plans_left[0].folder.parent):
+            _TaskSweep(self, attempts, plans_left).run()
         STOP.raise_if_asked()
 
 
 class _TaskSweep:
-    """The jobs of a sweep: those that wait in groups for a task each, and those that run.
+    """The jobs of a sweep while tasks run.
 
-    `rounds` are those of each job that were seen in its records.
+    - `waiting`: groups of jobs for which no task has begun, one task for each group.
+    - `running`: the group of jobs of each task that runs.
+    - `num_rounds_seen`: the number of rounds of each job (by folder) that its records have shown.
+    - `stale`: folders whose records are those of an earlier run when the job begins. They show
+      nothing about the job, and are not read.
     """
 
     def __init__(self, launcher: TaskLauncher, attempts: Attempts, plans: Sequence[Plan]) -> None:
@@ -115,12 +133,11 @@ class _TaskSweep:
         self.plans = plans
         self.waiting = Lanes(max_lanes=launcher.jobs_per_task).groups(plans)
         self.running: dict[Any, list[Plan]] = {}
-        self.rounds: Counter[Path] = Counter()
-        # The records of these jobs are those of an earlier run.
-        self.unseen = set()
+        self.num_rounds_seen: Counter[Path] = Counter()
+        self.stale = set()
         for plan in plans:
             if plan.settings.overwrite or outcome_on_file(plan).status == "changed":
-                self.unseen.add(plan.folder)
+                self.stale.add(plan.folder)
         self._asked_at = -math.inf
 
     def run(self) -> None:
@@ -137,22 +154,26 @@ class _TaskSweep:
                     self._count_rounds()
                     for task in ended:
                         self._end(task, self.running.pop(task))
-                    left = sum(map(len, self.running.values())) + sum(map(len, self.waiting))
-                    show(left, self.rounds.total())
+                    num_running = sum(map(len, self.running.values()))
+                    num_waiting = sum(map(len, self.waiting))
+                    show(num_running + num_waiting, self.num_rounds_seen.total())
                     self._pass_on_signal()
         except KeyboardInterrupt:
             self.launcher.ask_to_end(list(self.running))
             raise
 
     def _begin(self) -> None:
-        free = (self.launcher.tasks_at_a_time or len(self.plans)) - len(self.running)
-        if STOP.status is None and free > 0 and self.waiting:
-            groups = self.waiting[:free]
-            self.waiting = self.waiting[free:]
+        """Begin as many tasks as may run at a time, but none after a signal."""
+        max_tasks = self.launcher.tasks_at_a_time or len(self.plans)
+        num_new = max_tasks - len(self.running)
+        if STOP.status is None and num_new > 0 and self.waiting:
+            groups = self.waiting[:num_new]
+            self.waiting = self.waiting[num_new:]
             tasks = self.launcher.begin(groups, self.attempts.overwriting.since)
             self.running |= zip(tasks, groups, strict=True)
 
     def _pass_on_signal(self) -> None:
+        """After a signal, ask the tasks to end, and again every `ask_seconds`."""
         now = time.monotonic()
         if STOP.status is not None and now - self._asked_at >= self.launcher.ask_seconds:
             self._asked_at = now
@@ -162,19 +183,24 @@ class _TaskSweep:
         """Count the rounds in the records of the jobs that run."""
         for group in self.running.values():
             for plan in group:
-                if plan.folder not in self.unseen:
+                if plan.folder not in self.stale:
                     self._count_rounds_of(plan)
 
     def _count_rounds_of(self, plan: Plan) -> None:
+        """Tell the progress of each round that a job has ended since the last look.
+
+        Only the latest record is read. Its accuracy counts for all these rounds.
+        """
         num_rounds = plan.settings.num_rounds
         record = latest_record(plan.folder)
         latest = min(record.get("round", 0), num_rounds)
-        for number in range(self.rounds[plan.folder] + 1, latest + 1):
-            self.rounds[plan.folder] = number
+        for number in range(self.num_rounds_seen[plan.folder] + 1, latest + 1):
+            self.num_rounds_seen[plan.folder] = number
             progress = self.attempts.progress
             progress.round_ended(plan.folder, num_rounds - number, record["test_accuracy"])
 
     def _end(self, task: Any, group: Sequence[Plan]) -> None:
+        """Record how the jobs of a task ended."""
         try:
             outcomes = self.launcher.outcomes(task)
         except Exception as error:
@@ -184,7 +210,10 @@ class _TaskSweep:
             self.attempts.ends(plan, outcome)
 
     def _outcome_without_task(self, plan: Plan, error: str) -> Outcome:
-        """Return the outcome of a job whose task is lost, from its folder if it had ended."""
+        """Return the outcome of a job whose task is lost, because of `error`.
+
+        The job may have ended before: its folder tells.
+        """
         if self.attempts.overwriting.has_ended(plan):
             return outcome_on_file(plan)
         if STOP.status is None:
@@ -193,7 +222,7 @@ class _TaskSweep:
 
 
 def gpu_problem(key: str, num_gpus: float, device: str) -> Problem | None:
-    """Return why a task with so many GPUs cannot run a job on `device`, or None if it can.
+    """Return why a task with `num_gpus` GPUs cannot run a job on `device`, or None if it can.
 
     `key` is the launcher's parameter for the number of GPUs.
     """
@@ -208,19 +237,24 @@ def gpu_problem(key: str, num_gpus: float, device: str) -> Problem | None:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error in one line: the last line of a traceback in its text, or the first line.
+    """Return an error in one line.
 
-    A line of dashes ends the traceback.
+    The software of tasks puts the traceback of the other process into the text of its errors, and
+    ends it with a line of dashes (submitit). Its last line is the error there. The text of an error
+    without a traceback is shown by its first line.
     """
-    text, trace, after = str(error).partition("Traceback")
-    if trace:
+    text, traceback, after = str(error).partition("Traceback")
+    if traceback:
         text = re.split(r"^-{10,}$", after, flags=re.MULTILINE)[0]
     lines = text.strip().splitlines() or [""]
-    return f"{type(error).__name__}: {lines[-1] if trace else lines[0]}"
+    return f"{type(error).__name__}: {lines[-1] if traceback else lines[0]}"
 
 
 def imported(library: str, choice: str, extra: str) -> Any:
-    """Return the library of the launcher `choice`. Raises `ConfigError` if it is not installed."""
+    """Import the library of the launcher `choice`, which fedsim's `extra` installs.
+
+    Raises `ConfigError` if it is not installed.
+    """
     try:
         return importlib.import_module(library)
     except ImportError as error:
@@ -230,11 +264,13 @@ def imported(library: str, choice: str, extra: str) -> Any:
 
 
 def latest_record(folder: Path) -> dict[str, Any]:
-    """Return the latest record of a run in another process; empty before round 1."""
+    """Return the latest record of a run in another process; empty if there is none."""
     with suppress(OSError, DamagedError, IndexError), open_regular(folder / METRICS) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - TAIL_BYTES))
-        line = file.read(TAIL_BYTES).split(b"\n")[-2]  # the last line is not complete
+        # Every record ends with a line break. What follows the last one is empty, or a record that
+        # is being written.
+        line = file.read(TAIL_BYTES).split(b"\n")[-2]
         record: dict[str, Any] = parse_json(line, METRICS)
         if has_kinds(record, OF_RECORD) and {"round", "test_accuracy"} <= record.keys():
             return record

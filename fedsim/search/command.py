@@ -1,4 +1,7 @@
-"""`fedsim search`: hyper-parameters found by Optuna, over ordinary run folders."""
+"""`fedsim search`: the command line of a search by Optuna (`fedsim.search.study`).
+
+`fedsim race` and `fedsim tune` also read their own keys by `take_settings` and `with_own_keys`.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection, Mapping, Sequence
@@ -33,6 +36,7 @@ def run(words: Sequence[str]) -> int:
         space = space_of(parse(args.overrides))
 
     def plans_of(params: Mapping[str, Any]) -> list[Plan]:
+        """Return the checked plans of the trial with these values, one for each seed."""
         trial_args = Namespace(**vars(args))
         trial_args.overrides = space.words_of(params)
         trial_args.multirun = True
@@ -56,7 +60,8 @@ def run(words: Sequence[str]) -> int:
 def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
     """Remove the settings of the command itself from `args.overrides`, and return their values.
 
-    A sweep over one gives a list, which no setting but a list accepts.
+    `keys` are the names of these settings. A sweep over a setting gives a list, which only a
+    setting that is a list accepts.
     """
     values: dict[str, Any] = {}
     for override in parse(args.overrides):
@@ -69,7 +74,7 @@ def take_settings(args: Namespace, keys: Collection[str]) -> dict[str, Any]:
 
 
 def with_own_keys(problem: Problem, keys: Collection[str], command: str = "search") -> Problem:
-    """Add the keys of the command itself to the problem of an unknown key."""
+    """Return `problem`. If it is about an unknown key, its remedy also names the command's keys."""
     if problem.rule != UNKNOWN_KEY:
         return problem
     own_keys = f"keys of the {command} itself: {', '.join(keys)}"
@@ -95,7 +100,7 @@ def _parser() -> ArgumentParser:
 
 
 def _of_seeds_only(plans: list[Plan]) -> list[Plan]:
-    """Return `plans`, of which a trial is the mean.
+    """Return `plans`, the runs of one trial.
 
     Raises `ConfigError` if they differ in more than their seeds, as with a preset that is a sweep.
     """

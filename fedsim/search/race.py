@@ -1,6 +1,11 @@
 """`fedsim race`: a sweep whose seeds are added step by step.
 
-A method that is beaten in a setting gets no more seeds there. Maron and Moore, "Hoeffding races"
+A method is a selector with its parameters. A setting is everything else but the seed. A look is a
+number of seeds at which the methods of a setting are compared: a method that is beaten there gets
+no more seeds in this setting. The command gives `Race.batches` to `fedsim.jobs.cli.run_jobs`, which
+runs the jobs up to each look and then goes on with the generator.
+
+Maron and Moore, "Hoeffding races"
 (NIPS 1994), race models on the same samples. Birattari et al., "A racing algorithm for configuring
 metaheuristics" (GECCO 2002), race methods on the same instances by tests (F-race). Instances are
 seeds here. Student's test for pairs replaces the test on ranks, which rejects nothing at few seeds,
@@ -39,11 +44,12 @@ from fedsim.tracking.tables import CONSOLE, differing_keys, print_line
 
 @dataclass(frozen=True, kw_only=True)
 class RaceSettings:
-    """The settings of a race. `alpha`: see `stops`.
+    """The keys of the command line that belong to the race itself.
 
+    With the probability `alpha` at most, the best method of any setting is stopped (`stops`).
     Methods are compared at `min_seeds` seeds and after each `batch` more. The selectors in `keep`
-    run at all seeds, as references. They are not stopped and stop no other, because one may be a
-    bound that beats all methods.
+    run at all seeds, as references. They are not stopped and stop no other, because one of them may
+    be an upper bound that beats all methods.
     """
 
     alpha: float = 0.05
@@ -62,9 +68,10 @@ class RaceSettings:
 
 @dataclass(frozen=True)
 class Stop:
-    """The stop of a method at so many `seeds`.
+    """The stop of a method at the look of `seeds` seeds.
 
-    The method `by` has a mean accuracy that is higher by `lead`, with the p-value `p`.
+    The mean accuracy of the method `by` is higher by `lead`, with the p-value `p`. race.json has
+    these names.
     """
 
     seeds: int
@@ -79,18 +86,20 @@ class Stop:
 def stops(
     accuracies: Mapping[str, Sequence[float]], looks: Sequence[int], level: float
 ) -> dict[str, Stop]:
-    """Return the methods that are stopped in a setting, by final accuracies at its first seeds.
+    """Return the stops of one setting by method.
 
-    At each look, the leader is the method with the highest mean, of those that go on and have all
-    seeds of the look. The others are stopped if their one-sided paired t-test against the leader
-    has a p-value of at most `level`.
+    `accuracies` has the final accuracies of each method at the first seeds, in the same order. At
+    each look, the methods are compared that are not stopped and have all seeds of the look. The
+    leader is the one with the highest mean. Another one is stopped if its one-sided paired t-test
+    against the leader has a p-value of at most `level`.
 
-    Fix a method of the highest true mean in each setting. It is stopped only if, at one of the L
-    looks, one of the k - 1 others passes a test against it. Their true means are no higher, so each
-    does with a probability of at most `level`. With `level` = alpha / (sum over settings of
-    (k - 1) L), this happens in any setting with a probability of at most alpha (union bound),
-    whoever leads by chance. Paired differences are taken to be normal and independent between
-    seeds, as everywhere in reports.
+    Why `level` bounds the mistakes: let L be the number of looks, and k the number of methods in a
+    setting. Fix a best method, one of the highest true mean. It is stopped only if, at one of the
+    looks, one of the k - 1 others passes a test against it. The true mean of each is no higher, so
+    that it passes a test with a probability of at most `level`. Let `level` be alpha divided by the
+    sum of (k - 1) L over all settings. Then the best method of any setting is stopped with a
+    probability of at most alpha (union bound), whichever method leads by chance. Paired differences
+    are taken to be normal and independent between seeds, as everywhere in reports.
     """
     stopped: dict[str, Stop] = {}
     for look in looks:
@@ -100,10 +109,10 @@ def stops(
                 racing[name] = values[:look]
         if not racing:
             continue
-        leader = max(racing, key=lambda name: sum(racing[name]))
+        leader = max(racing, key=lambda name: sum(racing[name]))  # all have equally many seeds
         for name, values in racing.items():
             pairs = zip(racing[leader], values, strict=True)
-            lead = Difference(tuple(best - value for best, value in pairs))
+            lead = Difference(tuple(leader_value - value for leader_value, value in pairs))
             p = lead.p_above(0.0)
             if name != leader and p <= level:
                 stopped[name] = Stop(look, leader, lead.mean, p)
@@ -112,10 +121,13 @@ def stops(
 
 @dataclass
 class Method:
-    """A method in a setting. `jobs` are the numbers of its jobs in the order of the seeds.
+    """A method in a setting.
 
-    `accuracies` are those of the jobs that have ended. After a failed run the method waits: it gets
-    no more seeds before the same command has run that job again.
+    - `kept`: its selector is in `RaceSettings.keep`.
+    - `jobs`: the numbers of its jobs, in the order of the seeds.
+    - `accuracies`: the final accuracies of its jobs that have ended for good. If one has failed,
+      the method waits: it gets no more seeds before the same command has run that job again.
+    - `stop`: why it gets no more seeds, None if it goes on.
     """
 
     kept: bool
@@ -125,9 +137,10 @@ class Method:
 
 
 class Race:
-    """The race of `jobs` in settings: all that is swept over except selector and seeds.
+    """The race of `jobs`.
 
-    Raises `ConfigError` if no method could be stopped.
+    `methods` has the methods by setting and name, and `all` the same methods in one list. `level`
+    is the p-value at which a method is stopped. Raises `ConfigError` if none could be stopped.
     """
 
     def __init__(self, jobs: Sequence[ComposedJob], settings: RaceSettings) -> None:
@@ -135,34 +148,45 @@ class Race:
         self.all: list[Method] = []
         self._group(jobs, settings.keep)
         self.num_seeds = len(self.all[0].jobs)
+        # No look at the last seed: there is nothing left to stop.
         self.looks = range(settings.min_seeds, self.num_seeds, settings.batch)
+        # The sum of (k - 1) L over settings (`stops`); len(self.methods) is the number of settings.
         num_racing = sum(not method.kept for method in self.all)
         num_tests = len(self.looks) * (num_racing - len(self.methods))
         self._check(jobs, settings, num_tests)
         self.level = settings.alpha / num_tests
 
     def _group(self, jobs: Sequence[ComposedJob], keep: Sequence[str]) -> None:
-        """Assign each job to its setting and method, named by the keys in which jobs differ."""
+        """Assign each job to its setting and method, named by the keys in which jobs differ.
+
+        Keys of the selector name the method, and all others except the seeds name the setting.
+        """
         labels = [labels_of(job.overrides) for job in jobs]
         differing = [key for key in differing_keys(labels) if key not in (*SEED_KEYS, "selector")]
         for number, job in enumerate(jobs):
             choice = job.choices.get("selector", "")
-            setting: list[str] = []
-            method = [choice]
+            setting_words: list[str] = []
+            method_words = [choice]
             for key in differing:
-                if key in labels[number]:
-                    is_of_method = key.startswith(("selector.", "selector/"))
-                    (method if is_of_method else setting).append(f"{key}={labels[number][key]}")
-            methods = self.methods.setdefault(" ".join(setting) or "the setting", {})
-            name = " ".join(method)
+                if key not in labels[number]:
+                    continue
+                word = f"{key}={labels[number][key]}"
+                if key.startswith(("selector.", "selector/")):
+                    method_words.append(word)
+                else:
+                    setting_words.append(word)
+            methods = self.methods.setdefault(" ".join(setting_words) or "the setting", {})
+            name = " ".join(method_words)
             if name not in methods:
                 methods[name] = Method(choice in keep)
                 self.all.append(methods[name])
             methods[name].jobs.append(number)
 
     def _check(self, jobs: Sequence[ComposedJob], settings: RaceSettings, num_tests: int) -> None:
+        """Raise `ConfigError` if no method could be stopped, or `keep` names none of the race."""
         choices = {job.choices.get("selector", "") for job in jobs}
         here = ",".join(sorted(choices))
+        # Selectors that are kept by default need not be there.
         unknown = ",".join({*settings.keep} - {*choices, *RaceSettings.keep})
         has_looks = bool(self.looks)
         check(
@@ -184,15 +208,17 @@ class Race:
         )
 
     def batches(self, plans: Sequence[Plan], attempts: Attempts) -> Iterator[list[Plan]]:
-        """Yield the jobs up to each look, of all settings together.
+        """Yield the jobs up to each look, of all settings together, and then the last ones.
 
-        How they have ended decides which methods go on.
+        The caller runs the jobs that are yielded before it goes on. Their outcomes in `attempts`
+        decide which methods go on.
         """
         looks = ", ".join(map(str, self.looks))
         rule_text = f"after {looks} of {self.num_seeds} seeds, p <= {self.level:.2g} stops a method"
         print_line(f"{len(self.methods)} settings; {rule_text}")
         for before, look in pairwise((0, *self.looks, self.num_seeds)):
-            # 1. Run the next seeds of the methods that go on.
+            # 1. Run the next seeds of the methods that go on: not stopped, and not waiting for a
+            #    run that is not done.
             racing = []
             batch = []
             for method in self.all:
@@ -206,7 +232,7 @@ class Race:
                     [plans[job] for job in method.jobs[:look]], attempts
                 )
             self._decide(look)
-            # 3. Cancel the seeds that are left of those that are stopped.
+            # 3. Cancel the other seeds of methods that are stopped.
             for method in self.all:
                 if method.stop is not None:
                     for job in method.jobs[look:]:
@@ -216,10 +242,17 @@ class Race:
                 self._write(attempts.screen.folder / "race.json")
 
     def _decide(self, seeds: int) -> None:
-        """Stop methods, and print those that are stopped at so many seeds."""
+        """Stop methods, and print those that are stopped at the look of `seeds` seeds.
+
+        Everything is decided anew from the first look on. Seeds of a method that is stopped do not
+        change, so that earlier decisions stay.
+        """
         lines = []
         for setting, methods in self.methods.items():
-            racing = {name: m.accuracies for name, m in methods.items() if not m.kept}
+            racing = {}
+            for name, method in methods.items():
+                if not method.kept:
+                    racing[name] = method.accuracies
             for name, stop in stops(racing, self.looks, self.level).items():
                 methods[name].stop = stop
                 if stop.seeds == seeds:
@@ -229,6 +262,7 @@ class Race:
                 print_line(f"after {seeds} seeds · {line}")
 
     def _write(self, path: Path) -> None:
+        """Write race.json: the state of the race, for users."""
         settings: dict[str, dict[str, object]] = {}
         for setting, methods in self.methods.items():
             settings[setting] = {name: asdict(method) for name, method in methods.items()}
@@ -237,7 +271,7 @@ class Race:
             write_atomically(path, json.dumps(content, indent=1).encode(), alone=False)
 
     def print_table(self) -> None:
-        """Print a line for each method of each setting, and how many runs were saved."""
+        """Print a line for each method of each setting, and how many runs were not needed."""
         table = Table("setting", "method", "seeds", "stopped", box=None, pad_edge=False)
         saved = 0
         for setting, methods in self.methods.items():
@@ -258,11 +292,13 @@ def accuracy_of(outcome: Outcome | None) -> float | None:
     """Return the final accuracy of a run, 0 if it has diverged, and None if it has not ended."""
     if outcome is None or not outcome.final:
         return None
-    return float(outcome.summary.get("smoothed_accuracy") or 0) if outcome.status == "done" else 0.0
+    if outcome.status == "diverged":
+        return 0.0
+    return float(outcome.summary.get("smoothed_accuracy") or 0)
 
 
 def accuracies_of(plans: Sequence[Plan], attempts: Attempts) -> list[float]:
-    """Return the final accuracies of those jobs that have ended."""
+    """Return the final accuracies of those jobs that have ended for good."""
     accuracies = [accuracy_of(attempts.ended.get(plan.folder)) for plan in plans]
     return [accuracy for accuracy in accuracies if accuracy is not None]
 
@@ -294,9 +330,9 @@ def _parser() -> ArgumentParser:
         description="A sweep whose seeds are added step by step. After 4 (`min_seeds`) and each "
         "2 more (`batch`) a method is stopped in a setting if its final accuracy is below the "
         "leading one's, by paired t-tests at a level with which the best of any setting is stopped "
-        "with a probability of at most `alpha` in all. A diverged run counts as accuracy 0. Selectors of "
-        "`keep` (random, random_control, clairvoyant) run at all seeds, are not stopped and stop "
-        "no other. The same command resumes the race.",
+        "with a probability of at most `alpha` in all. A diverged run counts as accuracy 0. "
+        "Selectors of `keep` (random, random_control, clairvoyant) run at all seeds, are not "
+        "stopped and stop no other. The same command resumes the race.",
         epilog="example: fedsim race partition=shards_1,iid selector=random,oort,gpfl "
         "seed='range(10)'",
         allow_abbrev=False,

@@ -4,9 +4,11 @@ The search space is written in Hydra's syntax of sweeps:
 `optimizer.lr=tag(log,interval(0.001,0.1))`, `local.steps=int(interval(5,40))`,
 `cohort_size=range(2,10,2)`, or a choice, `selector=gpfl,random`.
 
-Trials run one after another. A trial has one run for each seed, in ordinary run folders. A trial
-that is pruned ends as an interrupted run does. What a folder already holds is not run again, so the
-same command resumes the search.
+A trial is a point of the search space. It has one run for each seed, in ordinary run folders. Its
+value is the mean of the final accuracies. Optuna prunes a trial (stops it early) if it is worse
+than earlier trials at the same round; its run then ends as interrupted. Trials run one after
+another. Runs that have ended are not run again, and the sampler is seeded, so the same command
+resumes the search. `fedsim.search.command` calls `search`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +48,11 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """The settings of a search with so many `trials` in all.
+    """The keys of the command line that belong to the search itself.
 
-    The first `startup` trials are drawn at random and never pruned. Rounds up to `warmup` (None: a
-    quarter of a run's) are never pruned either.
+    `trials` is the number of trials. The first `startup` trials are drawn at random and never
+    pruned. No trial is pruned up to round `warmup` (None: a quarter of a run's rounds).
+    `search_seed` is the seed of Optuna's sampler.
     """
 
     trials: int = 20
@@ -72,7 +75,7 @@ OWN_KEYS = tuple(field.name for field in fields(SearchSettings))
 
 @dataclass(frozen=True)
 class Space:
-    """A search space: `axes` by key, and `words`, everything else of the command line."""
+    """A search space: `axes` by key of the config, and `words`, all other overrides."""
 
     axes: Mapping[str, Axis]
     words: Sequence[str]
@@ -82,7 +85,11 @@ class Space:
         return [*self.words, *(f"{key}={value}" for key, value in params.items())]
 
     def corners(self) -> list[dict[str, Any]]:
-        """Return trials in which each choice and each end of a range occurs."""
+        """Return the values of trials in which each choice and each end of a range occurs.
+
+        The first one has the first value of every axis. Each of the others differs from it in one.
+        `fedsim.search.command` checks these trials before the search.
+        """
         ends: dict[str, Sequence[Any]] = {}
         for key, axis in self.axes.items():
             if isinstance(axis, CategoricalDistribution):
@@ -98,9 +105,10 @@ class Space:
 
 
 def space_of(overrides: Sequence[Override]) -> Space:
-    """Return the space that sweeps describe.
+    """Return the search space that the sweeps among `overrides` describe.
 
-    Raises `ConfigError` for what cannot be searched in, and if there is no sweep.
+    A sweep over seeds is no axis: each trial runs at all seeds. Raises `ConfigError` for a sweep
+    that cannot be searched in, and if there is no sweep.
     """
     axes: dict[str, Axis] = {}
     words: list[str] = []
@@ -140,6 +148,10 @@ def mistake_in(override: Override) -> Problem | None:
 
 
 def _distribution(override: Override) -> Axis:
+    """Return Optuna's distribution of a sweep.
+
+    Raises `ConfigError`, and ValueError for values that Optuna rejects.
+    """
     value: Any = override.value()
     log = "log" in getattr(value, "tags", ())
     if isinstance(value, IntervalSweep):
@@ -163,9 +175,9 @@ def _distribution(override: Override) -> Axis:
 class Result:
     """The result of a trial.
 
-    `accuracy` is the mean of the final accuracies over the seeds, None for a trial that was pruned,
-    diverged or failed. `rounds` are those of its first run. `reason` says which run has failed, and
-    why.
+    `status` is done, pruned, diverged or failed. `accuracy` is the mean of the final accuracies
+    over the seeds, None unless the trial is done. `rounds` is the number of rounds of its first
+    run. `reason` says which run has failed, and why.
     """
 
     status: str
@@ -184,7 +196,8 @@ class Result:
 class TrialRounds:
     """The rounds of a trial's first run, which decide whether Optuna's `trial` is pruned.
 
-    What counts is its present accuracy, smoothed as the final one is.
+    After each round Optuna gets the accuracy of that time, smoothed as the final accuracy is: the
+    mean of the latest rounds.
     """
 
     def __init__(self, trial: Any) -> None:
@@ -217,12 +230,13 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
 
     Raises what stops a search: an error before the first round of a run, or a signal.
     """
-    # 1. A first run that is on file may show that the trial is pruned.
+    # 1. Show Optuna the rounds of the first run that are on file. If it prunes the trial there, the
+    #    run stays as it is. A run that has ended for good cannot be pruned any more.
     first = plans[0]
     rounds = TrialRounds(trial)
     recorded = outcome_on_file(first)
     if not first.settings.overwrite and not changed_since(recorded.summary, first.config):
-        with suppress(DamagedError):  # which the run itself reports
+        with suppress(DamagedError):  # the run itself reports it in step 2
             records = read_metrics(first.folder)
             Rounds.of(records)  # checks them
             for number, record in enumerate(records, 1):
@@ -247,6 +261,8 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
 
 
 def _run(plan: Plan, rounds: TrialRounds | None) -> Outcome:
+    """Run one plan, which `rounds` may stop, and return its outcome. See `run_trial`."""
+
     def see(plan: Plan, record: Record) -> str | None:
         return None if rounds is None else rounds.see(record.round, record.test_accuracy)
 
@@ -268,9 +284,10 @@ def search(
 ) -> int:
     """Run all trials, print the best ones, and return the exit code.
 
-    The code is 1 if a trial has failed, otherwise 4 if none has ended with an accuracy.
-    `num_rounds` is that of a run. `flags` come before the words of a run, such as `--config-dir`.
-    Trials are proposed by a seeded sampler, so that the same command makes the same ones.
+    The code is 1 if a trial has failed, otherwise 4 if none has ended with an accuracy, otherwise
+    0. `plans_of` returns the plans of a trial from its values, one plan for each seed. `num_rounds`
+    is the number of rounds of a run. `flags` come before the words of a run, such as
+    `--config-dir`.
     """
     sampler = TPESampler(seed=settings.search_seed, n_startup_trials=settings.startup)
     pruner = _pruner(settings, num_rounds)
@@ -289,6 +306,7 @@ def search(
 
 
 def _pruner(settings: SearchSettings, num_rounds: int) -> BasePruner:
+    """Return Optuna's pruner for runs of `num_rounds` rounds."""
     if settings.pruner == "none":
         return NopPruner()
     warmup = num_rounds // 4 if settings.warmup is None else settings.warmup
@@ -299,7 +317,7 @@ def _pruner(settings: SearchSettings, num_rounds: int) -> BasePruner:
 def _close(
     space: Space, results: Sequence[tuple[dict[str, Any], Result]], flags: Sequence[str]
 ) -> int:
-    """Print the table of the best trials and the command of the best one."""
+    """Print the table of the best trials and the command of the best one. Return the exit code."""
     statuses = [result.status for _, result in results]
     num_failed = statuses.count("failed")
     ended = []

@@ -1,8 +1,10 @@
 """`fedsim tune`: every selector in the search space that its own file declares.
 
-A space is a line `tune:` at the head of conf/selector/<name>.yaml: words of a sweep over at most
-three parameters. All selectors have the same budget. A selector's default and points of a Sobol
-sequence run in the same settings at the same seeds, as jobs of one sweep.
+A search space is a line `tune:` at the head of conf/selector/<name>.yaml: words of a sweep over at
+most three parameters. A point is a value for each of them. All selectors have the same budget: the
+default and the points of a Sobol sequence, which fill the space evenly. All points run in the same
+settings (everything but selector and seed) at the same seeds, as jobs of one sweep. The command
+gives `Tuning.batches` to `fedsim.jobs.cli.run_jobs`.
 """
 
 import json
@@ -38,14 +40,17 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 MAX_PARAMETERS = 3
+"""Maximum number of parameters in a search space."""
 MAX_POINTS = 63
+"""Maximum of `points`: with the point zero, which is left out, they are 2**6 points of Sobol."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneSettings:
-    """The settings of a tuning: the number of `points` of the Sobol sequence, besides the default.
+    """The keys of the command line that belong to the tuning itself.
 
-    Equal points, as of a choice of three, are run once.
+    `points` is the number of points of the Sobol sequence, besides the default. Equal points, as
+    several points of a choice among three values may be, are run once.
     """
 
     points: int = 8
@@ -62,8 +67,9 @@ class TuneSettings:
 class TunePoint:
     """A point of a search space.
 
-    `words` come after those of the command; the default has none. `accuracy` is the mean over its
-    jobs, None before all have ended.
+    `words` are its overrides, which come after those of the command. The default has none.
+    `accuracy` is the mean final accuracy of its jobs, None before all have ended. tuning.json has
+    these names.
     """
 
     words: Sequence[str]
@@ -79,13 +85,13 @@ class Tuned:
 
     @property
     def best(self) -> TunePoint | None:
-        """The best point, or None before all have ended.
+        """The point of the highest accuracy, or None before all have ended.
 
-        Of equal points it is the first: the default stays if nothing is better.
+        Of points with equal accuracy it is the first: the default stays if nothing is better.
         """
         if any(point.accuracy is None for point in self.points):
             return None
-        return max(self.points, key=lambda point: point.accuracy or 0.0)
+        return max(self.points, key=lambda point: point.accuracy or 0.0)  # none is None here
 
 
 def space_of(selector: str) -> "list[Override]":
@@ -101,12 +107,13 @@ def space_of(selector: str) -> "list[Override]":
 
 
 def points_of(space: "Sequence[Override]", count: int) -> list[TunePoint]:
-    """Return the default and the first `count` points of the Sobol sequence after zero.
+    """Return the default and the first `count` points of the Sobol sequence after the point zero.
 
-    Points that repeat are left out.
+    Zero is the corner of all lower ends. Points that repeat are left out.
     """
     from scipy.stats.qmc import Sobol
 
+    # The sequence is balanced in powers of two: 2**bit_length is the lowest above `count`.
     sequence = Sobol(len(space), scramble=False).random_base2(count.bit_length())
     all_words: list[tuple[str, ...]] = [()]
     for row in sequence[1 : count + 1]:
@@ -115,10 +122,11 @@ def points_of(space: "Sequence[Override]", count: int) -> list[TunePoint]:
 
 
 def word_at(override: "Override", share: float) -> str:
-    """Return the word at a `share` in [0, 1) of an axis.
+    """Return the word `key=value` at a coordinate of a point: a `share` in [0, 1).
 
-    For an interval this is the share of the way between its ends, with tag(log, ...) on a
-    logarithmic scale, in three digits. For a choice or range it is the value at this place.
+    - An interval from a to b: a + share (b - a), with tag(log, ...) a (b / a)**share; rounded to
+      three digits.
+    - A choice or a range: the value that is this share of the way through the list.
     """
     value: Any = override.value()
     if override.is_discrete_sweep():
@@ -135,15 +143,19 @@ def word_at(override: "Override", share: float) -> str:
 class Tuning:
     """The points and jobs of each selector that a command line names.
 
-    Raises `ConfigError` if none of them declares a space.
+    - `tuned`: the points of each selector that declares a search space.
+    - `without`: the selectors that declare none.
+    - `jobs`: all jobs; `Tuned.jobs` has their numbers.
+
+    Raises `ConfigError` if no selector declares a search space.
     """
 
     def __init__(self, args: Namespace, settings: TuneSettings) -> None:
         self.tuned: dict[str, Tuned] = {}
         self.jobs: list[ComposedJob] = []
         self.without: list[str] = []
-        config_name = args.config_name
-        compose = partial(compose_jobs, multirun=True, config_name=config_name)
+        compose = partial(compose_jobs, multirun=True, config_name=args.config_name)
+        # Points give the selector themselves.
         words = [word for word in args.overrides if word.partition("=")[0] != "selector"]
         with search_path(args.config_dir, args.config_path):
             names = dict.fromkeys(job.choices["selector"] for job in compose(args.overrides))
@@ -161,7 +173,10 @@ class Tuning:
         check(rule(bool(self.tuned), "selector", ",".join(names), fault, remedy))
 
     def _add(self, tuned: Tuned, point: TunePoint, jobs: list[ComposedJob]) -> None:
-        """Add a point, unless it is equal to another: its words may give the default."""
+        """Add a point with its jobs, unless an earlier one has the same config.
+
+        The words of a point may give the values of the default.
+        """
         for numbers in tuned.jobs:
             if self.jobs[numbers[0]].config == jobs[0].config:
                 return
@@ -171,7 +186,10 @@ class Tuning:
         tuned.jobs.append(list(range(first, len(self.jobs))))
 
     def batches(self, plans: Sequence[Plan], attempts: Attempts) -> Iterator[list[Plan]]:
-        """Yield the jobs of one selector after another, all its points together."""
+        """Yield the jobs of one selector after another, all its points together.
+
+        The caller runs the jobs that are yielded before it goes on.
+        """
         for name, tuned in self.tuned.items():
             batch: list[Plan] = []
             for numbers in tuned.jobs:
@@ -186,6 +204,7 @@ class Tuning:
                 self._write(attempts.screen.folder / "tuning.json")
 
     def _write(self, path: Path) -> None:
+        """Write tuning.json: the points of each selector, for users."""
         points: dict[str, object] = {}
         for name, tuned in self.tuned.items():
             points[name] = [asdict(point) for point in tuned.points]
@@ -210,9 +229,11 @@ class Tuning:
 
 
 WAITS = "waits for a run that is not done"
+"""What is printed on a selector of which a job has not ended."""
 
 
 def _in_words(tuned: Tuned) -> str:
+    """Return the accuracies of the default and of the best point in words."""
     if tuned.best is None:
         return WAITS
     default = show_share(tuned.points[0].accuracy)

@@ -1,7 +1,8 @@
 """Trackers receive the records of a run, and show or send them.
 
-The files of a run are the authoritative record. A tracker may be absent, slow or failing without
-an effect on the run.
+A record is the row of metrics.jsonl of a round. `fedsim.running.experiment` creates a `Trackers`
+for each run and calls its methods. The files of a run are the authoritative record. A tracker may
+be absent, slow or failing without an effect on the run.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,8 @@ class SweepPosition:
 class RunInfo:
     """Information about a run for its trackers.
 
-    The run's files are in `folder` while it runs, and then in `final_folder` (None: the same).
+    The run's files are in `folder` while it runs, and in `final_folder` after it has ended (None:
+    the same). The two differ for a run that replaces an earlier result.
     `choices` maps config groups to the choices made. `alone` is false if several runs of a sweep
     progress at the same time in one process. `sweep` is None for a run that is no job of a sweep.
     """
@@ -50,9 +52,10 @@ class RunInfo:
 class Tracker:
     """A base class whose methods do nothing.
 
-    They are called in the order start, log (once per round), finish; message at any time. `notice`
-    is a line for the user after `start` or `finish`, which is shown once. `num_degraded` counts how
-    often this tracker could not do its work.
+    They are called in this order: `start`, `replay` (once for each round of earlier processes),
+    `log` (once for each round), `finish`; `message` at any time. `notice` is a line for the user,
+    which is read after `start` and `finish` and shown once. `num_degraded` counts how often this
+    tracker could not do its work; it goes to summary.json.
     """
 
     notice: str | None = None
@@ -76,9 +79,10 @@ class Tracker:
 
 
 class Trackers:
-    """Several trackers as one. `make` makes each by its name.
+    """Several trackers as one. `make` makes each by its name in the config.
 
-    A tracker that raises an error is reported once and skipped from then on; the run continues.
+    It has the methods of a tracker, and passes each call on. A tracker that raises an error is
+    reported once and skipped from then on; the run continues.
     """
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Tracker]) -> None:
@@ -93,7 +97,7 @@ class Trackers:
 
     def start(self, info: RunInfo) -> None:
         """Start all trackers, and report those that could not be made."""
-        not_made = list(self._errors)
+        not_made = list(self._errors)  # at that time no tracker could show a message
         self._each(lambda tracker: tracker.start(info))
         for name in not_made:
             self._report(name)
@@ -112,7 +116,7 @@ class Trackers:
         self._each(lambda tracker: tracker.message(text))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """End all trackers. Those that a signal interrupts in this are degraded."""
+        """End all trackers. A tracker that a signal keeps from its end counts as failed."""
         ended: list[Tracker] = []
 
         def end(tracker: Tracker) -> None:
@@ -131,7 +135,10 @@ class Trackers:
 
     @property
     def degraded(self) -> dict[str, Any]:
-        """Trackers that could not do all of their work: the number of failures, or the error."""
+        """The trackers that could not do all of their work, by name, for summary.json.
+
+        The value is the number of failures, or the error of a tracker that was skipped.
+        """
         counts = self._each(lambda tracker: tracker.num_degraded)
         return {name: count for name, count in counts.items() if count} | self._errors
 
@@ -142,7 +149,7 @@ class Trackers:
                 self.message(notice)
 
     def _each(self, call: Callable[[Tracker], Any]) -> dict[str, Any]:
-        """Return what `call` returns for each tracker, and drop those for which it raises."""
+        """Return what `call` returns for each tracker. Skip a tracker from then on if it raises."""
         results = {}
         for name, tracker in list(self._trackers.items()):
             try:

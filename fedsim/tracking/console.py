@@ -39,7 +39,10 @@ class RoundsShown:
             self._bar.start()
 
     def show(self, round: int, *texts: str, in_lines: bool = True) -> None:
-        """Show that `round` has ended, followed by `texts`."""
+        """Show that `round` has ended, followed by `texts`.
+
+        Without a terminal, this prints a line if one is due and `in_lines` is true.
+        """
         text = "  ".join(text for text in texts if text)
         if self._bar is not None:
             self._bar.update(self._task, completed=round, description=text)
@@ -48,6 +51,7 @@ class RoundsShown:
         self._last = max(self._last, round)
 
     def _line(self, round: int) -> int:
+        """Return how many of the `PLAIN_LINES` are due after `round`."""
         return round * PLAIN_LINES // self._total
 
     def stop(self) -> None:
@@ -84,6 +88,7 @@ class ConsoleTracker(Tracker):
         self._show(record, in_lines=False)
 
     def _show(self, record: Mapping[str, Any], in_lines: bool) -> None:
+        """Show the progress. Without a terminal, print a line only if `in_lines`."""
         if record["test_accuracy"] is not None:
             self._accuracies[record["round"]] = record["test_accuracy"]
         if self._rounds is not None:
@@ -130,7 +135,7 @@ def time_left(sweep: SweepPosition | None) -> str:
 
 
 def lanes_accuracy(accuracies: Sequence[float]) -> str:
-    """Return the lowest and the highest test accuracy of several runs."""
+    """Return the lowest and the highest test accuracy of several runs in words."""
     low = min(accuracies, default=None)
     high = max(accuracies, default=None)
     return show_share(low) if low == high else f"{show_share(low, '')} to {show_share(high)}"

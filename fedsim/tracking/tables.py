@@ -158,7 +158,9 @@ def _client_accuracies(accuracies: Mapping[str, Any]) -> str:
 
 
 CURVE_LINES = 8
+"""The height of the curve of the accuracy."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
+"""A column of a line, filled from 0 to 8 eighths."""
 
 
 def accuracy_curve(accuracies: Mapping[int, float], width: int) -> str:
@@ -166,7 +168,7 @@ def accuracy_curve(accuracies: Mapping[int, float], width: int) -> str:
 
     Neighbours are averaged if there are many.
     """
-    # 1. The mean accuracy of each column.
+    # 1. The mean accuracy of each column. Labels take 10 characters of a line.
     rounds = list(accuracies)
     values = list(accuracies.values())
     num_columns = min(max(width, 30) - 10, 8 * len(values))
@@ -227,11 +229,11 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
 
 
 def _print_table(differing: Sequence[str], lines: Sequence[Line], console: Console) -> str:
-    """Print as many columns as fit next to the longest choice. Returns which are left out."""
+    """Print as many columns as fit next to the longest choice. Returns a text on those left out."""
     wide = console.options.update(max_width=10_000)
     columns = list(lines[0][1])
     left_out: list[str] = []
-    for name in (*LEFT_OUT_FIRST, ""):
+    for name in (*LEFT_OUT_FIRST, ""):  # "": the last turn leaves out none
         shown = [column for column in columns if column not in left_out]
         unbroken = _table(differing, lines, shown, "\n")
         if console.measure(unbroken, options=wide).maximum <= console.width:

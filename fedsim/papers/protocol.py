@@ -1,5 +1,5 @@
-"""The rule for which runs may be judged: their configs must agree with the preset's in all keys that
-can change a result.
+"""The rule for which runs may be judged: their configs must agree with the preset's in all keys
+that can change a result.
 
 A preset describes several jobs, each with its choices and config. A group of runs is compared with
 the job that is most like it. A deviation is a key in which they differ.

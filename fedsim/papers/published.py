@@ -47,10 +47,10 @@ class Number:
     """A number that a paper prints for one of its runs.
 
     `about` has the choices of config groups, or config values, that identify our runs. `measure` is
-    one of `fedsim.results.measures`, and `where` the place in the paper. `plus_minus` is the printed
-    deviation. Our mean must be within `margin` for the number to be reproduced. `added_after_runs`
-    is as in a `Claim`. `statement` identifies the printed number: it is equal for readings of a
-    method and for presets that are about the same number.
+    one of `fedsim.results.measures`, and `where` the place in the paper. `plus_minus` is the
+    printed deviation. Our mean must be within `margin` for the number to be reproduced.
+    `added_after_runs` is as in a `Claim`. `statement` identifies the printed number: it is equal
+    for readings of a method and for presets that are about the same number.
     """
 
     id: str

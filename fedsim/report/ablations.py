@@ -10,7 +10,8 @@ from fedsim.results.ablations import Point, axis, file_name, find_ablations
 from fedsim.results.statistics import MIN_SEEDS
 
 NOTE = (
-    "Means and half their 95 % intervals over seeds (Student's t). Bold: the best of a line or map. "
+    "Means and half their 95 % intervals over seeds (Student's t). Bold: the best of a line or "
+    "map. "
     "≈: not told apart from it at equal seeds, "
     f"{MIN_SEEDS} at least (paired t-tests, Holm's correction)."
 )

@@ -46,8 +46,8 @@ SMALL = 7.0
 DPI, PREVIEW_DPI = 300, 110
 """Dots per inch of PNG files, and of the smaller pictures on the page."""
 LARGE = 1000
-"""Height in pixels from which garbage is collected after a figure is saved: such figures leave up to
-600 MB in reference cycles."""
+"""Height in pixels from which garbage is collected after a figure is saved: such figures leave up
+to 600 MB in reference cycles."""
 HEIGHT = 2.3
 """Height of a panel with lines, in inches."""
 LEGEND_ROW = 0.15
@@ -57,8 +57,8 @@ MARKS = 8
 BINS = 30
 """Largest number of bars of a histogram."""
 MAX_COLUMNS = 125
-"""Largest number of columns of a map of selections, so that each can be seen in print. A column of a
-longer run stands for several rounds."""
+"""Largest number of columns of a map of selections, so that each can be seen in print. A column of
+a longer run stands for several rounds."""
 DIVISION = ("cell", "dataset", "partition")
 """Config groups whose choices and values define how the data are divided."""
 SIMULATED = ("ask", "train")

@@ -1,8 +1,8 @@
 """The report as one self-contained HTML page.
 
 The page begins with what is best, curves (which page.js draws with plotly from JSON) and costs. All
-other tables are folded. Pictures are PNGs of figures, embedded in the page. A line is the curve of a
-method in a setting, the mean over its runs.
+other tables are folded. Pictures are PNGs of figures, embedded in the page. A line is the curve of
+a method in a setting, the mean over its runs.
 """
 
 import base64
@@ -240,8 +240,8 @@ def _thinned(shown_runs: pd.DataFrame, runs: pd.DataFrame, points: int) -> str:
     num_finished = done(runs)["group"].nunique()
     if num_finished > num_shown:
         texts.append(
-            f"Drawn are {num_shown} of {num_finished} lines: the most accurate of each setting, and "
-            "what they are compared with."
+            f"Drawn are {num_shown} of {num_finished} lines: the most accurate of each setting, "
+            "and what they are compared with."
         )
     return " ".join(texts)
 

@@ -60,8 +60,8 @@ NUMBERS = {
     "five": half_width_in_sd(5),
     "ten": half_width_in_sd(10),
 }
-"""Numbers that the notes below tables name. `three`, `five`, `ten` are half widths of intervals at so
-many seeds, in standard deviations."""
+"""Numbers that the notes below tables name. `three`, `five`, `ten` are half widths of intervals at
+so many seeds, in standard deviations."""
 TEXTS = yaml.load((ASSETS / "tables.yaml").read_text(encoding="utf-8"), YAML_LOADER)
 FINAL = f"final accuracy (last {FINAL_WINDOW})"
 """Column of the mean of the last rounds, by which everything is compared."""
@@ -86,8 +86,8 @@ def make_table(
 
 
 ACCURACY, REACHED = "accuracy", "reached"
-"""Two ways to show a measure over seeds: the mean with its interval, and the median of the rounds in
-which runs first reach something."""
+"""Two ways to show a measure over seeds: the mean with its interval, and the median of the rounds
+in which runs first reach something."""
 
 
 def _total(names: Sequence[str]) -> str:
@@ -130,8 +130,8 @@ COLUMNS: Mapping[str, tuple[str, Format]] = {
 }
 """Columns of tables with a row for each group: the name of a measure, and how its values are shown.
 
-`ACCURACY` and `REACHED` are explained above. Any other format shows the mean over seeds, if all runs
-have the measure.
+`ACCURACY` and `REACHED` are explained above. Any other format shows the mean over seeds, if all
+runs have the measure.
 """
 PHASE_COLUMNS: Mapping[str, tuple[str, Format]] = {
     phase: (f"total:seconds_{phase}", show_seconds) for phase in PHASES

@@ -90,8 +90,8 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
     columns = {name: pa.array([row.get(name) for row in rows], _type_of(name)) for name in names}
     metadata = {"format": FORMAT, "records": list(record_names)}
     table = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(metadata).encode()})
-    # Seconds and losses seldom repeat, so that a dictionary does not help. Their bytes are split into
-    # streams instead, which compress better.
+    # Seconds and losses seldom repeat, so that a dictionary does not help. Their bytes are split
+    # into streams instead, which compress better.
     noisy = [name for name in names if table[name].type == pa.float32()]
     file = io.BytesIO()
     pq.write_table(

@@ -463,7 +463,8 @@ def range_quantile(num: int) -> float:
 
 
 def _weights(num: int, setting: int) -> Floats:
-    """Return the weights [1 + R, S] of the S = `num` seeds of a setting, which sum to 1 in each row.
+    """Return the weights [1 + R, S] of the S = `num` seeds of a setting, which sum to 1 in each
+    row.
 
     The first row has equal weights, for the data as they are. The other rows are R bootstrap
     resamples. `setting` seeds the generator, so that all methods have the same resamples.

@@ -129,8 +129,8 @@ class Run:
     def code(self) -> str | None:
         """Digits that stand for the version of the user's code.
 
-        `unknown` if the run does not record it, as in earlier versions. None if the run uses no code
-        of the user.
+        `unknown` if the run does not record it, as in earlier versions. None if the run uses no
+        code of the user.
         """
         return code_digits(self.summary) or ("unknown" if self.own_classes else None)
 

@@ -3,8 +3,8 @@ correction.
 
 A value of a run, such as its final accuracy, is one draw. Runs at different seeds are independent.
 Intervals and p-values of means are Student's t, because experiments have three to ten seeds. A
-percentile bootstrap covers 76 to 90 % there instead of 95 %. Shares and medians have exact intervals
-from the binomial distribution. Statistics that too few seeds leave undefined are nan.
+percentile bootstrap covers 76 to 90 % there instead of 95 %. Shares and medians have exact
+intervals from the binomial distribution. Statistics that too few seeds leave undefined are nan.
 """
 
 import itertools

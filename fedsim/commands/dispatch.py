@@ -89,6 +89,7 @@ Docs: README.md and docs/ of the repository; conf/ explains every value"""
 
 
 def help_page() -> str:
+    """Return the page of `fedsim --help`."""
     catalogue = Catalogue()
     groups = [(name, catalogue.about(name)) for name in catalogue.names if "/" not in name]
     commands = [(name, about) for name, (_, about) in COMMANDS.items()]
@@ -97,6 +98,7 @@ def help_page() -> str:
 
 
 def main() -> None:
+    """Do what the process's command line says, and exit with its code. `fedsim.run` calls this."""
     argv = sys.argv[1:]
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for characters that its encoding lacks
@@ -126,6 +128,7 @@ def answer(argv: Sequence[str]) -> int | None:
 
 
 def _answer(first: str, words: list[str]) -> int:
+    """Run the command `first` with `words`, or print help or the version. See `answer`."""
     are_names = all("=" not in word and not word.startswith("-") for word in words)
     if first == "show" and words and are_names:
         first = "list"  # names of choices describe no jobs
@@ -141,6 +144,7 @@ def _answer(first: str, words: list[str]) -> int:
 
 
 def _run_command(name: str, words: list[str]) -> int:
+    """Import the module of a command, and call its `run` (`COMMANDS`)."""
     module_name, about = COMMANDS[name]
     module: Any = import_module(module_name)
     run: Callable[[Any], int] = module.run

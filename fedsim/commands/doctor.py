@@ -154,6 +154,7 @@ def plans_of(args: Namespace) -> tuple[list[Plan], list[Finding]]:
 
 
 def _finding(level: Callable[[str, str], Finding], topic: str, problem: Problem) -> Finding:
+    """Return a problem as a finding of the `level` (`ok`, `warn` or `fail`)."""
     text = str(replace(problem, remedy=""))
     return level(f"{topic}: {text}", problem.remedy or "correct it")
 
@@ -274,6 +275,7 @@ def findings(args: Namespace) -> Findings:
 
 
 def _run(topic: str, check: Callable[[], Findings]) -> Findings:
+    """Yield the findings of a check, and a warning if it raises an error."""
     try:
         yield from check()
     except Exception as error:

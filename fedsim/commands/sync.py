@@ -143,6 +143,7 @@ def send(folders: Sequence[Path], changed: Mapping[str, str]) -> Iterator[tuple[
 
 
 def _send(folder: Path, changed: Mapping[str, str]) -> str:
+    """Send one run, and return `done` or the reason why it was not sent. See `send`."""
     process = start_process(
         str(folder),
         json.dumps(changed),

@@ -201,6 +201,7 @@ def differences(run: Run, repetition: Run) -> list[str]:
 
 
 def _first_difference(run: Run, repetition: Run) -> str | None:
+    """Return the first difference in words: before round 1, in a round, or in the outcome."""
     outcome = None
     if run.status != repetition.status:
         error = repetition.summary.get("error")

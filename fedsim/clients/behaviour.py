@@ -1,10 +1,12 @@
-"""Imperfect clients: clients with wrong labels, and clients that send something else than what they
-have computed.
+"""Imperfect clients: clients with wrong labels, and clients that send falsified updates.
 
-Imperfect clients are a share of all clients in a random order. At one seed, every behaviour has the
-same imperfect clients, and a smaller share is part of a larger one. This order and everything that
-they do is drawn from random streams of its own, so the partition, the first model and the batches
-are those of the run with honest clients. Selectors are not informed.
+A config chooses one behaviour in its group `clients`. The engine's data use `labels`, and `Clients`
+calls the other methods when clients train or answer. Selectors are not informed.
+
+Imperfect clients are the first ones of all clients in a random order. At one seed, every behaviour
+has the same imperfect clients, and a smaller share of clients is part of a larger one. The order
+and everything that imperfect clients do have random streams of their own. The partition, the first
+model and the batches are therefore those of the run with honest clients.
 """
 
 from abc import ABC, abstractmethod
@@ -35,21 +37,22 @@ class ClientBehaviour:
     def labels(self, y: Tensor, division: Division) -> Tensor:
         """Return the labels by which clients train and report losses, accuracies and label counts.
 
-        `y` [n], the true labels, must not be modified: other runs share them, and the server's
-        samples and `client_accuracy` use them.
+        Called once, before the run. `y` [n] are the true labels, which must not be modified: other
+        runs share them, and the server's samples and `client_accuracy` use them.
         """
         return y
 
     def sent(self, trained: Cohort, round: int) -> Cohort:
-        """Return what clients send in place of their updates.
+        """Return the updates that clients send in place of the `trained` ones.
 
-        It also stands for the updates in everything that is computed from them: parts, norms,
-        public labels, gradients at the trained model.
+        `Clients` also computes everything else from the returned updates: parts, norms, public
+        labels, gradients at the trained model.
         """
         return trained
 
     def sent_gradient(self, gradient: Tensor, round: int, client: int) -> Tensor:
-        """Return what a client sends, or reports the norm of, in place of a gradient [D]."""
+        """Return the vector that a client sends in place of a gradient [D]. If it only reports the
+        gradient's norm, it reports the norm of this vector."""
         return gradient
 
     def works(self, ids: Ids) -> Bools:
@@ -58,6 +61,7 @@ class ClientBehaviour:
 
 
 HONEST = ClientBehaviour()
+"""The behaviour of runs without imperfect clients."""
 
 
 @parameters
@@ -70,7 +74,7 @@ class Imperfect(ClientBehaviour):
     share: Share
 
     def problems(self) -> Problems:
-        # nan is out of range, which is a problem of its own
+        # `not share > 0` and not `share <= 0`: nan is out of range, which is another problem
         is_possible = not self.share > 0 or round(self.share * self.num_clients) > 0
         text = f"is less than one of {self.num_clients} clients"
         yield rule(is_possible, "share", self.share, text, "raise it, or choose clients=honest")
@@ -105,6 +109,7 @@ class LabelNoise(Imperfect):
         yield rule(self.num_classes > 1, "kind", self.kind, text, remedy)
 
     def labels(self, y: Tensor, division: Division) -> Tensor:
+        """Return a copy of `y` with the wrong labels of imperfect clients."""
         labels = y.cpu().numpy().copy()
         for part, positions in enumerate((division.train, division.holdout)):
             rngs = self.streams.generators(Purpose.LABEL_NOISE, part, last=self.imperfect)
@@ -114,22 +119,24 @@ class LabelNoise(Imperfect):
                 wrong = order[:num_wrong]
                 steps = np.ones(num_wrong, np.int64)
                 if self.kind == "symmetric":
-                    # a draw for every sample, so that a rate does not change those of another
+                    # A draw for every sample: the wrong labels of a lower rate then keep their
+                    # values at a higher rate.
                     steps = rng.integers(1, self.num_classes, len(order))[:num_wrong]
                 labels[wrong] = (labels[wrong] + steps) % self.num_classes
         return torch.tensor(labels, device=y.device)
 
 
 class FalseUpdate(Imperfect, ABC):
-    """Imperfect clients send what `falsified` returns in place of an update, a gradient, or the
-    optimiser's momentum.
+    """The interface of behaviours in which imperfect clients send falsified vectors.
 
-    Everything else that they report is true: losses, also of training, accuracies, label counts,
-    times, and the spread of gradients. Running statistics are true unless `of_buffers` is set: a
-    falsified variance may be below 0.
+    They send what `falsified` returns in place of an update, a gradient, or the optimiser's
+    momentum. Everything else that they report is true: losses, also of training, accuracies, label
+    counts, times, and the spread of gradients.
     """
 
     of_buffers: ClassVar[bool] = False
+    """Whether running statistics are falsified, too. Usually they are not, because a falsified
+    variance may be below 0."""
 
     @abstractmethod
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
@@ -137,11 +144,13 @@ class FalseUpdate(Imperfect, ABC):
         be modified."""
 
     def sent(self, trained: Cohort, round: int) -> Cohort:
+        """Return the cohort with falsified updates and momentum of imperfect clients."""
         rows = np.flatnonzero(np.isin(trained.ids, self.imperfect)).tolist()
         if not rows:
             return trained
 
         def falsify(stack: Stack) -> Stack:
+            # one vector for all tensors, because `falsified` may depend on the whole length
             names = [name for name in stack if self.of_buffers or name in trained.trained]
             flat = torch.cat([stack[name].flatten(1) for name in names], 1)
             for row in rows:
@@ -150,15 +159,17 @@ class FalseUpdate(Imperfect, ABC):
             return stack | {name: part.contiguous() for name, part in parts.items()}
 
         momentum = None if trained.momentum is None else falsify(trained.momentum)
+        # `finite` None: whether the falsified updates are finite is not known
         return replace(trained, delta=falsify(trained.delta), momentum=momentum, finite=None)
 
     def sent_gradient(self, gradient: Tensor, round: int, client: int) -> Tensor:
+        """Return the falsified gradient of an imperfect client, and the others unchanged."""
         return self.falsified(gradient, round, client) if client in self.imperfect else gradient
 
 
 @parameters
 class ScaledUpdate(FalseUpdate):
-    """`factor` times the update.
+    """Imperfect clients send `factor` times the update.
 
     A factor below 0 is sign flipping (Damaskinos et al. 2018, "Asynchronous Byzantine machine
     learning"). Above 1 it is boosting (Bhagoji et al. 2019, "Analyzing federated learning through
@@ -169,13 +180,14 @@ class ScaledUpdate(FalseUpdate):
     factor: Annotated[float, Interval(ge=-1e6, le=1e6)]
 
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
+        """Return `factor` times the vector."""
         return vector * self.factor
 
 
 @parameters
 class RandomUpdate(FalseUpdate):
-    """Independent normal numbers, drawn by round and client: the Gaussian attack (Blanchard et al.
-    2017, "Machine learning with adversaries", section 5).
+    """Imperfect clients send independent normal numbers, drawn by round and client: the Gaussian
+    attack (Blanchard et al. 2017, "Machine learning with adversaries", section 5).
 
     `std` is their standard deviation: 200 in the paper, whose workers send gradients. None: they
     have the norm of the true vector. Their length then does not reveal them, and an average of
@@ -185,6 +197,7 @@ class RandomUpdate(FalseUpdate):
     std: Positive | None
 
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
+        """Return normal numbers of the vector's shape and type."""
         rng = self.streams.generator(Purpose.RANDOM_UPDATE, round, client)
         noise = torch.as_tensor(rng.standard_normal(len(vector)), device=vector.device)
         scale = length(vector) / length(noise) if self.std is None else self.std
@@ -192,8 +205,9 @@ class RandomUpdate(FalseUpdate):
 
 
 class FreeRider(FalseUpdate):
-    """The model that the client received, which is an update of zeros: plain free-riders (Fraboni
-    et al. 2021, "Free-rider attacks on model aggregation in federated learning").
+    """Imperfect clients send back the model that they received, an update of zeros: plain
+    free-riders (Fraboni et al. 2021, "Free-rider attacks on model aggregation in federated
+    learning").
 
     Free-riders are not charged for training. fedsim trains them all the same, so that the batches
     of other clients stay the same, and reports that training loss as theirs.
@@ -202,7 +216,9 @@ class FreeRider(FalseUpdate):
     of_buffers: ClassVar[bool] = True
 
     def falsified(self, vector: Tensor, round: int, client: int) -> Tensor:
+        """Return zeros."""
         return torch.zeros_like(vector)
 
     def works(self, ids: Ids) -> Bools:
+        """Return which of these clients are no free-riders."""
         return ~np.isin(ids, self.imperfect)

@@ -1,16 +1,24 @@
-"""The clients' answers to a selector's questions, and what these cost.
+"""`Clients`: the questions that a selector can ask clients, and what the answers cost.
 
-A selector learns everything about clients here. Each question is one exchange between the server
-and some clients. The first contact of a client with a version of the model charges one download.
-Each answer charges its upload and the samples that the client passes through its model.
+The round loop (`fedsim.rounds.loop`) makes one `Clients` in each round, and passes it to
+`Selector.select`. The selector learns everything about clients from it. After the selection, the
+loop calls `collect` for the cohort (the selected clients). `Clients` computes answers with the
+engine, and enters their cost in the round's ledger.
 
-A client sends nothing twice. The server already has its loss, and each tensor of its update, once
-`losses`, `updates` or `collect` has brought it. A question that needs a signal which the selector
-does not declare raises `UndeclaredSignalError`.
+Each question is one exchange between the server and some clients. The first contact of a client
+with a version of the model charges one download. Each answer charges its upload and the samples
+that the client passes through its model.
+
+A client does not send its loss or a tensor of its update twice. The server already has them, once
+`losses`, `updates` or `collect` has brought them. A question that needs a signal (a kind of
+information, `Signal`) which the selector does not declare raises `UndeclaredSignalError`.
 
 The clients of an exchange work in parallel. On a simulated clock an exchange takes as long as its
 slowest client, and the next question follows it. Methods that yield the answers of one client after
 another charge all of them when they are called.
+
+Symbols: N clients in the run, C classes, M public samples, D entries of a flat vector, and d
+entries of one tensor. A client's update is w_k - w: its trained model minus the server's.
 """
 
 from collections import defaultdict
@@ -38,7 +46,11 @@ Amounts = int | Ints
 
 
 class Clients:
-    """The clients of one round, at one version of the model. At first nobody has been contacted."""
+    """The clients of one round, at one version of the model.
+
+    At first the server has contacted no client. `ids` are ascending, and answers are in their
+    order.
+    """
 
     def __init__(
         self,
@@ -47,12 +59,15 @@ class Clients:
         params: Params,
         first_model: Callable[[int], Params] | None = None,
     ) -> None:
-        """`first_model` gives the model from which each client trains in place of `params`, which
-        it downloads all the same."""
+        """`params` is the server's model, which clients download.
+
+        `first_model` returns the model from which a client trains in place of `params`; None: all
+        train from `params`.
+        """
         self.available = context.available
         """Clients that can be reached in this round and have data, ascending."""
         self.in_first_round = context.is_first
-        """True in the first round in which clients can be reached: round 1, or a later one."""
+        """Whether no client could be reached in an earlier round, as in round 1."""
         self.lr = context.lr
         """The local learning rate of this round, which the server sets."""
         self._engine = engine
@@ -61,18 +76,27 @@ class Clients:
         self._first_model = first_model
         self._ledger = context.ledger
         self._timer = context.timer
-        self._lent = GuardedTensors(params)  # a cohort's `start` is `params`
+        # guarded, because selectors see `params` itself as the `start` of a collected cohort
+        self._lent = GuardedTensors(params)
         num_clients = len(engine.data.train)
         self._results = LocalResults(num_clients)
+        """The updates of the clients that have trained on this model."""
         self._losses: dict[int, float] = {}
+        """The losses that the server has, by client."""
         self._batch_losses: dict[int, float] = {}
+        """The losses on a mini-batch that the server has, by client."""
         self._bytes = {name: t.numel() * t.element_size() for name, t in params.items()}
+        """The size of each tensor of the model, and so of each tensor of an update."""
         self._model_bytes = sum(self._bytes.values())
         self._has_model = np.zeros(num_clients, bool)
+        """Clients that have downloaded this model [N]."""
         self._is_collected = np.zeros(num_clients, bool)
-        self._is_to_train = np.zeros(num_clients, bool)
+        """Clients whose whole update `collect` has brought [N]."""
+        self._owes_extra_download = np.zeros(num_clients, bool)
+        """Clients that have trained, and are not charged yet for what the local algorithm sends to
+        them before training [N]."""
         self._has_sent = defaultdict[str, Bools](lambda: np.zeros(num_clients, bool))
-        """Clients whose update the server has, by tensor of the update."""
+        """Clients whose update the server has [N], by tensor of the update."""
 
     @cached_property
     def params(self) -> Params:
@@ -85,23 +109,29 @@ class Clients:
 
     @property
     def modified(self) -> tuple[list[str], list[str]]:
-        """Names of the tensors that the selector has modified in place: of the model, and of the
-        clients' updates."""
+        """Names of the tensors that the selector has modified in place, although it must not: first
+        those of the model, then those of the clients' updates. The round loop rejects them."""
         return self._lent.modified, self._results.lent.modified
 
     def broadcast(self, params: Params) -> "Clients":
-        """Return the same clients at another model in the same round (a virtual round), with the
-        same ledger."""
+        """Return the same clients at another model `params` in the same round (a virtual round).
+
+        All costs go to the same ledger. No client has this model yet, or has trained on it.
+        """
         return Clients(self._engine, self._context, params)
 
     def losses(self, ids: Ids) -> Floats:
-        """Return the mean cross-entropy of the current model on all local (evaluation) samples of
-        each client [len(ids)]."""
+        """Return the mean cross-entropy of the current model on all evaluation samples of each
+        client [len(ids)].
+
+        These are its training samples, or its held-out samples if the run evaluates on these.
+        """
         evaluated = self._engine.data.evaluate
         return self._report_losses(ids, self._losses, lambda new: positions_of(evaluated, new))
 
     def batch_losses(self, ids: Ids) -> Floats:
-        """Return the same on one random mini-batch of each client [len(ids)].
+        """Return the mean cross-entropy of the current model on one random mini-batch of each
+        client's evaluation samples [len(ids)].
 
         The batch has the local batch size and is drawn anew in every round.
         """
@@ -111,8 +141,8 @@ class Clients:
         )
 
     def accuracies(self, ids: Ids) -> Floats:
-        """Return the share of each client's local (evaluation) samples that the current model
-        classifies correctly [len(ids)]; nan for a client without any."""
+        """Return the share of each client's evaluation samples that the current model classifies
+        correctly [len(ids)]; nan for a client without such samples."""
         self._context.require(Signal.ACCURACIES)
         positions = positions_of(self._engine.data.evaluate, ids)
         with self._timer("ask"):
@@ -121,7 +151,7 @@ class Clients:
         return accuracies
 
     def label_counts(self, ids: Ids) -> Ints:
-        """Return each client's number of training samples of each class [len(ids), C].
+        """Return the number of training samples of each client in each class [len(ids), C].
 
         Each client sends C numbers and needs no model.
         """
@@ -145,9 +175,10 @@ class Clients:
     ) -> Iterator[Tensor]:
         """Yield the gradient of each client's mean training loss, flat [D], client after client.
 
-        The model is the current one, in eval mode. `batch`: on one fresh mini-batch in place of all
-        training samples. `layers`: only parameters whose names begin with one of these. Charges one
-        training pass, and D numbers up or the size of what the `compressor` makes of them.
+        The model is the current one, in eval mode. With `batch`, the gradient is that of one random
+        mini-batch in place of all training samples. With `layers`, it has only the parameters whose
+        names begin with one of these. Each client is charged for one training pass, and for the
+        upload of D numbers, or of what the `compressor` makes of them.
         """
         self._context.require(Signal.GRADIENTS)
         train = self._engine.data.train
@@ -172,8 +203,8 @@ class Clients:
         return norms
 
     def gradient_spreads(self, ids: Ids) -> Floats:
-        """Return the root mean square distance of each client's mini-batch gradients from their
-        mean [len(ids)].
+        """Return how much each client's mini-batch gradients differ [len(ids)]: the root of their
+        mean squared distance from their mean.
 
         Each client makes one pass over its data, shuffled anew in every round, and sends one
         number.
@@ -186,11 +217,10 @@ class Clients:
         return spreads
 
     def train(self, ids: Ids) -> None:
-        """Train those of `ids` that have not trained on this model yet; their models stay with
-        them.
+        """Train the clients of `ids` that have not trained on this model yet. Nothing is uploaded.
 
-        On a simulated clock the server does not wait for this, but the client's next answer is
-        delayed by it.
+        On a simulated clock the server does not wait for this training, but it delays the client's
+        next answer.
         """
         self._context.require(Signal.TRAINING)
         self._exchange(ids, train=self._train(ids), up=None)
@@ -213,9 +243,9 @@ class Clients:
         """Return each client's w_k - w after training, as a matrix [len(ids), d] for each tensor of
         the `layers` (None: all).
 
-        Charges the upload of tensors that the server does not have yet. With a `compressor` the
-        result is one matrix "sketch" of compressed updates, and collecting an update later sends
-        all of it.
+        Clients are charged for the upload of tensors that the server does not have yet. With a
+        `compressor` the result is one matrix "sketch" of compressed updates. The server then has no
+        tensor of these updates, so collecting one later sends all of it.
         """
         self._context.require(Signal.TRAINING)
         names = self.layer_names(layers)
@@ -245,6 +275,7 @@ class Clients:
         samples = self._train(ids) + sizes_of(positions)
         num_entries = self._num_entries(self._engine.trained)
         self._exchange(ids, train=samples, up=NUMBER * num_entries)
+        # one call for each client, because each has another model
         return self._timed(
             next(self._gradients(self._trained_model(client), [client], [rows]))
             for client, rows in zip(ids, positions, strict=True)
@@ -254,7 +285,7 @@ class Clients:
         """Yield log-probabilities of each client's trained model on the M public samples, float64
         [M, C], client after client.
 
-        All clients have the public samples. Each passes M samples forward and sends M C numbers.
+        All clients have the public samples. Each passes M samples forward and sends M x C numbers.
         """
         self._context.require(Signal.PUBLIC, Signal.TRAINING)
         public = self._context.public
@@ -315,15 +346,18 @@ class Clients:
         self._exchange(ids, model=False, up=NUMBER * count)
 
     def collect(self, ids: Ids) -> Cohort:
-        """Train those of `ids` that have not trained on this model yet, and receive all their
-        updates: they are uploaded.
+        """Return the whole updates of `ids`, after training those that have not trained on this
+        model yet.
 
-        Tensors that `updates` has brought, and clients collected before, cost nothing.
+        The round loop calls this for the cohort; a selector may call it for other clients, too. All
+        of them count as uploaded in the ledger. Tensors that `updates` has brought, and clients
+        that were collected before, cost nothing.
         """
         samples = self._train(ids)
         num_losses = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
         extra_up = self._context.local_algorithm.extra_up * self._trained_bytes
         bytes_up = self._tensors_to_send(ids, self._bytes)
+        # losses, and what the local algorithm adds, are sent with the first upload only
         bytes_up += (NUMBER * num_losses + extra_up) * ~self._is_collected[ids]
         self._is_collected[ids] = True
         self._ledger.uploaded.update(ids.tolist())
@@ -360,24 +394,27 @@ class Clients:
     ) -> Floats | None:
         """Charge one request to `ids` and their answers.
 
-        With `model`, clients that lack the model download it, and clients that have just been
-        trained also download what the local algorithm needs. `forward` and `train` are samples,
-        `up` bytes; None: nothing is sent that the server waits for. Returns the seconds [n] of each
-        client on the simulated clock, 0 if it had nothing to do.
+        Call it after `_train`. With `model`, clients that lack the model download it. Clients that
+        `_train` has just trained also download what the local algorithm needs. `forward` and
+        `train` are numbers of samples, and `up` is bytes. If `up` is None, clients send nothing,
+        and the server does not wait for them.
+
+        Returns the seconds [n] of each client on the simulated clock, 0 if it had nothing to do;
+        None without a simulated clock.
         """
-        # 1. Who receives the model, and what goes down
+        # 1. The clients that receive the model, and the bytes that they download
         is_new = ~self._has_model[ids] & model
         self._has_model[ids[is_new]] = True
         self._ledger.contacted.update(ids[is_new].tolist())
         extra_down = self._context.local_algorithm.extra_down * self._trained_bytes
-        bytes_down = self._model_bytes * is_new + extra_down * self._is_to_train[ids]
-        self._is_to_train[ids] = False
+        bytes_down = self._model_bytes * is_new + extra_down * self._owes_extra_download[ids]
+        self._owes_extra_download[ids] = False
 
-        # 2. The ledger
+        # 2. The ledger. Free-riders are simulated as if they trained, but are not charged for it.
         num = len(ids)
-        trained = train * self._context.behaviour.works(ids)
+        train_samples = train * self._context.behaviour.works(ids)
         bytes_up = np.full(num, 0 if up is None else up)
-        exchange = Exchange(ids, bytes_down, np.full(num, forward), trained, bytes_up)
+        exchange = Exchange(ids, bytes_down, np.full(num, forward), train_samples, bytes_up)
         self._ledger.charge_exchange(exchange)
 
         # 3. The simulated clock, for clients that have something to do
@@ -390,8 +427,8 @@ class Clients:
         return seconds
 
     def _tensors_to_send(self, ids: Ids, names: Iterable[str]) -> Ints:
-        """Return the bytes [n] of the tensors `names` of the clients' updates, except those that
-        have been sent."""
+        """Return the bytes [n] of the tensors `names` of each client's update that the server does
+        not have yet, and note that it has them."""
         num_bytes = np.zeros(len(ids), np.int64)
         for name in names:
             num_bytes += self._bytes[name] * ~self._has_sent[name][ids]
@@ -402,14 +439,18 @@ class Clients:
         self,
         ids: Ids,
         reported: dict[int, float],
-        samples: Callable[[Ids], Sequence[Ints]],
+        samples_of: Callable[[Ids], Sequence[Ints]],
     ) -> Floats:
-        """Return losses [len(ids)] on the `samples` of each client. Only clients that have not
-        `reported` theirs are requested, and charged."""
+        """Return losses [len(ids)] of the current model on the samples of each client.
+
+        `samples_of` returns the positions of the samples of some clients. `reported` holds the
+        losses that the server has, by client. Only other clients are asked and charged, and their
+        losses are added to it.
+        """
         self._context.require(Signal.LOSSES)
         new = np.array([i for i in ids if int(i) not in reported], np.int64)
         if len(new):
-            positions = samples(new)
+            positions = samples_of(new)
             with self._timer("ask"):
                 losses = self._engine.losses(self._params, positions)
             self._exchange(new, forward=sizes_of(positions), up=NUMBER)
@@ -418,8 +459,11 @@ class Clients:
         return np.array([reported[int(i)] for i in ids], dtype=np.float64)
 
     def _train(self, ids: Ids) -> Ints:
-        """Train those of `ids` that have not trained on this model yet, and return the samples [n]
-        that this takes."""
+        """Train the clients of `ids` that have not trained on this model yet.
+
+        Returns the samples [n] that each passes forward and backward, 0 if it has trained before.
+        The caller charges them by `_exchange`.
+        """
         context = self._context
         samples = np.zeros(len(ids), np.int64)
         is_new = ~self._results.has_trained(ids)
@@ -438,7 +482,7 @@ class Clients:
             )
         assert cohort.samples is not None
         samples[is_new] = cohort.samples + context.local_algorithm.extra_passes * cohort.sizes
-        self._is_to_train[new] = True
+        self._owes_extra_download[new] = True
         self._results.add(context.behaviour.sent(cohort, context.round))
         return samples
 
@@ -449,14 +493,17 @@ class Clients:
         positions: Sequence[Ints],
         names: Sequence[str] | None = None,
     ) -> Iterator[Tensor]:
-        """Yield what each client sends in place of its gradient at `params`."""
+        """Yield what each client sends as its gradient at `params`, flat [D].
+
+        Honest clients send the gradient on the samples at `positions`; see `ClientBehaviour`.
+        `names` are the parameters; None: all that are trained.
+        """
         gradients = self._engine.client_gradients(params, positions, names)
         for client, gradient in zip(ids, gradients, strict=True):
             yield self._context.behaviour.sent_gradient(gradient, self._context.round, int(client))
 
     def _gradient_spread(self, positions: Ints) -> Tensor:
-        """Return the root mean square distance of a client's mini-batch gradients from their
-        mean."""
+        """Return the value of `gradient_spreads` for a client with samples at `positions`."""
         size = self._engine.work.batch_size
         batches = [positions[start : start + size] for start in range(0, len(positions), size)]
         gradients = torch.stack(list(self._engine.client_gradients(self._params, batches))).double()
@@ -464,10 +511,12 @@ class Clients:
         return mean_row(squares).sqrt()
 
     def _matrices(self, ids: Ids, names: Sequence[str]) -> dict[str, Tensor]:
+        """Return the tensors `names` of the updates of `ids`, each as a matrix [len(ids), d]."""
         delta = self._results.of(ids).delta
         return {name: delta[name].flatten(1) for name in names}
 
     def _trained_model(self, client: int) -> Params:
+        """Return the model w_k that the client sends: w plus its update."""
         delta = self._results.of(np.array([client])).delta
         return {name: value + delta[name][0] for name, value in self._params.items()}
 
@@ -478,10 +527,14 @@ class Clients:
         return [self._engine.data.train[i] for i in ids]
 
     def _batch(self, samples: Sequence[Ints], client: int) -> Ints:
+        """Return this round's random mini-batch of `samples[client]`."""
         return self._context.shuffled(samples[client], client)[: self._engine.work.batch_size]
 
     def _timed(self, answers: Iterator[Tensor]) -> Iterator[Tensor]:
-        """Yield `answers`, and count the time of each as the clients'."""
+        """Yield `answers`. The time to compute each counts for the phase `ask`.
+
+        The time that the caller spends between two answers does not.
+        """
         while True:
             with self._timer("ask"):
                 answer = next(answers, None)
@@ -490,7 +543,7 @@ class Clients:
             yield answer
 
     def _numbers(self, answers: Iterator[Tensor]) -> Floats:
-        """Return answers of one number each as an array, in one copy from a GPU."""
+        """Return `answers` of one number each as an array [n], in one copy from a GPU."""
         with self._timer("ask"):
             numbers = list(answers)
             return np.array(torch.stack(numbers).tolist()) if numbers else np.empty(0)

@@ -1,4 +1,8 @@
-"""Compression of the vectors that clients send."""
+"""Compression of the vectors (gradients and updates) that clients send to be compared.
+
+A selector passes a `Compressor` to `Clients.updates` or `Clients.gradients`. D is the length of a
+vector, m the number of entries after compression.
+"""
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
@@ -16,38 +20,46 @@ LARGEST_PROJECTION = 2**28
 
 
 class Compressor(ABC):
-    """A way to compress a flat vector [D]. All clients of a round use the same `seed`."""
+    """The interface of compressors of flat vectors [D].
+
+    All clients of a round use the same `seed`, so that their results can be compared.
+    """
 
     @abstractmethod
     def compress(self, vector: Tensor, seed: int) -> Tensor:
-        """Return what the server receives of `vector`. Vectors of equal length have results of
-        equal length."""
+        """Return what the server receives in place of `vector`. Vectors of equal length have
+        results of equal length."""
 
     @abstractmethod
     def num_bytes(self, length: int) -> int:
-        """Return the bytes that are sent for a vector of `length`."""
+        """Return the bytes that a client sends for a vector of `length` entries."""
 
 
 class Identity(Compressor):
     """No compression: the vector itself."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
+        """Return `vector` itself."""
         return vector
 
     def num_bytes(self, length: int) -> int:
+        """Return the bytes of all entries."""
         return NUMBER * length
 
 
 @parameters
 class _Sized(Compressor):
-    """Compression to m = `size` numbers. The bytes are never more than those of the whole
-    vector."""
+    """The base class of compressors to m = `size` entries.
+
+    A client never sends more bytes than the whole vector has.
+    """
 
     bytes_per_entry = NUMBER
 
     size: Count
 
     def num_bytes(self, length: int) -> int:
+        """Return the bytes of m entries, or of the whole vector if that is less."""
         return min(self.bytes_per_entry * self.size, NUMBER * length)
 
     def num_entries(self, vector: Tensor) -> int:
@@ -56,29 +68,36 @@ class _Sized(Compressor):
 
 
 class TopK(_Sized):
-    """The m entries of largest magnitude and their positions; the others count as zero [D]."""
+    """A client sends the m entries of largest magnitude with their positions; the server sets the
+    others to zero [D]."""
 
-    bytes_per_entry = 2 * NUMBER
+    bytes_per_entry = 2 * NUMBER  # an entry and its position
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
+        """Return the vector with zeros in place of its smaller entries [D]."""
         largest = vector.abs().topk(self.num_entries(vector)).indices
         return torch.zeros_like(vector).index_copy_(0, largest, vector[largest])
 
 
 class Coordinates(_Sized):
-    """The same m random coordinates of every client's vector [m]. Sums over coordinates are
-    unbiased up to the factor D / m."""
+    """Every client sends the same m random coordinates of its vector [m]. Sums over coordinates,
+    such as inner products, are unbiased after multiplication by D / m."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
+        """Return the entries at the round's coordinates [m]."""
         coordinates = _coordinates(len(vector), self.num_entries(vector), seed)
         return vector[coordinates.to(vector.device)]
 
 
 class Gaussian(_Sized):
-    """m random projections [m] (Johnson and Lindenstrauss). They preserve inner products, but no
-    other powers. Projections of more than 1 GiB are rejected."""
+    """A client sends m random projections of its vector [m] (Johnson and Lindenstrauss).
+
+    They preserve inner products on average, but not sums of other powers of the entries. fedsim
+    rejects projections whose matrix [D, m] takes more than 1 GiB.
+    """
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
+        """Return the projections [m]. Raises `FedsimError` if their matrix is too large."""
         size = self.num_entries(vector)
         if size * len(vector) > LARGEST_PROJECTION:
             gibibytes = NUMBER * size * len(vector) / 2**30
@@ -90,10 +109,11 @@ class Gaussian(_Sized):
 
 
 class CountSketch(_Sized):
-    """Entries with random signs, summed into m random buckets [m] (Charikar et al. 2002). They
-    preserve inner products."""
+    """A client gives its entries random signs and sends their sums in m random buckets [m]
+    (Charikar et al. 2002). These preserve inner products on average."""
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
+        """Return the sums [m]."""
         size = self.num_entries(vector)
         buckets, signs = _buckets(len(vector), size, seed)
         signed = vector * signs.to(vector)
@@ -101,15 +121,24 @@ class CountSketch(_Sized):
 
 
 class Int8(Compressor):
-    """Each entry as one of 255 steps of the largest one. The scale is not sent; of all selectors,
-    only PNCS' `polar` depends on it."""
+    """A client sends each entry as one byte: an integer in -127..127, in units of the vector's
+    largest magnitude / 127.
+
+    The unit is not sent; of all selectors, only PNCS' `polar` depends on it.
+    """
 
     def compress(self, vector: Tensor, seed: int) -> Tensor:
+        """Return the integers [D], in the type of `vector`."""
+        # the smallest positive number in place of 0, for a vector of zeros
         scale = vector.abs().max().clamp(min=torch.finfo(vector.dtype).tiny)
         return (vector / scale * 127).round()
 
     def num_bytes(self, length: int) -> int:
+        """Return one byte for each entry."""
         return length
+
+
+# The caches hold one result: the clients of a round share the seed, and compress one by one.
 
 
 @lru_cache(maxsize=1)

@@ -1,5 +1,9 @@
-"""The context of a round, which `Clients` and `Server` share, and the signals that selectors
-declare."""
+"""The context of a round, which `Clients` and `Server` share, and the signals (kinds of
+information) that selectors declare.
+
+The round loop makes one `RoundContext` a round. A selector does not see it; it uses `Clients` and
+`Server`, which check its declared signals here.
+"""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -68,11 +72,14 @@ class LabelledSamples:
 
 @dataclass(frozen=True)
 class RoundContext:
-    """The values that are fixed for one round.
+    """The values that are fixed for one round, and the objects that collect its costs.
 
-    `needs` are the signals that the selector declares. `is_first` says that no client could be
-    reached in an earlier round. `public` holds the public samples [M, ...], and `validation` the
-    server's validation split. `round_clock` is the simulated clock of this round.
+    `round` counts from 1, and `lr` is the local learning rate. `available` are the clients that can
+    be reached and have data. `needs` are the signals that the selector declares. `is_first` says
+    that no client could be reached in an earlier round. `ledger` collects the costs, and `timer`
+    the wall time. `public` holds the M public samples [M, ...], which the server and all clients
+    have, and `validation` the server's validation split; None: the run has none. `round_clock` is
+    the simulated clock of this round; None: time is not simulated.
     """
 
     round: int
@@ -110,7 +117,7 @@ class RoundContext:
         return self.evaluate(engine, params, self.validation)
 
     def evaluate(self, engine: Engine, params: Params, samples: LabelledSamples) -> Evaluation:
-        """Evaluate `params` on samples of the server, and charge these to the server."""
+        """Evaluate `params` on `samples` of the server, and charge these to the server."""
         self.ledger.charge_server(len(samples.y))
         return engine.evaluate(params, samples.x, samples.y)
 

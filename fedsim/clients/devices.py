@@ -1,8 +1,9 @@
 """Clients' devices: how fast they compute, their bandwidths, and when they can be reached.
 
-docs/system.md describes the columns of a table of devices, a CSV file with one row for each device.
-FedScale's names for them are those of Lai et al., "FedScale: Benchmarking Model and System
-Performance of Federated Learning at Scale", ICML 2022.
+The simulated clock (clients/system.py) draws devices by a `DeviceModel` once a run, one for each of
+N clients. docs/system.md describes the columns of a table of devices, a CSV file with one row for
+each device. A table may use the names of FedScale's traces in place of fedsim's (Lai et al.,
+"FedScale: Benchmarking Model and System Performance of Federated Learning at Scale", ICML 2022).
 """
 
 import csv
@@ -30,18 +31,20 @@ SPEEDS = {
     "down_kbps": "communication",
     "up_kbps": "communication",
 }
-"""Columns of speeds, and FedScale's names for them."""
+"""Columns of speeds, and FedScale's names for them. FedScale has one bandwidth for both
+directions."""
 PRESENCE = ("active", "inactive", "finish_time")
-"""Columns that say when a device can be reached."""
+"""Columns that say when a device can be reached; a table has all of them or none."""
 Sigma = Annotated[float, Interval(ge=0, le=10)]
+"""The standard deviation of the logarithm of a log-normal number."""
 
 
 @dataclass(frozen=True)
 class Presence:
-    """The times at which clients can be reached, in seconds.
+    """The times at which clients can be reached, in seconds after the run's start.
 
-    `intervals[i]`, float64 [J, 2], are the intervals [start, end) of client i, ascending and
-    disjoint, within [0, periods[i]]. They repeat after its period.
+    `intervals[i]`, float64 [J, 2], are the J intervals [start, end) of client i. They are
+    ascending, disjoint and within [0, periods[i]], and repeat after the client's period.
     """
 
     intervals: Sequence[Floats]
@@ -61,6 +64,11 @@ class Presence:
 
 
 def _remaining(intervals: Floats, period: float, now: float) -> float:
+    """Return the seconds until a client leaves; `now` lies in [0, period).
+
+    An interval at the end of a period continues in the next period, if that begins with an
+    interval. A client whose only interval is the whole period never leaves.
+    """
     index = int(np.searchsorted(intervals[:, 0], now, side="right")) - 1
     if index < 0 or now >= intervals[index, 1]:
         return 0.0
@@ -74,10 +82,10 @@ def _remaining(intervals: Floats, period: float, now: float) -> float:
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of N clients [N].
+    """The devices of N clients, with an entry for each client in all arrays [N].
 
-    `forward` is in seconds to pass a sample through the model, `down` and `up` in bytes per second.
-    `presence` says when each can be reached; None: always.
+    `forward` is the number of seconds to pass a sample through the model; `down` and `up` are
+    bandwidths in bytes per second. `presence` says when each client can be reached; None: always.
     """
 
     forward: Floats
@@ -103,7 +111,7 @@ class Devices:
 
 
 def read_table(path: Path) -> tuple[Devices, Ids | None]:
-    """Return the devices in a CSV file, and their clients' ids if there are any.
+    """Return the devices in a CSV file, and the clients' ids [rows]; None: there is no such column.
 
     Raises `ConfigError` with the first line at fault.
     """
@@ -118,8 +126,9 @@ def read_table(path: Path) -> tuple[Devices, Ids | None]:
 
 @lru_cache(maxsize=4)  # a sweep checks the same file once for each job
 def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
+    """Return the same as `read_table`. The time `_modified` is a part of the cache's key."""
     speeds: list[list[float]] = []
-    ids: dict[int, int] = {}  # line by client
+    ids: dict[int, int] = {}  # the line of each client id, in the order of lines
     intervals: list[Floats] = []
     periods: list[float] = []
     with path.open(encoding="utf-8-sig", newline="") as file:
@@ -130,7 +139,7 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
         for row in reader:
             line = reader.line_num
             try:
-                if any(row.get(None, [])):
+                if any(row.get(None, [])):  # csv puts the cells without a header under None
                     raise ValueError(
                         f"has more cells than the header, {len(names)} (a comma in a cell needs "
                         "quotes)"
@@ -155,14 +164,17 @@ def _read(path: Path, _modified: int) -> tuple[Devices, Ids | None]:
 
 
 def _columns(path: Path, names: list[str]) -> list[str]:
-    """Return the names of the columns of speeds in a table with the columns `names`."""
+    """Return the columns of speeds in a table with the columns `names`, in the order of `SPEEDS`.
+
+    Raises `ConfigError` if a column is missing or there twice.
+    """
     columns = []
     missing = []
-    for ours, fedscales in SPEEDS.items():
-        column = ours if ours in names else fedscales
+    for fedsim_name, fedscale_name in SPEEDS.items():
+        column = fedsim_name if fedsim_name in names else fedscale_name
         columns.append(column)
         if column not in names:
-            missing.append(f"{ours} (or {fedscales})")
+            missing.append(f"{fedsim_name} (or {fedscale_name})")
     if any(name in names for name in PRESENCE):
         missing += [name for name in PRESENCE if name not in names]
     table = f"it has {', '.join(names) or 'none'}"
@@ -174,6 +186,7 @@ def _columns(path: Path, names: list[str]) -> list[str]:
 
 
 def _positive(row: Mapping[str, Any], name: str) -> float:
+    """Return the number in the column `name`. Raises ValueError unless it is finite and > 0."""
     text = (row[name] or "").strip()  # None if the row is too short
     try:
         value = float(text)
@@ -185,14 +198,19 @@ def _positive(row: Mapping[str, Any], name: str) -> float:
 
 
 def _id(row: Mapping[str, Any]) -> int:
+    """Return the client id of a row. Raises ValueError if it is no integer >= 0."""
     text = (row["client_id"] or "").strip()
+    # 18 digits always fit into 64 bits
     if not re.fullmatch(r"\d{1,18}", text):
         raise ValueError(f"client_id={text!r} must be an integer >= 0")
     return int(text)
 
 
 def _intervals(row: Mapping[str, Any], period: float) -> Floats:
-    """Return the intervals [J, 2] of the columns `active` and `inactive`."""
+    """Return the intervals [J, 2] of the columns `active` (starts) and `inactive` (ends).
+
+    Raises ValueError if they are not ascending and disjoint within the period.
+    """
     starts = _numbers(row, "active")
     ends = _numbers(row, "inactive")
     if len(starts) != len(ends):
@@ -209,6 +227,7 @@ def _intervals(row: Mapping[str, Any], period: float) -> Floats:
 
 
 def _numbers(row: Mapping[str, Any], name: str) -> Floats:
+    """Return the list of numbers in a cell, such as `[0, 10.5]` or `0;10.5`."""
     return np.array(re.split(r"[;,\s]+", (row[name] or "").strip("[]() ")), dtype=np.float64)
 
 
@@ -243,6 +262,7 @@ class Uniform(DeviceModel):
             yield rule(0 < low <= high < np.inf, key, [low, high], text)
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
+        """Return devices with uniform speeds."""
         bounds = np.array([self.ms_per_sample, self.down_kbps, self.up_kbps], dtype=np.float64)
         low, high = bounds.T
         # drawn client by client, so that more clients do not change the devices of the first ones
@@ -263,6 +283,7 @@ class LogNormal(DeviceModel):
     up_kbps_sigma: Sigma
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
+        """Return devices with log-normal speeds."""
         medians = np.array([self.ms_per_sample_median, self.down_kbps_median, self.up_kbps_median])
         sigmas = np.array([self.ms_per_sample_sigma, self.down_kbps_sigma, self.up_kbps_sigma])
         return Devices.from_speeds(medians * exp(sigmas * rng.standard_normal((num_clients, 3))))
@@ -289,6 +310,7 @@ class Tiers(DeviceModel):
             yield rule(all(0 < x < np.inf for x in values), key, values, "must be positive numbers")
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
+        """Return devices of the tiers, whose sizes are exact and whose clients are random."""
         counts = largest_remainder(np.array(self.shares) / sum(self.shares), num_clients)
         tiers = rng.permutation(np.repeat(np.arange(len(counts)), counts))
         speeds = np.array([self.ms_per_sample, self.down_kbps, self.up_kbps])
@@ -313,6 +335,7 @@ class Trace(DeviceModel):
             yield Problem("assign", self.assign, text, "use assign=random")
 
     def draw(self, num_clients: int, rng: np.random.Generator) -> Devices:
+        """Return devices of the table. Raises `ConfigError` if a client has no row."""
         table, ids = read_table(self.path)
         if self.assign == "random" or ids is None:
             return table.of(rng.integers(len(table.forward), size=num_clients))
@@ -325,4 +348,5 @@ class Trace(DeviceModel):
             )
             remedy = "use system.devices.assign=random"
             raise ConfigError([Problem("system.devices.path", str(self.path), text, remedy)])
+        # the row of each client: its place among the sorted ids, mapped back to the table's order
         return table.of(np.argsort(ids)[np.searchsorted(np.sort(ids), clients)])

@@ -1,10 +1,11 @@
 """The ledger: what a round costs in clients, bytes and samples.
 
-Three numbers count clients. *Contacted* clients received a model. *Trained* clients trained.
-*Uploaded* clients are those whose model the server collected: the cohort, and everyone whose model
-a method collects besides (all clients in GPFL's first round and in FedCor's virtual rounds). The
-participation ratio is uploaded / N. An update that a client sends only to be compared before the
-selection (PNCS) costs bytes and training, and is no participation.
+Three sets hold clients. *Contacted* clients received a model. *Trained* clients trained. *Uploaded*
+clients are those whose whole update the server collected: the cohort (the selected clients), and
+the clients that a method collects in addition (all clients in GPFL's first round and in FedCor's
+virtual rounds). The participation ratio is the number of uploaded clients divided by N, the number
+of all clients. An update that a client sends only to be compared before the selection (PNCS) costs
+bytes and training, and is no participation.
 
 Bytes are what would cross the network, without protocol overhead. Samples are those that a client
 passes through its model; a training sample is one forward and one backward pass.
@@ -17,7 +18,8 @@ from fedsim.core.types import Exchange
 
 @dataclass
 class Ledger:
-    """The account of one round. Only `Clients` and `Server` write to it."""
+    """The account of one round. `Clients` and `Server` charge it, and the round loop takes late
+    updates out of `uploaded` and makes the record."""
 
     contacted: set[int] = field(default_factory=set)
     trained: set[int] = field(default_factory=set)

@@ -1,11 +1,17 @@
 """Local algorithms: what clients add to their gradients, what they send for it, and how the server
 combines their updates.
 
-P parameters are trained; vectors [P] are flat over these. The simulation holds the state of all
-clients. A client's state changes only in `combine`, when its update has arrived at the server. It
-does not change with training for a comparison or a virtual round, or if the update is late or holds
-a nan. Otherwise the sums over clients (c in SCAFFOLD, h in FedDyn) would no longer be sums over the
-clients' states.
+`Clients` calls `correction` before it trains clients. The round loop calls `combine` with the
+updates that have arrived, before the aggregator. In symbols: w is a model, w_t the server's model
+in round t, and w_k the model that client k has trained from it. N is the number of all clients, K
+that of the cohort, n_k that of the training samples of client k, and n their sum over all clients.
+P parameters are trained; vectors [P] are flat over these. (In the formulas of SCAFFOLD, K is the
+number of a client's steps, as in its paper.)
+
+The simulation holds the state of all clients. A client's state changes only in `combine`, when its
+update has arrived at the server. It does not change if the client trains for a comparison or a
+virtual round, or if its update is late or holds a nan. Otherwise the sums over clients (c in
+SCAFFOLD, h in FedDyn) would no longer be sums over the clients' states.
 """
 
 from abc import ABC
@@ -32,13 +38,14 @@ LARGE_BYTES = 2**30
 
 @dataclass(frozen=True)
 class LocalTraining:
-    """The server's view of a cohort's training.
+    """The facts about a cohort's training that `LocalAlgorithm.combine` may use.
 
     `lr` is the learning rate, `optimizer` the clients' optimiser, and `num_clients` the number N of
-    all clients. Three values are computed on demand. `scales()` [K] are N p_k, the weights of these
-    clients in the objective sum_k p_k F_k that the aggregator's `weighting` sets: 1, or n_k N / n.
-    `weights()` [K] are those of an average of the updates, whose sum is one. `gradients()` [K, P]
-    are of each client's mean training loss at the round's model, in eval mode.
+    all clients. Three functions compute values only if they are called. `scales()` [K] returns
+    N p_k, with p_k the weight of client k in the objective sum_k p_k F_k (F_k: its training loss).
+    The aggregator's `weighting` sets p_k: N p_k is 1, or n_k N / n. `weights()` [K] returns the
+    weights by which the updates are averaged; their sum is one. `gradients()` [K, P] returns the
+    gradient of each client's mean training loss at the round's model, in eval mode.
     """
 
     lr: float
@@ -51,8 +58,10 @@ class LocalTraining:
 
 @parameters
 class LocalAlgorithm(Stateful, ABC):
-    """The interface of local algorithms. This one adds nothing: `local_algorithm=plain`.
-    Hyper-parameters are fields, as in selectors."""
+    """The interface of local algorithms. This class itself adds nothing: `local_algorithm=plain`.
+
+    Hyper-parameters are fields, as in selectors.
+    """
 
     extra_down = 0
     """Numbers that a client downloads with the model before it trains, as a multiple of P;
@@ -72,23 +81,27 @@ class LocalAlgorithm(Stateful, ABC):
     not."""
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
-        """Return what one of the parameters (the problem's key) requires and the clients' optimiser
-        does not have, or None."""
+        """Return the problem of this algorithm with the clients' optimiser, or None.
+
+        The problem's key is the parameter that requires something else of the optimiser. fedsim
+        calls this before the run.
+        """
         return None
 
     def correction(self, ids: Ids, params: Params) -> Correction | None:
-        """Return what clients `ids` add to their gradients, or None.
+        """Return what the clients `ids` add to their gradients; None: nothing.
 
-        They train from the trained tensors `params` of the model, which must not be modified. No
-        state changes here: clients that train may not be collected.
+        They train from `params`, the trained tensors of the model, which must not be modified. No
+        state may change here, because not every client that trains is collected.
         """
         return None
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
-        """Return the updates for the aggregator, computed from those that arrived and are finite.
+        """Return the updates for the aggregator, computed from the finite updates that arrived.
 
-        The state of clients and server changes here. Others use the cohort's updates, which must
-        not be modified; selectors observe them as they were sent.
+        The round loop calls this once in each round in which a finite update arrives. The state of
+        clients and server changes here. The cohort's tensors must not be modified, because the
+        selector observes the updates as they were sent.
         """
         return cohort
 
@@ -115,6 +128,7 @@ class FedProx(LocalAlgorithm):
     mu: NonNegative
 
     def correction(self, ids: Ids, params: Params) -> Correction | None:
+        """Return the proximal term's gradient, mu w - mu w_t; None if mu is 0."""
         if not self.mu:
             return None
         shift = {name: (-self.mu * w).expand(len(ids), *w.shape) for name, w in params.items()}
@@ -164,18 +178,20 @@ class Scaffold(LocalAlgorithm):
         return rule(self.option == "I" or is_plain_sgd, "option", self.option, text, remedy)
 
     def correction(self, ids: Ids, params: Params) -> Correction | None:
+        """Return the shift c - c_k; None before the first update has arrived, when it is zero."""
         if self.mean is None:
             return None
         shift = self.mean - _rows(self.variates, ids, self.mean)
         return Correction(shift=split_flat(shift, params))
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
+        """Move c and each c_k of the cohort, and return the updates times `server_lr`."""
         updates = cohort.updates
         mean = torch.zeros_like(updates[0]) if self.mean is None else self.mean
         old = _rows(self.variates, cohort.ids, mean)
         if self.option == "I":
             new = training.gradients()
-        else:
+        else:  # the update is y_k - x, hence the minus sign
             new = old - mean - updates / _column(cohort.steps * training.lr, updates)
         self.mean = mean + _sum(new - old, training.scales()) / training.num_clients
         _store(self.variates, cohort.ids, new)
@@ -187,11 +203,11 @@ class FedNova(FedProx):
     """Normalised averaging (Wang et al., "Tackling the Objective Inconsistency Problem", 2020, Eq.
     6 and 9): clients that make more steps do not count more.
 
-    Updates are multiplied by tau_eff / |a_k|_1. a_k weighs the gradients of a client's steps in its
-    update. |a_k|_1 is the number of steps for SGD; for momentum and for the proximal term `mu` it
-    is the paper's. It is computed as the distance that the optimiser covers, in units of the
-    learning rate, if all gradients are one. This also covers both together, and Nesterov's
-    momentum.
+    Updates are multiplied by tau_eff / |a_k|_1. The vector a_k holds the weight of each local
+    step's gradient in the update of client k, and |a_k|_1 is their sum. For plain SGD this is the
+    number of steps; for momentum, and for the proximal term `mu`, it is the paper's formula. fedsim
+    computes |a_k|_1 as the distance that the optimiser covers, in units of the learning rate, if
+    all gradients are one. This also covers momentum with `mu`, and Nesterov's momentum.
 
     tau_eff is sum_k p_k |a_k|_1 with the aggregator's or selector's weights p_k: the effective
     steps of plain averaging. If all |a_k|_1 are equal, the updates do not change. (The authors'
@@ -217,8 +233,9 @@ class FedNova(FedProx):
         return rule(self.mu * optimizer.lr <= 1, "mu", self.mu, text, remedy)
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
+        """Return the updates times tau_eff / |a_k|_1."""
         lengths = self.lengths(int(cohort.steps.max()), training)[cohort.steps]
-        if (lengths == lengths[0]).all():
+        if (lengths == lengths[0]).all():  # all factors are one, but for rounding
             return cohort
         return _scaled(cohort, (training.weights() * lengths).sum() / lengths)
 
@@ -229,6 +246,7 @@ class FedNova(FedProx):
         distance, velocity = 0.0, 0.0
         lengths = [0.0]
         for _ in range(num_steps):
+            # the proximal term pulls back by mu times the distance covered so far
             gradient = 1 - training.lr * self.mu * distance
             velocity = optimizer.momentum * velocity + gradient
             step = velocity
@@ -244,9 +262,10 @@ class FedDyn(LocalAlgorithm):
     """Dynamic regularisation (Acar et al., "Federated Learning Based on Dynamic Regularization",
     2021, Algorithm 1).
 
-    Clients minimise L_k(w) - <g_k, w> + alpha/2 |w - w_t|^2. Then g_k <- g_k - alpha (w_k - w_t),
-    h <- h - alpha sum_k p_k (w_k - w_t) and w <- mean_k(w_k) - h / alpha. g_k and h are zero at
-    first. Both sides know them, so no byte is added.
+    Clients minimise L_k(w) - <g_k, w> + alpha/2 |w - w_t|^2, with L_k the training loss of client
+    k. Then g_k <- g_k - alpha (w_k - w_t), h <- h - alpha sum_k p_k (w_k - w_t) and
+    w <- mean_k(w_k) - h / alpha. g_k and h are zero at first. Client and server can each compute
+    them from the updates, so no byte is added.
 
     p_k is 1/N, as printed, or n_k / n with an aggregator `by_size`: h is the mean of all g_k by
     these weights, and the model rests where it is zero. So p_k alone decides which objective sum_k
@@ -282,11 +301,16 @@ class FedDyn(LocalAlgorithm):
         return rule(not decays_apart, "", type(self).__name__, text, "optimizer.decoupled=false")
 
     def correction(self, ids: Ids, params: Params) -> Correction | None:
+        """Return the gradient of the two additional terms: alpha w - g_k - alpha w_t."""
         model = torch.cat([w.flatten() for w in params.values()])
         shift = _rows(self.gradients, ids, model).neg_() - self.alpha * model
         return Correction(self.alpha, split_flat(shift, params))
 
     def combine(self, cohort: Cohort, training: LocalTraining) -> Cohort:
+        """Move h and each g_k of the cohort, and return the updates minus h / alpha.
+
+        The aggregator then adds mean_k(w_k - w_t) - h / alpha to w_t.
+        """
         updates = cohort.updates
         old = _rows(self.gradients, cohort.ids, updates[0])
         step = self.alpha / training.num_clients * _sum(updates, training.scales())
@@ -305,6 +329,7 @@ def _rows(vectors: dict[int, Tensor], ids: Ids, like: Tensor) -> Tensor:
 
 
 def _store(vectors: dict[int, Tensor], ids: Ids, rows: Tensor) -> None:
+    """Put the `rows` [n, P] into `vectors` as the vectors of the clients `ids`."""
     for client, row in zip(ids.tolist(), rows, strict=True):
         vectors[client] = row.clone()  # a view would keep the rows of the whole cohort
 
@@ -315,14 +340,15 @@ def _sum(rows: Tensor, scales: Floats) -> Tensor:
 
 
 def _column(values: NDArray[np.floating], like: Tensor) -> Tensor:
-    """Return `values` [K] as [K, 1, ...], to be combined with `like` [K, ...]."""
+    """Return `values` [K] in the shape [K, 1, ...], which multiplies or divides `like` [K, ...]
+    row by row."""
     column = torch.as_tensor(values, dtype=like.dtype, device=like.device)
     return column.view(-1, *[1] * (like.dim() - 1))
 
 
 def _scaled(cohort: Cohort, factors: Floats) -> Cohort:
-    """Multiply the updates of the trained tensors by `factors` [K]. Running statistics do not
-    change."""
+    """Return the cohort with the updates of trained tensors multiplied by `factors` [K]. Running
+    statistics do not change."""
     if (factors == 1).all():
         return cohort
     delta = dict(cohort.delta)

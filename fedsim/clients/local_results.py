@@ -1,4 +1,8 @@
-"""The updates of clients that have trained in this round, and norms over many rows of them."""
+"""The updates of clients that have trained in this round, norms over many rows of them, and a guard
+that notices if a user's class modifies them.
+
+`Clients` stores updates here. n is the number of clients, d the number of entries of a row.
+"""
 
 from collections.abc import Iterator, Mapping
 
@@ -15,14 +19,16 @@ BLOCK_ENTRIES = 2**20
 
 
 class GuardedTensors:
-    """Tensors that fedsim lends to a user's class and still needs; it must not modify them.
+    """Tensors that fedsim lends to a user's class and still needs. The class must not modify them.
 
-    `modified` names those that it did modify. A tensor's version counts torch's operations on it
-    and on its views. Writes through `numpy()` or `data` are not counted.
+    `modified` names the tensors that it has modified all the same. The guard compares a tensor's
+    version (`Tensor._version`), which counts torch's operations in place on it and on its views.
+    Writes through `numpy()` or `data` are not counted.
     """
 
     def __init__(self, *lent: Params) -> None:
         self._lent: list[tuple[Params, dict[str, tuple[Tensor, int]]]] = []
+        """Each lent mapping, and its tensors and their versions when it was lent."""
         for tensors in lent:
             self.add(tensors)
 
@@ -39,7 +45,7 @@ class GuardedTensors:
     @property
     def modified(self) -> list[str]:
         """Names of tensors that have been modified, replaced, added or deleted."""
-        names: dict[str, None] = {}
+        names: dict[str, None] = {}  # a set that keeps its order
         for tensors, versions in self._lent:
             for name, (tensor, version) in versions.items():
                 if tensors.get(name) is not tensor or tensor._version != version:
@@ -51,8 +57,10 @@ class GuardedTensors:
 
 
 class LocalResults:
-    """The updates at one version of the model. A client trains once; its update is then returned as
-    often as it is requested."""
+    """The updates of clients at one version of the model.
+
+    A client trains at most once on it. Its update is then returned as often as it is requested.
+    """
 
     def __init__(self, num_clients: int) -> None:
         self._cohorts: list[Cohort] = []
@@ -75,10 +83,11 @@ class LocalResults:
         self.lent.add(cohort.delta)
 
     def of(self, ids: Ids) -> Cohort:
-        """Return the updates of `ids`, in this order.
+        """Return the updates of `ids`, at least one, in this order. All of them have trained.
 
-        They are not copied if these are exactly the clients that trained in one call.
+        They are not copied if these are exactly the clients that were added together.
         """
+        # clients that were added in different calls: merge all calls into one cohort, once
         if len(set(self._cohort_of[ids].tolist())) > 1:
             merged = Cohort.concat(self._cohorts)
             self._cohorts = []
@@ -99,9 +108,10 @@ def row_norms(matrices: Mapping[str, Tensor]) -> Floats:
 
 
 def row_blocks(matrix: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield some rows of a large matrix at a time, in float64.
+    """Yield a slice of rows of a large matrix, and these rows in float64, slice after slice.
 
-    All blocks share one buffer, which the caller may overwrite.
+    All blocks share one buffer, so a block is valid until the next one. The caller may overwrite
+    it.
     """
     size = max(BLOCK_ENTRIES // max(matrix.shape[1], 1), 1)
     buffer = matrix.new_empty(min(size, len(matrix)), matrix.shape[1], dtype=torch.float64)

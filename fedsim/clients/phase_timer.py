@@ -14,10 +14,13 @@ from fedsim.core.record import PHASES, Phase
 class PhaseTimer:
     """A stopwatch with one total for each phase. An inner phase pauses the outer one.
 
+    `PHASES` defines the phases. The round loop makes one a round and enters its phases; `Clients`
+    adds the inner phases `ask` and `train`.
+
     On a GPU the host does not wait at the borders of phases. The GPU notes the time when it reaches
     a border (CUDA events), so queued work counts for the phase that queued it. The totals add up to
-    the host's time. With another clock than `time.perf_counter`, as for runs in lanes, the host
-    waits at every border.
+    the host's time. With another clock than `time.perf_counter`, as for runs in lanes (several runs
+    in one process), the host waits at every border.
     """
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
@@ -32,7 +35,7 @@ class PhaseTimer:
 
     @property
     def seconds(self) -> dict[Phase, float]:
-        """The seconds of each phase until now. Reading them ends the present phase."""
+        """The seconds of each phase so far. Reading them ends the present phase."""
         if self._phase is not None:
             self.enter(None)
         if self._events is not None:
@@ -51,7 +54,7 @@ class PhaseTimer:
             self.enter(outer_phase)
 
     def enter(self, phase: Phase | None) -> None:
-        """End the present phase and begin `phase`."""
+        """End the present phase and begin `phase`; None: no phase."""
         ended_phase = self._phase
         self._phase = phase
         if self._events is not None:
@@ -75,6 +78,7 @@ class DeviceTimes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._borders: list[tuple[Phase | None, torch.cuda.Event, float]] = []
+        """The phase that ended at each border, the GPU's event, and the host's time."""
 
     def add_border(self, ended_phase: Phase | None) -> None:
         """Mark the end of a phase; None: no phase was open."""
@@ -83,9 +87,9 @@ class DeviceTimes:
         self._borders.append((ended_phase, event, time.perf_counter()))
 
     def intervals(self) -> list[tuple[Phase, float]]:
-        """Return phases and their seconds since the last call.
+        """Return the phases since the last call, with their seconds.
 
-        The host waits for the last border but one, unless the GPU has passed it.
+        The host waits until the GPU has passed the last border but one.
         """
         borders = self._borders
         self._borders = []
@@ -94,6 +98,7 @@ class DeviceTimes:
         events = [event for _, event, _ in borders[:-1]]
         if not events[-1].query():
             events[-1].synchronize()
+        # `elapsed_time` is in milliseconds
         spans = [start.elapsed_time(end) / 1000 for start, end in itertools.pairwise(events)]
         host_seconds = borders[-1][2] - borders[0][2]
         spans.append(max(host_seconds - sum(spans), 0.0))

@@ -1,4 +1,8 @@
-"""The server's own samples, as a selector sees them."""
+"""The server's own samples, and what a selector may do with them.
+
+The round loop makes one `Server` in each round with an update, after the aggregation, and passes it
+to `Selector.observe`.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +19,12 @@ from fedsim.engine.engine import Engine
 
 @dataclass(frozen=True)
 class ServerData:
-    """The server's samples. `validation` is also None if the selector does not declare
-    `Signal.VALIDATION`."""
+    """The server's samples: the test set, a labelled validation split, and M public samples without
+    labels [M, ...].
+
+    `validation` and `public` are None if the config reserves none. `validation` is also None if the
+    selector does not declare `Signal.VALIDATION`.
+    """
 
     test: LabelledSamples
     validation: LabelledSamples | None = None
@@ -58,8 +66,8 @@ class Server:
         return self._context.evaluate(self._engine, params, self._data.test)
 
     def predict_public(self, cohort: Cohort) -> Tensor:
-        """Return log-probabilities of each uploaded model on the M public samples, float64
-        [K, M, C]."""
+        """Return log-probabilities of each uploaded model on the public samples, float64
+        [K, M, C] for K clients and C classes."""
         self._context.require(Signal.PUBLIC)
         public = self._data.public
         if public is None:

@@ -6,9 +6,14 @@ The time of a client in an exchange is
     latency + factor of this round x (bytes down / bandwidth down + bytes up / bandwidth up
               + forward samples x f + training samples x training_factor x f)
 
-with f its seconds per sample passed forward. Exchanges follow one another, because the answers to
-one decide what the next one requests. The server waits for the slowest client of each. Its own
-computations take no simulated time.
+with f the client's seconds to pass one sample forward. An exchange is one request of the server to
+some clients, and their answers. Exchanges follow one another, because the answers to one decide
+what the next one requests. The server waits for the slowest client of each. Its own computations
+take no simulated time.
+
+The round loop makes one `SimulatedClock` a run and takes a `RoundClock` from it in each round.
+`Clients` charges its exchanges to the latter. N is the number of all clients, n the number of
+clients in one exchange, and K the cohort size.
 """
 
 from dataclasses import dataclass
@@ -36,24 +41,28 @@ class System:
     latency: NonNegative
     """Seconds that every exchange takes in addition to transfers and computations."""
     variation: Sigma
-    """Sigma of a log-normal factor (median 1) on the time of these, drawn by round and client."""
+    """Sigma of a log-normal factor (median 1) on the time of transfers and computations, which is
+    drawn by round and client."""
     deadline: Positive | None
     """Seconds after which the server stops waiting for updates of the cohort; None: never."""
     over_selection: Annotated[float, Interval(ge=1, le=1000)]
-    """f: ceil(f K) clients are selected, of whom the first K to arrive count."""
+    """The factor of over-selection: ceil(factor x K) clients are selected, and the first K updates
+    to arrive count."""
     idle_seconds: Positive
     """Duration of a round in which no client can be reached."""
 
     def num_selected(self, cohort_size: int, num_clients: int) -> int:
-        """Return how many clients to select so that K = `cohort_size` arrive: ceil(f K), at most
-        N."""
+        """Return the number of clients to select so that K = `cohort_size` updates count:
+        ceil(`over_selection` x K), at most N."""
         return min(ceil(self.over_selection * cohort_size), num_clients)
 
 
 @dataclass(frozen=True)
 class Resources:
-    """Seconds of n clients [n] to be reached and download the model, to train, and to upload the
-    update, without the variation of the round."""
+    """The seconds that n clients would take, each [n], without the round's random variation.
+
+    `download` includes the latency.
+    """
 
     download: Floats
     training: Floats
@@ -72,15 +81,15 @@ class RoundClock:
         self._round = round
         self._start = start
         self._unfinished: dict[int, float] = {}
-        """Seconds of work that a client has yet to do before its next answer."""
+        """Seconds by which earlier unanswered work delays a client's next answer, by client."""
         self.elapsed = 0.0
-        """Seconds that the exchanges of this round have taken."""
+        """Seconds that the answered exchanges of this round have taken."""
 
     def spend(self, work: Exchange, *, answered: bool) -> Floats:
         """Return the seconds [n] that each client of an exchange takes for its `work`.
 
-        The server waits for the slowest client. If the work is not `answered`, it does not wait,
-        and the client's next answer is delayed.
+        The server waits for the slowest client. If the clients do not answer (`answered` is False),
+        it does not wait, and the work delays the client's next answer.
         """
         seconds = self._seconds(work) * self._factors(work.ids)
         clients = work.ids.tolist()
@@ -101,14 +110,20 @@ class RoundClock:
         return transfers + samples * devices.forward[ids]
 
     def _factors(self, ids: Ids) -> Floats | float:
+        """Return the random factor of each client in this round [n]; 1 without variation.
+
+        A client has the same factor in all exchanges of the round.
+        """
         if not self._system.variation:
             return 1.0
         rngs = [self._streams.generator(Purpose.DEVICE_VARIATION, self._round, int(i)) for i in ids]
         return exp(self._system.variation * np.array([rng.standard_normal() for rng in rngs]))
 
     def resources(self, ids: Ids, samples: Ints, *, bytes_down: int, bytes_up: int) -> Resources:
-        """Return the resources of clients that train on `samples` [n] in a round, all passes
-        counted, and receive and send so many bytes."""
+        """Return the resources of clients that receive `bytes_down` and send `bytes_up`.
+
+        `samples` [n] are the training samples that each passes forward and backward, in all passes.
+        """
         zeros = np.zeros(len(ids), np.int64)
         down = self._seconds(Exchange(ids, zeros + bytes_down, zeros, zeros, zeros))
         return Resources(
@@ -122,10 +137,11 @@ class RoundClock:
     ) -> tuple[Bools, float]:
         """Return whose updates arrive in time [n], and the seconds until the server continues.
 
-        The clients `ids` take `seconds` [n] from `start` seconds of the round on. The update of a
-        client that leaves before it has finished is lost. With over-selection only the first
-        `num_counted` updates count, and ties are broken at random. The server continues after the
-        last update that counts, when nothing more can arrive, or at the deadline.
+        The server requests the updates `start` seconds after the round has begun, and the clients
+        `ids` take `seconds` [n] from then. The update of a client that leaves before it has
+        finished is lost. With over-selection only the first `num_counted` updates count, and ties
+        are broken at random. The server continues after the last update that counts, when nothing
+        more can arrive, or at the deadline, whichever is first.
         """
         leaving = np.full(len(ids), np.inf)
         if self._devices.presence is not None:
@@ -139,6 +155,7 @@ class RoundClock:
                 self._streams.generator(Purpose.ARRIVAL_ORDER, self._round, int(i)) for i in ids
             ]
             draws = np.array([rng.random() for rng in rngs])
+            # `lexsort` sorts by its last key: by arrival, and by the draws among ties
             first = np.lexsort((draws, np.where(arrived, seconds, np.inf)))[:num_counted]
             arrived = np.isin(np.arange(len(ids)), first)
             end = float(seconds[first].max(initial=0.0))
@@ -146,24 +163,24 @@ class RoundClock:
 
 
 class SimulatedClock:
-    """The simulated time of a run: its devices, which are drawn once, and the clocks of its
-    rounds."""
+    """The simulated time of a run. It draws the devices once, and makes the clocks of rounds."""
 
     def __init__(
         self, system: System, num_clients: int, num_counted: int, streams: Streams
     ) -> None:
-        """`num_counted` is K, the updates that a round waits for if more clients are selected."""
+        """`num_counted` is K, the number of updates that count if more clients are selected."""
         self.system = system
         self.num_counted = num_counted
         self._streams = streams
         self.devices = system.devices.draw(num_clients, streams.generator(Purpose.DEVICES))
 
     def present(self, now: float) -> Bools | None:
-        """Return which clients can be reached at `now` seconds of the run [N]; None: all of them,
-        always."""
+        """Return which clients can be reached `now` seconds after the start of the run [N]; None:
+        all clients can always be reached."""
         presence = self.devices.presence
         return None if presence is None else presence.remaining(now) > 0
 
     def round(self, round: int, start: float) -> RoundClock:
-        """Return the clock of `round` (from 1), which begins at `start` seconds of the run."""
+        """Return the clock of `round` (from 1), which begins `start` seconds after the run's
+        start."""
         return RoundClock(self.system, self.devices, self._streams, round, start)

@@ -34,8 +34,9 @@ group (empty: any), and the real key."""
 def canonical(node: Any) -> Any:
     """Return a copy of a config (plain containers) that differs only if results can differ.
 
-    Classes of fedsim are reduced to their names, so that moving code changes no hash. Values of
-    null are dropped: a new key that is null by default changes no hash either.
+    The hash of this copy names a run's folder. Classes of fedsim are reduced to their names, so
+    that moving code changes no hash. Values of null are dropped: a new key that is null by default
+    changes no hash either.
     """
     if isinstance(node, list):
         return [canonical(item) for item in node]
@@ -74,7 +75,7 @@ def has_key(node: Any, key: str) -> bool:
 
 
 def all_keys(values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield all dotted keys of nested mappings, those of inner mappings included."""
+    """Yield all dotted keys of nested mappings, both of inner mappings and of leaves."""
     for key, value in values.items():
         yield str(key)
         if isinstance(value, Mapping):

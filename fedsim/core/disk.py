@@ -1,5 +1,10 @@
-"""Folders and files: whether they can be read and written, and writing that leaves complete files
-only, never through a link."""
+"""Folders and files for all of fedsim: checks that they can be read and written, and writing that
+leaves only complete files and never follows a link.
+
+It does not follow links because a folder of results may be shared: a link there could lead fedsim
+to overwrite a file elsewhere. This file also knows the shipped conf/, the variables that a config
+may name, and the machine's memory and cores.
+"""
 
 import errno
 import os
@@ -53,7 +58,7 @@ def user_path(text: str | Path) -> Path:
 
 
 def memory_of_machine() -> int:
-    """Return the bytes of the whole memory, whether free or not."""
+    """Return the bytes of the machine's whole memory, free and used."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
@@ -63,11 +68,11 @@ def num_cores() -> int:
 
 
 def space_problem(key: str, folder: Path, need: int) -> Problem | None:
-    """Return the problem of a `folder` that cannot be written or has no room for `need` bytes, or
-    None. The folder need not exist.
+    """Return the problem of a `folder` that cannot be written or has no room for `need` bytes; None
+    if there is no problem. The folder need not exist yet.
 
-    A file is written to find out: permissions say little for the superuser and on network file
-    systems.
+    `key` is the config key of the folder. fedsim writes a small file to find out, because
+    permissions say little for the superuser and on network file systems.
     """
     place = folder
     megabytes = f"{need / 1e6:.1f} MB"
@@ -106,6 +111,7 @@ def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Probl
         except FileNotFoundError:
             continue
         except NotADirectoryError:
+            # of the places below, only existing folders matter here
             if place == folder:
                 return Problem(key, str(folder), "is no folder", f"choose another one with {key}")
         except OSError as error:
@@ -116,7 +122,11 @@ def reading_problem(key: str, folder: Path, below: Sequence[Path] = ()) -> Probl
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. Raises OSError, without waiting, for a pipe, a device or a folder."""
+    """Open a regular file to read it.
+
+    Raises OSError for a pipe, a device or a folder. It does not wait, as opening a pipe usually
+    does.
+    """
     file = open(path, "rb", opener=_no_wait)  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -143,8 +153,9 @@ def write_atomically(
 ) -> None:
     """Write a file completely or not at all, and not through a link.
 
-    An earlier file is moved to `keep_as`, if given. `alone`: no other process writes this file at
-    the same time. Raises OSError.
+    The content goes to a temporary file next to `path`, which then takes its place. An earlier file
+    is moved to `keep_as`, if given. `alone` says that no other process writes this file at the same
+    time; otherwise the temporary file gets a random name. Raises OSError.
     """
     suffix = "tmp" if alone else f"{os.urandom(8).hex()}.tmp"
     temporary = path.with_name(f"{path.name}.{suffix}")
@@ -167,7 +178,9 @@ STALE_SECONDS = 3600.0
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by their names in `folder`, which is made, each completely or not at all.
+    """Write `files`, contents by path relative to `folder`, each completely or not at all.
+
+    Missing folders are made.
 
     Other processes may write the same files. Raises OSError, also if a folder on the way is a link.
     """
@@ -182,7 +195,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove temporary files of `path` that killed processes have left."""
+    """Remove the old temporary files of `path`, which killed processes have left."""
     for temporary in path.parent.glob(f"{path.name}.{'[0-9a-f]' * 16}.tmp"):
         with suppress(FileNotFoundError):
             if time.time() - temporary.stat().st_mtime > STALE_SECONDS:
@@ -213,9 +226,11 @@ def open_no_link(path: Path, mode: str) -> BinaryIO:
 
 
 def _no_link(name: str, flags: int) -> int:
+    # 0o666 are the permissions of a new file, less the user's umask, as with `open`
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
+# By the number of the error. The message adds the config key: "choose another output_dir".
 WRITE_REMEDIES = {
     errno.ENOSPC: "free some space or choose another",
     errno.EDQUOT: "free some space or choose another",

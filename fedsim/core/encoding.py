@@ -1,4 +1,5 @@
-"""State as JSON and tensors, and back, for checkpoints and messages between processes.
+"""Encode state (nested Python values with arrays and tensors) as JSON and named tensors, and decode
+it, for checkpoints and messages between processes.
 
 Only values of known types are written, so reading a file runs no code that the file chooses. Plain
 JSON types stand for themselves, floats to the last bit. Every other value is a mapping with one
@@ -21,6 +22,7 @@ from fedsim.core.errors import FedsimError
 PLAIN = (type(None), bool, int, float, str)
 SEQUENCES = (list, tuple, set, frozenset)
 CONTAINERS = {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
+"""Kinds that `decode` makes by calling the type with the decoded list."""
 
 
 class EncodingError(FedsimError):
@@ -35,14 +37,14 @@ def encode(
 ) -> Any:
     """Return `value` as JSON types, and add its arrays and tensors to `tensors` under new names.
 
-    `dataclasses` are those that `decode` will be able to build, by path. Raises `EncodingError` for
-    an unknown type; its message calls the value `where`.
+    `dataclasses` are the dataclasses that `decode` will be able to build, by dotted path; None:
+    there are none. Raises `EncodingError` for an unknown type; its message calls the value `where`.
     """
 
     def inner(item: Any, place: str) -> Any:
         return encode(item, tensors, place, dataclasses)
 
-    kind = type(value)
+    kind = type(value)  # exact types only: a subclass would come back as its base class
     if kind in PLAIN:
         return value
     if kind in SEQUENCES:
@@ -63,7 +65,7 @@ def encode(
     if kind in (np.ndarray, np.memmap) and _fits_torch(value.dtype):  # not masked, no matrix
         return {"array": _store(torch.from_numpy(np.array(value)), tensors)}
     path = f"{kind.__module__}.{kind.__qualname__}"
-    # objects of classes with `parameters` may have more than their fields
+    # Classes decorated by `parameters`, such as selectors, are dataclasses, too, but no values.
     if is_dataclass(kind) and not hasattr(kind, "__parameters__"):
         if dataclasses is None or dataclasses.get(path) is not kind:
             raise EncodingError(
@@ -72,7 +74,7 @@ def encode(
                 "(or aggregator) is"
             )
         values = {field.name: getattr(value, field.name) for field in fields(value)}
-        values |= getattr(value, "__dict__", {})
+        values |= getattr(value, "__dict__", {})  # attributes that are no fields
         encoded = {name: inner(item, f"{where}.{name}") for name, item in values.items()}
         return {"dataclass": [path, encoded]}
     raise EncodingError(
@@ -88,10 +90,11 @@ def decode(
     device: torch.device,
     dataclasses: Mapping[str, type] | None = None,
 ) -> Any:
-    """Return the value that `encode` was given. Tensors that were not on the CPU go to `device`.
+    """Return the value that `encode` has made `node` and `tensors` of.
 
-    `dataclasses` are those that may be built, by path; their constructors are not called. Raises
-    `ValueError`, `TypeError` or `KeyError` for anything that `encode` did not write.
+    Tensors that were not on the CPU go to `device`. `dataclasses` are the dataclasses that may be
+    built, by dotted path; their constructors are not called. Raises `ValueError`, `TypeError` or
+    `KeyError` for anything that `encode` did not write.
     """
 
     def inner(item: Any) -> Any:
@@ -136,13 +139,15 @@ def dataclasses_known_to(*objects: object) -> dict[str, type]:
 
 
 def _fits_torch(dtype: np.dtype[Any]) -> bool:
+    """Return whether torch has a type for `dtype`: booleans and real numbers of up to 64 bits."""
     return dtype.kind in "biuf" and dtype.isnative and dtype.itemsize <= 8
 
 
 def _store(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
     """Put `value` into `tensors`, and return its new name and the order of its axes in memory.
 
-    Sums may depend on this order in the last bit. Stored tensors are contiguous.
+    Stored tensors are contiguous, so `_load` needs the order to restore the layout: sums may depend
+    on it in the last bit.
     """
     strides = value.stride()
     axes = sorted(range(value.dim()), key=lambda axis: -strides[axis])
@@ -152,5 +157,6 @@ def _store(value: Tensor, tensors: dict[str, Tensor]) -> list[Any]:
 
 
 def _load(tensors: Mapping[str, Tensor], name: str, axes: list[int]) -> Tensor:
+    """Return the stored tensor `name` with its axes in their original order."""
     stored = tensors[name].clone()  # into memory of its own, aligned as torch does it
     return stored.permute([axes.index(i) for i in range(len(axes))])

@@ -1,5 +1,9 @@
-"""Arithmetic that is the same on every processor: elementary functions, sums in a fixed order, and
-log-probabilities on a CPU. On a GPU, torch's own are used.
+"""Arithmetic with the same result on every CPU: elementary functions, sums in a fixed order, and
+log-probabilities. On a GPU, torch's own functions are used.
+
+NumPy's and torch's functions differ in the last bit between processors and between versions of
+their libraries, and a run would then differ after some rounds. The functions here only use
+operations that IEEE 754 rounds in one way (+, -, x, /, square root), in a fixed order.
 
 exp, log, arccos and powers in float64 are within 2 units in the last place (powers: 2 for each unit
 of the logarithm's size).
@@ -20,6 +24,7 @@ from fedsim.core.arrays import Floats, Ints
 BLOCK = 8192
 """Elements that are worked on at once, so that all intermediate values stay in the cache."""
 TABLE_BITS = 12
+"""`exp` reads 2^(j / 2^12) from a table of 2^12 entries."""
 LN2 = 0.6931471805599453
 STEP_HIGH = round(LN2 * 2**28) / 2**40
 """ln 2 / 2^12 in 28 bits, so that its multiples are exact."""
@@ -55,7 +60,7 @@ ARCSIN_DIVISOR = (
 
 
 def _in_blocks(function: Callable[[Floats], Floats]) -> Callable[[Any], Any]:
-    """Make a function of a number or an array from one of a block that fits into the cache."""
+    """Decorate a `function` of a block [n <= BLOCK], so that it takes a number or any array."""
 
     @functools.wraps(function)
     def of_all(x: Any) -> Any:
@@ -65,7 +70,7 @@ def _in_blocks(function: Callable[[Floats], Floats]) -> Callable[[Any], Any]:
         with np.errstate(all="ignore"):
             for start in range(0, len(inputs), BLOCK):
                 outputs[start : start + BLOCK] = function(inputs[start : start + BLOCK])
-        return result[()]
+        return result[()]  # a number if `x` is one
 
     return of_all
 
@@ -88,11 +93,12 @@ def power(x: Any, exponent: float) -> Any:
 def _powers_of_two() -> Floats:
     """Return 2^(j / 2^12) for j = 0..2^12 - 1, correctly rounded, from roots of roots of 2 in 120
     bits."""
-    one = 1 << 120
+    one = 1 << 120  # stands for the number 1 in integers of 120 binary places
     root = 2 * one
     powers = [one]
     for _ in range(TABLE_BITS):
         root = math.isqrt(root * one)
+        # Each power, and its product with the new root, which lies halfway to the next power.
         finer = []
         for value in powers:
             finer += [value, value * root // one]
@@ -106,6 +112,7 @@ POWERS_OF_TWO = _powers_of_two()
 @_in_blocks
 def exp(x: Floats) -> Floats:
     """Return e^x, computed as 2^(k / 2^12) e^r with |r| <= ln 2 / 2^13."""
+    # between these bounds, neither the result nor 2^k is subnormal or infinite
     is_ordinary = x.min() > -708 and x.max() < 709
     if not is_ordinary:
         x = np.clip(x, -746.0, 710.0)  # beyond these, the result is 0 or infinity all the same
@@ -137,14 +144,16 @@ def exp(x: Floats) -> Floats:
 
 
 def _power_of_two(n: Ints) -> Floats:
+    """Return 2^n, built from its bits: the biased exponent n + 1023, and a fraction of 0."""
     return ((n + 1023) << 52).view(np.float64)
 
 
 @_in_blocks
 def log(x: Floats) -> Floats:
-    """Return the natural logarithm; -inf of 0, nan below.
+    """Return the natural logarithm; -inf for 0, nan below 0.
 
-    It is k ln 2 + log(1 + f), with 1 + f between the roots of 1/2 and 2.
+    It is k ln 2 + log(1 + f), where x = 2^k (1 + f) and 1 + f lies between the roots of 1/2 and 2.
+    log(1 + f) is fdlibm's series in s = f / (2 + f).
     """
     mantissa, exponent = np.frexp(x)
     is_low = mantissa < math.sqrt(0.5)
@@ -185,7 +194,7 @@ def _polynomial(x: Floats, coefficients: tuple[float, ...]) -> Floats:
 
 
 def has_order(values: Tensor) -> bool:
-    """Return whether fedsim itself fixes the order of sums of `values`."""
+    """Return whether fedsim itself fixes the order of sums of `values`: real ones on a CPU."""
     return not values.is_cuda and values.dtype in (torch.float32, torch.float64)
 
 
@@ -196,7 +205,7 @@ BLOCK_COLUMNS = 2**14
 def weighted_sum(rows: Tensor, weights: Tensor) -> Tensor:
     """Return sum_k weights_k rows_k [...] of `rows` [K, ...] and `weights` [K], of one type.
 
-    Each product is rounded and then added to the sum of the earlier ones.
+    On a CPU, each product is rounded and then added to the sum of the earlier ones.
     """
     flat = rows.reshape(len(rows), -1)
     if not has_order(rows):
@@ -216,9 +225,9 @@ def mean_row(rows: Tensor) -> Tensor:
 
 
 def row_sums(rows: Tensor) -> Tensor:
-    """Return the sum of each row of `rows` [K, D].
+    """Return the sum [K] of each row of `rows` [K, D].
 
-    NumPy adds in pairs, in an order that depends only on D.
+    NumPy adds numbers of one row in pairs, in an order that depends only on D.
     """
     return torch.from_numpy(np.add.reduce(rows.numpy(), axis=1)) if has_order(rows) else rows.sum(1)
 
@@ -244,6 +253,7 @@ def normal(rng: np.random.Generator, count: int) -> Floats:
     """
     numbers = np.empty(0)
     while len(numbers) < count:
+        # Random points of a square; those inside the unit circle give two numbers each.
         points = 2 * rng.random((2, count - len(numbers))) - 1
         squares = points[0] * points[0] + points[1] * points[1]
         is_inside = (squares > 0) & (squares < 1)

@@ -1,5 +1,10 @@
-"""Inner products of many rows that do not depend on the order of additions, by exact products of
-whole numbers."""
+"""Inner products of many rows, with the same result on every CPU.
+
+A matrix product adds in an order that depends on the processor and its library, and rounding then
+makes results differ. Here the entries are rounded to whole numbers first. Products and sums of
+these are exact, so their order does not matter. Selectors that compare updates with each other use
+it.
+"""
 
 import math
 
@@ -17,12 +22,15 @@ be infinite."""
 class Factors:
     """Rows [n, D] to be multiplied with other rows of the same D.
 
-    In float64 on a CPU, each entry becomes the sum of a high and a low whole number of b bits, in
-    units of its row. b = (53 - log2 D) / 2, rounded down, so that sums of D products of these stay
-    below 2^53 and are exact. Entries lose what is below 2^(-2 b) of their row's largest entry.
+    In float64 on a CPU, each entry becomes the sum of two whole numbers of b bits times a unit. The
+    unit of the high one is a power of 2 for each row; the unit of the low one is 2^-b times that.
+    b = (53 - log2 D) / 2, rounded down, so that sums of D products of these stay below 2^53 and are
+    exact. Entries lose what is below 2^(-2 b) of their row's largest entry. Other rows (on a GPU,
+    or in float32) are multiplied as they are.
     """
 
     def __init__(self, rows: Tensor, parts: tuple[Tensor, Tensor, int] | None = None) -> None:
+        """`parts` are the `_whole_parts` of `rows`, if the caller has them."""
         self._rows = rows
         if parts is None and has_order(rows) and rows.dtype == torch.float64:
             parts = _whole_parts(rows)
@@ -42,9 +50,10 @@ class Factors:
         left, left_units, bits = self._parts
         right, right_units, _ = other._parts
         n, m = left.shape[1], right.shape[1]
-        products = left.flatten(0, 1) @ right.flatten(0, 1).T
+        products = left.flatten(0, 1) @ right.flatten(0, 1).T  # one product [2 n, 2 m] for all four
         high_high, high_low = products[:n, :m], products[:n, m:]
         low_high, low_low = products[n:, :m], products[n:, m:]
+        # from the smallest to the largest, in units of high x high
         result = low_low.mul(2.0**-bits)
         result += high_low + low_high
         result *= 2.0**-bits

@@ -1,5 +1,9 @@
-"""Parameters of a component, written once: keyword-only fields of its class, with their ranges in
-the annotations."""
+"""Parameters of a component (a selector, a model, a data set, ...), written once: keyword-only
+fields of its class, with their ranges in the annotations.
+
+The decorator `parameters` makes the constructor from them, and the constructor checks the ranges.
+fedsim also reads the annotations without importing the class (`fedsim.config.declared`).
+"""
 
 import copy
 import types
@@ -24,8 +28,9 @@ from fedsim.core.errors import Problem, at_least, at_most, between, check, posit
 
 T = TypeVar("T")
 Problems = Iterable[Problem | None]
+"""Violated rules, as `problems` methods yield them; None stands for a rule that holds."""
 RangeCheck = Callable[[str, Any], Problem | None]
-"""A check of a parameter's name and value."""
+"""A function of a parameter's name and value; it returns a problem if the value is out of range."""
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
 Share = Annotated[float, Interval(ge=0, le=1)]
@@ -86,6 +91,7 @@ def parameters(cls: type[T]) -> type[T]:
 
 
 def _first_problem(name: str, value: Any, checks: list[RangeCheck]) -> Problem | None:
+    """Return the first problem of a number; None for other values, such as None and text."""
     if isinstance(value, int | float):
         for range_check in checks:
             problem = range_check(name, value)
@@ -95,7 +101,7 @@ def _first_problem(name: str, value: Any, checks: list[RangeCheck]) -> Problem |
 
 
 def _ranges(hint: Any) -> list[Any]:
-    """Return the ranges in an annotation; those of all members of a union."""
+    """Return the ranges in an annotation; for a union, the ranges of all its members."""
     if get_origin(hint) in (Union, types.UnionType):
         ranges = []
         for member in get_args(hint):
@@ -106,6 +112,8 @@ def _ranges(hint: Any) -> list[Any]:
 
 
 def _range_check(name: str, limits: Any) -> RangeCheck:
+    """Return the check of a range. Raises TypeError if the annotation of `name` has another kind of
+    range."""
     match limits:
         case Interval(gt=None, ge=int() | float() as low, lt=None, le=int() | float() as high):
             return partial(between, low=low, high=high)

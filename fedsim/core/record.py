@@ -1,4 +1,7 @@
-"""The record of a round, which is one line of metrics.jsonl."""
+"""The record of a round, which is one line of metrics.jsonl, and the final accuracy of a run.
+
+The round loop makes the records; the summary of a run and reports read them.
+"""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +14,17 @@ PHASES: tuple[Phase, ...] = ("select", "ask", "train", "aggregate", "evaluate")
 questions, all local training, aggregation, and evaluation on the test set."""
 
 CLIENT_ACCURACY = "client_accuracy"
-"""Config key, and first part of the names of the record's measures of accuracy client by client."""
+"""The config key, and the first part of the names of the record's measures, of the accuracy of each
+client."""
 MeasuredOn = Literal["labels", "test", "holdout", "train"]
+"""Values of this key: the samples on which accuracy is measured (`rounds/client_accuracy.py`)."""
 CLIENT_ACCURACY_MEASURES = ("mean", "std", "worst_tenth", "best_tenth", "never_selected")
 """Measures over the accuracies of all clients; a record's names begin with `client_accuracy_`."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Everything that was measured in a round.
+    """Everything that was measured in a round. The ledger (`clients/ledger.py`) defines the costs.
 
     Losses and accuracies are None if they were not measured in the round. `participation_ratio` is
     uploaded / N. `coverage` is the share of clients that have been selected at least once.
@@ -30,7 +35,9 @@ class Record:
     of the cohort) are its parts. `simulated_time` is the sum over all rounds until now. `late`
     lists the selected clients whose updates did not arrive in time.
 
-    `epsilon`, of private runs only, covers the differential privacy of all rounds until now.
+    `nonfinite_reports` is the number of losses that clients reported as nan or infinity, and
+    `dropped_updates` the number of updates that held one. `epsilon`, which only private runs have,
+    covers the differential privacy of all rounds until now.
     """
 
     round: int
@@ -121,8 +128,8 @@ GPFL prints "last 10"; its published logs agree with the last 11.
 
 
 def mean_of_last(accuracies: Sequence[float | None], window: int = FINAL_WINDOW) -> float | None:
-    """Return the final accuracy: the mean over the last `window` rounds, or those of them that were
-    evaluated.
+    """Return the final accuracy: the mean test accuracy over those of the last `window` rounds that
+    were evaluated.
 
     `accuracies` holds the test accuracy after each round, None or nan if it was not measured.
     Returns None if none of these rounds was evaluated.

@@ -1,8 +1,9 @@
-"""Keyed random streams: every draw depends on the seed, a purpose and a key, never on what was
-drawn before.
+"""Keyed random streams: every draw depends only on the seed, a purpose and a key (such as the round
+and the client), and never on earlier draws.
 
-Selectors can therefore be compared in seed pairs. A run needs no saved generator to resume. A job
-has the same draws alone, in a sweep, and in lanes. fedsim uses no global generator.
+Runs with equal seeds therefore have the same draws whatever their selectors draw, so that selectors
+can be compared in pairs of runs. A run needs no saved generator to resume. A job has the same draws
+alone, in a sweep, and in lanes (several runs in one process). fedsim uses no global generator.
 
 `seed_words` computes `numpy.random.SeedSequence` for many keys at once
 (numpy/random/bit_generator.pyx, after O'Neill's seed_seq_fe; stable by NEP 19). It mixes 32-bit
@@ -66,7 +67,7 @@ class Streams:
         return (self.seed if seed is None else seed, int(purpose), *key)
 
     def generator(self, purpose: Purpose, *key: int) -> np.random.Generator:
-        """Return a new generator for `purpose` and `key` (for TRAIN: round, client)."""
+        """Return a new generator for `purpose` and `key`, for example (round, client)."""
         sequence = np.random.SeedSequence(self._entropy(purpose, key))
         return np.random.Generator(np.random.PCG64(sequence))
 
@@ -100,7 +101,7 @@ class Streams:
         return (words >> np.uint64(1)).astype(np.int64)
 
 
-# names and values of numpy/random/bit_generator.pyx and of PCG64
+# The constants of numpy/random/bit_generator.pyx, under their names there, and those of PCG64.
 POOL_SIZE = 4
 SHIFT = np.uint32(16)
 INIT_A, MULT_A = 0x43B0D7E5, 0x931E8875
@@ -158,10 +159,11 @@ def _hashed(words: Words, constants: Words) -> Words:
 
 
 class UniformDraws(TorchDispatchMode):
-    """A context in which `Tensor.uniform_(a, b)` on a CPU is a + (b - a) u in float64, with torch's
-    own u in [0, 1).
+    """A context in which `Tensor.uniform_(a, b)` on a CPU computes a + (b - a) u in float64, with
+    torch's own random u in [0, 1).
 
-    Models are then the same on processors with and without fused multiply-adds.
+    New models, whose weights torch draws by `uniform_`, are then the same on processors with and
+    without fused multiply-adds.
     """
 
     @classmethod
@@ -180,6 +182,7 @@ class UniformDraws(TorchDispatchMode):
 
 
 def _uniform(values: Tensor, low: float = 0.0, high: float = 1.0, **kwargs: Any) -> Tensor:
+    """Fill `values` as `UniformDraws` says; bounds are rounded to the type of `values` first."""
     a = torch.tensor(low, dtype=values.dtype)
     b = torch.tensor(high, dtype=values.dtype)
     values.uniform_(0.0, 1.0, **kwargs)

@@ -3,6 +3,7 @@
 import math
 
 TOLERANCE = 1e-9
+"""Products of shares and counts miss a whole number by less than this."""
 
 
 def floor(value: float) -> int:

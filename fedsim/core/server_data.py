@@ -40,7 +40,7 @@ def declared_signals(node: Any) -> set[str]:
     values = node if isinstance(node, Mapping) else {}
     signals: set[str] = set()
     classes = [str(values.get("_target_"))]
-    for path in classes:
+    for path in classes:  # the list grows while the loop runs: bases are appended
         declaration, bases = _declaration(path)
         for member in re.findall(r"\bSignal\.(\w+)", declaration):
             signals.add(member.lower())

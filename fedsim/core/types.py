@@ -1,8 +1,10 @@
-"""The values that travel through a round. They are frozen, and hold neither the config nor the
-engine nor the data set.
+"""The values that the engine, the clients, selectors, aggregators and the round loop pass to each
+other. They are frozen, and hold neither the config nor the engine nor the data set.
 
-In shapes, N is the number of clients, K that of the cohort, and P that of parameters. Axis 0 of a
-`Stack` is the client.
+In shapes, N is the number of all clients, K the number of clients of the cohort (the clients that
+are selected in a round), and P the number of parameters. w is the server's model and w_k the model
+that client k has trained. n_k is the number of training samples of client k. Axis 0 of a `Stack` is
+the client.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,16 +28,18 @@ other these."""
 Stack = dict[str, Tensor]
 """K models: the tensors of `Params`, each with a leading client axis."""
 Weights = Floats | None
+"""A selector's weights of the K updates; None: it gives none, and the aggregator uses its own."""
 
 
 @dataclass(frozen=True)
 class Correction:
-    """An addition to the gradient of the batch's mean loss in each local step of client k, before
-    the optimiser sees the gradient: pull w + shift_k, with w the client's present model.
+    """A vector that client k adds to the gradient of the batch's mean loss in each local step:
+    pull x v + shift_k, with v the client's present model. The optimiser sees the sum.
 
-    For SGD `pull` is weight decay. `shift` has a tensor [K, ...] on the device for each trained
-    parameter, by name; None adds nothing. FedProx (Li et al. 2020) has pull mu and shift
-    -mu w_global. SCAFFOLD (Karimireddy et al. 2020) has shift c - c_k.
+    A local algorithm makes it, and the engine applies it. For SGD, `pull` has the same effect as
+    weight decay. `shift` has a tensor [K, ...] on the device for each trained parameter, by name;
+    None adds nothing. FedProx (Li et al. 2020) has pull mu and shift -mu w. SCAFFOLD (Karimireddy
+    et al. 2020) has shift c - c_k.
     """
 
     pull: float = 0.0
@@ -43,7 +47,8 @@ class Correction:
 
     @property
     def kind(self) -> tuple[float, bool]:
-        """Clients can be trained in one call if their corrections agree in this."""
+        """The pull, and whether there is a shift. The engine can train clients in one call if their
+        corrections have the same kind."""
         return self.pull, self.shift is not None
 
     def __bool__(self) -> bool:
@@ -69,14 +74,16 @@ class Correction:
 
     @torch.no_grad()
     def add_to(self, grads: Stack, params: Stack) -> None:
-        """Add the correction, in place, to the gradients of the first clients, whose present models
-        are `params`."""
-        slopes = list(grads.values())
+        """Add the correction, in place, to the gradients `grads` [k, ...] of the first k clients.
+
+        `params` [k, ...] are their present models. The other clients have no more steps to make.
+        """
+        gradients = list(grads.values())
         if self.pull:
-            torch._foreach_add_(slopes, [params[name] for name in grads], alpha=self.pull)
+            torch._foreach_add_(gradients, [params[name] for name in grads], alpha=self.pull)
         if self.shift is not None:
-            shifts = [self.shift[name][: len(slope)] for name, slope in grads.items()]
-            torch._foreach_add_(slopes, shifts)
+            shifts = [self.shift[name][: len(gradient)] for name, gradient in grads.items()]
+            torch._foreach_add_(gradients, shifts)
 
 
 UNCORRECTED = Correction()
@@ -84,17 +91,18 @@ UNCORRECTED = Correction()
 
 @dataclass(frozen=True)
 class Population:
-    """The clients as the server knows them for free: training samples n_k [N], the cohort size K
-    and the number of rounds T."""
+    """The facts that the server knows from the start: the numbers of training samples n_k [N] as
+    `sizes`, the cohort size K and the number of rounds."""
 
     sizes: Ints
     cohort_size: int
     num_rounds: int
 
     def __post_init__(self) -> None:
+        # a view that selectors cannot write to: the aggregator's weights depend on the sizes
         sizes = self.sizes.view()
-        sizes.setflags(write=False)  # the aggregator's weights depend on them
-        object.__setattr__(self, "sizes", sizes)
+        sizes.setflags(write=False)
+        object.__setattr__(self, "sizes", sizes)  # the class is frozen
 
     @property
     def num_clients(self) -> int:
@@ -102,7 +110,7 @@ class Population:
 
     @property
     def shares(self) -> Floats:
-        """p_k = n_k / n, [N]."""
+        """p_k = n_k / n [N], with n the sum of all n_k."""
         return self.sizes / self.sizes.sum()
 
 
@@ -123,16 +131,18 @@ class Cohort:
     """K clients and their updates after local training, on the way from the engine to the
     aggregator.
 
-    `delta` holds w_k - w for each tensor [K, ...]. `trained` names the tensors that training
-    changes; the others are running statistics. `steps` [K] counts local optimiser steps.
+    `start` is the server's model w. `delta` holds w_k - w for each tensor [K, ...]. `trained` names
+    the tensors that the optimiser changes; the others are running statistics. `sizes` [K] are n_k,
+    and `steps` [K] the numbers of local optimiser steps.
 
-    `loss` [K] is the mean over local steps of the batch's mean training loss, and `rms_loss` [K]
-    the root of the mean squared loss of all samples passed. Selectors see them only if they declare
-    `Signal.TRAINING_LOSS` or `Signal.SQUARED_LOSS`; otherwise they are None.
+    `loss` [K] is the mean over local steps of the batch's mean training loss. `rms_loss` [K] is the
+    root of the mean squared loss of all samples in these steps. Selectors see them only if they
+    declare `Signal.TRAINING_LOSS` or `Signal.SQUARED_LOSS`; otherwise they are None.
 
-    `durations` [K] are seconds on the simulated clock, if there is one. `finite` [K] says whose
-    update is finite; None: not known yet. Selectors do not see `samples` [K], which each client
-    passed forward and backward, and `momentum`, the optimiser's last buffers [K, ...], if any.
+    `durations` [K] are the seconds from the request to the arrival on the simulated clock; None
+    without one. `finite` [K] says whose update is finite; None: not known yet. `samples` [K] is the
+    number of samples that each client passed forward and backward, and `momentum` holds the
+    optimiser's last buffers [K, ...], if it has any. Selectors see neither of the two.
     """
 
     ids: Ids
@@ -203,8 +213,10 @@ CLIENT_FIELDS = (
 
 
 def keep_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, Weights]:
-    """Return the clients that `keep` [K] names, at least one, and their weights, scaled to keep
-    their sum."""
+    """Return the clients where `keep` [K] is true, and their weights. At least one client is kept.
+
+    The weights are scaled so that their sum is that of all `weights`, unless their own sum is 0.
+    """
     if weights is not None:
         total = weights.sum()
         weights = weights[keep]
@@ -214,13 +226,15 @@ def keep_rows(cohort: Cohort, weights: Weights, keep: Bools) -> tuple[Cohort, We
 
 
 def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, int]:
-    """Drop updates with nan or infinity, as `keep_rows`, and return how many there were.
+    """Return the clients with finite updates and their weights (see `keep_rows`), and the number of
+    dropped clients.
 
-    Raises `DivergedError` if no update remains.
+    Raises `DivergedError` if no update is finite.
     """
     keep = cohort.finite
     if keep is None:
-        # a row's sum is finite if all its entries are, unless these are so large that it overflows
+        # One sum for each client and tensor. A row with a nan or infinity has no finite sum. A
+        # finite row has one, unless its entries are so large that the sum overflows.
         sums = [delta.reshape(len(delta), -1).sum(1) for delta in cohort.delta.values()]
         keep = torch.stack(sums).isfinite().all(0).cpu().numpy()
     if keep.all():
@@ -234,7 +248,7 @@ def drop_nonfinite(cohort: Cohort, weights: Weights) -> tuple[Cohort, Weights, i
 
 
 def empty_cohort(start: Params, trained: Sequence[str]) -> Cohort:
-    """Return the cohort of a round in which no update arrives."""
+    """Return a cohort without clients (K = 0), for a round in which no update arrives."""
     nobody = np.empty(0, np.int64)
     delta = {name: value.new_empty(0, *value.shape) for name, value in start.items()}
     return Cohort(
@@ -254,12 +268,12 @@ class Exchange:
 
     @property
     def has_work(self) -> Bools:
-        """Clients that receive, compute or send anything [n]."""
+        """Whether each client receives, computes or sends anything [n]."""
         work = (self.bytes_down, self.forward_samples, self.train_samples, self.bytes_up)
         return np.any(work, axis=0)
 
     def rows(self, keep: Bools) -> "Exchange":
-        """Return the part of the clients that the mask `keep` [n] names."""
+        """Return the exchange of only the clients where the mask `keep` [n] is true."""
         return Exchange(
             self.ids[keep],
             self.bytes_down[keep],
@@ -292,7 +306,8 @@ class ClientPositions(Sequence[Positions]):
 
     @classmethod
     def of(cls, arrays: Sequence[Positions]) -> "ClientPositions":
-        """Return `arrays` unchanged if they are `ClientPositions`, otherwise a copy."""
+        """Return the positions in `arrays`, one array for each client. The result is a copy, unless
+        `arrays` is a `ClientPositions` itself."""
         if isinstance(arrays, ClientPositions):
             return arrays
         sizes = np.array([len(array) for array in arrays], dtype=np.int64)
@@ -318,6 +333,8 @@ class ClientPositions(Sequence[Positions]):
         """Return the positions of the clients `ids`, in this order."""
         if np.array_equal(ids, np.arange(len(self))):
             return self
+        # The client's start in `flat` minus its start in the result, for each sample of the result.
+        # The sample's own index in the result is then added.
         sizes = self.sizes[ids]
         index = np.repeat(self.ends[ids] - np.cumsum(sizes), sizes)
         index += np.arange(len(index))

@@ -1,5 +1,12 @@
-"""The interface of aggregators, and those that average updates or take a step of a server
-optimiser. rounds/robust.py has aggregators that bound what one client can do."""
+"""The interface of aggregators, and aggregators that average updates or take a step of a server
+optimiser. rounds/robust.py has aggregators that bound what one client can do.
+
+The round loop (`fedsim.rounds.loop`) calls `begin` and `account` once before the first round, and
+then `begin_round` and `aggregate` in each round with an update. A cohort has K clients; w is the
+server's model, w_k the model that client k sends, and its update is w_k - w. n_k is the number of
+training samples of client k, n their sum over all N clients. Buffers are the entries of a model
+that are not trained (running statistics of BatchNorm).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -21,12 +28,14 @@ from fedsim.core.types import Cohort, Ids, Params, Stack, Weights
 from fedsim.selectors.base import Selector
 
 Weighting = Literal["uniform", "by_size"]
+"""Equal weights, or weights in proportion to n_k."""
 Decay = Annotated[float, Interval(ge=0, lt=1)]
+"""The factor by which a moving average or a momentum shrinks in each round."""
 
 
 def weighting_warning(selector: Selector, aggregator: "Aggregator") -> str | None:
-    """Return a line for the user if data sizes count twice, in the selection and in the average;
-    otherwise None."""
+    """Return a line for the user, before the run, if data sizes count both in the selection and in
+    the average; otherwise None."""
     sizes = selector.population.sizes
     counts_once = not selector.draws_by_size or aggregator.weighting == "uniform"
     if counts_once or sizes.min() == sizes.max():
@@ -40,44 +49,56 @@ def weighting_warning(selector: Selector, aggregator: "Aggregator") -> str | Non
 @parameters
 class Aggregator(Stateful, ABC):
     """The interface of aggregators, with which the server computes the next model from a cohort's
-    updates. Hyper-parameters are fields, as in selectors."""
+    updates.
+
+    Hyper-parameters are fields, as in selectors. The attribute `state` names the attributes that a
+    checkpoint holds (see `Stateful`).
+    """
 
     buffers: frozenset[str] = field(kw_only=False)
-    """Names of the entries of a model that are not trained (running statistics of BatchNorm). They
-    are averaged by weights that sum to one."""
+    """Names of the buffers of the model, which fedsim passes. They are averaged by weights that sum
+    to one."""
     weighting: Weighting
-    """Equal weights (`uniform`), or weights in proportion to n_k (`by_size`)."""
+    """The weights that `weights` returns."""
 
     is_mean: ClassVar[bool] = False
     """Whether the server's step depends only on the mean update (`mean_delta`)."""
     is_average: ClassVar[bool] = False
     """Whether the next model is the weighted mean of the local models."""
     is_private: ClassVar[bool] = False
-    """Whether it hides each client's update, so that the server must not learn it in another way.
-    It aggregates in every round in which clients can be reached, even if no update arrives."""
+    """Whether the aggregator hides each client's update, so that the server must not learn it in
+    another way. It then aggregates in every round in which clients can be reached, even if no
+    update arrives."""
 
     def unfit_for(self, selector: Selector, num_updates: int) -> Problems:
-        """Return violated rules over other groups, before the run. `num_updates` is the number of
-        updates in a round if all selected clients answer."""
+        """Return the rules over other config groups that the run violates; called before the run.
+
+        `num_updates` is the number of updates in a round if all selected clients answer.
+        """
         return ()
 
     def begin(self, selector: Selector, params: Params) -> None:
-        """Prepare for the run with the initial model; called once, before the first round."""
+        """Prepare for the run with the initial model `params`; called once before the first
+        round."""
 
     def account(
         self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
     ) -> None:
-        """Receive what else a private aggregator's epsilon depends on; called after `begin`."""
+        """Receive the components on which a private aggregator's epsilon depends; called once,
+        after `begin`."""
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
-        """Prepare for `aggregate`; called before each. `selected` are the clients that were
-        requested to train, whether their updates arrived or not."""
+        """Prepare for `aggregate`; called before each call of it.
+
+        `selected` are the clients that were requested to train, whether their updates arrived or
+        not.
+        """
 
     @abstractmethod
     def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
-        """Return the next global model from `params`, the present one.
+        """Return the next global model from `params`, the present model, which may be modified.
 
-        `weights` [K] are the selector's; None: the aggregator uses its own.
+        `weights` [K] are the selector's; None: it gives none, and the aggregator uses its own.
         """
 
     @property
@@ -87,12 +108,12 @@ class Aggregator(Stateful, ABC):
 
     @property
     def epsilon_spent(self) -> float | None:
-        """The epsilon of differential privacy of the rounds so far; None if there is none."""
+        """The epsilon of differential privacy of the rounds so far; None: the run has none."""
         return None
 
     def weights(self, cohort: Cohort) -> Floats:
-        """Return the aggregator's own weights [K]: 1 / K, or n_k divided by their sum over the
-        cohort."""
+        """Return the aggregator's own weights [K], which sum to one: 1 / K each, or n_k divided by
+        the sum of n_k over the cohort."""
         if self.weighting == "uniform":
             return np.full(len(cohort.ids), 1 / len(cohort.ids))
         return cohort.sizes / cohort.sizes.sum()
@@ -100,9 +121,9 @@ class Aggregator(Stateful, ABC):
     def mean_delta(self, cohort: Cohort, weights: Weights) -> Params:
         """Return sum_k weights_k (w_k - w) for each tensor: FedOpt's pseudo-gradient times -1.
 
-        Buffers are averaged with `averaging_weights`. Importance weights sum to one only on
-        average. They would extrapolate beyond the clients' statistics, and a running variance below
-        zero.
+        Buffers are averaged with `averaging_weights`. The importance weights of a selector sum to
+        one only on average over rounds. With them, statistics could leave the range of the clients'
+        statistics, and a running variance could fall below zero.
         """
         if weights is None:
             weights = self.weights(cohort)
@@ -114,7 +135,7 @@ class Aggregator(Stateful, ABC):
         return means | weighted_sums(trained, weights, cohort.start)
 
     def parts(self, cohort: Cohort) -> tuple[Stack, Stack]:
-        """Return the updates of trained tensors, and those of buffers."""
+        """Return the updates of trained tensors, and the updates of buffers."""
         trained: Stack = {}
         buffers: Stack = {}
         for name, delta in cohort.delta.items():
@@ -142,16 +163,18 @@ class FedAvg(Aggregator):
     is_mean = is_average = True
 
     def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
+        """Return w + sum_k weights_k (w_k - w)."""
         return add_models(params, self.mean_delta(cohort, weights))
 
 
 class ServerOptimizer(Aggregator):
-    """A step of a server optimiser, whose gradient is the mean update times -1. Buffers are
+    """The interface of server optimisers. Their gradient is the mean update times -1; buffers are
     averaged."""
 
     is_mean = True
 
     def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
+        """Return the model after the optimiser's step."""
         changes = self.mean_delta(cohort, weights)
         names = [name for name in params if name not in self.buffers]
         if names:
@@ -161,9 +184,10 @@ class ServerOptimizer(Aggregator):
 
     @abstractmethod
     def steps(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
-        """Return the tensors to add to the parameters `names`, given their mean updates `means`.
+        """Return the tensors to add to the parameters `names`, whose mean updates are `means`.
 
-        Operations on lists (`torch._foreach_mul`) are one launch each on a GPU.
+        `aggregate` calls this once a round. Operations on lists (`torch._foreach_mul`) are one
+        launch each on a GPU.
         """
 
 
@@ -179,8 +203,10 @@ class FedAvgM(ServerOptimizer):
 
     def __post_init__(self) -> None:
         self.velocity: Params = {}
+        """v by parameter; empty before the first round."""
 
     def steps(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        """Return lr v for each parameter, with the new v."""
         previous = _stored(self.velocity, names, means, 0.0)
         velocity = torch._foreach_add(torch._foreach_mul(previous, self.momentum), means)
         self.velocity = dict(zip(names, velocity, strict=True))
@@ -205,9 +231,12 @@ class FedAdam(ServerOptimizer):
 
     def __post_init__(self) -> None:
         self.first: Params = {}
+        """m by parameter; empty before the first round."""
         self.second: Params = {}
+        """v by parameter; empty before the first round."""
 
     def steps(self, names: Sequence[str], means: list[Tensor]) -> Sequence[Tensor]:
+        """Return lr m / (sqrt(v) + tau) for each parameter, with the new m and v."""
         squares = torch._foreach_pow(means, 2)
         first = _moving_average(_stored(self.first, names, means, 0.0), means, self.beta1)
         initial = self.tau**2
@@ -222,12 +251,13 @@ class FedAdam(ServerOptimizer):
 
 @parameters
 class MIFA(Aggregator):
-    """The mean over clients of the latest update of each, however old (Gu et al., "Fast Federated
+    """The mean of each client's latest update, however old it is (Gu et al., "Fast Federated
     Learning in the Presence of Arbitrary Device Unavailability", 2021, Algorithm 1).
 
-    w <- w + sum_i p_i (lr / lr_i) d_i, with d_i the latest update of client i, lr_i its local
-    learning rate then, lr the present one, and p_i = 1 / N or n_i / n. The sum is over clients that
-    have answered so far; in the paper all of them answer in round 1. The selector's weights are
+    w <- w + sum_i p_i (lr / lr_i) d_i. d_i is the latest update of client i, lr_i the local
+    learning rate with which it was trained, and lr the present one. The sum is over clients that
+    have answered so far, and p_i is 1 or n_i divided by its sum over these clients. In the paper
+    all clients answer in round 1, so that p_i is 1 / N or n_i / n. The selector's weights are
     ignored, because they belong to this round's clients only. Buffers are averaged over this
     round's updates.
     """
@@ -236,10 +266,12 @@ class MIFA(Aggregator):
 
     def __post_init__(self) -> None:
         self.latest: Stack = {}
+        """d_i for each trained tensor [N, ...], 0 for a client that has not answered."""
         self.rates: Floats = np.empty(0)
-        """lr_i [N]; nan for a client that has not answered."""
+        """lr_i [N]; nan for a client that has not answered. Empty before the first round."""
 
     def begin(self, selector: Selector, params: Params) -> None:
+        """Keep the clients' sizes, and compute the bytes of all latest updates for `warning`."""
         self._sizes = selector.population.sizes
         trained_bytes = sum(t.nbytes for name, t in params.items() if name not in self.buffers)
         self._bytes = len(self._sizes) * trained_bytes
@@ -252,9 +284,11 @@ class MIFA(Aggregator):
         )
 
     def begin_round(self, context: RoundContext, selected: Ids) -> None:
+        """Keep the round's local learning rate."""
         self._lr = context.lr
 
     def aggregate(self, params: Params, cohort: Cohort, weights: Weights) -> Params:
+        """Store the cohort's updates, and return w plus the mean of all stored ones."""
         num_clients = len(self._sizes)
         if not len(self.rates):
             self.rates = np.full(num_clients, np.nan)
@@ -266,6 +300,7 @@ class MIFA(Aggregator):
         self.rates[cohort.ids] = self._lr
         client_weights = 1.0 if self.weighting == "uniform" else self._sizes
         shares = np.where(np.isnan(self.rates), 0.0, client_weights)
+        # a learning rate of 0 has an update of 0, and would divide by 0
         ratios = np.divide(self._lr, self.rates, out=np.zeros(num_clients), where=self.rates > 0)
         means = weighted_sums(self.latest, shares / shares.sum() * ratios, cohort.start)
         means |= weighted_sums(buffers, self.weights(cohort), cohort.start)
@@ -275,8 +310,8 @@ class MIFA(Aggregator):
 def _stored(
     state: Params, names: Sequence[str], like: list[Tensor], initial: float
 ) -> list[Tensor]:
-    """Return the tensors of `state`; before the first round, tensors like those of `like` that hold
-    `initial`."""
+    """Return the tensors `names` of `state`. Before the first round, when it is empty, return
+    tensors in the shapes of `like` that hold `initial`."""
     if not state:
         return [torch.full_like(tensor, initial) for tensor in like]
     return [state[name] for name in names]
@@ -285,5 +320,6 @@ def _stored(
 def _moving_average(
     average: list[Tensor], values: Sequence[Tensor], decay: float
 ) -> tuple[Tensor, ...]:
+    """Return decay x average + (1 - decay) x values."""
     old = torch._foreach_mul(average, decay)
     return torch._foreach_add(old, torch._foreach_mul(list(values), 1 - decay))

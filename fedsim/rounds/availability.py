@@ -1,4 +1,8 @@
-"""Availability models, which say which clients can be reached in a round."""
+"""Availability models, which say which clients can be reached in a round.
+
+The round loop calls `available` at the beginning of each round, and checks the mask. Clients
+without training samples are never available, whatever the mask says.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Annotated
@@ -28,6 +32,7 @@ class Always(Availability):
     """All clients are available in every round."""
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
+        """Return a mask with all clients."""
         return np.ones(num_clients, dtype=bool)
 
 
@@ -42,6 +47,7 @@ class Bernoulli(Availability):
         yield rule(holds, "probability", self.probability, "must lie in (0, 1]")
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
+        """Return a mask with one independent draw for each client."""
         return rng.random(num_clients) < self.probability
 
 
@@ -49,13 +55,14 @@ class Bernoulli(Availability):
 class Intermittent(Availability):
     """Two halves of the clients alternate, as in Cho et al.'s experiments with power-of-choice.
 
-    The first half of the ids is available in even rounds, and the second half in odd rounds,
-    without a random share `absent` of it (rounded down), which is drawn anew in every round.
+    The first half of the ids can be available in even rounds, and the second half in odd rounds. In
+    every round, a random share `absent` of the half (rounded down) is not available.
     """
 
     absent: Annotated[float, Interval(ge=0, lt=1)]
 
     def available(self, round: int, num_clients: int, rng: np.random.Generator) -> Bools:
+        """Return a mask with the clients of this round's half that are not absent."""
         middle = num_clients // 2
         half = np.arange(middle) if round % 2 == 0 else np.arange(middle, num_clients)
         num_absent = floor(self.absent * len(half))

@@ -1,5 +1,9 @@
-"""Checks of what a user's classes return in a round: selections, models and masks of available
-clients."""
+"""Checks of the values that a user's classes return in a round: selections, models and masks of
+available clients.
+
+The round loop (`fedsim.rounds.loop`) calls them. A fault is a text that follows the name of the
+class in a message: "must return ...".
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -16,15 +20,16 @@ from fedsim.core.types import Cohort, Ids, Params, Selection
 
 
 class SelectionError(FedsimError):
-    """A selector returned something else than a selection, or did something that it must not do."""
+    """A selector returned no valid selection, or did something that it must not do."""
 
 
 class AggregationError(FedsimError):
-    """An aggregator returned something else than a model, or did something that it must not do."""
+    """An aggregator returned no valid model, or a local algorithm no cohort; or one of them did
+    something that it must not do."""
 
 
 class AvailabilityError(FedsimError):
-    """An availability model returned something else than a mask of the clients."""
+    """An availability model returned no valid mask of the clients."""
 
 
 def raise_fault(error: type[FedsimError], component: object, round: int, fault: str | None) -> None:
@@ -34,9 +39,10 @@ def raise_fault(error: type[FedsimError], component: object, round: int, fault: 
 
 
 def selection_fault(selection: object, available: Ids, expected: int | None) -> str | None:
-    """Return in words what is wrong with a selection, or None.
+    """Return the fault of a selection, or None.
 
-    `expected` is the number of clients; None: the selector decides it.
+    `available` are the ids of available clients. `expected` is the number of clients that must be
+    selected; None: the selector decides it.
     """
     if not isinstance(selection, Selection):
         return f"must return a fedsim.core.types.Selection, not {_shown(selection)}"
@@ -62,8 +68,11 @@ def selection_fault(selection: object, available: Ids, expected: int | None) -> 
 def check_unmodified(
     component: object, round: int, model: Sequence[str], updates: Sequence[str] = ()
 ) -> None:
-    """Raise `SelectionError` if a selector has modified tensors of the model or of the clients'
-    updates, whose names are given."""
+    """Raise `SelectionError` if a selector has modified tensors in place.
+
+    `model` and `updates` are the names of modified tensors of the model and of the clients'
+    updates.
+    """
     fault = _updates_fault(updates)
     if model:
         copy = "{name: value.clone() for name, value in clients.params.items()}"
@@ -72,6 +81,7 @@ def check_unmodified(
 
 
 def _updates_fault(modified: Sequence[str]) -> str | None:
+    """Return the fault of a component that has modified tensors of the updates, or None."""
     if not modified:
         return None
     names = ", ".join(modified[:3])
@@ -80,7 +90,7 @@ def _updates_fault(modified: Sequence[str]) -> str | None:
 
 
 def check_available(component: object, round: int, mask: object, num_clients: int) -> None:
-    """Raise `AvailabilityError` unless `mask` has a boolean for each client."""
+    """Raise `AvailabilityError` unless `mask` is an array with a boolean for each client."""
     if isinstance(mask, np.ndarray) and mask.dtype == np.bool_ and mask.shape == (num_clients,):
         return
     fault = (
@@ -95,10 +105,11 @@ def check_available(component: object, round: int, mask: object, num_clients: in
 def check_model(
     component: object, round: int, model: Params, like: Params, modified: Sequence[str]
 ) -> None:
-    """Check what an aggregator returned; a GPU is waited for once.
+    """Check the `model` that an aggregator returned.
 
-    Raises `AggregationError` if it has modified the updates, or if `model` does not have the
-    tensors of the present model `like`. Raises `DivergedError` if the model holds nan or infinity.
+    `like` is the present model, and `modified` are the names of modified tensors of the updates.
+    Raises `AggregationError` if there are such tensors, or if `model` does not have the tensors of
+    `like`. Raises `DivergedError` if the model holds a nan or infinity.
     """
     fault = _updates_fault(modified) or _model_fault(model, like)
     raise_fault(AggregationError, component, round, fault)
@@ -106,8 +117,8 @@ def check_model(
 
 
 def check_combined(component: object, round: int, cohort: object, modified: Sequence[str]) -> None:
-    """Raise `AggregationError` if a local algorithm has modified the updates, or has not returned a
-    cohort."""
+    """Raise `AggregationError` if a local algorithm has returned no `cohort`, or has modified
+    tensors of the updates, whose names are `modified`."""
     fault = _updates_fault(modified)
     if fault is None and not isinstance(cohort, Cohort):
         fault = f"must return the cohort for the aggregator from `combine`, not {_shown(cohort)}"
@@ -115,6 +126,7 @@ def check_combined(component: object, round: int, cohort: object, modified: Sequ
 
 
 def _model_fault(model: object, like: Params) -> str | None:
+    """Return the fault of a model that lacks the tensors of `like`, or None."""
     if not isinstance(model, Mapping):
         return f"must return a model, that is, a dict of tensors by name, not {_shown(model)}"
     missing = [name for name in like if name not in model]
@@ -141,13 +153,16 @@ def _is_numeric(value: object) -> TypeGuard[Floats]:
 
 
 def _shown(value: object) -> str:
+    """Return the type and value in at most 160 characters, for a message."""
     text = repr(value) if value is None else f"{type(value).__name__} {value!r}"
     return shorten(text, 160)
 
 
 def require_finite(params: Params, round: int) -> None:
-    """Raise `DivergedError` for a model with nan or infinity; a GPU is waited for once."""
+    """Raise `DivergedError` for a model with a nan or infinity."""
     values = list(params.values())
+    # On a GPU, one sum over all tensors: it is finite only if all entries are, and the host waits
+    # for the GPU once.
     if any(value.is_cuda for value in values):
         is_finite = math.isfinite(torch.cat([value.flatten() for value in values]).sum().item())
     else:

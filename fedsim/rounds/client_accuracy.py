@@ -1,6 +1,10 @@
-"""The accuracy of the global model client by client, which fedsim measures for the record.
+"""The accuracy of the global model on each client, which fedsim measures for the record.
 
-No client is contacted, nothing is charged, no random number is drawn, and selectors see none of it.
+The config key `client_accuracy` says how: on test samples weighted by the client's labels, on the
+test samples of the client's owner, on its held-out samples, or on its training samples. The round
+loop measures at every evaluation. It contacts no client, charges nothing and draws no random
+number, and selectors do not see the result.
+
 The spread of these accuracies is what federated learning calls fairness (Li et al. 2020, "Fair
 resource allocation in federated learning", section 4: mean, worst and best tenth, variance over
 clients).
@@ -26,11 +30,12 @@ class ClientAccuracy:
     """A way to measure the accuracy of each of N clients: the share of correct answers in each of G
     groups of samples.
 
-    `groups` [n] gives the group of each test sample; or of each sample at `positions` [n] in the
-    engine's data, which costs a pass over these. A client's accuracy is that of the group with its
-    number. With `counts` [N, G] it is the mean over all groups, weighted by the client's counts.
-    `samples` [N] is the number of samples that each accuracy rests on; it is nan for a client with
-    none.
+    `groups` [n] holds the group of each test sample. With `positions` [n] it holds the group of
+    each sample at these positions in the engine's data, which costs a pass over them. Without
+    `counts`, each group belongs to the client with its number, and groups from N on to no client.
+    With `counts` [N, G], the accuracy of a client is the mean over all groups, weighted by its row
+    of counts. `samples` [N] is the number of samples that each accuracy rests on. The accuracy of a
+    client without samples is nan.
     """
 
     samples: Ints
@@ -53,16 +58,18 @@ class ClientAccuracy:
         totals = np.bincount(self.groups, minlength=num_groups)
         rates = _divided(correct, totals)  # type: ignore[arg-type]
         if self.counts is None:
-            return rates[: len(self.samples)]
+            return rates[: len(self.samples)]  # without the group that belongs to no client
+        # a group without samples has the rate nan, and a count of 0 for every client
         return _divided((self.counts * np.nan_to_num(rates)).sum(1), self.samples)
 
 
 def by_labels(histograms: Ints, test_labels: Ints) -> ClientAccuracy:
-    """Weigh the test accuracy of each class by its share in the client's training samples
-    (`histograms` [N, C]).
+    """Return the way to measure that weighs the test accuracy of each class by its share in the
+    client's training samples.
 
-    This is the expected accuracy on test samples with the client's distribution of labels. Classes
-    that the test set lacks do not count.
+    `histograms` [N, C] are the clients' numbers of training samples of each of C classes. The
+    result is the expected accuracy on test samples with the client's distribution of labels.
+    Classes that the test set lacks do not count.
     """
     counts = histograms * (np.bincount(test_labels, minlength=histograms.shape[1]) > 0)
     return ClientAccuracy(counts.sum(1), test_labels, counts=counts)
@@ -85,6 +92,7 @@ def client_accuracy(
     if measured_on == "test":
         num_clients = len(division.train)
         clients = _clients_of_test_samples(division, owners, test_owners)
+        # one more: the number of clients stands for an owner whom no client has
         counts = np.bincount(clients, minlength=num_clients + 1)
         return ClientAccuracy(counts[:num_clients], clients)
     evaluated = division.holdout if measured_on == "holdout" else division.train
@@ -94,8 +102,11 @@ def client_accuracy(
 
 
 def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Owners) -> Ints:
-    """Return the client that has the owner of each test sample [n_test]; the number of clients for
-    an owner whom no client has."""
+    """Return for each test sample the client that has its owner [n_test].
+
+    The number N of clients stands for an owner whom no client has. Raises `ConfigError` unless each
+    client holds the samples of one owner, and no two clients those of the same.
+    """
     if owners is None or test_owners is None:
         raise _no_client_accuracy(
             "needs a data set that names the owner of each test sample",
@@ -123,15 +134,16 @@ def _no_client_accuracy(rule: str, remedy: str) -> ConfigError:
 
 
 def aggregates(accuracies: Floats, selected: Bools) -> dict[str, float | None]:
-    """Return the `CLIENT_ACCURACY_MEASURES` of the clients' accuracies [N]; None of no client.
+    """Return the `CLIENT_ACCURACY_MEASURES` of the clients' accuracies [N].
 
-    Clients whose accuracy is nan do not count; all others count once, whatever their size. `std`
-    has the divisor N. A tenth is rounded up to whole clients. `never_selected` is the mean over the
-    clients that are not `selected` [N] so far.
+    A measure over no client is None. Clients whose accuracy is nan do not count; all others count
+    once, whatever their size. `std` has the number of clients that count as its divisor. A tenth is
+    rounded up to whole clients. `never_selected` is the mean over clients that the selector has not
+    selected so far; `selected` [N] says which it has.
     """
     is_known = np.isfinite(accuracies)
     values = np.sort(accuracies[is_known])
-    tenth = -(-len(values) // 10)
+    tenth = -(-len(values) // 10)  # divided and rounded up
     return {
         "mean": _mean(values),
         "std": float(values.std()) if len(values) else None,
@@ -146,6 +158,7 @@ def _mean(values: Floats) -> float | None:
 
 
 def _divided(totals: Floats, counts: Ints) -> Floats:
+    """Return totals / counts, nan where the count is 0."""
     shares = np.full(len(counts), np.nan)
     np.divide(totals, counts, out=shares, where=counts > 0)
     return shares

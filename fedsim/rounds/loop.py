@@ -1,7 +1,9 @@
 """The round loop: federated averaging with a selector, an aggregator and a ledger of costs.
 
 `Simulation._round` is one round from top to bottom. It only calls the components of a run, checks
-what they return, and records what the round cost.
+what they return, and records what the round cost. Rounds are numbered from 1; `t` is the number of
+the present one. The cohort are the clients that the selector has selected. N is the number of all
+clients.
 """
 
 import time
@@ -58,11 +60,12 @@ from fedsim.selectors.base import Selector
 class Components:
     """The components of a simulation. The dataclass is frozen; stateful components still change.
 
-    `learning_rate` gives the local learning rate of a round (from 1). `first_model` gives the model
-    from which a client trains in the first round in which clients can be reached; None: the
-    server's. `client_accuracy` measures the accuracy client by client at evaluations; None: it is
-    not measured. `now` is the clock of the host, in seconds; `simulated_clock` is that of the
-    clients' devices.
+    `learning_rate` returns the local learning rate of a round. `eval_every` is the number of rounds
+    from one evaluation to the next; fedsim also evaluates after the last round. `first_model`
+    returns the model from which a client trains in the first round in which clients can be reached;
+    None: clients train from the server's model. `client_accuracy` measures the accuracy of each
+    client at evaluations; None: it is not measured. `now` returns the time of the host's clock in
+    seconds. `simulated_clock` measures time on the clients' devices; None: it is not simulated.
     """
 
     engine: Engine
@@ -87,10 +90,11 @@ class Arrivals:
     """The part of a cohort's updates that reaches the server.
 
     `cohort` has the updates that arrive in time and are finite; None: there are none. `weights` are
-    the selector's, scaled to keep their sum. `late` are clients whose updates do not arrive in
-    time, or not among the first that count. `seconds` is the simulated time from the request until
-    the server continues. `num_dropped` counts updates with nan or infinity. `train_loss` is the
-    mean over all updates in time.
+    the selector's weights of these clients, scaled so that their sum is that of the whole cohort.
+    `late` are the clients whose updates do not arrive in time, or not among the first that count.
+    `seconds` is the simulated time from the request until the server continues. `num_dropped` is
+    the number of updates in time that hold a nan or infinity. `train_loss` is the mean training
+    loss over all updates in time; None: no loss is finite.
     """
 
     late: Ids
@@ -104,23 +108,30 @@ class Arrivals:
 class Simulation:
     """A run: iterating over it runs round after round and yields their records.
 
-    `observed` says whether the selector's `observe` was called in the latest round; it is not if no
-    update arrived. Raises `SelectionError` on a faulty selection, and `DivergedError` if no finite
-    update arrives; the state is then that of the last good round.
+    A round raises `SelectionError` if the selector is at fault, `AggregationError` or
+    `AvailabilityError` for these components, and `DivergedError` if updates arrive and none of them
+    is finite. `round` and `params` are then those of the last good round.
     """
 
     def __init__(self, components: Components, params: Params) -> None:
+        """`params` is the initial model."""
         self.components = components
         self.params = params
+        """The global model after `round`."""
         selector, aggregator = components.selector, components.aggregator
         aggregator.begin(selector, params)
         aggregator.account(selector, components.local_algorithm, components.simulated_clock)
         self.round = 0
+        """The number of the latest complete round; 0 before the first."""
         self.wall_seconds = 0.0
+        """Seconds of all rounds on the host's clock."""
         self.simulated_time = 0.0
+        """Seconds of all rounds on the simulated clock; 0 without one."""
         self.observed = False
+        """Whether the selector's `observe` was called in the latest round. It is called unless no
+        update arrived."""
         self.started = False
-        """Whether clients could be reached in some round."""
+        """Whether clients could be reached in some round so far."""
         self.covered: Bools = np.zeros(components.population.num_clients, dtype=bool)
         """Clients that have been selected at least once [N]."""
 
@@ -141,13 +152,13 @@ class Simulation:
         can reject the round any more."""
         components = self.components
 
-        # 1. Who is available
+        # 1. Find out who is available
         context = self._context(t)
         timer = context.timer
         first_model = None if self.started else components.first_model
         clients = Clients(components.engine, context, self.params, first_model)
 
-        # 2. Select. The questions to clients have taken this long on the simulated clock.
+        # 2. Select. `asking_seconds` is the simulated time of the questions to clients.
         timer.enter("select")
         selection = self._select(t, clients, context.available)
         asking_seconds = 0.0 if context.round_clock is None else context.round_clock.elapsed
@@ -156,7 +167,7 @@ class Simulation:
         timer.enter("train")
         cohort = clients.collect(selection.ids) if len(selection.ids) else None
 
-        # 4. What arrives
+        # 4. Find out which updates arrive
         timer.enter("aggregate")
         arrivals = Arrivals(late=selection.ids)
         if cohort is not None:
@@ -168,7 +179,7 @@ class Simulation:
         if arrivals.cohort is not None or (is_private and len(context.available)):
             params = self._aggregate(context, selection.ids, arrivals)
 
-        # 6. Observe
+        # 6. Let the selector observe the updates and the new model
         if arrivals.cohort is not None:
             timer.enter("select")
             self._observe(context, arrivals.cohort, params)
@@ -181,7 +192,8 @@ class Simulation:
 
         # 7. Evaluate
         timer.enter("evaluate")
-        evaluation, client_accuracies = None, None
+        evaluation = None
+        client_accuracies = None
         if t % components.eval_every == 0 or t == components.population.num_rounds:
             evaluation, client_accuracies = self.measure()
 
@@ -191,7 +203,11 @@ class Simulation:
         )
 
     def _context(self, t: int) -> RoundContext:
-        """Find out which clients are available in round `t`, and return the round's context."""
+        """Find out which clients are available in round `t`, and return the round's context.
+
+        Available are clients that the availability model and the simulated devices let be reached,
+        and that have training samples.
+        """
         components = self.components
         num_clients = components.population.num_clients
         rng = components.streams.generator(Purpose.AVAILABILITY, t)
@@ -220,14 +236,20 @@ class Simulation:
         )
 
     def _select(self, t: int, clients: Clients, available: Ids) -> Selection:
+        """Return the selector's selection after checking it. Raises `SelectionError`.
+
+        Without available clients the selector is not called, and the selection is empty.
+        """
         if not len(available):
             return Selection(available)
         selector = self.components.selector
-        available = available.copy()  # the selector might modify its own
+        available = (
+            available.copy()
+        )  # the selector might modify `clients.available`, the same array
         rng = self.components.streams.generator(Purpose.SELECT, t)
         selection = selector.select(t, clients, rng)
-        expected = None if selector.adaptive else selector.cohort_size(clients)
-        fault = selection_fault(selection, available, expected)
+        expected_size = None if selector.adaptive else selector.cohort_size(clients)
+        fault = selection_fault(selection, available, expected_size)
         raise_fault(SelectionError, selector, t, fault)
         check_unmodified(selector, t, *clients.modified)
         return selection
@@ -235,9 +257,13 @@ class Simulation:
     def _arrivals(
         self, context: RoundContext, cohort: Cohort, weights: Weights, asking_seconds: float
     ) -> Arrivals:
-        """Return what arrives of the updates for which the server asks `asking_seconds` after the
-        start of the round."""
-        late, seconds = cohort.ids[:0], 0.0
+        """Return the updates of the `cohort` that arrive in time and are finite.
+
+        The server requests them `asking_seconds` after the start of the round. Without a simulated
+        clock all of them arrive in time.
+        """
+        late = cohort.ids[:0]
+        seconds = 0.0
         clock = self.components.simulated_clock
         if clock is not None and context.round_clock is not None:
             assert cohort.durations is not None
@@ -245,7 +271,8 @@ class Simulation:
                 cohort.ids, cohort.durations, asking_seconds, clock.num_counted
             )
             late = cohort.ids[~in_time]
-            # an update with a duration of 0 was at the server before it asked
+            # `collect` has noted all as uploaded. Late ones are not, but an update with a duration
+            # of 0 was at the server before the request.
             was_sent_now = cohort.durations > 0
             context.ledger.uploaded.difference_update(cohort.ids[~in_time & was_sent_now].tolist())
             if not in_time.any():
@@ -265,7 +292,12 @@ class Simulation:
         return Arrivals(late, finite, weights, seconds, num_dropped, train_loss)
 
     def _aggregate(self, context: RoundContext, selected: Ids, arrivals: Arrivals) -> Params:
-        """Return the next global model. The aggregator may work on its copy of the present one."""
+        """Return the next global model after checking it. Raises `AggregationError` and
+        `DivergedError`.
+
+        The local algorithm first combines the updates. The aggregator gets a copy of the present
+        model, which it may modify, and must not modify the updates.
+        """
         t = context.round
         aggregator = self.components.aggregator
         aggregator.begin_round(context, selected)
@@ -278,15 +310,19 @@ class Simulation:
             check_combined(self.components.local_algorithm, t, cohort, guarded.modified)
             guarded.add(cohort.delta)
         start = {name: torch.empty_like(value) for name, value in self.params.items()}
-        torch._foreach_copy_(
-            list(start.values()), list(self.params.values())
-        )  # one launch on a GPU
+        # copies all tensors in one launch on a GPU, where `clone` would need one for each
+        torch._foreach_copy_(list(start.values()), list(self.params.values()))
         params = aggregator.aggregate(start, replace(cohort, start=start), arrivals.weights)
         check_model(aggregator, t, params, self.params, guarded.modified)
+        # in the order of the present model, whatever order the aggregator returned
         return {name: params[name] for name in self.params}
 
     def _combine(self, context: RoundContext, cohort: Cohort, weights: Weights) -> Cohort:
-        """Return the updates that the local algorithm makes for the aggregator."""
+        """Return the updates that the local algorithm makes for the aggregator.
+
+        The three inner functions take time or a pass over the data, so only an algorithm that calls
+        them pays for them (see `LocalTraining`).
+        """
         engine = self.components.engine
         aggregator = self.components.aggregator
         population = self.components.population
@@ -303,7 +339,7 @@ class Simulation:
         def scales() -> Floats:
             if aggregator.weighting == "uniform":
                 return np.ones(len(cohort.ids))
-            return cohort.sizes / population.sizes.mean()
+            return cohort.sizes / population.sizes.mean()  # n_k N / n
 
         training = LocalTraining(
             lr=context.lr,
@@ -316,8 +352,11 @@ class Simulation:
         return self.components.local_algorithm.combine(cohort, training)
 
     def _observe(self, context: RoundContext, cohort: Cohort, params: Params) -> None:
-        """Show the selector the updates, with the training losses that it has declared, and the new
-        model."""
+        """Call the selector's `observe` with the updates as they were sent and the new model.
+
+        It sees training losses only if it declares them. Raises `SelectionError` if it modifies the
+        model.
+        """
         components = self.components
         selector = components.selector
         server = Server(components.engine, components.server_data, context, params)
@@ -330,8 +369,8 @@ class Simulation:
         check_unmodified(selector, context.round, server.modified)
 
     def measure(self) -> tuple[Evaluation, Floats | None]:
-        """Evaluate the global model on the test set, and on each client [N]; None if that is not
-        measured."""
+        """Return the evaluation of the global model on the test set, and its accuracy on each
+        client [N]; None if the run does not measure that."""
         components = self.components
         test = components.server_data.test
         if components.client_accuracy is None:
@@ -343,7 +382,7 @@ class Simulation:
         return evaluation, accuracies
 
     def evaluate(self) -> Evaluation:
-        """Evaluate the global model on the test set."""
+        """Return the evaluation of the global model on the test set."""
         return self.measure()[0]
 
     def _record(
@@ -388,6 +427,7 @@ class Simulation:
         )
         if components.simulated_clock is not None:
             round_seconds = asking_seconds + arrivals.seconds
+            # a round in which nobody can be reached would take no time, and the clock would stop
             if not len(context.available):
                 round_seconds = components.simulated_clock.system.idle_seconds
             self.simulated_time += round_seconds
@@ -412,8 +452,10 @@ class Simulation:
         return record
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that persists between rounds. Random streams are keyed, so there is no
-        generator in it."""
+        """Return everything that persists between rounds, for a checkpoint.
+
+        Random streams are functions of the seed and the round, so no generator is in it.
+        """
         components = self.components
         state = {
             "round": self.round,

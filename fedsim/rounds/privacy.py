@@ -1,9 +1,10 @@
 """The epsilon of a private run, computed with dp-accounting (docs/privacy.md).
 
-In a round, the server adds normal noise of deviation z C to the sum of updates of length at most C.
-How the selector draws cohorts decides the privacy loss of the round. The loss of all rounds is
-composed of these (Koskela et al., "Computing Tight Differential Privacy Guarantees Using FFT",
-2020).
+`DPFedAvg` in rounds/robust.py uses it. In a round, the server adds normal noise to the sum of
+updates, whose length is at most C. The standard deviation of the noise is z C, with z the noise
+multiplier. The privacy loss of the round follows from z and from how the selector draws cohorts
+(`Selector.sampling`). The loss of the run is composed of the losses of its rounds (Koskela et al.,
+"Computing Tight Differential Privacy Guarantees Using FFT", 2020).
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 def why_no_epsilon(
     selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
 ) -> str | None:
-    """Return why a run with clipped and noisy updates has no epsilon, or None if it has one."""
+    """Return why a run with clipped and noisy updates has no epsilon, or None if it has one.
+
+    Epsilon covers the models that the server publishes. It does not hold if values without noise
+    enter these, or decide who takes part.
+    """
     name = type(selector).__name__
     if selector.needs:
         return f"{name} uses {', '.join(sorted(selector.needs))}, which have no noise, to select"
@@ -44,10 +49,11 @@ def why_no_epsilon(
 class Accountant:
     """Adds up the privacy loss of rounds, each with its sampling rate, at the noise multiplier z.
 
-    ALL and POISSON: two neighbouring sets of clients differ by one additional client, which moves
-    the sum by C (Zhu et al., "Optimal Accounting of Differential Privacy via Characteristic
-    Function", 2022, theorem 11). FIXED_SIZE: one client is exchanged for another. The sum moves by
-    2 C, which equals half the noise multiplier (Balle et al., "Privacy Amplification by
+    Epsilon compares two neighbouring sets of clients. With `Sampling.ALL` and `POISSON` they differ
+    by one additional client, which moves the sum of updates by at most C (Zhu et al., "Optimal
+    Accounting of Differential Privacy via Characteristic Function", 2022, theorem 11). With
+    `FIXED_SIZE` one client is exchanged for another. The sum then moves by at most 2 C, which has
+    the same effect as half the noise multiplier (Balle et al., "Privacy Amplification by
     Subsampling", 2018, theorem 11; for several rounds see docs/privacy.md).
     """
 
@@ -55,7 +61,9 @@ class Accountant:
         is_exchange = sampling is Sampling.FIXED_SIZE
         self._multiplier = noise_multiplier / 2 if is_exchange else noise_multiplier
         self._rates: list[float] = []
+        """The sampling rates of the rounds in `_composed`."""
         self._composed: PrivacyLossDistribution | None = None
+        """The privacy loss of these rounds together; None: there are none."""
 
     def epsilon(self, rates: Sequence[float], delta: float) -> float:
         """Return the epsilon at `delta` of rounds with these sampling `rates`.
@@ -66,6 +74,7 @@ class Accountant:
             self._rates = []
             self._composed = None
         for rate in rates[len(self._rates) :]:
+            # the first round's rate for all: only losses with equal cells can be composed
             width = _cell_width(rates[0], self._multiplier)
             loss = _loss_of_round(rate, self._multiplier, width)
             self._composed = loss if self._composed is None else self._composed.compose(loss)
@@ -75,7 +84,7 @@ class Accountant:
         return float(self._composed.get_epsilon_for_delta(delta))
 
 
-@cache
+@cache  # the rounds of a run have few different rates
 def _loss_of_round(rate: float, multiplier: float, width: float) -> "PrivacyLossDistribution":
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
@@ -85,9 +94,9 @@ def _loss_of_round(rate: float, multiplier: float, width: float) -> "PrivacyLoss
 
 
 def _cell_width(rate: float, multiplier: float) -> float:
-    """Return the width of the cells into which losses are divided.
+    """Return the width of the cells into which dp-accounting divides the values of a loss.
 
-    It is a 2000th of the loss at ten standard deviations, or a fifth of a usual loss, rate /
-    multiplier, if that is less. Cells round epsilon up by less than 1 %.
+    It is a 2000th of the loss at ten standard deviations, or a fifth of a usual loss,
+    rate / multiplier, if that is less. These cells round epsilon up by less than 1 %.
     """
     return min((10 + 0.5 / multiplier) / 2000, rate / 5) / multiplier

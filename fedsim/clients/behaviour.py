@@ -74,6 +74,7 @@ class Imperfect(ClientBehaviour):
     share: Share
 
     def problems(self) -> Problems:
+        """Yield a problem if the share rounds to no client at all."""
         # `not share > 0` and not `share <= 0`: nan is out of range, which is another problem
         is_possible = not self.share > 0 or round(self.share * self.num_clients) > 0
         text = f"is less than one of {self.num_clients} clients"
@@ -103,6 +104,7 @@ class LabelNoise(Imperfect):
     kind: Literal["symmetric", "pair"]
 
     def problems(self) -> Problems:
+        """Yield a problem if there is no other class for a wrong label."""
         yield from super().problems()
         text = f"needs two classes or more, and the data set has {self.num_classes}"
         remedy = "choose clients=honest, or another data set"

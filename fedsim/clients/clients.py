@@ -105,6 +105,8 @@ class Clients:
 
     @cached_property
     def _trained_bytes(self) -> int:
+        """The bytes of the P trained parameters, the unit of what local algorithms send in
+        addition."""
         return sum(self._bytes[name] for name in self._engine.trained)
 
     @property
@@ -521,9 +523,11 @@ class Clients:
         return {name: value + delta[name][0] for name, value in self._params.items()}
 
     def _num_entries(self, names: Iterable[str]) -> int:
+        """Return the number of entries of the parameters `names` together."""
         return sum(self._params[name].numel() for name in names)
 
     def _train_positions(self, ids: Ids) -> list[Ints]:
+        """Return the positions of each client's training samples."""
         return [self._engine.data.train[i] for i in ids]
 
     def _batch(self, samples: Sequence[Ints], client: int) -> Ints:

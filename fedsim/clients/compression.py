@@ -143,17 +143,20 @@ class Int8(Compressor):
 
 @lru_cache(maxsize=1)
 def _coordinates(length: int, size: int, seed: int) -> Tensor:
+    """Return `size` random coordinates out of `length`, ascending."""
     order = torch.randperm(length, generator=torch.Generator().manual_seed(seed))
     return order[:size].sort().values
 
 
 @lru_cache(maxsize=1)
 def _projection(length: int, size: int, seed: int) -> Tensor:
+    """Return a random matrix [length, size] of normal numbers with variance 1 / size."""
     return torch.randn(length, size, generator=torch.Generator().manual_seed(seed)) / size**0.5
 
 
 @lru_cache(maxsize=1)
 def _buckets(length: int, size: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return a random bucket and a random sign for each entry, both [length]."""
     generator = torch.Generator().manual_seed(seed)
     buckets = torch.randint(size, (length,), generator=generator)
     signs = torch.randint(2, (length,), generator=generator) * 2 - 1

@@ -232,6 +232,7 @@ def _numbers(row: Mapping[str, Any], name: str) -> Floats:
 
 
 def _error(path: Path, reason: str) -> ConfigError:
+    """Return the error of a table, with `reason` as the violated rule."""
     return ConfigError([Problem("path", str(path), reason, "docs/system.md has the columns")])
 
 
@@ -256,6 +257,7 @@ class Uniform(DeviceModel):
     up_kbps: tuple[float, float]
 
     def problems(self) -> Problems:
+        """Yield a problem for each pair of bounds that is out of order or not positive."""
         for key in SPEEDS:
             low, high = getattr(self, key)
             text = "must be two positive numbers, the lower one first"
@@ -300,6 +302,7 @@ class Tiers(DeviceModel):
     up_kbps: list[float]
 
     def problems(self) -> Problems:
+        """Yield problems of shares and speeds, which must be one for each tier."""
         shares = self.shares
         is_possible = len(shares) > 0 and min(shares) >= 0 and 0 < sum(shares) < np.inf
         yield rule(is_possible, "shares", shares, "must be numbers >= 0")
@@ -327,6 +330,8 @@ class Trace(DeviceModel):
     client, with replacement."""
 
     def problems(self) -> Problems:
+        """Yield a problem unless the file has what `assign` needs. Raises `ConfigError` for a bad
+        file."""
         if self.path == Path():
             remedy = "docs/system.md has its columns"
             yield Problem("path", "", "must be the path of a CSV file", remedy)

@@ -172,6 +172,7 @@ class Scaffold(LocalAlgorithm):
         """c."""
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
+        """Return a problem if option II is combined with anything else than plain SGD."""
         is_plain_sgd = isinstance(optimizer, SGD) and not optimizer.momentum
         text = "takes (x - y_k) / (K eta) for the mean gradient, and so needs steps of plain SGD"
         remedy = "optimizer=sgd optimizer.momentum=0, or local_algorithm.option=I"
@@ -218,6 +219,8 @@ class FedNova(FedProx):
     needs_mean = needs_same_start = True
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
+        """Return a problem unless the optimiser is SGD and `mu` times its learning rate is at most
+        1."""
         name = type(self).__name__
         if not isinstance(optimizer, SGD):
             text = (
@@ -291,6 +294,7 @@ class FedDyn(LocalAlgorithm):
         """h."""
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:
+        """Return a problem if the optimiser decays weights apart from the gradient, as AdamW."""
         decays_apart = False
         if isinstance(optimizer, Adam):
             decays_apart = optimizer.decoupled and optimizer.weight_decay > 0

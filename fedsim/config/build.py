@@ -1,9 +1,11 @@
 """Build objects from nodes of a config: the one place where YAML meets constructors.
 
-A node is a mapping with `_target_` (the dotted path of a class) and the values of its parameters. A
-class is called only if it is a subclass of what is expected, and its module is imported only if
-`fedsim.config.user_modules` allows it. The names and types of all values are checked first. The
-rules of the constructor come after that.
+A node is a mapping with `_target_` (the dotted path of a class, or of a function that returns an
+object) and the values of its parameters. `instantiate` builds the object of a node. It imports a
+module only if `fedsim.config.user_modules` allows it, and calls a class only if it is a subclass of
+the expected base class. It checks the names and types of all values first. Then it calls the
+constructor, which checks its own rules. A `key` is the dotted place of a node in the config, and
+begins the keys in messages.
 """
 
 import importlib
@@ -23,6 +25,7 @@ from fedsim.core.text import nearest
 
 T = TypeVar("T")
 Node = Mapping[str, Any]
+"""A node, or the values of its parameters."""
 
 PASSED: Mapping[str, tuple[str, ...]] = {
     "dataset": ("data_dir", "cache_dir"),
@@ -36,7 +39,8 @@ PASSED: Mapping[str, tuple[str, ...]] = {
 
 
 class ProblemCollector:
-    """Collects the problems of several checks, one for each key and value."""
+    """Collects the problems of several checks. Of several problems of one key and value it keeps
+    the first."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
@@ -50,9 +54,10 @@ class ProblemCollector:
             return None
 
     def run_user_code(self, function: Callable[..., T], *arguments: Any) -> T | None:
-        """Do the same as `run` for a function that calls a class of the user's.
+        """Do the same as `run` for a function that may call a class of the user's.
 
-        Any other exception is ignored here. It ends the job that builds the class, and only that.
+        Other exceptions of this class are ignored here: None is returned. The job that uses the
+        class will meet them again, and it alone ends.
         """
         try:
             return self.run(function, *arguments)
@@ -64,16 +69,17 @@ class ProblemCollector:
         for problem in problems:
             if problem is None:
                 continue
-            known = [(known.key, known.value) for known in self.problems]
-            if (problem.key, problem.value) not in known:
+            # a list, because values may be lists, which no set can hold
+            known_keys = [(known.key, known.value) for known in self.problems]
+            if (problem.key, problem.value) not in known_keys:
                 self.problems.append(problem)
 
 
 def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
     """Return the object that `node` describes, an instance of `base`.
 
-    `passed` are the positional arguments. Raises `ConfigError` with every problem; their keys begin
-    with `key`.
+    `passed` are the arguments that fedsim passes by position (see `PASSED`). Raises `ConfigError`
+    with all problems of the node.
     """
     return construct(resolve(node, base, key), _values(node), key, *passed)
 
@@ -81,14 +87,14 @@ def instantiate(node: Any, base: type[T], key: str, *passed: Any) -> T:
 def construct(constructor: Callable[..., T], values: Node, key: str, *passed: Any) -> T:
     """Call a class or function with the positional arguments `passed` and the keywords `values`.
 
-    Raises `ConfigError` with all problems of names and types. If there are none, it has the
-    problems that the constructor raises.
+    Raises `ConfigError` with all problems of names and types. If there are none, the constructor is
+    called, and the error has the problems that it raises.
     """
     arguments = _arguments(values, constructor, key, len(passed))
     try:
         return constructor(*passed, **arguments)
     except ConfigError as error:
-        if not key:
+        if not key:  # the values are at the top level of the config
             raise
         raise ConfigError(problem.within(key) for problem in error.problems) from error
     except ValueError as error:
@@ -96,21 +102,25 @@ def construct(constructor: Callable[..., T], values: Node, key: str, *passed: An
 
 
 def inspect_node(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """Return the class or function of a node after checking its target, names and types."""
+    """Return the class or function of a node after checking its target, names and types.
+
+    It is not called. Raises `ConfigError`.
+    """
     constructor = resolve(node, base, key)
     _arguments(_values(node), constructor, key, len(PASSED.get(key, ())))
     return constructor
 
 
 def _values(node: Node) -> dict[str, Any]:
+    """Return the values of a node's parameters."""
     return {name: value for name, value in node.items() if name != "_target_"}
 
 
 def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
-    """Return what `node["_target_"]` names, without calling it.
+    """Return the class or function that `node["_target_"]` names, without calling it.
 
-    This is a subclass of `base` or a function that is annotated to return one. Raises `ConfigError`
-    for anything else.
+    It is a concrete subclass of `base`, or a function whose annotation says that it returns an
+    instance of one. Raises `ConfigError` for anything else.
     """
     target = node.get("_target_") if isinstance(node, Mapping) else None
     expected = f"must be the dotted path of a subclass of {base.__module__}.{base.__qualname__}"
@@ -128,7 +138,8 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
         find_in_working_folder()
     try:
         constructor = _import(target)
-        user_code({"_target_": target})  # notes a user's module as it is imported now
+        # Notes the source of a user's module now that it has been imported; it may change later.
+        user_code({"_target_": target})
         is_function = inspect.isfunction(constructor)
         cls = get_type_hints(constructor).get("return") if is_function else constructor
     except (Exception, SystemExit) as error:  # a module of the user's may raise anything
@@ -142,9 +153,10 @@ def resolve(node: Any, base: type[T], key: str) -> Callable[..., T]:
 
 
 def _import(target: str) -> Any:
-    """Return what a dotted path names.
+    """Return the object that a dotted path names.
 
-    A class of fedsim may have moved after a config was written. It is then found by its name.
+    A class of fedsim may have moved after a config was written. fedsim then finds it by its name
+    among the classes that conf/ names.
     """
     module_name, _, name = target.rpartition(".")
     try:
@@ -152,7 +164,7 @@ def _import(target: str) -> Any:
     except (ModuleNotFoundError, AttributeError):
         is_shipped = module_name.partition(".")[0] == "fedsim"
         current_target = _shipped_targets().get(name) if is_shipped else None
-        if current_target is None or current_target == target:
+        if current_target is None or current_target == target:  # equal: it would fail again
             raise
         return _import(current_target)
 
@@ -169,6 +181,7 @@ def _shipped_targets() -> dict[str, str]:
 
 
 def _import_remedy(module_name: str, name: str) -> str:
+    """Return the remedy for a class `name` that cannot be imported from its module."""
     module = sys.modules.get(module_name)
     if module is None:
         return "is its module on PYTHONPATH?"
@@ -182,9 +195,10 @@ def _import_remedy(module_name: str, name: str) -> str:
 def _arguments(
     values: Node, constructor: Callable[..., Any], key: str, num_passed: int
 ) -> dict[str, Any]:
-    """Return `values` as keyword arguments of a constructor that gets `num_passed` others.
+    """Return `values`, converted to the annotated types, as keyword arguments of a constructor.
 
-    Raises `ConfigError` with all unknown and missing names and all values of a wrong type.
+    It gets `num_passed` arguments by position in addition. Raises `ConfigError` with all unknown
+    and missing names and all values of a wrong type.
     """
     annotated: Any = constructor
     if isinstance(constructor, type):
@@ -211,6 +225,7 @@ def _arguments(
     if problems:
         raise ConfigError(problems)
 
+    # Only the constructor of a user's class can fail here: it may not take what fedsim passes.
     try:
         signature.bind(*[None] * num_passed, **arguments)
     except TypeError as error:
@@ -223,6 +238,10 @@ def _arguments(
 
 
 def _argument(value: Any, hint: Any, key: str) -> Any:
+    """Return a value converted to its annotation `hint`. A node inside a node becomes an object.
+
+    Raises `ConfigError`.
+    """
     is_node = isinstance(value, Mapping) and "_target_" in value
     if is_node and isinstance(hint, type) and hint is not object:
         return instantiate(value, hint, key)
@@ -245,4 +264,5 @@ def unknown(name: str, known: Iterable[str], key: str = "") -> Problem:
 
 
 def _join(prefix: str, name: str) -> str:
+    """Return the dotted key of `name` below `prefix`, which may be empty."""
     return f"{prefix}.{name}" if prefix else name

@@ -2,7 +2,12 @@
 
 Hydra composes the configs of runs. This file answers questions about choices that must not wait for
 Hydra, or that Hydra does not answer: what a choice adds to a config, and which choices have a key.
-It follows defaults lists, but for three rare kinds of entries: choices put elsewhere
+Error messages, lists of choices, and the fast composition of sweeps (overlay.py) use it.
+
+A choice may build on other choices of its group (its bases), and make choices in other groups, such
+as `selector/sketch` for a selector. The defaults list at the top of its file, a notion of Hydra,
+names both. The package of a file is the dotted key below which its keys are in a config. Not
+supported are three rare kinds of entries of defaults lists: choices put elsewhere
 (`gpfl@elsewhere`), several choices of one group, and interpolations.
 """
 
@@ -27,10 +32,11 @@ from fedsim.core.errors import ConfigError, Problem
 
 @dataclass(frozen=True)
 class ChoiceFile:
-    """The file of a choice, together with the choices of its group that it builds on, its `bases`.
+    """The file of a choice, together with its `bases`.
 
-    `package`: the dotted key that its keys are below. `values`: its keys and those of its bases.
-    `entries`: its defaults list. `subgroups`: the choices that it makes in other groups.
+    `text`: its content. `package`: the dotted key below which its keys are. `values`: its keys and
+    those of its bases. `entries`: its defaults list. `subgroups`: the choices that it and its bases
+    make in other groups, by group.
     """
 
     group: str
@@ -45,13 +51,14 @@ class ChoiceFile:
 
 
 def no_package(file: ChoiceFile) -> Problem:
-    """Return the problem of a file that lacks the line that puts its keys at the top level."""
+    """Return the problem of a file without the line `# @package _global_`, which puts its keys at
+    the top level."""
     text = f"has its keys below `{file.group}`, where none is known"
     return Problem(str(file.path), ..., text, "make `# @package _global_` its first line")
 
 
 class ChoiceFiles:
-    """The choices in `folders`. If several folders have a choice, the first one's is taken."""
+    """The choices in `folders`. If several folders have a choice, the first folder's is taken."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self.folders = tuple(folders)
@@ -68,9 +75,10 @@ class ChoiceFiles:
 
     @cached_property
     def keys(self) -> dict[str, dict[str, list[str]]]:
-        """The names of the choices that have a key, by the dotted key and the group.
+        """The names of the choices that have a key, by the dotted key and then by the group.
 
-        The place of a subgroup is no key of the choice that fills it.
+        For example, `keys["selector.alpha"]["selector"]` is the list of selectors with this key.
+        The key of a subgroup (`selector.sketch`) is no key of the choices that fill it.
         """
         keys: dict[str, dict[str, list[str]]] = {}
         for group in self.groups:
@@ -80,10 +88,11 @@ class ChoiceFiles:
         return keys
 
     def _keys_of(self, group: str, name: str) -> list[str]:
+        """Return the dotted keys below its group that a choice has; none if it cannot be read."""
         try:
             subgroups = self.subgroups(group, name)
             config = self.config(group, name)
-        except ConfigError:  # is reported if the choice is made
+        except ConfigError:  # fedsim reports it when the user makes this choice
             return []
         prefix = f"{group}/"
         paths = [(key, key.replace(".", "/")) for key in all_keys(config)]
@@ -94,11 +103,12 @@ class ChoiceFiles:
         return sorted({path.stem for f in self.folders for path in (f / group).glob("*.yaml")})
 
     def has(self, group: str, name: str) -> bool:
+        """Return whether a group has the choice `name`."""
         return self._path(group, name) is not None
 
     def called(self, group: str, word: str) -> dict[str, str]:
-        """Return the choices that the literature calls `word`, each with its file's first
-        sentence."""
+        """Return the choices that the literature calls `word`, by the field `also` of their files,
+        each with the first sentence of its file."""
         sentences: dict[str, str] = {}
         for name in self.names(group):
             path = self._path(group, name)
@@ -109,7 +119,8 @@ class ChoiceFiles:
         return sentences
 
     def meant(self, group: str, word: str) -> str:
-        """Return the choice that `word` names: `gpfl` for GPFL, or the only one that is called so.
+        """Return the choice that the user means by `word`: `gpfl` for GPFL, or the only choice that
+        the literature calls so.
 
         Returns `word` itself if there is no such choice, or several.
         """
@@ -120,7 +131,8 @@ class ChoiceFiles:
         return candidates[0] if len(candidates) == 1 else word
 
     def defaults(self, content: Mapping[Any, Any], group: str) -> list[Any]:
-        """Return the defaults list of a file of `group`, with the choices that its words mean."""
+        """Return the defaults list in the `content` of a file of `group`, with each word replaced
+        by the choice that it means."""
         entries = content.get("defaults")
         if not isinstance(entries, list):
             return []
@@ -137,8 +149,9 @@ class ChoiceFiles:
     def read(self, group: str, name: str, built_upon: Sequence[str] = ()) -> ChoiceFile:
         """Return the choice `name` of a group.
 
-        `built_upon`: the choices whose bases are being read; they are not read again. Raises
-        `ConfigError` if the file, or one that it builds on, cannot be read.
+        `built_upon`: the choices whose bases are being read. They are not read again, so that
+        choices that build on each other do not recurse for ever. Raises `ConfigError` if the file,
+        or one that it builds on, cannot be read.
         """
         if (group, name) in self._files:
             return self._files[group, name]
@@ -148,6 +161,8 @@ class ChoiceFiles:
         content = parse_yaml(path, text)
         file_values = {str(key): value for key, value in content.items() if key != "defaults"}
         entries = self.defaults(content, group)
+        # `_self_` stands for the file's own keys; as in Hydra, they come last if it is not listed.
+        # Later choices override earlier ones.
         choices = list(choices_in(entries, group))
         if (group, "_self_") not in choices:
             choices.append((group, "_self_"))
@@ -173,7 +188,8 @@ class ChoiceFiles:
         return file
 
     def subgroups(self, group: str, name: str) -> dict[str, str]:
-        """Return the choices that a choice makes in other groups, and those that these make."""
+        """Return the choices by group that a choice makes in other groups, and that these make in
+        turn."""
         choices: dict[str, str] = {}
         to_read = [(group, name)]
         while to_read:
@@ -185,15 +201,17 @@ class ChoiceFiles:
         return choices
 
     def config(self, group: str, name: str) -> dict[str, Any]:
-        """Return all that a choice adds to a config, with the choices that it makes."""
+        """Return everything that a choice, with the choices that it makes, adds to a config."""
         config: dict[str, Any] = {}
+        # the choice itself comes last, so that it may change values of its subgroups
         for choice in [*self.subgroups(group, name).items(), (group, name)]:
             file = self.read(*choice)
             config = merge(config, nest(file.values, file.package))
         return config
 
     def _path(self, group: str, name: str) -> Path | None:
-        """Return the file of a choice; None if there is none, or outside of the folders."""
+        """Return the file of a choice; None if there is none inside the folders."""
+        # a name from the command line must not lead out of the folders
         if group.startswith("/") or ".." in f"{group}/{name}".split("/"):
             return None
         for folder in self.folders:
@@ -227,4 +245,5 @@ def _group_of_entry(key: Any, group: str) -> str:
 
 
 def _absolute(path: str, group: str) -> str:
+    """Return a path of a defaults list of `group` from the top level: `/x` is x, `x` is group/x."""
     return path.removeprefix("/") if path.startswith("/") else f"{group}/{path}".lstrip("/")

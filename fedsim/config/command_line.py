@@ -1,4 +1,7 @@
-"""Read the words after `fedsim`: flags, in any place, and overrides (`key=value`)."""
+"""Read the words after `fedsim`: flags, in any place, and overrides (`key=value`).
+
+`fedsim.config.words` reads the overrides.
+"""
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence

@@ -1,9 +1,12 @@
 """Compose a command line and conf/ into the configs of all its jobs, and check these.
 
-All of this happens before anything runs. Mistakes are reported in stages, each with all of its own:
-first those in the words of the command line (`fedsim.config.mistakes`), then those in the values of
-all jobs (`fedsim.config.plan`), then those that show when components are built
-(`fedsim.config.parts`).
+All of this happens before anything runs. fedsim reports mistakes in three stages, and at each stage
+all of them at once: first mistakes in the words of the command line (`fedsim.config.mistakes`),
+then in the values of all jobs (`fedsim.config.plan`), then mistakes that show when components are
+built (`fedsim.config.parts`).
+
+The words are the overrides of the command line. The scale (`scale=small` or `debug`) makes a job
+smaller; a preset may add overrides with several values, over which it sweeps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,9 +41,10 @@ from fedsim.core.errors import ConfigError, Problem, check
 def compose_jobs(
     words: Sequence[str], *, multirun: bool, config_name: str = "config"
 ) -> list[ComposedJob]:
-    """Return every job that the command line describes.
+    """Return every job that the `words` of a command line describe.
 
-    Must be called inside `search_path`. Raises `ConfigError` with all problems of all words.
+    `multirun` says that words may have several values (-m). Must be called inside `search_path`.
+    Raises `ConfigError` with all problems of all words.
     """
 
     def compose(words: Sequence[str]) -> list[ComposedJob]:
@@ -57,7 +61,9 @@ def compose_jobs(
 
 def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> list[ComposedJob]:
     """Return every job. Raises `ConfigError` with the problems of some words."""
-    # 1. Read the words, and compose those with one value, but for those about a group with several.
+    # 1. Read the words, and compose the words with one value into a base. Words about a group that
+    # is swept over (`selector.alpha=1` with `selector=a,b`) are left out: not every choice may have
+    # their key.
     overrides = parse(words)
     check(*node_problems(override.key_or_group for override in overrides))
     swept = [override for override in overrides if override.is_sweep_override()]
@@ -68,7 +74,9 @@ def _compose_jobs(words: Sequence[str], *, multirun: bool, config_name: str) -> 
     single = [o.input_line or "" for o in overrides if not _dotted_key(o).startswith(swept_keys)]
     base = compose_config(single, config_name)
 
-    # 2. Expand the sweep, with what the scale changes and what the preset sweeps over.
+    # 2. Expand the sweep, with the changes of the scale and the sweep of the preset. The user's
+    # words come last, so that they replace both. If the scale differs between jobs, each job adds
+    # its own changes in `by_hydra`.
     scales_differ = any(override.key_or_group in ("preset", "scale") for override in swept)
     scale_words = [] if scales_differ else words_of_scale(base, overrides)
     if multirun or str(base.hydra.mode).endswith("MULTIRUN"):
@@ -92,10 +100,10 @@ def _dotted_key(override: Override) -> str:
 
 
 def config_page(words: Sequence[str], *, config_name: str, resolve: bool) -> str:
-    """Return what `words` with one value compose to, as YAML, with the name and what `scale`
-    changes.
+    """Return the config that `words` compose to, as YAML, with the name and the changes of `scale`.
 
-    Must be called inside `search_path`. Raises `ConfigError`.
+    Words with several values are left out. `resolve` resolves interpolations. Must be called inside
+    `search_path`. Raises `ConfigError`.
     """
     words = without_sweeps(long_form(words, known_choices()))
     config = compose_config(words, config_name)
@@ -110,8 +118,8 @@ def config_page(words: Sequence[str], *, config_name: str, resolve: bool) -> str
 def check_jobs(jobs: Sequence[ComposedJob]) -> list[Plan]:
     """Return the plan of every job.
 
-    Raises one `ConfigError` with the problems of all jobs: those of names, types and ranges, or, if
-    there are none, those that show when components are built.
+    Raises one `ConfigError` with the problems of all jobs: problems of names, types and ranges, or,
+    if there are none, problems that show when components are built.
     """
     plans = outlined(jobs)
     check_rest(jobs, plans)

@@ -1,6 +1,7 @@
-"""Compose the config of one job by Hydra, and read from it what is about the command line.
+"""Compose the config of one job by Hydra, and read its choices, name and scale.
 
-All functions must be called inside `fedsim.config.compose.search_path`.
+compose.py and overlay.py call these functions, which must be called inside
+`fedsim.config.sources.search_path`. The words are overrides of the command line, such as `seed=1`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,20 +22,22 @@ from fedsim.config.words import BAD_INPUT, as_hydra_reads, first_line, key_of, p
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 COMMAND_KEYS = ("scale", "small", "debug")
-"""Top-level keys that are about the command line, and not in a run's config."""
+"""Top-level keys that only the command line has; they are not in a run's config."""
 SCALES = ("full", "small", "debug")
+"""Sizes of an experiment: as in the paper, the preset's `small`, and as small as possible."""
 
 
 def compose_config(words: Sequence[str], config_name: str = "config") -> DictConfig:
-    """Return the config that `words` make, with Hydra's own node. Raises `ConfigError`."""
+    """Return the config that `words` make, with Hydra's own node `hydra`. Raises `ConfigError`."""
     overrides = parse(words)
     check(*node_problems(override.key_or_group for override in overrides))
     check(*map(mistaken_choice, overrides))
     try:
         config = _compose(overrides, config_name)
-    except ConfigError:  # a file is no config
+    except ConfigError:  # the error of a file; it is a ValueError, and so in BAD_INPUT
         raise
     except BAD_INPUT as error:
+        # The config of the choices alone tells which keys there are, for the message.
         choices = [override for override in overrides if options(override.key_or_group)]
         known: Any = None
         with suppress(*BAD_INPUT):
@@ -46,12 +49,13 @@ def compose_config(words: Sequence[str], config_name: str = "config") -> DictCon
 
 
 def _compose(overrides: Sequence[Override], config_name: str) -> DictConfig:
+    """Return Hydra's config of `overrides`. Raises the errors of Hydra."""
     words = [as_hydra_reads(override) for override in overrides]
     return hydra.compose(config_name, words, return_hydra_config=True)
 
 
 def choices_of(config: DictConfig) -> dict[str, str]:
-    """Return the choice made in each config group but Hydra's own, and the scale."""
+    """Return the choice made in each config group except Hydra's own groups, and the scale."""
     choices = {}
     for group, choice in config.hydra.runtime.choices.items():
         if choice is not None and not group.startswith("hydra/"):
@@ -68,7 +72,7 @@ def run_name(choices: Mapping[str, str]) -> str:
 
 
 def resolved(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
-    """Return the job's part of a composed config as plain containers.
+    """Return the run's part of a composed config as plain containers.
 
     Interpolations are resolved, and a name that is null is filled in. Raises `ConfigError`.
     """
@@ -85,10 +89,10 @@ def resolved(config: DictConfig, choices: Mapping[str, str]) -> dict[str, Any]:
 
 
 def words_of_scale(config: DictConfig, overrides: Sequence[Override]) -> list[str]:
-    """Return what `scale` changes, as overrides, but not what `overrides` set themselves.
+    """Return the changes of the config's `scale` as overrides, without keys that `overrides` set.
 
-    This is the preset's `small`, and for `scale=debug` also what is under `debug`. Raises
-    `ConfigError` if there is no such scale.
+    The changes are the mapping `small` of the preset; for `scale=debug` the mapping `debug` comes
+    in addition. Raises `ConfigError` if there is no such scale, or no `small`.
     """
     scale = config.get("scale", "full")
     small = config.get("small") or {}
@@ -99,10 +103,11 @@ def words_of_scale(config: DictConfig, overrides: Sequence[Override]) -> list[st
     if scale == "debug":
         changes.update(config.get("debug") or {})
     set_keys = set(map(key_of, overrides))
-    implied = {}
+    remaining = {}
     for key, value in changes.items():
         parts = str(key).lstrip("~").split(".")
+        # A choice of the user's in a group above the key replaces the key, too.
         groups = {"/".join(parts[:end]) for end in range(1, len(parts))}
         if set_keys.isdisjoint({".".join(parts), *groups}):
-            implied[key] = value
-    return words_of(implied)
+            remaining[key] = value
+    return words_of(remaining)

@@ -3,7 +3,8 @@
 To import a selector is to import PyTorch, which takes seconds, and a typing error should be
 reported at once. So this file reads the annotations of a class from its source code and makes a
 stand-in of them: a class without methods that has the same parameters, with the same types and
-ranges. Constructing the stand-in raises the errors that constructing the class would raise.
+ranges. Constructing the stand-in raises the errors of names, types and ranges that constructing the
+class would raise.
 
 Two things only the class itself can tell: rules over several parameters, and everything about
 classes of the user. `fedsim.config.parts` checks them when it builds the components.
@@ -63,6 +64,7 @@ def parameter_problems(node: Any, key: str = "") -> Iterator[Problem]:
 
 
 def _problems_of_node(target: str, node: Mapping[str, Any], key: str) -> list[Problem]:
+    """Return the problems of one node; none if the stand-in of `target` is not known."""
     collector = ProblemCollector()
     cls = stand_in(target)
     if cls is not None:
@@ -118,18 +120,19 @@ def _parameters(module: str, name: str) -> Parameters | None:
 
 def _parameters_of_function(source: "ModuleSource", function: ast.FunctionDef) -> Parameters:
     """Return the keyword-only parameters; fedsim passes the others by position."""
-    found: Parameters = {}
+    keyword_only: Parameters = {}
     arguments = function.args
     for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         hint = source.evaluate(argument.annotation) if argument.annotation else Any
-        found[argument.arg] = Parameter(hint, default is not None)
-    return found
+        keyword_only[argument.arg] = Parameter(hint, default is not None)
+    return keyword_only
 
 
 def _parameters_of_class(source: "ModuleSource", cls: ast.ClassDef) -> Parameters | None:
     """Return the parameters of `__init__`, or the fields of a class decorated by `@parameters`.
 
-    The fields of its base classes come first.
+    The fields of its base classes come first. Returns None if a base class is not one of fedsim's,
+    so that its parameters are not known.
     """
     for statement in cls.body:
         if isinstance(statement, ast.FunctionDef) and statement.name == "__init__":
@@ -150,6 +153,7 @@ def _parameters_of_class(source: "ModuleSource", cls: ast.ClassDef) -> Parameter
 
 
 def _add_field(fields: Parameters, source: "ModuleSource", field: ast.AnnAssign) -> None:
+    """Add an annotated attribute of a class to `fields`, if it is a parameter."""
     name = ast.unparse(field.target)
     if ast.unparse(field.annotation).startswith("ClassVar"):
         fields.pop(name, None)  # the class has fixed a parameter of its base class
@@ -197,4 +201,5 @@ class ModuleSource:
 
 @cache
 def _source_of(module: str) -> ModuleSource:
+    """Return the source of a module, which is read once."""
     return ModuleSource(module)

@@ -1,8 +1,9 @@
-"""Check what a config says to Hydra itself, below the key `hydra`, and which variables it reads.
+"""Check the settings of Hydra itself in a config (the node below its key `hydra`), and the
+environment variables that a config reads.
 
-A config may come from a stranger. fedsim only lets Hydra compose: it never lets it run jobs, build
-callbacks or open log files as the node `hydra` says. Keys that would have no effect are rejected.
-The node may set how jobs are swept over and launched.
+A config may come from a stranger. fedsim uses Hydra only to compose configs: it does not let Hydra
+run jobs, build callbacks or open log files. The node `hydra` may only set the sweep and the
+launcher, which starts the jobs. All other keys would have no effect, and fedsim rejects them.
 
 A config is recorded with its interpolations resolved, so it may not name secrets of the
 environment.
@@ -28,6 +29,7 @@ REMEDY = (
     "a run's folder is set by output_dir and name"
 )
 SLURM = "fedsim.jobs.launchers.SlurmJobs"
+"""The launcher that submits jobs to Slurm, the scheduler of a cluster."""
 SUBMITIT_LAUNCHERS = ("fedsim.jobs.launchers.LocalJobs", SLURM)
 """Launchers whose parameters go to submitit, and so to the shell of a cluster."""
 CHECKED_LAUNCHERS = (
@@ -59,7 +61,11 @@ class SecretError(ValueError):
 
 
 def environment_variable(name: str, *default: Any) -> Any:
-    """Resolve `oc.env`. Raises `SecretError` unless the variable is in VARIABLES or is FEDSIM_*."""
+    """Return the value of the interpolation `${oc.env:name}` or `${oc.env:name,default}`.
+
+    Raises `SecretError` if a config may not name the variable, or if it is not set and there is no
+    default.
+    """
     if not config_may_name(name):
         allowed = ", ".join(["FEDSIM_*", *VARIABLES])
         text = f"is refused: a config is recorded, so it may name {allowed} alone"
@@ -86,6 +92,7 @@ def guarded_environment() -> Iterator[None]:
 def node_problems(keys: Iterable[str]) -> Iterator[Problem]:
     """Yield a problem for each of the dotted `keys` that is below `hydra` and may not be set."""
     settable = tuple(f"hydra.{key}." for key in SETTABLE)
+    # with a dot at the end, so that `hydra.modes` does not pass for `hydra.mode`
     for key in keys:
         if f"{key}.".startswith("hydra.") and not f"{key}.".startswith(settable):
             yield Problem(key, ..., "must not be set", REMEDY)
@@ -114,6 +121,8 @@ def launcher_problems(node: Mapping[str, Any]) -> list[Problem]:
 
 
 def _is_harmless(key: str, value: Any) -> bool:
+    """Return whether a parameter for submitit is a number, or a plain word without a dash before
+    it (which the scheduler could read as an option)."""
     if isinstance(value, str):
         return key in PLAIN_WORDS and re.fullmatch(r"(?!-)[\w.:,=\[\]-]*", value) is not None
     return not key.startswith("_") and isinstance(value, bool | int | float | None)

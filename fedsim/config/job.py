@@ -1,5 +1,7 @@
-"""The value that composing a command line makes: one job of a sweep, before its config is
-checked."""
+"""A composed job: one job of a sweep (or the only one of a command), before its config is checked.
+
+`fedsim.config.compose` makes the jobs of a command line; `fedsim.config.plan` checks their configs.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +11,12 @@ from fedsim.config.choice_files import ChoiceFiles
 
 @dataclass(frozen=True)
 class ComposedJob:
-    """The config of one job as plain containers, and what it was composed of.
+    """The config of one job as plain containers, and the words and choices that made it.
 
-    `choices`: the choice made in each group. `overrides`: the words that the config was composed
-    of; a preset adds some to those of the command line. `typed`: the keys and groups on the command
-    line. `launcher`: the node `hydra.launcher`. `files`: the choices that could be made.
+    `choices`: the choice made in each group. `overrides`: all words that the config was composed
+    of: those of the command line, and those that a preset or a scale adds. `typed`: the keys and
+    groups on the command line. `launcher`: the node `hydra.launcher`, which says how jobs are
+    started. `files`: the choices that could be made.
     """
 
     config: dict[str, Any]

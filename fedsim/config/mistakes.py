@@ -1,7 +1,8 @@
 """Explain the errors of a composition in terms of the words and files that caused them.
 
 Hydra stops at its first error. fedsim looks for more: it leaves out the words that an error is
-about, composes the others, and so on until they compose.
+about, composes the other words, and so on until they compose. The words are the overrides of the
+command line, such as `selector=gpfl`; a choice is the file of conf/ that such a word names.
 """
 
 import re
@@ -25,10 +26,11 @@ from fedsim.core.errors import ConfigError, Problem
 def all_mistakes(
     error: ConfigError, words: Sequence[str], compose: Callable[[Sequence[str]], Any]
 ) -> list[Problem]:
-    """Return all problems that composing `words` raises, of which `error` has the first.
+    """Return all problems of `words`. `error` has the first ones, which `compose(words)` raised.
 
     A word below a mistaken choice is not judged: `selector.alpha=1` may be right for the selector
-    that was meant. After a mistaken preset, which may choose anything, no other word is judged.
+    that the user meant. After a mistaken preset, which may choose anything, no other word is
+    judged.
     """
     collector = ProblemCollector()
     problems = error.problems
@@ -37,6 +39,7 @@ def all_mistakes(
         keys = [_bare(problem.key) for problem in problems]
         if not set(OPTIONAL).isdisjoint(keys):
             break
+        # with a dot at the end, so that `selector` does not match `selectors=...`
         mistaken = tuple(f"{key}." for key in keys)
         other_words = [word for word in words if not f"{_bare(word)}.".startswith(mistaken)]
         if len(other_words) == len(words):  # the problems are about files
@@ -58,10 +61,11 @@ def _bare(word: str) -> str:
 def composition_problems(
     error: Exception, overrides: Sequence[Override], known: Mapping[str, Any] | None
 ) -> list[Problem]:
-    """Return the problems of the files and words that an error of Hydra is about, at least one.
+    """Return the problems of the files and words that caused an error of Hydra, at least one.
 
     `known` is the config that the choices among the overrides make; None if they do not compose.
     """
+    # 1. Defaults lists of chosen files, and unknown keys: fedsim can tell these by itself.
     files = known_choices()
     collector = ProblemCollector()
     for override in overrides:
@@ -74,6 +78,8 @@ def composition_problems(
             collector.add(unknown_key(known, group, files))
     if collector.problems:
         return collector.problems
+
+    # 2. Otherwise the word whose key is in Hydra's message, or no word at all.
     message = str(error)
     for override in overrides:
         key = re.escape(override.key_or_group)
@@ -83,10 +89,12 @@ def composition_problems(
 
 
 def _adds(override: Override) -> bool:
+    """Return whether an override begins with + or ++."""
     return override.is_add() or override.is_force_add()
 
 
 def _problem_of_word(override: Override, error: Exception) -> Problem:
+    """Return the problem of the word that caused an error of Hydra."""
     key = override.key_or_group
     value = typed_in(override) or ...
     parent_group = key.rpartition("/")[0]
@@ -120,7 +128,8 @@ def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem
 
 
 def several_values(override: Override) -> Problem:
-    """Return the problem of several values without -m, or of a comma in a text."""
+    """Return the problem of an override with several values in a command without -m. It may be a
+    text with a comma."""
     key = override.key_or_group
     value = typed_in(override)
     remedy = f"put -m after fedsim; a text that has a comma is quoted: {quoted(key, value)}"
@@ -150,6 +159,8 @@ def explained(problems: Sequence[Problem], job: ComposedJob) -> list[Problem]:
 
 
 def _explained_key(key: str, job: ComposedJob) -> Problem:
+    """Return the problem of an unknown key: in a file without its package line, in a word that the
+    user typed, or in a file."""
     files = job.files
     if key in job.choices and key in files.groups:
         return no_package(files.read(key, job.choices[key]))

@@ -1,10 +1,13 @@
-"""Compose the jobs of a sweep fast: Hydra composes a few of them, and the others are derived.
+"""Compose the jobs of a sweep fast: Hydra composes a few of them, and fedsim derives the others.
 
-A job is derived from a composed one, its base, in two cases. Values of single keys are laid over
-the base's config. A choice of conf/ that makes no more than the node of its group replaces that
-node. Hydra composes all other jobs: with `~key`, `+key`, mappings, keys of `hydra`, interpolations,
-and unknown keys, for which it has the error. tests/test_overlay.py compares derived jobs with
-Hydra's.
+A job is derived from a composed job, its base, in two ways. Plain values of single keys replace the
+values in the base's config. And if a choice of conf/ adds only the node of its group (the mapping
+at the group's key) to a config, this node replaces the node of another choice. Hydra composes all
+other jobs: jobs with `~key`, `+key`, mappings, keys of `hydra`, interpolations, and unknown keys,
+for which Hydra has the error message. tests/test_overlay.py compares derived jobs with Hydra's.
+
+The words of a job are its overrides, such as `selector=gpfl`, `seed=1`; the base words are those
+that are no plain values.
 """
 
 import re
@@ -29,7 +32,7 @@ from fedsim.config.words import is_plain_assignment, parse, parse_one, without_s
 from fedsim.core.disk import conf_dir
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
-"""An interpolation that depends on no other key."""
+"""An interpolation of an environment variable, which depends on no other key."""
 MAX_BASES = 200
 """Maximum number of bases that are kept, so that a sweep over many choices does not hold them
 all."""
@@ -38,9 +41,10 @@ Words = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Base:
-    """A job that others can be derived from.
+    """A composed job, from which other jobs may be derived.
 
-    `is_closed`: none of its values depends on another value or is missing.
+    `is_closed`: no value of its config depends on another value or is missing. Only then can a
+    value be replaced without composing again.
     """
 
     job: ComposedJob
@@ -48,23 +52,25 @@ class Base:
 
 
 class JobComposer:
-    """Composes jobs from their words. `typed` are the keys and groups on the command line.
-
-    `known` are configs that Hydra has composed already, by their words.
-    """
+    """Composes the jobs of one command line from their words."""
 
     def __init__(
         self, config_name: str, typed: frozenset[str], known: Mapping[Words, DictConfig]
     ) -> None:
+        """`typed` are the keys and groups on the command line. `known` are configs that Hydra has
+        composed already, by their words."""
         self._config_name = config_name
         self._typed = typed
         self._known = known
         self._files = known_choices()
         self._overrides: dict[str, Override] = {}
+        """The parsed words; the jobs of a sweep have most words in common."""
         self._bases: dict[Words, Base] = {}
+        """The bases so far, by their words."""
 
     def by_hydra(self, words: Sequence[str]) -> ComposedJob:
-        """Return the job that `words` and the scale that they choose describe."""
+        """Return the job of `words`, composed by Hydra, with the changes of the scale that the
+        words choose."""
         config = self._config(tuple(words))
         scale_words = without_sweeps(words_of_scale(config, parse(words)))
         if scale_words:
@@ -73,7 +79,10 @@ class JobComposer:
         return self._base_of(config, tuple(words)).job
 
     def derived(self, words: Sequence[str]) -> ComposedJob:
-        """Return the job that `words` describe, derived from another one if that is possible."""
+        """Return the job of `words`, derived from another job if that is possible.
+
+        The words include the changes of the scale, which is the same for all jobs.
+        """
         values: dict[str, Any] = {}
         base_words: list[str] = []
         for word in words:
@@ -86,7 +95,7 @@ class JobComposer:
                 base_words.append(word)
         base = self._base(tuple(base_words))
         config = _with_values(base.job.config, values) if base.is_closed else None
-        if config is None:
+        if config is None:  # not possible: compose the job itself
             base = self._base(tuple(words))
             config = base.job.config
         elif config.get("name", "") is None:
@@ -94,6 +103,7 @@ class JobComposer:
         return replace(base.job, config=config, overrides=tuple(words))
 
     def _base(self, words: Words) -> Base:
+        """Return the base of `words`, and keep it for other jobs."""
         if words not in self._bases:
             if len(self._bases) >= MAX_BASES:
                 self._bases.clear()
@@ -102,10 +112,12 @@ class JobComposer:
         return self._bases[words]
 
     def _config(self, words: Words) -> DictConfig:
+        """Return the config that Hydra composes of `words`, with Hydra's own node."""
         config = self._known.get(words)
         return compose_config(words, self._config_name) if config is None else config
 
     def _base_of(self, config: DictConfig, words: Words) -> Base:
+        """Return the base that a composed config makes."""
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
         values = resolved(config, choices)
@@ -115,11 +127,13 @@ class JobComposer:
         return Base(job, _is_closed(containers))
 
     def _base_with_other_choice(self, words: Words) -> Base | None:
-        """Derive a base from a known one that differs in the choice of one group, if there is
-        one."""
+        """Return a base derived from a known base whose words differ in the choice of one group;
+        None if there is no such base, or if it cannot be derived."""
+        # the latest first: neighbouring jobs of a sweep differ least
         for known_words, base in reversed(self._bases.items()):
             if len(known_words) != len(words) or not base.is_closed:
                 continue
+            # at least one differs, because the caller has no base of `words`
             differing = [new for old, new in zip(known_words, words, strict=True) if old != new]
             group, _, choice = differing[0].partition("=")
             if len(differing) == 1 and any(w.startswith(f"{group}=") for w in known_words):
@@ -133,7 +147,7 @@ def _with_choice(
 ) -> ComposedJob | None:
     """Return `job` with another choice of `group`; None if that could change more than its node.
 
-    Only files of conf/ are trusted, because tests compare all of their choices with Hydra's.
+    Only choices of conf/ are derived, because tests compare all of them with Hydra's result.
     """
     files = job.files
     old_choice = job.choices.get(group, "")
@@ -189,7 +203,11 @@ def _is_closed(config: Mapping[str, Any]) -> bool:
 
 
 def _with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a copy with `values` at dotted keys; None if a key is unknown or has a mapping."""
+    """Return a copy of `config` with `values` at dotted keys.
+
+    Returns None if a key is unknown or has a mapping. Only the mappings on the way to a changed
+    value are copied; the others are shared with `config`.
+    """
     top = dict(config)
     for key, value in values.items():
         *parents, name = key.split(".")

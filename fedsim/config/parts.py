@@ -1,7 +1,8 @@
-"""Build the components of a config before any work, to check what only they can tell.
+"""Build the components of a config before any work, to find mistakes that only they can tell.
 
-This finds the mistakes that a constructor reports about its values, and rules between config
-groups. It takes time because it imports PyTorch and the modules of all components.
+`fedsim.config.compose` calls `check_parts` for each job. It finds the mistakes that a constructor
+reports about its values, and violated rules between config groups. The run builds the components
+again. The checks take time because they import PyTorch and the modules of all components.
 """
 
 import json
@@ -47,7 +48,7 @@ BASES: Mapping[str, type] = {
 }
 """The base class of each config group whose choice may be a class of the user's."""
 OPTIONAL = ("clients", "local_algorithm", "system")
-"""Groups that a config may lack: an old one, or one with null for the group."""
+"""Groups that a config may lack: one of an earlier version, or one with null for the group."""
 
 _model_problems: dict[tuple[object, str, str], list[Problem]] = {}
 """Problems by class, values and form. The jobs of a sweep have few different models."""
@@ -56,7 +57,8 @@ _model_problems: dict[tuple[object, str, str], list[Problem]] = {}
 def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     """Build all components of a plan. Raises `ConfigError` with all problems.
 
-    `elsewhere`: another machine runs the job, so that its GPUs are not known here.
+    `elsewhere`: another machine runs the job, so that its GPUs are not known here. A component with
+    a problem is None in what follows, and rules that need it are not checked.
     """
     collector = ProblemCollector()
     settings = plan.settings
@@ -82,10 +84,14 @@ def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
 
 
 def _build_small_components(plan: Plan, collector: ProblemCollector) -> dict[str, Any]:
-    """Return the components that need nothing but their values; None for those with a problem."""
+    """Return all components but model and selector by their group.
+
+    A component is None if it has a problem, or if the config has none.
+    """
     bases: dict[str, type] = dict(BASES, system=System)
     del bases["model"], bases["selector"]
-    passed: dict[str, tuple[Any, ...]] = {  # stand-ins for what a run passes by position
+    # stand-ins for the arguments that a run passes by position (see `PASSED` in build.py)
+    passed: dict[str, tuple[Any, ...]] = {
         "dataset": (Path(), Path()),
         "aggregator": (frozenset(),),
         "clients": (plan.settings.num_clients, 2, Streams(0)),
@@ -100,14 +106,14 @@ def _build_small_components(plan: Plan, collector: ProblemCollector) -> dict[str
 
 
 def check_model(node: Any, form: Form | None) -> None:
-    """Check a model's target, its names and types, and what its constructor says of its values.
+    """Check the target of a model's node, its names and types, and the rules of its constructor.
 
-    `form` is that of the data set. It is None if it is not known before files are read. The
-    constructor is not called then. Raises `ConfigError`.
+    `form` is the form of the data set; None: it is not known before files are read. The constructor
+    is then not called. Raises `ConfigError`.
 
     A model of fedsim is built on torch's meta device, so that no weights are made. A class of the
-    user's may not know that device and is built as in a run. A function, and a class that has a
-    backbone, may read files of weights; only the run calls them.
+    user's may not work on that device and is built as in a run. A function, or a class of the
+    user's that has a backbone, may read files of weights, so only the run calls it.
     """
     cls = inspect_node(node, nn.Module, "model")
     is_shipped = cls.__module__.startswith("fedsim.models.")
@@ -118,6 +124,7 @@ def check_model(node: Any, form: Form | None) -> None:
     if known not in _model_problems:
         collector = ProblemCollector()
         device = torch.device("meta") if is_shipped else nullcontext()
+        # a user's class draws weights from torch's global generator, which must not change here
         with torch.random.fork_rng(devices=[]), device:
             collector.run(instantiate, node, nn.Module, "model", *form)
         _model_problems[known] = collector.problems
@@ -127,7 +134,7 @@ def check_model(node: Any, form: Form | None) -> None:
 def _local_algorithm_problems(
     plan: Plan, components: Mapping[str, Any]
 ) -> Iterator[Problem | None]:
-    """Yield what the local algorithm needs of other groups and does not get."""
+    """Yield the rules of the local algorithm over other groups that the plan violates."""
     algorithm: LocalAlgorithm | None = components["local_algorithm"]
     if algorithm is None:
         return
@@ -172,7 +179,8 @@ def _local_algorithm_problems(
 
 
 def _check_selector(plan: Plan, components: Mapping[str, Any], collector: ProblemCollector) -> None:
-    """Build the selector, with clients of equal size, and check what it needs of other groups."""
+    """Build the selector, with clients of equal size, and check the rules between it and other
+    groups. Raises `ConfigError` for the selector itself; the other problems are collected."""
     settings = plan.settings
     system: System | None = components["system"]
     node = plan.config.get("selector")
@@ -190,6 +198,7 @@ def _check_selector(plan: Plan, components: Mapping[str, Any], collector: Proble
     name = type(selector).__name__
     text = "must call super().__init__(population) in its __init__"
     server = plan.server
+    # signal, key below `server`, its value, and an example of a value that provides the samples
     samples = [
         (Signal.VALIDATION, "validation_fraction", server.validation_fraction, 0.05),
         (Signal.PUBLIC, "public_samples", server.public_samples, 100),
@@ -210,12 +219,14 @@ def _check_selector(plan: Plan, components: Mapping[str, Any], collector: Proble
         collector.add(rule(is_met, f"server.{key}", number, f"must be > 0 for {name}", remedy))
     aggregator: Aggregator | None = components["aggregator"]
     if aggregator is not None:
+        # an adaptive selector decides the number in each round: it is at most all clients
         num_updates = num_clients if selector.adaptive else settings.cohort_size
         for problem in aggregator.unfit_for(selector, num_updates):
             collector.add(problem and problem.within("aggregator"))
 
 
 def _device_problem(device: str) -> Problem | None:
+    """Return the problem of a GPU, `cuda` or `cuda:<number>`, that torch does not see; or None."""
     if not device.startswith("cuda"):
         return None
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0

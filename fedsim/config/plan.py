@@ -36,8 +36,10 @@ GPU_FILES = ("nvidia", "nvgpu", "nvhost", "nvmap", "kfd", "dxg")
 class Plan:
     """The checked description of one run.
 
-    `config` is what the run's config.yaml will hold. `folder` follows from it:
-    outputs/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>.
+    `config` is the config that the run's config.yaml will hold, and `choices` the choice made in
+    each config group. `settings` to `checkpoint` are parts of it, checked and typed. `folder` is
+    the run's folder, which follows from the config:
+    <output_dir>/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>.
     """
 
     config: Mapping[str, Any]
@@ -51,10 +53,12 @@ class Plan:
 
     @property
     def data_dir(self) -> Path:
+        """The folder of data sets: the config's, or a folder in the user's cache."""
         return self.settings.data_dir or platformdirs.user_cache_path("fedsim") / "data"
 
     @property
     def cache_dir(self) -> Path:
+        """The folder of decoded tensors: the config's, or a folder in the user's cache."""
         return self.settings.cache_dir or platformdirs.user_cache_path("fedsim") / "decoded"
 
 
@@ -62,7 +66,7 @@ def outline(config: Mapping[str, Any], choices: Mapping[str, str]) -> Plan:
     """Return the plan of `config` (plain containers, resolved) without building its components.
 
     Raises `ConfigError` with all mistakes in names, types and ranges that show without PyTorch, and
-    with those of trackers.
+    with all mistakes of trackers, which are light enough to be built here.
     """
     config = with_one_amount_of_work(config)
     if config.get("device") == "auto" and _sees_gpu():

@@ -1,6 +1,7 @@
 """The keys at the top level of a config, with their types and ranges.
 
-Their default values stand in conf/config.yaml and nowhere else.
+`fedsim.config.plan` reads the settings of a run by these classes. Their default values stand in
+conf/config.yaml and nowhere else, together with a description of each key.
 """
 
 import re
@@ -31,8 +32,8 @@ FORBIDDEN = '/\\:*?"<>|'
 
 @parameters
 class RunSettings:
-    """The scalars of a run, and one mapping for each config group, which `build` makes an
-    object."""
+    """The scalars of a run, and one mapping for each config group, of which fedsim.config.build
+    makes an object."""
 
     name: str
     seed: CountOrZero
@@ -65,6 +66,7 @@ class RunSettings:
     local_algorithm: dict[str, Any] | None = None
 
     def problems(self) -> Problems:
+        """Yield a problem for a name, a device or a cohort size that cannot be used."""
         name = self.name
         is_allowed = name.isprintable() and not name.startswith(".")
         is_short = 1 <= len(name.encode()) <= MAX_NAME
@@ -107,8 +109,12 @@ class CheckpointSettings:
 
 @parameters
 class LocalSettings:
-    """The work of a selected client in a round: `epochs` over its data, or so many local
-    `steps`."""
+    """The work of a selected client in a round: `epochs` over its data, or a number of local
+    `steps`. One of the two is None.
+
+    `holdout_fraction` is the share of a client's samples on which it does not train. `evaluate_on`
+    says on which of its samples a client reports losses and accuracies.
+    """
 
     epochs: Annotated[int, Ge(1), Le(MAX_EPOCHS)] | None
     steps: Annotated[int, Ge(1), Le(MAX_STEPS)] | None
@@ -117,6 +123,8 @@ class LocalSettings:
     evaluate_on: Literal["train", "holdout"]
 
     def problems(self) -> Problems:
+        """Yield a problem unless one of epochs and steps is given, and held-out samples if
+        needed."""
         yield rule(
             (self.epochs is None) != (self.steps is None),
             "epochs",
@@ -134,7 +142,7 @@ class LocalSettings:
 
 
 def settings_from(values: Any, cls: type[T], key: str) -> T:
-    """Return the settings `cls` made of the mapping at `key`. Raises `ConfigError`."""
+    """Return an object of `cls` with the `values` of the mapping at `key`. Raises `ConfigError`."""
     if not isinstance(values, Mapping):
         example = next(iter(get_type_hints(cls)))
         remedy = f"set its keys one by one, as in {key}.{example}=..."

@@ -1,8 +1,9 @@
 """Let Hydra read the files of conf/ and of --config-dir, which may come from a stranger.
 
 Hydra has two kinds of plugins for this. A `ConfigSource` reads a folder, and a `SearchPathPlugin`
-says which folders are read. fedsim registers one of each. Outside of `search_path` they change
-nothing.
+says which folders are read. fedsim registers one of each. Outside of the context `search_path` they
+change nothing. Inside of it, `options` and `known_choices` tell which config groups and choices
+there are.
 """
 
 import filecmp
@@ -37,9 +38,12 @@ class CheckedFolder(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
+        """Return the beginning of a folder's address, by which Hydra chooses this class."""
         return "checked"
 
     def load_config(self, config_path: str) -> ConfigResult:
+        """Return a file's content. Raises `ConfigError` if it is no config, or sets forbidden keys
+        below `hydra`."""
         path = self._file(config_path)
         if not path.is_file():
             raise ConfigLoadError(f"Config not found : {path}")
@@ -56,18 +60,22 @@ class CheckedFolder(ConfigSource):
         return ConfigResult(self.provider, url, OmegaConf.create(content), header)
 
     def available(self) -> bool:
+        """Return whether the folder exists."""
         return Path(self.path).is_dir()
 
     def is_group(self, config_path: str) -> bool:
+        """Return whether there is a folder of choices at this path."""
         return self._inside(config_path).is_dir()
 
     def is_config(self, config_path: str) -> bool:
+        """Return whether there is a YAML file at this path, whose suffix may be left out."""
         try:
             return self._file(config_path).is_file()
         except OSError:  # the name is longer than the file system's names
             return False
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> "list[str]":
+        """Return the names of groups and choices in a folder, sorted."""
         names: set[str] = set()
         for path in self._inside(config_path).iterdir():
             if path.is_dir() and results_filter is not ObjectType.CONFIG:
@@ -77,9 +85,11 @@ class CheckedFolder(ConfigSource):
         return sorted(names)
 
     def _file(self, config_path: str) -> Path:
+        """Return the file of a config."""
         return self._inside(f"{config_path.removesuffix('.yaml')}.yaml")
 
     def _inside(self, config_path: str) -> Path:
+        """Return a path inside the folder. Raises `ConfigError` if it would lead out of it."""
         inside = ".." not in Path(config_path).parts and not Path(config_path).is_absolute()
         check(rule(inside, "defaults", config_path, "must not lead out of its folder of configs"))
         return Path(self.path) / config_path
@@ -89,9 +99,13 @@ class ConfigDir(SearchPathPlugin):
     """Adds the folder of --config-dir after conf/, and has `CheckedFolder` read both."""
 
     active: ClassVar[bool] = False
+    """Whether the program is inside `search_path`. Hydra makes the objects of plugins itself, so
+    their state is in the class."""
     folder: ClassVar[str | None] = None
+    """The folder of --config-dir; None: there is none."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Change Hydra's search path, in place; Hydra calls this when it is initialized."""
         if not self.active:
             return
         if self.folder is not None:
@@ -118,7 +132,7 @@ def search_path(config_dir: str | None = None, config_path: str | None = None) -
     plugins = load_plugins()
     plugins.register(ConfigDir)
     plugins.register(CheckedFolder)
-    before = (ConfigDir.active, ConfigDir.folder)
+    before = (ConfigDir.active, ConfigDir.folder)  # `search_path` may be inside another one
     ConfigDir.active = True
     ConfigDir.folder = config_dir
     try:
@@ -154,13 +168,13 @@ def load_plugins() -> Plugins:
 
 
 def loader() -> ConfigLoader | None:
-    """Return what Hydra composes from now; None if it is not ready to compose."""
+    """Return Hydra's present loader of configs; None outside of `search_path`."""
     hydra = GlobalHydra.instance()
     return hydra.config_loader() if hydra.is_initialized() else None
 
 
 def sources() -> list[ConfigSource]:
-    """Return the places that Hydra reads configs from now, in their order."""
+    """Return the places from which Hydra reads configs at present, in their order."""
     current = loader()
     return [] if current is None else current.get_sources()
 
@@ -175,7 +189,7 @@ def options(group: str) -> list[str]:
 
 
 def known_choices() -> ChoiceFiles:
-    """Return the choices that Hydra composes from now."""
+    """Return the choices from which Hydra composes at present; none outside of `search_path`."""
     folders = [Path(source.path) for source in sources() if isinstance(source, CheckedFolder)]
     return ChoiceFiles(folders)
 

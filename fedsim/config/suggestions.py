@@ -1,6 +1,7 @@
 """Explain mistaken choices and keys with the nearest valid spelling.
 
-All functions must be called inside `fedsim.config.compose.search_path`.
+All functions must be called inside `fedsim.config.sources.search_path`. A choice is a file
+conf/<group>/<choice>.yaml, which the override `group=choice` names.
 """
 
 import re
@@ -19,10 +20,11 @@ from fedsim.core.errors import Problem
 from fedsim.core.text import nearest
 
 OPTIONAL = ("preset", "cell")
-"""Config groups of which no choice need be made: `preset=null`."""
+"""Config groups in which the user need not choose: `preset=null`."""
 COMMAND_PARTS = ("hydra.", "small.", "debug.")
 """Beginnings of keys that are about the command line."""
 UNKNOWN_KEY = "is not a known key"
+"""The rule of problems of unknown keys, as in `fedsim.config.build.unknown`."""
 SYMBOLS = {
     "K": "cohort_size",
     "N": "num_clients",
@@ -38,7 +40,7 @@ SYMBOLS = {
     "lambda": "selector.threshold.strength (selector=fedabc selector/threshold=lambda)",
     "beta": "optimizer.momentum",
 }
-"""The words to type for the symbols of papers."""
+"""The keys to type for the symbols of papers, with the choices that have them."""
 
 
 def mistaken_choice(override: Override) -> Problem | None:
@@ -80,8 +82,10 @@ def _choice_elsewhere(group: str, choice: str) -> str:
 def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Problem:
     """Return the problem of a dotted key that `config` does not have, or that no component takes.
 
-    The key may be of a choice that was not made, misspelt, or elsewhere in the config.
+    The key may belong to a choice that the user did not make, be misspelt, or be elsewhere in the
+    config. The remedy says where.
     """
+    # 1. The known keys next to it, at the innermost mapping that the config has
     parent, _, name = path.rpartition(".")
     while parent and not has_key(config, parent):
         parent, _, name = parent.rpartition(".")
@@ -93,6 +97,7 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
         siblings = [str(key) for key in node if key not in ("_target_", "hydra", name)]
     misspelt = unknown(name, siblings, parent)
 
+    # 2. A key of other choices
     takers = _takers(config, path, files)
     if takers:
         remedies = [f"it is a key of {takers}"]
@@ -102,6 +107,7 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
             remedies.append(misspelt.remedy)
         return Problem(path, ..., UNKNOWN_KEY, "; or ".join(remedies))
 
+    # 3. The same name elsewhere, or a symbol of a paper; otherwise the nearest spelling
     places = [] if parent else _places(config, path, files)
     symbol = SYMBOLS.get(path.rpartition(".")[2])
     if symbol and symbol.split()[0] not in [place.split()[0] for place in places]:

@@ -1,8 +1,8 @@
-"""Check a value of a config against the annotation of the parameter that it is for.
+"""Check a value of a config against the type annotation of its parameter.
 
-The annotations are those that hyper-parameters use: plain types, `Literal`, unions, lists, tuples
-and mappings. pydantic cannot take this over: even its strict mode accepts true and 1.0 for
-`Literal[1]`.
+`fedsim.config.build` calls `conform` for each value. The supported annotations are those that
+hyper-parameters use: plain types, `Literal`, unions, lists, tuples and mappings. pydantic cannot
+take this over: even its strict mode accepts true and 1.0 for `Literal[1]`.
 """
 
 import types
@@ -30,9 +30,11 @@ TYPE_NAMES: Mapping[Any, str] = {
 
 
 def conform(value: Any, hint: Any) -> Any:
-    """Return `value` as the annotation `hint` wants it: an integer becomes a float for `float`.
+    """Return `value` in the type that the annotation `hint` requires.
 
-    Raises TypeError if the value does not fit.
+    An integer becomes a float for `float`, and a string becomes a path for `Path`.
+
+    Raises TypeError, without a message, if the value does not fit (see `describe`).
     """
     origin = get_origin(hint)
     arguments = get_args(hint)
@@ -56,6 +58,7 @@ def conform(value: Any, hint: Any) -> Any:
 
 
 def _conform_items(value: Any, hint: Any) -> Any:
+    """Return a list or tuple with items in the types that `hint` requires. Raises TypeError."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError
     item_hints = _fixed_items(hint)
@@ -74,6 +77,7 @@ def _fixed_items(hint: Any) -> tuple[Any, ...] | None:
 
 
 def _is_instance(value: Any, expected: type) -> bool:
+    """Return whether `value` fits a plain type. true is no integer, and an integer fits `float`."""
     if expected in (int, float) and isinstance(value, int):
         return not isinstance(value, bool) and not is_long(value)
     if expected is Path and isinstance(value, str):
@@ -82,6 +86,10 @@ def _is_instance(value: Any, expected: type) -> bool:
 
 
 def _convert(value: Any, expected: type) -> Any:
+    """Return `value`, an instance by `_is_instance`, in the type `expected`.
+
+    Raises TypeError for a path with an unknown user or variable, which would name a wrong folder.
+    """
     if expected is float:
         return float(value)
     if expected is Path:

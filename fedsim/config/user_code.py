@@ -28,7 +28,8 @@ Name = tuple[str, str]
 
 
 class Statement(NamedTuple):
-    """A statement at the top level of a module."""
+    """A statement at the top level of a module: the names that it binds (assigns, defines or
+    imports), the names that it uses, and its source without comments and docstrings."""
 
     binds: set[str]
     uses: set[Name]
@@ -36,7 +37,8 @@ class Statement(NamedTuple):
 
 
 _parsed: dict[str, tuple[ModuleSpec, list[Statement]]] = {}
-"""Modules as they were when they were imported. Later edits do not reach this process."""
+"""The statements of modules as they were when first read, which is when Python imports them. Later
+edits do not change the code that this process runs."""
 
 
 def user_code(config: Mapping[str, Any]) -> str | None:
@@ -44,11 +46,12 @@ def user_code(config: Mapping[str, Any]) -> str | None:
 
     The text is like "helpers 8c01..., my_lab 3f2a...". Returns None if there is no such module.
     """
+    # 1. Follow names from the classes of the config to everything that they use.
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT_KEYS}
     text = json.dumps(relevant, default=str)
     to_visit = re.findall(r'"_target_": "([^"]+)\.(\w+)"', text)
     visited: set[Name] = set()
-    needed: dict[str, dict[int, str]] = {}
+    needed: dict[str, dict[int, str]] = {}  # texts of statements by module and position
     while to_visit:
         module, name = to_visit.pop()
         if (module, name) in visited:
@@ -58,6 +61,8 @@ def user_code(config: Mapping[str, Any]) -> str | None:
             if name == ALL or name in statement.binds or not statement.binds:
                 needed.setdefault(module, {})[number] = statement.text
                 to_visit += statement.uses
+
+    # 2. Hash the needed statements of each module in their order.
     hashes = []
     for module, texts in sorted(needed.items()):
         source = "\n".join(texts[number] for number in sorted(texts))
@@ -121,6 +126,7 @@ def _note_names(node: ast.AST, spec: ModuleSpec, statement: Statement) -> None:
         base = resolve_name("." * level + module, spec.parent)
         for alias in node.names:
             statement.binds.add((alias.asname or alias.name).partition(".")[0])
+            # `alias.name` may be a name in the module `base`, or a module itself: note both
             statement.uses.add((base, alias.name))
             statement.uses.add((f"{base}.{alias.name}".lstrip("."), ALL))
 
@@ -129,4 +135,5 @@ class _WithoutTexts(ast.NodeTransformer):
     """Removes docstrings and other constants that are statements of their own."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        """Return the statement, or None to remove it."""
         return None if isinstance(node.value, ast.Constant) else node

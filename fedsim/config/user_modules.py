@@ -21,7 +21,7 @@ REMEDY = (
 
 
 def not_imported(module: str) -> str | None:
-    """Return why a config may not have `module` imported; None if it may. Imports nothing."""
+    """Return why fedsim does not import `module` for a config; None if it does. Imports nothing."""
     top, *below = module.split(".")
     refusal = "and is not imported for a config"
     if "__main__" in below:
@@ -65,12 +65,14 @@ def _is_installed(package: str) -> bool:
 
 @cache
 def _installed_folders() -> frozenset[Path]:
+    """Return the folders of installed packages and of Python's own modules."""
     names = ("purelib", "platlib", "stdlib", "platstdlib")
     return frozenset(Path(sysconfig.get_path(name)).resolve() for name in names)
 
 
 @cache
 def _requires_fedsim(package: str) -> bool:
+    """Return whether a distribution that has the top-level `package` requires fedsim."""
     for distribution in packages_distributions().get(package, []):
         for requirement in requires(distribution) or []:
             if requirement.replace("_", "-").lower().startswith(DISTRIBUTION):

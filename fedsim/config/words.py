@@ -1,4 +1,10 @@
-"""Overrides (`key=value`): read single ones, and expand those with several values into jobs."""
+"""Overrides: the words `key=value` of a command line, and of presets.
+
+This file reads single overrides, replaces names from papers by fedsim's, and expands sweeps
+(overrides with several values) into jobs. Functions that ask which config groups there are see the
+choices that Hydra composes from at the moment (`fedsim.config.sources.search_path`); outside of it
+there are none.
+"""
 
 import math
 import re
@@ -34,7 +40,7 @@ BAD_INPUT: tuple[type[Exception], ...] = (
 
 
 def parse(words: Sequence[str]) -> list[Override]:
-    """Return the overrides that `words` are. Raises `ConfigError` with all malformed ones."""
+    """Return the overrides of `words`, in order. Raises `ConfigError` with all malformed words."""
     collector = ProblemCollector()
     overrides = [collector.run(parse_one, word) for word in words]
     check(*collector.problems)
@@ -42,7 +48,7 @@ def parse(words: Sequence[str]) -> list[Override]:
 
 
 def parse_one(word: str) -> Override:
-    """Return the override that `word` is. Raises `ConfigError`.
+    """Return the override of one word. Raises `ConfigError` if it is malformed.
 
     If Hydra is ready to compose, `glob(...)` stands for the choices of the group.
     """
@@ -74,13 +80,15 @@ def _unreadable(word: str) -> Problem:
 def quoted(key: str, value: str) -> str:
     """Return the word that sets `key` to the text `value`, in quotes for fedsim and for the
     shell."""
+    # Hydra's grammar: in quotes, only backslashes directly before a quote are doubled.
     escaped = re.sub(r'(\\*)"', r'\1\1\\"', value)
     last_backslashes = value[len(value.rstrip("\\")) :]
     return shlex.quote(f'{key}="{escaped}{last_backslashes}"')
 
 
 def meant(word: str) -> str:
-    """Return `word` with the choices that it means: `selector=gpfl` for `selector=GPFL`."""
+    """Return `word` with names of choices in fedsim's spelling: `selector=gpfl` for
+    `selector=GPFL`."""
     key, _, value = word.partition("=")
     group = key.lstrip("+")
     if not re.fullmatch(r"[\w., -]+", value) or not options(group):
@@ -91,15 +99,17 @@ def meant(word: str) -> str:
 
 
 def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
-    """Return `words` without the shorthands of papers.
+    """Return `words` with the shorthands of papers (`SHORTHANDS`) written out.
 
     `selector=gpfl selector.alpha=0,1` becomes `selector=gpfl selector/exploration=fixed
-    selector.exploration.value=0,1`. A selector without such a group may have a key of that name.
+    selector.exploration.value=0,1`. A shorthand counts only if the selector has its group: another
+    selector may have a key of that name.
     """
     words = [meant(word) for word in words]
-    values = dict(word.partition("=")[::2] for word in words)
+    values = dict(word.partition("=")[::2] for word in words)  # each value by its key
     if SHORTHANDS.keys().isdisjoint(values):
         return words
+    # 1. The groups that the chosen selectors have
     preset = values.get("preset", "")
     if "selector" in values:
         names = values["selector"].split(",")
@@ -111,6 +121,8 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     for name in names:
         if files.has("selector", name):
             groups.update(files.subgroups("selector", name))
+
+    # 2. Replace the shorthands whose group is among them
     long_words: list[str] = []
     for word in words:
         key, _, value = word.partition("=")
@@ -129,7 +141,7 @@ def words_of(values: Mapping[str, Any]) -> list[str]:
 
 
 def without_sweeps(words: Sequence[str]) -> list[str]:
-    """Return the words that have one value."""
+    """Return the words with a single value."""
     overrides = zip(words, parse(words), strict=True)
     return [word for word, override in overrides if not override.is_sweep_override()]
 
@@ -141,20 +153,20 @@ def is_plain_assignment(override: Override) -> bool:
 
 
 def is_no_choice(override: Override) -> bool:
-    """Return whether an override is `group=null`, which Hydra writes as `~group`."""
+    """Return whether an override is `group=null`. fedsim allows it for Hydra's `~group`."""
     is_null = is_plain_assignment(override) and override.value() is None
     return is_null and bool(options(override.key_or_group))
 
 
 def as_hydra_reads(override: Override) -> str:
-    """Return the word that an override is, with `~group` in place of `group=null`."""
+    """Return the word of an override as Hydra reads it: `~group` in place of `group=null`."""
     if is_no_choice(override):
         return f"~{override.key_or_group}"
     return override.input_line or ""
 
 
 def key_of(override: Override) -> str:
-    """Return what an override sets: a key, or a group with its package."""
+    """Return the key that an override sets, or the group, with its package if it names one."""
     return override.get_key_element().lstrip("+~")
 
 
@@ -164,7 +176,8 @@ def typed_in(override: Override) -> str:
 
 
 def expand(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return the words of each job of a sweep: every combination, the last key changing fastest.
+    """Return the words of each job of a sweep: every combination of values. The values of the last
+    key change fastest.
 
     A later override replaces an earlier one of the same key. Raises `ConfigError` for more than
     MAX_JOBS jobs.
@@ -173,7 +186,8 @@ def expand(overrides: Sequence[Override]) -> list[list[str]]:
     for override in overrides:
         key = override.get_key_element()
         if options(override.key_or_group):
-            key = key.lstrip("~")
+            key = key.lstrip("~")  # `~group` and `group=choice` are about the same
+        # one more than allowed is enough to notice that there are too many
         words_by_key[key] = list(islice(values_of(override), MAX_JOBS + 1))
     num_jobs = math.prod(map(len, words_by_key.values()))
     swept = ", ".join(key for key, words in words_by_key.items() if len(words) > 1)
@@ -217,7 +231,8 @@ def values_of(override: Override) -> Iterator[str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the message of a library's error in one line."""
+    """Return the message of a library's error in one line: the first one, or the first two if the
+    first ends in a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

@@ -1,5 +1,10 @@
-"""Read YAML files of conf/: their values, and the comment at the head of a file that describes
-them."""
+"""Read YAML files of conf/ and --config-dir: their values, and the comment at the head of a file
+that describes it.
+
+The head has prose, whose first sentence is shown in lists, and then fields such as `#   source:
+...`. The package of a file, a notion of Hydra, is the dotted key below which its keys are in a
+config; a line `# @package <key>` sets it.
+"""
 
 import re
 from collections.abc import Mapping
@@ -44,6 +49,7 @@ class Loader(YAML_LOADER):  # type: ignore[misc]
         return content
 
 
+# The plain values of Hydra's grammar for overrides, by the YAML tag that they get.
 DIGITS = r"(?:0|[1-9](?:_?\d)*)"
 POINT = rf"{DIGITS}\.|{DIGITS}?\.\d(?:_?\d)*"
 PLAIN_VALUES = {
@@ -109,16 +115,18 @@ def head_of(text: str) -> tuple[str, dict[str, str]]:
 
 
 def first_sentence(text: str) -> str:
+    """Return the text up to the first end of a sentence that a capital letter follows."""
     return re.split(r"(?<=[.!?])\s+(?=[A-Z])", text, maxsplit=1)[0]
 
 
 def spelt(name: str) -> str:
-    """Return a name in the spelling that is compared: in small letters, with _ for -."""
+    """Return a name in the spelling in which names are compared: small letters, and _ for -."""
     return name.lower().replace("-", "_")
 
 
 def other_names(fields: Mapping[str, str]) -> list[str]:
-    """Return what the literature calls a choice, from the field `also` at the head of its file."""
+    """Return the names of a choice in the literature, from the field `also` at the head of its
+    file."""
     return spelt(fields.get("also", "")).replace(",", " ").split()
 
 

@@ -145,6 +145,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def _no_wait(name: str, flags: int) -> int:
+    """Open a file without waiting, for `open`."""
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -226,6 +227,7 @@ def open_no_link(path: Path, mode: str) -> BinaryIO:
 
 
 def _no_link(name: str, flags: int) -> int:
+    """Open a file unless it is a link, for `open`."""
     # 0o666 are the permissions of a new file, less the user's umask, as with `open`
     return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 

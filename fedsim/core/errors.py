@@ -103,6 +103,7 @@ def between(
 
 
 def _must_be(value: float) -> str:
+    """Return the beginning of a rule; it says that a number must be finite if this one is not."""
     if value <= LARGEST:
         return "must be "
     return "must be finite in float32 and " if math.isfinite(value) else "must be finite and "

@@ -59,6 +59,8 @@ class Streams:
     init_seed: int | None = None
 
     def _entropy(self, purpose: Purpose, key: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the numbers that define a stream: the seed for this purpose, the purpose and the
+        key."""
         seed = None
         if purpose in (Purpose.PARTITION, Purpose.SERVER_SPLIT, Purpose.HOLDOUT):
             seed = self.partition_seed

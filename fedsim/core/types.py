@@ -106,6 +106,7 @@ class Population:
 
     @property
     def num_clients(self) -> int:
+        """The number N of clients."""
         return len(self.sizes)
 
     @property

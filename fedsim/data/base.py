@@ -1,7 +1,8 @@
 """The interface of data sets, and the form of a loaded one.
 
-A `Dataset` (a config) loads a `LoadedData`: labelled training and test samples with what fedsim has
-to know about them. Shapes: n samples, C channels.
+A config chooses a `Dataset`, which loads a `LoadedData`: labelled training and test samples, with
+the facts about them that fedsim needs. An owner is the natural client of a sample, such as its
+writer; partition=natural makes clients of owners. Shapes: n samples, C channels.
 """
 
 import math
@@ -25,13 +26,14 @@ from fedsim.core.parameters import Problems, parameters
 class SampleSource(ABC):
     """Training samples that are made when they are needed, in place of a tensor [n, ...].
 
-    A row must be a function of its position only; results are then the same as with all samples in
-    memory. Rows have the form that a model receives and are not normalised again.
+    A row must be a function of its position only. Results are then the same as with all samples in
+    memory. Rows have the form that a model receives; fedsim does not normalise them.
     """
 
     dtype = torch.float32
 
     def __init__(self, count: int, input_shape: tuple[int, ...]) -> None:
+        """There are `count` samples, each of the shape `input_shape`."""
         self.shape = (count, *input_shape)
 
     def __len__(self) -> int:
@@ -65,7 +67,7 @@ class Samples:
 
     @property
     def tensor(self) -> Tensor:
-        """The samples `x` in memory. Raises `DataError` if samples are made on demand."""
+        """The tensor `x`. Raises `DataError` if samples are made on demand."""
         if isinstance(self.x, Tensor):
             return self.x
         raise DataError(
@@ -84,6 +86,7 @@ class TokenShape(tuple[int, ...]):
         return shape
 
     def __getnewargs__(self) -> tuple[int, int]:
+        """Return the arguments with which a copy or an unpickled shape is made."""
         return self[0], self.vocabulary
 
 
@@ -121,6 +124,7 @@ class LoadedData:
         self._check_split("test", self.test, self.test_owners)
 
     def _check_split(self, split: str, samples: Samples, owners: Ints | None) -> None:
+        """Raise `DataError` unless the samples of a split have a usable form, labels and values."""
         _check_form(samples, split, owners)
         check_labels(samples.y, self.num_classes, split)
         if isinstance(samples.x, Tensor):
@@ -144,7 +148,8 @@ class LoadedData:
     ) -> "LoadedData":
         """Return the data in `tensors`: `train_x`, `train_y`, `test_x` and `test_y`.
 
-        `train_owners` and `test_owners` are optional. `others` and `named` are further fields.
+        `train_owners` and `test_owners` are optional. `others` are the fields after `std` by
+        position, `named` those by name.
         """
         train = Samples(tensors["train_x"], tensors["train_y"])
         test = Samples(tensors["test_x"], tensors["test_y"])
@@ -163,10 +168,10 @@ class LoadedData:
         return shape if self.vocabulary is None else TokenShape(shape[0], self.vocabulary)
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return samples in the form that a model receives.
+        """Return samples `x` in the form that a model receives.
 
-        Images [n, C, ...] become float32: (pixel / 255 - mean) / std. Values stay as they are if
-        `mean` is None. Texts stay int64.
+        Images [n, C, ...] become float32: (pixel / 255 - mean) / std. If `mean` is None, values
+        become float32 and are not changed otherwise. Texts stay int64.
         """
         if self.vocabulary is not None:
             return x
@@ -180,7 +185,8 @@ class LoadedData:
 
 
 def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
-    """Raise `DataError` unless there are samples, with a label and perhaps an owner each."""
+    """Raise `DataError` unless there are samples, and each has a label (and an owner, if there are
+    owners)."""
     if not isinstance(samples.x, Tensor | SampleSource):
         raise DataError(_not_a_tensor(split, "samples", samples.x))
     if not isinstance(samples.y, Tensor):
@@ -194,6 +200,7 @@ def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
 
 
 def _not_a_tensor(split: str, what: str, value: object) -> str:
+    """Return the message for samples or labels that are no tensor."""
     kind = type(value).__name__
     rule = f"the {split} {what} must be a torch tensor, not {kind}"
     return f"{rule}; torch.as_tensor makes a tensor of an array"
@@ -221,6 +228,10 @@ def check_labels(y: Tensor, num_classes: int, split: str) -> None:
 
 
 def _check_numbers(values: Tensor, count: int, what: str, source: str) -> None:
+    """Raise `DataError` unless `values` are int64 in 0..count - 1.
+
+    The message calls them `what`, and `source` the quantity that `count` is.
+    """
     if values.dtype != torch.int64:
         raise DataError(f"the {what} must be int64, not {values.dtype}")
     if not len(values):
@@ -237,24 +248,25 @@ class Dataset(ABC):
 
     Subclasses add keyword-only parameters. `data_dir` is the folder that has the source files, or
     gets them by download; `cache_dir` is the folder for decoded tensors.
+
+    fedsim calls `source_problem` and `form` before it starts the first job, and `load` when a run
+    begins. `fedsim doctor` calls `inspect`.
     """
 
     data_dir: Path
     cache_dir: Path
 
     def source_problem(self) -> Problem | None:
-        """Return a problem with `data_dir` that shows before files are read.
-
-        fedsim calls this for all jobs before it starts the first one.
-        """
+        """Return a problem with `data_dir` that shows before files are read, or None."""
         return None
 
     def form(self) -> tuple[tuple[int, ...], int] | None:
-        """Return the shape of a sample and the number of classes, if known before reading."""
+        """Return the shape of a sample and the number of classes; None: reading must tell."""
         return None
 
     def absent(self) -> list[str]:
-        """Name what `load` needs, would not download, and is not on disk; read no file.
+        """Name the files and folders that `load` needs, that are not on disk and that it would not
+        download. Read no file.
 
         Example: `train/ in /data/insects`.
         """
@@ -265,7 +277,7 @@ class Dataset(ABC):
         self.require_present(f"data_dir={self.data_dir}")
 
     def require_present(self, key: str) -> None:
-        """Raise `DataError` if anything is `absent`; `key` is the setting that may be wrong."""
+        """Raise `DataError` if anything is `absent`; `key` is the config key that may be wrong."""
         missing = self.absent()
         if missing:
             raise DataError(
@@ -283,13 +295,15 @@ class Dataset(ABC):
 
 @parameters
 class ImageSet(Dataset):
-    """A data set of images with `channels` channels, normalised with `mean` and `std`."""
+    """The base class of data sets of images with `channels` channels, normalised with `mean` and
+    `std`."""
 
     channels: ClassVar[int] = 1
     mean: list[float]
     std: list[float]
 
     def problems(self) -> Problems:
+        """Yield the problems of `mean` and `std`."""
         yield from normalisation_problems(self.mean, self.std, self.channels)
 
 
@@ -299,6 +313,7 @@ def log_normal_sizes(mean: float, deviation: float, normal: Floats) -> Ints:
     `mean` is their expectation, `deviation` the standard deviation of their logarithms and `normal`
     standard normal numbers.
     """
+    # the second term makes the expectation `mean`
     sizes = mean * exp(deviation * normal - deviation**2 / 2)
     return np.maximum(np.round(sizes).astype(np.int64), 1)
 

@@ -1,7 +1,8 @@
 """A cache of tensors on disk, and checksums of the source files of data sets.
 
-Decoded or generated tensors are costly, so they are stored in safetensors files. Every read
-verifies a checksum over the tensors; a damaged file is made again.
+Data sets decode or generate their tensors by `load_or_build` and the two functions that are based
+on it. Tensors are stored in safetensors files, whose names hold a hash of everything that the
+tensors depend on. Every read verifies a checksum over the tensors; a damaged file is made again.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ from fedsim.core.disk import memory_of_machine
 from fedsim.core.errors import DataError, Problem, rule
 
 FORMAT = "1"
+"""The version of the files' format; files of another version are made again."""
 LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
 """Names of files that systems leave in folders, besides names that begin with a dot."""
 NOT_GENERATING = ("mean", "std", "hold")
@@ -55,7 +57,10 @@ def load_or_build(path: Path, build: Callable[[], dict[str, Tensor]]) -> dict[st
 def load_or_generate(
     dataset: Any, name: str, version: int, build: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Return generated tensors, from the cache if they were generated with equal parameters."""
+    """Return the tensors that `build` generates, from the cache if it has them.
+
+    `name` begins the name of the file, and `version` is the version of the generator.
+    """
     key = digest({"key": parameters_key(version, dataset)})
     return load_or_build(dataset.cache_dir / f"{name}-{key[:32]}.safetensors", build)
 
@@ -124,9 +129,10 @@ def load_or_decode(
 ) -> tuple[dict[str, Tensor], str]:
     """Return the tensors that `decode` makes of the files below `root`, and the files' checksum.
 
-    Both are cached in a file whose name begins with `prefix`. They are made again if the path, the
-    size or the modification time of a source file changes. Links are followed, so anything that
-    depends on the name of a link (a class, a split) must be among the `facts`.
+    Both are cached in a file whose path begins with `prefix`. They are made again if the path, the
+    size or the modification time of a source file changes, or if the `facts` differ. The paths are
+    those behind links, so anything that depends on the name of a link (a class, a split) must be
+    among the `facts`.
     """
     stats = []
     for file in files:
@@ -168,7 +174,8 @@ def _read(path: Path) -> dict[str, Tensor] | None:
 
 
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
-    # The lock admits one writer, so this is a rest of a killed one, or perhaps a link.
+    """Write a file of the cache completely or not at all; the caller holds its lock."""
+    # One process writes at a time, so a temporary file here is a killed process's, or a link.
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.unlink(missing_ok=True)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -180,6 +187,7 @@ def _write(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _metadata(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Return the metadata that a sound file with these tensors has."""
     return {"format": FORMAT, "sha256": digest(tensors)}
 
 
@@ -208,7 +216,7 @@ def is_hidden(path: Path) -> bool:
 def require_memory(need: float, what: str, limit: float = math.inf) -> None:
     """Raise `DataError` if `need` bytes exceed `limit`, or the memory of the machine.
 
-    `what` names what needs the memory.
+    `what` is the file or data set that needs the memory, for the message.
     """
     limit = min(limit, memory_of_machine())
     if need > limit:

@@ -27,9 +27,11 @@ class Digits(ImageSet):
     """1,797 images of 8x8 pixels in 10 classes; a fixed fifth of each class is the test set."""
 
     def form(self) -> tuple[tuple[int, ...], int]:
+        """Return the shape of an image and the number of classes."""
         return (1, 8, 8), NUM_CLASSES
 
     def load(self) -> LoadedData:
+        """Return the data, with pixels scaled to 0..255."""
         table = read_table()
         pixels, labels = table[:, :-1], table[:, -1]
         images = np.round(pixels * (255 / 16))

@@ -1,4 +1,9 @@
-"""Features of a frozen backbone: computed once for a data set, and cached."""
+"""Features of a frozen backbone (a network that is not trained), computed once for a data set and
+cached.
+
+A run whose model trains on features (models/backbone.py) replaces its images by them. Shapes: n
+samples, D features, b images of a batch.
+"""
 
 import hashlib
 from dataclasses import replace
@@ -15,6 +20,7 @@ from fedsim.data.base import LoadedData, Samples
 from fedsim.data.cache import load_or_build
 
 BATCH_SIZE = 64
+"""Images that pass the backbone at a time."""
 
 
 @runtime_checkable
@@ -46,7 +52,8 @@ def extract(
     """Return `data` with float32 features [n, D] in place of the images.
 
     The features are read from the cache, or computed on `device`. `code` identifies the user's
-    classes, on which they depend, too. Raises `DataError` if the images are not uint8.
+    classes, on which the features depend, too; None: there are none. Raises `DataError` if the
+    images are not uint8.
     """
     train_x, test_x = data.train.x, data.test.tensor
     if train_x.dtype != torch.uint8:
@@ -78,6 +85,7 @@ def extract(
 
 @torch.no_grad()
 def _run_backbone(backbone: nn.Module, images: Tensor, device: torch.device, split: str) -> Tensor:
+    """Return the features [n, D] of `images` on the CPU, and show progress on the terminal."""
     batches = track(
         images.split(BATCH_SIZE),
         f"features of {split} images on {device}",

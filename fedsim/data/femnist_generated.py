@@ -1,7 +1,8 @@
 """Synthetic handwriting in the format of FEMNIST, for use without FEMNIST.
 
-Results on it are not results on FEMNIST. Shapes: n images, W writers, C classes, Q control points
-of a glyph, P points of a curve.
+Results on it are not results on FEMNIST. A glyph is the shape of a character: a curve that Q
+control points define and that is drawn at P points. Writers are the owners of images. Shapes: n
+images, W writers, C classes.
 """
 
 from typing import Annotated, NamedTuple
@@ -72,6 +73,7 @@ class FemnistGenerated(ImageSet):
     seed: CountOrZero
 
     def problems(self) -> Problems:
+        """Yield a problem for each size that exceeds its maximum."""
         max_writers = MAX_GLYPHS // max(self.num_classes, 1)
         max_samples = MAX_IMAGES // max(self.num_writers, 1)
         remedy = "raise num_classes"
@@ -81,9 +83,11 @@ class FemnistGenerated(ImageSet):
         yield from super().problems()
 
     def form(self) -> tuple[tuple[int, ...], int]:
+        """Return the shape of an image and the number of classes."""
         return (1, SIDE, SIDE), self.num_classes
 
     def load(self) -> LoadedData:
+        """Return the data, generated or from the cache."""
         tensors = load_or_generate(self, "femnist_generated", GENERATOR_VERSION, self._build)
         identifying = dict(tensors)
         identifying.pop("test_owners", None)  # the fingerprint is older than these
@@ -123,6 +127,7 @@ class FemnistGenerated(ImageSet):
         return np.concatenate(labels).astype(np.int64), np.repeat(writers, counts)
 
     def _handwriting(self, rng: np.random.Generator) -> Handwriting:
+        """Return random glyphs, and how each writer changes them."""
         num_writers, num_classes, style = self.num_writers, self.num_classes, self.style
         slants = style * rng.standard_normal(num_writers)
         sizes = exp(style / 2 * rng.standard_normal((num_writers, 2)))
@@ -146,7 +151,8 @@ class FemnistGenerated(ImageSet):
         pixels = np.empty((len(labels), SIDE * SIDE), np.uint8)
         for start in range(0, len(labels), CHUNK):
             rows = slice(start, start + CHUNK)
-            y, w = labels[rows], writers[rows]
+            y = labels[rows]
+            w = writers[rows]
             controls = handwriting.glyphs[y] + handwriting.shifts[w, y]  # [n, Q, 2]
             controls += (noise * rng.standard_normal(controls.shape)).astype(np.float32)
             curves = (basis[:, :, None] * controls[:, None]).sum(2)  # [n, P, 2]
@@ -180,7 +186,7 @@ def _spline_basis() -> Floats32:
 def _ink(curves: Floats32, pen_widths: Floats32) -> Floats32:
     """Return the ink of each pixel [n, 784] for curves [n, P, 2].
 
-    It is a Gaussian of the distance to the nearest point of the curve.
+    It is a Gaussian function of the pixel's distance to the nearest point of the curve.
     """
     axis = np.linspace(-1.2, 1.2, SIDE, dtype=np.float32)
     across = (axis[None, None] - curves[:, :, :1]) ** 2  # [n, P, 28]

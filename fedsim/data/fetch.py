@@ -1,4 +1,7 @@
-"""Download of missing files, by one process at a time."""
+"""Download missing files, by one process at a time.
+
+Data sets and backbones call this; the function `fetch` that they pass does the download itself.
+"""
 
 import socket
 from collections.abc import Callable
@@ -19,8 +22,9 @@ def source_problem(
 ) -> Problem | None:
     """Return the problem with `data_dir` if files in `folder` can be neither read nor fetched.
 
-    `missing()` names the files that are not there; `need` is how many bytes they take (0: unknown).
+    `missing()` names the files that are not there; `need` is the bytes that they take (0: unknown).
     """
+    # from the top down, so that the problem names the highest folder at fault
     between = [place for place in (folder, *folder.parents) if data_dir in place.parents]
     problem = reading_problem("data_dir", data_dir, between[::-1])
     if problem is None and missing():

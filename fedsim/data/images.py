@@ -1,6 +1,7 @@
 """Decoding of image files into tensors, and images in folders named after their classes.
 
-The layout of the folders is that of torchvision's ImageFolder.
+The layout of the folders is that of torchvision's ImageFolder. parquet.py uses `decode` and
+`FromPath`, too. Shapes: n images, C channels, H and W pixels of height and width.
 """
 
 import io
@@ -44,7 +45,7 @@ start other programs."""
 CHUNK = 512
 """Images that a thread decodes at a time."""
 Side = Annotated[int, Interval(ge=1, le=4096)]
-"""Height and width in pixels to which images are scaled."""
+"""Height and width in pixels of the square to which images are scaled."""
 
 
 def decode(
@@ -62,7 +63,7 @@ def decode(
         sources: One object for each image, such as its path.
         mode: "L" (grey) or "RGB"; None takes grey if all images are grey, and RGB otherwise.
         size: Height and width to scale to; None requires images of one size.
-        name: What messages call the data set.
+        name: The name of the data set in messages.
 
     Raises `DataError` with `name` and the image that cannot be used.
     """
@@ -75,6 +76,7 @@ def decode(
     def read_header(number: int) -> Image.Image:
         return _open_image(read(sources[number]), describe(number), header_only=True)
 
+    # 1. The mode and the size of all images, from the headers
     if mode is None:
         all_grey = all(read_header(number).mode in GREY for number in range(count))
         mode = "L" if all_grey else "RGB"
@@ -83,6 +85,7 @@ def decode(
     require_memory(math.prod(shape), f"{name}: {count:,} images of {width}x{height} pixels")
     result = np.empty(shape, np.uint8)
 
+    # 2. Decode all images into `result`, chunk by chunk in threads (Pillow decodes without the GIL)
     def decode_chunk(start: int) -> None:
         for number in range(start, min(start + CHUNK, count)):
             image = _open_image(read(sources[number]), describe(number))
@@ -99,6 +102,8 @@ def decode(
     decode_chunk(0)  # finds most mistakes before the thread pool starts
     with ThreadPoolExecutor() as pool:
         list(pool.map(decode_chunk, range(CHUNK, count, CHUNK)))
+
+    # 3. Channels first
     pixels = torch.from_numpy(result)
     return pixels.permute(0, 3, 1, 2).contiguous() if mode == "RGB" else pixels[:, None]
 
@@ -128,9 +133,10 @@ def _open_image(content: bytes, name: str, *, header_only: bool = False) -> Imag
 
 @parameters
 class FromPath(Dataset):
-    """A data set at `path`, which is absolute or relative to the working folder or to data_dir."""
+    """The base class of data sets at `path`, which is absolute, or relative to the working folder
+    or to data_dir."""
 
-    channels = None
+    channels = None  # known only after reading, unless a subclass sets it
     path: str
     mean: list[float] | None
     """Mean of each channel; None is 0.5."""
@@ -140,6 +146,7 @@ class FromPath(Dataset):
     """The checksum that the files must have (see `SourceFiles.sha256`); None accepts any."""
 
     def problems(self) -> Problems:
+        """Yield the problems of `path`, of `mean` and `std`, and of `sha256`."""
         yield rule(
             bool(self.path), "path", self.path, "must name a file or folder", "dataset.path=..."
         )
@@ -147,17 +154,19 @@ class FromPath(Dataset):
         yield sha256_problem(self.sha256)
 
     def source_problem(self) -> Problem | None:
+        """Return a problem if `path` would have to be in a `data_dir` that cannot be read."""
         here, below_data_dir = self._places()
         if here.exists():
             return None
         return reading_problem("data_dir", self.data_dir, [below_data_dir])
 
     def _places(self) -> list[Path]:
-        """The two places that `path` may mean, the first one first."""
+        """Return the two places that `path` may mean; the first one has precedence."""
         path = user_path(self.path)
         return [path, self.data_dir / path]
 
     def _searched(self) -> str:
+        """Return both places in words, for messages."""
         return " or ".join(str(place.absolute()) for place in self._places())
 
 
@@ -183,15 +192,18 @@ class ImageFolder(FromPath):
 
     @property
     def channels(self) -> int:  # type: ignore[override]
+        """1 for grey images, 3 for coloured ones."""
         return 1 if self.grey else 3
 
     def absent(self) -> list[str]:
+        """Name the folder train/ or test/ that is missing."""
         root = self._root()
         if not (root / "train").is_dir():
             return [f"train/ in {self._searched()}"]
         return [] if (root / "test").is_dir() else [f"test/ in {root.absolute()}"]
 
     def _root(self) -> Path:
+        """Return the first place of `path` that has a folder train/."""
         places = self._places()
         for place in places:
             if (place / "train").is_dir():
@@ -199,7 +211,8 @@ class ImageFolder(FromPath):
         return places[0]
 
     def inspect(self) -> tuple[Listing, Listing]:
-        """Return the training and the test images. Raises `DataError`."""
+        """Return the training and the test images. Raises `DataError` if they differ in their
+        classes, or as `_list_images`."""
         self.require_present(f"dataset.path={self.path}")
         train, test = (_list_images(self._root() / split) for split in ("train", "test"))
         differing = sorted(set(train.classes) ^ set(test.classes))
@@ -211,6 +224,7 @@ class ImageFolder(FromPath):
         return train, test
 
     def load(self) -> LoadedData:
+        """Return the data, decoded or from the cache."""
         train, test = self.inspect()
         root = self._root()
         mode = "L" if self.grey else "RGB"
@@ -225,6 +239,8 @@ class ImageFolder(FromPath):
                 tensors[f"{split}_y"] = torch.tensor(listing.labels)
             return tensors
 
+        # Links are followed when files are compared with the cache, so the names of files and the
+        # classes that follow from them are a part of its key.
         names = []
         for listing in (train, test):
             relative = [file.relative_to(root).as_posix() for file in listing.files]

@@ -1,7 +1,12 @@
 """Any image-classification data set in the Hugging Face layout: parquet files with encoded images.
 
-The name of a file, or of its folder, says to which split its rows belong. A column that the config
-does not name is found by its type (images) or its name (labels).
+The name of a file, or of its folder, says to which split its rows belong: train, test or
+validation. A split may be divided into several files, its shards. The owner of a row is its natural
+client, such as the writer of a text. A column that the config does not name is found by its type
+(images) or its name (labels).
+
+`Parquet.load` reads each file, joins the rows of all files, training rows first, and decodes the
+images. Shapes: n samples.
 """
 
 import hashlib
@@ -53,7 +58,7 @@ SPLITS = {
 }
 """The split that a word in the name of a file or folder stands for."""
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
-"""The name of a shard, such as train-00000-of-00002."""
+"""The name of a shard, such as train-00000-of-00002: what precedes, number, count, what follows."""
 COPY = re.compile(r"[ _-]*\bcopy( \d+)?$|( - copy)? ?\(\d+\)$", re.IGNORECASE)
 """The end of a name that systems and browsers give to a copy: `train (1)`, `train copy`."""
 ROW_BYTES = 300
@@ -68,9 +73,9 @@ MAX_EXPANSION = 1000
 class Parquet(FromPath):
     """Parquet files at `path`, which is a file or a folder.
 
-    Without a test split, the validation split is the test set. Without either, a fixed random
-    `test_fraction` of all rows is. Images are bytes, or structs with a field `bytes`; labels are
-    integers or strings.
+    Without a test split, the validation split becomes the test set. Without either, a random
+    `test_fraction` of all rows does, which is the same in every run. Images are bytes, or structs
+    with a field `bytes`; labels are integers or strings.
     """
 
     image_column: str | None
@@ -85,6 +90,7 @@ class Parquet(FromPath):
     """Height and width to which images are scaled; None keeps their size."""
 
     def absent(self) -> list[str]:
+        """Name the missing shards, or the missing file if there is none at all."""
         _, files = self._find_files()
         return _missing_shards(files) if files else [f"a parquet file at {self._searched()}"]
 
@@ -98,7 +104,11 @@ class Parquet(FromPath):
         return places[0], []
 
     def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
-        """Return the place of the files, and the files of each split. Only footers are read."""
+        """Return the place of the files, and the files of each split.
+
+        Only the files' footers are read. Raises `DataError` if a file has no usable columns, if
+        rows would be read twice, or if there is no training split.
+        """
         self.require_present(f"dataset.path={self.path}")
         root, paths = self._find_files()
         splits: dict[str, list[Path]] = {}
@@ -118,8 +128,10 @@ class Parquet(FromPath):
         return root, splits
 
     def load(self) -> LoadedData:
+        """Return the data, from the cache if the same files were decoded in the same way before."""
         root, splits = self.inspect()
         sources = SourceFiles(root)
+        # everything that the decoded tensors depend on; its hash names the file in the cache
         facts = []
         for split, files in splits.items():
             for file in files:
@@ -148,9 +160,10 @@ class Parquet(FromPath):
         )
 
     def _columns(self, path: Path, schema: "pa.Schema") -> list[str]:
-        """Return the columns of images and labels of a file, and of clients if it has one.
+        """Return the names of a file's columns of images, labels and, if it has one, clients.
 
-        For images in structs, the first name is that of the field: `image.bytes`.
+        For images in structs, the first name is the name of the field: `image.bytes`. Raises
+        `DataError` if the file has no such columns of images and labels.
         """
         with_bytes = [field.name for field in schema if _holds_bytes(field.type)]
         image = _pick_column("image_column", self.image_column, with_bytes, path, schema)
@@ -180,7 +193,7 @@ class Parquet(FromPath):
             require_memory(total_bytes, f"dataset.path={self.path}")
             images += _encoded_images(table, path)
             tables.append(_without_categories(table.remove_column(0)))
-            rows = _concatenate(tables, path)
+            rows = _concatenate(tables, path)  # after each file, so that an error names the file
         num_train = sum(table.num_rows for table in tables[: len(train_files)])
         train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
         labels, num_classes = _class_labels(rows, label_column)
@@ -194,9 +207,10 @@ class Parquet(FromPath):
         return tensors
 
     def _read_table(self, path: Path, sources: SourceFiles) -> tuple["pa.Table", int, str]:
-        """Return the rows of a file, the memory that they need, and the column of labels.
+        """Return the rows of a file, the memory that they need, and the name of the label column.
 
-        Raises `DataError` before reading if they need too much memory.
+        The first column holds the images. Raises `DataError` before reading if the rows need too
+        much memory.
         """
         import pyarrow as pa
 
@@ -214,8 +228,9 @@ class Parquet(FromPath):
     def _split_rows(self, num_train: int, num_rows: int | None) -> tuple[Ints, Ints]:
         """Return the positions of the training rows and of the test rows.
 
-        `num_train` rows are of the training split; the test split's follow them. `num_rows` counts
-        both; None: there is no test split. Raises `DataError` if one would be empty.
+        The first `num_train` rows are those of the training split, and the rows of the test split
+        follow. `num_rows` is the number of rows of both; None: there is no test split. Raises
+        `DataError` if one of them would be empty.
         """
         if num_rows is not None:
             for split, count in (("train", num_train), ("test", num_rows - num_train)):
@@ -238,9 +253,9 @@ class Parquet(FromPath):
 def _split_of(file: Path, root: Path, *, is_only_file: bool) -> str:
     """Return the split of a file below `root`.
 
-    A word in its name decides ("train-00000-of-00002"), otherwise a word in its folder's name. The
-    only file is training data if its name says no split, or several. Raises `DataError` for one of
-    several such files.
+    A word in the file's name decides ("train-00000-of-00002"), otherwise a word in its folder's
+    name. If these words name no split, or several, the only file of a data set is training data.
+    One of several files raises `DataError`.
     """
     names = [file.stem]
     if root not in (file, file.parent):
@@ -261,9 +276,11 @@ def _split_of(file: Path, root: Path, *, is_only_file: bool) -> str:
 def _require_unique_rows(files: Sequence[Path], split: str) -> None:
     """Raise `DataError` if the files hold the rows of a split twice.
 
-    This is so if they lie in two folders (two versions or configs), if one is a copy of another, or
-    if they divide the rows into two different numbers of shards.
+    fedsim concludes this if they lie in two folders (two versions or configs), if one is a copy of
+    another, or if they divide the rows into two different numbers of shards.
     """
+    # What all files with equal key must have in common, and the first of these files. The key "" is
+    # for all files, whose folder must be the same.
     variants: dict[str, tuple[object, Path]] = {"": (files[0].parent, files[0])}
     for file in files:
         name = COPY.sub("", file.stem)
@@ -281,8 +298,8 @@ def _require_unique_rows(files: Sequence[Path], split: str) -> None:
 
 
 def _missing_shards(files: Sequence[Path]) -> list[str]:
-    """Name the shards that are not there, by the numbers in the names of the others."""
-    present: dict[tuple[Path, str, int], set[int]] = {}
+    """Name the shards that are not there. The names of the other shards tell how many there are."""
+    present: dict[tuple[Path, str, int], set[int]] = {}  # by folder, name and count
     for file in files:
         shard = SHARD.fullmatch(file.stem)
         if shard:
@@ -313,7 +330,8 @@ def _data_errors(path: Path) -> Iterator[None]:
 
 
 def _open(path: Path, source: Any, **options: Any) -> Any:
-    """Open a parquet file. The checksums of its pages are verified, if it has any (few do)."""
+    """Return the parquet file opened. The checksums of its pages are verified, if it has any (few
+    files do)."""
     import pyarrow.parquet as pq
 
     with _data_errors(path):
@@ -323,7 +341,10 @@ def _open(path: Path, source: Any, **options: Any) -> Any:
 def _pick_column(
     key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema"
 ) -> str:
-    """Return the column `name`, or the only one of the `candidates` if `name` is None."""
+    """Return the column `name`, or the only one of the `candidates` if `name` is None.
+
+    Raises `DataError` if there is none, or several. `key` is the config key for the message.
+    """
     fitting = candidates if name is None else [column for column in schema.names if column == name]
     if len(fitting) != 1:
         possible = " and ".join(fitting) or "none of them"
@@ -347,7 +368,7 @@ def _bytes_needed(metadata: Any, columns: Sequence[str]) -> int:
 
 
 def _without_categories(table: "pa.Table") -> "pa.Table":
-    """Replace the columns of categories by columns of their values."""
+    """Return the table with plain columns in place of dictionary-encoded ones (categories)."""
     for index, column in enumerate(table.columns):
         if _is(column.type, "dictionary"):
             values = column.cast(column.type.value_type)
@@ -356,7 +377,10 @@ def _without_categories(table: "pa.Table") -> "pa.Table":
 
 
 def _concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
-    """Return the rows of all tables. `latest` is the file of the last one, for the message."""
+    """Return the rows of all tables as one. `latest` is the file of the last table, for messages.
+
+    Raises `DataError` if columns of equal name have types that do not fit together.
+    """
     import pyarrow as pa
 
     try:
@@ -387,6 +411,7 @@ def _encoded_images(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
 
 
 def _holds_bytes(kind: "pa.DataType") -> bool:
+    """Return whether a column of this type may hold encoded images: bytes, or structs of these."""
     if _is(kind, "struct"):
         index = kind.get_field_index("bytes")
         return index >= 0 and _holds_bytes(kind.field(index).type)
@@ -403,7 +428,8 @@ def _is(kind: "pa.DataType", *names: str) -> bool:
 def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
     """Return the labels [n] and the number of classes.
 
-    Integer labels stay as they are; other values are numbered in sorted order.
+    Integer labels stay as they are; other values are numbered in sorted order. Raises `DataError`
+    if integers are out of range.
     """
     values = _values(table, name, "label_column")
     if not np.issubdtype(values.dtype, np.integer):
@@ -436,10 +462,10 @@ def _num_named_classes(table: "pa.Table", name: str) -> int:
 
 
 def _owners(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:
-    """Return `train_owners` [n_train], and `test_owners` [n_test] with the same numbers.
+    """Return `train_owners` [n_train] and `test_owners` [n_test]: the number of each row's owner.
 
-    A test owner without training rows is -1. There are no `test_owners` if one of the test rows
-    names no owner.
+    Owners are numbered in the sorted order of their names. A test owner without training rows is
+    -1. There are no `test_owners` if one of the test rows names no owner.
     """
     train_names = _values(table.take(train), name, "client_column")
     known, numbers = np.unique(train_names, return_inverse=True)

@@ -1,8 +1,9 @@
 """Synthetic(alpha, beta): a data set whose clients differ by two parameters.
 
 Source: Li et al., "Federated Optimization in Heterogeneous Networks" (FedProx, MLSys 2020), section
-5.1. Each owner (client) has random generators of its own, so its samples can be made at any time.
-Shapes: n owners, d features, C classes.
+5.1. An owner is the natural client of its samples. Each owner has random streams of its own, so its
+samples can be made at any time, alone and in the same way. Shapes: n owners, d features, C classes,
+m samples.
 """
 
 from functools import cached_property
@@ -40,12 +41,14 @@ Spread = Annotated[float, Interval(ge=0, le=1_000_000)]
 
 @parameters
 class Synthetic(Dataset):
-    """Classes that each owner's linear model assigns to features around the owner's mean.
+    """Random features around each owner's mean, with the classes that the owner's linear model
+    assigns to them.
 
-    Owner k draws u ~ N(0, alpha^2), W [C, d] and b [C] ~ N(u, 1), B ~ N(0, beta^2) and v [d] ~
+    Each owner draws u ~ N(0, alpha^2), W [C, d] and b [C] ~ N(u, 1), B ~ N(0, beta^2) and v [d] ~
     N(B, 1). Its samples are x ~ N(v, Sigma), where Sigma is diagonal with Sigma_jj = j^-1.2, and
     y = argmax(W x + b). As in the published code, alpha and beta are standard deviations. An owner
-    has a log-normal number of training samples, and as many test samples as all others, within 1.
+    has a log-normal number of training samples. The numbers of test samples of owners differ by at
+    most 1.
     """
 
     num_owners: Annotated[int, Interval(ge=1, le=1_000_000)]
@@ -64,6 +67,7 @@ class Synthetic(Dataset):
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)]
 
     def problems(self) -> Problems:
+        """Yield a problem for each size that exceeds its maximum."""
         num_features = max(self.num_features, 1)
         max_samples = MAX_SAMPLES
         remedy = "lower num_owners"
@@ -78,9 +82,11 @@ class Synthetic(Dataset):
         yield at_most("test_samples", self.test_samples, max_test, "lower num_features")
 
     def form(self) -> tuple[tuple[int, ...], int]:
+        """Return the shape of a sample and the number of classes."""
         return (self.num_features,), self.num_classes
 
     def load(self) -> LoadedData:
+        """Return the data; training samples are made on demand unless `hold` is `memory`."""
         tensors = load_or_generate(self, "synthetic", GENERATOR_VERSION, self._build)
         key = parameters_key(GENERATOR_VERSION, self)
         source = OwnerSamples(self)
@@ -126,7 +132,7 @@ class Synthetic(Dataset):
             train_y[train_start:train_end] = _labels(models, x, counts)
 
             counts = self.test_counts[owners]
-            no_numbers = np.empty((len(owners), 0))
+            no_numbers = np.empty((len(owners), 0))  # the means come from the training stream
             x = self._draw(owners, counts, TEST_STREAM, no_numbers)
             self._move(x, means, counts)
             test_start, test_end = test_end, test_end + len(x)
@@ -143,6 +149,7 @@ class Synthetic(Dataset):
 
         The samples [sum of counts, d] are the first `counts` [n] of each owner, owner after owner.
         """
+        # B and v of each owner: the first 1 + d numbers of its training stream
         normal = np.empty((len(owners), 1 + self.num_features))
         x = self._draw(owners, counts, TRAIN_STREAM, normal)
         means = (self.beta * normal[:, :1] + normal[:, 1:]).astype(np.float32)
@@ -165,6 +172,7 @@ class Synthetic(Dataset):
 
     def _move(self, x: Floats32, means: Floats32, counts: Ints) -> None:
         """Turn standard normal `x` into N(mean of the owner, Sigma), in place."""
+        # the standard deviations: roots of Sigma_jj = j^-1.2
         x *= (np.arange(1, self.num_features + 1) ** -0.6).astype(np.float32)
         x += np.repeat(means, counts, axis=0)
 
@@ -209,7 +217,7 @@ def _labels(models: tuple[Floats, Floats], x: Floats32, counts: Ints) -> Ints:
     weights, biases = models
     labels = np.empty(len(x), np.int64)
     starts = np.cumsum(counts) - counts
-    for count in np.unique(counts).tolist():  # owners with equally many samples in one product
+    for count in np.unique(counts).tolist():  # one product for owners with equally many samples
         owners = np.flatnonzero(counts == count)
         rows = starts[owners, None] + np.arange(count)
         logits = x[rows].astype(np.float64) @ weights[owners] + biases[owners, None]
@@ -230,12 +238,15 @@ class OwnerSamples(SampleSource):
 
         An owner's samples come from one stream, so the ones before the last needed are made, too.
         """
+        # 1. The owner of each position, and the index of the sample among the owner's
         owner_of_position = np.searchsorted(self.ends, positions, side="right")
         starts = self.ends - self.dataset.counts
         index_in_owner = positions - starts[owner_of_position]
+        # 2. The samples of these owners, up to the last needed one of each
         owners, which_owner = np.unique(owner_of_position, return_inverse=True)
         counts = np.zeros(len(owners), np.int64)
         np.maximum.at(counts, which_owner, index_in_owner + 1)
+        # 3. Their rows among the samples made
         first_rows = np.cumsum(counts) - counts
         _, x = self.dataset.features(owners, counts)
         return torch.from_numpy(x[first_rows[which_owner] + index_in_owner])

@@ -1,6 +1,6 @@
 """Synthetic text by simulated speakers, for predicting the next character.
 
-Results on it are not results on a language.
+Results on it are not results on a language. A token is the number of a character. Shapes: n texts.
 """
 
 from typing import Annotated
@@ -38,9 +38,10 @@ class TextGenerated(Dataset):
     """Texts of `length` characters, each with the character that follows; owners are the speakers.
 
     The language has `num_words` made-up words, whose frequencies follow Zipf's law. A speaker
-    multiplies them by exp(`style` times a standard normal number) and draws words independently,
-    which gives a stream of characters; each position of it gives a sample. A speaker has a
-    log-normal number of training samples. Its test samples come from a second stream.
+    multiplies each frequency by exp(`style` times a standard normal number). It draws words
+    independently by these products, which gives a stream of characters. Each position of the stream
+    gives a sample. A speaker has a log-normal number of training samples. Its test samples come
+    from a second stream.
     """
 
     num_speakers: Annotated[int, Interval(ge=1, le=100_000)]
@@ -53,12 +54,14 @@ class TextGenerated(Dataset):
     seed: CountOrZero
 
     def problems(self) -> Problems:
+        """Yield a problem for each size that exceeds its maximum."""
         max_samples = MAX_CHARACTERS // max(self.length, 1)
         max_per_speaker = max_samples // max(self.num_speakers, 1)
         yield at_most("samples_per_speaker", self.samples_per_speaker, max_per_speaker)
         yield at_most("test_samples", self.test_samples, max_samples)
 
     def load(self) -> LoadedData:
+        """Return the data, generated or from the cache. Tokens are uint8 in the cache."""
         tensors = load_or_generate(self, "text_generated", GENERATOR_VERSION, self._build)
         fingerprint = f"text_generated {digest(tensors)}"
         tensors["train_x"] = tensors["train_x"].long()
@@ -115,9 +118,10 @@ def made_up_words(count: int, rng: np.random.Generator) -> list[str]:
 
 def spoken(words: list[str], shares: Floats, count: int, rng: np.random.Generator) -> Tokens:
     """Return `count` tokens of words that are drawn by their `shares`, with spaces between."""
-    shortest = min(map(len, words)) + 1
-    drawn = rng.choice(len(words), count // shortest + 1, p=shares)
-    text = " ".join(words[number] for number in drawn.tolist())[:count]
+    shortest = min(map(len, words)) + 1  # with the space after it
+    # as many words as are needed if all are the shortest
+    word_numbers = rng.choice(len(words), count // shortest + 1, p=shares)
+    text = " ".join(words[number] for number in word_numbers.tolist())[:count]
     return _TOKEN_OF_BYTE[np.frombuffer(text.encode(), np.uint8)]
 
 

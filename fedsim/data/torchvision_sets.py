@@ -47,7 +47,7 @@ MEGABYTES = {"MNIST": 67, "FashionMNIST": 86, "EMNIST": 2900, "CIFAR10": 360, "C
 
 
 class _TorchvisionSet(ImageSet):
-    """A data set in files that torchvision's class `source` downloads."""
+    """The base class of data sets in files that torchvision's class `source` downloads."""
 
     source: str
 
@@ -57,9 +57,11 @@ class _TorchvisionSet(ImageSet):
 
     @property
     def _download_bytes(self) -> int:
+        """The approximate bytes of a download."""
         return 1_000_000 * MEGABYTES[self.source]
 
     def source_problem(self) -> Problem | None:
+        """Return the problem of a `data_dir` from which files can be neither read nor fetched."""
         folder, _ = self._files()
         return source_problem(folder, self.data_dir, self.files_to_fetch, self._download_bytes)
 
@@ -72,7 +74,7 @@ class _TorchvisionSet(ImageSet):
         """Download the files if they are absent; `options` are for torchvision."""
         folder, names = self._files()
         for name in set(names) - set(self.files_to_fetch()):
-            stat_of(folder / name)
+            stat_of(folder / name)  # raises for a folder or a pipe, which torchvision would read
 
         def fetch() -> None:
             _fetch(self.source, self.data_dir, **options)
@@ -90,6 +92,7 @@ class _TorchvisionSet(ImageSet):
 
 
 def _fetch(source: str, data_dir: Path, **options: Any) -> None:
+    """Download the files by making an object of torchvision's class `source`."""
     import torchvision
 
     getattr(torchvision.datasets, source)(str(data_dir), download=True, **options)
@@ -111,6 +114,7 @@ class MNISTLike(_TorchvisionSet):
     of MNIST and FashionMNIST must have their known MD5 as well."""
 
     def problems(self) -> Problems:
+        """Yield the problems of `split`, of `mean` and `std`, and of `sha256`."""
         if self.source == "EMNIST":
             is_known = self.split in EMNIST
             allowed = ", ".join(EMNIST)
@@ -122,6 +126,7 @@ class MNISTLike(_TorchvisionSet):
         yield sha256_problem(self.sha256)
 
     def form(self) -> tuple[tuple[int, ...], int]:
+        """Return the shape of an image and the number of classes."""
         return (1, 28, 28), 10 if self.split is None else EMNIST[self.split]
 
     def _files(self) -> tuple[Path, list[str]]:
@@ -135,6 +140,7 @@ class MNISTLike(_TorchvisionSet):
         return self.data_dir / self.source / "raw", names
 
     def load(self) -> LoadedData:
+        """Return the data, after downloading absent files and verifying all."""
         folder, names = self._files()
         options = {} if self.split is None else {"split": self.split}
         self._require_downloaded(**options)
@@ -166,6 +172,7 @@ class MNISTLike(_TorchvisionSet):
         return images[:, None]
 
     def _from_zero(self, labels: Tensor) -> Tensor:
+        """Return labels that begin at 0; EMNIST's letters are numbered from 1."""
         return labels.long() - (1 if self.split == "letters" else 0)
 
 
@@ -202,19 +209,23 @@ class CIFAR(_TorchvisionSet):
 
     @property
     def _torchvision_class(self) -> Any:
+        """The class of torchvision, which lists the files and their checksums."""
         import torchvision
 
         return getattr(torchvision.datasets, self.source)
 
     def _files(self) -> tuple[Path, list[str]]:
+        """Return the folder and the names of the files."""
         kind = self._torchvision_class
         names = [name for name, _ in (*kind.train_list, *kind.test_list)]
         return self.data_dir / kind.base_folder, names
 
     def form(self) -> tuple[tuple[int, ...], int]:
+        """Return the shape of an image and the number of classes."""
         return (3, 32, 32), 10 if self.source == "CIFAR10" else 100
 
     def load(self) -> LoadedData:
+        """Return the data, after downloading absent files and verifying all."""
         self._require_downloaded()
         train_files = self._torchvision_class.train_list
         test_files = self._torchvision_class.test_list

@@ -1,4 +1,10 @@
-"""Frozen networks of torchvision and timm as feature extractors, without their classifier."""
+"""Frozen networks (backbones) of torchvision and timm as feature extractors, without their
+classifier.
+
+A head is a model that is trained on the features of a frozen network; models/heads.py has the heads
+that a config can choose. data/features.py computes the features once and replaces the images by
+them, so that a head never receives images in training. Shapes: b images, D features.
+"""
 
 import io
 import json
@@ -29,10 +35,11 @@ from fedsim.models.shapes import MAX_INPUT_SIZE, Chain, Shape, require_images
 InputSize = Annotated[int, Interval(ge=32, le=MAX_INPUT_SIZE)]
 """Height and width in pixels to which images are scaled."""
 WRAPPERS = ("state_dict", "model")
-"""Keys under which training scripts save the state dict of a network, next to other states."""
+"""Keys under which training scripts save the state dict of a network, next to other state."""
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 """Mean and standard deviation of each of three channels, for pixels in [0, 1]."""
 IMAGENET: Normalisation = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""The usual normalisation for networks that were trained on ImageNet."""
 
 
 class TruncatedNetwork(nn.Module):
@@ -52,6 +59,7 @@ class TruncatedNetwork(nn.Module):
         self.normalisation = normalisation
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the features [b, D] of `images` [b, C, H, W]."""
         x = images.float().div(255)
         if x.shape[1] == 1:
             x = x.expand(-1, 3, -1, -1)
@@ -64,9 +72,9 @@ class TruncatedNetwork(nn.Module):
 
 @dataclass(eq=False, repr=False)
 class Head(Chain):
-    """Layers that are trained on the features of a frozen network.
+    """The base class of heads: layers that are trained on the features of a frozen network.
 
-    The network receives images [1 or 3, H, W].
+    The frozen network receives images [1 or 3, H, W].
     """
 
     choice = ""
@@ -76,13 +84,13 @@ class Head(Chain):
 
     def __post_init__(self) -> None:
         nn.Module.__init__(self)
-        self.sources = SourceFiles(Path())
+        self.sources = SourceFiles(Path())  # the files of weights that are read
         require_images(self.input_shape, f"model={self.choice}", 1, (1, 3))
 
 
 @parameters
 class LibraryHead(Head):
-    """A head on the features of a network of torchvision or timm."""
+    """The base class of heads on the features of a network of torchvision or timm."""
 
     cut = ""
     """The layer of torchvision's network whose flattened input is the features; "" for timm, whose
@@ -101,6 +109,7 @@ class LibraryHead(Head):
 
     @property
     def _is_timm(self) -> bool:
+        """Whether the network is one of timm's; torchvision's always have a `cut`."""
         return not self.cut
 
     def backbone_key(self) -> str:
@@ -120,6 +129,7 @@ class LibraryHead(Head):
 
     def load_backbone(self, data_dir: Path) -> TruncatedNetwork:
         """Return the frozen network with its weights. Raises `DataError`."""
+        # Libraries draw weights from torch's global generator; its state is restored afterwards.
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.backbone_seed)
             network = _new_network(self.backbone, is_timm=self._is_timm).requires_grad_(False)
@@ -136,6 +146,7 @@ class LibraryHead(Head):
     def _load_weights(
         self, network: nn.Module, removed_layers: Sequence[str], data_dir: Path
     ) -> None:
+        """Load the file of weights into `network`. Raises `DataError` if they do not fit."""
         if self.weights == "imagenet":
             path = _imagenet_file(self.backbone, data_dir, self.sources)
         else:
@@ -174,11 +185,11 @@ class LibraryHead(Head):
 
 
 def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
-    """Return the `cut` before the last linear layer, and the number of features.
+    """Return the `cut` of a network, its last linear layer ("" for timm), and the features' number.
 
-    Nothing is computed. Raises `ConfigError` for `library` if timm is not installed, for `backbone`
-    if there is no such model or layer, and for `input_size` if the network does not accept images
-    of that size.
+    The network passes a tensor without data, so nothing is computed. Raises `ConfigError` for
+    `library` if timm is not installed, for `backbone` if there is no such model or layer, and for
+    `input_size` if the network does not accept images of that size.
     """
     if is_timm:
         kind = "model of timm (timm.list_models())"
@@ -217,16 +228,18 @@ def _network_without_data(name: str, *, is_timm: bool) -> nn.Module:
 
 
 def _new_network(name: str, *, is_timm: bool) -> nn.Module:
+    """Return a network of a library with random weights."""
     if is_timm:
         return _timm().create_model(name, pretrained=False, num_classes=0)
     options: dict[str, Any] = {}
+    # the two networks that scale their inputs themselves, as their ImageNet weights require
     if name in ("googlenet", "inception_v3"):
         options = {"init_weights": True, "transform_input": True}
     return _torchvision().get_model(name, weights=None, **options)
 
 
 def _timm_config(network: nn.Module) -> dict[str, Any]:
-    """Return what timm says of a network; nothing for torchvision's."""
+    """Return timm's description of a network; an empty mapping for torchvision's networks."""
     return dict(getattr(network, "pretrained_cfg", None) or {})
 
 
@@ -239,6 +252,7 @@ def _torchvision() -> Any:
 
 
 def _timm() -> Any:
+    """Return the module timm. Raises `ConfigError` if it is not installed."""
     try:
         return import_module("timm")
     except ImportError as error:
@@ -268,8 +282,8 @@ def _parse(
 ) -> Mapping[str, Tensor]:
     """Return the state dict in a file's content, without the removed layers.
 
-    Those may have been trained on other classes. `version` is assumed for a state dict that names
-    no version of its network.
+    The removed layers may have been trained on other classes. `version` is assumed for a state dict
+    that names no version of its network.
     """
     if suffix == ".safetensors":
         state: Any = load(content)
@@ -280,7 +294,7 @@ def _parse(
                 state = state[key]
                 break
     prefixes = tuple(f"{layer}." for layer in removed_layers)
-    remaining = OrderedDict[str, Tensor]()
+    remaining = OrderedDict[str, Tensor]()  # a dict would not take the attribute `_metadata`
     for key, value in state.items():
         if not key.startswith(prefixes):
             remaining[key] = value
@@ -290,6 +304,7 @@ def _parse(
 
 
 def _url(name: str) -> str:
+    """Return the address of torchvision's default weights of a network."""
     return str(_torchvision().get_model_weights(name).DEFAULT.url)
 
 

@@ -17,6 +17,7 @@ class CNN(Chain):
         super().__init__()
         require_images(input_shape, "model=cnn", 18)
         channels, *sides = input_shape
+        # a convolution takes 2 pixels from each side's length, and pooling halves it
         height, width = (((side - 2) // 2 - 2) // 2 - 2 for side in sides)
         self.layers = nn.Sequential(
             nn.Conv2d(channels, 32, 3),

@@ -1,4 +1,4 @@
-"""Heads that are trained on the features of a frozen network."""
+"""Heads: models that are trained on the features of a frozen network (see models/backbone.py)."""
 
 import json
 from collections import OrderedDict
@@ -41,8 +41,8 @@ tpu/models/official/efficientnet/lite)."""
 class FrozenFeatures(LibraryHead):
     """A head in place of the last linear layer of the frozen network `backbone`.
 
-    It has one linear layer, or two with ReLU between them. The number of features that it receives
-    is measured.
+    It has one linear layer, or two with ReLU between them. `measure` finds out the number of
+    features that it receives.
     """
 
     choice = "frozen_features"
@@ -52,6 +52,7 @@ class FrozenFeatures(LibraryHead):
     """The library of the backbone; None is torchvision."""
 
     def problems(self) -> Problems:
+        """Yield a problem for parameters that do not fit the library or the kind of weights."""
         yield rule(
             self.library != "timm" or self.weights != "imagenet",
             "weights",
@@ -125,6 +126,8 @@ class EfficientNetHead(Head):
     """A multiple of 32, because the network halves images five times."""
 
     def problems(self) -> Problems:
+        """Yield a problem for too many hidden units, or for a size of images that is no multiple of
+        32."""
         yield too_many_parameters("hidden", self.hidden, [WIDTH, self.hidden, self.num_classes])
         is_multiple = self.input_size % 32 == 0
         yield rule(is_multiple, "input_size", self.input_size, "must be a multiple of 32")

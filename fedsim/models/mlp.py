@@ -42,4 +42,5 @@ class Logistic(nn.Module):
         self.linear = nn.Linear(math.prod(input_shape), num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return logits [b, num_classes] for b samples [b, ...]."""
         return self.linear(x.flatten(1))

@@ -79,11 +79,13 @@ class _Block(nn.Module):
             self.project = nn.Sequential(convolution, make_norm(width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the block's output [b, width, H / stride, W / stride]."""
         y = F.relu(self.norm1(self.conv1(x)))
         y = self.norm2(self.conv2(y))
         return torch.relu(y + self._shortcut(x))
 
     def _shortcut(self, x: Tensor) -> Tensor:
+        """Return `x` in the shape of the block's output."""
         if self.project is not None:
             return self.project(x)
         if self.added_channels == 0:

@@ -1,6 +1,7 @@
-"""What models share: a chain of layers, and checks of shapes and sizes.
+"""The parts that models share: a chain of layers, and checks of shapes and sizes.
 
-The checks raise `ConfigError` with the model's name.
+The constructors of models call the checks, which raise `ConfigError`. `model` is the model's name
+in messages, such as `model=cnn`. Shapes: C channels, H and W pixels of height and width.
 """
 
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ class Chain(nn.Module):
     """A model whose only child is the sequence of its layers."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the last layer."""
         (layers,) = self.children()
         output: Tensor = layers(x)
         return output
@@ -32,7 +34,8 @@ class Chain(nn.Module):
 def require_images(
     input_shape: Shape, model: str, min_side: int, channels: tuple[int, ...] = ()
 ) -> None:
-    """Raise unless samples are images [C, H, W] of at least `min_side` x `min_side` pixels.
+    """Raise `ConfigError` unless samples are images [C, H, W] of at least `min_side` x `min_side`
+    pixels.
 
     C must be one of `channels`, if any are given.
     """
@@ -47,19 +50,20 @@ def require_images(
 
 
 def require_numbers(input_shape: Shape, model: str) -> None:
-    """Raise if samples are texts, whose token ids are not numbers to compute with."""
+    """Raise `ConfigError` if samples are texts, whose token ids are not numbers to compute with."""
     if isinstance(input_shape, TokenShape):
         raise _misfit(input_shape, f"{model} reads images or features")
 
 
 def require_text(input_shape: Shape, model: str) -> TokenShape:
-    """Return the shape of texts; raise if samples are something else."""
+    """Return the shape of texts. Raises `ConfigError` if samples are something else."""
     if isinstance(input_shape, TokenShape):
         return input_shape
     raise _misfit(input_shape, f"{model} reads texts, int64 ids of tokens")
 
 
 def _misfit(input_shape: Shape, need: str) -> ConfigError:
+    """Return the error of a model that `need`s other samples than the data set has."""
     if isinstance(input_shape, TokenShape):
         shape = f"texts of {input_shape[0]} tokens"
     else:
@@ -74,7 +78,7 @@ def _misfit(input_shape: Shape, need: str) -> ConfigError:
 def too_many_parameters(key: str, value: Any, widths: Sequence[int]) -> Problem | None:
     """Return the problem of `key` if linear layers between `widths` exceed `MAX_PARAMETERS`.
 
-    The layers need not exist yet.
+    `widths` are the numbers of inputs and outputs of consecutive layers, which need not exist yet.
     """
     count = sum((inputs + 1) * outputs for inputs, outputs in pairwise(widths))
     text = (

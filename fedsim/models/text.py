@@ -1,4 +1,7 @@
-"""Models that predict the token after a text: a recurrent network and a multilayer perceptron."""
+"""Models that predict the token after a text: a recurrent network and a multilayer perceptron.
+
+A token is the number of a character or word. Shapes: b texts.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +13,9 @@ from fedsim.models.shapes import Shape, require_text, too_many_parameters
 class TextGRU(nn.Module):
     """Embeddings, a gated recurrent unit (GRU), and a linear layer on its last state.
 
-    `embedding` is the number of values of a token, `hidden` that of the state. The unit is
-    `torch.nn.GRU`'s (Cho et al. 2014), in plain operations, which run for several clients at once.
+    `embedding` is the number of values that stand for a token, `hidden` the number of values of the
+    state. The unit is `torch.nn.GRU`'s (Cho et al. 2014), in plain operations, which the engine can
+    run for several clients at once.
     """
 
     def __init__(
@@ -35,7 +39,7 @@ class TextGRU(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits [b, num_classes] for texts [b, length]."""
         inputs = self.from_input(self.embedding(tokens))
-        num_gates = 2 * self.hidden
+        num_gates = 2 * self.hidden  # the first columns: the reset gates, then the update gates
         state = inputs.new_zeros(inputs.shape[0], self.hidden)
         for token_input in inputs.unbind(1):
             from_state = self.from_state(state)

@@ -1,6 +1,7 @@
 """The interface of partitions, and functions that several of them share.
 
-A partition divides the training set among clients. Shapes: n samples, N clients, C classes.
+A partition divides the training set, without the samples of the server, among clients.
+`fedsim.partitions.division` calls it. Shapes: n samples, N clients, C classes.
 """
 
 from abc import ABC, abstractmethod
@@ -18,9 +19,10 @@ Indices = Ints
 
 @dataclass(frozen=True)
 class Labelled:
-    """The data that a partition may use.
+    """The data that a partition may use: `labels` [n] of the samples, and the number of classes.
 
-    `owners` [n] are the natural clients of the samples; None if the data set has none.
+    `owners` [n] are the natural clients of the samples, such as their writers; None if the data set
+    does not say.
     """
 
     labels: Ints
@@ -40,8 +42,9 @@ class Partition(ABC):
     ) -> Sequence[Indices]:
         """Return `num_clients` disjoint arrays of positions in `data.labels`, one for each client.
 
-        A list or a `ClientPositions`, which is faster for many clients. Raises `DataError` if the
-        data cannot be divided in this way.
+        The result may be a list or a `ClientPositions`, which is faster for many clients. Not every
+        sample need be used. `rng` is a random stream of the run. Raises `DataError` if the data
+        cannot be divided in this way.
         """
 
 
@@ -60,7 +63,7 @@ def largest_remainder(shares: Floats, total: int) -> Ints:
 def require_samples(num_samples: int, num_clients: int, min_per_client: int, setting: str) -> None:
     """Raise `DataError` if there are fewer than `min_per_client` samples for each client.
 
-    `setting` is the key and value that requires them.
+    `setting` is the config key with the value that requires them, for the message.
     """
     needed = num_clients * min_per_client
     if num_samples < needed:
@@ -72,5 +75,5 @@ def require_samples(num_samples: int, num_clients: int, min_per_client: int, set
 
 
 def shuffled_by_class(labels: Ints, num_classes: int, rng: np.random.Generator) -> list[Indices]:
-    """Return the positions of each class in random order."""
+    """Return an array for each of the C classes: the positions of its samples in random order."""
     return [rng.permutation(np.flatnonzero(labels == label)) for label in range(num_classes)]

@@ -24,10 +24,10 @@ from fedsim.partitions.base import (
 
 @parameters
 class DirichletClass(Partition):
-    """Each class is divided among the clients in proportions ~ Dir(alpha 1_N).
+    """A partition that divides each class among the clients in random proportions ~ Dir(alpha 1_N).
 
-    Source: FedABC; Yurochkin et al., 2019. The shuffled samples of a class are cut at the rounded
-    cumulative proportions.
+    1_N is a vector of N ones. Source: FedABC; Yurochkin et al., 2019. The shuffled samples of a
+    class are cut at the rounded cumulative proportions.
     """
 
     alpha: Positive
@@ -39,9 +39,10 @@ class DirichletClass(Partition):
     min_size: CountOrZero
     """Every client must have this many samples; otherwise the partition is drawn again."""
     max_tries: Annotated[int, Ge(1), Le(100_000)]  # about a millisecond each
-    """Draws after which `split` raises `DataError`."""
+    """Number of draws after which `split` raises `DataError`."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Return the first draw in which every client has enough samples."""
         min_size = max(self.min_size, 1)
         setting = f"partition.min_size={self.min_size}"
         require_samples(len(data.labels), num_clients, min_size, setting)
@@ -58,6 +59,7 @@ class DirichletClass(Partition):
         )
 
     def _draw(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Return the positions of each client in one draw, in random order."""
         pieces: list[list[Indices]] = [[] for _ in range(num_clients)]
         sizes = np.zeros(num_clients, np.int64)
         mean_size = len(data.labels) / num_clients
@@ -66,6 +68,7 @@ class DirichletClass(Partition):
             if self.balanced:
                 shares = _restrict(shares, sizes < mean_size)
                 shares = shares / shares.sum()
+            # without the last sum, 1, at which nothing is cut; rounding may exceed 1
             cumulative = np.clip(np.cumsum(shares)[:-1], 0, 1)
             cuts = np.round(cumulative * len(positions)).astype(np.int64)
             for client, piece in enumerate(np.split(positions, cuts)):
@@ -77,7 +80,7 @@ class DirichletClass(Partition):
 def _restrict(shares: Floats, allowed: Bools) -> Floats:
     """Return `shares` [n] where `allowed` [n] is true, and 0 elsewhere.
 
-    If nothing remains, the allowed ones are equal; if none is allowed, all are.
+    If all allowed shares are 0, they become equal. If none is allowed, all shares become equal.
     """
     restricted = np.where(allowed, shares, 0.0)
     if restricted.sum() > 0:
@@ -87,17 +90,19 @@ def _restrict(shares: Floats, allowed: Bools) -> Floats:
 
 @parameters
 class DirichletClient(Partition):
-    """Each client draws its labels from its own distribution q_i ~ Dir(alpha 1_C).
+    """A partition in which each client i draws its labels from its own distribution
+    q_i ~ Dir(alpha 1_C).
 
-    This is what "Dir(0.2)" often stands for (Hsu et al., 2019, whose alpha is C times this one).
-    The sizes of clients differ by at most 1. Clients draw one sample at a time, in an order that is
-    random in each pass. After the last sample of a class, the probabilities of the others are
-    renormalised. All samples are used.
+    1_C is a vector of C ones. This is what "Dir(0.2)" often stands for (Hsu et al., 2019, whose
+    alpha is C times this one). The sizes of clients differ by at most 1. In each pass, every client
+    draws one sample; the order of clients is random in each pass. After the last sample of a class,
+    the probabilities of the other classes are renormalised. All samples are used.
     """
 
     alpha: Positive
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Return the positions of each client, in the order in which it has drawn them."""
         num_samples = len(data.labels)
         require_samples(num_samples, num_clients, 1, "partition=dirichlet_client")
         classes = shuffled_by_class(data.labels, data.num_classes, rng)
@@ -108,7 +113,7 @@ class DirichletClient(Partition):
         for pass_number in range(int(sizes.max())):
             drawing_clients = np.flatnonzero(sizes > pass_number)
             passes.append(rng.permutation(drawing_clients))
-        turns = np.concatenate(passes)
+        turns = np.concatenate(passes)  # the client that draws each of the n samples
         parts: list[list[int]] = [[] for _ in range(num_clients)]
         for client, quantile in zip(turns, rng.random(num_samples), strict=True):
             label = _draw_class(label_mixes[client], remaining, quantile)
@@ -118,13 +123,15 @@ class DirichletClient(Partition):
 
 
 def _draw_class(probabilities: Floats, remaining: Ints, quantile: float) -> int:
-    """Return the class at a quantile of `probabilities` [C], among classes with samples remaining.
+    """Return the class at the `quantile`, in [0, 1), of the distribution `probabilities` [C].
 
-    It is uniform over these if all of their probabilities are 0.
+    Only classes with `remaining` [C] samples count. If their probabilities are all 0, they become
+    equal.
     """
     weights = _restrict(probabilities, remaining > 0)
     cumulative = np.cumsum(weights)
     last_class = int(np.flatnonzero(weights)[-1])
-    # For weights near the smallest floating-point numbers, the product may be rounded up to the sum.
+    # With weights near the smallest floating-point numbers, the product may be rounded up to the
+    # sum. The position is then beyond the last class.
     position = np.searchsorted(cumulative, quantile * cumulative[-1], side="right")
     return min(int(position), last_class)

@@ -1,7 +1,7 @@
 """The Dirichlet partition of FedCor and GPFL.
 
-Clients' label mixes are Dirichlet draws, and their sizes solve a quadratic program. Shapes: N
-clients, C classes.
+A client's label mix is its distribution of labels. Label mixes are Dirichlet draws, and the sizes
+of clients solve a quadratic program. Shapes: N clients, C classes.
 """
 
 from typing import Annotated, Literal
@@ -20,13 +20,14 @@ TOLERANCE = 1e-6
 
 @parameters
 class DirichletQP(Partition):
-    """Label mixes q_i ~ Dir(alpha p); sizes x = argmin |x|^2 subject to Q x = b, x >= 0.
+    """A partition with label mixes q_i ~ Dir(alpha p) and sizes x = argmin |x|^2 subject to
+    Q x = b, x >= 0.
 
-    p are the class frequencies. Q [C, N] holds the label mixes q_i as columns and b [C] the class
-    sizes, so that all samples are used. Client i gets floor(Q_ci x_i) samples of class c; each
-    sample that rounding leaves goes to a uniformly random client. If the program has no solution,
-    which is common below 50 clients, the label mixes are drawn again. (FedCor does not check the
-    solver's status.)
+    p [C] are the class frequencies, and x [N] the sizes of clients. Q [C, N] holds the label mixes
+    q_i as columns, and b [C] the class sizes, so that all samples are used. Client i gets
+    floor(Q_ci x_i) samples of class c. Each sample that rounding leaves goes to a uniformly random
+    client. If the program has no solution, which is common below 50 clients, the label mixes are
+    drawn again. (FedCor does not check the solver's status.)
     """
 
     alpha: Positive
@@ -41,12 +42,14 @@ class DirichletQP(Partition):
     >= 0 and scales every class to its size."""
 
     def problems(self) -> Problems:
+        """Yield a problem if the solver cannot solve a small program."""
         if self.solver != "CLARABEL":  # which is a dependency; importing cvxpy is slow
             is_usable = solve_sizes(np.eye(2), np.ones(2), self.solver) is not None
             text = "must be an installed cvxpy solver for quadratic programs"
             yield rule(is_usable, "solver", self.solver, text, "set partition.solver=CLARABEL")
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Return the positions of each client for the first label mixes that have sizes."""
         require_samples(len(data.labels), num_clients, 1, "partition=dirichlet_qp")
         class_sizes = np.bincount(data.labels, minlength=data.num_classes).astype(np.float64)
         for _ in range(self.retries + 1):
@@ -87,7 +90,7 @@ def solve_sizes(mixes: Floats, class_sizes: Floats, solver: str) -> Floats | Non
 
     present = class_sizes > 0
     num_clients = mixes.shape[1]
-    unit = class_sizes.sum() / num_clients
+    unit = class_sizes.sum() / num_clients  # the mean size: solvers work best with numbers near 1
     x = cp.Variable(num_clients, nonneg=True)
     uses_all = mixes[present] @ x == class_sizes[present] / unit
     program = cp.Problem(cp.Minimize(cp.sum_squares(x)), [uses_all])
@@ -103,7 +106,10 @@ def solve_sizes(mixes: Floats, class_sizes: Floats, solver: str) -> Floats | Non
 
 
 def _least_squares_counts(mixes: Floats, class_sizes: Floats) -> Floats:
-    """Return counts [C, N] with the class sizes as row sums, near those of the label mixes."""
+    """Return counts of samples for each class and client [C, N].
+
+    Their row sums are the class sizes, and their columns are near multiples of the label mixes.
+    """
     from scipy.optimize import nnls
 
     sizes, _ = nnls(mixes, class_sizes)
@@ -116,12 +122,15 @@ def _least_squares_counts(mixes: Floats, class_sizes: Floats) -> Floats:
 def _assign_samples(quotas: Floats, data: Labelled, rng: np.random.Generator) -> list[Indices]:
     """Return the positions of each client.
 
-    A client gets floor(quotas) [C, N] random samples of each class. The rest go to random clients.
+    A client gets floor(quotas) [C, N] random samples of each class. Other samples go to random
+    clients.
     """
     num_clients = quotas.shape[1]
     parts: list[list[Indices]] = [[] for _ in range(num_clients)]
     classes = shuffled_by_class(data.labels, data.num_classes, rng)
     for positions, quota in zip(classes, quotas, strict=True):
+        # A quota may miss a whole number by the solver's error. The last pieces of a class may then
+        # find too few samples, hence the minimum.
         counts = np.floor(quota + TOLERANCE).astype(np.int64)
         cuts = np.minimum(np.cumsum(counts), len(positions))
         *pieces, leftover = np.split(positions, cuts)

@@ -1,6 +1,8 @@
-"""The division of the training set between the clients and the server, and its file format.
+"""The division of the training set between the clients and the server, and its file format,
+partition.npz in a run's folder.
 
-It is a function of the config and the seed.
+A division is a function of the data, the config and the seed. `divide` makes it; the partition that
+the config chooses does the central step. Shapes: n samples, N clients, C classes.
 """
 
 import hashlib
@@ -21,20 +23,20 @@ from fedsim.partitions.base import Indices, Labelled, Partition, largest_remaind
 from fedsim.partitions.server_split import ServerSplit
 
 COMPRESSION = 1
-"""The level of zlib for partition.npz: for a million clients it takes a fifth of the time of the
-default, 6."""
+"""The level of zlib for partition.npz. With a million clients, it takes a fifth of the time of the
+default level, 6."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """Positions in the training set, by who holds the samples.
+    """Positions of samples in the training set, divided by who holds the samples.
 
     Attributes:
         train: Each client's training samples.
         holdout: Each client's held-out samples.
         validation: The samples on which the server validates.
         public: The samples that the server and all clients have.
-        histograms: Label counts of the clients' training samples [N clients, C classes].
+        histograms: Numbers of training samples of each client in each class [N, C].
     """
 
     train: Sequence[Indices]
@@ -58,7 +60,10 @@ class Division:
         return digest.hexdigest()
 
     def _arrays(self) -> dict[str, Ints]:
-        """Return the arrays of partition.npz: positions of all clients in one, and their sizes."""
+        """Return the arrays of partition.npz, in their order in the file.
+
+        The positions of all clients are in one array, next to an array of the clients' sizes.
+        """
         train = ClientPositions.of(self.train)
         holdout = ClientPositions.of(self.holdout)
         return {
@@ -83,7 +88,7 @@ class Division:
 
     @classmethod
     def load(cls, path: Path) -> "Division":
-        """Read a file that holds `to_bytes`.
+        """Return the division in a file that `to_bytes` has filled.
 
         Raises `DataError` if it cannot be read or does not match its hash.
         """
@@ -126,6 +131,7 @@ def divide(
     owners = None if data.owners is None else data.owners[rest]
     remaining = Labelled(data.labels[rest], data.num_classes, owners)
     parts = partition.split(remaining, num_clients, streams.generator(Purpose.PARTITION))
+    # The partition counts positions within the rest; translate them to the training set.
     in_rest = _check_parts(parts, num_clients, len(rest), type(partition).__name__)
     positions = ClientPositions(rest[in_rest.flat], in_rest.sizes)
     train, holdout = _hold_out(positions, holdout_share, streams)
@@ -134,10 +140,10 @@ def divide(
 
 
 def _histograms(data: Labelled, train: ClientPositions) -> Ints:
-    """Return the label counts of the clients [N, C]."""
+    """Return the number of training samples of each client in each class [N, C]."""
     num_clients, num_classes = len(train), data.num_classes
     clients = np.repeat(np.arange(num_clients), train.sizes)
-    bins = clients * num_classes + data.labels[train.flat]
+    bins = clients * num_classes + data.labels[train.flat]  # one number for each (client, class)
     counts = np.bincount(bins, minlength=num_clients * num_classes)
     return counts.reshape(num_clients, num_classes)
 
@@ -145,10 +151,10 @@ def _histograms(data: Labelled, train: ClientPositions) -> Ints:
 def _check_parts(
     parts: object, num_clients: int, num_samples: int, class_name: str
 ) -> ClientPositions:
-    """Return what `Partition.split`, perhaps of a user's class, has returned.
+    """Return the `parts` that `Partition.split`, perhaps of a user's class, has returned.
 
-    Raises `DataError` unless it is `num_clients` arrays of different positions. Empty arrays may be
-    of any type.
+    Raises `DataError` unless they are `num_clients` arrays of different positions in
+    0..`num_samples` - 1. Empty arrays may be of any type.
     """
     rule = (
         f"partition: {class_name}.split must return {num_clients} arrays of different positions in "
@@ -182,8 +188,9 @@ def _server_samples(
 ) -> tuple[Indices, Indices, Indices]:
     """Return the positions of the public samples, of the validation samples and of the rest.
 
-    The public samples are in random order, the others ascending. The validation set is stratified
-    (classes in proportion) and does not depend on the size of the public set.
+    The public samples are in random order, the others ascending. The validation set is stratified:
+    its classes are in proportion to those of the training set. It does not depend on the number of
+    public samples, because it is drawn first. Raises `DataError` if no sample remains.
     """
     num_samples = len(data.labels)
     num_public = server.public_samples
@@ -209,7 +216,7 @@ def _server_samples(
 def _stratified(data: Labelled, positions: Indices, count: int) -> Indices:
     """Return `count` of the `positions`, in their order, with classes in proportion.
 
-    The first ones of each class are taken.
+    They are the first positions of each class.
     """
     labels = data.labels[positions]
     frequencies = np.bincount(labels, minlength=data.num_classes).astype(np.float64)
@@ -223,7 +230,8 @@ def _hold_out(
 ) -> tuple[ClientPositions, ClientPositions]:
     """Return the clients' training and held-out positions, drawn at random.
 
-    Every client with a sample keeps one to train on. `positions` is shuffled in place.
+    A `share` of each client's samples, rounded, is held out. Every client with a sample keeps one
+    to train on. `positions` is shuffled in place.
     """
     sizes = positions.sizes
     counts = np.minimum(np.round(share * sizes).astype(np.int64), np.maximum(sizes - 1, 0))

@@ -1,4 +1,5 @@
-"""Partitions without label skew of their own: equal or skewed sizes, or one client per owner."""
+"""Partitions that do not look at labels: clients of equal or skewed sizes, or one client for each
+owner (the natural client of samples, such as their writer)."""
 
 from typing import Annotated, Literal
 
@@ -13,32 +14,36 @@ from fedsim.partitions.base import Indices, Labelled, Partition, largest_remaind
 
 
 class IID(Partition):
-    """A random permutation, cut into blocks whose sizes differ by at most 1."""
+    """A partition into random parts whose sizes differ by at most 1."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Return consecutive parts of a random permutation."""
         require_samples(len(data.labels), num_clients, 1, "partition=iid")
         return np.array_split(rng.permutation(len(data.labels)), num_clients)
 
 
 @parameters
 class QuantitySkew(Partition):
-    """Random labels; sizes are proportional to log-normal or power-law draws."""
+    """A partition into random parts whose sizes are proportional to log-normal or power-law
+    draws."""
 
     law: Literal["lognormal", "powerlaw"]
     """`lognormal`: exp(skew z) with z standard normal. `powerlaw`: u^(-1 / skew) with u uniform on
     (0, 1], a Pareto tail of index `skew` (smaller is more skewed)."""
     skew: Annotated[float, Interval(ge=0.001, le=1000)]
     min_size: Count
-    """Samples that every client gets in advance."""
+    """Number of samples that every client gets in advance; the rest is in proportion to the
+    draws."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Return consecutive parts of a random permutation."""
         num_samples = len(data.labels)
         setting = f"partition.min_size={self.min_size}"
         require_samples(num_samples, num_clients, self.min_size, setting)
         if self.law == "lognormal":
             logs = self.skew * rng.standard_normal(num_clients)
         else:
-            logs = -log(1 - rng.random(num_clients)) / self.skew
+            logs = -log(1 - rng.random(num_clients)) / self.skew  # 1 - [0, 1) is (0, 1]
         shares = exp(logs - logs.max())  # the largest share is 1, so no skew overflows
         num_shared = num_samples - num_clients * self.min_size
         sizes = self.min_size + largest_remainder(shares, num_shared)
@@ -47,7 +52,8 @@ class QuantitySkew(Partition):
 
 @parameters
 class Natural(Partition):
-    """Clients are random owners (writers, users) with at least `min_samples` samples, by number."""
+    """A partition whose clients are random owners (writers, users) with at least `min_samples`
+    samples. Clients are in the order of their owners' numbers."""
 
     min_samples: Count
     cap: Count | None
@@ -56,6 +62,7 @@ class Natural(Partition):
     """The samples that a capped client keeps: random ones, or its first in the data set."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> ClientPositions:
+        """Return the positions of each selected owner, in random order."""
         if data.owners is None:
             raise DataError(
                 "partition=natural: this data set does not say whose samples are whose; use one "
@@ -72,13 +79,15 @@ class Natural(Partition):
             )
         selected = np.sort(rng.choice(eligible, num_clients, replace=False))
         positions = by_owner.rows(selected)
+        # A cap before the shuffle keeps the first samples, a cap after it keeps random ones.
         if self.keep == "first":
             positions = self._cap(positions)
         for client_positions in positions:
-            rng.shuffle(client_positions)
+            rng.shuffle(client_positions)  # in place: they are views of `positions.flat`
         return self._cap(positions)
 
     def _cap(self, positions: ClientPositions) -> ClientPositions:
+        """Return at most the first `cap` positions of each client."""
         if self.cap is None:
             return positions
         capped, _ = positions.first(np.minimum(positions.sizes, self.cap))

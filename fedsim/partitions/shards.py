@@ -22,11 +22,11 @@ from fedsim.partitions.base import (
 
 @parameters
 class Shards(Partition):
-    """Each client gets `shards_per_client` random shards.
+    """A partition in which each client gets `shards_per_client` random shards.
 
-    These are 1SPC and 2SPC (one and two shards per client) of FedCor and GPFL, and s of PNCS.
-    Samples of equal label are in random order (FedCor's unstable sort leaves them in an arbitrary
-    one).
+    These are the partitions 1SPC and 2SPC (one and two shards per client) of FedCor and GPFL, and
+    those of PNCS with its parameter s. Samples of equal label are in random order. (FedCor's
+    unstable sort leaves them in an arbitrary order.)
     """
 
     shards_per_client: Count
@@ -39,6 +39,7 @@ class Shards(Partition):
     unused, `spread` gives one to each of the first shards."""
 
     def split(self, data: Labelled, num_clients: int, rng: np.random.Generator) -> list[Indices]:
+        """Return the positions of each client, shard after shard."""
         per_client = self.shards_per_client
         setting = f"partition.shards_per_client={per_client}"
         require_samples(len(data.labels), num_clients, per_client, setting)
@@ -54,12 +55,14 @@ class Shards(Partition):
         return parts
 
     def _cut(self, positions: Indices, num_shards: int) -> list[Indices]:
+        """Return `num_shards` consecutive parts of `positions`."""
         if self.leftover == "spread":
             return np.array_split(positions, num_shards)
         size = len(positions) // num_shards
         return list(positions[: size * num_shards].reshape(num_shards, size))
 
     def _pure_shards(self, classes: list[Indices], num_shards: int) -> list[Indices]:
+        """Return shards of one class each. Raises `DataError` if there are more classes."""
         present = [positions for positions in classes if len(positions)]
         if num_shards < len(present):
             raise DataError(

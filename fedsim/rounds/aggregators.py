@@ -278,6 +278,7 @@ class MIFA(Aggregator):
 
     @property
     def warning(self) -> str:
+        """A line about the memory that all latest updates take."""
         return (
             f"MIFA keeps the latest update of each of {len(self._sizes):,} clients, "
             f"{self._bytes / 1e6:,.1f} MB, in memory and in every checkpoint"

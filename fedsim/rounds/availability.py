@@ -43,6 +43,7 @@ class Bernoulli(Availability):
     probability: float
 
     def problems(self) -> Problems:
+        """Yield a problem unless the probability lies in (0, 1]."""
         holds = 0 < self.probability <= 1
         yield rule(holds, "probability", self.probability, "must lie in (0, 1]")
 

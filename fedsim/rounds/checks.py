@@ -145,10 +145,12 @@ def _model_fault(model: object, like: Params) -> str | None:
 
 
 def _kind(tensor: Tensor) -> str:
+    """Return shape, type and device of a tensor, for a message."""
     return f"{list(tensor.shape)} {tensor.dtype} {tensor.device}"
 
 
 def _is_numeric(value: object) -> TypeGuard[Floats]:
+    """Return whether `value` is an array of real numbers."""
     return isinstance(value, np.ndarray) and value.dtype.kind in "iuf"
 
 

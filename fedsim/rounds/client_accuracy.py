@@ -130,6 +130,8 @@ def _clients_of_test_samples(division: Division, owners: Owners, test_owners: Ow
 
 
 def _no_client_accuracy(rule: str, remedy: str) -> ConfigError:
+    """Return the error of `client_accuracy=test` with a data set or partition that does not allow
+    it."""
     return ConfigError([Problem(CLIENT_ACCURACY, "test", rule, remedy)])
 
 
@@ -154,6 +156,7 @@ def aggregates(accuracies: Floats, selected: Bools) -> dict[str, float | None]:
 
 
 def _mean(values: Floats) -> float | None:
+    """Return the mean of `values`; None if there are none."""
     return float(values.mean()) if len(values) else None
 
 

@@ -86,6 +86,7 @@ class Accountant:
 
 @cache  # the rounds of a run have few different rates
 def _loss_of_round(rate: float, multiplier: float, width: float) -> "PrivacyLossDistribution":
+    """Return the privacy loss of one round with the sampling rate `rate`, in cells of `width`."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
     return from_gaussian_mechanism(

@@ -2,8 +2,8 @@
 
 `Simulation._round` is one round from top to bottom. It only calls the components of a run, checks
 what they return, and records what the round cost. Rounds are numbered from 1; `t` is the number of
-the present one. The cohort are the clients that the selector has selected. N is the number of all
-clients.
+the present one. The cohort is the set of clients that the selector has selected. N is the number of
+all clients.
 """
 
 import time

@@ -30,7 +30,7 @@ from fedsim.running.assembly import Experiment
 from fedsim.running.checkpoint_file import CheckpointError, checkpoint_content, pack, unpack
 from fedsim.running.process import CODES
 
-FORMAT = 2
+FORMAT = 3
 """Version of checkpoint files; raise it whenever older ones can no longer be read."""
 MIN_SECONDS = 5.0
 """`checkpoint.every=auto` waits at least this long between two saves."""

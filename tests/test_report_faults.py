@@ -73,6 +73,7 @@ DAMAGED = [
         for text in ("1: 2", "a: 2020-01-01", "a: .inf", "!!set {a}")
     ),
     (METRICS, "", "metrics.jsonl holds 0 of 3 rounds"),
+    (METRICS, of_three_rounds(lambda lines: ["{}"] * 3), NO_RECORD),
     (METRICS, of_three_rounds(lambda lines: lines[:2]), "metrics.jsonl holds 2 of 3 rounds"),
     (
         METRICS,

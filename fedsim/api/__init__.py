@@ -1,1 +1,2 @@
-"""Experiments from Python: the functions of `import fedsim`, which do what the command line does."""
+"""Experiments from Python: the functions of `import fedsim`, which do what the command line
+does."""

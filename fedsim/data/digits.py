@@ -19,7 +19,10 @@ def read_table() -> Floats:
 
     The file of scikit-learn is read directly, because importing scikit-learn takes a second.
     """
-    folder = Path(find_spec("sklearn").submodule_search_locations[0])  # type: ignore[union-attr, index]
+    spec = find_spec("sklearn")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    folder = Path(spec.submodule_search_locations[0])
     return np.loadtxt(folder / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 

@@ -49,8 +49,8 @@ PARSE_ERRORS = (
     OverflowError,
     RecursionError,
 )
-"""Errors that Python and NumPy raise for a malformed file, such as labels that are infinite or a list
-in place of a dictionary."""
+"""Errors that Python and NumPy raise for a malformed file, such as labels that are infinite or a
+list in place of a dictionary."""
 
 
 @parameters
@@ -69,10 +69,11 @@ class Femnist(ImageSet):
     classes: Literal["all", "digits"]
     """`digits` keeps only the ten digits."""
     test_fraction: Annotated[float, Interval(ge=0, lt=1)]
-    """The share of the Hub's images that is the test set. It is drawn once for all runs. LEAF's data
-    have a test set, so it has no effect there."""
+    """The share of the Hub's images that is the test set. It is drawn once for all runs. LEAF's
+    data have a test set, so it has no effect there."""
     sha256: str | None = None
-    """The checksum that all files together must have (see `SourceFiles.sha256`); None accepts any."""
+    """The checksum that all files together must have (see `SourceFiles.sha256`); None accepts
+    any."""
 
     def problems(self) -> Problems:
         yield from super().problems()

@@ -68,5 +68,6 @@ def require_files(
     if still_missing:
         raise DataError(
             f"data_dir={data_dir}: no {still_missing} in {folder}, and fetching failed ({reason}). "
-            f"Put the files there, or point data_dir or FEDSIM_DATA to the folder that has them{hint}"
+            "Put the files there, or point data_dir or FEDSIM_DATA to the folder that has "
+            f"them{hint}"
         )

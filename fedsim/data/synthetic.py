@@ -62,8 +62,8 @@ class Synthetic(Dataset):
     """How much the features differ between owners."""
     test_samples: Count
     hold: Literal["on_demand", "memory"]
-    """`on_demand` holds only labels and makes features when they are needed, as a function of (seed,
-    owner). `memory` makes all features once. Results are the same."""
+    """`on_demand` holds only labels and makes features when they are needed, as a function of
+    (seed, owner). `memory` makes all features once. Results are the same."""
     seed: Annotated[int, Interval(ge=0, le=2**63 - 1)]
 
     def problems(self) -> Problems:

@@ -130,7 +130,8 @@ class MNISTLike(_TorchvisionSet):
         return (1, 28, 28), 10 if self.split is None else EMNIST[self.split]
 
     def _files(self) -> tuple[Path, list[str]]:
-        """Return the folder, and the names of training images and labels, test images and labels."""
+        """Return the folder, and the names of training images and labels, test images and
+        labels."""
         prefixes = ["train", "t10k"]
         if self.split is not None:
             prefixes = [f"emnist-{self.split}-train", f"emnist-{self.split}-test"]

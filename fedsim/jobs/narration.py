@@ -141,7 +141,8 @@ class Narration:
         if num_unknown_code:
             print_line(
                 f"{num_unknown_code} of the results that are there do not say which version of "
-                "your code made them; the present version is assumed (overwrite=true runs them again)"
+                "your code made them; the present version is assumed (overwrite=true "
+                "runs them again)"
             )
         if self._overwriting.notice:
             print_line(self._overwriting.notice)

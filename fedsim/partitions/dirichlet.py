@@ -53,8 +53,8 @@ class DirichletClass(Partition):
             if smallest >= self.min_size:
                 return parts
         raise DataError(
-            f"{setting}: not reached for every client in partition.max_tries={self.max_tries} draws "
-            f"with alpha={self.alpha} (the last one's smallest client has {smallest}); lower "
+            f"{setting}: not reached for every client in partition.max_tries={self.max_tries} "
+            f"draws with alpha={self.alpha} (the last one's smallest client has {smallest}); lower "
             "min_size or num_clients, or raise alpha"
         )
 

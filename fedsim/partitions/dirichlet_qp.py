@@ -61,8 +61,8 @@ class DirichletQP(Partition):
             return _assign_samples(_least_squares_counts(mixes, class_sizes), data, rng)
         raise DataError(
             f"partition.alpha={self.alpha}: no sizes use all samples of every class in "
-            f"{self.retries + 1} draws for num_clients={num_clients}; raise num_clients (100 rarely "
-            "fails) or alpha, or set partition.fallback=nnls"
+            f"{self.retries + 1} draws for num_clients={num_clients}; raise num_clients (100 "
+            "rarely fails) or alpha, or set partition.fallback=nnls"
         )
 
     def _label_mixes(

@@ -177,8 +177,8 @@ def _check_parts(
     num_different = int(np.count_nonzero(is_used))
     if len(parts) != num_clients or num_different < len(positions):
         raise DataError(
-            f"{rule} returned {len(parts)} arrays of {len(positions)} positions, {num_different} of "
-            "them different and in that range"
+            f"{rule} returned {len(parts)} arrays of {len(positions)} positions, {num_different} "
+            "of them different and in that range"
         )
     return parts
 

@@ -66,8 +66,9 @@ class Shards(Partition):
         present = [positions for positions in classes if len(positions)]
         if num_shards < len(present):
             raise DataError(
-                f"partition.pure=true: {num_shards} shards (num_clients * shards_per_client) cannot "
-                f"hold {len(present)} classes one by one; raise either, or set partition.pure=false"
+                f"partition.pure=true: {num_shards} shards (num_clients * shards_per_client) "
+                f"cannot hold {len(present)} classes one by one; raise either, or set "
+                "partition.pure=false"
             )
         sizes = np.array([len(positions) for positions in present], dtype=np.float64)
         shards: list[Indices] = []

@@ -317,6 +317,10 @@ class Rounds:
         its field."""
         # 1. The values by field. Records that lack a field have None there.
         names = dict.fromkeys(chain.from_iterable(records))  # of all records, in their order
+        if records and not names:
+            raise DamagedError(
+                f"{METRICS} holds lines that are not records of rounds (they are empty)"
+            )
         check_kinds(dict.fromkeys(names, Kinds()))  # so that itemgetter has several names
         if not all(len(record) == len(names) for record in records):
             records = [dict.fromkeys(names) | dict(record) for record in records]

@@ -6,9 +6,9 @@ fedsim calls the methods of an aggregator in this order:
 1. `problems`, when the aggregator is constructed. `unfit_for`, when the config is validated: it
    gets the selector and the number of updates in a round if all selected clients answer.
 2. `begin` and then `account`, once before the first round. Then fedsim prints `warning`.
-3. `begin_round` and then `aggregate`, in each round in which an update arrives. A private aggregator
-   (`is_private`) is also called if no update arrives, unless no client is available. Only a private
-   aggregator can get a cohort without clients.
+3. `begin_round` and then `aggregate`, in each round in which an update arrives. A private
+   aggregator (`is_private`) is also called if no update arrives, unless no client is available.
+   Only a private aggregator can get a cohort without clients.
 
 Let K be the number of clients whose updates arrive, P the number of trained parameters, w the
 global model and w_k the model of client k after training. `aggregate` gets:

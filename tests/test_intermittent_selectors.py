@@ -80,7 +80,7 @@ def test_rates_start_at_k_p_and_at_most_at_1(k: int, rates: list[float]) -> None
 
 
 def test_beta_is_a_hundredth_of_k_over_n_by_default() -> None:
-    assert f3ast(2, beta=None).step == 0.01 * 2 / 3
+    assert f3ast(2, beta=None).round_weight == 0.01 * 2 / 3
 
 
 def test_f3ast_tends_to_the_rates_that_availability_allows_with_unbiased_weights() -> None:

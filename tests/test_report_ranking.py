@@ -175,6 +175,7 @@ def test_two_seeds_are_too_few_and_nine_are_preliminary() -> None:
     assert str(Lead(differences([0.1] * 10), 0.0, 1.0)) == "better"
 
 
+@pytest.mark.slow
 def test_better_and_equal_hold_their_level_over_all_methods() -> None:
     """Methods that are level with random selection are called better or worse in 5 % of cases at
     most; methods at the margin are called equal as rarely."""

@@ -257,7 +257,9 @@ def test_without_an_edit_nothing_is_run_again_and_edits_back_and_forth_run_each_
     assert len(names()) == 2
 
 
-@pytest.mark.parametrize("launcher", ["basic", "lanes", "joblib"])
+@pytest.mark.parametrize(
+    "launcher", ["basic", "lanes", pytest.param("joblib", marks=pytest.mark.slow)]
+)
 def test_jobs_of_other_code_are_run_again_by_every_launcher_and_those_of_fedsim_are_not(
     launcher: str,
     edit: Callable[..., None],

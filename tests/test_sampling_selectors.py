@@ -463,7 +463,8 @@ def test_fedentopt_leaves_nobody_out_under_label_skew() -> None:
     rng = np.random.default_rng(0)
     selector = fedentopt([60] * 100, 10, queue_length=None)
     cohorts = set()
-    selector.counts = np.stack([rng.multinomial(60, rng.dirichlet([0.1] * 10)) for _ in range(100)])
+    counts = [rng.multinomial(60, rng.dirichlet([0.1] * 10)) for _ in range(100)]
+    selector.label_counts = np.stack(counts)
     clients = toy_clients([60] * 100, frozenset({Signal.LABEL_COUNTS}))
     for round in range(1, 201):
         chosen = selector.select(round, clients, np.random.default_rng((1, round))).ids

@@ -3,24 +3,29 @@
 Lutz, Steidl, Müller and Samek, "Optimizing Federated Learning by Entropy-Based Client Selection",
 2024 (arXiv 2411.01240), Algorithm 1.
 
-The more evenly the pooled labels of the cohort cover all classes, the higher their entropy. A queue
-keeps recently selected clients out, so that all clients take part over time.
+The label counts of a client are its numbers of training samples in each class. The pool of some
+clients is the sum of their label counts. The more evenly the pool covers all classes, the higher
+its entropy:
 
-    H(p) = -sum_c p_c ln p_c,  p_c the share of class c in the pooled labels
+    H(p) = -sum_c p_c ln p_c,  p_c the share of class c in the pool
 
-In each round, with K of N clients to select:
+A queue excludes recently selected clients, so that all clients take part over time. N is the number
+of all clients and K the number of clients to select. In each round, the candidates are the
+available clients that are not in the queue:
 
-1. Draw the first client uniformly from the clients that are not in the queue.
-2. Until K clients are selected, add the client outside the queue that maximises the entropy of the
-   pooled label counts.
-3. Append the selected clients to the queue. While it is longer than `queue_length`, the client at
-   its front leaves it.
+1. Draw the first client uniformly from the candidates.
+2. Until K clients are selected, add the candidate that maximises the entropy of the pool of all
+   selected clients.
+3. Append the selected clients to the queue. While the queue is too long, remove the client at its
+   front, which was selected longest ago.
 
-Clients report their label counts once.
+The server requests the label counts of each client in the first round in which the client is
+available.
 
-What the paper leaves open: The length of the queue (its Q) is N // 2 by default, because the paper
-finds about N / 2 best for Dirichlet skew. Ties are broken at random. If fewer than K clients are
-outside the queue, the clients that have been in it longest are released.
+What the paper leaves open: The maximum length of the queue (its Q) is N // 2 by default, because
+the paper finds about N / 2 best for Dirichlet skew. Ties are broken at random. If there are fewer
+than K candidates, the available clients that have been in the queue longest become candidates, too.
+If fewer than K clients are available, all of them are selected.
 """
 
 import numpy as np
@@ -48,45 +53,62 @@ class EntropyGreedy(Selector):
 
     start_up_rounds = 1
     needs = frozenset({Signal.LABEL_COUNTS})
-    state = ("counts", "queue")
+    state = ("label_counts", "queue")
 
-    queue_length: int | None  # Q, number of recently selected clients kept out; None: N // 2
+    queue_length: int | None
+    """Q, the maximum number of clients in the queue; None: N // 2."""
 
     def problems(self) -> Problems:
+        """Yield a problem if the length of the queue is negative."""
         length = self.queue_length
-        holds = length is None or length >= 0
-        yield rule(holds, "queue_length", length, "must be null or >= 0")
+        is_valid = length is None or length >= 0
+        yield rule(is_valid, "queue_length", length, "must be null or >= 0")
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
         self.max_queued = num_clients // 2 if self.queue_length is None else self.queue_length
-        self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
-        self.queue: list[int] = []  # ids, the client selected longest ago first
+        """Q as a number, also if `queue_length` is None."""
+        self.label_counts = np.empty((num_clients, 0), np.int64)
+        """Label counts [N, C] of C classes, [N, 0] before the first report. The row of a client
+        that has not reported yet is -1."""
+        self.queue: list[int] = []
+        """Ids of the clients in the queue. The client at the front was selected longest ago."""
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
-        self.counts = collect_label_counts(self.counts, clients)
-        count = self.cohort_size(clients)
-        candidates = not_queued(clients.available, self.queue, count)
-        counts = self.counts[candidates].astype(np.float64)
-        # 1. A random first client
+        """Return the clients of the round, and append them to the queue."""
+        self.label_counts = collect_label_counts(self.label_counts, clients)
+        cohort_size = self.cohort_size(clients)
+        candidates = not_queued(clients.available, self.queue, cohort_size)
+        counts_of_candidates = self.label_counts[candidates].astype(np.float64)
+        # 1. A random first client. `picks` holds positions in `candidates`, not ids.
         picks = [int(rng.integers(len(candidates)))]
-        # 2. The client that raises the entropy most
-        while len(picks) < count:
-            pooled = counts + counts[picks].sum(0)
-            scores = np.round(entropies(pooled), 12)  # so that equal entropies tie
+        # 2. The candidate that maximises the entropy of the pool, until the cohort is complete
+        while len(picks) < cohort_size:
+            # Row i is the pool if candidate i joins the picked ones. The rows of candidates that
+            # are already picked mean nothing, so their scores become -inf.
+            pools = counts_of_candidates + counts_of_candidates[picks].sum(0)
+            # 12 digits: entropies that differ by rounding errors only are then equal, and tie.
+            scores = np.round(entropies(pools), 12)
             scores[picks] = -np.inf
             picks.append(int(highest(scores, 1, rng)[0]))
-        # 3. The queue
-        chosen = candidates[picks].tolist()
-        queue = [client for client in self.queue if client not in chosen] + chosen
-        self.queue = queue[max(len(queue) - self.max_queued, 0) :]
+        # 3. The queue. Selected clients that were still in it move to its end.
+        selected_ids = candidates[picks].tolist()
+        queue = [client for client in self.queue if client not in selected_ids]
+        queue += selected_ids
+        # Not queue[-max_queued:], which is the whole queue if max_queued is 0.
+        num_removed = max(len(queue) - self.max_queued, 0)
+        self.queue = queue[num_removed:]
         return Selection(ascending(candidates[picks]))
 
 
-def entropies(counts: Floats) -> Floats:
-    """Return the entropies [n] in nats of the label distributions in the rows of `counts`
-    [n, C]."""
-    shares = counts / counts.sum(1, keepdims=True)
+def entropies(pools: Floats) -> Floats:
+    """Return the entropies [n] in nats of the label distributions in the rows of `pools` [n, C].
+
+    No row may be 0 in all columns. `select` passes none: available clients have training samples,
+    and therefore labels.
+    """
+    shares = pools / pools.sum(1, keepdims=True)
+    # The term of a class without samples is 0. numpy computes it as 0 * -inf, warns, and gets nan.
     with np.errstate(divide="ignore", invalid="ignore"):
         terms = np.where(shares > 0, shares * log(shares), 0.0)
     return -terms.sum(1)

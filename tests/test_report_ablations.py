@@ -11,7 +11,7 @@ from fedsim.core.errors import FedsimError
 from fedsim.report.ablation_figures import ablation_plots, is_logarithmic
 from fedsim.report.ablations import ablation_table
 from fedsim.report.command import report
-from fedsim.results.ablations import Point, by_line, find_ablations
+from fedsim.results.ablations import Point, by_grid, find_ablations
 from fedsim.results.runs import read_runs
 from tests.report_toys import frame_of, rows_of, write_run
 
@@ -128,7 +128,7 @@ def test_each_method_and_setting_has_its_line(tmp_path: Path) -> None:
             for shards in (2, 10):
                 setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
                 write_run(tmp_path / str(shards), [0.1 * lr], [[0]], lr=lr, **setting)
-    assert sorted(by_line(only_ablation(tmp_path))) == [
+    assert sorted(by_grid(only_ablation(tmp_path))) == [
         ("shards=10", "gpfl"),
         ("shards=10", "random"),
         ("shards=2", "gpfl"),
@@ -154,7 +154,7 @@ def test_numbers_that_change_together_are_one_and_lines_of_one_name_are_told_apa
             write_run(tmp_path / str(value), [0.1 * value], [[0]], **choice, **numbers)
     points = only_ablation(tmp_path)
     assert points[0].keys == ("cohort_size",)
-    lines = by_line(points)
+    lines = by_grid(points)
     assert list(lines) == [("", "random"), ("", "random (b1)")]
     for line in lines.values():  # one seed tells nothing apart from the best
         assert [point.is_level for point in line] == [True, True, False]

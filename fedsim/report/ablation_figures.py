@@ -11,7 +11,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from fedsim.report.figures import CAPTIONS, SMALL, Plot, line_axes, make_axes, style
 from fedsim.report.looks import Look, make_looks
-from fedsim.results.ablations import Point, axis, by_line, file_name
+from fedsim.results.ablations import Point, axis, by_grid, file_name
 
 
 def ablation_plots(ablations: Sequence[Sequence[Point]]) -> list[Plot]:
@@ -25,7 +25,7 @@ def ablation_plots(ablations: Sequence[Sequence[Point]]) -> list[Plot]:
 
 def _line_plot(points: Sequence[Point]) -> Plot:
     panels: dict[str, dict[str, list[Point]]] = {}
-    for (setting, method), line in by_line(points).items():
+    for (setting, method), line in by_grid(points).items():
         panels.setdefault(setting, {})[method] = line
     values = axis(points, 0)
     looks = make_looks(point.method for point in points)
@@ -81,13 +81,14 @@ def _draw_line(axes: Axes, points: Sequence[Point], look: Look, shift: float) ->
 
 
 def _map_plot(points: Sequence[Point]) -> Plot:
-    """Return a map for each line, all of one scale: rows the first number, columns the second."""
+    """Return all maps of an ablation, with one scale of colours: rows are the values of the first
+    number, columns those of the second."""
     rows, columns = axis(points, 0), axis(points, 1)
-    lines = by_line(points)
-    figure, all_axes = make_axes(len(lines), 0.36 * len(rows) + 0.7)
+    maps = by_grid(points)
+    figure, all_axes = make_axes(len(maps), 0.36 * len(rows) + 0.7)
     means = [point.accuracy.mean for point in points]
     limits: dict[str, Any] = {"vmin": min(means), "vmax": max(means)}
-    for (line, members), axes in zip(lines.items(), all_axes, strict=True):
+    for (name, members), axes in zip(maps.items(), all_axes, strict=True):
         cells = np.full((len(rows), len(columns)), np.nan)
         for point in members:
             row, column = rows.index(point.value), columns.index(point.second_value)
@@ -96,7 +97,7 @@ def _map_plot(points: Sequence[Point]) -> Plot:
         image = axes.imshow(cells, cmap="viridis", aspect="auto", origin="lower", **limits)
         axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
         axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
-        axes.set(xlabel=points[0].keys[1], ylabel=points[0].keys[0], title=" ".join(line).strip())
+        axes.set(xlabel=points[0].keys[1], ylabel=points[0].keys[0], title=" ".join(name).strip())
     figure.colorbar(image, ax=all_axes, label="final test accuracy", pad=0.02)
     caption = CAPTIONS["ablation_map"].format(keys=" and ".join(points[0].keys))
     return Plot(file_name(points), caption, figure)

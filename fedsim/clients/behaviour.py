@@ -137,7 +137,7 @@ class FalseUpdate(Imperfect, ABC):
     """
 
     of_buffers: ClassVar[bool] = False
-    """Whether running statistics are falsified, too. Usually they are not, because a falsified
+    """True if running statistics are falsified, too. Usually they are not, because a falsified
     variance may be below 0."""
 
     @abstractmethod

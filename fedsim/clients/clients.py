@@ -67,7 +67,7 @@ class Clients:
         self.available = context.available
         """Clients that can be reached in this round and have data, ascending."""
         self.in_first_round = context.is_first
-        """Whether no client could be reached in an earlier round, as in round 1."""
+        """True if no client could be reached in an earlier round, as in round 1."""
         self.lr = context.lr
         """The local learning rate of this round, which the server sets."""
         self._engine = engine

@@ -75,9 +75,9 @@ class LocalAlgorithm(Stateful, ABC):
     needs_mean = False
     """Whether the aggregator must be a mean (`Aggregator.is_mean`)."""
     needs_average = False
-    """Whether the next model must be the mean of the local models (`Aggregator.is_average`)."""
+    """True if the next model must be the mean of the local models (`Aggregator.is_average`)."""
     needs_same_start = False
-    """Whether all clients must begin at the server's model; with `init_seed=per_client` they do
+    """True if all clients must begin at the server's model; with `init_seed=per_client` they do
     not."""
 
     def unfit_for(self, optimizer: LocalOptimizer) -> Problem | None:

@@ -99,7 +99,7 @@ class ConfigDir(SearchPathPlugin):
     """Adds the folder of --config-dir after conf/, and has `CheckedFolder` read both."""
 
     active: ClassVar[bool] = False
-    """Whether the program is inside `search_path`. Hydra makes the objects of plugins itself, so
+    """True while the program is inside `search_path`. Hydra makes the objects of plugins itself, so
     their state is in the class."""
     folder: ClassVar[str | None] = None
     """The folder of --config-dir; None: there is none."""

@@ -269,7 +269,7 @@ class Exchange:
 
     @property
     def has_work(self) -> Bools:
-        """Whether each client receives, computes or sends anything [n]."""
+        """True for each client that receives, computes or sends anything [n]."""
         work = (self.bytes_down, self.forward_samples, self.train_samples, self.bytes_up)
         return np.any(work, axis=0)
 

@@ -37,7 +37,7 @@ GENERATOR_VERSION = 3
 
 
 class Handwriting(NamedTuple):
-    """How the writers write the classes."""
+    """The handwriting of all writers in all classes."""
 
     glyphs: Floats32
     """Control points of each class in [-1, 1] [C, Q, 2]."""

@@ -57,9 +57,9 @@ class Synthetic(Dataset):
     num_features: Annotated[int, Interval(ge=1, le=MAX_WEIGHTS)]
     num_classes: Annotated[int, Interval(ge=2, le=MAX_WEIGHTS)]
     alpha: Spread
-    """How much the models differ between owners."""
+    """Spread of the models between owners."""
     beta: Spread
-    """How much the features differ between owners."""
+    """Spread of the features between owners."""
     test_samples: Count
     hold: Literal["on_demand", "memory"]
     """`on_demand` holds only labels and makes features when they are needed, as a function of

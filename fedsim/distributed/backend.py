@@ -27,7 +27,7 @@ WINDOW = 2**24
 
 @dataclass(frozen=True)
 class Holdings:
-    """What a rank holds of a run: its backend, and the sets of samples by name."""
+    """The part of a run that a rank holds: its backend, and the sets of samples by name."""
 
     backend: Backend
     samples: Mapping[str, Tensor]

@@ -106,7 +106,7 @@ class Backend(ABC):
     reason: str | None = None
     """Why `choose_backend` chose this backend; None if the user did."""
     exact: bool = False
-    """Whether the backend gives the same bits on every processor."""
+    """True if the backend gives the same bits on every processor."""
     pass_size: int = 1
     """Number of samples in one forward pass. `forward` gives the same bits in parts if the samples
     are cut at multiples of it."""

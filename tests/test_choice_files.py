@@ -172,7 +172,7 @@ def test_a_package_places_the_keys_of_a_file(files: ChoiceFiles) -> None:
     ],
 )
 def test_the_choices_that_have_a_key(files: ChoiceFiles, key: str, names: list[str]) -> None:
-    assert files.keys[key]["selector"] == names
+    assert files.choices_by_key[key]["selector"] == names
 
 
 def test_a_key_of_the_users_choice_is_suggested_although_another_file_is_broken(

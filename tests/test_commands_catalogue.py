@@ -71,7 +71,7 @@ def _nodes_of_the_catalogue(monkeypatch: pytest.MonkeyPatch) -> None:
         method = METHODS[choice]
         groups = {
             name: CATALOGUE.group(name).choices[made].file
-            for name, made in method.file.subgroups.items()
+            for name, made in method.file.included.items()
         }
         return {
             **method.file.values,
@@ -221,7 +221,7 @@ def test_a_variants_values_are_those_that_hydra_composes(parent: str, choice: st
         config = compose_config([f"selector={parent}", choice])
     node: Any = OmegaConf.to_container(OmegaConf.select(config, package))
     found = CATALOGUE.group(group).choices[name]
-    own_groups = {sub.rpartition("/")[2] for sub in found.file.subgroups}
+    own_groups = {sub.rpartition("/")[2] for sub in found.file.included}
     assert found.file.values == {k: v for k, v in node.items() if k not in own_groups}
     assert [key for key, _, _ in found.values] == [
         f"{package}.{k}" for k in found.file.values if k != "_target_"

@@ -188,7 +188,7 @@ def details(choice: Choice, group: Group) -> str:
     variants = [(variant.name, variant.idea) for variant in group.builds_on(choice.name)]
     sections = {
         "Values": values,
-        "Choices": _assignments(choice.file.subgroups),
+        "Choices": _assignments(choice.file.included),
         "Sweeps over": _assignments(choice.sweeps),
         "scale=small": _assignments(choice.small),
         "Variants": variants,
@@ -250,7 +250,7 @@ def as_json(choice: Choice) -> dict[str, Any]:
         "class": choice.target or None,
         "docstring": choice.docstring or None,
         "values": values,
-        "choices": dict(choice.file.subgroups),
+        "choices": dict(choice.file.included),
         "sweeps": dict(choice.sweeps),
         "small": dict(choice.small),
     }

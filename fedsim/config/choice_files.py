@@ -35,7 +35,7 @@ class ChoiceFile:
     """The file of a choice, together with its `bases`.
 
     `text`: its content. `package`: the dotted key below which its keys are. `values`: its keys and
-    those of its bases. `entries`: its defaults list. `subgroups`: the choices that it and its bases
+    those of its bases. `entries`: its defaults list. `included`: the choices that it and its bases
     make in other groups, by group.
     """
 
@@ -46,11 +46,11 @@ class ChoiceFile:
     package: str
     values: Mapping[str, Any]
     entries: Sequence[Any]
-    subgroups: Mapping[str, str]
+    included: Mapping[str, str]
     bases: "Sequence[ChoiceFile]"
 
 
-def no_package(file: ChoiceFile) -> Problem:
+def missing_package_line(file: ChoiceFile) -> Problem:
     """Return the problem of a file without the line `# @package _global_`, which puts its keys at
     the top level."""
     text = f"has its keys below `{file.group}`, where none is known"
@@ -74,10 +74,10 @@ class ChoiceFiles:
         return sorted(groups - {"."})
 
     @cached_property
-    def keys(self) -> dict[str, dict[str, list[str]]]:
+    def choices_by_key(self) -> dict[str, dict[str, list[str]]]:
         """The names of the choices that have a key, by the dotted key and then by the group.
 
-        For example, `keys["selector.alpha"]["selector"]` is the list of selectors with this key.
+        For example, `choices_by_key["selector.alpha"]["selector"]` is the list of selectors with this key.
         The key of a subgroup (`selector.sketch`) is no key of the choices that fill it.
         """
         keys: dict[str, dict[str, list[str]]] = {}
@@ -90,7 +90,7 @@ class ChoiceFiles:
     def _keys_of(self, group: str, name: str) -> list[str]:
         """Return the dotted keys below its group that a choice has; none if it cannot be read."""
         try:
-            subgroups = self.subgroups(group, name)
+            subgroups = self.included(group, name)
             config = self.config(group, name)
         except ConfigError:  # fedsim reports it when the user makes this choice
             return []
@@ -106,7 +106,7 @@ class ChoiceFiles:
         """Return whether a group has the choice `name`."""
         return self._path(group, name) is not None
 
-    def called(self, group: str, word: str) -> dict[str, str]:
+    def also_called(self, group: str, word: str) -> dict[str, str]:
         """Return the choices that the literature calls `word`, by the field `also` of their files,
         each with the first sentence of its file."""
         sentences: dict[str, str] = {}
@@ -127,7 +127,7 @@ class ChoiceFiles:
         if self.has(group, word):
             return word
         alike = [name for name in self.names(group) if spelt(name) == spelt(word)]
-        candidates = alike or list(self.called(group, word))
+        candidates = alike or list(self.also_called(group, word))
         return candidates[0] if len(candidates) == 1 else word
 
     def defaults(self, content: Mapping[Any, Any], group: str) -> list[Any]:
@@ -163,7 +163,7 @@ class ChoiceFiles:
         entries = self.defaults(content, group)
         # `_self_` stands for the file's own keys; as in Hydra, they come last if it is not listed.
         # Later choices override earlier ones.
-        choices = list(choices_in(entries, group))
+        choices = list(included_choices(entries, group))
         if (group, "_self_") not in choices:
             choices.append((group, "_self_"))
         values: dict[str, Any] = {}
@@ -179,7 +179,7 @@ class ChoiceFiles:
                 base = self.read(group, choice, [*built_upon, name])
                 bases.append(base)
                 values = merge(values, base.values)
-                inherited.update(base.subgroups)
+                inherited.update(base.included)
         package = package_of(text, group)
         file = ChoiceFile(
             group, name, path, text, package, values, entries, inherited | subgroups, bases
@@ -187,14 +187,14 @@ class ChoiceFiles:
         self._files[group, name] = file
         return file
 
-    def subgroups(self, group: str, name: str) -> dict[str, str]:
+    def included(self, group: str, name: str) -> dict[str, str]:
         """Return the choices by group that a choice makes in other groups, and that these make in
         turn."""
         choices: dict[str, str] = {}
         to_read = [(group, name)]
         while to_read:
             file = self.read(*to_read.pop())
-            for subgroup, choice in file.subgroups.items():
+            for subgroup, choice in file.included.items():
                 if subgroup not in choices and self.has(subgroup, choice):
                     choices[subgroup] = choice
                     to_read.append((subgroup, choice))
@@ -204,7 +204,7 @@ class ChoiceFiles:
         """Return everything that a choice, with the choices that it makes, adds to a config."""
         config: dict[str, Any] = {}
         # the choice itself comes last, so that it may change values of its subgroups
-        for choice in [*self.subgroups(group, name).items(), (group, name)]:
+        for choice in [*self.included(group, name).items(), (group, name)]:
             file = self.read(*choice)
             config = merge(config, nest(file.values, file.package))
         return config
@@ -224,14 +224,14 @@ class ChoiceFiles:
         return None
 
 
-def choices_in(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:
+def included_choices(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:
     """Yield group and name of each choice that the defaults list of a file of `group` makes.
 
     For the entry `_self_`, the name is `_self_`.
     """
     for entry in entries:
         if isinstance(entry, str) and "@" not in entry:
-            sub, _, name = _absolute(entry, group).rpartition("/")
+            sub, _, name = _from_top(entry, group).rpartition("/")
             yield sub, name
         elif isinstance(entry, dict) and len(entry) == 1:
             ((key, name),) = entry.items()
@@ -241,9 +241,9 @@ def choices_in(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:
 
 def _group_of_entry(key: Any, group: str) -> str:
     """Return the group of an entry such as `override /selector: gpfl` in a file of `group`."""
-    return _absolute(str(key).split(" ")[-1], group)
+    return _from_top(str(key).split(" ")[-1], group)
 
 
-def _absolute(path: str, group: str) -> str:
+def _from_top(path: str, group: str) -> str:
     """Return a path of a defaults list of `group` from the top level: `/x` is x, `x` is group/x."""
     return path.removeprefix("/") if path.startswith("/") else f"{group}/{path}".lstrip("/")

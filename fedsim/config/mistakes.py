@@ -14,7 +14,7 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 
 from fedsim.config.build import ProblemCollector, unknown
-from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, no_package
+from fedsim.config.choice_files import ChoiceFile, ChoiceFiles, missing_package_line
 from fedsim.config.job import ComposedJob
 from fedsim.config.sources import known_choices, options
 from fedsim.config.suggestions import OPTIONAL, UNKNOWN_KEY, mistaken_choice, unknown_key
@@ -124,7 +124,7 @@ def _mistaken_defaults(file: ChoiceFile, files: ChoiceFiles) -> Iterator[Problem
             elif mistake := mistaken_choice(parse_one(f"{group}={choice}")):
                 yield replace(mistake, key=place, value=...)
             elif file.package == file.group:
-                yield no_package(file)
+                yield missing_package_line(file)
 
 
 def several_values(override: Override) -> Problem:
@@ -163,7 +163,7 @@ def _explained_key(key: str, job: ComposedJob) -> Problem:
     user typed, or in a file."""
     files = job.files
     if key in job.choices and key in files.groups:
-        return no_package(files.read(key, job.choices[key]))
+        return missing_package_line(files.read(key, job.choices[key]))
     for typed in job.typed:
         is_group = typed.replace(".", "/") in files.groups
         if not is_group and (f"{key}.".startswith(f"{typed}.") or typed.startswith(f"{key}.")):

@@ -177,7 +177,7 @@ def _with_choice(
     for other_group, name in job.choices.items():
         if other_group == group:
             choices[group] = choice
-            choices.update(files.subgroups(group, choice))
+            choices.update(files.included(group, choice))
         elif other_group in others:
             choices[other_group] = name
     return replace(job, config=job.config | {group: new_config[group]}, choices=choices)

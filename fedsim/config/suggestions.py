@@ -62,7 +62,7 @@ def mistaken_choice(override: Override) -> Problem | None:
 
 def _choices_called(group: str, name: str) -> str:
     """List the choices of the group that the literature calls `name`; "" if there are none."""
-    choices = known_choices().called(group, name)
+    choices = known_choices().also_called(group, name)
     lines = [f"{choice}: {idea}" for choice, idea in choices.items()]
     return "\n      ".join(["did you mean one of these?", *lines]) if lines else ""
 
@@ -122,7 +122,7 @@ def _takers(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
 
     They are those of the innermost group that `config` has a place for.
     """
-    names_by_group = files.keys.get(key)
+    names_by_group = files.choices_by_key.get(key)
     if not names_by_group:
         return ""
     groups = sorted(names_by_group)  # outer groups come first

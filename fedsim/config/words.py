@@ -114,13 +114,13 @@ def long_form(words: Sequence[str], files: ChoiceFiles) -> list[str]:
     if "selector" in values:
         names = values["selector"].split(",")
     elif files.has("preset", preset):
-        names = [files.subgroups("preset", preset).get("selector", "")]
+        names = [files.included("preset", preset).get("selector", "")]
     else:
         names = []
     groups: set[str] = set()
     for name in names:
         if files.has("selector", name):
-            groups.update(files.subgroups("selector", name))
+            groups.update(files.included("selector", name))
 
     # 2. Replace the shorthands whose group is among them
     long_words: list[str] = []

@@ -25,8 +25,23 @@ FILES = {
     "selector/sketch/deep.yaml": "defaults: [inner: one]\nwidth: 1\n",
     "selector/sketch/inner/one.yaml": "depth: 1\n",
     "selector/sketched.yaml": "defaults: [sketch/deep, /optimizer: adam, gpfl@elsewhere, none: null]\n",
-    "selector/endless.yaml": "defaults: [endless_too]\n",
-    "selector/endless_too.yaml": "defaults: [endless]\nslow: 1\n",
+    "selector/alice.yaml": "defaults: [bob]\ncircular: 1\n",
+    "selector/bob.yaml": "defaults: [alice]\ncircular: 2\n",
+    "selector/narcissus.yaml": "defaults: [narcissus]\ncircular: 3\n",
+    # Files that set what they include
+    "selector/includes_mid.yaml": "defaults: [sketch: mid]\nown: 1\n",
+    "selector/sketch/mid.yaml": "defaults: [inner: low]\ninner: {depth: mid}\n",
+    "selector/sketch/inner/low.yaml": "depth: low\nwidth: low\n",
+    "selector/included_wins.yaml": "defaults: [_self_, sketch/inner: low]\n"
+    "sketch: {inner: {depth: own, own: 1}}\n",
+    "selector/elsewhere.yaml": "# @package other\nwide: 1\n",
+    "selector/base_elsewhere.yaml": "defaults: [elsewhere]\nown: 1\n",
+    "selector/overrides.yaml": "defaults: [mine, override exploration: flat]\n"
+    "exploration: {slope: 2}\n",
+    "selector/exploration/flat.yaml": "slope: 0\nflat: 1\n",
+    # The example at the head of fedsim/config/choice_files.py
+    "selector/example.yaml": "defaults:\n  - gpfl\n  - override exploration: fixed\n"
+    "  - _self_\nmetric: dot\n",
     "selector/broken.yaml": "a: [\n",
     "selector/dated.yaml": "day: !!timestamp 2001-99-99\n",
     "model/odd.yaml": "# @package other\nwide: 1\n",
@@ -146,11 +161,54 @@ def test_a_choice_may_build_on_two(files: ChoiceFiles) -> None:
     assert set(node["exploration"]) == {"_target_", "value"}
 
 
-def test_a_choice_may_make_choices_in_any_group(files: ChoiceFiles) -> None:
+def test_a_choice_may_include_choices_of_any_group(files: ChoiceFiles) -> None:
     config = files.config("selector", "sketched")
     assert config["selector"]["sketch"] == {"width": 1, "inner": {"depth": 1}}
     assert "beta1" in config["optimizer"]
     assert "metric" not in config["selector"]  # gpfl is put elsewhere
+
+
+@pytest.mark.parametrize(
+    "name", ["mine", "includes_mid", "included_wins", "base_elsewhere", "overrides", "example"]
+)
+def test_values_that_several_files_set_are_merged_as_by_hydra(
+    files: ChoiceFiles, folder: Path, name: str
+) -> None:
+    with search_path(str(folder)):
+        config: Any = OmegaConf.to_container(compose_config([f"selector={name}"]))
+    added = files.config("selector", name)
+    assert added == {group: config[group] for group in added}
+
+
+def test_the_example_of_the_module_is_right(files: ChoiceFiles) -> None:
+    node = files.config("selector", "example")["selector"]
+    assert node["exploration"] == {"_target_": "fedsim.selectors.gpfl.Fixed", "value": 0.0}
+    assert (node["metric"], node["init"]) == ("dot", "all_clients")
+
+
+@pytest.mark.parametrize(
+    ("name", "cycle"),
+    [
+        ("alice", "alice -> bob -> alice"),
+        ("bob", "bob -> alice -> bob"),
+        ("narcissus", "narcissus -> narcissus"),
+    ],
+)
+def test_a_choice_that_is_its_own_base_is_rejected(folder: Path, name: str, cycle: str) -> None:
+    """Hydra would say `maximum recursion depth exceeded`."""
+    with search_path(str(folder)), pytest.raises(ConfigError, match=f"is its own base: {cycle}"):
+        compose_jobs([f"selector={name}"], multirun=False)
+
+
+def test_an_absolute_path_is_no_choice(tmp_path: Path, files: ChoiceFiles) -> None:
+    (tmp_path / "outside.yaml").write_text("a: 1\n")
+    name = str(tmp_path / "outside")
+    assert not files.has("selector", name)
+    with search_path(), pytest.raises(ConfigError) as caught:
+        compose_jobs([f"selector={name}"], multirun=False)
+    (problem,) = caught.value.problems
+    assert problem.rule == "is not a choice of conf/selector/"
+    assert "--config-dir" not in problem.remedy
 
 
 def test_a_package_places_the_keys_of_a_file(files: ChoiceFiles) -> None:
@@ -164,15 +222,18 @@ def test_a_package_places_the_keys_of_a_file(files: ChoiceFiles) -> None:
     ("key", "names"),
     [
         ("selector.exploration.rho", ["gpfl", "gpfl_cosine"]),
-        ("selector.exploration.slope", ["mine"]),
-        ("selector.inherited", ["base", "first", "mine", "two"]),
-        ("selector.slow", ["endless", "endless_too"]),
-        # A value; for gpfl, this is the place of a subgroup.
+        ("selector.exploration.slope", ["mine", "overrides"]),
+        ("selector.inherited", ["base", "first", "mine", "overrides", "two"]),
+        # A value of these. For gpfl, it is the mapping of an included choice.
         ("selector.exploration", ["fedcbs", "oort", "oort_by_speed", "oort_code"]),
     ],
 )
 def test_the_choices_that_have_a_key(files: ChoiceFiles, key: str, names: list[str]) -> None:
     assert files.choices_by_key[key]["selector"] == names
+
+
+def test_a_choice_that_cannot_be_read_has_no_keys(files: ChoiceFiles) -> None:
+    assert "selector.circular" not in files.choices_by_key  # alice, bob and narcissus
 
 
 def test_a_key_of_the_users_choice_is_suggested_although_another_file_is_broken(
@@ -181,4 +242,4 @@ def test_a_key_of_the_users_choice_is_suggested_although_another_file_is_broken(
     with search_path(str(folder)), pytest.raises(ConfigError) as caught:
         compose_jobs(["selector.exploration.slope=1"], multirun=False)
     (problem,) = caught.value.problems
-    assert problem.remedy == "it is a key of selector=mine"
+    assert problem.remedy == "it is a key of selector=mine|overrides"

@@ -1,14 +1,31 @@
 """The choices of all config groups, read from conf/<group>/<choice>.yaml and from --config-dir.
 
-Hydra composes the configs of runs. This file answers questions about choices that must not wait for
-Hydra, or that Hydra does not answer: what a choice adds to a config, and which choices have a key.
-Error messages, lists of choices, and the fast composition of sweeps (overlay.py) use it.
+A *choice* is such a file: an option of its group, which `group=choice` on the command line names.
+Its defaults list, a notion of Hydra, *includes* other choices: its *bases*, which are choices of the
+same group whose keys it inherits, and choices of other groups. For example, with this file as
+conf/selector/mine.yaml:
 
-A choice may build on other choices of its group (its bases), and make choices in other groups, such
-as `selector/sketch` for a selector. The defaults list at the top of its file, a notion of Hydra,
-names both. The package of a file is the dotted key below which its keys are in a config. Not
-supported are three rare kinds of entries of defaults lists: choices put elsewhere
-(`gpfl@elsewhere`), several choices of one group, and interpolations.
+    defaults:
+      - gpfl                         # a base
+      - override exploration: fixed  # conf/selector/exploration/fixed.yaml
+      - _self_                       # the keys below are merged last
+    metric: dot
+
+    files.config("selector", "mine") == {"selector": {
+        "exploration": {"_target_": "fedsim.selectors.gpfl.Fixed", "value": 0.0},
+        "metric": "dot",
+        ...  # all other keys of gpfl.yaml
+    }}
+
+The *package* of a file is the dotted key below which its keys are in a config: `selector` here.
+
+Hydra composes the configs of runs. This file answers what must not wait for Hydra, or what Hydra
+does not answer: which keys a choice adds to a config, and which choices have a key. Error messages,
+lists of choices and the fast composition of sweeps (overlay.py) use it. For shipped choices the
+answers equal Hydra's: tests/test_choice_files.py compares keys, and tests/test_overlay.py whole
+configs. Three rare kinds of entries are ignored here, although Hydra composes them: a choice with a
+package (`gpfl@elsewhere`), several choices of one group, and interpolations. Only files of users
+have them; messages and lists then lack the keys that they add.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,9 +51,9 @@ from fedsim.core.errors import ConfigError, Problem
 class ChoiceFile:
     """The file of a choice, together with its `bases`.
 
-    `text`: its content. `package`: the dotted key below which its keys are. `values`: its keys and
-    those of its bases. `entries`: its defaults list. `included`: the choices that it and its bases
-    make in other groups, by group.
+    `text`: its content. `package`: the dotted key below which its keys are. `own_values`: its keys.
+    `values`: its keys merged with those of the bases that have the same package. `entries`: its
+    defaults list. `included`: the choice that it or a base includes in each other group.
     """
 
     group: str
@@ -44,6 +61,7 @@ class ChoiceFile:
     path: Path
     text: str
     package: str
+    own_values: Mapping[str, Any]
     values: Mapping[str, Any]
     entries: Sequence[Any]
     included: Mapping[str, str]
@@ -51,8 +69,8 @@ class ChoiceFile:
 
 
 def missing_package_line(file: ChoiceFile) -> Problem:
-    """Return the problem of a file without the line `# @package _global_`, which puts its keys at
-    the top level."""
+    """Return the problem of a file that lacks the line `# @package _global_`, which puts its keys
+    at the top level."""
     text = f"has its keys below `{file.group}`, where none is known"
     return Problem(str(file.path), ..., text, "make `# @package _global_` its first line")
 
@@ -77,26 +95,32 @@ class ChoiceFiles:
     def choices_by_key(self) -> dict[str, dict[str, list[str]]]:
         """The names of the choices that have a key, by the dotted key and then by the group.
 
-        For example, `choices_by_key["selector.alpha"]["selector"]` is the list of selectors with this key.
-        The key of a subgroup (`selector.sketch`) is no key of the choices that fill it.
+        For example, `choices_by_key["selector.metric"]["selector"]` is the list of selectors with
+        this key. The mapping of an included choice does not count, but its entries do: gpfl.yaml
+        includes a choice of `selector/exploration`, so `selector.exploration.rho` is a key of gpfl,
+        and `selector.exploration` is not.
         """
-        keys: dict[str, dict[str, list[str]]] = {}
+        choices: dict[str, dict[str, list[str]]] = {}
         for group in self.groups:
             for name in self.names(group):
                 for key in self._keys_of(group, name):
-                    keys.setdefault(key, {}).setdefault(group, []).append(name)
-        return keys
+                    choices.setdefault(key, {}).setdefault(group, []).append(name)
+        return choices
 
     def _keys_of(self, group: str, name: str) -> list[str]:
-        """Return the dotted keys below its group that a choice has; none if it cannot be read."""
+        """Return the dotted keys of a choice below its group; none if the file cannot be read."""
         try:
-            subgroups = self.included(group, name)
+            included = self.included(group, name)
             config = self.config(group, name)
-        except ConfigError:  # fedsim reports it when the user makes this choice
+        except ConfigError:  # fedsim reports it when the user takes this choice
             return []
         prefix = f"{group}/"
-        paths = [(key, key.replace(".", "/")) for key in all_keys(config)]
-        return [key for key, path in paths if path.startswith(prefix) and path not in subgroups]
+        keys = []
+        for key in all_keys(config):
+            path = key.replace(".", "/")
+            if path.startswith(prefix) and path not in included:
+                keys.append(key)
+        return keys
 
     def names(self, group: str) -> list[str]:
         """Return the choices of a group, sorted."""
@@ -107,8 +131,10 @@ class ChoiceFiles:
         return self._path(group, name) is not None
 
     def also_called(self, group: str, word: str) -> dict[str, str]:
-        """Return the choices that the literature calls `word`, by the field `also` of their files,
-        each with the first sentence of its file."""
+        """Return the choices that the literature calls `word`, each with its file's first sentence.
+
+        The field `also` at the head of a file has the names that the literature uses.
+        """
         sentences: dict[str, str] = {}
         for name in self.names(group):
             path = self._path(group, name)
@@ -131,8 +157,11 @@ class ChoiceFiles:
         return candidates[0] if len(candidates) == 1 else word
 
     def defaults(self, content: Mapping[Any, Any], group: str) -> list[Any]:
-        """Return the defaults list in the `content` of a file of `group`, with each word replaced
-        by the choice that it means."""
+        """Return the defaults list in the `content` of a file of `group`; [] if it has none.
+
+        In entries `group: name`, fedsim's spelling replaces the name (see `meant`). Entries without
+        a group, such as bases, stay as they are.
+        """
         entries = content.get("defaults")
         if not isinstance(entries, list):
             return []
@@ -146,73 +175,102 @@ class ChoiceFiles:
             defaults.append(entry)
         return defaults
 
-    def read(self, group: str, name: str, built_upon: Sequence[str] = ()) -> ChoiceFile:
-        """Return the choice `name` of a group.
+    def read(self, group: str, name: str, chain: Sequence[str] = ()) -> ChoiceFile:
+        """Return the choice `name`, which its group must have (see `has`).
 
-        `built_upon`: the choices whose bases are being read. They are not read again, so that
-        choices that build on each other do not recurse for ever. Raises `ConfigError` if the file,
-        or one that it builds on, cannot be read.
+        `chain` is for the recursion: the choices that are being read, each a base of the one before
+        it. Raises `ConfigError` if this file or a base cannot be read, or if a choice is its own
+        base. A base that does not exist is skipped: Hydra reports it.
         """
         if (group, name) in self._files:
             return self._files[group, name]
         path = self._path(group, name)
         assert path is not None, f"conf/{group}/ has no {name}"
+        chain = [*chain, name]
         text = read_text(path)
         content = parse_yaml(path, text)
-        file_values = {str(key): value for key, value in content.items() if key != "defaults"}
+        package = package_of(text, group)
         entries = self.defaults(content, group)
-        # `_self_` stands for the file's own keys; as in Hydra, they come last if it is not listed.
-        # Later choices override earlier ones.
-        choices = list(included_choices(entries, group))
-        if (group, "_self_") not in choices:
-            choices.append((group, "_self_"))
+        own_values = {str(key): value for key, value in content.items() if key != "defaults"}
         values: dict[str, Any] = {}
         inherited: dict[str, str] = {}
-        subgroups: dict[str, str] = {}
+        included: dict[str, str] = {}
         bases: list[ChoiceFile] = []
-        for other_group, choice in choices:
+        for other_group, choice in included_choices(entries, group):
             if choice == "_self_":
-                values = merge(values, file_values)
+                values = merge(values, own_values)
             elif other_group != group:
-                subgroups[other_group] = choice
-            elif choice not in (*built_upon, name) and self.has(group, choice):
-                base = self.read(group, choice, [*built_upon, name])
+                included[other_group] = choice
+            elif choice in chain:
+                cycle = " -> ".join([*chain[chain.index(choice) :], choice])
+                text = f"is its own base: {cycle}"
+                remedy = "leave one of them out of a defaults list"
+                raise ConfigError([Problem(str(path), ..., text, remedy)])
+            elif self.has(group, choice):
+                base = self.read(group, choice, chain)
                 bases.append(base)
-                values = merge(values, base.values)
                 inherited.update(base.included)
-        package = package_of(text, group)
+                if base.package == package:
+                    values = merge(values, base.values)
         file = ChoiceFile(
-            group, name, path, text, package, values, entries, inherited | subgroups, bases
+            group=group,
+            name=name,
+            path=path,
+            text=text,
+            package=package,
+            own_values=own_values,
+            values=values,
+            entries=entries,
+            included=inherited | included,
+            bases=bases,
         )
         self._files[group, name] = file
         return file
 
     def included(self, group: str, name: str) -> dict[str, str]:
-        """Return the choices by group that a choice makes in other groups, and that these make in
-        turn."""
+        """Return what a choice includes in other groups, directly or not: one choice a group."""
         choices: dict[str, str] = {}
         to_read = [(group, name)]
         while to_read:
             file = self.read(*to_read.pop())
-            for subgroup, choice in file.included.items():
-                if subgroup not in choices and self.has(subgroup, choice):
-                    choices[subgroup] = choice
-                    to_read.append((subgroup, choice))
+            for other_group, choice in file.included.items():
+                if other_group not in choices and self.has(other_group, choice):
+                    choices[other_group] = choice
+                    to_read.append((other_group, choice))
         return choices
 
     def config(self, group: str, name: str) -> dict[str, Any]:
-        """Return everything that a choice, with the choices that it makes, adds to a config."""
+        """Return everything that a choice, with all that it includes, adds to a config."""
         config: dict[str, Any] = {}
-        # the choice itself comes last, so that it may change values of its subgroups
-        for choice in [*self.included(group, name).items(), (group, name)]:
-            file = self.read(*choice)
-            config = merge(config, nest(file.values, file.package))
+        for package, values in self._layers(group, name, self.included(group, name)):
+            config = merge(config, nest(values, package))
         return config
+
+    def _layers(
+        self, group: str, name: str, waiting: dict[str, str]
+    ) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield package and values of a choice and of all that it includes. Later ones win.
+
+        The order is Hydra's: that of the defaults list, at each entry everything below it.
+        `waiting` has the included choice of each group that is not yielded yet, and is changed.
+        An `override` thus takes the place of the entry that it overrides, which comes earlier.
+        """
+        file = self.read(group, name)
+        for other_group, choice in included_choices(file.entries, group):
+            if choice == "_self_":
+                yield file.package, file.own_values
+            elif other_group == group:
+                if self.has(group, choice):
+                    yield from self._layers(group, choice, waiting)
+            elif other_group in waiting:
+                yield from self._layers(other_group, waiting.pop(other_group), waiting)
 
     def _path(self, group: str, name: str) -> Path | None:
         """Return the file of a choice; None if there is none inside the folders."""
-        # a name from the command line must not lead out of the folders
-        if group.startswith("/") or ".." in f"{group}/{name}".split("/"):
+        # A name from the command line must not lead out of the folders. In pathlib,
+        # `folder / "/etc/x"` is /etc/x.
+        is_absolute = group.startswith("/") or name.startswith("/")
+        if is_absolute or ".." in f"{group}/{name}".split("/"):
             return None
         for folder in self.folders:
             path = folder / group / f"{name}.yaml"
@@ -225,25 +283,35 @@ class ChoiceFiles:
 
 
 def included_choices(entries: Sequence[Any], group: str) -> Iterator[tuple[str, str]]:
-    """Yield group and name of each choice that the defaults list of a file of `group` makes.
+    """Yield group and name of each choice that the defaults list of a file of `group` includes.
 
-    For the entry `_self_`, the name is `_self_`.
+    The name `_self_` stands for the file's own keys. As in Hydra, they come last if it is not
+    listed. Entries that are not supported are skipped (see the head of this module).
     """
+    has_self = False
     for entry in entries:
         if isinstance(entry, str) and "@" not in entry:
-            sub, _, name = _from_top(entry, group).rpartition("/")
-            yield sub, name
+            other_group, _, name = _from_top(entry, group).rpartition("/")
+            has_self |= name == "_self_"
+            yield other_group, name
         elif isinstance(entry, dict) and len(entry) == 1:
             ((key, name),) = entry.items()
             if isinstance(name, str) and "@" not in str(key):
                 yield _group_of_entry(key, group), name
+    if not has_self:
+        yield group, "_self_"
 
 
 def _group_of_entry(key: Any, group: str) -> str:
-    """Return the group of an entry such as `override /selector: gpfl` in a file of `group`."""
+    """Return the group of an entry `key: name` in a file of `group`.
+
+    Examples for the group selector: `/model` is model, `exploration` is selector/exploration, and
+    `override /selector` is selector.
+    """
     return _from_top(str(key).split(" ")[-1], group)
 
 
 def _from_top(path: str, group: str) -> str:
-    """Return a path of a defaults list of `group` from the top level: `/x` is x, `x` is group/x."""
+    """Return a path in a defaults list of `group` as it reads from the top level, without a slash
+    in front: `/x` is x, and `x` is group/x."""
     return path.removeprefix("/") if path.startswith("/") else f"{group}/{path}".lstrip("/")

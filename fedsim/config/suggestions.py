@@ -51,7 +51,8 @@ def mistaken_choice(override: Override) -> Problem | None:
     if is_optional or override.is_delete() or not options(group):
         return None
     remedy = ""
-    if isinstance(choice, str) and re.fullmatch(r"[\w./-]+", choice) and ".." not in choice:
+    # neither an absolute path nor one that leads out of the group's folder
+    if isinstance(choice, str) and re.fullmatch(r"[\w.-][\w./-]*", choice) and ".." not in choice:
         if any(source.is_config(f"{group}/{choice}") for source in sources()):
             return None
         remedy = _choices_called(group, choice) or _choice_elsewhere(group, choice)

@@ -9,7 +9,6 @@ a run means to lock its folder, so that no other process runs it at the same tim
 """
 
 import sys
-import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -23,17 +22,9 @@ from fedsim.config.user_modules import is_user_module
 from fedsim.core.errors import FedsimError
 from fedsim.core.record import Record
 from fedsim.results import files
-from fedsim.results.files import MODEL, OutputError, RunFolder
-from fedsim.results.reading import (
-    FINAL,
-    METRICS,
-    SUMMARY,
-    DamagedError,
-    Rounds,
-    check_rounds,
-    read_metrics,
-    read_summary,
-)
+from fedsim.results.files import OutputError, RunFolder
+from fedsim.results.reading import FINAL, read_summary
+from fedsim.results.wholeness import fault_of
 from fedsim.tracking.base import SweepPosition
 
 BEFORE_ROUND_1 = "before round 1"
@@ -107,7 +98,7 @@ def _outcome_in(folder: Path, plan: Plan) -> Outcome:
         return Outcome("failed", {})
     if summary["status"] not in FINAL:
         return Outcome(summary["status"], summary)
-    fault = _fault_of(folder, plan.config, summary)
+    fault = fault_of(folder, plan.config, summary)
     if fault:
         return Outcome("failed", {**summary, "error": fault})
     modules = "" if plan.settings.overwrite else changed_since(summary, plan.config)
@@ -115,51 +106,6 @@ def _outcome_in(folder: Path, plan: Plan) -> Outcome:
         error = f"the code of {modules} has changed since it was run"
         return Outcome("changed", {**summary, "error": error})
     return Outcome(summary["status"], summary)
-
-
-Signature = tuple[int, int, int]
-"""A file's inode, its size [bytes] and the time of its last change [ns]."""
-_whole_files: dict[Path, list[Signature | None]] = {}
-"""The signatures of files that were found to be whole, by run folder.
-
-Each list has the signatures of the summary, the records and the model.
-"""
-SETTLED_SECONDS = 2.0
-"""Signatures are remembered only for files that have not changed for this long.
-
-A file that changes twice within one tick of the file system's clock keeps its signature.
-"""
-
-
-def _fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Return which file of a run that has ended is missing or damaged; empty if none is.
-
-    Files that have not changed since they were found to be whole are not read again.
-    """
-    signatures = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
-    if _whole_files.get(folder) == signatures:
-        return ""
-    try:
-        records = read_metrics(folder, whole=True)
-        check_rounds(Rounds.of(records), config, summary)
-        if None in signatures or not files.is_whole_model(folder / MODEL):
-            return f"{MODEL} is missing or cut short"
-    except OSError as error:
-        return f"{MODEL} cannot be read ({error.strerror})"
-    except DamagedError as error:
-        return str(error)
-    latest_change = max(signature[2] for signature in signatures if signature is not None)
-    if time.time() - latest_change / 1e9 > SETTLED_SECONDS:  # the change is in ns
-        _whole_files[folder] = signatures
-    return ""
-
-
-def _signature(path: Path) -> Signature | None:
-    """Return the signature of a file; None if it is missing."""
-    with suppress(OSError):
-        stat = path.stat()
-        return stat.st_ino, stat.st_size, stat.st_mtime_ns
-    return None
 
 
 def worked_in(plan: Plan) -> Path:

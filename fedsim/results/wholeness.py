@@ -1,0 +1,65 @@
+"""Checks that the files of a run that has ended are all there and undamaged.
+
+`fedsim.running.outcome` calls `fault_of` before it skips a run. A sweep may look at the same run
+many times, so the files are read again only after they have changed.
+"""
+
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from fedsim.results.files import MODEL, is_whole_model
+from fedsim.results.reading import (
+    METRICS,
+    SUMMARY,
+    DamagedError,
+    Rounds,
+    check_rounds,
+    read_metrics,
+)
+
+Signature = tuple[int, int, int]
+"""A file's inode, its size [bytes] and the time of its last change [ns]."""
+_whole_files: dict[Path, list[Signature | None]] = {}
+"""The signatures of files that were found to be whole, by run folder.
+
+Each list has the signatures of the summary, the records and the model.
+"""
+SETTLED_SECONDS = 2.0
+"""Signatures are remembered only for files that have not changed for this long.
+
+A file that changes twice within one tick of the file system's clock keeps its signature.
+"""
+
+
+def fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    """Return which file of a run that has ended is missing or damaged; empty if none is.
+
+    Files that have not changed since they were found to be whole are not read again.
+    """
+    signatures = [_signature(folder / name) for name in (SUMMARY, METRICS, MODEL)]
+    if _whole_files.get(folder) == signatures:
+        return ""
+    try:
+        records = read_metrics(folder, whole=True)
+        check_rounds(Rounds.of(records), config, summary)
+        if None in signatures or not is_whole_model(folder / MODEL):
+            return f"{MODEL} is missing or cut short"
+    except OSError as error:
+        return f"{MODEL} cannot be read ({error.strerror})"
+    except DamagedError as error:
+        return str(error)
+    latest_change = max(signature[2] for signature in signatures if signature is not None)
+    if time.time() - latest_change / 1e9 > SETTLED_SECONDS:  # the change is in ns
+        _whole_files[folder] = signatures
+    return ""
+
+
+def _signature(path: Path) -> Signature | None:
+    """Return the signature of a file; None if it is missing."""
+    with suppress(OSError):
+        stat = path.stat()
+        return stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return None

@@ -132,7 +132,7 @@ def test_auto_saves_a_run_when_some_seconds_have_passed_and_it_is_cheap() -> Non
     with search_path():
         plan = plan_of(*WORDS, "checkpoint.every=auto")
         assert plan.folder == plan_of(*WORDS, EVERY).folder  # it decides no result
-    checkpoints = Checkpoints(RunFolder(plan.folder), plan, build(plan))
+    checkpoints = Checkpoints(RunFolder(plan.folder), plan.config, plan.checkpoint, build(plan))
     assert [checkpoints.due(1, seconds) for seconds in (4.9, 5.0)] == [False, True]
     checkpoints.cost = 0.2  # at most a share of 0.01: once in 20 s
     checkpoints.saved_at = 5.0

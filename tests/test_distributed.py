@@ -191,7 +191,7 @@ def test_corrections_losses_and_momentum_travel_with_the_updates() -> None:
     assert not np.array_equal(expected.losses, alone.backend.train(start, uncorrected).losses)
     with ranks(3, words):
         RANKS.agree([plan], {})
-        engine = RANKS.build(plan, build).simulation.components.engine
+        engine = RANKS.build(plan.config_hash, lambda: build(plan)).simulation.components.engine
         actual = engine.backend.train(start, schedule)
     assert np.array_equal(actual.losses, expected.losses)
     torch.testing.assert_close(actual.delta, expected.delta, rtol=0, atol=0)
@@ -225,7 +225,7 @@ def test_the_test_set_is_cut_between_passes(monkeypatch: pytest.MonkeyPatch) -> 
 
     with ranks(3, words) as link:
         RANKS.agree([plan], {})
-        components = RANKS.build(plan, build).simulation.components
+        components = RANKS.build(plan.config_hash, lambda: build(plan)).simulation.components
         x = components.server_data.test.x
         assert EVALUATION_BATCH < len(x) < 2 * EVALUATION_BATCH
         monkeypatch.setattr(divided, "split_evenly", noted_split)

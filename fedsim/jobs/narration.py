@@ -245,8 +245,13 @@ class Narration:
             print_line(f"{diverged} diverged: a lower optimizer.lr may help")
         pairs = zip(self.plans, outcomes, strict=True)
         plans_left = [plan for plan, outcome in pairs if not outcome.final]
-        files = [worked_in(plan) / ERROR for plan in plans_left]
-        for file in [file for file in files if file.is_file()][:MAX_NAMED]:
+        tracebacks = []
+        for plan in plans_left:
+            overwrite = plan.settings.overwrite
+            place = worked_in(plan.folder, outcome_on_file(plan), overwrite=overwrite)
+            if (place / ERROR).is_file():
+                tracebacks.append(place / ERROR)
+        for file in tracebacks[:MAX_NAMED]:
             print_line(f"its traceback: {file}")
         if plans_left:
             jobs = f"{len(plans_left)} jobs that are not done"

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 import fedsim
-from fedsim.config.plan import Plan
+from fedsim.config.settings import CheckpointSettings
 from fedsim.config.user_code import user_code
 from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.encoding import dataclasses_known_to, decode, encode
@@ -79,12 +79,18 @@ class Checkpoints:
     selector, the aggregator or the local algorithm.
     """
 
-    def __init__(self, folder: RunFolder, plan: Plan, experiment: Experiment) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: Mapping[str, Any],
+        settings: CheckpointSettings,
+        experiment: Experiment,
+    ) -> None:
         self.folder = folder
-        self.settings = plan.checkpoint
-        self.config = plan.config
+        self.config = config
+        self.settings = settings
         self.simulation = experiment.simulation
-        self.identity = identity_of(plan.config, experiment)
+        self.identity = identity_of(config, experiment)
         components = self.simulation.components
         stateful = {
             "selector": components.selector,

@@ -1,10 +1,13 @@
 """One run, from its plan to its files: assemble it, run the rounds that are missing, write records.
 
 `execute` is the entry: `fedsim.jobs.sweep` calls it for each job, and `fedsim verify` for each run
-that it repeats. A plan is the checked description of a run, and an outcome is how a run ended
-(`fedsim.running.outcome`). A lane is a coroutine in which a run trains together with others
-(`fedsim.running.lanes`). Ranks are the processes of torchrun, which build and train the same run
-(`fedsim.running.ranks`).
+that it repeats. A plan is the checked description of a run: its config, its folder, and more.
+`execute` and its second half `_run` take it apart. Only `build`, which needs most of it, gets the
+whole plan.
+
+An outcome is how a run ended (`fedsim.running.outcome`). A lane is a coroutine in which a run
+trains together with others (`fedsim.running.lanes`). Ranks are the processes of torchrun, which
+build and train the same run (`fedsim.running.ranks`).
 
 Nothing is written into the run's folder until everything that can raise an error is built.
 """
@@ -14,6 +17,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +44,7 @@ from fedsim.running.outcome import (
     Watch,
     claimed,
     ended_by,
-    outcome_on_file,
+    outcome_in,
     warn,
     worked_in,
 )
@@ -63,33 +67,39 @@ def execute(plan: Plan, lane: Lane | None = None, watch: Watch = UNWATCHED) -> O
     the plan, and KeyboardInterrupt or `Preempted` after a signal. All other errors are in the
     outcome: those of later rounds, and those that a user's class raises.
     """
+    folder = plan.folder
+    config = plan.config
+    overwrite = plan.settings.overwrite
     # 1. Return the outcome of a run that has ended for good.
-    recorded = outcome_on_file(plan)
-    if recorded.final and not plan.settings.overwrite:
+    recorded = outcome_in(folder, config, overwrite=overwrite)
+    if recorded.final and not overwrite:
         return replace(recorded, skipped=True)
     if recorded.status == "failed" and recorded.summary.get("status") in FINAL:
         # The summary says done or diverged, but a file is missing or damaged.
-        warn(f"fedsim: {plan.folder}: {recorded.summary['error']}; it is run again\n")
+        warn(f"fedsim: {folder}: {recorded.summary['error']}; it is run again\n")
 
     # 2. Build the components. This may take long, so first see whether another process has the run.
-    if not files.is_free(plan.folder):
-        raise files.HeldError(plan.folder)
+    if not files.is_free(folder):
+        raise files.HeldError(folder)
     try:
         with watch.setting_up():
-            experiment = RANKS.build(plan, build)
+            experiment = RANKS.build(plan.config_hash, partial(build, plan))
     except FedsimError:
         raise
     except (Exception, SystemExit) as error:
         STOP.raise_if_asked()  # an interrupted import may raise anything
-        return ended_by(error, plan.config, worked_in(plan), BEFORE_ROUND_1)
+        place = worked_in(folder, recorded, overwrite=overwrite)
+        return ended_by(error, config, place, BEFORE_ROUND_1)
+
+    # 3. Let the run train together with others.
     if lane is not None:
         lane.join(experiment.simulation, experiment.model)
 
-    # 3. Claim the run. Another process may have finished it while this one built components.
-    with claimed(plan) as claim:
+    # 4. Claim the run. Another process may have finished it while this one built components.
+    with claimed(folder, config, overwrite=overwrite) as claim:
         if isinstance(claim, Outcome):
             return replace(claim, skipped=True)
-        # 4. Run the rounds.
+        # 5. Run the rounds in the folder that the claim names.
         return _run(plan, experiment, claim, watch, alone=lane is None)
 
 
@@ -99,11 +109,26 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
     `alone` is false if the run is in a lane. A run that is interrupted in a round leaves its latest
     checkpoint. KeyboardInterrupt is raised after the summary is written.
     """
+    settings = plan.settings
+    info = RunInfo(
+        name=settings.name,
+        folder=place,
+        config=plan.config,
+        choices=plan.choices,
+        seed=settings.seed,
+        num_rounds=settings.num_rounds,
+        alone=alone,
+        final_folder=plan.folder,
+        sweep=watch.sweep,
+    )
     with STOP.deferred():  # signals wait for the end of a round
         # 1. Resume from the checkpoint or start anew, then start the trackers.
         try:
-            run = _RunInProgress(plan, experiment, place, watch)
-            run.start_trackers(alone)
+            run_folder = RunFolder(place)
+            checkpoints = Checkpoints(run_folder, plan.config, plan.checkpoint, experiment)
+            run = _RunInProgress(experiment, plan.config, run_folder, checkpoints, watch)
+            run.begin_or_resume(overwrite=settings.overwrite)
+            run.start_trackers(info, settings.cohort_size)
         except FedsimError:
             raise
         except (Exception, SystemExit) as error:
@@ -111,7 +136,10 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
         # 2. Run the rounds.
         ending = run.run_to_end()
         # 3. Write what the run leaves.
-        summary = run.write_results(run.summary(ending))
+        summary = run.summary(
+            ending, seed=settings.seed, choices=plan.choices, config_hash=plan.config_hash
+        )
+        summary = run.write_results(summary)
     # 4. End the trackers, and record which of them failed. A signal may end the wait for them.
     try:
         run.trackers.finish(summary)
@@ -127,22 +155,30 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
 class _RunInProgress:
     """A run that is ready for its next round: what `_run` keeps while the rounds run.
 
-    `_run` calls `start_trackers`, `run_to_end`, `summary` and `write_results` in this order.
-    `origin` is the checkpoint that the run was resumed from. For a run that starts, it has no
-    state, only facts such as the initial accuracy. `records` are the records of all rounds up to
-    now, including the rounds of earlier processes. `client_summary` and `client_arrays` are the
-    final model's accuracies on the clients, empty and None before the run has ended for good.
+    `_run` calls `begin_or_resume`, `start_trackers`, `run_to_end`, `summary` and `write_results` in
+    this order. `origin` is the checkpoint that the run was resumed from. For a run that starts, it
+    has no state, only facts such as the initial accuracy. `records` are the records of all rounds
+    up to now, including the rounds of earlier processes. `client_summary` and `client_arrays` are
+    the final model's accuracies on the clients, empty and None before the run has ended for good.
     """
 
-    def __init__(self, plan: Plan, experiment: Experiment, place: Path, watch: Watch) -> None:
-        self.plan = plan
-        self.watch = watch
+    def __init__(
+        self,
+        experiment: Experiment,
+        config: Mapping[str, Any],
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        watch: Watch,
+    ) -> None:
         self.experiment = experiment
+        self.config = config
+        self.folder = folder
+        self.checkpoints = checkpoints
+        self.watch = watch
         self.simulation = experiment.simulation
         self.components = experiment.simulation.components
         self.revision = own_revision()  # before the rounds: the checkout may change while they run
-        self.folder = RunFolder(place)
-        self.checkpoints = Checkpoints(self.folder, plan, experiment)
+        self.num_rounds = self.components.population.num_rounds
         self.client_summary: dict[str, Any] = {}
         self.client_arrays: Mapping[str, Any] | None = None
         # A user's selector may raise an error here, so these come before anything is written.
@@ -150,20 +186,25 @@ class _RunInProgress:
         self.adaptive = self.components.selector.adaptive
         self.start_up_rounds = self.components.selector.start_up_rounds
 
-        resumed = self.checkpoints.load(plan.settings.overwrite)
+    def begin_or_resume(self, *, overwrite: bool) -> None:
+        """Load the checkpoint and its records, or write the files of a run that starts.
+
+        `overwrite` is that of the config.
+        """
+        resumed = self.checkpoints.load(overwrite)
         if resumed is None:
             self.records: list[Record] = []
-            self.origin = self._begin()
+            self.origin = self._begin(overwrite)
             return
         checkpoint, self.records = resumed
         self.simulation.load_state_dict(checkpoint.state)
         self.folder.reopen(checkpoint.lengths)
         self.checkpoints.saved_at = self.simulation.wall_seconds
-        self.origin = replace(checkpoint, overwrite=plan.settings.overwrite)
+        self.origin = replace(checkpoint, overwrite=overwrite)
 
-    def _begin(self) -> Checkpoint:
+    def _begin(self, overwrite: bool) -> Checkpoint:
         """Write the files of a run that starts, and return its `origin`."""
-        RunFolder.create(self.folder.path, self.plan.config)
+        RunFolder.create(self.folder.path, self.config)
         self.folder.write_bytes(files.PARTITION, self.experiment.division.to_bytes())
         imperfect = self.components.behaviour.imperfect
         if len(imperfect):
@@ -174,42 +215,28 @@ class _RunInProgress:
             lengths={},
             initial_accuracy=self.simulation.evaluate().accuracy,
             started=time.time(),
-            overwrite=self.plan.settings.overwrite,
+            overwrite=overwrite,
         )
 
-    def start_trackers(self, alone: bool) -> None:
+    def start_trackers(self, info: RunInfo, cohort_size: int) -> None:
         """Start the trackers and replay the records of earlier processes.
 
-        `alone` is false if other runs progress at the same time in this process.
+        `cohort_size` is that of the config. A `system` may select more clients, because some
+        updates come too late. A round has too few clients only if it has fewer than `cohort_size`.
         """
-        plan = self.plan
-        settings = plan.settings
-        nodes = plan.config["tracker"]
+        nodes = self.config["tracker"]
 
         def make(name: str) -> Tracker:
             return instantiate(nodes[name], Tracker, f"tracker.{name}")
 
         self.trackers = Trackers(nodes, make)
-        info = RunInfo(
-            name=settings.name,
-            folder=self.folder.path,
-            config=plan.config,
-            choices=plan.choices,
-            seed=settings.seed,
-            num_rounds=settings.num_rounds,
-            alone=alone,
-            final_folder=plan.folder,
-            sweep=self.watch.sweep,
-        )
         self.trackers.start(info)
         for warning in self.warnings:
             self.trackers.message(warning)
-        # A `system` may select more clients than cohort_size, because some updates come too late.
-        # A round has too few clients only if it has fewer than the cohort_size of the config.
-        population = replace(self.components.population, cohort_size=settings.cohort_size)
+        population = replace(self.components.population, cohort_size=cohort_size)
         self.incidents = Incidents(population, self.adaptive, self.trackers.message)
         if self.records:
-            resumed = f"resuming after round {self.simulation.round} of {settings.num_rounds}"
+            resumed = f"resuming after round {self.simulation.round} of {self.num_rounds}"
             self.trackers.message(resumed)
         for record in self.records:
             self.incidents.see(record, silent=True)
@@ -230,13 +257,12 @@ class _RunInProgress:
                 self.client_summary, self.client_arrays = client_accuracies(self.simulation)
             return ending
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            is_last = self.simulation.round == self.plan.settings.num_rounds
+            is_last = self.simulation.round == self.num_rounds
             when = "after the last round" if is_last else f"round {self.simulation.round + 1}"
-            return ended_by(error, self.plan.config, self.folder.path, when)
+            return ended_by(error, self.config, self.folder.path, when)
 
     def _run_rounds(self) -> Outcome:
-        num_rounds = self.plan.settings.num_rounds
-        while self.simulation.round < num_rounds:
+        while self.simulation.round < self.num_rounds:
             if STOP.status is not None:
                 if self.simulation.round:  # before round 1 there is nothing to save
                     self.checkpoints.save(self.origin)
@@ -245,7 +271,7 @@ class _RunInProgress:
             record = self.simulation.step()
             self._write(record)
             stop_reason = self.watch.round_ended(record)
-            if record.round == num_rounds:  # the run is done, whatever the watch says
+            if record.round == self.num_rounds:  # the run is done, whatever the watch says
                 break
             if stop_reason is not None:
                 self.checkpoints.save(self.origin)
@@ -267,8 +293,13 @@ class _RunInProgress:
         self.incidents.see(record)
         self.trackers.log(record.as_dict())
 
-    def summary(self, ending: Outcome) -> dict[str, Any]:
-        """Return the content of summary.json for this ending. `trackers` is filled later."""
+    def summary(
+        self, ending: Outcome, *, seed: int, choices: Mapping[str, str], config_hash: str
+    ) -> dict[str, Any]:
+        """Return the content of summary.json for this ending. `trackers` is filled later.
+
+        `seed`, `choices` and `config_hash` are those of the plan.
+        """
         needs = self.components.selector.needs
         engine = self.components.engine
         identity = self.checkpoints.identity
@@ -284,15 +315,15 @@ class _RunInProgress:
         summary |= {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin.started)),
             "start_up_rounds": self.start_up_rounds,
-            "seed": self.plan.settings.seed,
-            "choices": dict(self.plan.choices),
+            "seed": seed,
+            "choices": dict(choices),
             "asks": "; ".join(sorted(needs - SERVER_SIGNALS)) or "nothing",
             "server_data": server_data(needs),
             "engine": engine.description,
             "data": dict(self.experiment.data_source),
             "incidents": self.incidents.counts,
             "partition_hash": self.experiment.division.hash,
-            "config_hash": self.plan.config_hash,
+            "config_hash": config_hash,
         }
         if identity["code"]:
             summary["code"] = identity["code"]

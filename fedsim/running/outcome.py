@@ -80,48 +80,53 @@ class Watch:
 
 
 def outcome_on_file(plan: Plan) -> Outcome:
-    """Return the outcome that the folder of a run records.
+    """Return the outcome that the folder of a planned run records (`outcome_in`).
+
+    The commands and `fedsim.jobs` call this, which have the plans of many runs.
+    """
+    return outcome_in(plan.folder, plan.config, overwrite=plan.settings.overwrite)
+
+
+def outcome_in(folder: Path, config: Mapping[str, Any], *, overwrite: bool) -> Outcome:
+    """Return the outcome that `folder` records of the run with this config.
 
     - Without a summary it is `failed`, with an empty summary.
     - If the run has ended for good but a file is missing or damaged, it is `failed`, and `error`
       names the file.
-    - If the user's code has changed since, it is `changed`, unless the run is to be overwritten.
+    - If the user's code has changed since, it is `changed`. With `overwrite` the result is replaced
+      anyway, so that its code does not matter.
     - Otherwise it has the status of the summary.
     """
-    return _outcome_in(plan.folder, plan)
-
-
-def _outcome_in(folder: Path, plan: Plan) -> Outcome:
-    """Return the outcome in `folder`: the run's own folder, or the one of its replacement."""
     summary = read_summary(folder)
     if summary is None:
         return Outcome("failed", {})
     if summary["status"] not in FINAL:
         return Outcome(summary["status"], summary)
-    fault = fault_of(folder, plan.config, summary)
+    fault = fault_of(folder, config, summary)
     if fault:
         return Outcome("failed", {**summary, "error": fault})
-    modules = "" if plan.settings.overwrite else changed_since(summary, plan.config)
+    modules = "" if overwrite else changed_since(summary, config)
     if modules:
         error = f"the code of {modules} has changed since it was run"
         return Outcome("changed", {**summary, "error": error})
     return Outcome(summary["status"], summary)
 
 
-def worked_in(plan: Plan) -> Path:
+def worked_in(folder: Path, recorded: Outcome, *, overwrite: bool) -> Path:
     """Return the folder in which a run writes its files until it has ended for good.
 
-    It is the run's own folder. With `overwrite=true` and a finished result there, it is the folder
-    of the replacement, so that the old result stays until the new one is complete.
+    It is the run's own `folder`, which records the outcome `recorded`. If this outcome is a
+    finished result that is to be overwritten, it is the folder of the replacement, so that the old
+    result stays until the new one is complete.
     """
-    if plan.settings.overwrite and outcome_on_file(plan).final:
-        return files.replacement_of(plan.folder)
-    return plan.folder
+    return files.replacement_of(folder) if overwrite and recorded.final else folder
 
 
 @contextmanager
-def claimed(plan: Plan) -> Iterator[Outcome | Path]:
-    """Claim a run: hold the lock of its folder within this context.
+def claimed(
+    folder: Path, config: Mapping[str, Any], *, overwrite: bool
+) -> Iterator[Outcome | Path]:
+    """Claim the run with this config: hold the lock of its `folder` within this context.
 
     Yields one of two things:
     - the outcome, if another process has ended the run since the caller looked;
@@ -130,37 +135,37 @@ def claimed(plan: Plan) -> Iterator[Outcome | Path]:
 
     Raises `HeldError` if another process holds the lock.
     """
-    with files.owned(plan.folder):
-        finished = _prepare_folder(plan)
-        if finished is not None:
-            yield finished
+    with files.owned(folder):
+        # 1. A replacement that was complete when its process was killed counts as this run.
+        replacement = files.replacement_of(folder)
+        if outcome_in(replacement, config, overwrite=overwrite).final:
+            files.replace_folder(folder)
+            yield outcome_in(folder, config, overwrite=overwrite)
             return
-        place = worked_in(plan)
+        # 2. A result of other code of the user's makes way, perhaps for one of the present code.
+        recorded = outcome_in(folder, config, overwrite=overwrite)
+        if recorded.status == "changed":
+            _set_aside(folder, config, recorded)
+            recorded = outcome_in(folder, config, overwrite=overwrite)
+        if recorded.final and not overwrite:
+            yield recorded
+            return
+        # 3. The caller runs it.
+        place = worked_in(folder, recorded, overwrite=overwrite)
         yield place
-        if place != plan.folder and _outcome_in(place, plan).final:
-            files.replace_folder(plan.folder)
+        if place != folder and outcome_in(place, config, overwrite=overwrite).final:
+            files.replace_folder(folder)
 
 
-def _prepare_folder(plan: Plan) -> Outcome | None:
-    """Prepare a run's folder for running. The caller holds its lock.
+def _set_aside(folder: Path, config: Mapping[str, Any], recorded: Outcome) -> None:
+    """Move the result `recorded`, made by other code of the user's, out of the way.
 
-    Completes a replacement that a killed process left undone, and moves a result of other code of
-    the user's out of the way. Returns the outcome if the run has ended for good and is not to be
-    overwritten, and None if it is to be run.
+    The caller holds the lock of the folder.
     """
-    if _outcome_in(files.replacement_of(plan.folder), plan).final:
-        # The replacement was complete when its process was killed, so it counts as this run.
-        files.replace_folder(plan.folder)
-        return outcome_on_file(plan)
-    recorded = outcome_on_file(plan)
-    if recorded.status == "changed":
-        code = {"code": user_code(plan.config)}
-        earlier_digits = files.code_digits(recorded.summary)
-        aside = files.set_aside(plan.folder, earlier_digits, files.code_digits(code))
-        error = recorded.summary["error"]
-        warn(f"fedsim: {plan.folder}: {error}; that result is kept in {aside.name}\n")
-        recorded = outcome_on_file(plan)
-    return recorded if recorded.final and not plan.settings.overwrite else None
+    earlier_digits = files.code_digits(recorded.summary)
+    digits = files.code_digits({"code": user_code(config)})
+    aside = files.set_aside(folder, earlier_digits, digits)
+    warn(f"fedsim: {folder}: {recorded.summary['error']}; that result is kept in {aside.name}\n")
 
 
 def ended_by(error: BaseException, config: Mapping[str, Any], place: Path, when: str) -> Outcome:

@@ -65,15 +65,16 @@ class Ranks:
             check_jobs(plans, launcher)
             self._ask_all(self.others, Message("jobs"), lambda: plans, jobs_facts)
 
-    def build(self, plan: Plan, build: Callable[[Plan], Experiment]) -> Experiment:
-        """Build a run by `build` on all ranks, which divide its training and evaluation among them.
+    def build(self, job: str, build: Callable[[], Experiment]) -> Experiment:
+        """Build a run on all ranks, which then divide its training and evaluation among them.
 
-        Raises `FedsimError` if a rank has built something else.
+        `build` builds it on this rank. The others find its plan among their jobs by `job`, the hash
+        of its config. Raises `FedsimError` if a rank has built something else.
         """
         if self.others is None:
-            return build(plan)
-        request = Message("build", {"job": plan.config_hash})
-        experiment = self._ask_all(self.others, request, lambda: build(plan), experiment_facts)
+            return build()
+        request = Message("build", {"job": job})
+        experiment = self._ask_all(self.others, request, build, experiment_facts)
         engine = experiment.simulation.components.engine
         self.others.link.device = engine.data.x.device
         engine.backend = DividedBackend(holdings(experiment), self.others)

@@ -125,7 +125,10 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
     run = plan()
     division = build(run).division
     streams = assembly.Streams(0)
-    simulation = assembly._simulation(run, assembly.prepare(run), division, model, streams)
+    data = assembly.prepare(run)
+    simulation = assembly._simulation(
+        run.config, run.settings, run.local, data, division, model, streams
+    )
     assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 
@@ -135,12 +138,12 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
 def test_samples_are_kept_for_the_next_run_with_the_same_data_set_model_and_places(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    loads: list[Plan] = []
+    loads: list[Any] = []
     load = assembly._load
 
-    def counted_load(plan: Plan, device: torch.device) -> assembly.PreparedData:
-        loads.append(plan)
-        return load(plan, device)
+    def counted_load(**arguments: Any) -> assembly.PreparedData:
+        loads.append(arguments)
+        return load(**arguments)
 
     monkeypatch.setattr(assembly, "_load", counted_load)
     assembly.forget()

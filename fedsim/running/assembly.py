@@ -22,6 +22,7 @@ from fedsim.clients.server import ServerData
 from fedsim.clients.system import SimulatedClock, System
 from fedsim.config.build import instantiate, resolve
 from fedsim.config.plan import Plan
+from fedsim.config.settings import LocalSettings, RunSettings
 from fedsim.config.user_code import user_code
 from fedsim.core.arrays import Ints
 from fedsim.core.errors import ConfigError, DataError, Problem, check
@@ -119,17 +120,25 @@ def build(plan: Plan) -> Experiment:
         remedy = "raise it, or lower num_clients"
         raise DataError(f"local.holdout_fraction={fraction}: {fault}; {remedy}")
     # 3. Everything that acts in a round.
-    simulation = _simulation(plan, data, division, model.to(data.y.device), streams)
+    model = model.to(data.y.device)
+    simulation = _simulation(plan.config, settings, plan.local, data, division, model, streams)
     return Experiment(simulation, division, model, data.source)
 
 
 def _simulation(
-    plan: Plan, data: PreparedData, division: Division, model: nn.Module, streams: Streams
+    config: Mapping[str, Any],
+    settings: RunSettings,
+    local: LocalSettings,
+    data: PreparedData,
+    division: Division,
+    model: nn.Module,
+    streams: Streams,
 ) -> Simulation:
-    """Build everything that acts in a round, and return the simulation before round 1."""
-    config = plan.config
-    settings = plan.settings
-    local = plan.local
+    """Build everything that acts in a round, and return the simulation before round 1.
+
+    `settings` and `local` are the checked values of the config, whose groups describe the objects.
+    `model` is the server's, on the device.
+    """
     num_clients = len(division.sizes)
 
     def first_model(client: int) -> Params:
@@ -279,7 +288,14 @@ def prepare(plan: Plan) -> PreparedData:
     key = (data_key(plan), dataset, model)
     if key not in _latest:
         _latest.clear()
-        _latest[key] = _load(plan, torch.device(resolve_device(plan.settings.device)))
+        _latest[key] = _load(
+            dataset_node=plan.config["dataset"],
+            model_node=plan.config["model"],
+            data_dir=plan.data_dir,
+            cache_dir=plan.cache_dir,
+            device=torch.device(resolve_device(plan.settings.device)),
+            seed=plan.settings.seed,
+        )
     return _latest[key]
 
 
@@ -306,12 +322,24 @@ def is_prepared(plan: Plan) -> bool:
     return any(key == latest_key for latest_key, _, _ in _latest)
 
 
-def _load(plan: Plan, device: torch.device) -> PreparedData:
-    """Load the data set of a run, and prepare its samples on `device`."""
+def _load(
+    *,
+    dataset_node: Mapping[str, Any],
+    model_node: Mapping[str, Any],
+    data_dir: Path,
+    cache_dir: Path,
+    device: torch.device,
+    seed: int,
+) -> PreparedData:
+    """Load the data set of a run, and prepare its samples on `device`.
+
+    The nodes are those of the config. `data_key` contains all arguments but the `seed`, which only
+    draws the values of a model that is dropped again.
+    """
     # Features are computed below and cached for later runs: make their computation deterministic.
     prepare_device(device, None)
     # 1. Load the data set, which may be of a user's class.
-    dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
+    dataset = instantiate(dataset_node, Dataset, "dataset", data_dir, cache_dir)
     try:
         data: object = dataset.load()
     except Exception as error:
@@ -328,13 +356,12 @@ def _load(plan: Plan, device: torch.device) -> PreparedData:
     source = {"fingerprint": data.fingerprint, "sha256": data.sha256}
     # 2. Replace samples by the features that a model trains on. A class shows by `load_backbone`
     #    that it does so. A function must be called to see what it returns.
-    node = plan.config["model"]
-    model_class = resolve(node, nn.Module, "model")
+    model_class = resolve(model_node, nn.Module, "model")
     if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):
-        model = build_model(node, shape, data.num_classes, Streams(plan.settings.seed))
+        model = build_model(model_node, shape, data.num_classes, Streams(seed))
         if isinstance(model, TrainsOnFeatures):
-            code = user_code({"dataset": plan.config["dataset"], "model": node})
-            data = extract(data, model, plan.data_dir, plan.cache_dir, device, code)
+            code = user_code({"dataset": dataset_node, "model": model_node})
+            data = extract(data, model, data_dir, cache_dir, device, code)
     # 3. Normalise, and move to the device.
     x = data.train.x
     if not isinstance(x, SampleSource):

@@ -159,7 +159,7 @@ def computing_nodes(nodes: Sequence[ast.AST]) -> Iterator[ast.stmt | ast.expr]:
         if isinstance(node, ast.stmt | ast.expr):
             yield node
         if isinstance(node, ast.AnnAssign):
-            children = [node.value] if node.value else []
+            children: list[ast.AST] = [node.value] if node.value else []
         else:
             children = list(ast.iter_child_nodes(node))
         yield from computing_nodes(children)

@@ -111,8 +111,8 @@ class Backend(ABC):
     """Number of samples in one forward pass. `forward` gives the same bits in parts if the samples
     are cut at multiples of it."""
     fewest_clients: int = 1
-    """From this number of clients in a call of `train`, a client's result does not depend on the
-    number of clients."""
+    """Smallest number of clients in a call of `train` from which a client's result no longer
+    depends on the number of clients."""
     buffer_size: int | None = None
     """Size of the buffer for samples that are made on demand; None if all are in memory. `train`
     splits a call that needs more samples."""

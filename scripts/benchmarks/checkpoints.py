@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -45,16 +44,16 @@ def run_and_report(folder: str, words: Sequence[str]) -> None:
     """Run the command in this process, and print what its saves took."""
     from fedsim.jobs.cli import run
     from fedsim.results.reading import read_metrics
-    from fedsim.running.checkpoint import Checkpoints
+    from fedsim.running.checkpoint import Checkpoint, Checkpoints
     from fedsim.running.process import tune
 
     tune()
     result = {"saves": 0.0, "save_seconds": 0.0, "save_cpu_seconds": 0.0}
     save = Checkpoints.save
 
-    def timed(self: Checkpoints, make: Any) -> None:
+    def timed(self: Checkpoints, origin: Checkpoint) -> None:
         wall, cpu = time.perf_counter(), time.process_time()
-        save(self, make)
+        save(self, origin)
         result["save_seconds"] += time.perf_counter() - wall
         result["save_cpu_seconds"] += time.process_time() - cpu
         result["saves"] += 1

@@ -120,7 +120,7 @@ def holm(p_values: pd.Series) -> pd.Series:
     """Return p-values corrected by Holm's method over all rows, reference methods included."""
     ordered = p_values.sort_values()
     factors = np.arange(len(ordered), 0, -1)
-    corrected = np.minimum(np.maximum.accumulate(ordered * factors), 1)
+    corrected = (ordered * factors).cummax().clip(upper=1)
     return corrected.reindex(p_values.index)
 
 

@@ -239,7 +239,7 @@ def main() -> None:
         sys.exit()
     console = Console()
     sizes = sorted(options.clients)
-    results = []
+    results: list[Result] = []
     rows = []
     for choice in options.selectors:
         by_size = {}

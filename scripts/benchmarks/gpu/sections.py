@@ -69,7 +69,7 @@ def environment(bench: Bench) -> None:
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         matrix = torch.randn(side, side, device=bench.device, dtype=dtype)
         with passes_in("tf32" if precision == "tf32" else "float32", bench.device):
-            milliseconds = bench.milliseconds(lambda m=matrix: m @ m)
+            milliseconds = bench.milliseconds(partial(torch.matmul, matrix, matrix))
         teraflops = 2 * side**3 / milliseconds / 1e9
         bench.put("environment", f"product, {precision}", teraflops=teraflops)
 

@@ -31,6 +31,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -91,7 +92,7 @@ def main() -> None:
         sys.exit(0 if install(options.peers) else 1)
     if hasattr(os, "sched_setaffinity"):  # JAX has no option for the number of cores
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.threads])
-    measured = {
+    measured: dict[str, Any] = {
         "cpu": processor(),
         "cores": os.cpu_count(),
         "load_average": os.getloadavg()[0],

@@ -86,7 +86,7 @@ class DividedBackend(Backend):
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
         if positions is None:
             return self._forward(params, x, None)
-        num_in_order = self._backend.passed_in_order(len(positions), x)
+        num_in_order = self._backend.num_passed_in_order(len(positions), x)
         if num_in_order == 0:
             return self._forward(params, x, positions)
         in_order = None

@@ -117,7 +117,7 @@ class Backend(ABC):
     """Size of the buffer for samples that are made on demand; None if all are in memory. `train`
     splits a call that needs more samples."""
 
-    def passed_in_order(self, count: int, x: Tensor) -> int:
+    def num_passed_in_order(self, count: int, x: Tensor) -> int:
         """Return how many samples, from position 0 on, `forward` passes in order for `count`
         positions.
 

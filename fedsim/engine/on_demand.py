@@ -127,9 +127,9 @@ class OnDemandBackend(Backend):
             cuts[-1] -= 1
         return [slice(first, end) for first, end in pairwise([*cuts, num_clients])]
 
-    def passed_in_order(self, count: int, x: Tensor) -> int:
+    def num_passed_in_order(self, count: int, x: Tensor) -> int:
         if x is not self.buffer:
-            return self.backend.passed_in_order(count, x)
+            return self.backend.num_passed_in_order(count, x)
         num_samples = len(self.source)
         return num_samples if count >= PASS_ALL_SHARE * num_samples else 0
 
@@ -137,7 +137,7 @@ class OnDemandBackend(Backend):
         """Return logits of `x`; if `x` is the buffer, of the data set's samples at `positions`."""
         if x is not self.buffer or positions is None:
             return self.backend.forward(params, x, positions)
-        num_in_order = self.passed_in_order(len(positions), x)
+        num_in_order = self.num_passed_in_order(len(positions), x)
         if num_in_order == 0:
             return self._forward_in_parts(params, positions)
         logits = self._forward_in_parts(params, np.arange(num_in_order))

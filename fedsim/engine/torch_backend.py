@@ -144,7 +144,7 @@ class TorchBackend(Backend):
         if self.data.x.is_cuda:
             torch.cuda.empty_cache()
 
-    def passed_in_order(self, count: int, x: Tensor) -> int:
+    def num_passed_in_order(self, count: int, x: Tensor) -> int:
         return len(x) if count >= PASS_ALL_SHARE * len(x) else 0
 
     @torch.no_grad()
@@ -154,7 +154,7 @@ class TorchBackend(Backend):
             if positions is None:
                 return self._logits_in_passes(x)
             index = to_device(torch.as_tensor(positions), x.device)
-            if self.passed_in_order(len(index), x):
+            if self.num_passed_in_order(len(index), x):
                 return self._logits_in_passes(x)[index]
             return torch.cat([self._logits(x[part]) for part in index.split(self.pass_size)])
 

@@ -233,7 +233,7 @@ def test_calls_that_do_not_fit_are_split(
 ) -> None:
     """With the largest client last, each part has fewer steps than the one before it."""
     monkeypatch.setattr(engine_data, "BUFFER_BYTES", 0)  # three of the largest clients
-    monkeypatch.setattr(on_demand, "BUFFER_BYTES", 1000)  # three gradients
+    monkeypatch.setattr(on_demand, "GRADIENT_BYTES", 1000)  # three gradients
     buffered, in_memory = engines(backend, LocalWork(1, None, 4), num_owners=60)
     params, everyone = initial(in_memory.workload.model), in_memory.data.train
     ids = np.arange(60)
@@ -262,6 +262,36 @@ def test_a_round_makes_only_the_samples_of_its_clients() -> None:
     needed = sum(len(buffered.data.train[client]) for client in ids)
     (requested,) = requests
     assert requested in (needed, needed + 1)  # Padding repeats position 0.
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "parts"),
+    [
+        (5, [slice(0, 3), slice(3, 5)]),
+        # The fourth client does not fit with the first three. It would be alone, so it takes one.
+        (4, [slice(0, 2), slice(2, 4)]),
+    ],
+)
+def test_no_part_of_a_split_cohort_has_a_single_client(
+    num_clients: int, parts: list[slice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_data, "BUFFER_BYTES", 0)
+    source = OwnerSamples(dataset(num_owners=1, samples_per_owner=20.0, size_deviation=0.0))
+    clients = np.split(np.arange(3 * num_clients), num_clients)  # 3 samples each
+    task = workload(ClientData.on_demand(source, torch.arange(20) % 4, clients, clients, 4))
+    buffered = OnDemandBackend(task, BACKENDS["reference"])
+    assert buffered.buffer_size == 10  # 3 clients of 3 samples, and 1 for padding
+    work, ids = LocalWork(1, None, 3), np.arange(num_clients)
+    schedule = make_schedule(clients, work, Streams(0), 1, ids, 0.1, dropout=True)
+    assert buffered._parts_that_fit(schedule) == parts
+
+
+def test_a_buffer_without_room_for_three_clients_is_noticed() -> None:
+    source = OwnerSamples(dataset(num_owners=1, samples_per_owner=20.0, size_deviation=0.0))
+    clients = np.split(np.arange(18), 6)
+    data = ClientData(torch.zeros(9, 7), torch.arange(20) % 4, clients, clients, 4, source)
+    with pytest.raises(AssertionError, match="not that of ClientData.on_demand"):
+        OnDemandBackend(workload(data), BACKENDS["reference"])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -117,12 +117,12 @@ class Backend(ABC):
     """Size of the buffer for samples that are made on demand; None if all are in memory. `train`
     splits a call that needs more samples."""
 
-    def num_passed_in_order(self, count: int, x: Tensor) -> int:
-        """Return how many samples, from position 0 on, `forward` passes in order for `count`
-        positions.
+    def num_passed_in_order(self, num_positions: int, x: Tensor) -> int:
+        """Return how many samples of `x` `forward` passes in order when it needs some of them.
 
-        If most samples of `x` are needed, it is faster to pass all of them in order. 0 means that
-        only the samples at the positions pass.
+        It needs `num_positions`. If these are most samples, passing all of them in order from
+        position 0 on is faster than gathering some. The number is then that of all samples. 0 means
+        that only the samples at the positions pass.
         """
         return 0
 

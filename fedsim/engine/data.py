@@ -13,8 +13,8 @@ from fedsim.data.base import SampleSource, check_labels
 BUFFER_BYTES = 64 * 2**20
 """Size of the buffer for samples that are made on demand."""
 LARGEST_CLIENTS = 3
-"""The samples of so many of the largest clients always fit into the buffer. A part of a cohort may
-then always hold two clients or more, and never one alone (see `OnDemandBackend`)."""
+"""The samples of so many of the largest clients always fit into the buffer. Any cohort can then be
+cut into parts that fit and have two clients or more (`OnDemandBackend._parts_that_fit`)."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,14 @@ class ClientData:
         """
         sample_shape = source.shape[1:]
         sample_bytes = torch.empty(sample_shape, dtype=source.dtype).nbytes
-        largest = max(sizes_of(train).max(initial=0), sizes_of(evaluate).max(initial=0))
-        # One row more, because padding in a schedule repeats position 0.
-        for_largest_clients = LARGEST_CLIENTS * int(largest) + 1
-        rows = max(BUFFER_BYTES // max(sample_bytes, 1), for_largest_clients)
+        rows = max(BUFFER_BYTES // max(sample_bytes, 1), rows_for_largest_clients(train, evaluate))
         shape = (min(rows, len(source)), *sample_shape)
         buffer = torch.zeros(shape, dtype=source.dtype, device=y.device)
         return cls(buffer, y, train, evaluate, num_classes, source)
+
+
+def rows_for_largest_clients(train: Sequence[Positions], evaluate: Sequence[Positions]) -> int:
+    """Return the rows of a buffer for the samples of the `LARGEST_CLIENTS` largest clients."""
+    largest = max(sizes_of(train).max(initial=0), sizes_of(evaluate).max(initial=0))
+    # One row more, because padding in a schedule repeats position 0.
+    return LARGEST_CLIENTS * int(largest) + 1

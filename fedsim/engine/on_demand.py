@@ -1,12 +1,18 @@
-"""A staging buffer between a backend and samples that are made on demand.
+"""Train and evaluate on a data set that does not fit into memory.
 
-A data set may be too large for memory. A `SampleSource` then makes each sample when it is needed.
-`OnDemandBackend` keeps one buffer, a tensor of fixed size. Before each call it copies the samples
-of that call into the buffer, and it passes the call on to an ordinary backend, which takes the
-buffer for the whole data set. A call whose samples do not fit is split into several calls.
+A `SampleSource` then makes each sample when it is needed. `OnDemandBackend` keeps one buffer, a
+tensor of fixed size, and wraps an ordinary backend whose whole data set is this buffer. Each call
+has three steps:
 
-Positions are numbered in two ways: a position in the data set is a row of the source, and a
-position in the buffer is a row of the tensor that the ordinary backend sees.
+1. Copy the samples that the call needs into the first rows of the buffer.
+2. Replace the call's positions in the data set (rows of the source) by rows of the buffer.
+3. Pass the call on to the ordinary backend.
+
+If the samples of a call do not fit, it is split into several such calls.
+
+`ClientData.on_demand` allocates the buffer, as `data.x` of the `ClientData` that everybody has.
+It has room for the samples of any three clients. Callers of `forward` pass `data.x` and positions
+to mean samples of the data set; so the buffer, compared by identity, stands for the data set.
 """
 
 import math
@@ -21,9 +27,12 @@ from torch import Tensor
 from fedsim.core.flat import to_device
 from fedsim.core.types import ClientPositions, Params, Positions
 from fedsim.engine.backend import Backend, TrainingResult, Workload, concatenate_results
-from fedsim.engine.data import BUFFER_BYTES, ClientData
+from fedsim.engine.data import BUFFER_BYTES, ClientData, rows_for_largest_clients
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.torch_backend import EVALUATION_BATCH, PASS_ALL_SHARE
+
+GRADIENT_BYTES = BUFFER_BYTES
+"""Maximum size of the gradients that `OnDemandBackend.gradients` holds at the same time."""
 
 
 class OnDemandBackend(Backend):
@@ -39,7 +48,7 @@ class OnDemandBackend(Backend):
     def __init__(self, workload: Workload, build: Callable[[Workload], Backend]) -> None:
         """Build the ordinary backend: `build` receives the `workload` with the buffer as its data.
 
-        `workload.data.x` becomes the buffer, and `workload.data.source` must be there.
+        `workload.data` must be the return value of `ClientData.on_demand`.
         """
         data = workload.data
         assert data.source is not None
@@ -48,32 +57,37 @@ class OnDemandBackend(Backend):
         self.buffer = data.x
         self.buffer_labels = torch.zeros(len(data.x), dtype=torch.int64, device=data.y.device)
         self.buffer_size = len(data.x)
+        fewest_rows = min(rows_for_largest_clients(data.train, data.evaluate), len(data.source))
+        assert self.buffer_size >= fewest_rows, "the buffer is not that of ClientData.on_demand"
         # A backend may try out its model on the first samples when it is built.
         self._copy_to_buffer(np.arange(min(self.buffer_size, EVALUATION_BATCH)))
         buffered = ClientData(self.buffer, self.buffer_labels, (), (), data.num_classes)
         self.backend = build(replace(workload, data=buffered))
         self.reason = self.backend.reason
+        # How a call is split depends on its positions and the buffer's size, not on the processor.
         self.exact = self.backend.exact
         self.fewest_clients = self.backend.fewest_clients
         self._set_pass_sizes()
 
     def _set_pass_sizes(self) -> None:
-        """Set how many samples are copied at once for a forward pass, and `pass_size`.
+        """Set how many samples `forward` copies at once, and `pass_size` (see `Backend`).
 
-        The buffer is filled up to a multiple of the ordinary backend's pass size, so that its
-        passes hold the same samples as without a buffer. A buffer that is smaller than one pass is
-        filled completely, and cuts passes at its own size, too.
+        The ordinary backend cuts the copied samples into passes of its own `pass_size`. Their
+        number is a multiple of it if possible: passes then hold the same samples as without a
+        buffer. A buffer that is smaller than one pass is filled completely, and is one pass.
         """
-        pass_size = self.backend.pass_size
-        if self.buffer_size >= pass_size:
-            self._samples_at_once = self.buffer_size - self.buffer_size % pass_size
+        inner_size = self.backend.pass_size
+        if self.buffer_size >= inner_size:
+            self._samples_at_once = self.buffer_size - self.buffer_size % inner_size
         else:
             self._samples_at_once = self.buffer_size
         holds_all_samples = self.buffer_size == len(self.source)
-        if self._samples_at_once % pass_size == 0 or holds_all_samples:
-            self.pass_size = pass_size
+        if self._samples_at_once % inner_size == 0 or holds_all_samples:
+            self.pass_size = inner_size
         else:
-            self.pass_size = math.lcm(self._samples_at_once, pass_size)
+            # Passes of the data set have `_samples_at_once` samples. Passes of other samples, such
+            # as a test set, have `inner_size`. A cut at a common multiple fits both.
+            self.pass_size = math.lcm(self._samples_at_once, inner_size)
 
     @property
     def description(self) -> str:
@@ -90,6 +104,7 @@ class OnDemandBackend(Backend):
         return self.backend.cross_entropies(logits, labels)
 
     def train(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
+        """Train K models. The samples of each client must fit into the buffer."""
         if np.unique(schedule.positions).size <= self.buffer_size:
             return self._train_part(start, schedule)
         results = []
@@ -101,42 +116,50 @@ class OnDemandBackend(Backend):
 
     def _train_part(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         """Train clients whose samples fit into the buffer."""
-        needed, buffer_rows = np.unique(schedule.positions, return_inverse=True)
+        # Each sample is copied once: the sorted positions `needed` [n] go to rows 0 to n - 1 of the
+        # buffer. The inverse has for each position of the schedule its index in `needed`, and so
+        # its row in the buffer.
+        needed, inverse = np.unique(schedule.positions, return_inverse=True)
         self._copy_to_buffer(needed)
-        in_buffer = buffer_rows.reshape(schedule.positions.shape)
-        return self.backend.train(start, replace(schedule, positions=in_buffer))
+        buffer_rows = inverse.reshape(schedule.positions.shape)
+        return self.backend.train(start, replace(schedule, positions=buffer_rows))
 
     def _parts_that_fit(self, schedule: Schedule) -> list[slice]:
         """Cut the clients into consecutive parts whose samples fit into the buffer.
 
-        No part has a single client if there are several: results of a client that is trained alone
-        may differ in their last bits (`Backend.fewest_clients`). If the last client is left alone,
-        it takes its neighbour with it. `LARGEST_CLIENTS` is why both fit.
+        Each part has two clients or more (if there are two): results of a client that is trained
+        alone may differ in their last bits (`Backend.fewest_clients`). All parts but the last have
+        three clients or more, because any three fit (`LARGEST_CLIENTS`). If the last part has a
+        single client, it can therefore take another from the part before it.
         """
         cuts = [0]
-        samples = 0
+        num_samples = 0
         for client, positions in enumerate(schedule.positions):
+            # Padding at position 0 may be counted here. The largest clients have none: they make
+            # the most steps. So a client never counts more than the largest clients have samples.
             count = np.unique(positions).size
-            if samples + count > self.buffer_size:
+            if num_samples + count > self.buffer_size:
                 cuts.append(client)
-                samples = 0
-            samples += count
+                num_samples = 0
+            num_samples += count
         num_clients = len(schedule)
-        last_is_alone = cuts[-1] == num_clients - 1
-        if last_is_alone and cuts[-1] - cuts[-2] > 2:
+        if len(cuts) > 1 and cuts[-1] == num_clients - 1:
             cuts[-1] -= 1
-        return [slice(first, end) for first, end in pairwise([*cuts, num_clients])]
+        return [slice(begin, end) for begin, end in pairwise([*cuts, num_clients])]
 
-    def num_passed_in_order(self, count: int, x: Tensor) -> int:
+    def num_passed_in_order(self, num_positions: int, x: Tensor) -> int:
+        """Return how many samples `forward` passes in order, as without a buffer: the whole data
+        set or 0. The results then have the same bits."""
         if x is not self.buffer:
-            return self.backend.num_passed_in_order(count, x)
+            return self.backend.num_passed_in_order(num_positions, x)
         num_samples = len(self.source)
-        return num_samples if count >= PASS_ALL_SHARE * num_samples else 0
+        return num_samples if num_positions >= PASS_ALL_SHARE * num_samples else 0
 
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:
         """Return logits of `x`; if `x` is the buffer, of the data set's samples at `positions`."""
-        if x is not self.buffer or positions is None:
+        if x is not self.buffer:
             return self.backend.forward(params, x, positions)
+        assert positions is not None, "the whole data set does not fit into memory"
         num_in_order = self.num_passed_in_order(len(positions), x)
         if num_in_order == 0:
             return self._forward_in_parts(params, positions)
@@ -144,9 +167,11 @@ class OnDemandBackend(Backend):
         return logits[to_device(torch.as_tensor(positions), logits.device)]
 
     def _forward_in_parts(self, params: Params, positions: Positions) -> Tensor:
+        """Return logits of the data set's samples at `positions`, one fill of the buffer after
+        another."""
         logits = []
-        for first in range(0, len(positions), self._samples_at_once):
-            part = positions[first : first + self._samples_at_once]
+        for begin in range(0, len(positions), self._samples_at_once):
+            part = positions[begin : begin + self._samples_at_once]
             self._copy_to_buffer(part)
             logits.append(self.backend.forward(params, self.buffer[: len(part)]))
         return torch.cat(logits)
@@ -154,26 +179,31 @@ class OnDemandBackend(Backend):
     def gradients(
         self, params: Params, positions: Sequence[Positions], names: Sequence[str]
     ) -> Iterator[Tensor]:
-        """Compute gradients for as many lists at once as fit into the buffer and `BUFFER_BYTES`.
+        """Yield the gradient of each list of `positions`; the samples of each list must fit.
 
-        The caller may use this backend between two gradients, which overwrites the buffer. So the
-        gradients of one fill of the buffer are all computed before the first is yielded.
+        A fill of the buffer serves as many lists as fit into the buffer, and whose gradients fit
+        into `GRADIENT_BYTES`. The caller may use this backend between two gradients, which
+        overwrites the buffer. So the gradients of one fill are all computed before the first is
+        yielded.
         """
         gradient_bytes = sum(params[name].nbytes for name in names)
-        max_lists = max(BUFFER_BYTES // max(gradient_bytes, 1), 1)
-        first = 0
-        while first < len(positions):
-            ends = np.cumsum([len(chosen) for chosen in positions[first : first + max_lists]])
-            num_lists = max(int((ends <= self.buffer_size).sum()), 1)
-            lists = ClientPositions.of(positions[first : first + num_lists])
+        max_lists = max(GRADIENT_BYTES // max(gradient_bytes, 1), 1)
+        num_done = 0
+        while num_done < len(positions):
+            next_lists = positions[num_done : num_done + max_lists]
+            ends = np.cumsum([len(client_positions) for client_positions in next_lists])
+            num_lists = int((ends <= self.buffer_size).sum())
+            assert num_lists > 0, "a list of positions that is larger than the buffer"
+            lists = ClientPositions.of(next_lists[:num_lists])
             self._copy_to_buffer(lists.flat)
-            in_buffer = ClientPositions(np.arange(len(lists.flat)), lists.sizes)
-            yield from list(self.backend.gradients(params, in_buffer, names))
-            first += num_lists
+            buffer_rows = ClientPositions(np.arange(len(lists.flat)), lists.sizes)
+            yield from list(self.backend.gradients(params, buffer_rows, names))
+            num_done += num_lists
 
     def _copy_to_buffer(self, positions: Positions) -> None:
         """Make the samples at `positions` of the data set, and copy them to the first rows."""
         count = len(positions)
+        assert count <= self.buffer_size
         self.buffer[:count].copy_(self.source.rows(positions))
         index = to_device(torch.as_tensor(positions), self.all_labels.device)
         self.buffer_labels[:count] = self.all_labels[index]

@@ -144,8 +144,8 @@ class TorchBackend(Backend):
         if self.data.x.is_cuda:
             torch.cuda.empty_cache()
 
-    def num_passed_in_order(self, count: int, x: Tensor) -> int:
-        return len(x) if count >= PASS_ALL_SHARE * len(x) else 0
+    def num_passed_in_order(self, num_positions: int, x: Tensor) -> int:
+        return len(x) if num_positions >= PASS_ALL_SHARE * len(x) else 0
 
     @torch.no_grad()
     def forward(self, params: Params, x: Tensor, positions: Positions | None = None) -> Tensor:

@@ -290,7 +290,7 @@ def test_a_buffer_without_room_for_three_clients_is_noticed() -> None:
     source = OwnerSamples(dataset(num_owners=1, samples_per_owner=20.0, size_deviation=0.0))
     clients = np.split(np.arange(18), 6)
     data = ClientData(torch.zeros(9, 7), torch.arange(20) % 4, clients, clients, 4, source)
-    with pytest.raises(AssertionError, match="not that of ClientData.on_demand"):
+    with pytest.raises(AssertionError, match="the buffer is not that"):
         OnDemandBackend(workload(data), BACKENDS["reference"])
 
 
@@ -327,6 +327,12 @@ RUN = (
     "local.holdout_fraction=0.2", "local.evaluate_on=holdout", "server.validation_fraction=0.1",
     "server.public_samples=20", "tracker=files_only",
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dataset` keeps its cache in the working folder."""
+    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module", autouse=True)

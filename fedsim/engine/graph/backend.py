@@ -32,7 +32,7 @@ from fedsim.engine.training_copies import reject_hidden_randomness
 
 MAX_STEPS = 64
 """Maximum number of local steps in one recording."""
-MAX_LAUNCHES = 5_000
+MAX_KERNELS = 5_000
 """Maximum number of kernels in one recording. A node of a graph takes memory on the device, and
 time when the graph is made."""
 MAX_TRAINERS = 8
@@ -116,7 +116,7 @@ class GraphBackend(TorchBackend):
             of_kind = [r for r, *kind in self._trainers if kind == [batch, corrected]]
             rows = min((r for r in of_kind if r >= rows), default=rows)
         trainer = self._trainers.pop((rows, batch, corrected), None)
-        if trainer is None or trainer.table.steps < steps:
+        if trainer is None or trainer.table.num_steps < steps:
             trainer = self._new_trainer(rows, round_up(steps), batch, corrected)
         self._trainers[rows, batch, corrected] = trainer
         if len(self._trainers) > MAX_TRAINERS:
@@ -174,8 +174,8 @@ class RecordedTrainer:
         count, steps = schedule.counts.shape
         replays = []
         for number, program in enumerate(self.programs):
-            if program.rows.start < count:
-                replays.append(self._recordings(number, schedule.counts[program.rows], recorder))
+            if program.clients.start < count:
+                replays.append(self._recordings(number, schedule.counts[program.clients], recorder))
         self.table.fill(schedule, self.optimizer.scalars(schedule.lr, steps))
         self.models.load(start, schedule.correction.shift)
         with recorder.side_by_side(len(replays)):
@@ -213,7 +213,7 @@ class RecordedTrainer:
 
 def longest_recording(launches: int) -> int:
     """Return the largest power of two of steps, with `launches` kernels each, in one recording."""
-    max_steps = max(1, min(MAX_STEPS, MAX_LAUNCHES // max(launches, 1)))
+    max_steps = max(1, min(MAX_STEPS, MAX_KERNELS // max(launches, 1)))
     return 1 << (max_steps.bit_length() - 1)
 
 

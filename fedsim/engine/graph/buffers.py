@@ -55,12 +55,12 @@ class ModelBuffers:
         self.state = [torch.zeros_like(self.grads) for _ in range(num_buffers)]
         self.shift = torch.zeros_like(self.grads) if corrected else None
 
-    def views(self, flat: Tensor, first: int = 0) -> Stack:
-        """Return the tensors in `flat` [R, W], whose columns are a model's from `first` on."""
+    def views(self, flat: Tensor, first_column: int = 0) -> Stack:
+        """Return the tensors in `flat` [R, W], whose columns are a model's from `first_column` on."""
         views = {}
         for name, start in self._starts.items():
             shape = self._tensors[name].shape
-            begin = start - first
+            begin = start - first_column
             if 0 <= begin < flat.shape[1]:
                 views[name] = flat[:, begin : begin + shape.numel()].view(len(flat), *shape)
         return views
@@ -142,7 +142,7 @@ class ScheduleTable:
         self._table = torch.zeros((steps, sum(self._split)), dtype=torch.int32, device=like.device)
         self.step_numbers = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self.losses = like.new_zeros(steps, rows, batch)
-        self.steps = steps
+        self.num_steps = steps
         self.batch = batch
 
     def _views(self, table: Tensor, rows: slice) -> Fields:

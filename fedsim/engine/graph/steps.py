@@ -31,7 +31,7 @@ from fedsim.engine.vmapped import FunctionalModule
 
 
 class RecordableSteps(ABC):
-    """Local steps of the clients `rows`, by the `table` and on the `models`.
+    """Local steps of `clients`, by the `table` and on the `models`.
 
     `step` is recorded once and replayed many times. So it must not make the host wait. In Python,
     it must not depend on the content of a tensor or on a learning rate. And it allocates no tensor
@@ -47,18 +47,18 @@ class RecordableSteps(ABC):
         table: ScheduleTable,
         models: ModelBuffers,
         optimizer: RecordableOptimizer,
-        rows: slice,
+        clients: slice,
     ) -> None:
         self.data = data
         self.table = table
         self.models = models
         self.optimizer = optimizer
-        self.rows = rows
-        self.params = models.params[rows]
-        self.statistics = models.statistics[rows]
-        self.grads = models.grads[rows]
-        self.state = [buffer[rows] for buffer in models.state]
-        self.shift = None if models.shift is None else models.shift[rows]
+        self.clients = clients
+        self.params = models.params[clients]
+        self.statistics = models.statistics[clients]
+        self.grads = models.grads[clients]
+        self.state = [buffer[clients] for buffer in models.state]
+        self.shift = None if models.shift is None else models.shift[clients]
 
     @torch.no_grad()
     def step(self, *, full: bool) -> None:
@@ -67,13 +67,13 @@ class RecordableSteps(ABC):
         Clients with a count of 0 in the table do not change. `full` means that all counts are B; it
         is passed only if `has_full_form`.
         """
-        fields = {name: view[0] for name, view in self.table.next_step(self.rows).items()}
+        fields = {name: view[0] for name, view in self.table.next_step(self.clients).items()}
         positions, scalars = fields["positions"], fields["scalars"]
         live = (fields["counts"] > 0).unsqueeze(1)
         x, y = samples_at(self.data.x, positions), samples_at(self.data.y, positions)
         batch = StackedBatch(x, y, fields["weights"], fields["keys"])
         losses = self.compute_gradients(batch, live, full=full)
-        self.table.end_step(self.rows, losses)
+        self.table.end_step(self.clients, losses)
         if self.shift is not None:
             self.grads.addcmul_(self.params, fields["pull"]).add_(self.shift)
         self.optimizer.recorded_step(self.params, self.grads, self.state, live, scalars)
@@ -96,10 +96,10 @@ class RecordableLinearSteps(RecordableSteps):
         table: ScheduleTable,
         models: ModelBuffers,
         optimizer: RecordableOptimizer,
-        rows: slice,
+        clients: slice,
         chain: LayerChain,
     ) -> None:
-        super().__init__(data, table, models, optimizer, rows)
+        super().__init__(data, table, models, optimizer, clients)
         self.chain = chain
         self.layers = layers_of(chain, models.views(self.params))
         self.layer_grads = layers_of(chain, models.views(self.grads))
@@ -119,10 +119,10 @@ class SingleClientSteps(RecordableSteps):
         table: ScheduleTable,
         models: ModelBuffers,
         optimizer: RecordableOptimizer,
-        rows: slice,
+        clients: slice,
         passes: "TrainingPasses",
     ) -> None:
-        super().__init__(data, table, models, optimizer, rows)
+        super().__init__(data, table, models, optimizer, clients)
         self.passes = passes
         self.has_full_form = passes.full is not passes.masked
         views = models.views(self.params)
@@ -133,7 +133,7 @@ class SingleClientSteps(RecordableSteps):
         module = self.passes.full if full else self.passes.masked
         new_statistics = self.statistics.clone()
         side_inputs = module.side_inputs(batch)
-        side_inputs |= self.models.views(new_statistics, first=self.params.shape[1])
+        side_inputs |= self.models.views(new_statistics, first_column=self.params.shape[1])
         losses = self._pass(module, batch, {n: value[0] for n, value in side_inputs.items()})
         if new_statistics.numel():
             torch.where(live, new_statistics, self.statistics, out=self.statistics)

@@ -1,6 +1,8 @@
 """The graph backend: all local steps of a cohort as a few launches.
 
-The steps are recorded once on static buffers, and replayed in every round.
+A launch is the host's call that starts work on the GPU. A CUDA graph is a recorded sequence of such
+calls, which one launch replays. The steps are recorded once on buffers at fixed addresses
+(buffers.py), and replayed in every round.
 """
 
 from collections import OrderedDict
@@ -17,7 +19,7 @@ from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload, fetched
 from fedsim.engine.device import Precision, tell
-from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable
+from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable, round_up_to
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder, recorder_for
 from fedsim.engine.graph.steps import (
     RecordableLinearSteps,
@@ -42,11 +44,11 @@ MAX_TRAINERS = 8
 class GraphBackend(TorchBackend):
     """Replays CUDA graphs of the local steps. On a CPU, it makes the same steps one by one.
 
-    The steps read batches, models, dropout keys and learning rates from static buffers. Clients
-    with fewer samples or steps are masked. For a chain of linear layers in float32, the products of
-    all clients are computed at once, and at least two clients train: torch multiplies a single pair
-    of matrices in another order of additions than several pairs. Other models train client by
-    client, side by side.
+    The steps read batches, models, dropout keys and learning rates from the buffers. Clients with
+    fewer samples or steps are masked. For a chain of linear layers in float32, the products of all
+    clients are computed at once. Two clients or more then train, with an unused row if need be:
+    torch multiplies a single pair of matrices in another order of additions than several pairs.
+    For other models, each client has recordings of its own, and these are replayed side by side.
     """
 
     fewest_clients = 2
@@ -85,9 +87,10 @@ class GraphBackend(TorchBackend):
         return f"graph, {kind}, {self.recorder.description}"
 
     def joint_key(self, schedule: Schedule) -> Hashable:
-        """Return a key that contains the batch size, to which all batches of a call are padded.
+        """Return a key: schedules with equal keys may be trained in one call with the same bits.
 
-        On a CPU, products of one shape give the same bits for any number of clients from two on.
+        All batches of a call are padded to one size, so the key contains it. On a CPU, products of
+        one shape give the same bits for any number of clients from two on.
         """
         return schedule.lr, schedule.positions.shape[2], schedule.correction.kind
 
@@ -107,49 +110,59 @@ class GraphBackend(TorchBackend):
     def _trainer(self, schedule: Schedule) -> "RecordedTrainer":
         """Return a trainer that fits the `schedule`, with recordings of earlier rounds if
         possible."""
-        count, steps, batch = schedule.positions.shape
+        num_clients, num_steps, batch = schedule.positions.shape
         corrected = bool(schedule.correction)
-        min_rows = count if self.chain is None else max(count, 2)
-        rows = min(round_up(min_rows), max(min_rows, self.chunk_size))
+        # 1. The rows of its buffers. Cohorts of almost the same size share a trainer.
+        fewest_rows = num_clients if self.chain is None else max(num_clients, self.fewest_clients)
+        num_rows = min(round_up(fewest_rows), max(fewest_rows, self.chunk_size))
         if self.chain is None:
-            # Unused rows cost nothing, so a trainer for more clients serves as well.
-            of_kind = [r for r, *kind in self._trainers if kind == [batch, corrected]]
-            rows = min((r for r in of_kind if r >= rows), default=rows)
-        trainer = self._trainers.pop((rows, batch, corrected), None)
-        if trainer is None or trainer.table.num_steps < steps:
-            trainer = self._new_trainer(rows, round_up(steps), batch, corrected)
-        self._trainers[rows, batch, corrected] = trainer
+            # Unused rows cost no time here, so a trainer with more rows serves as well.
+            fitting = []
+            for rows, other_batch, other_corrected in self._trainers:
+                if rows >= num_rows and (other_batch, other_corrected) == (batch, corrected):
+                    fitting.append(rows)
+            num_rows = min(fitting, default=num_rows)
+
+        # 2. Take the trainer, or make one, and put it last: the first is the least recently used.
+        trainer = self._trainers.pop((num_rows, batch, corrected), None)
+        if trainer is None or trainer.table.num_steps < num_steps:
+            trainer = self._new_trainer(num_rows, round_up(num_steps), batch, corrected)
+        self._trainers[num_rows, batch, corrected] = trainer
         if len(self._trainers) > MAX_TRAINERS:
             self._trainers.popitem(last=False)
         return trainer
 
-    def _new_trainer(self, rows: int, steps: int, batch: int, corrected: bool) -> "RecordedTrainer":
+    def _new_trainer(
+        self, num_rows: int, num_steps: int, batch: int, corrected: bool
+    ) -> "RecordedTrainer":
         data, optimizer = self.data, self.optimizer
         assert isinstance(optimizer, SGD | Adam)
         like = data.x.new_empty(0, dtype=real_dtype(data.x))
-        models = ModelBuffers(self.model, rows, like, optimizer.num_buffers, corrected)
+        models = ModelBuffers(self.model, num_rows, like, optimizer.num_buffers, corrected)
         num_scalars = optimizer.scalars(0.0, 1).shape[1]
-        table = ScheduleTable(steps, rows, batch, num_scalars, like)
+        table = ScheduleTable(num_steps, num_rows, batch, num_scalars, like)
         programs: list[RecordableSteps] = []
         if self.chain is not None:
+            all_clients = slice(0, num_rows)
             programs.append(
-                RecordableLinearSteps(data, table, models, optimizer, slice(0, rows), self.chain)
+                RecordableLinearSteps(data, table, models, optimizer, all_clients, self.chain)
             )
         else:
             assert self._passes is not None
-            for row in range(rows):
+            for row in range(num_rows):
                 client = slice(row, row + 1)
                 programs.append(
                     SingleClientSteps(data, table, models, optimizer, client, self._passes)
                 )
+        # About 8 kernels for each layer without layers of its own, and 20 for the rest of a step.
         num_layers = sum(not list(layer.children()) for layer in self.model.modules())
-        max_steps = longest_recording(launches=20 + 8 * num_layers)
+        max_steps = longest_recording(kernels_per_step=20 + 8 * num_layers)
         return RecordedTrainer(table, models, optimizer, programs, max_steps)
 
 
 class RecordedTrainer:
-    """Buffers for R clients, S steps and batches of B, the programs on them, and their
-    recordings."""
+    """Buffers for R clients, S steps and batches of B, the step programs that work on them, and
+    recordings of these programs."""
 
     def __init__(
         self,
@@ -171,70 +184,89 @@ class RecordedTrainer:
         self, start: Sequence[Params], schedule: Schedule, recorder: Recorder
     ) -> TrainingResult:
         """Train at most R clients, each from its model. The host waits once."""
-        count, steps = schedule.counts.shape
-        replays = []
+        num_clients, num_steps = schedule.counts.shape
+        # 1. Record what is not recorded yet. Trial steps overwrite the buffers, so they come first.
+        recordings = []
         for number, program in enumerate(self.programs):
-            if program.clients.start < count:
-                replays.append(self._recordings(number, schedule.counts[program.clients], recorder))
-        self.table.fill(schedule, self.optimizer.scalars(schedule.lr, steps))
+            if program.clients.start < num_clients:
+                counts = schedule.counts[program.clients]
+                recordings.append(self._recordings(number, counts, recorder))
+
+        # 2. Load the round, and replay: the first recording of each program, then the second of
+        # each, so that all programs start early.
+        self.table.fill(schedule, self.optimizer.scalars(schedule.lr, num_steps))
         self.models.load(start, schedule.correction.shift)
-        with recorder.side_by_side(len(replays)):
-            # The first recording of each program, then the second of each, so that all start early.
-            for turn in zip_longest(*replays):
+        with recorder.side_by_side(len(recordings)):
+            for turn in zip_longest(*recordings):
                 for replay in turn:
                     if replay is not None:
                         replay()
-        delta = self.models.changes(count)
-        losses = self.table.losses[:steps, :count]
+
+        # 3. Fetch the results.
+        delta = self.models.changes(num_clients)
+        losses = self.table.losses[:num_steps, :num_clients]
         if not losses.is_cuda:
             losses = losses.clone()  # The next training overwrites the table.
         values, finite = fetched(losses, delta)
         has_momentum = isinstance(self.optimizer, SGD) and self.optimizer.momentum
-        momentum = self.models.momentum(count) if has_momentum else None
+        momentum = self.models.momentum(num_clients) if has_momentum else None
         return TrainingResult(delta, values.transpose(1, 0, 2), momentum, finite)
 
     def _recordings(self, number: int, counts: Ints, recorder: Recorder) -> list[Body]:
-        """Return recordings of a program that make the steps of clients with `counts` [R, S]."""
+        """Return recordings that, one after another, make the steps of a program's clients.
+
+        `counts` [n, S] are the numbers of samples of its n clients. Clients with fewer steps than
+        others make their first steps: a step in which no client has samples ends the sequence.
+        """
         program = self.programs[number]
-        full_steps = []
+        full_steps = []  # whether each step has the form for full batches
         for step_counts in counts.T:
             if step_counts.any():
-                full = bool((step_counts == self.table.batch).all())
-                full_steps.append(full and program.has_full_form)
+                all_full = bool((step_counts == self.table.batch).all())
+                full_steps.append(all_full and program.has_full_form)
         bodies = []
-        for steps, full in split_into_recordings(full_steps, self._max_steps):
-            key = (number, steps, full)
+        for num_steps, full in split_into_recordings(full_steps, self._max_steps):
+            key = (number, num_steps, full)
             if key not in self._recorded:
                 step = partial(program.step, full=full)
-                self._recorded[key] = recorder.record(step, steps, self.table.clear, track=number)
+                self._recorded[key] = recorder.record(
+                    step, num_steps, prepare=self.table.clear, track=number
+                )
             bodies.append(self._recorded[key])
         return bodies
 
 
-def longest_recording(launches: int) -> int:
-    """Return the largest power of two of steps, with `launches` kernels each, in one recording."""
-    max_steps = max(1, min(MAX_STEPS, MAX_KERNELS // max(launches, 1)))
-    return 1 << (max_steps.bit_length() - 1)
+def longest_recording(kernels_per_step: int) -> int:
+    """Return the largest number of steps in one recording, a power of two."""
+    max_steps = max(1, min(MAX_STEPS, MAX_KERNELS // max(kernels_per_step, 1)))
+    return power_of_two_up_to(max_steps)
+
+
+def power_of_two_up_to(count: int) -> int:
+    """Return the largest power of two that is at most `count`, which is 1 or more."""
+    return 1 << (count.bit_length() - 1)
 
 
 def split_into_recordings(full_steps: Sequence[bool], max_steps: int) -> list[tuple[int, bool]]:
     """Split a sequence of steps into recordings: number of steps, and whether these are full.
 
     A recording has steps of one form. Numbers are powers of two up to `max_steps`, so that few
-    recordings serve all rounds.
+    recordings serve all rounds: 30 steps are 16 + 8 + 4 + 2.
     """
     recordings: list[tuple[int, bool]] = []
     for full, group in groupby(full_steps):
         remaining = len(list(group))
         while remaining:
-            size = min(max_steps, 1 << (remaining.bit_length() - 1))
-            recordings.append((size, full))
-            remaining -= size
+            num_steps = min(max_steps, power_of_two_up_to(remaining))
+            recordings.append((num_steps, full))
+            remaining -= num_steps
     return recordings
 
 
 def round_up(count: int) -> int:
-    """Round up to four significant binary digits: few sizes, and at most an eighth of each
-    unused."""
+    """Round up to four significant binary digits: 17 (10001) becomes 18 (10010).
+
+    There are then few sizes, and at most an eighth of each is unused.
+    """
     unit = 1 << max(count.bit_length() - 4, 0)
-    return -(-count // unit) * unit
+    return round_up_to(unit, count)

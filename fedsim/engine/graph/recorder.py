@@ -1,6 +1,8 @@
 """Record the work that a function gives to a device, and replay it.
 
-The host then launches once what it launched many times.
+On a GPU the recordings are CUDA graphs. Each kernel that Python starts costs a launch by the host;
+a replayed graph costs one launch for all its kernels. The function's Python does not run again, and
+the kernels use the same addresses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +13,7 @@ from typing import Any
 import torch
 
 Body = Callable[[], None]
-
+"""A step, a preparation or a replay: it takes and returns nothing, and works on static tensors."""
 WARM_UPS = 2
 """Number of steps before a capture. In these, libraries choose kernels and allocate workspaces."""
 FIRST_WITH_OWN_WORKSPACES = "2.15"
@@ -25,12 +27,15 @@ class NotRecordedError(Exception):
 
 
 class Recorder:
-    """A recorder that records nothing, and makes all steps each time.
+    """A recorder that records nothing: its replays run the steps' Python each time.
 
-    It is the base of `CudaGraphs`, and used where nothing can be recorded, for the `reason`. A step
-    works on static tensors only, and a later step needs none of the tensors that it creates. Steps
-    of different tracks (0, 1, ...) share no tensor that either writes, so replays of different
-    tracks may run side by side.
+    It is the base of `CudaGraphs`. By itself it serves where nothing can be recorded, for the
+    `reason`. What a caller records must obey three rules:
+
+    - A step works on static tensors only, whose memory is neither freed nor moved.
+    - A later step needs none of the tensors that a step creates.
+    - A track (0, 1, ...) is a sequence of replays. Steps of different tracks share no tensor that
+      either writes, so replays of different tracks may run side by side.
     """
 
     description: str
@@ -42,9 +47,9 @@ class Recorder:
     def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
         """Return a function that does the same as `times` calls of `step`.
 
-        It works on what the tensors hold when it is called. For the recording, `step` itself may be
-        called after `prepare`, which makes the call harmless. Raises `NotRecordedError` if `step`
-        cannot be recorded.
+        It works on what the tensors hold when it is called. While `record` runs, it may call `step`
+        for a trial, each time after `prepare`, which makes the trial harmless. Raises
+        `NotRecordedError` if `step` cannot be recorded.
         """
 
         def body() -> None:
@@ -79,6 +84,7 @@ class CudaGraphs(Recorder):
         self._forked: Sequence[torch.cuda.Stream] = ()
 
     def record(self, step: Body, times: int, prepare: Body, track: int) -> Body:
+        # More tracks than streams share them. Replays of one stream run one after another.
         number = track % self.MAX_STREAMS
         stream = self._streams[number]
         with torch.cuda.device(self.device):

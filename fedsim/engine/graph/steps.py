@@ -1,8 +1,8 @@
 """Step programs that can be recorded. They work on the buffers of `fedsim.engine.graph.buffers`.
 
-Chains of linear layers train all clients at once, by the passes that the batched engine uses. Every
-other model trains client by client in plain PyTorch, and the recordings of the clients run side by
-side.
+A step program makes one local step of one or more clients. For a chain of linear layers, one
+program trains all clients at once, by the passes that the batched engine uses. For every other
+model, each client has a program in plain PyTorch, and recordings of the programs run side by side.
 """
 
 from abc import ABC, abstractmethod
@@ -35,11 +35,12 @@ class RecordableSteps(ABC):
 
     `step` is recorded once and replayed many times. So it must not make the host wait. In Python,
     it must not depend on the content of a tensor or on a learning rate. And it allocates no tensor
-    that a later step needs.
+    that a later step needs. The attributes `params` to `shift` are views of the clients' rows of
+    `models`.
     """
 
     has_full_form = False
-    """Whether a step in which all batches are full is computed in another way."""
+    """True if a step in which all batches are full is computed in another way than other steps."""
 
     def __init__(
         self,
@@ -64,9 +65,10 @@ class RecordableSteps(ABC):
     def step(self, *, full: bool) -> None:
         """Make the table's next step, in place.
 
-        Clients with a count of 0 in the table do not change. `full` means that all counts are B; it
-        is passed only if `has_full_form`.
+        Clients with a count of 0 in the table do not change. `full` says that all counts are B; it
+        is True only if `has_full_form`.
         """
+        # Views of a single step have a leading axis of length 1.
         fields = {name: view[0] for name, view in self.table.next_step(self.clients).items()}
         positions, scalars = fields["positions"], fields["scalars"]
         live = (fields["counts"] > 0).unsqueeze(1)
@@ -80,10 +82,10 @@ class RecordableSteps(ABC):
 
     @abstractmethod
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
-        """Write the gradients of the mean losses, and new statistics of rows that are `live` [R,
-        1].
+        """Write the gradients of the mean losses to `grads`, and new values to `statistics`.
 
-        Returns the samples' losses [R, B].
+        `live` [R, 1] is False for clients that make no step. Their statistics must stay; their
+        gradients do not matter. Returns the samples' losses [R, B].
         """
 
 
@@ -111,7 +113,8 @@ class RecordableLinearSteps(RecordableSteps):
 
 
 class SingleClientSteps(RecordableSteps):
-    """Local steps of one client. Full batches use torch's BatchNorm, and others the masked one."""
+    """Local steps of one client. Full batches use torch's BatchNorm. Others have padding, and use
+    `MaskedBatchNorm`, which leaves it out."""
 
     def __init__(
         self,
@@ -164,8 +167,8 @@ class SingleClientSteps(RecordableSteps):
 class TrainingPasses:
     """The model's training passes, which the programs of all clients share.
 
-    `full` has torch's BatchNorm, and `masked` the masked one. They are the same if the model has no
-    BatchNorm. Batches lie in memory as `layout` says.
+    `full` has torch's BatchNorm, for batches without padding, and `masked` has `MaskedBatchNorm`.
+    They are one object if the model has no BatchNorm. `layout` is the memory format of batches.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """The choices of all config groups, read from conf/<group>/<choice>.yaml and from --config-dir.
 
-A *choice* is such a file: an option of its group, which `group=choice` on the command line names.
-Its defaults list, a notion of Hydra, *includes* other choices: its *bases*, which are choices of the
-same group whose keys it inherits, and choices of other groups. For example, with this file as
-conf/selector/mine.yaml:
+A *choice* is such a file: an option of its group, which the override `group=choice` names. Its
+defaults list, a notion of Hydra, *includes* other choices. Its *bases* are choices of the same
+group, whose keys it inherits; other included choices are of other groups. For example, with this
+file as conf/selector/mine.yaml:
 
     defaults:
       - gpfl                         # a base

@@ -237,8 +237,8 @@ class ScheduleTable:
     def fill(self, schedule: Schedule, scalars: Floats) -> None:
         """Copy a schedule of K <= R clients with batches of B, and `scalars` [steps, C].
 
-        It has at most S steps. The counts of the other clients become 0. The host does not wait for the copy; torch keeps
-        the pinned memory until it is done.
+        It has at most S steps. The counts of the other clients become 0. The host does not wait for
+        the copy; torch keeps the pinned memory until it is done.
         """
         num_clients, num_steps = schedule.counts.shape
         width, on_gpu = self._table.shape[1], self._table.is_cuda

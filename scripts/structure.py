@@ -11,7 +11,7 @@ import ast
 import io
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,21 +78,26 @@ def file_arrows(code: list[Module]) -> Arrows:
 
 def cycles(edges: Arrows) -> list[set[str]]:
     """Return the sets of nodes of which each reaches every other."""
-    reached = {node: _reachable(node, edges) for edge in edges for node in edge}
+    targets: dict[str, set[str]] = {}
+    for source, target in edges:
+        targets.setdefault(source, set()).add(target)
+    reached = {node: _reachable(node, targets) for node in targets}
     found: list[set[str]] = []
     for node, others in reached.items():
-        cycle = {other for other in others if node in reached[other]}
+        cycle = {other for other in others if node in reached.get(other, ())}
         if cycle and cycle not in found:
             found.append(cycle)
     return found
 
 
-def _reachable(start: str, edges: Arrows) -> set[str]:
+def _reachable(start: str, targets: Mapping[str, set[str]]) -> set[str]:
+    """Return the nodes to which a path leads; `targets` are the next nodes after each node."""
     seen: set[str] = set()
-    front = {start}
-    while front:
-        front = {target for source, target in edges if source in front} - seen
-        seen |= front
+    to_visit = [start]
+    while to_visit:
+        new = targets.get(to_visit.pop(), set()) - seen
+        seen |= new
+        to_visit.extend(new)
     return seen
 
 

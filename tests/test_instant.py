@@ -1,8 +1,9 @@
-"""What answers without PyTorch in the process, and that source tells the parameters that classes
-have."""
+"""Which commands answer without importing PyTorch, and the parameters of classes as their source
+tells them."""
 
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -16,98 +17,110 @@ import pytest
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.declared import stand_in
 from fedsim.core.disk import conf_dir
+from fedsim.jobs.cli import run
 from fedsim.jobs.prepare import has_passed
 from fedsim.running.experiment import execute
 
-HEAVY = ("torch", "scipy", "pandas", "sympy", "sklearn", "matplotlib", "triton")
+HEAVY = ("torch", "torchvision", "scipy", "pandas", "sympy", "sklearn", "matplotlib", "triton")
 PROGRAM = f"""
-import sys
+import json, sys
 from fedsim.run import main
-try:
-    main()
-finally:
-    print("LOADED", *sorted(set({HEAVY}) & sys.modules.keys()))
+
+for words in json.loads(sys.argv[1]):
+    sys.argv[1:] = words
+    try:
+        main()
+    except SystemExit as end:
+        print("\\nLOADED", end.code, *sorted(set({HEAVY}) & sys.modules.keys()))
 """
+"""Runs command lines in one process. Prints after each its exit code and the heavy packages that
+the process has imported so far."""
 
 
-def loaded(*words: str, code: int = 0) -> str:
-    """What a command has imported of what takes long."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code, done.stderr
-    return next(line for line in done.stdout.splitlines() if line.startswith("LOADED"))
+def loaded_after(*commands: str) -> list[str]:
+    """Run command lines in one new process. Return the exit code and the heavy packages after
+    each."""
+    words = json.dumps([command.split() for command in commands])
+    program = [sys.executable, "-c", PROGRAM, words]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    return [line.removeprefix("LOADED ") for line in lines if line.startswith("LOADED ")]
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        ("--help", 0),
-        ("--version", 0),
-        ("list", 0),
-        ("list gpfl", 0),
-        ("--cfg job preset=gpfl_rho", 0),
-        ("sync --dry-run .", 0),
-        ("selctor=random", 2),
-        ("selector=randm", 2),
-        ("num_rounds=x", 2),
-        ("optimizer.lr=-1 selector=gpfl selector.exploration.rho=x", 2),
-        ("-m selector=random,oort selector.clip=7", 2),
-    ],
-)
+QUESTIONS = {
+    "--help": 0,
+    "--version": 0,
+    "list": 0,
+    "list gpfl": 0,
+    "--cfg job preset=gpfl_rho": 0,
+    "sync --dry-run .": 0,
+}
+MISTAKES = {
+    "selctor=random": 2,
+    "selector=randm": 2,
+    "num_rounds=x": 2,
+    "optimizer.lr=-1 selector=gpfl selector.exploration.rho=x": 2,
+    "-m selector=random,oort selector.clip=7": 2,
+}
+"""Exit codes by command line."""
+
+
 @pytest.mark.usefixtures("empty_folder")
-def test_questions_and_mistakes_are_answered_without_pytorch(words: str, code: int) -> None:
-    assert loaded(*words.split(), code=code) == "LOADED"
+def test_questions_and_mistakes_are_answered_without_pytorch() -> None:
+    commands = QUESTIONS | MISTAKES
+    answers = dict(zip(commands, loaded_after(*commands), strict=True))
+    assert answers == {command: str(code) for command, code in commands.items()}
 
 
-def test_a_short_run_imports_neither_compilers_nor_tables(empty_folder: Path) -> None:
-    done = loaded("num_rounds=1", "tracker=files_only")
-    assert not {"pandas", "sympy", "sklearn", "matplotlib"} & set(done.split())
-    # features may be cached
+@pytest.mark.usefixtures("empty_folder")
+def test_a_run_and_its_report_import_only_what_they_need() -> None:
+    """The selector pncs needs no SciPy."""
+    (after_run,) = loaded_after("num_rounds=1 tracker=files_only selector=pncs")
+    assert after_run == "0 torch"
+    (after_report,) = loaded_after("report outputs/default --no-figures")
+    assert not {"matplotlib", "torch"} & set(after_report.split())
+
+
+def test_heads_on_cached_features_do_not_import_torchvision() -> None:
     code = "import sys, fedsim.models.heads; sys.exit('torchvision' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
-    assert not {"matplotlib", "torch"} & set(
-        loaded("report", "outputs/default", "--no-figures").split()
-    )
 
 
-def test_of_the_selectors_only_those_that_need_scipy_import_it(empty_folder: Path) -> None:
+def test_only_selectors_that_need_scipy_import_it() -> None:
     files = (conf_dir().parent / "fedsim" / "selectors").glob("*.py")
     importing = re.compile(r"^(import|from) (scipy|fedsim\.selectors\.ward)\b", re.MULTILINE)
-    assert {file.stem for file in files if importing.search(file.read_text())} == {
-        "ward",
-        "hics",
-        "lefl",
-        "pair_study",
-    }
-    assert "scipy" not in loaded("num_rounds=1", "tracker=files_only", "selector=pncs").split()
+    names = {file.stem for file in files if importing.search(file.read_text())}
+    assert names == {"ward", "hics", "lefl", "pair_study"}
 
 
-SWEEP = ("-m", "num_rounds=1", "tracker=files_only", "selector=random,gpfl", "seed=0,1")
+SWEEP = "-m num_rounds=1 tracker=files_only selector=random,gpfl seed=0,1"
 
 
-def test_jobs_that_have_ended_are_told_without_pytorch(empty_folder: Path) -> None:
-    assert "torch" in loaded(*SWEEP)
-    assert loaded(*SWEEP) == "LOADED"
-    assert loaded(*SWEEP, "hydra/launcher=lanes") == "LOADED"
-    assert loaded("show", *SWEEP) == "LOADED"
+@pytest.mark.usefixtures("empty_folder")
+def test_jobs_that_have_ended_are_reported_without_pytorch() -> None:
+    assert run(SWEEP.split()) == 0
+    commands = SWEEP, f"{SWEEP} hydra/launcher=lanes", f"show {SWEEP}"
+    assert loaded_after(*commands) == ["0", "0", "0"]
 
 
 @pytest.mark.slow
-def test_jobs_that_have_ended_are_told_without_pytorch_unless_something_is_amiss(
-    empty_folder: Path,
-) -> None:
-    assert "torch" in loaded(*SWEEP)
-    assert loaded(*SWEEP, "hydra/launcher=joblib") == "LOADED"
-    assert loaded("show", "--json", *SWEEP[1:3], "selector=gpfl") == "LOADED"
-    assert loaded(*SWEEP, "tracker=default", "tracker.wandb.timeout=-1", code=2) == "LOADED"
-    assert "torch" in loaded(*SWEEP, "device=cuda", code=2)
-    assert loaded(*SWEEP, "+model.nothing=null", code=2) == "LOADED"  # which the hash does not show
+@pytest.mark.usefixtures("empty_folder")
+def test_jobs_that_have_ended_are_reported_without_pytorch_unless_something_is_amiss() -> None:
+    assert run(SWEEP.split()) == 0
+    without_pytorch = {
+        f"{SWEEP} hydra/launcher=joblib": 0,
+        "show --json num_rounds=1 tracker=files_only selector=gpfl": 0,
+        f"{SWEEP} tracker=default tracker.wandb.timeout=-1": 2,
+        f"{SWEEP} +model.nothing=null": 2,  # which the hash does not show
+    }
+    answers = loaded_after(*without_pytorch)
+    assert answers == [str(code) for code in without_pytorch.values()]
+    assert "torch" in loaded_after(f"{SWEEP} device=cuda")[0]
     summary = next(Path("outputs/default").glob("*random-s1*/summary.json"))
     summary.write_text(re.sub(r'"fedsim": ".*?"', '"fedsim": "0"', summary.read_text()))
-    assert "torch" in loaded(*SWEEP)
+    assert "torch" in loaded_after(SWEEP)[0]
     next(Path("outputs/default").glob("*random-s0*/model.safetensors")).write_bytes(b"")
-    assert "torch" in loaded(*SWEEP)
+    assert "torch" in loaded_after(SWEEP)[0]
 
 
 @pytest.mark.usefixtures("empty_folder")
@@ -126,12 +139,22 @@ def test_only_what_the_folder_stands_for_has_passed_the_checks() -> None:
     )
 
 
-def test_show_tells_of_jobs_before_it_imports_pytorch(empty_folder: Path) -> None:
-    hook = "import sys; sys.addaudithook(lambda e, a: e == 'import' and a[0] == 'torch' and print('TORCH'))"
-    words = [sys.executable, "-c", hook + PROGRAM, "show", *SWEEP]
-    page = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert "TORCH" not in page.partition("jobs    4: 4 new")[0]
-    assert "TORCH" in page
+@pytest.mark.usefixtures("empty_folder")
+def test_show_lists_the_jobs_before_it_imports_pytorch() -> None:
+    hook = (
+        "import sys\n"
+        "def note(event, arguments):\n"
+        "    if event == 'import' and arguments[0] == 'torch':\n"
+        "        print('TORCH')\n"
+        "sys.addaudithook(note)\n"
+    )
+    words = json.dumps([f"show {SWEEP}".split()])
+    program = [sys.executable, "-c", hook + PROGRAM, words]
+    page = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    before, jobs, after = page.partition("jobs    4: 4 new")
+    assert jobs
+    assert "TORCH" not in before
+    assert "TORCH" in after
 
 
 TARGETS = sorted(

@@ -4,6 +4,7 @@ import random
 from typing import Any
 from unittest.mock import Mock
 
+import hydra
 import pytest
 
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
@@ -33,7 +34,7 @@ def jobs_of(line: str) -> list[ComposedJob]:
 def assert_equal_to_hydras(jobs: list[ComposedJob]) -> None:
     with search_path():
         for job in random.Random(1).sample(jobs, min(len(jobs), MAX_COMPARED)):
-            config = compose_config(job.overrides)
+            config = hydra.compose("config", list(job.overrides), return_hydra_config=True)
             choices = choices_of(config)
             assert with_types(job.config) == with_types(resolved(config, choices))
             assert list(job.choices.items()) == list(choices.items())

@@ -274,7 +274,8 @@ def test_jobs_are_composed_and_planned_once_also_those_of_a_preset(
     checked = mock.Mock(side_effect=check_parts)
     monkeypatch.setattr("fedsim.config.compose.outline", planned)
     monkeypatch.setattr("fedsim.config.parts.check_parts", checked)
-    monkeypatch.setattr("fedsim.config.composition.hydra.compose", composed)
+    monkeypatch.setattr("fedsim.config.kept_configs.hydra.compose", composed)
+    monkeypatch.setattr("fedsim.config.kept_configs.KEPT", {})
     assert fedsim("--config-dir", "my_conf", "preset=mine", "seed=0,1", "hydra.verbose=false") == 0
     assert sorted(call.args[1]["selector"] for call in planned.mock_calls) == [
         "gpfl",

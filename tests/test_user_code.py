@@ -215,32 +215,39 @@ def test_classes_of_fedsim_trackers_and_what_is_not_there_have_no_code() -> None
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def test_an_edit_a_sweep_and_a_report_as_a_user_types_them(
-    edit: Callable[..., None], tmp_path: Path
+def test_a_sweep_after_an_edit_runs_a_finished_seed_again_and_a_report_tells_the_versions_apart(
+    edit: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sign is flipped after a finished run: its seed is run again, the old result stays, and no
-    mean has both."""
-    command = ("--config-dir", "conf", "selector=mine", *WORDS)
-    assert shell(tmp_path, *command).returncode == 0
-    assert "already done" in shell(tmp_path, *command).stdout
+    # 1. Another process runs seed 0. This process finds the code unchanged.
+    assert shell(tmp_path, *MINE).returncode == 0
     (old,) = tmp_path.glob("outputs/default/*-s0-*")
+    assert run(MINE) == 0
+    assert "already done" in capsys.readouterr().out
+
+    # 2. A sweep after the edit runs seed 0 again, and keeps its old result.
     edit(*FLIP)
-    swept = shell(tmp_path, *command, "-m", "seed=0,1,2")
-    assert swept.returncode == 0
-    (line,) = [line for line in swept.stderr.splitlines() if "changed" in line]
+    assert run([*MINE, "-m", "seed=0,1,2"]) == 0
+    swept = capsys.readouterr()
+    (line,) = [line for line in swept.err.splitlines() if "changed" in line]
     assert "the code of my_lab has changed since it was run; that result is kept in" in line
-    assert "ended before" not in swept.stdout
-    kept = next(tmp_path.glob("outputs/default/*-code-*"))
-    assert kept.name == line.rpartition(" ")[2]
+    assert "ended before" not in swept.out
+    (kept,) = tmp_path.glob("outputs/default/*-code-*")
+    old_code = kept.name[-6:]
+    assert line.endswith(f" {kept.name}")
+    assert names() == ["0", f"0-code-{old_code}", "1", "2"]
     assert accuracy(kept) != accuracy(old)
-    digits = {str(run.code): run.seed for run in read_runs(tmp_path / "outputs")}
-    assert (len(digits), names()) == (2, ["0", f"0-code-{kept.name[-6:]}", "1", "2"])
-    reported = shell(tmp_path, "report", "outputs/default", "--no-figures").stdout
-    assert "several versions of your code are compared, not averaged: " in reported
-    page = (tmp_path / "outputs/default/report/report.html").read_text()
-    for text in (reported, page):
-        assert all(f"code={code}" in text for code in digits)
-    assert f"{kept.name[-6:]} (code={kept.name[-6:]}, seeds 0)" in reported
+
+    # 3. A report compares the two versions, on the terminal and on its page.
+    codes = {str(run.code) for run in read_runs(tmp_path / "outputs")}
+    assert len(codes) == 2
+    assert make_report(["outputs/default", "--no-figures"]) == 0
+    terminal = capsys.readouterr().out
+    page = Path("outputs/default/report/report.html").read_text()
+    assert "several versions of your code are compared, not averaged: " in terminal
+    assert f"{old_code} (code={old_code}, seeds 0)" in terminal
+    for code in codes:
+        assert f"code={code}" in terminal
+        assert f"code={code}" in page
 
 
 def test_without_an_edit_nothing_is_run_again_and_edits_back_and_forth_run_each_version_once(

@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import hydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedsim.config.hydra_node import launcher_problems, node_problems
+from fedsim.config.kept_configs import compose_by_hydra
 from fedsim.config.mistakes import composition_problems
 from fedsim.config.sources import options
 from fedsim.config.suggestions import mistaken_choice
-from fedsim.config.words import BAD_INPUT, as_hydra_reads, first_line, key_of, parse, words_of
+from fedsim.config.words import BAD_INPUT, first_line, key_of, parse, words_of
 from fedsim.core.errors import ConfigError, Problem, check, rule
 
 COMMAND_KEYS = ("scale", "small", "debug")
@@ -33,7 +33,7 @@ def compose_config(words: Sequence[str], config_name: str = "config") -> DictCon
     check(*node_problems(override.key_or_group for override in overrides))
     check(*map(mistaken_choice, overrides))
     try:
-        config = _compose(overrides, config_name)
+        config = compose_by_hydra(overrides, config_name)
     except ConfigError:  # the error of a file; it is a ValueError, and so in BAD_INPUT
         raise
     except BAD_INPUT as error:
@@ -41,17 +41,11 @@ def compose_config(words: Sequence[str], config_name: str = "config") -> DictCon
         choices = [override for override in overrides if options(override.key_or_group)]
         known: Any = None
         with suppress(*BAD_INPUT):
-            known = OmegaConf.to_container(_compose(choices, config_name), resolve=False)
+            known = OmegaConf.to_container(compose_by_hydra(choices, config_name), resolve=False)
         raise ConfigError(composition_problems(error, overrides, known)) from error
     launcher: Any = OmegaConf.to_container(config.hydra.launcher, resolve=False)
     check(*launcher_problems(launcher))
     return config
-
-
-def _compose(overrides: Sequence[Override], config_name: str) -> DictConfig:
-    """Return Hydra's config of `overrides`. Raises the errors of Hydra."""
-    words = [as_hydra_reads(override) for override in overrides]
-    return hydra.compose(config_name, words, return_hydra_config=True)
 
 
 def choices_of(config: DictConfig) -> dict[str, str]:

@@ -78,7 +78,7 @@ class CheckedFolder(ConfigSource):
         """Return the names of groups and choices in a folder, sorted."""
         names: set[str] = set()
         for path in self._inside(config_path).iterdir():
-            if path.is_dir() and results_filter is not ObjectType.CONFIG:
+            if results_filter is not ObjectType.CONFIG and path.is_dir():
                 names.add(path.name)
             if path.suffix == ".yaml" and results_filter is not ObjectType.GROUP:
                 names.add(path.stem)
@@ -177,6 +177,20 @@ def sources() -> list[ConfigSource]:
     """Return the places from which Hydra reads configs at present, in their order."""
     current = loader()
     return [] if current is None else current.get_sources()
+
+
+def fingerprint_of_sources() -> tuple[object, ...]:
+    """Return a value that differs after any change of the places from which Hydra reads configs, or
+    of a YAML file in their folders."""
+    parts: list[object] = []
+    for source in sources():
+        parts.append((source.scheme(), source.path))
+        if isinstance(source, CheckedFolder):
+            for folder, _, names in os.walk(source.path):
+                for name in names:
+                    status = Path(folder, name).stat()
+                    parts.append((folder, name, status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(parts)
 
 
 def options(group: str) -> list[str]:

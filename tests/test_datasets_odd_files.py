@@ -22,7 +22,7 @@ from PIL import Image
 
 from fedsim.config.compose import search_path
 from fedsim.core.errors import DataError
-from fedsim.data import cache, images, torchvision_sets
+from fedsim.data import cache, images, parquet, torchvision_sets
 from fedsim.data.base import LoadedData
 from fedsim.data.images import decode
 from fedsim.running import assembly
@@ -257,11 +257,13 @@ def test_an_image_in_many_rows_is_in_memory_once(tmp_path: Path) -> None:
 def test_rows_that_expand_too_much_are_rejected_before_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = pa.table({"image": [bytes(3_000_000)] * 400, "label": [0] * 400})
+    """The limit, 1 GB by default, is 16 MB here. The rows need 20 MB, and the file has a few kB."""
+    monkeypatch.setattr(parquet, "LARGE_BYTES", 16_000_000)
+    rows = pa.table({"image": [bytes(50_000)] * 400, "label": [0] * 400})
     path = tmp_path / "train.parquet"
     pq.write_table(rows, path, compression="zstd", use_dictionary=False)
     monkeypatch.setattr(pq.ParquetFile, "read", lambda *_, **__: pytest.fail("rows are read"))
-    rule = r"train\.parquet: needs 1\.2 GB of memory, and may need 1\.1 GB; use smaller"
+    rule = r"train\.parquet: needs 0\.0 GB of memory, and may need 0\.0 GB; use smaller"
     with pytest.raises(DataError, match=rule):
         load_parquet(tmp_path)
 

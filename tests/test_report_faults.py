@@ -19,13 +19,21 @@ from rich.console import Console
 
 from fedsim.core.disk import read_regular, write_files
 from fedsim.core.errors import FedsimError
+from fedsim.report.figures import all_plots, save
 from fedsim.report.table import Table, make_frame
 from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_metrics
 from fedsim.results.runs import Run, read_runs
 from fedsim.running.process import print_error
 from fedsim.tracking.tables import print_line
-from tests.report_toys import make_report, only_run, two_methods, write_partition, write_run
+from tests.report_toys import (
+    drawn_runs,
+    make_report,
+    only_run,
+    two_methods,
+    write_partition,
+    write_run,
+)
 
 OF_A_RECORD = {
     "round": 1,
@@ -416,20 +424,35 @@ def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
     assert table.csv().splitlines()[0] == ",a|b,a,c_d"
 
 
-def test_nasty_text_in_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def nasty_methods(tmp_path: Path) -> Path:
+    """A folder with a run of each method in `NASTY`."""
     for number, text in enumerate(NASTY):
-        run = write_run(
-            tmp_path / str(number), [0.5, 0.6], [[0], [1]], choices={"selector": f"s{number}"}
-        )
+        choices = {"selector": f"s{number}"}
+        run = write_run(tmp_path / str(number), [0.5, 0.6], [[0], [1]], choices=choices)
         summary = json.loads((run / SUMMARY).read_text())
         summary["choices"]["selector"] = text
         (run / SUMMARY).write_text(json.dumps(summary))
-    assert make_report([str(tmp_path)]) == 0
+    return tmp_path
+
+
+def test_nasty_text_in_a_report(nasty_methods: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert make_report([str(nasty_methods), "--no-figures"]) == 0
     print_error(FedsimError("".join(NASTY)))
     print_line("".join(NASTY))
-    printed, page = capsys.readouterr(), (tmp_path / "report" / "report.html").read_text()
-    assert all(c.isprintable() or c == "\n" for c in printed.out + printed.err + page)
+    printed = capsys.readouterr()
+    page = (nasty_methods / "report" / "report.html").read_text()
+    for text in (printed.out, printed.err, page):
+        assert text.replace("\n", "").isprintable()
     assert "<script>alert" not in page
+
+
+def test_methods_with_nasty_names_are_drawn(nasty_methods: Path) -> None:
+    first, *_ = all_plots(drawn_runs(nasty_methods))
+    labels = {text.get_text() for text in first.figure.legends[0].get_texts()}
+    assert len(labels) == len(NASTY)
+    save([first], nasty_methods)
+    assert (nasty_methods / f"{first.name}.png").stat().st_size > 0
 
 
 def test_the_report_is_written_though_nobody_reads_its_tables(

@@ -102,7 +102,7 @@ def test_words_that_are_no_yaml_are_refused_by_their_keys(fedsim: Run) -> None:
         "[1",
         "{a: 1",
         "'",
-        "[" * 100_000,
+        "[" * 2000,  # more than Python's limit of recursions
         "{a: &x [*x]}",
         "!!python/object:os.system x",
         "2020-01-01",

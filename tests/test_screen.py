@@ -256,7 +256,7 @@ def test_the_remaining_time_is_rounds_left_times_recent_seconds_a_round() -> Non
     progress = Progress(plans, lambda: clock[0])
     position: Any = progress.position(plans[1].folder)
     assert (position.number, position.total) == (2, 3)
-    progress.leaves(plans[2].folder)  # was done before
+    progress.job_ended(plans[2].folder)  # was done before
     clock[0] += 500  # imports and data
     for t in range(1, LEAST_ROUNDS + 2):
         assert progress.remaining_seconds() is None
@@ -271,7 +271,7 @@ def test_the_remaining_time_is_rounds_left_times_recent_seconds_a_round() -> Non
         progress.remaining_seconds() == 4 * 1000
     )  # the faster rounds at the beginning count no more
     assert progress.accuracies([plan.folder for plan in plans]) == [0.5]
-    progress.leaves(plans[1].folder)
+    progress.job_ended(plans[1].folder)
     assert progress.remaining_seconds() is None
     assert Progress(plans[:1]).position(plans[0].folder) is None  # one job is no sweep
     assert Progress().position(plans[0].folder) is None

@@ -6,7 +6,6 @@ jobs that have ended import PyTorch.
 """
 
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from fedsim.config.command_line import read_command_line
@@ -14,6 +13,7 @@ from fedsim.config.compose import config_page, outlined, search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
 from fedsim.config.yaml_files import head_of, read_text
+from fedsim.core.errors import FedsimError
 from fedsim.jobs.narration import Narration, Progress
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.sweep import Attempts
@@ -24,8 +24,8 @@ SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interr
 Batches = Callable[[Sequence[Plan], Attempts], Iterable[Sequence[Plan]]]
 """A generator function that decides the order of jobs.
 
-It gets all plans and yields those that run next. It goes on after these have ended, and may look at
-their outcomes in the `Attempts`.
+It gets all plans, and yields those that run next. After these have ended, `run_jobs` takes the next
+batch, for which the function may look at their outcomes in the `Attempts`.
 """
 
 
@@ -83,10 +83,12 @@ def run_jobs(
     # 3. Print each error once, and the results. `fedsim race` may have left out jobs.
     if attempts.errors and len(plans) == 1:
         raise attempts.errors[0]
-    counts = Counter(map(str, attempts.errors))
-    for error in {str(error): error for error in attempts.errors}.values():
-        print_error(error)
-        print(f"    concerns {counts[str(error)]} of {len(plans)} jobs", file=sys.stderr)
+    errors_by_text: dict[str, list[FedsimError]] = {}
+    for error in attempts.errors:
+        errors_by_text.setdefault(str(error), []).append(error)
+    for equal_errors in errors_by_text.values():
+        print_error(equal_errors[0])
+        print(f"    concerns {len(equal_errors)} of {len(plans)} jobs", file=sys.stderr)
     screen.plans = [plan for plan in plans if plan.folder in attempts.ended]
     outcomes = [attempts.ended[plan.folder] for plan in screen.plans]
     screen.end(outcomes)

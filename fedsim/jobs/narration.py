@@ -72,8 +72,8 @@ class Progress:
         if accuracy is not None:
             self._accuracies[folder] = accuracy
 
-    def leaves(self, folder: Path) -> None:
-        """Count a job as having no rounds left to run here."""
+    def job_ended(self, folder: Path) -> None:
+        """Count a job as having no rounds left here: it has ended, or another command runs it."""
         self._rounds_left[folder] = 0
 
     def remaining_seconds(self) -> float | None:
@@ -127,7 +127,7 @@ class Narration:
             outcome = outcome_on_file(plan)
             if outcome.final and not plan.settings.overwrite:
                 self._ended_before.add(plan.folder)
-                self.progress.leaves(plan.folder)
+                self.progress.job_ended(plan.folder)
                 if "code" not in outcome.summary and user_code(plan.config):
                     num_unknown_code += 1
         if self._is_sweep:
@@ -167,10 +167,10 @@ class Narration:
         elif self._is_sweep:
             position = self.progress.position(plan.folder)
             labels = self._labels[plan.folder]
-            names = [f"{key}={labels[key]}" for key in self._differing if key in labels]
-            parts = [outcome.status, " ".join(names), *_results(outcome), time_left(position)]
+            names = " ".join(f"{key}={labels[key]}" for key in self._differing if key in labels)
+            parts = [outcome.status, names, *_results(outcome), time_left(position)]
             CONSOLE.print(
-                job_number(position) + " · ".join(part for part in parts if part),
+                job_number(position) + " · ".join(filter(None, parts)),  # without empty parts
                 style=None if outcome.status == "done" else "red",
                 soft_wrap=not CONSOLE.is_terminal,
                 markup=False,
@@ -219,8 +219,8 @@ class Narration:
     def folder(self) -> Path:
         """The folder that contains all results."""
         parents = {plan.folder.parent for plan in self.plans}
-        if any(parent.is_absolute() for parent in parents):
-            parents = {parent.absolute() for parent in parents}
+        if any(map(Path.is_absolute, parents)):  # `commonpath` rejects a mixture
+            parents = set(map(Path.absolute, parents))
         return Path(os.path.commonpath(parents))
 
     def _print_failed_trackers(self, outcomes: Sequence[Outcome]) -> None:
@@ -243,26 +243,33 @@ class Narration:
         diverged = sum(outcome.status == "diverged" for outcome in outcomes)
         if diverged:
             print_line(f"{diverged} diverged: a lower optimizer.lr may help")
-        pairs = zip(self.plans, outcomes, strict=True)
-        plans_left = [plan for plan, outcome in pairs if not outcome.final]
+        num_left = 0
         tracebacks = []
-        for plan in plans_left:
+        for plan, outcome in zip(self.plans, outcomes, strict=True):
+            if outcome.final:
+                continue
+            num_left += 1
             overwrite = plan.settings.overwrite
             place = worked_in(plan.folder, outcome_on_file(plan), overwrite=overwrite)
             if (place / ERROR).is_file():
                 tracebacks.append(place / ERROR)
         for file in tracebacks[:MAX_NAMED]:
             print_line(f"its traceback: {file}")
-        if plans_left:
-            jobs = f"{len(plans_left)} jobs that are not done"
-            if len(plans_left) == 1:
+        if num_left:
+            jobs = f"{num_left} jobs that are not done"
+            if num_left == 1:
                 jobs = "the one that is not done" if self._is_sweep else "it"
             print_line(f"the same command resumes {jobs}: {self._command}")
 
 
 def labels_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of a job's overrides by key."""
-    return dict(word.lstrip("+").split("=", 1) for word in words if "=" in word)
+    """Return the values of a job's overrides by key. `+` in front of a key is dropped."""
+    labels = {}
+    for word in words:
+        key, equals_sign, value = word.lstrip("+").partition("=")
+        if equals_sign:
+            labels[key] = value
+    return labels
 
 
 def _results(outcome: Outcome) -> list[str]:
@@ -282,7 +289,7 @@ CONSOLE_TARGET = f"{ConsoleTracker.__module__}.{ConsoleTracker.__qualname__}"
 
 def has_console(plan: Plan) -> bool:
     """Return whether a tracker of the run shows it on the terminal."""
-    nodes = (plan.config.get("tracker") or {}).values()
-    return any(
-        node.get("_target_") == CONSOLE_TARGET for node in nodes if isinstance(node, Mapping)
-    )
+    for node in (plan.config.get("tracker") or {}).values():
+        if isinstance(node, Mapping) and node.get("_target_") == CONSOLE_TARGET:
+            return True
+    return False

@@ -114,12 +114,13 @@ def has_passed(plan: Plan) -> bool:
     environment = recorded.summary.get("environment") or {}
     if not recorded.final or environment.get("fedsim") != fedsim.__version__:
         return False
-    targets = []
     for key, value in leaves(plan.config):
         # Trackers change no result. A job that has ended does not start them.
         if key.endswith("._target_") and not key.startswith("tracker."):
-            targets.append(str(value))
-    return all(target.startswith("fedsim.") and stand_in(target) for target in targets)
+            target = str(value)
+            if not target.startswith("fedsim.") or not stand_in(target):
+                return False
+    return True
 
 
 def require_room(plans: Iterable[Plan]) -> None:
@@ -138,8 +139,12 @@ def output_problems(plans: Iterable[Plan]) -> list[Problem]:
     needs: Counter[Path] = Counter()
     for plan in plans:
         needs[plan.settings.output_dir] += _bytes_of(plan)
-    problems = [space_problem("output_dir", folder, need) for folder, need in needs.items()]
-    return [problem for problem in problems if problem is not None]
+    problems = []
+    for folder, need in needs.items():
+        problem = space_problem("output_dir", folder, need)
+        if problem is not None:
+            problems.append(problem)
+    return problems
 
 
 def _bytes_of(plan: Plan) -> int:

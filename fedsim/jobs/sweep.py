@@ -44,17 +44,22 @@ It returns why the job is to stop there, or None.
 
 def to_come(plans: Iterable[Plan]) -> list[Plan]:
     """Return the plans whose runs are still to be run: not ended, or to be overwritten."""
-    return [plan for plan in plans if plan.settings.overwrite or not outcome_on_file(plan).final]
+    plans_left = []
+    for plan in plans:
+        if plan.settings.overwrite or not outcome_on_file(plan).final:
+            plans_left.append(plan)
+    return plans_left
 
 
 @dataclass(eq=False)
 class Attempts:
     """The jobs of a command while they run.
 
-    `ended` has the outcomes of jobs after an attempt to run them, by folder. `held` has the jobs
-    that another process is running. `progress`, `screen` (None: nothing is printed) and `on_round`
-    learn of all jobs. `_data_errors` has errors of data sets by `data_key`, so that jobs with the
-    same data fail at once.
+    A job may be attempted more than once: it is held first, and run after the other process has
+    ended. `ended` has the outcomes of jobs that were attempted and are not held, by folder. `held`
+    has the jobs that another process is running, by folder. `progress`, `screen` (None: nothing is
+    printed) and `on_round` learn of all jobs. `_data_errors` has errors of data sets by `data_key`,
+    so that jobs with the same data fail at once.
     """
 
     progress: Progress = field(default_factory=Progress)
@@ -68,8 +73,11 @@ class Attempts:
     @property
     def errors(self) -> list[FedsimError]:
         """The errors that kept jobs from their first round."""
-        causes = [outcome.cause for outcome in self.ended.values()]
-        return [cause for cause in causes if isinstance(cause, FedsimError)]
+        errors = []
+        for outcome in self.ended.values():
+            if isinstance(outcome.cause, FedsimError):
+                errors.append(outcome.cause)
+        return errors
 
     def run(self, plan: Plan, lane: "Lane | None" = None) -> Outcome:
         """Run a job, or only report it if it has ended, and return its outcome.
@@ -113,7 +121,7 @@ class Attempts:
 
         A job with the status `held` has not ended: another command is running it.
         """
-        self.progress.leaves(plan.folder)
+        self.progress.job_ended(plan.folder)
         if outcome.status == "held":
             self.held[plan.folder] = plan
             return
@@ -180,8 +188,9 @@ class Lanes:
 
         A folder that occurs twice is run once.
         """
+        plans_by_folder = {plan.folder: plan for plan in plans}
         plans_by_shared: dict[str, list[Plan]] = {}
-        for plan in {plan.folder: plan for plan in plans}.values():
+        for plan in plans_by_folder.values():
             shared = [plan.config.get(name) for name in SHARED]
             key = json.dumps(shared, sort_keys=True, default=str)
             plans_by_shared.setdefault(key, []).append(plan)

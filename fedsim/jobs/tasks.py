@@ -106,7 +106,8 @@ class TaskLauncher(ABC):
         plans = list(by_folder.values())
         plans_left = to_come(plans)
         # Jobs that have ended need no task: running them here only reports them.
-        attempts.run_in_turn([plan for plan in plans if plan not in plans_left])
+        ended_folders = by_folder.keys() - {plan.folder for plan in plans_left}
+        attempts.run_in_turn([plan for plan in plans if plan.folder in ended_folders])
         if not plans_left:
             return
         if self.gpus is not None:

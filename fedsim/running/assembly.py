@@ -1,7 +1,10 @@
 """Assembles a run's simulation from its plan: data, division, model and all other components.
 
 `fedsim.running.experiment` calls `build` for each run, and `fedsim.running.replay` for each method.
-A plan is the checked description of a run. A division says which samples each client has, which are
+A plan is the checked description of a run. `build` and `prepare` get all of it, because they need
+most of its values; the functions below them get only the values that they need.
+
+A division says which samples each client has, which are
 held out, and which the server has. Prepared data (`prepare`) are decoded, normalised and on the
 device. They stay in memory for the next run, which often needs the same.
 """

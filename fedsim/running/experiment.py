@@ -302,7 +302,7 @@ class _RunInProgress:
         """
         needs = self.components.selector.needs
         engine = self.components.engine
-        identity = self.checkpoints.identity
+        identity = self.checkpoints.identity  # everything that decides the result (`identity_of`)
         test_data = self.components.server_data.test.x
         # The engine `native` calls the C library, whose variant depends on the type of the numbers.
         compiled = test_data.dtype if identity["engine"] == "native" else None

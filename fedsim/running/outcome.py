@@ -6,6 +6,9 @@ a run means to lock its folder, so that no other process runs it at the same tim
 
 `fedsim.running.experiment` makes outcomes. `fedsim.jobs` and the commands read them from folders
 (`outcome_on_file`) to skip runs that have ended. This module therefore needs no PyTorch.
+
+In it, `folder` is a run's own folder, and `place` the folder that holds the files in question: the
+run's own, or with `overwrite=true` perhaps that of its replacement (`worked_in`).
 """
 
 import sys
@@ -42,7 +45,7 @@ class Outcome:
     - `data`, `config`: `fedsim.jobs` uses these for errors of that kind before the first round.
     - `held`: another process is running it (`fedsim.jobs` only).
     - `changed`: it has ended for good, but the user's code has changed since
-      (`outcome_on_file` only).
+      (`outcome_in` only).
 
     `summary` is the content of summary.json, or only its key `error`, or empty without a summary.
     `skipped` is true if the run had ended before, and nothing was run. `cause` is the exception
@@ -87,8 +90,8 @@ def outcome_on_file(plan: Plan) -> Outcome:
     return outcome_in(plan.folder, plan.config, overwrite=plan.settings.overwrite)
 
 
-def outcome_in(folder: Path, config: Mapping[str, Any], *, overwrite: bool) -> Outcome:
-    """Return the outcome that `folder` records of the run with this config.
+def outcome_in(place: Path, config: Mapping[str, Any], *, overwrite: bool) -> Outcome:
+    """Return the outcome that the folder `place` records of the run with this config.
 
     - Without a summary it is `failed`, with an empty summary.
     - If the run has ended for good but a file is missing or damaged, it is `failed`, and `error`
@@ -97,12 +100,12 @@ def outcome_in(folder: Path, config: Mapping[str, Any], *, overwrite: bool) -> O
       anyway, so that its code does not matter.
     - Otherwise it has the status of the summary.
     """
-    summary = read_summary(folder)
+    summary = read_summary(place)
     if summary is None:
         return Outcome("failed", {})
     if summary["status"] not in FINAL:
         return Outcome(summary["status"], summary)
-    fault = fault_of(folder, config, summary)
+    fault = fault_of(place, config, summary)
     if fault:
         return Outcome("failed", {**summary, "error": fault})
     modules = "" if overwrite else changed_since(summary, config)

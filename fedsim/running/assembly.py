@@ -10,7 +10,7 @@ device. They stay in memory for the next run, which often needs the same.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -144,12 +144,6 @@ def _simulation(
     """
     num_clients = len(division.sizes)
 
-    def first_model(client: int) -> Params:
-        """Return the model that `client` starts with (`init_seed=per_client`)."""
-        shape = data.input_shape
-        own_model = build_model(config["model"], shape, data.num_classes, streams, client)
-        return initial(own_model.to(data.y.device))
-
     # 1. Build the parts that need no other part.
     behaviour = HONEST
     if config.get("clients") is not None:
@@ -206,6 +200,14 @@ def _simulation(
     else:
         # It copies the samples of each call into a buffer, on which a backend of its own trains.
         backend = OnDemandBackend(workload, build_backend)
+
+    def first_model(client: int) -> Params:
+        """Return the model that `client` starts with (`init_seed=per_client`)."""
+        shape = data.input_shape
+        own_model = build_model(config["model"], shape, data.num_classes, streams, client)
+        return initial(own_model.to(data.y.device))
+
+    # 4. Put all parts together.
     components = Components(
         engine=Engine(backend, workload, work, streams),
         population=population,
@@ -286,14 +288,15 @@ def prepare(plan: Plan) -> PreparedData:
 
     The next run gets the same object if it needs the same data. Raises `DataError`.
     """
-    dataset = resolve(plan.config["dataset"], Dataset, "dataset")
-    model = resolve(plan.config["model"], nn.Module, "model")
-    key = (data_key(plan), dataset, model)
+    dataset_class = resolve(plan.config["dataset"], Dataset, "dataset")
+    model_class = resolve(plan.config["model"], nn.Module, "model")
+    key = (data_key(plan), dataset_class, model_class)
     if key not in _latest:
         _latest.clear()
         _latest[key] = _load(
             dataset_node=plan.config["dataset"],
             model_node=plan.config["model"],
+            model_class=model_class,
             data_dir=plan.data_dir,
             cache_dir=plan.cache_dir,
             device=torch.device(resolve_device(plan.settings.device)),
@@ -329,6 +332,7 @@ def _load(
     *,
     dataset_node: Mapping[str, Any],
     model_node: Mapping[str, Any],
+    model_class: Callable[..., nn.Module],
     data_dir: Path,
     cache_dir: Path,
     device: torch.device,
@@ -336,8 +340,9 @@ def _load(
 ) -> PreparedData:
     """Load the data set of a run, and prepare its samples on `device`.
 
-    The nodes are those of the config. `data_key` contains all arguments but the `seed`, which only
-    draws the values of a model that is dropped again.
+    The nodes are those of the config, and `model_class` is the class or function that the model's
+    node names. The key of `_latest` contains all arguments but the `seed`, which only draws the
+    values of a model that is dropped again.
     """
     # Features are computed below and cached for later runs: make their computation deterministic.
     prepare_device(device, None)
@@ -359,7 +364,6 @@ def _load(
     source = {"fingerprint": data.fingerprint, "sha256": data.sha256}
     # 2. Replace samples by the features that a model trains on. A class shows by `load_backbone`
     #    that it does so. A function must be called to see what it returns.
-    model_class = resolve(model_node, nn.Module, "model")
     if hasattr(model_class, "load_backbone") or not isinstance(model_class, type):
         model = build_model(model_node, shape, data.num_classes, Streams(seed))
         if isinstance(model, TrainsOnFeatures):

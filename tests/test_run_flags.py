@@ -72,9 +72,7 @@ def test_an_interpolation_is_resolved_only_on_request(
 @pytest.mark.parametrize(
     ("override", "num_rounds"),
     [
-        pytest.param(
-            [], 100, id="the preset's rounds at this scale"
-        ),  # conf/preset/gpfl_alpha.yaml
+        pytest.param([], 100, id="the key `small` of the preset"),
         pytest.param(["num_rounds=7"], 7, id="an override"),
     ],
 )

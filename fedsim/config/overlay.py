@@ -33,7 +33,7 @@ from fedsim.core.disk import conf_dir
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
 """An interpolation of an environment variable, which depends on no other key."""
-MAX_BASES = 200
+MAX_TEMPLATES = 200
 """Maximum number of bases that are kept, so that a sweep over many choices does not hold them
 all."""
 Words = tuple[str, ...]
@@ -105,7 +105,7 @@ class JobComposer:
     def _base(self, words: Words) -> Base:
         """Return the base of `words`, and keep it for other jobs."""
         if words not in self._bases:
-            if len(self._bases) >= MAX_BASES:
+            if len(self._bases) >= MAX_TEMPLATES:
                 self._bases.clear()
             base = self._base_with_other_choice(words)
             self._bases[words] = base or self._base_of(self._config(words), words)

@@ -19,7 +19,7 @@ from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import Schedule
 
-WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
+FEWEST_STEPS_FOR_C = {"linear": 2_000, "convolutional": 200}
 """Number of a client's local steps in a run from which C pays. Compiling takes 2 s, once per
 machine. A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter, and a step of a
 client of W2 some 5 ms of a core (docs/performance.md)."""
@@ -55,7 +55,7 @@ def choose_backend(
                 return graph
             tell(f"engine=auto: not engine=graph, {problem}")
     elif precision == "float32" and not unfit(workload):
-        min_steps = WORTH_STEPS["convolutional" if convolutional else "linear"]
+        min_steps = FEWEST_STEPS_FOR_C["convolutional" if convolutional else "linear"]
         try:
             if worth_compiling(compile, workload.total_steps, min_steps):
                 library(workload.data.x.dtype)

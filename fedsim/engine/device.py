@@ -28,12 +28,14 @@ def tell(text: str) -> None:
 # --- compiled functions ---------------------------------------------------------------------------
 
 Compile = Literal["auto"] | bool
-WORTH_STEPS = 10_000
+FEWEST_STEPS_TO_COMPILE = 10_000
 """Number of a client's local steps in a run from which compiling pays. It takes some 10 s, and
 saves 1 to 3 ms a step (docs/performance.md)."""
 
 
-def worth_compiling(choice: Compile, num_steps: int, min_steps: int = WORTH_STEPS) -> bool:
+def worth_compiling(
+    choice: Compile, num_steps: int, min_steps: int = FEWEST_STEPS_TO_COMPILE
+) -> bool:
     """Return whether to compile for a run of `num_steps`.
 
     The rule is fixed, so that a repeated run computes the same.

@@ -20,7 +20,7 @@ from fedsim.core.errors import Problem
 from fedsim.core.text import nearest
 
 OPTIONAL = ("preset", "cell")
-"""Config groups in which the user need not choose: `preset=null`."""
+"""Config groups in which the user need not choose: `preset=null` is valid, too."""
 COMMAND_PARTS = ("hydra.", "small.", "debug.")
 """Beginnings of keys that are about the command line."""
 UNKNOWN_KEY = "is not a known key"
@@ -99,9 +99,9 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
     misspelt = unknown(name, siblings, parent)
 
     # 2. A key of other choices
-    takers = _takers(config, path, files)
-    if takers:
-        remedies = [f"it is a key of {takers}"]
+    choices = _choices_with_key(config, path, files)
+    if choices:
+        remedies = [f"it is a key of {choices}"]
         if path in SHORTHANDS:
             remedies.append(f"did you mean {SYMBOLS[name]}?")
         if nearest(name, siblings):
@@ -118,10 +118,11 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
     return misspelt
 
 
-def _takers(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
+def _choices_with_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
     """Return the choices that have `key`, as `selector=gpfl|pncs`; "" if none has.
 
-    They are those of the innermost group that `config` has a place for.
+    Choices of several groups may have it. They are those of the innermost of these groups for which
+    `config` has a node.
     """
     names_by_group = files.choices_by_key.get(key)
     if not names_by_group:

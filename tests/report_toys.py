@@ -13,6 +13,8 @@ from fedsim.commands.dispatch import answer
 from fedsim.core.record import LAST_FIELDS, TOTAL_FIELDS, mean_of_last
 from fedsim.partitions.division import Division
 from fedsim.report.contrasts import runs_to_show
+from fedsim.report.looks import Look
+from fedsim.report.presentation import Presentation
 from fedsim.report.table import Table
 from fedsim.results.frames import by, by_setting, runs_frame
 from fedsim.results.reading import read_metrics
@@ -152,6 +154,11 @@ def groups_of(folder: Path) -> dict[str, pd.DataFrame]:
 def drawn_runs(folder: Path) -> pd.DataFrame:
     """Return the runs below a folder that figures show."""
     return runs_to_show(frame_of(folder))
+
+
+def looks_of(runs: pd.DataFrame) -> dict[str, Look]:
+    """Return the look of each method, in the order of legends."""
+    return Presentation().arrange(runs)[1]
 
 
 def lines_of(runs: pd.DataFrame) -> dict[str, dict[str, list[Run]]]:

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedsim.core.rng import Streams
 from fedsim.engine import device as compiled
-from fedsim.engine.device import FEWEST_STEPS_TO_COMPILE
+from fedsim.engine.device import WORTH_STEPS
 from fedsim.engine.engine import Engine
 from fedsim.engine.schedule import LocalWork
 from tests.engines import batched, reference
@@ -26,30 +26,19 @@ def engine(model: nn.Module, num_rounds: int, compile: Any) -> Engine:
     return batched(*task, rounds=num_rounds, compile=compile)
 
 
-@pytest.fixture
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let torch.compile return its argument: importing the compiler takes seconds."""
-    monkeypatch.setattr(compiled.torch, "compile", lambda function, **options: function)
-
-
-@pytest.mark.usefixtures("nothing_is_compiled")
 def test_compiling_is_chosen_by_the_steps_of_the_run() -> None:
-    """Clients have 7, 1, 13, 4 and 2 samples in batches of 4. The median client makes one step an
-    epoch, and two epochs a round."""
+    # 7, 1, 13, 4, 2 samples in batches of 4: the middling client makes 1 step an epoch, two epochs
+    # a round
     assert engine(tanh(), 7, "auto").workload.total_steps == 14
-    assert engine(tanh(), FEWEST_STEPS_TO_COMPILE // 2 - 1, "auto").description == "batched"
-    assert engine(tanh(), FEWEST_STEPS_TO_COMPILE // 2, "auto").description == "batched, compiled"
-    assert engine(tanh(), FEWEST_STEPS_TO_COMPILE, False).description == "batched"
-
-
-def test_a_chain_is_not_compiled() -> None:
-    """Its step is written out."""
-    assert engine(model_of("mlp"), FEWEST_STEPS_TO_COMPILE, "auto").description == "batched"
-
-
-@pytest.mark.usefixtures("nothing_is_compiled")
-def test_runs_that_are_compiled_are_not_trained_jointly() -> None:
-    assert engine(tanh(), 1, True).backend.max_joint_clients == 1
+    assert engine(tanh(), WORTH_STEPS // 2 - 1, "auto").description == "batched"
+    assert engine(tanh(), WORTH_STEPS // 2, "auto").description == "batched, compiled"
+    assert (
+        engine(model_of("mlp"), WORTH_STEPS, "auto").description == "batched"
+    )  # a chain, which is written out
+    assert engine(tanh(), WORTH_STEPS, False).description == "batched"
+    assert (
+        engine(tanh(), 1, True).backend.max_joint_clients == 1
+    )  # several runs are not trained jointly
     assert engine(tanh(), 1, False).backend.max_joint_clients > 1
 
 

@@ -39,7 +39,7 @@ from fedsim.selectors.full import Full
 from tests.checkpoint_toys import EVERY as SAVE_EVERY_SECOND_ROUND
 from tests.checkpoint_toys import WORDS as EIGHT_ROUNDS
 from tests.checkpoint_toys import folder_in, result
-from tests.report_toys import drawn_runs, make_report
+from tests.report_toys import drawn_runs, looks_of, make_report
 from tests.run_toys import folders, plan_of, refused, without_seconds
 from tests.toys import ToyEngine, toy_clients, toy_components, toy_params, toy_population
 
@@ -456,7 +456,8 @@ def test_a_figure_shows_the_shares_of_all_runs(runs_folder: Path) -> None:
 
     A further point, the mean, has an error bar. All of its lines have a single x.
     """
-    plots = {plot.name: plot for plot in all_plots(drawn_runs(runs_folder))}
+    runs = drawn_runs(runs_folder)
+    plots = {plot.name: plot for plot in all_plots(runs, looks_of(runs))}
     x_values = []
     for axes in plots["imperfect"].figure.axes:
         for line in axes.lines:
@@ -482,7 +483,8 @@ def test_a_report_without_known_imperfect_clients_does_not_mention_them(
     copytree(runs_folder / sweep, "runs")
     for path in Path("runs").rglob("imperfect.json"):
         path.unlink()
-    assert "imperfect" not in [plot.name for plot in all_plots(drawn_runs(Path("runs")))]
+    runs = drawn_runs(Path("runs"))
+    assert "imperfect" not in [plot.name for plot in all_plots(runs, looks_of(runs))]
     capsys.readouterr()  # discard what the sweeps have printed
     assert make_report(["runs", "--no-figures", "--to", "report"]) == 0
     assert "imperfect" not in capsys.readouterr().out

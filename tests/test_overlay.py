@@ -97,10 +97,10 @@ def test_hydra_composes_a_sweep_over_choices_and_values_once(composed_by_hydra: 
     assert composed_by_hydra.call_count == 1
 
 
-def test_jobs_are_the_same_if_few_templates_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_are_the_same_if_few_bases_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     line = "selector=random,gpfl seed=0,1 model=mlp,logistic"
     jobs = jobs_of(line)
-    monkeypatch.setattr("fedsim.config.overlay.MAX_TEMPLATES", 1)
+    monkeypatch.setattr("fedsim.config.overlay.MAX_BASES", 1)
     assert [job.config for job in jobs_of(line)] == [job.config for job in jobs]
 
 

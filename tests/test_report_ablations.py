@@ -21,6 +21,12 @@ def only_ablation(folder: Path) -> list[Point]:
     return points
 
 
+def selectors_in(folder: Path) -> dict[str, str]:
+    """Return the selector of each group of runs."""
+    frame = frame_of(folder)
+    return dict(zip(frame["group"], frame["choice.selector"], strict=True))
+
+
 @pytest.fixture
 def alphas(tmp_path: Path) -> Path:
     """gpfl with three alphas at three seeds, and random selection.
@@ -64,7 +70,7 @@ def test_the_table_marks_the_best_and_what_is_level_with_it(alphas: Path) -> Non
 
 
 def test_the_figure_of_a_line_has_means_intervals_and_seeds(alphas: Path) -> None:
-    (plot,) = ablation_plots([only_ablation(alphas)])
+    (plot,) = ablation_plots([only_ablation(alphas)], selectors_in(alphas))
     (axes,) = plot.figure.axes
     drawn = [np.asarray(line.get_ydata(), float).round(4).tolist() for line in axes.get_lines()]
     assert [0.3133, 0.5133, 0.5233] in drawn
@@ -102,7 +108,7 @@ def test_three_by_three_values_of_two_numbers_make_a_map(tmp_path: Path) -> None
 def test_the_map_frames_the_best_and_hatches_what_is_level_with_it(tmp_path: Path) -> None:
     write_grid(tmp_path, CELLS)
     points = only_ablation(tmp_path)
-    (plot,) = ablation_plots([points])
+    (plot,) = ablation_plots([points], selectors_in(tmp_path))
     axes = plot.figure.axes[0]
     framed = []
     for text in axes.texts:
@@ -188,7 +194,8 @@ def test_the_report_shows_ablations_after_the_curves(
     assert places == sorted(places)
     assert 'style="font-weight: bold">0.5233 ± 0.0759</td>' in page
     figures = {path.name for path in (alphas / "report/figures").glob("ablation_*")}
-    assert figures == {"ablation_selector_alpha.png", "ablation_selector_alpha.pdf"}
+    endings = ("png", "pdf", "svg", "csv")
+    assert figures == {f"ablation_selector_alpha.{ending}" for ending in endings}
 
 
 def test_load_ablations_returns_the_points(alphas: Path) -> None:

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from fedsim.core.disk import read_regular, write_files
 from fedsim.core.errors import FedsimError
-from fedsim.report.figures import all_plots, save
+from fedsim.report.figures import all_plots, save, style
 from fedsim.report.table import Table, make_frame
 from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_metrics
@@ -28,6 +28,7 @@ from fedsim.running.process import print_error
 from fedsim.tracking.tables import print_line
 from tests.report_toys import (
     drawn_runs,
+    looks_of,
     make_report,
     only_run,
     two_methods,
@@ -317,7 +318,7 @@ def test_references_of_other_types_are_refused(
     )
 
 
-def test_two_reports_of_one_folder_at_once(tmp_path: Path) -> None:
+def test_three_reports_of_one_folder_at_once(tmp_path: Path) -> None:
     """Each writes temporary files of its own; what a killed one has left is deleted when it is
     old."""
     two_methods(tmp_path)
@@ -339,11 +340,11 @@ def test_two_reports_of_one_folder_at_once(tmp_path: Path) -> None:
         (folder / "mine.tmp").write_text("mine")
     processes = [
         subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        for _ in range(2)
+        for _ in range(3)
     ]
     assert [(process.communicate()[1], process.returncode) for process in processes] == [
         (b"", 0)
-    ] * 2
+    ] * 3
     assert [path.name for path in tmp_path.rglob("*.tmp")] == ["mine.tmp"]
 
 
@@ -401,10 +402,13 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
         cells = list(csv.reader(io.StringIO(table.csv())))
         assert [len(row) for row in cells] == [3, 3]
         assert not any(cell[:1] in "=@+-" for row in cells for cell in row)
-        title, begin, *body = table.latex().splitlines()
-        assert (title[:2], begin, len(body)) == ("% ", r"\begin{tabular}{llr}", 6)
-        assert "\\input" not in "".join(body)
-        assert not re.search(r"(?<!\\)[$&%#_^~]", body[3].removesuffix(r" & c & d \\"))
+        _, _, caption, label, begin, *body = table.latex().splitlines()
+        assert (label, begin) == (r"\label{tab:x}", r"\begin{tabular}{llr}")
+        assert len(body) == 7  # three rules, two rows, and the ends of tabular and table
+        assert "\\input" not in "".join([caption, *body])
+        special = r"(?<!\\)[$&%#_^~]"
+        assert not re.search(special, caption)
+        assert not re.search(special, body[3].removesuffix(r" & c & d \\"))
     signed = Table("x", "t", pd.DataFrame({"a": ["+0.1 [-0.2, 0.3]", "-1e-5", "-", "-3 %", " =1"]}))
     assert signed.csv() == 'a\n"+0.1 [-0.2, 0.3]"\n-1e-5\n-\n-3 %\n\' =1\n'
 
@@ -448,10 +452,12 @@ def test_nasty_text_in_a_report(nasty_methods: Path, capsys: pytest.CaptureFixtu
 
 
 def test_methods_with_nasty_names_are_drawn(nasty_methods: Path) -> None:
-    first, *_ = all_plots(drawn_runs(nasty_methods))
-    labels = {text.get_text() for text in first.figure.legends[0].get_texts()}
-    assert len(labels) == len(NASTY)
-    save([first], nasty_methods)
+    runs = drawn_runs(nasty_methods)
+    with style():
+        first, *_ = all_plots(runs, looks_of(runs))
+        labels = {text.get_text() for text in first.figure.legends[0].get_texts()}
+        assert len(labels) == len(NASTY)
+        save([first], nasty_methods)
     assert (nasty_methods / f"{first.name}.png").stat().st_size > 0
 
 

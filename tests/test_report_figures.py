@@ -32,13 +32,13 @@ from fedsim.report.figures import (
     sorted_accuracies,
     style,
 )
-from fedsim.report.looks import make_looks
 from fedsim.results.runs import read_runs
 from tests.report_toys import (
     PHASES,
     change_run,
     drawn_runs,
     lines_of,
+    looks_of,
     write_partition,
     write_run,
 )
@@ -57,7 +57,7 @@ def write_two_settings(folder: Path) -> None:
 
 def accuracy_plots_of(folder: Path) -> list[Plot]:
     runs = drawn_runs(folder)
-    return accuracy_plots(lines_of(runs), make_looks(runs["method"]))
+    return accuracy_plots(lines_of(runs), looks_of(runs))
 
 
 def first_axes(plot: Plot) -> Axes:
@@ -80,7 +80,7 @@ def test_all_bars_of_a_histogram_of_counts_cover_as_many_numbers(highest: int) -
 def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: Path) -> None:
     write_two_settings(tmp_path)
     runs = drawn_runs(tmp_path)
-    looks = make_looks(runs["method"])
+    looks = looks_of(runs)
     colours = {method: look["color"] for method, look in looks.items()}
     assert list(colours) == ["random", "afl", "gpfl"]
     plots = accuracy_plots(lines_of(runs), looks)
@@ -100,19 +100,12 @@ def test_a_curve_has_the_colour_of_its_name_in_every_panel_and_figure(tmp_path: 
 def test_the_histogram_of_selections_has_the_colours_of_the_curves(tmp_path: Path) -> None:
     write_two_settings(tmp_path)
     runs = drawn_runs(tmp_path)
-    looks = make_looks(runs["method"])
+    looks = looks_of(runs)
     _, axes = histogram_plot(lines_of(runs), looks).figure.get_axes()
     methods = [label.get_text() for label in axes.get_yticklabels()]
     assert methods == ["random", "afl", "gpfl"]
-    colours = [to_hex(patch.get_facecolor(), keep_alpha=False).upper() for patch in axes.patches]
-    assert colours == [looks[method]["color"] for method in methods]
-
-
-def test_many_methods_differ_in_colour_dash_or_marker() -> None:
-    """There are 7 colours, 4 dashes and 9 markers."""
-    looks = make_looks(f"method_{number}" for number in range(30)).values()
-    assert len({(look["color"], look["marker"]) for look in looks}) == 30
-    assert len({(look["color"], look["linestyle"]) for look in looks}) == 28
+    colours = [to_hex(patch.get_facecolor(), keep_alpha=False) for patch in axes.patches]
+    assert colours == [to_hex(looks[method]["color"]) for method in methods]
 
 
 def test_many_methods_have_one_legend(tmp_path: Path) -> None:
@@ -121,7 +114,7 @@ def test_many_methods_have_one_legend(tmp_path: Path) -> None:
     plot = accuracy_plots_of(tmp_path)[0]
     assert "faintly" not in plot.caption  # single rounds are all there is
     (legend,) = plot.figure.legends
-    looks = make_looks(drawn_runs(tmp_path)["method"])
+    looks = looks_of(drawn_runs(tmp_path))
     assert [text.get_text() for text in legend.get_texts()] == list(looks)
     shown = [(line.get_color(), line.get_marker()) for line in legend.get_lines()]
     assert shown == [(look["color"], look["marker"]) for look in looks.values()]
@@ -220,9 +213,9 @@ def test_participation_and_coverage_are_rows_that_cannot_hide_each_other(
 
 
 def map_of(folder: Path) -> np.ndarray:
-    """Return the only map of selections, clients by columns."""
+    """Return the only map of selections, clients by columns. Cells without any are empty."""
     (plot,) = round_plots(lines_of(drawn_runs(folder)))
-    return np.asarray(first_axes(plot).images[0].get_array())
+    return np.nan_to_num(np.asarray(first_axes(plot).images[0].get_array()))
 
 
 def test_the_map_of_selections_has_clients_by_rounds(tmp_path: Path) -> None:
@@ -241,7 +234,7 @@ def test_the_histogram_of_selections(tmp_path: Path) -> None:
     """Clients are selected once, three times, never and once."""
     write_run(tmp_path, [0.1, 0.2, 0.3], [[0, 1], [1], [1, 3]])
     runs = drawn_runs(tmp_path)
-    axes = first_axes(histogram_plot(lines_of(runs), make_looks(runs["method"])))
+    axes = first_axes(histogram_plot(lines_of(runs), looks_of(runs)))
     (patch,) = axes.patches
     bars = patch.get_data()  # type: ignore[attr-defined]
     counts = np.asarray(bars.baseline) - np.asarray(bars.values)
@@ -260,12 +253,18 @@ def test_settings_of_one_division_share_its_map_of_labels(tmp_path: Path) -> Non
         plot = partitions_plot(drawn_runs(tmp_path))
         assert plot is not None
         plot.figure.draw_without_rendering()
-    maps = {axes.get_title(): axes for axes in plot.figure.get_axes() if axes.images}
-    assert list(maps) == ["s=2", "s=10"]
-    drawn = np.asarray(maps["s=10"].images[0].get_array())
-    np.testing.assert_array_equal(drawn, 2 * histograms.T)
-    for axes in maps.values():  # clients are counted in whole numbers
+    maps = [axes for axes in plot.figure.get_axes() if axes.images]
+    assert [axes.child_axes[0].get_title() for axes in maps] == ["s=2", "s=10"]
+    drawn = np.nan_to_num(np.asarray(maps[1].images[0].get_array()))
+    # Client 1 has the most samples of its first label, then client 0; client 2 has another label.
+    np.testing.assert_array_equal(drawn, 2 * histograms[[1, 0, 2]].T)
+    (bars,) = maps[1].child_axes[0].patches
+    assert bars.get_data().values.tolist() == [12, 4, 2]  # type: ignore[attr-defined]
+    for axes in maps:  # clients are counted in whole numbers
         assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    columns = {key: np.asarray(values).tolist() for key, values in plot.data[1].items()}
+    held = {"client": [0, 1, 1, 2], "label": [0, 0, 1, 1], "samples": [4, 6, 6, 2]}
+    assert columns == {"division": "s=10", **held}
 
 
 def test_clients_are_drawn_by_rank(tmp_path: Path) -> None:
@@ -278,7 +277,7 @@ def test_clients_are_drawn_by_rank(tmp_path: Path) -> None:
     ranked = sorted_accuracies(lines[""]["random"])
     assert ranked is not None
     np.testing.assert_allclose(ranked, expected)
-    plot = clients_plot(lines, make_looks(runs["method"]))
+    plot = clients_plot(lines, looks_of(runs))
     assert plot is not None
     (line,) = first_axes(plot).get_lines()
     assert heights(line) == pytest.approx(expected.mean(0))
@@ -287,7 +286,7 @@ def test_clients_are_drawn_by_rank(tmp_path: Path) -> None:
 def test_clients_that_were_not_measured_are_not_drawn(tmp_path: Path) -> None:
     write_run(tmp_path, [0.5], [[0]])
     runs = drawn_runs(tmp_path)
-    assert clients_plot(lines_of(runs), make_looks(runs["method"])) is None
+    assert clients_plot(lines_of(runs), looks_of(runs)) is None
 
 
 @pytest.fixture
@@ -312,9 +311,9 @@ def test_files_are_as_wide_as_a_column_or_a_page_and_have_truetype_fonts(
     runs = drawn_runs(tmp_path / "runs")
     lines = dict(list(lines_of(runs).items())[:num_settings])
     with style():
-        plots = accuracy_plots(lines, make_looks(runs["method"]))[:1]
-    ((_, preview),) = save(plots, tmp_path)
-    assert len(draws) == 2  # once a file
+        plots = accuracy_plots(lines, looks_of(runs))[:1]
+        ((_, preview),) = save(plots, tmp_path)
+    assert len(draws) == 3  # once a file
     pdf = (tmp_path / "accuracy_rounds.pdf").read_bytes()
     assert b"/Subtype /Type3" not in pdf
     stream = re.search(rb"/Length1 .*?stream\r?\n", pdf, re.DOTALL)
@@ -332,7 +331,8 @@ def test_runs_whose_records_lack_quantities_have_the_other_figures(tmp_path: Pat
     missing = ("train_samples", "forward_samples", *(f"seconds_{phase}" for phase in PHASES))
     run = write_run(tmp_path, [0.1, 0.2], [[0], [1]])
     change_run(run, lambda records: [record.pop(name) for record in records for name in missing])
-    assert [plot.name for plot in all_plots(drawn_runs(tmp_path))] == [
+    runs = drawn_runs(tmp_path)
+    assert [plot.name for plot in all_plots(runs, looks_of(runs))] == [
         "accuracy_rounds",
         "accuracy_bytes",
         "coverage",

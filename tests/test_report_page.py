@@ -14,7 +14,7 @@ import pytest
 from fedsim.report import contrasts, page
 from fedsim.report.curves import accuracy_curve
 from fedsim.report.headline import header_facts
-from fedsim.report.looks import make_looks
+from fedsim.report.looks import colour_on_page
 from fedsim.report.page import (
     MAX_POINTS,
     config_differences,
@@ -27,7 +27,15 @@ from fedsim.report.tables import by_group
 from fedsim.results import runs
 from fedsim.results.reading import read_metrics
 from fedsim.results.runs import read_runs
-from tests.report_toys import drawn_runs, frame_of, make_report, rows_of, two_methods, write_run
+from tests.report_toys import (
+    drawn_runs,
+    frame_of,
+    looks_of,
+    make_report,
+    rows_of,
+    two_methods,
+    write_run,
+)
 
 
 def page_of(folder: Path, title: str, **pictures: Any) -> str:
@@ -35,7 +43,7 @@ def page_of(folder: Path, title: str, **pictures: Any) -> str:
     frame = frame_of(folder)
     overview = by_group("overview", frame)
     section = Section([overview], brief=[by_group("results", frame)])
-    return html_page(title, Material([], frame), [section], pictures, folder)
+    return html_page(title, Material([], frame, looks=looks_of(frame)), [section], pictures, folder)
 
 
 def test_texts_of_runs_cannot_end_the_scripts_or_become_elements(tmp_path: Path) -> None:
@@ -105,7 +113,8 @@ def test_the_data_of_curves_by_hand(tmp_path: Path) -> None:
     """Uploads cost 10 bytes each way and 5 samples; four phases take a second each."""
     write_run(tmp_path, [0.1, None, 0.25], [[0, 1], [1], [2]])
     write_run(tmp_path, [0.3, None, 0.35], [[0, 1], [1], [2]], seed=1)
-    data = curves_data(drawn_runs(tmp_path))
+    runs = drawn_runs(tmp_path)
+    data = curves_data(runs, looks_of(runs))
     ((line,),) = [panel["lines"] for panel in data["panels"]]
     assert line == {
         "name": "random",
@@ -129,7 +138,8 @@ def test_the_data_of_curves_by_hand(tmp_path: Path) -> None:
 
 def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
     write_run(tmp_path, [t / 1000 for t in range(600)], [[0]] * 600)
-    data = curves_data(drawn_runs(tmp_path))
+    runs = drawn_runs(tmp_path)
+    data = curves_data(runs, looks_of(runs))
     line = data["panels"][0]["lines"][0]
     for key in ("rounds", "bytes", "smoothed", "raw", "coverage"):
         assert len(line[key]) == MAX_POINTS
@@ -169,7 +179,7 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
     assert "The first 3 of 8 rows." in text  # of the runs
     assert "The first 3 of 8 rows: overview.csv has all of them." in text
     assert (text.count("one</figcaption>"), text.count("two</figcaption>")) == (2, 0)
-    for panel in curves_data(drawn)["panels"]:
+    for panel in curves_data(drawn, looks_of(drawn))["panels"]:
         assert [len(line["rounds"]) for line in panel["lines"]] == [10, 10]
 
 
@@ -242,7 +252,7 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
             )
             setting = {"choices": {"selector": f"method_{number}"}, "partition": {"shards": shards}}
             write_run(tmp_path / str(shards), [*[0.1] * 5, *[level] * 60], [[0]] * 65, **setting)
-    looks, text = make_looks(drawn_runs(tmp_path)["method"]), page_of(tmp_path, "t")
+    looks, text = looks_of(drawn_runs(tmp_path)), page_of(tmp_path, "t")
     (tmp_path / "page.html").write_text(text.replace("<body>", f"<body><script>{USER}</script>"))
     words = [
         "--headless",
@@ -265,7 +275,7 @@ def test_curves_and_tables_of_thirty_methods_can_be_worked_with(tmp_path: Path) 
     assert found["panels"] == ["shards=2", "shards=10"]
     assert found["drawn"] == [METHODS - 1, METHODS]
     assert found["colours"] == {
-        name: [looks[name.split()[1]]["color"], level] for name, level in levels.items()
+        name: [colour_on_page(looks[name.split()[1]]), level] for name, level in levels.items()
     }
     assert len(found["without"]) == METHODS - 2
     assert "method_3" not in found["without"]

@@ -100,17 +100,16 @@ def test_a_rival_that_differs_from_the_preset_does_not_count(tmp_path: Path) -> 
     assert "selector.warmup=3 (preset: 15)" in gain.detail
 
 
-@pytest.fixture(scope="module")
-def two_presets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def two_presets(tmp_path: Path) -> Path:
     """gpfl_alpha in the folder a, and gpfl_rho in b. They share a run and the file of claims."""
-    folder = tmp_path_factory.mktemp("two presets")
     for exploration, accuracy in (("fixed_0", 0.4), ("linear", 0.5)):
         words = ("preset=gpfl_alpha", f"selector/exploration={exploration}")
-        write_runs(folder / "a", *words, accuracy=accuracy)
+        write_runs(tmp_path / "a", *words, accuracy=accuracy)
     for rho, accuracy in ((0.5, 0.4), (1, 0.5)):
         words = ("preset=gpfl_rho", f"selector.exploration.rho={rho}")
-        write_runs(folder / "b", *words, accuracy=accuracy)
-    return folder
+        write_runs(tmp_path / "b", *words, accuracy=accuracy)
+    return tmp_path
 
 
 def test_presets_are_judged_each_by_its_own_runs(two_presets: Path) -> None:

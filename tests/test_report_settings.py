@@ -114,7 +114,7 @@ def test_a_report_over_settings_opens_with_ranks_and_advice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_settings(tmp_path / "runs")
-    monkeypatch.setattr("fedsim.report.figures.all_plots", lambda _: [])  # tested elsewhere
+    monkeypatch.setattr("fedsim.report.figures.all_plots", lambda *_: [])  # tested elsewhere
     assert make_report([str(tmp_path / "runs"), "--to", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "over 2 settings 2 of 3 methods are better than random beyond chance" in shown

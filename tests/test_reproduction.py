@@ -25,12 +25,6 @@ FOLDERS = [
     for path in sorted({archive.parent for archive in ARCHIVES})
 ]
 """One by default. All of them take some minutes of a core."""
-LARGE = 2_000_000
-"""Size in bytes of the archives that take seconds to read."""
-SHIPPED_ARCHIVES = [
-    pytest.param(path, marks=pytest.mark.slow if path.stat().st_size > LARGE else ())
-    for path in ARCHIVES
-]
 PAGES = pages.pages() if RESULTS.is_dir() else []
 WITHOUT_VERDICTS = ("overview", "pairs", "selections", "times")
 """Tables that one folder decides. Verdicts are corrected over all presets of a paper."""
@@ -54,9 +48,7 @@ def test_the_shipped_runs_of_a_preset_give_its_shipped_tables(folder: Path, tmp_
     assert made["groups"] == shipped["groups"]
 
 
-@pytest.mark.parametrize(
-    "archive", SHIPPED_ARCHIVES, ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
+@pytest.mark.parametrize("archive", ARCHIVES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_shipped_run_is_sound_has_ended_and_names_its_engine_and_commit(
     archive: Path,
 ) -> None:

@@ -150,13 +150,8 @@ def test_the_environment_names_what_sums_depend_on(
     assert module.processor() == "Z80 (family 8, model 1)"
 
 
-@pytest.mark.parametrize("number", [1, pytest.param(3, marks=pytest.mark.slow)])
-def test_shipped_runs_are_equal_on_any_processor(
-    number: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """GPFL's Fig. 7b on generated handwriting needs no files of data."""
-    archive = RESULTS / "gpfl_fig7b_femnist_small" / "runs.parquet"
-    assert run([str(archive), "--runs", str(number)]) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("equal, 160 rounds") == number
-    assert f"{number} of {number} equal; 180 runs" in printed
+def test_three_shipped_runs_are_equal(capsys: pytest.CaptureFixture[str]) -> None:
+    """On whatever processor this is. GPFL's Fig. 7b on generated handwriting needs no files of
+    data."""
+    assert run([str(RESULTS / "gpfl_fig7b_femnist_small" / "runs.parquet"), "--runs", "3"]) == 0
+    assert "equal, 160 rounds\n3 of 3 equal; 180 runs" in capsys.readouterr().out

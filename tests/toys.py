@@ -1,8 +1,6 @@
 """A model, an engine and rounds that are small enough to compute by hand."""
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
@@ -147,24 +145,11 @@ def shipped(choice: str, population: Population, **changes: Any) -> Any:
 
     Choices that build on another file, and values that are objects, must be among the changes.
     """
-    values = deepcopy(_values_of(choice)) | changes
+    path = Path(__file__).parents[1] / "conf" / "selector" / f"{choice}.yaml"
+    values = yaml.safe_load(path.read_text(encoding="utf-8")) | changes
     values.pop("defaults", None)
     module, _, name = values.pop("_target_").rpartition(".")
     return getattr(import_module(module), name)(population, **values)
-
-
-@cache
-def _values_of(choice: str) -> dict[str, Any]:
-    """Return the content of conf/selector/`choice`.yaml, read once: tests make thousands of
-    selectors."""
-    path = Path(__file__).parents[1] / "conf" / "selector" / f"{choice}.yaml"
-    return yaml.safe_load(path.read_text(encoding="utf-8"))
-
-
-@cache
-def _engine_of(sizes: tuple[int, ...]) -> ToyEngine:
-    """Return the engine that all `toy_clients` of these sizes share. It keeps no state."""
-    return ToyEngine(sizes)
 
 
 def toy_components(
@@ -233,8 +218,7 @@ def toy_clients(
         validation=LabelledSamples(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)),
         round_clock=round_clock,
     )
-    engine = engine or _engine_of(tuple(sizes))
-    return Clients(engine, context, toy_params() if params is None else params)
+    return Clients(engine or ToyEngine(sizes), context, toy_params() if params is None else params)
 
 
 def selection_of(selector: Selector, round: int = 1, seed: int = 0, **more: Any) -> Selection:

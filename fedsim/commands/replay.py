@@ -109,7 +109,7 @@ def lead_of(plan: Plan) -> Plan:
 def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None:
     """Play seed after seed. At the end of each, write all files before a signal ends the
     process."""
-    from fedsim.report.figures import save  # imports matplotlib
+    from fedsim.report.figures import save, style  # imports matplotlib
     from fedsim.running.replay import Replay  # imports PyTorch
 
     methods = list(next(iter(plans_by_seed.values())))
@@ -142,7 +142,7 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
         files = table_files(tables)
         files["choices.jsonl"] = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
         try:
-            with STOP.deferred():
+            with STOP.deferred(), style():
                 write_files(folder, files)
                 save(plots, folder)
         except OSError as error:

@@ -1,20 +1,13 @@
 """Compose the jobs of a sweep fast: Hydra composes a few of them, and fedsim derives the others.
 
-A job is derived from a template: a job with other values, which Hydra has composed. For example,
-with `selector=random,gpfl seed=0,1`:
+A job is derived from a composed job, its base, in two ways. Plain values of single keys replace the
+values in the base's config. And if a choice of conf/ adds only the node of its group (the mapping
+at the group's key) to a config, this node replaces the node of another choice. Hydra composes all
+other jobs: jobs with `~key`, `+key`, mappings, keys of `hydra`, interpolations, and unknown keys,
+for which Hydra has the error message. tests/test_overlay.py compares derived jobs with Hydra's.
 
-    selector=random                 Hydra composes it: the first template
-    selector=random seed=0, seed=1  its config, with other values at `seed`
-    selector=gpfl                   its config, with another node `selector`: the second template
-    selector=gpfl seed=0, seed=1    that config, with other values at `seed`
-
-The node of a group is the mapping at the group's key. A choice can be derived if its file is in
-conf/ and adds nothing but this node to a config. Hydra composes all other jobs: jobs with `~key`,
-`+key`, mappings, keys of `hydra`, interpolations, and unknown keys, for which Hydra has the error
-message. tests/test_overlay.py compares derived jobs with Hydra's.
-
-The words of a job are its overrides, such as `selector=gpfl`, `seed=1`. The words of its template
-are those that are no plain values: `selector=gpfl`.
+The words of a job are its overrides, such as `selector=gpfl`, `seed=1`; the base words are those
+that are no plain values.
 """
 
 import re
@@ -40,14 +33,14 @@ from fedsim.core.disk import conf_dir
 
 VARIABLE = re.compile(r"\$\{oc\.env:[^${}]*\}")
 """An interpolation of an environment variable, which depends on no other key."""
-MAX_TEMPLATES = 200
-"""Maximum number of templates that are kept, so that a sweep over many choices does not hold them
+MAX_BASES = 200
+"""Maximum number of bases that are kept, so that a sweep over many choices does not hold them
 all."""
 Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Template:
+class Base:
     """A composed job, from which other jobs may be derived.
 
     `is_closed`: no value of its config depends on another value or is missing. Only then can a
@@ -72,8 +65,8 @@ class JobComposer:
         self._files = known_choices()
         self._overrides: dict[str, Override] = {}
         """The parsed words; the jobs of a sweep have most words in common."""
-        self._templates: dict[Words, Template] = {}
-        """The templates so far, by their words."""
+        self._bases: dict[Words, Base] = {}
+        """The bases so far, by their words."""
 
     def by_hydra(self, words: Sequence[str]) -> ComposedJob:
         """Return the job of `words`, composed by Hydra, with the changes of the scale that the
@@ -83,7 +76,7 @@ class JobComposer:
         if scale_words:
             words = [*scale_words, *words]
             config = self._config(tuple(words))
-        return self._template_of(config, tuple(words)).job
+        return self._base_of(config, tuple(words)).job
 
     def derived(self, words: Sequence[str]) -> ComposedJob:
         """Return the job of `words`, derived from another job if that is possible.
@@ -91,7 +84,7 @@ class JobComposer:
         The words include the changes of the scale, which is the same for all jobs.
         """
         values: dict[str, Any] = {}
-        template_words: list[str] = []
+        base_words: list[str] = []
         for word in words:
             if word not in self._overrides:
                 self._overrides[word] = parse_one(word)
@@ -99,53 +92,53 @@ class JobComposer:
             if _is_value(override):
                 values[override.key_or_group] = override.value()
             else:
-                template_words.append(word)
-        template = self._template(tuple(template_words))
-        config = _with_values(template.job.config, values) if template.is_closed else None
+                base_words.append(word)
+        base = self._base(tuple(base_words))
+        config = _with_values(base.job.config, values) if base.is_closed else None
         if config is None:  # not possible: compose the job itself
-            template = self._template(tuple(words))
-            config = template.job.config
+            base = self._base(tuple(words))
+            config = base.job.config
         elif config.get("name", "") is None:
-            config["name"] = run_name(template.job.choices)
-        return replace(template.job, config=config, overrides=tuple(words))
+            config["name"] = run_name(base.job.choices)
+        return replace(base.job, config=config, overrides=tuple(words))
 
-    def _template(self, words: Words) -> Template:
-        """Return the template of `words`, and keep it for other jobs."""
-        if words not in self._templates:
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
-            template = self._template_with_other_choice(words)
-            self._templates[words] = template or self._template_of(self._config(words), words)
-        return self._templates[words]
+    def _base(self, words: Words) -> Base:
+        """Return the base of `words`, and keep it for other jobs."""
+        if words not in self._bases:
+            if len(self._bases) >= MAX_BASES:
+                self._bases.clear()
+            base = self._base_with_other_choice(words)
+            self._bases[words] = base or self._base_of(self._config(words), words)
+        return self._bases[words]
 
     def _config(self, words: Words) -> DictConfig:
         """Return the config that Hydra composes of `words`, with Hydra's own node."""
         config = self._known.get(words)
         return compose_config(words, self._config_name) if config is None else config
 
-    def _template_of(self, config: DictConfig, words: Words) -> Template:
-        """Return the template that a composed config makes."""
+    def _base_of(self, config: DictConfig, words: Words) -> Base:
+        """Return the base that a composed config makes."""
         choices = choices_of(config)
         launcher: Any = OmegaConf.to_container(config.hydra.launcher)
         values = resolved(config, choices)
         job = ComposedJob(values, choices, words, self._typed, launcher, self._files)
         containers: Any = OmegaConf.to_container(config, resolve=False)
         del containers["hydra"]
-        return Template(job, _is_closed(containers))
+        return Base(job, _is_closed(containers))
 
-    def _template_with_other_choice(self, words: Words) -> Template | None:
-        """Return a template derived from another one whose words differ in the choice of one group;
-        None if there is no such template, or if it cannot be derived."""
+    def _base_with_other_choice(self, words: Words) -> Base | None:
+        """Return a base derived from a known base whose words differ in the choice of one group;
+        None if there is no such base, or if it cannot be derived."""
         # the latest first: neighbouring jobs of a sweep differ least
-        for known_words, template in reversed(self._templates.items()):
-            if len(known_words) != len(words) or not template.is_closed:
+        for known_words, base in reversed(self._bases.items()):
+            if len(known_words) != len(words) or not base.is_closed:
                 continue
-            # at least one differs, because the caller has no template of `words`
+            # at least one differs, because the caller has no base of `words`
             differing = [new for old, new in zip(known_words, words, strict=True) if old != new]
             group, _, choice = differing[0].partition("=")
             if len(differing) == 1 and any(w.startswith(f"{group}=") for w in known_words):
-                job = _with_choice(template.job, group, choice, words)
-                return None if job is None else replace(template, job=job)
+                job = _with_choice(base.job, group, choice, words)
+                return None if job is None else replace(base, job=job)
         return None
 
 

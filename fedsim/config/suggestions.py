@@ -20,7 +20,7 @@ from fedsim.core.errors import Problem
 from fedsim.core.text import nearest
 
 OPTIONAL = ("preset", "cell")
-"""Config groups in which the user need not choose: `preset=null` is valid, too."""
+"""Config groups in which the user need not choose: `preset=null`."""
 COMMAND_PARTS = ("hydra.", "small.", "debug.")
 """Beginnings of keys that are about the command line."""
 UNKNOWN_KEY = "is not a known key"
@@ -99,9 +99,9 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
     misspelt = unknown(name, siblings, parent)
 
     # 2. A key of other choices
-    choices = _choices_with_key(config, path, files)
-    if choices:
-        remedies = [f"it is a key of {choices}"]
+    takers = _takers(config, path, files)
+    if takers:
+        remedies = [f"it is a key of {takers}"]
         if path in SHORTHANDS:
             remedies.append(f"did you mean {SYMBOLS[name]}?")
         if nearest(name, siblings):
@@ -118,11 +118,10 @@ def unknown_key(config: Mapping[str, Any], path: str, files: ChoiceFiles) -> Pro
     return misspelt
 
 
-def _choices_with_key(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
+def _takers(config: Mapping[str, Any], key: str, files: ChoiceFiles) -> str:
     """Return the choices that have `key`, as `selector=gpfl|pncs`; "" if none has.
 
-    Choices of several groups may have it. They are those of the innermost of these groups for which
-    `config` has a node.
+    They are those of the innermost group that `config` has a place for.
     """
     names_by_group = files.choices_by_key.get(key)
     if not names_by_group:

@@ -171,16 +171,13 @@ def _transposed_copy(value: Tensor) -> Tensor:
 
 
 def _stacked(models: Sequence[Params]) -> Stack:
-    """Stack the models [K, ...]. Rows share memory if all models are one object.
-
-    Several clients may start from one object. Each object is stacked once, and then repeated.
-    """
+    """Stack the models [K, ...]. Rows share memory if all models are one object."""
     distinct = {id(model): model for model in models}
     first = models[0]
     if len(distinct) == 1:
         return {name: value.expand(len(models), *value.shape) for name, value in first.items()}
-    number_of = {key: number for number, key in enumerate(distinct)}
-    rows = torch.as_tensor([number_of[id(model)] for model in models])
+    numbers = {key: number for number, key in enumerate(distinct)}
+    rows = torch.as_tensor([numbers[id(model)] for model in models])
     stack = {}
     for name in first:
         values = torch.stack([model[name] for model in distinct.values()])

@@ -58,11 +58,7 @@ class LayerChain:
 
 
 CHAIN = re.compile("(c(rp?|pr))*(l(d?r|rd))*l")
-"""Chains as letters (see `_letter`), without flattening.
-
-Convolutions, each with a ReLU and perhaps pooling; linear layers, each with a ReLU and perhaps
-dropout; and a last linear layer. `crpldrl` is a chain, and `lll` is none.
-"""
+"""Chains as letters (see `_letter`), without flattening."""
 
 
 def find_chain(model: nn.Module) -> LayerChain | None:
@@ -92,22 +88,18 @@ def find_chain(model: nn.Module) -> LayerChain | None:
     modules = dict(model.named_modules())
     letters = ""
     called: list[tuple[str, nn.Module]] = []
-    for node in nodes[1:-1]:  # without input and output
+    for node in nodes[1:-1]:
         layer = modules.get(str(node.target)) if node.op == "call_module" else None
         letters += _letter(node, layer)
         if layer is not None:
             called.append((str(node.target), layer))
-    # Convolutions and pooling come before the first flattening, which all chains with convolutions
-    # have, and linear layers of such chains after it.
     before, flatten, after = letters.partition("f")
     if "c" in after or "p" in after or ("c" in before and (not flatten or "l" in before)):
         return None
     if not CHAIN.fullmatch(before + after.replace("f", "")):
         return None
     layers = _chain_layers(model, called)
-    if layers is None:
-        return None
-    return LayerChain(layers, flattens_late="l" in before and bool(flatten))
+    return None if layers is None else LayerChain(layers, "l" in before and bool(flatten))
 
 
 def _letter(node: fx.Node, layer: nn.Module | None) -> str:

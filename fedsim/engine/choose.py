@@ -19,13 +19,10 @@ from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.reference import ReferenceBackend
 from fedsim.engine.schedule import Schedule
 
-FEWEST_STEPS_FOR_C = {"linear": 2_000, "convolutional": 200}
-"""Number of a client's local steps in a run from which the native engine pays.
-
-Compiling its C takes 2 s, once per machine. On two cores it saves some 0.8 ms in a step of ten
-MLPs, and some 5 ms of a core in a step of one convolutional model (workloads W1 and W2 of
-docs/performance.md).
-"""
+WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
+"""Number of a client's local steps in a run from which C pays. Compiling takes 2 s, once per
+machine. A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter, and a step of a
+client of W2 some 5 ms of a core (docs/performance.md)."""
 TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
 """Tolerance of the first losses and changes, relative to their size. Rounding is far below it, and
 a wrong kernel far above."""
@@ -58,7 +55,7 @@ def choose_backend(
                 return graph
             tell(f"engine=auto: not engine=graph, {problem}")
     elif precision == "float32" and not unfit(workload):
-        min_steps = FEWEST_STEPS_FOR_C["convolutional" if convolutional else "linear"]
+        min_steps = WORTH_STEPS["convolutional" if convolutional else "linear"]
         try:
             if worth_compiling(compile, workload.total_steps, min_steps):
                 library(workload.data.x.dtype)
@@ -107,16 +104,14 @@ def _torch_backend(
 def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> str | None:
     """Return why recorded steps cannot be trusted on this machine, or None.
 
-    Two clients make two steps of at most 4 samples with both backends, on the first 16 samples.
-    Results that are not finite say nothing.
+    Two clients make two short steps with both backends. Results that are not finite say nothing.
     """
     x, model = graph.data.x, graph.model
     if not len(x):
         return None
     positions = np.arange(16).reshape(2, 2, 4) % len(x)
     keys = np.arange(4).reshape(2, 2) if has_dropout(model) else None
-    counts = np.array([[4, 4], [4, 3]])  # the last batch has padding
-    schedule = Schedule(positions, counts, keys, lr=0.01)
+    schedule = Schedule(positions, np.array([[4, 4], [4, 3]]), keys, lr=0.01)
     start = [initial(model)] * 2
     expected = other.train(start, schedule)
     try:

@@ -1,4 +1,4 @@
-"""Precision, compiled functions and memory of a device.
+"""What fedsim asks of a device: precision, compiled functions, and how much fits into its memory.
 
 Parameters, updates and losses are always float32. On a GPU, switches of the whole process decide in
 which precision torch computes. Every backend that computes with torch sets them here. Outside of
@@ -28,14 +28,12 @@ def tell(text: str) -> None:
 # --- compiled functions ---------------------------------------------------------------------------
 
 Compile = Literal["auto"] | bool
-FEWEST_STEPS_TO_COMPILE = 10_000
+WORTH_STEPS = 10_000
 """Number of a client's local steps in a run from which compiling pays. It takes some 10 s, and
 saves 1 to 3 ms a step (docs/performance.md)."""
 
 
-def worth_compiling(
-    choice: Compile, num_steps: int, min_steps: int = FEWEST_STEPS_TO_COMPILE
-) -> bool:
+def worth_compiling(choice: Compile, num_steps: int, min_steps: int = WORTH_STEPS) -> bool:
     """Return whether to compile for a run of `num_steps`.
 
     The rule is fixed, so that a repeated run computes the same.
@@ -149,10 +147,10 @@ def _set_products(kind: Literal["ieee", "tf32"]) -> None:
 MEMORY_SHARE = 0.2
 """Share of the device's memory for the stacked models of one chunk (`chunk_size: auto`), and for a
 forward pass."""
-MODEL_COPIES = 6
+COPIES = 6
 """A model takes so many times its size while it trains: parameters, gradients, optimiser state and
 results."""
-ACTIVATION_COPIES = 2
+PASSES = 2
 """Outputs of layers count so many times: functions without a layer, and gradients, take as much
 again."""
 
@@ -179,13 +177,13 @@ def rows_that_fit(model: nn.Module, device: torch.device, activations: int = 0) 
 
     `activations` is the size of the outputs of one client's layers in bytes.
     """
-    client_bytes = MODEL_COPIES * model_bytes(model) + ACTIVATION_COPIES * activations
+    client_bytes = COPIES * model_bytes(model) + PASSES * activations
     return max(1, int(device_memory(device) * MEMORY_SHARE / max(client_bytes, 1)))
 
 
 def samples_that_fit(activations: int, device: torch.device, minimum: int) -> int:
     """Return how many samples fit into one forward pass, with `activations` bytes each."""
-    sample_bytes = max(ACTIVATION_COPIES * activations, 1)
+    sample_bytes = max(PASSES * activations, 1)
     return max(minimum, int(device_memory(device) * MEMORY_SHARE / sample_bytes))
 
 

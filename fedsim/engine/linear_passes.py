@@ -31,11 +31,9 @@ def layers_of(chain: LayerChain, stack: Stack) -> list[Layer]:
 def forward_and_backward(
     chain: LayerChain, layers: Sequence[Layer], batch: StackedBatch
 ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
-    """Return the losses [R, B] of a batch of R clients, and `inputs` and `slopes` of all layers.
+    """Return the losses [R, B] of a batch of R clients, and what the gradients are products of.
 
-    `inputs` has each layer's input [R, B, in]. `slopes` has the gradient of the mean loss by each
-    layer's output [R, B, out]. `write_gradients` makes the gradients by the parameters from these:
-    a weight's gradient is the product of the two.
+    These are each layer's input [R, B, in], and the gradient at its output [R, B, out].
     """
     # 1. Forward pass
     inputs = [batch.x.flatten(2)]
@@ -76,10 +74,7 @@ def forward_and_backward(
 def write_gradients(
     gradients: Sequence[Layer], inputs: Sequence[Tensor], slopes: Sequence[Tensor]
 ) -> None:
-    """Write the gradients by weights and biases to `gradients`, which has the form of `layers_of`.
-
-    `inputs` and `slopes` are those that `forward_and_backward` returns.
-    """
+    """Write the gradients of weights and biases, from what `forward_and_backward` returns."""
     for (weight, bias), x, slope in zip(gradients, inputs, slopes, strict=True):
         torch.bmm(x.mT, slope, out=weight)
         if bias is not None:

@@ -10,9 +10,9 @@ has three steps:
 
 If the samples of a call do not fit, it is split into several such calls.
 
-`ClientData.on_demand` allocates the buffer, with room for the samples of any three clients. It is
-`data.x` of the `ClientData` that the engine has. Callers of `forward` pass `data.x` and positions
-to mean samples of the data set. So the buffer, compared by identity, stands for the data set.
+`ClientData.on_demand` allocates the buffer, as `data.x` of the `ClientData` that everybody has.
+It has room for the samples of any three clients. Callers of `forward` pass `data.x` and positions
+to mean samples of the data set; so the buffer, compared by identity, stands for the data set.
 """
 
 import math
@@ -137,7 +137,6 @@ class OnDemandBackend(Backend):
         for client, positions in enumerate(schedule.positions):
             # Padding at position 0 may be counted here. The largest clients have none: they make
             # the most steps. So a client never counts more than the largest clients have samples.
-            # (Calls of several runs, in which that could differ, are joined only if all fit.)
             count = np.unique(positions).size
             if num_samples + count > self.buffer_size:
                 cuts.append(client)

@@ -203,14 +203,13 @@ def _fill(batches: Ints, positions: Positions, rng: np.random.Generator) -> None
     """Fill the `batches` [steps, B] of one client with shuffled epochs of its `positions`.
 
     An epoch takes as many whole batches as it needs. The rest of its last batch stays padding, the
-    client's first position. The last epoch may have fewer batches than it needs.
+    client's first position.
     """
-    flat = batches.reshape(-1)  # a view
+    flat = batches.reshape(-1)
     width = batches.shape[1]
     size = len(positions)
     flat[:] = positions[0]
-    batches_per_epoch = -(-size // width)  # rounded up
-    for first in range(0, len(flat), batches_per_epoch * width):
+    for first in range(0, len(flat), -(-size // width) * width):
         if first + size <= len(flat):
             epoch = flat[first : first + size]
             epoch[:] = positions

@@ -25,8 +25,7 @@ class StackedBatch:
 
     - `weights` [R, B] is 1 / count for valid samples and 0 for padding; None if nothing is padded.
     - `keys` [R] determine the dropout masks; None if the model has no dropout.
-    - `repeats_last`: only the client of the first row still trains, and the second row repeats its
-      samples (see `stacked_batches`).
+    - `repeats_last`: only the first row still trains, and the second row repeats its samples.
     """
 
     x: Tensor
@@ -110,7 +109,7 @@ class StepProgram(ABC):
         self.optimizer.step(params, grads, self.state, self.lr)
 
     def row(self, row: int) -> list[Tensor]:
-        """Return the tensors and momentum buffers of one client, as views."""
+        """Return the parameters and momentum buffers of one client, as views."""
         return [value[row] for value in (*self.stack.values(), *self._momentum_buffers().values())]
 
     def delta(self) -> Stack:
@@ -137,8 +136,7 @@ def run_steps(program: StepProgram, data: ClientData, schedule: Schedule) -> Ten
     saved: list[Tensor] | None = None
     for step, batch in enumerate(stacked_batches(data, schedule)):
         if batch.repeats_last and saved is None:
-            # From here on, the second row only repeats the first. Its client has finished: save the
-            # result, and put it back at the end.
+            # The second row is a copy's from here on. Save the result of the client in it.
             saved = [value.clone() for value in program.row(1)]
         step_losses = program.step(batch)
         rows, width = step_losses.shape

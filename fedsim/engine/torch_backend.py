@@ -50,10 +50,9 @@ products wait for memory (docs/performance.md)."""
 class TorchBackend(Backend):
     """Keeps a copy of the model in eval mode, into which it loads parameters before it uses them.
 
-    A *chunk* is the clients that train at once, with padded and stacked batches. `chunk_size` is
-    its largest size; `auto` takes as many as fit. When memory runs out, the size is halved and the
-    chunk is repeated. It is 1 in backends whose models need not accept padded batches. On a GPU,
-    gradients of several lists of samples (`gradients`) are computed in chunks, too.
+    `chunk_size` is the number of clients whose batches are padded and stacked, in training and, on
+    a GPU, for their gradients. `auto` takes as many as fit. When memory runs out, it is halved and
+    the chunk is repeated. It is 1 in backends whose models need not accept padded batches.
     """
 
     def __init__(
@@ -77,14 +76,13 @@ class TorchBackend(Backend):
         self.model = copy.deepcopy(workload.model).to(x.device).eval()
         self.layout = layout_for(self.model, x, precision)
         self.joint = not is_convolutional(self.model)
-        """False if gradients are computed for one list of samples after another."""
         self._tensors = traveling(self.model)
         self.activations = 0
         self.pass_size = EVALUATION_BATCH
         if x.is_cuda:
             self.activations = activation_bytes(self.model, x)
             self.pass_size = samples_that_fit(self.activations, x.device, EVALUATION_BATCH)
-        # On a CPU, large activations do not matter: models that have them train one by one.
+        # On a CPU, models with large activations train one by one anyway.
         self._count_activations = chunk_size == "auto" and x.is_cuda
         if chunk_size == "auto":
             chunk_size = rows_that_fit(self.model, x.device)
@@ -105,9 +103,7 @@ class TorchBackend(Backend):
         count = len(schedule)
         if count <= size:
             result = self._if_it_fits(lambda: self._train_chunk(start, schedule), count)
-            if result is None:  # memory ran out: try again in smaller chunks
-                return self.train(start, schedule)
-            return result
+            return self.train(start, schedule) if result is None else result
         results = []
         for first in range(0, count, size):
             chunk = slice(first, first + size)

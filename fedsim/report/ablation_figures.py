@@ -1,7 +1,7 @@
 """Figures of ablations (`fedsim.results.ablations`): final accuracy by the values of a number, or a
 map by two."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,26 +9,39 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
-from fedsim.report.figures import CAPTIONS, SMALL, Plot, line_axes, make_axes, style
+from fedsim.report.figures import CAPTIONS, Plot, dots_of, line_axes, make_axes
 from fedsim.report.looks import Look, make_looks
 from fedsim.results.ablations import Point, axis, by_grid, file_name
 
 
-def ablation_plots(ablations: Sequence[Sequence[Point]]) -> list[Plot]:
-    """Return a figure for each ablation."""
-    with style():
-        return [
-            _map_plot(points) if len(points[0].keys) > 1 else _line_plot(points)
-            for points in ablations
-        ]
+def ablation_plots(
+    ablations: Sequence[Sequence[Point]], selectors: Mapping[str, str]
+) -> list[Plot]:
+    """Return a figure for each ablation. `selectors` has the selector of each group."""
+    return [
+        _map_plot(points) if len(points[0].keys) > 1 else _line_plot(points, selectors)
+        for points in ablations
+    ]
 
 
-def _line_plot(points: Sequence[Point]) -> Plot:
+def _data(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return the data of a figure: a row for each point."""
+    rows = []
+    for point in points:
+        low, high = point.accuracy.interval
+        row: dict[str, Any] = {"setting": point.setting, "method": point.method}
+        row.update(zip(point.keys, point.values, strict=True))
+        row.update(seeds=[point.accuracy.num], accuracy=point.accuracy.mean, low=low, high=high)
+        rows.append(row)
+    return rows
+
+
+def _line_plot(points: Sequence[Point], selectors: Mapping[str, str]) -> Plot:
     panels: dict[str, dict[str, list[Point]]] = {}
     for (setting, method), line in by_grid(points).items():
         panels.setdefault(setting, {})[method] = line
     values = axis(points, 0)
-    looks = make_looks(point.method for point in points)
+    looks = make_looks({point.method: selectors[point.group] for point in points})
     figure, all_axes = line_axes(list(panels), looks)
     for lines, axes in zip(panels.values(), all_axes, strict=True):
         if is_logarithmic(values):
@@ -41,7 +54,7 @@ def _line_plot(points: Sequence[Point]) -> Plot:
         axes.set_xticks([], minor=True)
         axes.set(xlabel=points[0].keys[0], ylabel="final test accuracy")
     caption = CAPTIONS["ablation"].format(key=points[0].keys[0])
-    return Plot(file_name(points), caption, figure)
+    return Plot(file_name(points), caption, figure, _data(points))
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:
@@ -68,10 +81,10 @@ def _draw_line(axes: Axes, points: Sequence[Point], look: Look, shift: float) ->
     intervals = np.array([point.accuracy.interval for point in points]).T
     reach = np.abs(intervals - means)
     axes.errorbar(x, means, reach, elinewidth=0.8, capsize=2, transform=place, **look)
-    dots = {"color": look["color"], "alpha": 0.5, "markersize": 3}
     for point in points:
         accuracy = point.accuracy
-        axes.plot([point.value] * accuracy.num, accuracy.values, ".", transform=right, **dots)
+        values = accuracy.values
+        axes.plot([point.value] * len(values), values, ".", transform=right, **dots_of(look))
         if point.is_best:
             filled = dict(look, markerfacecolor=look["color"])
             axes.plot(point.value, accuracy.mean, zorder=3, transform=place, **filled)
@@ -94,13 +107,13 @@ def _map_plot(points: Sequence[Point]) -> Plot:
             row, column = rows.index(point.value), columns.index(point.second_value)
             cells[row, column] = point.accuracy.mean
             _draw_cell(axes, point, row, column)
-        image = axes.imshow(cells, cmap="viridis", aspect="auto", origin="lower", **limits)
+        image = axes.imshow(cells, aspect="auto", origin="lower", **limits)
         axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
         axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
         axes.set(xlabel=points[0].keys[1], ylabel=points[0].keys[0], title=" ".join(name).strip())
     figure.colorbar(image, ax=all_axes, label="final test accuracy", pad=0.02)
     caption = CAPTIONS["ablation_map"].format(keys=" and ".join(points[0].keys))
-    return Plot(file_name(points), caption, figure)
+    return Plot(file_name(points), caption, figure, _data(points))
 
 
 def _draw_cell(axes: Axes, point: Point, row: int, column: int) -> None:
@@ -118,4 +131,4 @@ def _draw_cell(axes: Axes, point: Point, row: int, column: int) -> None:
     edge = "#D55E00" if point.is_best else "none"
     box = {"facecolor": "white", "edgecolor": edge, "linewidth": 1.5, "pad": 1.5}
     text = f"{point.accuracy.mean:.3f}"
-    axes.text(column, row, text, size=SMALL, ha="center", va="center", bbox=box)
+    axes.text(column, row, text, color="black", ha="center", va="center", bbox=box)

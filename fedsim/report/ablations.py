@@ -2,11 +2,15 @@
 numbers."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
+
+import pandas as pd
 
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import Bold, Table, make_frame
 from fedsim.results.ablations import Point, axis, file_name, find_ablations
+from fedsim.results.frames import by, selector_of
 from fedsim.results.statistics import MIN_SEEDS
 
 NOTE = (
@@ -19,15 +23,20 @@ NOTE = (
 
 def section(material: Material) -> Section:
     """Return a table for each ablation."""
-    ablations = find_ablations(material.frame)
+    rename = material.presentation.rename
+    ablations = []
+    for points in find_ablations(material.frame):
+        ablations.append([point._replace(method=rename(point.method)) for point in points])
     tables = [ablation_table(points) for points in ablations]
-    return Section(tables, tables, plots=lambda: _plots(ablations), place="ablations")
+    plots = partial(_plots, ablations, material.frame)
+    return Section(tables, tables, plots=plots, place="ablations")
 
 
-def _plots(ablations: Sequence[Sequence[Point]]) -> list[Any]:
+def _plots(ablations: Sequence[Sequence[Point]], runs: pd.DataFrame) -> list[Any]:
     from fedsim.report.ablation_figures import ablation_plots  # here: it imports matplotlib
 
-    return ablation_plots(ablations)
+    selectors = {group: selector_of(rows) or group for group, rows in by(runs, "group").items()}
+    return ablation_plots(ablations, selectors)
 
 
 def ablation_table(points: Sequence[Point]) -> Table:

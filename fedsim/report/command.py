@@ -12,16 +12,18 @@
     fedsim report --rules                  # the rules of verdicts on papers
 
 The report consists of report.html (one page with everything), tables.md, a .tex and a .csv file for
-each table, figures as PNG and PDF, and summary.json, which is small enough to keep and to compare.
+each table, figures as PNG, PDF, SVG and CSV, and summary.json, which is small enough to keep and to
+compare. Options such as --names are kept in report.yaml (`fedsim.report.presentation`).
 """
 
 import gc
 import json
 import sys
-from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Sequence
+from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, cast
 
 from rich.console import Console
@@ -31,6 +33,12 @@ from fedsim.core.disk import unwritable, user_path, write_files
 from fedsim.core.text import printable_lines
 from fedsim.report.headline import listed
 from fedsim.report.page import Pictures, html_page
+from fedsim.report.presentation import (
+    KINDS,
+    Presentation,
+    presentation_file,
+    read_presentation,
+)
 from fedsim.report.sections import Material, Section, all_rules, make_sections
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
 from fedsim.report.table import table_files
@@ -87,6 +95,37 @@ def arguments(parser: ArgumentParser) -> None:
     add("--no-figures", action="store_true", help="tables only")
     add("--against", type=user_path, help="an earlier summary.json to compare with")
     add("--archive", type=user_path, help="a .parquet file to write the runs to, to publish them")
+    shown = parser.add_argument_group(
+        "presentation", "kept in report.yaml next to the report, and read by the next one"
+    )
+    add = shown.add_argument
+    add("--names", type=_pairs, metavar="METHOD=NAME,...", help="other names of methods")
+    add("--order", type=_words, metavar="METHODS", help="the methods that come first")
+    add("--only", type=_words, metavar="METHODS", help="the methods to compare; '': all")
+    add(
+        "--log-x",
+        action=BooleanOptionalAction,
+        help="logarithmic axes below accuracy (where costs differ more than tenfold)",
+    )
+    add("--width", help="of all figures: column, page, 3.3in, 84mm, ...")
+    add("--style", help="paper (default), slides or dark")
+    add("--spread", help="after means in tables: interval (95 %%, default) or sd")
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a list with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """Return the pairs of a list such as `gpfl=GPFL,random=Random`."""
+    pairs = {}
+    for word in _words(text):
+        method, _, name = word.rpartition("=")
+        if not (method and name):
+            raise ArgumentTypeError(f"{word}: must be METHOD=NAME, such as gpfl=GPFL")
+        pairs[method] = name
+    return pairs
 
 
 def run(options: Namespace) -> int:
@@ -107,6 +146,7 @@ def run(options: Namespace) -> int:
         with_figures=not options.no_figures,
         against=options.against,
         print_all=options.all,
+        choices={key: value for key in KINDS if (value := getattr(options, key)) is not None},
     )
     return 0
 
@@ -154,20 +194,27 @@ def report(
     with_figures: bool = True,
     against: Path | None = None,
     print_all: bool = False,
+    choices: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Print what is best in `runs`, or all tables, and write the report to `to`.
 
-    None writes it to the folder `report` in or next to `source`. Raises `ReportError` if `against`
-    cannot be compared.
+    None writes it to the folder `report` in or next to `source`. `choices` are values of
+    `Presentation`, which replace those of the report's folder. Raises `ReportError` if they name no
+    method, or if `against` cannot be compared.
     """
-    # 1. A data frame of the runs, and what all sections make of it.
+    # 1. A data frame of the runs, and what all sections make of it. `to` is followed if the user
+    #    typed a link, but no link that lies in a folder.
+    default = (source.parent if source.is_file() else source) / "report"
+    folder = to.resolve() if to else default
+    presentation = read_presentation(folder, choices)
     frame = runs_frame(runs)
     if num_repeated := len(runs) - len(frame):
         sys.stderr.write(
             f"fedsim report: {num_repeated} runs differ from others in name alone; "
             "each counts once\n"
         )
-    material = Material(runs, frame, print_all)
+    frame, looks = presentation.arrange(frame)
+    material = Material(runs, frame, print_all, presentation, looks)
     sections = make_sections(material)
     summary = make_summary(frame, sections)
     if against is not None:
@@ -183,12 +230,13 @@ def report(
     brief = [table for section in sections for table in section.brief]
     for table in tables if print_all else brief:
         console.print(table.rich())
-    # 3. The files. `to` is followed if the user typed a link, but no link that lies in a folder.
-    default = (source.parent if source.is_file() else source) / "report"
-    folder = to.resolve() if to else default
+    # 3. The files.
     try:
+        write_files(folder, presentation_file(presentation))
         write_files(folder, table_files(tables))
-        pictures = _draw(sections, folder / "figures") if with_figures else None
+        pictures = None
+        if with_figures:
+            pictures = _draw(sections, folder / "figures", presentation)
         page = html_page(_title(source), material, sections, pictures, folder)
         texts = {
             "report.html": printable_lines(page),
@@ -200,15 +248,16 @@ def report(
     console.print(f"report in {to or default}", soft_wrap=True, markup=False)
 
 
-def _draw(sections: Sequence[Section], folder: Path) -> Pictures:
+def _draw(sections: Sequence[Section], folder: Path, presentation: Presentation) -> Pictures:
     """Save the figures of all sections; return captions and PNGs by their place on the page."""
-    from fedsim.report.figures import save  # here: matplotlib takes half a second to import
+    from fedsim.report.figures import save, style  # here: matplotlib takes half a second to import
 
     gc.freeze()  # `save` collects garbage after large figures, which then leaves all runs alone
     pictures: dict[str, list[tuple[str, bytes]]] = {}
-    for section in sections:
-        if plots := section.plots():
-            pictures.setdefault(section.place, []).extend(save(plots, folder))
+    with style(presentation.style, presentation.inches):
+        for section in sections:
+            if plots := section.plots():
+                pictures.setdefault(section.place, []).extend(save(plots, folder))
     gc.unfreeze()
     return pictures
 

@@ -2,28 +2,33 @@
 selections, times.
 
 They show finished runs: a panel for each setting, and in it a line, bar or row for each method. A
-look is the colour, dash and marker of a method, the same in all figures. Figures are returned as
-`Plot`s, and `save` writes them.
+look is the colour, dash and marker of a method, the same in all figures. Figures are made and saved
+within `style`. They are returned as `Plot`s, and `save` writes them.
 """
 
 import gc
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib
+import matplotlib.style
 import numpy as np
 import pandas as pd
 import yaml
+from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 from PIL import Image
 
 from fedsim.core.arrays import Floats, Ints
@@ -32,17 +37,31 @@ from fedsim.core.disk import write_files
 from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.report.contrasts import Preference, preferences
 from fedsim.report.curves import AXES, AccuracyCurve, accuracy_curve, spent_until, stack_series
-from fedsim.report.looks import Look, make_looks
+from fedsim.report.looks import COLOURS, ON_DARK, Look
 from fedsim.report.sections import ASSETS
-from fedsim.report.table import median_reached, show_reached
+from fedsim.report.table import csv_text, median_reached, show_reached
 from fedsim.results.frames import by, by_setting, first_run, measured, show_labels
 from fedsim.results.measures import PHASE_SECONDS, is_recorded
 from fedsim.results.runs import Run
 
 COLUMN, PAGE = 3.5, 7.16
 """Widths in inches of a column and of the text of a two-column page (IEEE)."""
-SMALL = 7.0
-"""Size of text in points, except titles and labels of axes."""
+PAPER_TEXT = 8.0
+"""Size of text on paper in points. Heights below are meant for it: they grow with the text."""
+SHEETS: Mapping[str, Sequence[str | Path]] = {
+    "paper": [ASSETS / "paper.mplstyle"],
+    "slides": [ASSETS / "paper.mplstyle", ASSETS / "slides.mplstyle"],
+    "dark": [
+        "dark_background",
+        ASSETS / "paper.mplstyle",
+        ASSETS / "slides.mplstyle",
+        ASSETS / "dark.mplstyle",
+    ],
+}
+"""matplotlib's style sheets of each style, of which later ones win."""
+WIDTH: ContextVar[float | None] = ContextVar("width", default=None)
+"""The width of all figures in inches, inside of `style`. None: that of a column or of a page,
+depending on the number of panels."""
 DPI, PREVIEW_DPI = 300, 110
 """Dots per inch of PNG files, and of the smaller pictures on the page."""
 LARGE = 1000
@@ -50,8 +69,13 @@ LARGE = 1000
 to 600 MB in reference cycles."""
 HEIGHT = 2.3
 """Height of a panel with lines, in inches."""
-LEGEND_ROW = 0.15
+LEGEND_ROW = 0.17
 """Height of a row of a legend, in inches."""
+LOG_RATIO = 10
+"""Costs are drawn on a logarithmic axis if a line's total is so many times as much as another's."""
+MAX_BEHIND, MAX_RANGES = 3, 9
+"""Largest numbers of lines in a panel that are drawn with their single rounds, and with the ranges
+of their seeds."""
 MARKS = 8
 """Approximate number of markers on a line."""
 BINS = 30
@@ -70,62 +94,80 @@ Lines = Mapping[str, Sequence[Run]]
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure, the name of its files, and its caption."""
+    """A figure, the name of its files, its caption, and the `data` that it shows.
+
+    The data are mappings of columns (docs/figures.md has them), for example one for each line.
+    """
 
     name: str
     caption: str
     figure: Figure
+    data: Sequence[Mapping[str, Any]] = ()
 
 
-def all_plots(runs: pd.DataFrame) -> list[Plot]:
-    """Return all figures for which the finished runs (at least one) have data."""
-    looks = make_looks(runs["method"])
+def all_plots(
+    runs: pd.DataFrame, looks: Mapping[str, Look], log_x: bool | None = None
+) -> list[Plot]:
+    """Return all figures for which the finished runs (at least one) have data.
+
+    `looks` has those of all methods. `log_x` is as in `accuracy_plots`.
+    """
     panels = {}
     for setting, rows in by_setting(runs).items():
         panels[setting] = {method: list(line["run"]) for method, line in by(rows, "method").items()}
     all_runs = list(runs["run"])
     clock = [f"simulated_seconds_{phase}" for phase in SIMULATED]
-    with style():
-        plots = [imperfect_plot(runs, looks), *accuracy_plots(panels, looks)]
-        plots += [coverage_plot(runs), participation_plot(runs), histogram_plot(panels, looks)]
-        plots += [*round_plots(panels), clients_plot(panels, looks)]
-        if is_recorded(all_runs, PHASE_SECONDS):
-            label = "seconds of a run"
-            plots.append(phases_plot("phases", panels, PHASES, "seconds_", label))
-        if is_recorded(all_runs, clock):
-            label = "simulated seconds of a run"
-            prefix = "simulated_seconds_"
-            plots.append(phases_plot("simulated_phases", panels, SIMULATED, prefix, label))
-        plots.append(partitions_plot(runs))
+    plots = [imperfect_plot(runs, looks), *accuracy_plots(panels, looks, log_x)]
+    plots += [coverage_plot(runs), participation_plot(runs), histogram_plot(panels, looks)]
+    plots += [*round_plots(panels), clients_plot(panels, looks)]
+    if is_recorded(all_runs, PHASE_SECONDS):
+        label = "seconds of a run"
+        plots.append(phases_plot("phases", panels, PHASES, "seconds_", label))
+    if is_recorded(all_runs, clock):
+        label = "simulated seconds of a run"
+        prefix = "simulated_seconds_"
+        plots.append(phases_plot("simulated_phases", panels, SIMULATED, prefix, label))
+    plots.append(partitions_plot(runs))
     return [plot for plot in plots if plot is not None]
 
 
-def style() -> AbstractContextManager[None]:
-    """Return the context in which figures are drawn and saved."""
-    return matplotlib.rc_context(fname=ASSETS / "figures.mplstyle")
+@contextmanager
+def style(name: str = "paper", width: float | None = None) -> Iterator[None]:
+    """Enter the context in which figures are drawn and saved: a style of `SHEETS`, and `WIDTH`."""
+    palette = cycler(color=ON_DARK if name == "dark" else COLOURS)
+    token = WIDTH.set(width)
+    try:
+        with matplotlib.style.context([*SHEETS[name], {"axes.prop_cycle": palette}]):
+            yield
+    finally:
+        WIDTH.reset(token)
 
 
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
-    """Write the figures as PNG and PDF to `folder`. Return their captions and smaller PNGs for the
-    page.
+    """Write the figures as PNG, PDF and SVG to `folder`, and their data as CSV. Return their
+    captions and smaller PNGs for the page.
 
     The figures are cleared to free memory, and cannot be used again.
     """
     files: dict[str, bytes] = {}
     pictures = []
     for plot in plots:
-        png, pdf, preview = io.BytesIO(), io.BytesIO(), io.BytesIO()
+        png, pdf, svg, preview = io.BytesIO(), io.BytesIO(), io.BytesIO(), io.BytesIO()
         plot.figure.set_dpi(DPI)
         screen = FigureCanvasAgg(plot.figure)
-        with style():  # not by savefig, which would draw each figure twice
-            screen.print_png(png)
-            plot.figure.set_layout_engine("none")  # it is laid out by now
-            FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})
+        screen.print_png(png)  # not by savefig, which would draw each figure twice
+        plot.figure.set_layout_engine("none")  # it is laid out by now
+        FigureCanvasPdf(plot.figure).print_pdf(pdf, metadata={"CreationDate": None})
+        FigureCanvasSVG(plot.figure).print_svg(svg, metadata={"Date": None})
         picture = Image.fromarray(np.asarray(screen.buffer_rgba())).convert("RGB")
         width, height = (round(side * PREVIEW_DPI / DPI) for side in picture.size)
         picture.resize((width, height), Image.Resampling.LANCZOS).save(preview, "png")
         files[f"{plot.name}.png"] = png.getvalue()
         files[f"{plot.name}.pdf"] = pdf.getvalue()
+        files[f"{plot.name}.svg"] = svg.getvalue()
+        if plot.data:
+            data = pd.concat([pd.DataFrame(columns) for columns in plot.data])
+            files[f"{plot.name}.csv"] = csv_text(data).encode()
         pictures.append((plot.caption, preview.getvalue()))
         plot.figure.clear()
         if picture.height > LARGE:
@@ -134,19 +176,31 @@ def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:
     return pictures
 
 
+def new_figure(height: float, *, is_wide: bool = True) -> Figure:
+    """Return a figure that is `height` inches high on paper.
+
+    It is as wide as the page, or as a column of the page, unless `WIDTH` is set.
+    """
+    scale = matplotlib.rcParams["font.size"] / PAPER_TEXT
+    width = WIDTH.get() or scale * (PAGE if is_wide else COLUMN)
+    return Figure(figsize=(width, scale * height))
+
+
 def make_axes(
     num_panels: int, height: float, extra: float = 0.0, max_columns: int = 2
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `num_panels` panels, at most `max_columns` in a row.
+    """Return a figure with `num_panels` panels.
 
-    The figure is as wide as the page, or as a column of the page if it has at most half of
-    `max_columns`. A panel is `height` inches high. `extra` inches are added for what is below the
-    panels. With `max_columns` above 2 all panels share their y axis.
+    A row has at most `max_columns` panels, and as many as fit if half of them fit into a column of
+    the page. A panel is `height` inches high on paper. `extra` inches are added for what is below
+    the panels. With `max_columns` above 2 all panels share their y axis.
     """
-    columns = min(num_panels, max_columns)
+    figure = new_figure(0, is_wide=num_panels > max_columns // 2)
+    scale = matplotlib.rcParams["font.size"] / PAPER_TEXT
+    fitting = round(figure.get_figwidth() / (scale * PAGE) * max_columns)
+    columns = min(num_panels, max_columns, max(fitting, 1))
     rows = math.ceil(num_panels / columns)
-    width = COLUMN if columns <= max_columns // 2 else PAGE
-    figure = Figure(figsize=(width, height * rows + extra))
+    figure.set_figheight(scale * (height * rows + extra))
     axes = list(figure.subplots(rows, columns, squeeze=False, sharey=max_columns > 2).flat)
     for unused in axes[num_panels:]:
         unused.remove()
@@ -158,21 +212,32 @@ def line_axes(titles: Sequence[str], looks: Mapping[str, Look]) -> tuple[Figure,
 
     Several lines have one legend, below all panels.
     """
-    # A legend entry is as wide as its name (0.6 of the text size for each character) and its line
-    # (30 points).
-    width_in_points = (COLUMN if len(titles) == 1 else PAGE) * 72
-    columns = int(width_in_points / (0.6 * SMALL * max(map(len, looks)) + 30))
-    columns = max(1, min(len(looks), columns))
-    has_legend = len(looks) > 1
-    legend = LEGEND_ROW * math.ceil(len(looks) / columns) + 0.1 if has_legend else 0.0
-    figure, all_axes = make_axes(len(titles), HEIGHT, legend)
-    if has_legend:
+    figure, all_axes = make_axes(len(titles), HEIGHT)
+    if len(looks) > 1:
+        size = matplotlib.rcParams["font.size"]
+        columns = _legend_columns(list(looks), 72 * figure.get_figwidth() / size)
+        legend = LEGEND_ROW * math.ceil(len(looks) / columns) + 0.1
+        figure.set_figheight(figure.get_figheight() + legend * size / PAPER_TEXT)
         handles = [Line2D([], [], label=name, **look) for name, look in looks.items()]
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
     for title, axes in zip(titles, all_axes, strict=True):
         axes.set_title(title)
         axes.grid()
     return figure, all_axes
+
+
+def _legend_columns(names: Sequence[str], width: float) -> int:
+    """Return the largest number of columns of a legend with these names.
+
+    `width` is that of the figure as a multiple of the text size. On average a character takes 0.6
+    of this size, and the line of an entry with the gaps around it takes 4.2.
+    """
+    lengths = [len(name) for name in names]
+    for columns in range(len(names), 1, -1):
+        longest = [max(part) for part in np.array_split(lengths, columns)]
+        if 0.6 * sum(longest) + 4.2 * columns <= width:
+            return columns
+    return 1
 
 
 def row_axes(
@@ -198,58 +263,113 @@ def write_beside_rows(axes: Axes, texts: Sequence[str]) -> None:
     """Write the texts to the right of the rows of `row_axes`, one beside each row."""
     for number, text in enumerate(texts):
         place = (1.02, number)
-        axes.annotate(text, place, xycoords=("axes fraction", "data"), fontsize=SMALL, va="center")
+        axes.annotate(text, place, xycoords=("axes fraction", "data"), va="center")
 
 
-def accuracy_plots(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> list[Plot]:
-    """Return a figure of test accuracy against each of `AXES` whose quantities all runs
-    recorded."""
+def accuracy_plots(
+    panels: Mapping[str, Lines], looks: Mapping[str, Look], log_x: bool | None = None
+) -> list[Plot]:
+    """Return a figure of test accuracy against each of `AXES` whose quantities all runs recorded.
+
+    `log_x` says whether the axes are logarithmic. None: those of costs are, if the totals of the
+    lines of a panel differ by more than `LOG_RATIO`.
+    """
     curves = {}
     all_runs: list[Run] = []
     for title, lines in panels.items():
         for method, runs in lines.items():
             curves[title, method] = accuracy_curve(runs)
             all_runs += runs
-    drawn = "means over seeds"  # words of the captions: what the lines are
-    if any(curve.window > 1 for curve in curves.values()):
-        drawn += f" of the last {FINAL_WINDOW} rounds, those of single rounds faintly behind"
     plots = []
     for axis_name, axis in AXES.items():
         if not is_recorded(all_runs, axis.names):
             continue
+        spent = {}
+        for (title, method), curve in curves.items():
+            x = spent_until(panels[title][method], axis_name)
+            spent[title, method] = x[curve.rounds - 1]
+        is_log = log_x if log_x is not None else _differ_much(spent)
         figure, all_axes = line_axes(list(panels), looks)
+        data = []
         for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
+            axes.set_xscale("log" if is_log else "linear")
             for method, runs in lines.items():
-                curve = curves[title, method]
-                x = spent_until(runs, axis_name)[curve.rounds - 1]
+                x, curve = spent[title, method], curves[title, method]
                 number = list(looks).index(method)
-                _draw_curve(axes, x, curve, looks[method], number, len(runs))
-            axes.set(xlabel=axis.label, ylabel="test accuracy")
-            if axis_name == "rounds" or axis.unit is not None:
+                _draw_curve(axes, x, curve, looks[method], number, len(runs), len(lines))
+                data.append(
+                    {
+                        "setting": title,
+                        "method": method,
+                        "seeds": len(runs),
+                        axis_name: x,
+                        "accuracy": curve.smoothed,
+                        "lowest": curve.low,
+                        "highest": curve.high,
+                        "single_rounds": curve.raw,
+                    }
+                )
+            axes.set(xlabel=f"{axis.label} (log scale)" if is_log else axis.label)
+            axes.set_ylabel("test accuracy")
+            if is_log:
+                axes.xaxis.set_major_locator(LogLocator(numticks=6))
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter(NullFormatter())
+            elif axis_name == "rounds" or axis.unit is not None:
                 axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis_name == "rounds"))
             if axis.unit is not None:
                 axes.xaxis.set_major_formatter(EngFormatter(axis.unit))
         name = f"accuracy_{axis_name}"
-        plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure))
+        drawn = _drawn(panels, curves)
+        plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure, data))
     return plots
 
 
+def _differ_much(spent: Mapping[tuple[str, str], Floats]) -> bool:
+    """Return whether the totals of the lines of a panel differ by more than `LOG_RATIO`.
+
+    `spent` has the costs of each line until its rounds, by panel and method.
+    """
+    totals: dict[str, list[float]] = {}
+    for (title, _), x in spent.items():
+        totals.setdefault(title, []).append(x[-1])
+    return any(max(values) > LOG_RATIO * min(values) for values in totals.values())
+
+
+def _drawn(panels: Mapping[str, Lines], curves: Mapping[tuple[str, str], AccuracyCurve]) -> str:
+    """Return the words of a caption on what the lines of accuracy are."""
+    text = "means over seeds"
+    num_lines = max(map(len, panels.values()))
+    if any(curve.window > 1 for curve in curves.values()):
+        text += f" of the last {FINAL_WINDOW} rounds"
+        if num_lines <= MAX_BEHIND:
+            text += ", those of single rounds faintly behind"
+    return f"{text}, with the range of seeds" if num_lines <= MAX_RANGES else text
+
+
 def _draw_curve(
-    axes: Axes, x: Floats, curve: AccuracyCurve, look: Look, number: int, num_seeds: int
+    axes: Axes,
+    x: Floats,
+    curve: AccuracyCurve,
+    look: Look,
+    number: int,
+    num_seeds: int,
+    num_lines: int,
 ) -> None:
     """Draw a curve with the range of its seeds, and faintly its unsmoothed accuracies.
 
-    `number` is the number of the line in the legend, from 0.
+    `number` is the number of the line in the legend, from 0. `num_lines` is the number of lines in
+    the panel: of many, the curves alone are drawn.
     """
     colour = look["color"]
-    if curve.window > 1:
-        axes.plot(x, curve.raw, color=colour, linewidth=0.5, alpha=0.22, zorder=1)
-    if num_seeds > 1 and len(x) > 1:
-        axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
-    elif num_seeds > 1:
+    if curve.window > 1 and num_lines <= MAX_BEHIND:
+        axes.plot(x, curve.raw, color=colour, linewidth=0.5, alpha=0.25, zorder=1)
+    if num_seeds > 1 and len(x) == 1:
         ends = np.array([curve.low, curve.high])
         reach = np.abs(ends - curve.smoothed)  # rounding can put the mean of equal values above
         axes.errorbar(x, curve.smoothed, reach, color=colour, linewidth=0.8, capsize=2)
+    elif num_seeds > 1 and num_lines <= MAX_RANGES:
+        axes.fill_between(x, curve.low, curve.high, color=colour, alpha=0.12, linewidth=0)
     step = max(1, len(x) // MARKS)
     first = int(number % MARKS / MARKS * step)  # so that markers of lines do not cover each other
     axes.plot(x, curve.smoothed, markevery=(first, step), **look)
@@ -290,21 +410,22 @@ def _strips(
     highest = 1.0 if scale == "log" else max(float(values.max()) for values in means.values())
     titles = {title: list(lines) for title, lines in panels.items()}
     figure, all_axes = row_axes(titles, 0.17, 0.8)
-    for lines, axes in zip(panels.values(), all_axes, strict=True):
-        for number, rows in enumerate(lines.values()):
+    data = []
+    for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
+        for number, (method, rows) in enumerate(lines.items()):
             values = means[rows["group"].iloc[0]]
+            rounds = np.arange(1, len(values) + 1)
+            data.append({"setting": title, "method": method, "round": rounds, name: values})
             x = np.arange(len(values) + 1) + 0.5  # edges of cells: a round is in the middle
             y = [number - 0.4, number + 0.4]
-            mesh = axes.pcolormesh(
-                x, y, values[None], vmin=0, vmax=highest, cmap="viridis", rasterized=True
-            )
+            mesh = axes.pcolormesh(x, y, values[None], vmin=0, vmax=highest, rasterized=True)
         write_beside_rows(axes, [describe(rows) for rows in lines.values()])
         axes.set(xlabel="round", xscale=scale)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_formatter("")
     aspect = 30 * all_axes[0].get_position().height
     figure.colorbar(mesh, ax=all_axes, label=name, fraction=0.05, aspect=aspect)
-    return Plot(name, CAPTIONS[name], figure)
+    return Plot(name, CAPTIONS[name], figure, data)
 
 
 def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot | None:
@@ -322,6 +443,7 @@ def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot
     if not shown:
         return None
     figure, all_axes = line_axes(list(shown), looks)
+    data = []
     for (title, accuracies), axes in zip(shown.items(), all_axes, strict=True):
         for method, values in accuracies.items():
             look = looks[method]
@@ -329,12 +451,22 @@ def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot
             share = 100 * (np.arange(values.shape[1]) + 0.5) / values.shape[1]
             step = max(1, len(share) // MARKS)
             first = number * step // len(panels[title])
-            axes.plot(share, values.mean(0), markevery=(first, step), **look)
-            if len(values) > 1:
-                low, high = values.min(0), values.max(0)
+            mean, low, high = values.mean(0), values.min(0), values.max(0)
+            axes.plot(share, mean, markevery=(first, step), **look)
+            data.append(
+                {
+                    "setting": title,
+                    "method": method,
+                    "percent_of_clients": share,
+                    "accuracy": mean,
+                    "lowest": low,
+                    "highest": high,
+                }
+            )
+            if len(values) > 1 and len(accuracies) <= MAX_RANGES:
                 axes.fill_between(share, low, high, color=look["color"], alpha=0.12, linewidth=0)
         axes.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
-    return Plot("clients", CAPTIONS["clients"], figure)
+    return Plot("clients", CAPTIONS["clients"], figure, data)
 
 
 def sorted_accuracies(runs: Sequence[Run]) -> Floats | None:
@@ -374,25 +506,45 @@ def partitions_plot(runs: pd.DataFrame) -> Plot | None:
             if histograms is not None:
                 names = {key: labels[key] for key in labels if key.partition(".")[0] in DIVISION}
                 divisions.setdefault(show_labels(names), histograms)
-    if not divisions:
-        return None
-    figure, all_axes = make_axes(len(divisions), 1.6)
+    return labels_plot(divisions) if divisions else None
+
+
+def labels_plot(divisions: Mapping[str, Ints]) -> Plot:
+    """Return a figure of who holds which labels, with a panel for each division.
+
+    `divisions` has the training samples of each client by label, [N, C]. Clients are sorted by
+    their most frequent label, and by their number of its samples. Bars above show all samples of a
+    client.
+    """
+    figure, all_axes = make_axes(len(divisions), 2.1)
+    data = []
     for (title, histograms), axes in zip(divisions.items(), all_axes, strict=True):
-        image = axes.imshow(
-            histograms.T, cmap="viridis", aspect="auto", interpolation="none", rasterized=True
-        )
-        figure.colorbar(image, ax=axes, label="samples", pad=0.02)
-        axes.set(xlabel="client", ylabel="label", title=title)
+        order = np.lexsort((-histograms.max(1), histograms.argmax(1)))
+        counts = histograms[order]
+        num_clients, num_labels = counts.shape
+        held = np.where(counts > 0, counts, np.nan).T  # cells without samples stay empty
+        image = axes.imshow(held, vmin=0, aspect="auto", interpolation="none", rasterized=True)
+        figure.colorbar(image, ax=axes, label="samples of a label", pad=0.02)
+        axes.set(xlabel="clients, sorted by their most frequent label", ylabel="label")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        if histograms.shape[1] <= 10:
-            axes.set_yticks(range(histograms.shape[1]))
-    return Plot("partitions", CAPTIONS["partitions"], figure)
+        if num_labels <= 10:
+            axes.set_yticks(range(num_labels))
+        totals = axes.inset_axes((0, 1.04, 1, 0.25), sharex=axes)
+        edges = np.arange(num_clients + 1) - 0.5
+        totals.stairs(counts.sum(1), edges, fill=True, color="grey")
+        totals.tick_params(axis="x", labelbottom=False, length=0)
+        totals.set(title=title, ylabel="samples")
+        clients, labels = np.nonzero(histograms)
+        samples = histograms[clients, labels]
+        data.append({"division": title, "client": clients, "label": labels, "samples": samples})
+    return Plot("partitions", CAPTIONS["partitions"], figure, data)
 
 
 def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot:
     """Return a figure with a histogram for each method: how often clients were selected."""
     figure, all_axes = row_axes({title: list(lines) for title, lines in panels.items()}, 0.3, 0.7)
-    for lines, axes in zip(panels.values(), all_axes, strict=True):
+    data = []
+    for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
         counts = {
             method: np.stack([run.selections for run in runs]) for method, runs in lines.items()
         }
@@ -404,9 +556,18 @@ def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Pl
             tops = bottom - 0.85 * heights / heights.max()
             axes.stairs(tops, edges, baseline=bottom, fill=True, color=looks[method]["color"])
             never.append(f"{(values == 0).sum(1).mean():.3g} never")
+            data.append(
+                {
+                    "setting": title,
+                    "method": method,
+                    "selections_from": edges[:-1] + 0.5,
+                    "selections_to": edges[1:] - 0.5,
+                    "clients_of_all_seeds": heights,
+                }
+            )
         write_beside_rows(axes, never)
         axes.set(xlabel="selections of a client")
-    return Plot("selections", CAPTIONS["selections"], figure)
+    return Plot("selections", CAPTIONS["selections"], figure, data)
 
 
 def histogram_edges(highest: int) -> Floats:
@@ -426,19 +587,37 @@ def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None
     if not by_title:
         return None
     figure, all_axes = row_axes({title: list(rows) for title, rows in by_title.items()}, 0.2, 0.8)
+    data = []
     for rows, axes in zip(by_title.values(), all_axes, strict=True):
         for row, preference in enumerate(rows.values()):
             look = looks[preference.method]
             share = preference.chosen_share
+            low, high = share.interval
+            data.append(
+                {
+                    "setting": preference.setting,
+                    "method": preference.method,
+                    "seeds": [share.num],
+                    "share_of_choices": share.mean,
+                    "low": low,
+                    "high": high,
+                    "share_of_clients": preference.client_share,
+                }
+            )
             reach = [[abs(end - share.mean)] for end in share.interval]
             expected = [preference.client_share] * 2
             ends = [row - 0.5, row + 0.5]
-            axes.plot(expected, ends, color="black", linestyle="--", linewidth=0.8)
-            dots = {"color": look["color"], "alpha": 0.5, "markersize": 3}
-            axes.plot(share.values, [row] * share.num, ".", **dots)
+            axes.plot(expected, ends, color="grey", linestyle="--", linewidth=0.8)
+            axes.plot(share.values, [row] * share.num, ".", **dots_of(look))
             axes.errorbar(share.mean, row, xerr=reach, elinewidth=0.8, capsize=2, **look)
         axes.set(xlabel="share of its choices that are imperfect clients", xlim=(0, None))
-    return Plot("imperfect", CAPTIONS["imperfect"], figure)
+    return Plot("imperfect", CAPTIONS["imperfect"], figure, data)
+
+
+def dots_of(look: Look) -> dict[str, Any]:
+    """Return how the results of single seeds look, as matplotlib's keyword arguments."""
+    colour = look["color"]
+    return {"color": colour, "markerfacecolor": colour, "alpha": 0.4, "markeredgewidth": 0}
 
 
 def round_plots(panels: Mapping[str, Lines]) -> list[Plot]:
@@ -448,7 +627,13 @@ def round_plots(panels: Mapping[str, Lines]) -> list[Plot]:
     for number, (title, lines) in enumerate(panels.items(), 1):
         name = "selections_rounds" if len(panels) == 1 else f"selections_rounds_{number}"
         caption = CAPTIONS["selections_rounds"].format(title=f" ({title})" if title else "")
-        plots.append(Plot(name, caption, _maps(title, lines)))
+        data = []
+        for method, runs in lines.items():
+            rounds, clients = runs[0].rounds.chosen
+            data.append(
+                {"setting": title, "method": method, "round": rounds + 1, "client": clients}
+            )
+        plots.append(Plot(name, caption, _maps(title, lines), data))
     return plots
 
 
@@ -460,20 +645,20 @@ def _maps(title: str, lines: Lines) -> Figure:
     for axes, (method, values) in zip(all_axes, maps.items(), strict=True):
         extent = (0.5, lines[method][0].rounds.num + 0.5, len(values) - 0.5, -0.5)
         image = axes.imshow(
-            values,
-            cmap="Greys",
+            np.where(values > 0, values, np.nan),
             vmin=0,
             vmax=highest,
             aspect="auto",
+            interpolation="nearest",
             extent=extent,
             rasterized=True,
         )
-        axes.set_title(method, fontsize=SMALL)
+        axes.set_title(method)
     for axes in all_axes[::4]:  # the first panel of each row
         axes.set_ylabel("client")
-    figure.supxlabel("round", fontsize=SMALL)
+    figure.supxlabel("round", fontsize="medium")
     if title:
-        figure.suptitle(title, fontsize=SMALL)
+        figure.suptitle(title)
     figure.colorbar(image, ax=all_axes, label="share of rounds", fraction=0.03)
     return figure
 
@@ -504,13 +689,15 @@ def phases_plot(
     titles = {title: list(lines) for title, lines in panels.items()}
     figure, all_axes = row_axes(titles, 0.2, 0.7, 0.25)
     colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(phases)))
-    for lines, axes in zip(panels.values(), all_axes, strict=True):
+    data = []
+    for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
         left = np.zeros(len(lines))
         for phase, colour in zip(phases, colours, strict=True):
             key = f"{prefix}{phase}"
             means = [np.mean([run.columns[key].sum() for run in runs]) for runs in lines.values()]
             axes.barh(range(len(left)), means, left=left, color=colour, height=0.7, label=phase)
             left += means
+            data.append({"setting": title, "method": list(lines), "phase": phase, "seconds": means})
         axes.set(xlabel=label)
     figure.legend(
         *all_axes[0].get_legend_handles_labels(),
@@ -519,4 +706,4 @@ def phases_plot(
         columnspacing=1,
         handlelength=1,
     )
-    return Plot(name, CAPTIONS[name], figure)
+    return Plot(name, CAPTIONS[name], figure, data)

@@ -1,15 +1,38 @@
-"""The looks of methods: the same colour, dash and marker in all figures and on the page."""
+"""The looks of methods: the same colour, dash and marker in all figures, on the page, and in all
+reports.
 
-from collections.abc import Iterable, Mapping
+The look of a method is that of its selector. assets/looks.yaml has those of fedsim's selectors. Any
+other selector has the look that a hash of its name gives.
+"""
+
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from fedsim.results.frames import sort_key
+import yaml
+
+from fedsim.core.configs import YAML_LOADER
 
 Look = Mapping[str, Any]
-"""The colour, dash and marker of a method, as matplotlib's keyword arguments."""
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Okabe and Ito's palette, told apart with any colour blindness, without its yellow, which cannot
-be seen on white paper."""
+"""The colour, dash and marker of a method, as matplotlib's keyword arguments.
+
+The colour is `C0` to `C7`, a number in `COLOURS` or in another style's palette.
+"""
+COLOURS = (
+    "#000000",
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#E69F00",
+    "#882255",
+)
+"""The palette of Okabe and Ito (2008), told apart with any colour blindness. The wine of Tol's
+scheme "muted" (2021) replaces its yellow, which cannot be seen on white paper."""
+ON_DARK = ("#FFFFFF", *COLOURS[1:7], "#F0E442")
+"""The palette for dark backgrounds: white for black, and the yellow for the wine."""
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 MARKERS = {
     "o": "circle",
@@ -23,20 +46,49 @@ MARKERS = {
     ">": "triangle-right",
 }
 """matplotlib's dashes and markers, and plotly's names of them."""
+NUM_LOOKS = len(COLOURS) * len(MARKERS) * len(DASHES)
 
 
-def make_looks(methods: Iterable[str]) -> Mapping[str, Look]:
-    """Return the look of each method by its name, in the order in which legends have them.
+def make_looks(selectors: Mapping[str, str]) -> dict[str, Look]:
+    """Return the look of each method by its name, in the order of `selectors`.
 
-    Colours repeat after seven methods, with another dash; colour and marker together after 63.
+    `selectors` has the selector of each method. The first method of each selector has the
+    selector's look; its further methods take the next free looks. If two selectors that fedsim does
+    not know have the same look, the second one keeps its colour and gets another marker.
     """
+    # 1. The numbers of the looks of fedsim's selectors.
+    path = Path(__file__).parent / "assets" / "looks.yaml"
+    lines = yaml.load(path.read_text("utf-8"), YAML_LOADER)
+    fixed = {}
+    for colour, names in enumerate(lines):
+        for place, selector in enumerate(names):
+            fixed[selector] = place * len(COLOURS) + colour
+    # 2. Each method's number: fedsim's selectors first, further methods of a selector last.
+    first = {selector: method for method, selector in reversed(list(selectors.items()))}
+    known = [method for selector, method in first.items() if selector in fixed]
+    numbers: dict[str, int] = {}
+    for method in dict.fromkeys([*known, *first.values(), *selectors]):
+        selector = selectors[method]
+        number = fixed.get(selector, zlib.crc32(selector.encode()) % NUM_LOOKS)
+        step = len(COLOURS) if method == first[selector] else 1
+        for _ in range(NUM_LOOKS):
+            if number in numbers.values():
+                number = (number + step) % NUM_LOOKS
+        numbers[method] = number
+    return {method: _look(numbers[method]) for method in selectors}
+
+
+def _look(number: int) -> Look:
+    """Return a look. Neighbours differ in colour and marker, because 8 and 9 have no divisor in
+    common, and eight after each other have the same dash."""
     dashes, markers = list(DASHES), list(MARKERS)
-    looks = {}
-    for number, name in enumerate(sorted(set(methods), key=sort_key)):
-        looks[name] = {
-            "color": COLOURS[number % len(COLOURS)],
-            "linestyle": dashes[number // len(COLOURS) % len(dashes)],
-            "marker": markers[number % len(markers)],
-            "markerfacecolor": "white",
-        }
-    return looks
+    return {
+        "color": f"C{number % len(COLOURS)}",
+        "linestyle": dashes[number // len(COLOURS) % len(dashes)],
+        "marker": markers[number % len(markers)],
+    }
+
+
+def colour_on_page(look: Look) -> str:
+    """Return the colour of a look as the page has it, such as `#0072B2`."""
+    return COLOURS[int(look["color"].removeprefix("C"))]

@@ -21,7 +21,7 @@ from fedsim.core.configs import leaves
 from fedsim.core.record import FINAL_WINDOW
 from fedsim.report.curves import AXES, SMOOTHED_FROM, accuracy_curve, spent_until, stack_series
 from fedsim.report.headline import header_facts
-from fedsim.report.looks import DASHES, MARKERS, make_looks
+from fedsim.report.looks import DASHES, MARKERS, Look, colour_on_page
 from fedsim.report.sections import ASSETS, Material, Section
 from fedsim.report.table import Bold, Table, make_frame, number_in
 from fedsim.report.tables import FINAL, LAST
@@ -83,7 +83,7 @@ def html_page(
         from plotly.offline import get_plotlyjs  # here: 0.3 s, which only curves need
 
         plotly = get_plotlyjs()
-        data = curves_data(shown_runs)
+        data = curves_data(shown_runs, material.shown_looks)
         thinned = _thinned(shown_runs, runs, data["points"])
         curves = json.dumps(data, separators=(",", ":"))
         curves = curves.replace("<", "\\u003c")  # no name of a run can end the script element
@@ -176,8 +176,8 @@ def runs_table(runs: pd.DataFrame) -> Table:
     return Table("runs", "Runs", frame, formats)
 
 
-def curves_data(runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the data of the curves for page.js.
+def curves_data(runs: pd.DataFrame, method_looks: Mapping[str, Look]) -> dict[str, Any]:
+    """Return the data of the curves for page.js. `method_looks` has the look of each method.
 
     `axes` and `values` have the labels of what can be chosen for x and y, and `units` the units of
     axes. `range_of` names the value to which the ranges of seeds belong. `looks` are those of
@@ -193,9 +193,9 @@ def curves_data(runs: pd.DataFrame) -> dict[str, Any]:
         curves = [_line(method, list(line["run"]), list(axes), points) for method, line in lines]
         panels.append({"title": setting, "lines": curves})
     looks = {}
-    for name, look in make_looks(runs["method"]).items():
+    for name, look in method_looks.items():
         dash, symbol = DASHES[look["linestyle"]], MARKERS[look["marker"]]
-        looks[name] = {"color": look["color"], "dash": dash, "symbol": symbol}
+        looks[name] = {"color": colour_on_page(look), "dash": dash, "symbol": symbol}
     values = dict(VALUES)
     is_short = all(run.num_rounds < SMOOTHED_FROM for run in all_runs)
     if is_short:
@@ -282,7 +282,7 @@ def _cells(table: Table) -> dict[str, Any]:
             cells.append({"text": text, "sort": number, "bold": is_bold, "kind": style})
         columns.append(cells)
     rows = list(zip(*columns, strict=True))
-    note = table.note
+    note = table.own_note
     if len(rows) < len(table.values):
         file = "" if table.name in ON_PAGE_ALONE else f": {table.name}.csv has all of them"
         note = f"The first {len(rows)} of {len(table.values)} rows{file}. {note}".strip()

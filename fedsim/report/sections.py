@@ -16,6 +16,8 @@ import yaml
 
 from fedsim.core.configs import YAML_LOADER
 from fedsim.report.contrasts import runs_to_show
+from fedsim.report.looks import Look
+from fedsim.report.presentation import Presentation
 from fedsim.report.table import Table
 from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import Run
@@ -28,12 +30,15 @@ class Material:
     """The material of sections: all `runs` that were read, and the `frame` with each distinct run
     once (`fedsim.results.frames`).
 
-    `is_full` asks for lines on all settings.
+    `is_full` asks for lines on all settings. `presentation` has been applied to the frame. `looks`
+    has those of all methods, in the order of legends.
     """
 
     runs: Sequence[Run]
     frame: pd.DataFrame
     is_full: bool = False
+    presentation: Presentation = field(default_factory=Presentation)
+    looks: Mapping[str, Look] = field(default_factory=dict)
 
     @cached_property
     def comparison(self) -> Comparison | None:
@@ -44,6 +49,12 @@ class Material:
     def shown(self) -> pd.DataFrame:
         """The finished runs that figures and curves show."""
         return runs_to_show(self.frame)
+
+    @cached_property
+    def shown_looks(self) -> dict[str, Look]:
+        """The looks of the methods that figures and curves show."""
+        shown = set(self.shown["method"])
+        return {method: look for method, look in self.looks.items() if method in shown}
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,8 @@ def make_sections(material: Material) -> list[Section]:
     sections = []
     for make in section_makers().values():
         section = make(material)
-        tables = [table for table in section.tables if len(table.values)]
-        sections.append(replace(section, tables=tables))
+        spread = material.presentation.spread
+        tables = [replace(table, spread=spread) for table in section.tables if len(table.values)]
+        brief = [replace(table, spread=spread) for table in section.brief]
+        sections.append(replace(section, tables=tables, brief=brief))
     return sections

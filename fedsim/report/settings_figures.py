@@ -3,19 +3,19 @@ profiles."""
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, NullLocator
 
-from fedsim.report.figures import CAPTIONS, PAGE, SMALL, Plot, line_axes, style
-from fedsim.report.looks import COLOURS, make_looks
+from fedsim.report.figures import CAPTIONS, Plot, line_axes, new_figure
+from fedsim.report.looks import COLOURS, Look
 from fedsim.results.measures import SPENT
 from fedsim.results.ranking import Comparison, profile, rank_tests
-from fedsim.results.statistics import Difference, estimate, pooled, pooled_values
+from fedsim.results.statistics import Difference, Mean, estimate, pooled, pooled_values
 
 GAIN_TICKS = (-50, -10, -5, -2, 0, 2, 5, 10, 50)
 MULTIPLE_TICKS = (0.01, 0.1, 0.2, 0.5, 0.7, 1, 1.4, 2, 5, 10, 20, 50, 100)
@@ -25,15 +25,14 @@ NUM_LEVELS = 200
 """Points of a profile."""
 
 
-def settings_plots(comparison: Comparison) -> list[Plot]:
-    """Return all figures over settings."""
-    with style():
-        return [
-            ranks_plot(comparison),
-            gains_plot(comparison),
-            costs_plot(comparison),
-            profiles_plot(comparison),
-        ]
+def settings_plots(comparison: Comparison, looks: Mapping[str, Look]) -> list[Plot]:
+    """Return all figures over settings. `looks` has those of all methods."""
+    return [
+        ranks_plot(comparison),
+        gains_plot(comparison),
+        costs_plot(comparison),
+        profiles_plot(comparison, looks),
+    ]
 
 
 def ranks_plot(comparison: Comparison) -> Plot:
@@ -48,7 +47,7 @@ def ranks_plot(comparison: Comparison) -> Plot:
     half = math.ceil(num / 2)
     bars = _bars(ranks, critical)
     top = 1.2 + 0.4 * len(bars)  # place of the names, in rows below the axis
-    figure = Figure(figsize=(PAGE, 0.15 * (top + half + 3)))
+    figure = new_figure(0.16 * (top + half + 3))
     axes = figure.subplots()
     axes.set(xlim=(0.7, num + 0.3), ylim=(top + half, 0), yticks=[])
     axes.spines[["left", "bottom"]].set_visible(False)
@@ -65,10 +64,12 @@ def ranks_plot(comparison: Comparison) -> Plot:
         else:
             side, end, row, text = "left", num + 0.4, num - 1 - number, f" {rank:.2f}  {name}"
         height = top + row
-        axes.plot([rank, rank, end], [0, height, height], "k", linewidth=0.6, clip_on=False)
-        axes.text(end, height, text, ha=side, va="center", size=SMALL)
+        line = [rank, rank, end], [0, height, height]
+        axes.plot(*line, color="grey", linewidth=0.6, clip_on=False)
+        axes.text(end, height, text, ha=side, va="center")
     caption = CAPTIONS["settings_ranks"].format(settings=len(comparison.settings))
-    return Plot("settings_ranks", caption, figure)
+    data = {"method": list(comparison.ranks), "mean_rank": ranks}
+    return Plot("settings_ranks", caption, figure, [data])
 
 
 def _bars(ranks: list[float], critical: float) -> list[tuple[int, int]]:
@@ -100,20 +101,28 @@ def gains_plot(comparison: Comparison) -> Plot:
     points = np.array(
         [[math.nan if gain is None else 100 * gain.mean for gain in row] for row in rows]
     )
-    figure = Figure(figsize=(PAGE, 0.18 * len(names) + 0.06 * max(map(len, titles)) + 0.4))
+    figure = new_figure(0.18 * len(names) + 0.065 * max(map(len, titles)) + 0.4)
     axes = figure.subplots()
     # A few gains that are far off would leave the others white.
     reach = float(np.quantile(np.nan_to_num(np.abs(points)), 0.95)) or 1.0
     image = axes.imshow(points, vmin=-reach, vmax=reach, cmap="PuOr", aspect="auto")
+    data = []
     for row, column in np.ndindex(points.shape):
         gain = rows[row][column]
         if gain is not None:
             _write_gain(axes, gain, row, column, reach)
+            data.append({"setting": titles[column], "method": [names[row]], **_in_points(gain)})
     axes.set_xticks(range(len(titles)), titles, rotation=90)
     axes.set_yticks(range(len(names)), names)
     axes.axvline(0.5, color="white", linewidth=2)
     figure.colorbar(image, ax=axes, label="gain in points", pad=0.01, extend="both")
-    return Plot("settings_gains", CAPTIONS["settings_gains"], figure)
+    return Plot("settings_gains", CAPTIONS["settings_gains"], figure, data)
+
+
+def _in_points(gain: Mean) -> dict[str, float]:
+    """Return a gain and its interval in percentage points."""
+    low, high = gain.interval
+    return {"seeds": gain.num, "gain": 100 * gain.mean, "low": 100 * low, "high": 100 * high}
 
 
 def _write_gain(axes: Axes, gain: Difference, row: int, column: int, reach: float) -> None:
@@ -131,7 +140,7 @@ def _write_gain(axes: Axes, gain: Difference, row: int, column: int, reach: floa
     if abs(points) >= 9.95:
         text = f"{points:+.0f}"
     weight = "bold" if is_told else "normal"
-    font: dict[str, Any] = {"size": SMALL - 2, "weight": weight, "color": colour}
+    font: dict[str, Any] = {"size": "x-small", "weight": weight, "color": colour}
     axes.text(column, row, text, ha="center", va="center", **font)
 
 
@@ -144,24 +153,27 @@ def costs_plot(comparison: Comparison) -> Plot:
     """
     names = comparison.by_gain
     classes = [comparison.classes.get(name, name) for name in names]
-    marks = itertools.cycle(itertools.product("os^", COLOURS))
+    marks = itertools.cycle(itertools.product("os^", range(len(COLOURS))))
     looks: dict[str, dict[str, Any]] = {}
     for kind in [*comparison.classes.values(), *comparison.ceiling]:
         if kind not in looks:
             marker, colour = next(marks)
-            looks[kind] = {"marker": marker, "color": colour}
+            looks[kind] = {"marker": marker, "color": f"C{colour}"}
     costs = {}
     for kind, quantities in SPENT.items():
         shares = {name: comparison.share(name, quantities) for name in names}
         if np.isfinite(list(shares.values())).all():
             costs[kind] = shares
-    figure = Figure(figsize=(PAGE, 0.14 * len(names) + 0.9))
+    figure = new_figure(0.15 * len(names) + 1.0)
     widths = [2] + [1] * len(costs)
     all_axes = figure.subplots(1, len(widths), sharey=True, squeeze=False, width_ratios=widths)[0]
     gain_axes = all_axes[0]
+    data = []
     for row, (name, kind) in enumerate(zip(names, classes, strict=True)):
         gain = estimate(list(pooled_values(comparison.gains(name))))
         if gain:
+            spent = {kind: shares[name] for kind, shares in costs.items()}
+            data.append({"method": [name], "asks_for": kind, **_in_points(gain), **spent})
             reach = 100 * gain.half_width if gain.num > 1 else None
             gain_axes.errorbar(
                 100 * gain.mean, row, xerr=reach, linestyle="none", elinewidth=0.8, **looks[kind]
@@ -188,10 +200,10 @@ def costs_plot(comparison: Comparison) -> Plot:
         axes.grid(axis="y")
     handles = [Line2D([], [], linestyle="", label=kind, **look) for kind, look in looks.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return Plot("settings_costs", CAPTIONS["settings_costs"], figure)
+    return Plot("settings_costs", CAPTIONS["settings_costs"], figure, data)
 
 
-def profiles_plot(comparison: Comparison) -> Plot:
+def profiles_plot(comparison: Comparison, looks: Mapping[str, Look]) -> Plot:
     """Return performance profiles (`profile`) of random selection, the ceiling and the best method
     of each class."""
     methods = [comparison.reference, *comparison.ceiling, *comparison.best.values()]
@@ -199,14 +211,16 @@ def profiles_plot(comparison: Comparison) -> Plot:
     gains = {name: [series.to_numpy() for series in comparison.gains(name)] for name in names}
     all_gains = np.concatenate([values for own in gains.values() for values in own])
     levels = np.linspace(all_gains.min() - 0.01, all_gains.max() + 0.01, NUM_LEVELS)
-    looks = make_looks(names)
-    figure, (axes,) = line_axes([""], looks)
+    figure, (axes,) = line_axes([""], {name: looks[name] for name in names})
+    data = []
     for number, (name, own) in enumerate(gains.items()):
         share, low, high = profile(own, levels)
+        data.append({"method": name, "gain": levels, "share": share, "low": low, "high": high})
         axes.fill_between(levels, low, high, color=looks[name]["color"], alpha=0.12, linewidth=0)
         axes.plot(levels, share, markevery=(number * 5, NUM_LEVELS // 5), **looks[name])
     axes.set(
         xlabel="gain over random selection at the same seed",
         ylabel="share of runs with at least it",
     )
-    return Plot("settings_profiles", CAPTIONS["settings_profiles"], figure)
+    caption = CAPTIONS["settings_profiles"]
+    return Plot("settings_profiles", caption, figure, data)

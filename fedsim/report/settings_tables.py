@@ -1,13 +1,14 @@
 """The tables of a report over settings: ranks and verdicts, advice, wins, possible gains, costs."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
 from fedsim.core.record import CLIENT_ACCURACY
 from fedsim.report.headline import listed
+from fedsim.report.looks import Look
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import (
     MISSING,
@@ -49,15 +50,15 @@ def section(material: Material) -> Section:
         [ranking, advice, *others],
         brief=[ranking, advice],
         lines=[over_settings(comparison)],
-        plots=lambda: _plots(comparison),
+        plots=lambda: _plots(comparison, material.looks),
         place="overview",
     )
 
 
-def _plots(comparison: Comparison) -> list[Any]:
+def _plots(comparison: Comparison, looks: Mapping[str, Look]) -> list[Any]:
     from fedsim.report.settings_figures import settings_plots  # here: it imports matplotlib
 
-    return settings_plots(comparison)
+    return settings_plots(comparison, looks)
 
 
 def over_settings(comparison: Comparison) -> str:

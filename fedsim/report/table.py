@@ -5,7 +5,7 @@ The same table is printed on the terminal, and written as Markdown, LaTeX, CSV a
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,8 @@ from fedsim.results.statistics import Difference, Mean, Median, Share
 
 MISSING = "-"
 """The text of a value that is not known."""
+SPREAD_WORDS = {"interval": "95 % interval", "sd": "standard deviation over seeds"}
+"""Names of what follows a mean."""
 Format = Any
 """How a value is written: a format specification for numbers, or a function that returns a text."""
 
@@ -39,6 +41,10 @@ class Table:
     - `rules`: rules of verdicts. They follow the note, except on the page, where all rules stand at
       the end.
     - `styles`: the CSS classes, on the page, of cells by their texts.
+    - `best`: the columns in which the highest estimate of each setting is bold.
+    - `settings`: the setting of each row.
+    - `spread`: what follows the mean of an estimate: its 95 % `interval`, or the `sd` over seeds.
+      The note says it where it has {spread}.
     """
 
     name: str
@@ -48,14 +54,21 @@ class Table:
     note: str = ""
     rules: str = ""
     styles: Mapping[str, str] = field(default_factory=dict)
+    best: Sequence[str] = ()
+    settings: Sequence[str] = ()
+    spread: str = "interval"
 
     @cached_property
     def texts(self) -> pd.DataFrame:
         """All cells as texts."""
-        columns = {
-            name: [show(value, self.formats.get(name, "")) for value in self.values[name]]
-            for name in self.values
-        }
+        columns = {}
+        for name in self.values:
+            form = self.formats.get(name, "")
+            texts = [show(value, form, self.spread) for value in self.values[name]]
+            if name in self.best:
+                for place in _best_places(self.values[name], self.settings):
+                    texts[place] = Bold(texts[place])
+            columns[name] = texts
         return pd.DataFrame(columns, dtype=object)
 
     @cached_property
@@ -69,7 +82,7 @@ class Table:
         table = rich.table.Table(
             title=_on_screen(self.title),
             title_justify="left",
-            caption=_on_screen(self._full_note) or None,
+            caption=_on_screen(self.full_note) or None,
             caption_justify="left",
             box=SIMPLE_HEAD,
         )
@@ -88,40 +101,36 @@ class Table:
         for row in (header, ["---"] * len(header), *self.shown.to_numpy()):
             lines.append(f"| {' | '.join(map(_escape_markdown, row))} |")
         lines.append("")
-        if self._full_note:
-            lines += [*map(_escape_markdown, self._full_note.splitlines()), ""]
+        if self.full_note:
+            lines += [*map(_escape_markdown, self.full_note.splitlines()), ""]
         return "\n".join(lines)
 
     def latex(self) -> str:
-        """Return a `tabular` environment with the rules of the package booktabs."""
-        header = list(self.shown)
-        rows = [
-            " & ".join(map(_escape_latex, row)) + r" \\" for row in (header, *self.shown.to_numpy())
-        ]
-        columns = "ll".ljust(len(header), "r")[: len(header)]  # two of text, the others of numbers
-        return "\n".join(
-            [
-                f"% {printable(self.title)}",
-                f"\\begin{{tabular}}{{{columns}}}",
-                r"\toprule",
-                rows[0],
-                r"\midrule",
-                *rows[1:],
-                r"\bottomrule",
-                r"\end{tabular}",
-                "",
-            ]
+        """Return a `table` with the rules of the package booktabs, whose caption is the title and
+        the note."""
+        num_columns = len(self.shown.columns)
+        escaped = self.shown.rename(columns=_escape_latex).map(_escape_latex)
+        return escaped.style.hide(axis="index").to_latex(
+            hrules=True,
+            column_format="ll".ljust(num_columns, "r")[:num_columns],  # text, then numbers
+            position_float="centering",
+            caption=_escape_latex(f"{self.title}. {self.full_note}"),
+            label=f"tab:{self.name}",
         )
 
     def csv(self) -> str:
-        """Return all columns as CSV, also the empty ones. Cells that a spreadsheet would take for
-        formulas are escaped."""
-        texts = self.texts.map(_no_formula).rename(columns=_no_formula)
-        return texts.to_csv(index=False, lineterminator="\n")
+        """Return all columns as CSV, also the empty ones."""
+        return csv_text(self.texts)
 
     @property
-    def _full_note(self) -> str:
-        return f"{self.note} {self.rules}".strip()
+    def own_note(self) -> str:
+        """The note, which names the spread."""
+        return self.note.replace("{spread}", SPREAD_WORDS[self.spread])
+
+    @property
+    def full_note(self) -> str:
+        """The note and the rules."""
+        return f"{self.own_note} {self.rules}".strip()
 
 
 def make_frame(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
@@ -129,8 +138,25 @@ def make_frame(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> pd.DataF
     return pd.DataFrame(list(rows), columns=list(header), dtype=object)
 
 
-def show(value: Any, form: Format = "") -> str:
-    """Return a value as text. Texts stay, whatever the format."""
+def csv_text(frame: pd.DataFrame) -> str:
+    """Return a frame as CSV. Texts that a spreadsheet would take for formulas are escaped."""
+    safe = frame.rename(columns=_no_formula)
+    for name in safe.select_dtypes(exclude="number"):
+        texts = {text: _no_formula(text) for text in set(safe[name]) if isinstance(text, str)}
+        safe[name] = [texts.get(value, value) for value in safe[name]]
+    return safe.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+
+
+def _best_places(values: Iterable[Any], settings: Sequence[str]) -> list[int]:
+    """Return the places of the highest estimate of each setting that has several."""
+    means = pd.Series([number_in(value) for value in values], dtype=float)
+    by_setting = means.groupby(list(settings))
+    is_best = (means == by_setting.transform("max")) & (by_setting.transform("count") > 1)
+    return means.index[is_best].tolist()
+
+
+def show(value: Any, form: Format = "", spread: str = "interval") -> str:
+    """Return a value as text. Texts stay, whatever the format. `spread` is as in `Table`."""
     if isinstance(value, str):
         return value
     if callable(form):
@@ -138,7 +164,7 @@ def show(value: Any, form: Format = "") -> str:
     if value is None or value != value:  # None or nan
         return MISSING
     if isinstance(value, Mean | Share | Median):
-        return show_result(value)
+        return show_result(value, spread)
     return format(value, form)
 
 
@@ -157,8 +183,8 @@ def number_in(value: Any) -> float | None:
     return value if is_number else None
 
 
-def show_result(value: Mean | Share | Median) -> str:
-    """Return a result with its 95 % interval as text.
+def show_result(value: Mean | Share | Median, spread: str = "interval") -> str:
+    """Return a result with its 95 % interval as text, or an estimate with another `spread`.
 
     Differences have signs, and shares are shown as counts. Medians and ends that are not reached
     within the run are shown as "> 500".
@@ -177,8 +203,10 @@ def show_result(value: Mean | Share | Median) -> str:
         settings = f" (mean of {value.strata} settings)" if value.strata > 1 else ""
         return f"{value.mean:+.4f} {show_interval(value)}{settings}"
     digits = 4 if abs(value.mean) < 10 else 1  # shares, or rounds and numbers of selections
-    interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if value.num > 1 else ""
-    return f"{value.mean:.{digits}f}{interval}"
+    text = f" [{low:.{digits}f}, {high:.{digits}f}]"
+    if spread == "sd":
+        text = f" ± {value.sd:.{digits}f}"
+    return f"{value.mean:.{digits}f}{text if value.num > 1 else ''}"
 
 
 def show_interval(value: Difference) -> str:

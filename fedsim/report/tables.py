@@ -9,6 +9,7 @@ assets/tables.yaml.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -185,6 +186,10 @@ BY_GROUP: Mapping[str, Sequence[str]] = {
 """The columns of each table that has a row for each group."""
 
 
+BEST = [title for title, (_, form) in COLUMNS.items() if form == ACCURACY]
+"""The columns in which the highest value is the best."""
+
+
 def section(material: Material) -> Section:
     """Return the tables within settings."""
     runs = material.frame
@@ -203,13 +208,15 @@ def section(material: Material) -> Section:
         by_group("times", finished),
     ]
     results = by_group("results", runs)
-    return Section(tables, brief=[results], plots=lambda: _plots(material.shown))
+    return Section(tables, brief=[results], plots=lambda: _plots(material))
 
 
-def _plots(shown_runs: pd.DataFrame) -> list[Any]:
+def _plots(material: Material) -> list[Any]:
     from fedsim.report.figures import all_plots  # here: it imports matplotlib
 
-    return all_plots(shown_runs) if len(shown_runs) else []
+    log_x = material.presentation.log_x
+    shown_runs = material.shown
+    return all_plots(shown_runs, material.shown_looks, log_x) if len(shown_runs) else []
 
 
 def by_group(name: str, runs: pd.DataFrame) -> Table:
@@ -238,7 +245,9 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
             cells[title] = [_aggregate(values[place], form) for place in places]
             if form != ACCURACY:
                 formats[title] = show_reached if form == REACHED else form
-    return make_table(name, list(cells), list(zip(*cells.values(), strict=True)), formats)
+    table = make_table(name, list(cells), list(zip(*cells.values(), strict=True)), formats)
+    settings = [rows["setting"].iloc[0] for rows in groups.values()]
+    return replace(table, best=BEST, settings=settings)
 
 
 def _show_seeds(counts: tuple[int, int]) -> str:

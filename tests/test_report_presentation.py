@@ -1,0 +1,334 @@
+"""The choices of `fedsim report`: names, order, selection, style and width; and the looks of
+methods."""
+
+import re
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+import yaml
+
+from fedsim.core.arrays import Floats
+from fedsim.core.disk import conf_dir
+from fedsim.report.figures import Plot, accuracy_plots, save, style
+from fedsim.report.looks import COLOURS, ON_DARK, make_looks
+from fedsim.report.presentation import Presentation, read_presentation
+from fedsim.report.sections import ASSETS
+from fedsim.report.tables import by_group
+from fedsim.results.runs import ReportError
+from tests.report_toys import (
+    drawn_runs,
+    frame_of,
+    lines_of,
+    looks_of,
+    make_report,
+    two_methods,
+    write_run,
+)
+
+# --- looks ---
+
+BLINDNESS = {
+    "none": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]],
+    "protanopia": [
+        [0.152286, 1.052583, -0.204868],
+        [0.114503, 0.786281, 0.099216],
+        [-0.003882, -0.048116, 1.051998],
+    ],
+    "deuteranopia": [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ],
+    "tritanopia": [
+        [1.255528, -0.076749, -0.178779],
+        [-0.078411, 0.930809, 0.147602],
+        [0.004733, 0.691367, 0.303900],
+    ],
+}
+"""What each kind of colour blindness makes of linear RGB: the matrices of Machado, Oliveira and
+Fernandes (2009), severity 1.0."""
+
+
+def cie_lab(colour: str, matrix: list[list[float]]) -> Floats:
+    """Return an sRGB colour as CIE L*a*b*, as somebody sees it (`BLINDNESS`)."""
+    srgb = np.array(matplotlib.colors.to_rgb(colour))
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    seen = np.clip(np.array(matrix) @ linear, 0, 1)
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = np.array(to_xyz) @ seen / [0.9505, 1.0, 1.089]  # relative to white (D65)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("palette", [COLOURS, ON_DARK])
+@pytest.mark.parametrize("blindness", BLINDNESS)
+def test_colours_are_told_apart_with_any_colour_blindness(
+    palette: tuple[str, ...], blindness: str
+) -> None:
+    """Delta E (CIE 1976) of about 2 can just be seen. The closest pair here has 16.1: green and
+    sky blue with tritanopia."""
+    seen = [cie_lab(colour, BLINDNESS[blindness]) for colour in palette]
+    assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 16
+
+
+def test_common_selectors_have_different_colours_and_all_have_different_looks() -> None:
+    names = yaml.safe_load((ASSETS / "looks.yaml").read_text())
+    selectors = [name for line in names for name in line]
+    assert set(selectors) <= {path.stem for path in conf_dir().glob("selector/*.yaml")}
+    looks = make_looks({name: name for name in selectors})
+    common = ("random", "power_of_choice", "gpfl", "fedcor", "full", "oort", "afl", "round_robin")
+    assert {looks[name]["color"] for name in common} == {f"C{n}" for n in range(8)}
+    assert {looks[name]["linestyle"] for name in common} == {"-"}
+    assert len({(look["color"], look["marker"]) for look in looks.values()}) == len(selectors)
+
+
+def test_a_look_does_not_depend_on_the_other_methods() -> None:
+    """`mine` is a user's selector. zlib.crc32(b"mine") % 288 is 211: the colour 211 % 8 and the
+    marker 211 % 9."""
+    alone = make_looks({"mine": "mine", "gpfl": "gpfl"})
+    among_others = make_looks({"afl": "afl", "gpfl": "gpfl", "random": "random", "mine": "mine"})
+    for method in ("mine", "gpfl"):
+        assert alone[method] == among_others[method]
+    assert (alone["mine"]["color"], alone["mine"]["marker"]) == ("C3", "v")
+
+
+def test_variants_of_a_selector_differ_and_the_first_has_its_look() -> None:
+    variants = {f"gpfl rho={rho}": "gpfl" for rho in range(30)}
+    looks = make_looks(variants | {"fedcor": "fedcor"})
+    assert looks["gpfl rho=0"] == make_looks({"gpfl": "gpfl"})["gpfl"]
+    assert looks["fedcor"] == make_looks({"fedcor": "fedcor"})["fedcor"]
+    assert len({tuple(look.values()) for look in looks.values()}) == 31
+
+
+def test_users_methods_with_the_same_look_get_other_markers_and_keep_their_colour() -> None:
+    """zlib.crc32 of m26 and of m58 is 169, modulo 288."""
+    looks = make_looks({"m26": "m26", "m58": "m58"})
+    assert looks["m26"]["color"] == looks["m58"]["color"]
+    assert looks["m26"]["marker"] != looks["m58"]["marker"]
+
+
+# --- names, order, selection ---
+
+
+def write_three(folder: Path) -> None:
+    """Write runs of random, afl and gpfl with the final accuracies 0.2, 0.3 and 0.4."""
+    for accuracy, selector in ((0.2, "random"), (0.3, "afl"), (0.4, "gpfl")):
+        write_run(folder, [0.1, accuracy], [[0], [1]], choices={"selector": selector})
+
+
+def test_methods_are_chosen_ordered_and_renamed_and_keep_their_looks(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    frame = frame_of(tmp_path)
+    choices = Presentation(
+        names={"gpfl": "GPFL"}, order=["gpfl", "random"], only=["random", "gpfl"]
+    )
+    arranged, looks = choices.arrange(frame)
+    assert list(arranged["method"]) == ["GPFL", "random"]
+    assert list(arranged["group"]) == ["GPFL", "random"]
+    assert list(looks) == ["GPFL", "random"]
+    assert looks["GPFL"] == looks_of(frame)["gpfl"]
+
+
+def test_a_selectors_name_stands_for_all_of_its_variants(tmp_path: Path) -> None:
+    for rho in (1, 2):
+        selector = {"_target_": "gpfl", "rho": rho}
+        write_run(
+            tmp_path / str(rho), [0.1], [[0]], choices={"selector": "gpfl"}, selector=selector
+        )
+    write_run(tmp_path, [0.2], [[0]])
+    choices = Presentation(names={"gpfl": "GPFL", "gpfl rho=2": "best"}, only=["gpfl"])
+    arranged, _ = choices.arrange(frame_of(tmp_path))
+    assert list(arranged["method"]) == ["GPFL rho=1", "best"]
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        ({"only": ["gpf"]}, "only: gpf is no method of this report; did you mean gpfl? there are"),
+        (
+            {"names": {"x": "y"}},
+            "names: x is no method of this report; there are random, afl, gpfl",
+        ),
+        (
+            {"names": {"gpfl": "afl"}},
+            "names: methods must have different names, not random, afl, afl",
+        ),
+    ],
+)
+def test_names_of_no_method_and_equal_names_are_refused(
+    choices: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    write_three(tmp_path)
+    with pytest.raises(ReportError, match=re.escape(message)):
+        Presentation(**choices).arrange(frame_of(tmp_path))  # type: ignore[arg-type]
+
+
+# --- the file ---
+
+
+def test_the_same_command_uses_the_choices_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_three(tmp_path)
+    words = [str(tmp_path), "--no-figures"]
+    assert make_report([*words, "--names", "gpfl=GPFL", "--only", "random,gpfl"]) == 0
+    assert make_report(words) == 0
+    assert make_report([*words, "--only", ""]) == 0
+    narrow, again, wide = re.findall(r"Results\s+(run.*?)Means", capsys.readouterr().out, re.DOTALL)
+    assert re.findall(r"^  (\w+)  ", narrow, re.MULTILINE) == ["random", "GPFL"]
+    assert again == narrow
+    assert re.findall(r"^  (\w+)  ", wide, re.MULTILINE) == ["random", "afl", "GPFL"]
+    for file in ("tables.md", "overview.tex", "report.html"):
+        assert "GPFL" in (tmp_path / "report" / file).read_text()
+    stored = yaml.safe_load((tmp_path / "report" / "report.yaml").read_text())
+    assert (stored["names"], stored["only"]) == ({"gpfl": "GPFL"}, [])
+
+
+def test_a_report_without_choices_has_no_file_of_them(tmp_path: Path) -> None:
+    write_three(tmp_path)
+    assert make_report([str(tmp_path), "--no-figures"]) == 0
+    assert not (tmp_path / "report" / "report.yaml").exists()
+
+
+@pytest.mark.parametrize("text", ["colour: red", "names: [gpfl]", "log_x: 3", "- a"])
+def test_a_file_with_other_keys_or_values_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "report.yaml").write_text(text)
+    with pytest.raises(ReportError, match=r"report\.yaml: must have values of names, order, only"):
+        read_presentation(tmp_path, {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("width", "3", "column, page, or from 1.5in to 40in, such as 3.3in, 8.4cm, 84mm or 240pt"),
+        ("width", "0.1in", "column, page"),
+        ("style", "papr", "paper or slides or dark"),
+        ("spread", "se", "interval or sd"),
+    ],
+)
+def test_other_values_are_refused_with_the_rule(key: str, value: str, rule: str) -> None:
+    with pytest.raises(ReportError, match=re.escape(f"{key}={value}: must be {rule}")):
+        Presentation(**{key: value})  # type: ignore[arg-type]
+
+
+# --- figures ---
+
+
+@pytest.mark.parametrize(
+    ("width", "inches"),
+    [
+        (None, None),
+        ("column", 3.5),
+        ("page", 7.16),
+        ("3.3in", 3.3),
+        ("84 mm", 3.307),
+        ("240pt", 10 / 3),
+    ],
+)
+def test_widths_have_units(width: str | None, inches: float | None) -> None:
+    assert Presentation(width=width).inches == pytest.approx(inches, abs=1e-3)
+
+
+def plots_of(folder: Path, log_x: bool | None = None) -> list[Plot]:
+    runs = drawn_runs(folder)
+    return accuracy_plots(lines_of(runs), looks_of(runs), log_x)
+
+
+def test_all_files_of_a_figure_are_as_wide_as_asked_for_and_the_same_each_time(
+    tmp_path: Path,
+) -> None:
+    two_methods(tmp_path / "runs")
+    for folder in ("a", "b"):
+        with style("slides", width=3.3):
+            save(plots_of(tmp_path / "runs")[:1], tmp_path / folder)
+    names = [f"accuracy_rounds.{ending}" for ending in ("csv", "pdf", "png", "svg")]
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == names
+    for name in names:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    points = 72 * 3.3
+    pdf = (tmp_path / "a" / "accuracy_rounds.pdf").read_bytes()
+    assert f"/MediaBox [ 0 0 {points:g} ".encode() in pdf
+    svg = (tmp_path / "a" / "accuracy_rounds.svg").read_text()
+    assert f'width="{points:g}pt"' in svg
+    assert "<text" not in svg  # text as outlines, which need no font
+    assert matplotlib.image.imread(tmp_path / "a" / "accuracy_rounds.png").shape[1] == 990
+
+
+def test_the_data_of_a_figure(tmp_path: Path) -> None:
+    """An upload costs 20 bytes both ways. Seeds have 0.5 and 0.51 after two rounds of two uploads."""
+    two_methods(tmp_path / "runs", seeds=2)
+    with style():
+        save([plots_of(tmp_path / "runs")[1]], tmp_path)
+    lines = (tmp_path / "accuracy_bytes.csv").read_text().splitlines()
+    assert lines[0] == "setting,method,seeds,bytes,accuracy,lowest,highest,single_rounds"
+    assert lines[2] == ",random,2,80,0.505,0.5,0.51,0.505"
+
+
+def test_cheap_and_expensive_methods_share_a_logarithmic_axis(tmp_path: Path) -> None:
+    """gpfl sends 11 times as much as random selection, afl 9 times."""
+    scales = {}
+    for other, factor in (("gpfl", 11), ("afl", 9)):
+        folder = tmp_path / other
+        write_run(folder, [0.1, 0.2], [[0], [1]])
+        columns = {"bytes_up": [10 * factor] * 2, "bytes_down": [10 * factor] * 2}
+        write_run(folder, [0.1, 0.2], [[0], [1]], choices={"selector": other}, columns=columns)
+        for log_x in (None, True, False):
+            rounds, against_bytes, *_ = (plot.figure.axes[0] for plot in plots_of(folder, log_x))
+            scales[other, log_x] = rounds.get_xscale(), against_bytes.get_xscale()
+            if log_x:
+                assert against_bytes.get_xlabel() == "bytes sent, both ways (log scale)"
+    assert scales == {
+        ("gpfl", None): ("linear", "log"),
+        ("gpfl", True): ("log", "log"),
+        ("gpfl", False): ("linear", "linear"),
+        ("afl", None): ("linear", "linear"),
+        ("afl", True): ("log", "log"),
+        ("afl", False): ("linear", "linear"),
+    }
+
+
+def test_styles_have_their_text_sizes_and_backgrounds(tmp_path: Path) -> None:
+    two_methods(tmp_path)
+    drawn = {}
+    for name in ("paper", "slides", "dark"):
+        with style(name):
+            figure = plots_of(tmp_path)[0].figure
+            (label, *_) = figure.axes[0].get_xticklabels()
+            first = figure.axes[0].get_lines()[0].get_color()
+            shade = round(sum(figure.get_facecolor()[:3]) / 3, 2)
+            drawn[name] = label.get_fontsize(), shade, matplotlib.colors.to_hex(first)
+    assert drawn == {
+        "paper": (8, 1, "#000000"),
+        "slides": (14.4, 1, "#000000"),
+        "dark": (14.4, 0.07, "#ffffff"),
+    }
+
+
+# --- tables ---
+
+
+def test_the_best_of_each_setting_is_bold_and_the_caption_names_the_spread(tmp_path: Path) -> None:
+    """gpfl has 0.6, 0.61 and 0.62 with 2 shards: the mean is 0.61, the standard deviation 0.01, and
+    the interval reaches 4.3027 * 0.01 / sqrt(3) = 0.0248. With 10 shards random selection is
+    alone."""
+    for seed in range(3):
+        for selector, level in (("random", 0.5), ("gpfl", 0.6)):
+            choices, accuracies = {"selector": selector}, [level + 0.01 * seed]
+            partition = {"shards": 2}
+            write_run(
+                tmp_path / "2", accuracies, [[0]], seed=seed, choices=choices, partition=partition
+            )
+    write_run(tmp_path / "10", [0.9], [[0]], partition={"shards": 10})
+    table = by_group("results", frame_of(tmp_path))
+    latex = replace(table, spread="sd").latex()
+    assert latex.count(r"\textbf") == 1
+    assert r"\textbf{0.6100 $\pm$ 0.0100}" in latex
+    assert r"& 0.5100 $\pm$ 0.0100 &" in latex
+    assert "with its standard deviation over seeds" in latex
+    assert [latex.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
+    assert "with its 95 % interval" in table.markdown()
+    assert "**0.6100 [0.5852, 0.6348]**" in table.markdown()

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from fedsim.report.summary import make_summary
 from fedsim.report.tables import pairs, pooled_pairs
 from fedsim.results.frames import NATIVE, by, by_setting, show_labels, sort_key
@@ -166,8 +168,10 @@ def test_labels_show_choices_alone_and_the_last_part_of_keys_that_tells_them_apa
     choices = {"cell": "gpfl_2spc", "selector": "gpfl", "selector/exploration": "linear"}
     labels = {**choices, "cohort_size": "5", "model.dropout": "0.5"}
     assert show_labels(labels) == "gpfl_2spc gpfl linear cohort_size=5 dropout=0.5"
-    labels = {"partition.alpha": "1", "selector.alpha": "2", "selector.rho": "3"}
+    labels = {"partition.alpha": "1", "selector.exploration.value": "2", "selector.rho": "3"}
     assert show_labels(labels) == "partition.alpha=1 selector.alpha=2 rho=3"
+    labels = {"local.schedule.lr": "1", "optimizer.schedule.lr": "2", "optimizer.lr": "3"}
+    assert show_labels(labels) == "local.schedule.lr=1 optimizer.schedule.lr=2 optimizer.lr=3"
 
 
 def test_a_cell_stands_for_what_it_determines(tmp_path: Path) -> None:
@@ -177,6 +181,32 @@ def test_a_cell_stands_for_what_it_determines(tmp_path: Path) -> None:
         config = {"model": {"_target_": model}, "dataset": {"_target_": dataset}}
         write_run(tmp_path, [0.1], [[0]], choices=choices, **config)
     assert group_names(tmp_path) == ["a cnn", "a mlp", "b cnn"]
+
+
+PATHS = {  # the setting of the data at a path, with and without dataset.name
+    "folders": ({"path": "/data/chest_xray"}, {"path": "brain/"}),
+    "names": ({"path": "/data/v1", "name": "chest_xray"}, {"path": "/data/v2", "name": "brain"}),
+}
+
+
+@pytest.mark.parametrize("case", PATHS)
+def test_data_at_different_paths_are_settings_named_by_a_name_or_a_folder(
+    tmp_path: Path, case: str
+) -> None:
+    for number, dataset in enumerate(PATHS[case]):
+        choices = {"selector": "gpfl", "dataset": "parquet"}
+        write_run(tmp_path / str(number), [0.1], [[0]], choices=choices, dataset=dataset)
+    frame = frame_of(tmp_path)
+    named = dict(zip(frame["setting"], frame["method"], strict=True))
+    assert named == {"brain": "gpfl", "chest_xray": "gpfl"}
+
+
+def test_folders_of_the_same_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        dataset = {"path": f"{place}/images"}
+        choices = {"dataset": "image_folder"}
+        write_run(tmp_path / place, [0.1], [[0]], choices=choices, dataset=dataset)
+    assert list(by_setting(frame_of(tmp_path))) == ["path=a/images", "path=b/images"]
 
 
 def test_values_of_the_partition_make_settings(tmp_path: Path) -> None:

@@ -317,6 +317,25 @@ def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
     assert "over seeds" not in shown(target)
 
 
+def test_each_swept_key_has_a_column_under_the_word_that_was_typed() -> None:
+    """`selector.alpha=0,1` sets selector.exploration.value."""
+    target = console(width=120)
+    rows = []
+    for alpha in ("0", "0.5"):
+        for lr in ("0.05", "0.1"):
+            labels = {"selector.exploration.value": alpha, "optimizer.lr": lr}
+            rows.append(row("gpfl", 0, 0.5, **labels))
+    sweep_table(rows, target)
+    words = [line.split()[:3] for line in shown(target).splitlines()]
+    assert words[2] == ["alpha", "lr", "seed"]
+    assert words[4:8] == [
+        ["0", "0.05", "0"],
+        ["0", "0.1", "0"],
+        ["0.5", "0.05", "0"],
+        ["0.5", "0.1", "0"],
+    ]
+
+
 def test_bytes_and_seconds_are_readable() -> None:
     sizes = {
         0: "0 B",

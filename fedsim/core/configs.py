@@ -1,7 +1,8 @@
 """Configs as plain nested mappings: their dotted keys, how they are merged, and which parts of them
 can change a result."""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
@@ -29,6 +30,25 @@ SHORTHANDS = {
 }
 """Keys named by a paper's symbols. Each has its config group, the choice that must be made in the
 group (empty: any), and the real key."""
+SYMBOLS = {key: symbol for symbol, (*_, key) in SHORTHANDS.items()}
+"""The shorthands by their real keys."""
+
+
+def short_names(keys: Iterable[str]) -> dict[str, str]:
+    """Return the shortest end of each key that no other key has, such as `lr` for `optimizer.lr`.
+
+    A real key that has a shorthand is named by it: `alpha` for `selector.exploration.value`.
+    """
+    long_names = {key: SYMBOLS.get(key, key) for key in keys}
+    names = {}
+    for key, long_name in long_names.items():
+        starts = [match.end() for match in re.finditer(r"[./]", long_name)]
+        for start in (*reversed(starts), 0):
+            names[key] = long_name[start:]
+            ends = (f".{names[key]}", f"/{names[key]}")
+            if sum(f".{other}".endswith(ends) for other in long_names.values()) == 1:
+                break
+    return names
 
 
 def canonical(node: Any) -> Any:

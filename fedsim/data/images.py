@@ -144,6 +144,8 @@ class FromPath(Dataset):
     """Standard deviation of each channel; None is 0.5."""
     sha256: str | None = None
     """The checksum that the files must have (see `SourceFiles.sha256`); None accepts any."""
+    name: str | None = None
+    """The name of the data in reports; None: the last part of `path` (`Run.dataset`)."""
 
     def problems(self) -> Problems:
         """Yield the problems of `path`, of `mean` and `std`, and of `sha256`."""

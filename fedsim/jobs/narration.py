@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
+from fedsim.core.configs import short_names
 from fedsim.core.text import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
@@ -96,7 +97,8 @@ class Narration:
     """The lines on the terminal about one command, whose jobs are `plans`.
 
     `overrides` has the overrides of each job, and `argv` the words of the command line. A label is
-    an override as key and value. Lines on a job name those of its labels in which jobs differ.
+    an override as key and value. Lines on a job name those of its labels in which jobs differ, by
+    their short names.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class Narration:
         self._overwriting = overwriting or Overwriting()
         pairs = zip(plans, overrides, strict=True)
         self._labels = {plan.folder: labels_of(words) for plan, words in pairs}
-        self._differing = differing_keys(list(self._labels.values()))
+        self._names = short_names(differing_keys(list(self._labels.values())))
         self._command = command("fedsim", *argv)
         self._is_sweep = len(plans) > 1
         self._ended_before: set[Path] = set()  # folders of jobs that had ended at the start
@@ -167,7 +169,9 @@ class Narration:
         elif self._is_sweep:
             position = self.progress.position(plan.folder)
             labels = self._labels[plan.folder]
-            names = " ".join(f"{key}={labels[key]}" for key in self._differing if key in labels)
+            names = " ".join(
+                f"{name}={labels[key]}" for key, name in self._names.items() if key in labels
+            )
             parts = [outcome.status, names, *_results(outcome), time_left(position)]
             CONSOLE.print(
                 job_number(position) + " · ".join(filter(None, parts)),  # without empty parts

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.core.configs import short_names
 from fedsim.report.sections import Material, Section
 from fedsim.report.table import Bold, Table, make_frame
 from fedsim.results.ablations import Point, axis, file_name, find_ablations
@@ -51,12 +52,12 @@ def ablation_table(points: Sequence[Point]) -> Table:
         row_key = point.setting, point.method, *point.values[:-1]
         row = rows.setdefault(row_key, [None] * len(columns))
         row[columns.index(point.values[-1])] = point.accuracy.mean, point
-    last = keys[-1].rpartition(".")[2]
-    titles = [f"{last}={value:g}" for value in columns]
+    names = list(short_names(keys).values())
+    titles = [f"{names[-1]}={value:g}" for value in columns]
     frame = make_frame(
-        ["", "run", *keys[:-1], *titles], [[*key, *row] for key, row in rows.items()]
+        ["", "run", *names[:-1], *titles], [[*key, *row] for key, row in rows.items()]
     )
-    formats = {**dict.fromkeys(keys, "g"), **dict.fromkeys(titles, _show_point)}
+    formats = {**dict.fromkeys(names, "g"), **dict.fromkeys(titles, _show_point)}
     title = f"Final accuracy by {' and '.join(keys)}"
     return Table(file_name(points), title, frame, formats, NOTE)
 

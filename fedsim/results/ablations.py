@@ -24,9 +24,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from fedsim.core.configs import leaves
+from fedsim.core.configs import SYMBOLS, leaves
 from fedsim.results.frames import (
-    SYMBOLS,
     by,
     compared_config,
     done,

@@ -22,7 +22,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.core.configs import IRRELEVANT_KEYS, SEED_KEYS, SHORTHANDS, canonical, leaves
+from fedsim.core.configs import IRRELEVANT_KEYS, SEED_KEYS, canonical, leaves, short_names
 from fedsim.core.text import printable
 from fedsim.results.measures import find_measure
 from fedsim.results.runs import Run
@@ -36,8 +36,6 @@ NEW_GROUPS = {"system": "none", "clients": "honest", "local_algorithm": "plain"}
 """The usual choices in config groups that earlier versions do not have."""
 NATIVE = {"_target_": "NativeBackend", "workers": "auto"}
 """The config of engine=native."""
-SYMBOLS = {key: symbol for symbol, (*_, key) in SHORTHANDS.items()}
-"""Short names of config keys (the shorthands of the command line), by the dotted key."""
 REFERENCE = "random"
 """The selector that others are compared with, if there are runs of it."""
 CEILING = "clairvoyant"
@@ -71,14 +69,18 @@ def runs_frame(runs: Iterable[Run]) -> pd.DataFrame:
     all_labels = _make_labels([members[0] for members in groups])
     order = sorted(range(len(groups)), key=lambda at: [*map(sort_key, all_labels[at].values())])
     # 2. A row for each run. If no label is about the method, the labels name methods, not settings,
-    #    so that there is something to compare.
-    is_one_method = all(is_setting(key) for labels in all_labels for key in labels)
+    #    so that there is something to compare. Data sets are always settings.
+    keys = {key for labels in all_labels for key in labels}
+    has_datasets = any(key.partition(".")[0] == "dataset" for key in keys)
+    is_one_method = all(map(is_setting, keys)) and not has_datasets
     rows = []
     for at in order:
         labels = all_labels[at]
         members = sorted(groups[at], key=lambda run: run.seeds)
-        name = show_labels(labels) or printable(members[0].choices.get("selector", "run"))
+        selector = printable(members[0].choices.get("selector", "run"))
+        name = show_labels(labels) or selector
         setting, method = ("", name) if is_one_method else split_labels(labels)
+        method = method or selector
         for run in members:
             rows.append((str(run.seeds), run, run.status, name, labels, setting, method))
     columns = ["seeds", "run", "status", "group", "labels", "setting", "method"]
@@ -221,20 +223,16 @@ def compared_config(run: Run) -> dict[str, Any]:
 
 
 def show_labels(labels: Mapping[str, str]) -> str:
-    """Return all labels as one text: choices without their group, config values as `key=value`.
-
-    A dotted key is shortened to its last part unless another label has the same last part.
-    """
-    symbols = {SYMBOLS.get(key, key): text for key, text in labels.items()}
-    ends = Counter(key.rpartition(".")[2] for key in symbols)
-    shown = []
-    for key, text in symbols.items():
-        end = key.rpartition(".")[2]
-        if key in LABEL_ORDER or key in OTHER_CHOICES or "/" in key:
-            shown.append(text)
-        else:
-            shown.append(f"{key if ends[end] > 1 else end}={text}")
+    """Return all labels as one text: choices without their group, config values as `key=value` with
+    their `short_names`."""
+    names = short_names(key for key in labels if is_value(key))
+    shown = [f"{names[key]}={text}" if key in names else text for key, text in labels.items()]
     return " ".join(shown)
+
+
+def is_value(key: str) -> bool:
+    """Return whether a label is a config value, and not the choice of a config group."""
+    return not (key in LABEL_ORDER or key in OTHER_CHOICES or "/" in key)
 
 
 def split_labels(labels: Mapping[str, str]) -> tuple[str, str]:
@@ -292,6 +290,8 @@ def _key(config: Mapping[str, Any]) -> Hashable:
 def _make_labels(runs: Sequence[Run]) -> list[Labels]:
     """Return the labels that distinguish each of the runs. There is one run of each group."""
     choices = [NEW_GROUPS | dict(run.choices) for run in runs]
+    for chosen, run in zip(choices, runs, strict=True):
+        chosen["dataset"] = run.dataset or ""
     configs = [compared_config(run) for run in runs]
     # 1. Choices that differ, in the order of LABEL_ORDER. A cell is a combination of data set,
     #    partition and so on: what it determines is not repeated.

@@ -99,6 +99,15 @@ class Run:
         return self.summary["choices"]
 
     @cached_property
+    def dataset(self) -> str | None:
+        """The name of the data set. Data at a path have the name `dataset.name`, or otherwise the
+        last part of the path. Other data have the name of the choice."""
+        node = self.config.get("dataset")
+        if isinstance(node, Mapping) and node.get("path"):
+            return str(node.get("name") or Path(str(node["path"])).name or node["path"])
+        return self.choices.get("dataset")
+
+    @cached_property
     def num_clients(self) -> int:
         return int(self.config["num_clients"])
 

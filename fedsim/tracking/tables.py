@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import IO, Any, cast
 
 from rich.box import SIMPLE_HEAD
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedsim.core.configs import short_names
 from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.core.text import printable, printable_lines
 
@@ -209,7 +210,10 @@ Line = tuple[Sequence[str], Mapping[str, str]]
 
 
 def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Print a line for each job with the choices that differ, and then means over seeds."""
+    """Print a line for each job with the choices that differ, and then means over seeds.
+
+    Each key that differs has a column, under its short name.
+    """
     console = console or CONSOLE
     differing = differing_keys([row["labels"] for row in rows])
     groups: dict[tuple[str, ...], list[Row]] = {}
@@ -219,41 +223,52 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
         groups.setdefault(choices, []).append(row)
         lines.append((choices, _job_cells(row)))
     console.print(f"{len(rows)} jobs", style="italic")
-    left_out = _print_table(differing, lines, console)
+    heads = list(short_names(differing).values())
+    left_out = _print_table(heads, lines, console)
     console.print(CAPTION + left_out, style="dim")
     if len(groups) < len(rows):
         title = "over seeds (mean ± standard deviation of the runs that are done)"
         console.print(title, style="italic")
         means = [(choices, _mean_cells(group)) for choices, group in groups.items()]
-        _print_table(differing, means, console)
+        _print_table(heads, means, console)
 
 
-def _print_table(differing: Sequence[str], lines: Sequence[Line], console: Console) -> str:
-    """Print as many columns as fit next to the longest choice. Returns a text on those left out."""
+def _print_table(heads: Sequence[str], lines: Sequence[Line], console: Console) -> str:
+    """Print as many columns as fit next to the choices, which share a column if they are too long.
+    Returns a text on the columns left out."""
     wide = console.options.update(max_width=10_000)
     columns = list(lines[0][1])
-    left_out: list[str] = []
-    for name in (*LEFT_OUT_FIRST, ""):  # "": the last turn leaves out none
+    dropped_first = [name for name in LEFT_OUT_FIRST if name in columns]
+    for between, num_dropped in product((None, "\n"), range(len(dropped_first) + 1)):
+        left_out = dropped_first[:num_dropped]
         shown = [column for column in columns if column not in left_out]
-        unbroken = _table(differing, lines, shown, "\n")
+        unbroken = _table(heads, lines, shown, between)
         if console.measure(unbroken, options=wide).maximum <= console.width:
             break
-        if name in columns:
-            left_out.append(name)
-    console.print(_table(differing, lines, shown, " "))
+    console.print(_table(heads, lines, shown, between and " "))
     return f"; left out at this width: {', '.join(left_out)}" if left_out else ""
 
 
 def _table(
-    differing: Sequence[str], lines: Sequence[Line], columns: Sequence[str], between: str
+    heads: Sequence[str], lines: Sequence[Line], columns: Sequence[str], between: str | None
 ) -> Table:
+    """Return a table with these columns after those of the choices, whose heads are `heads`.
+
+    The choices are in one column, with the text `between` them, unless it is None.
+    """
+
+    def joined(texts: Sequence[str]) -> list[str]:
+        escaped = list(map(_escaped, texts))
+        return escaped if between is None else [between.join(escaped)]
+
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(between.join(map(_escaped, differing)), overflow="fold")
+    for head in joined(heads):
+        table.add_column(head, overflow="fold")
     for column in columns:
         justify: Any = "left" if column == "status" else "right"
         table.add_column(column, justify=justify, no_wrap=True)
     for choices, cells in lines:
-        table.add_row(between.join(map(_escaped, choices)), *(cells[name] for name in columns))
+        table.add_row(*joined(choices), *(cells[name] for name in columns))
     return table
 
 

@@ -147,7 +147,8 @@ def outcome(config: dict[str, Any], choices: dict[str, str]) -> dict[str, str]:
     simulation = experiment.simulation
     records = [record.as_dict() for record in simulation]
     costs = [
-        {k: v for k, v in r.items() if not re.search("seconds|loss|^selected$", k)} for r in records
+        {k: v for k, v in r.items() if not re.search("seconds|loss|^selected$|^learning_rate$", k)}
+        for r in records
     ]
     model = b"".join(value.contiguous().numpy().tobytes() for value in simulation.params.values())
     return {

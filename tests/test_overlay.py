@@ -74,6 +74,7 @@ GROUPS = [
     "availability",
     "system",
     "engine",
+    "tracker",
 ]
 
 

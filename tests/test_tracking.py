@@ -25,7 +25,7 @@ from fedsim.tracking.tables import (
     sweep_table,
 )
 
-CONFIG = {"name": "trial", "seed": 0, "selector": {"_target_": "x.Y"}}
+CONFIG = {"name": "trial", "seed": 0, "num_clients": 4, "selector": {"_target_": "x.Y"}}
 TOTALS = {
     **dict.fromkeys((f"seconds_{phase}" for phase in PHASES), 1.0),
     **{"bytes_down": 2_500_000, "bytes_up": 1200, "train_samples": 1000, "forward_samples": 20},
@@ -42,7 +42,12 @@ def record(round: int, accuracy: float | None = 0.5) -> dict[str, Any]:
         "round": round,
         "test_accuracy": accuracy,
         "participation_ratio": 0.25,
+        "bytes_down": 100,
+        "bytes_up": 10,
+        "forward_samples": 3,
+        "train_samples": 5,
         "wall_seconds": 1.5 * round,
+        "selected": [1, 3],
     }
 
 

@@ -34,10 +34,10 @@ def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> N
     assert mirror.notice is not None
     assert "wandb login" in mirror.notice
     records = offline_records(tmp_path / "run")
-    kept = [
-        {k: v for k, v in line.items() if not k.startswith("_")} for line in history_of(records)
-    ]
-    assert kept == [record(t) for t in (1, 2, 3)]  # without lists
+    history = history_of(records)
+    assert [row["round"] for row in history] == [1, 2, 3]
+    assert [row["test/accuracy"] for row in history] == [0.5, 0.5, 0.5]
+    assert not [name for row in history for name in row if "selected" in name]  # no lists
     (run,) = [r.run for r in records if r.HasField("run")]
     assert (run.project, run.run_group, run.job_type, run.display_name) == (
         "fedsim",
@@ -55,10 +55,18 @@ def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> N
         0.75,
         4.0,
     )
-    metrics = [r.metric for r in records if r.HasField("metric")]
-    assert any(
-        m.glob_name == "*" and (m.step_metric == "round" or m.step_metric_index) for m in metrics
-    )
+    axes = {
+        r.metric.name or r.metric.glob_name: r.metric.step_metric
+        for r in records
+        if r.HasField("metric")
+    }
+    assert axes == {
+        "round": "",
+        "*": "round",
+        "accuracy/over_bytes": "total/bytes",
+        "accuracy/over_samples": "total/samples",
+        "accuracy/over_simulated_time": "total/simulated_time",
+    }
     assert any(r.HasField("exit") and r.exit.exit_code == 0 for r in records)
 
 
@@ -135,7 +143,7 @@ def test_its_process_sends_a_killed_run_from_its_files(
     for _ in range(2):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
         assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-        assert [h["test_accuracy"] for h in history_of(offline_records(folder.path))] == [
+        assert [h["test/accuracy"] for h in history_of(offline_records(folder.path))] == [
             0.5
         ]  # of one record
     missing = subprocess.run(

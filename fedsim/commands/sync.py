@@ -15,7 +15,7 @@ from fedsim.commands.dispatch import MistakeError
 from fedsim.commands.layout import wrap
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, FedsimError, check
-from fedsim.results.files import REPLACEMENTS, is_free, owned
+from fedsim.results.files import REPLACEMENTS, WANDB, is_free, owned
 from fedsim.results.reading import CONFIG, SUMMARY, DamagedError, read_config, read_summary
 from fedsim.running.process import STOP
 from fedsim.tracking.wandb_tracker import (
@@ -26,8 +26,6 @@ from fedsim.tracking.wandb_tracker import (
     start_process,
 )
 
-WANDB = "wandb"
-"""W&B's folder in the folder of a run."""
 SENT = "sent.txt"
 """The file in W&B's folder of a run that has been sent."""
 UNSENT = "wandb.unsent"

@@ -34,9 +34,10 @@ from fedsim.running.process import CODES, STOP
 COMPARED = [
     field.name
     for field in fields(Record)
-    if not field.name.startswith("seconds_") and field.name != "wall_seconds"
+    if not field.name.startswith("seconds_") and field.name not in ("wall_seconds", "learning_rate")
 ]
-"""The fields of a record that are compared: all but measured seconds."""
+"""The fields of a record that are compared: all but measured seconds, and but the learning rate,
+which follows from the config and which earlier versions did not record."""
 FOLDER_VARIABLES = {"data_dir": "FEDSIM_DATA", "cache_dir": "FEDSIM_CACHE"}
 """Folders of the machine, which archives leave out, and the variables that name them."""
 FIXED_KEYS = set(IRRELEVANT_KEYS) - set(FOLDER_VARIABLES)

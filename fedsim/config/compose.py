@@ -10,6 +10,7 @@ smaller; a preset may add overrides with several values, over which it sweeps.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from hydra.core.override_parser.types import Override
@@ -35,6 +36,7 @@ from fedsim.config.words import (
     without_sweeps,
     words_of,
 )
+from fedsim.core.configs import differing_keys, labels_of
 from fedsim.core.errors import ConfigError, Problem, check
 
 
@@ -133,14 +135,35 @@ def outlined(jobs: Sequence[ComposedJob]) -> list[Plan]:
     """
     plans = []
     collector = ProblemCollector()
-    for job in jobs:
+    for job, swept in zip(jobs, _names_by_swept_values(jobs), strict=True):
         try:
             check(_epochs_without_effect(job))
-            plans.append(outline(job.config, job.choices))
+            plans.append(replace(outline(job.config, job.choices), swept=swept))
         except ConfigError as error:
             collector.add(*explained(error.problems, job))
     check(*collector.problems)
     return plans
+
+
+def _names_by_swept_values(jobs: Sequence[ComposedJob]) -> list[str]:
+    """Return a name for each job of a sweep: selector, values in which jobs differ, and seed.
+
+    A value has the last part of its key, as in `gpfl alpha=0.5 s1`. The name of the only job is
+    empty.
+    """
+    if len(jobs) == 1:
+        return [""]
+    labels = [labels_of(job.overrides) for job in jobs]
+    keys = [key for key in differing_keys(labels) if key not in ("selector", "seed")]
+    names = []
+    for job, values in zip(jobs, labels, strict=True):
+        words = [job.choices.get("selector", "custom")]
+        for key in keys:
+            if key in values:
+                words.append(f"{key.rpartition('.')[2]}={values[key]}")
+        words.append(f"s{job.config.get('seed')}")
+        names.append(" ".join(words))
+    return names
 
 
 def check_rest(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:

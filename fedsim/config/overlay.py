@@ -161,7 +161,7 @@ def _with_choice(
     new_config = files.config(group, choice)
     if old_config.keys() != {group} or new_config.keys() != {group}:
         return None
-    if not _is_closed(new_config):
+    if "${" in str(new_config) or not _is_closed(new_config):  # an interpolation is not resolved
         return None
 
     # 2. No other choice, and no word, has changed the node.

@@ -40,6 +40,8 @@ class Plan:
     each config group. `settings` to `checkpoint` are parts of it, checked and typed. `folder` is
     the run's folder, which follows from the config:
     <output_dir>/<name>/<dataset>-<partition>-<model>-<selector>-s<seed>-<hash>.
+    `swept` names a job by the values that the command sweeps over (`gpfl alpha=0.5 s1`); it is
+    empty for the only job of a command.
     """
 
     config: Mapping[str, Any]
@@ -50,6 +52,7 @@ class Plan:
     checkpoint: CheckpointSettings
     config_hash: str
     folder: Path
+    swept: str = ""
 
     @property
     def data_dir(self) -> Path:

@@ -2,7 +2,7 @@
 can change a result."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -121,3 +121,24 @@ def nest(values: Mapping[str, Any], key: str) -> dict[str, Any]:
         for part in reversed(key.split(".")):
             nested = {part: nested}
     return nested
+
+
+def labels_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the values of a job's overrides by key. `+` in front of a key is dropped."""
+    labels = {}
+    for word in words:
+        key, equals_sign, value = word.lstrip("+").partition("=")
+        if equals_sign:
+            labels[key] = value
+    return labels
+
+
+def differing_keys(labels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the keys in which jobs differ, in the order in which they occur."""
+    values: dict[str, set[str]] = {}
+    for row in labels:
+        for key in row:
+            values[key] = set()
+    for key, known in values.items():
+        known.update(str(row.get(key)) for row in labels)
+    return [key for key, known in values.items() if len(known) > 1]

@@ -37,7 +37,8 @@ class Record:
 
     `nonfinite_reports` is the number of losses that clients reported as nan or infinity, and
     `dropped_updates` the number of updates that held one. `epsilon`, which only private runs have,
-    covers the differential privacy of all rounds until now.
+    covers the differential privacy of all rounds until now. `learning_rate` is the rate of the
+    round's local training; records of earlier versions lack it.
     """
 
     round: int
@@ -74,6 +75,7 @@ class Record:
     client_accuracy_best_tenth: float | None = None
     client_accuracy_never_selected: float | None = None
     epsilon: float | None = None
+    learning_rate: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields in order, without those that do not apply to the run."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedsim.config.plan import Plan
 from fedsim.config.user_code import user_code
-from fedsim.core.configs import short_names
+from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.text import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
@@ -25,7 +25,6 @@ from fedsim.tracking.base import SweepPosition
 from fedsim.tracking.console import ConsoleTracker, headline, job_number, time_left
 from fedsim.tracking.tables import (
     CONSOLE,
-    differing_keys,
     print_line,
     show_seconds,
     show_share,
@@ -264,16 +263,6 @@ class Narration:
             if num_left == 1:
                 jobs = "the one that is not done" if self._is_sweep else "it"
             print_line(f"the same command resumes {jobs}: {self._command}")
-
-
-def labels_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the values of a job's overrides by key. `+` in front of a key is dropped."""
-    labels = {}
-    for word in words:
-        key, equals_sign, value = word.lstrip("+").partition("=")
-        if equals_sign:
-            labels[key] = value
-    return labels
 
 
 def _results(outcome: Outcome) -> list[str]:

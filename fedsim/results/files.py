@@ -41,7 +41,11 @@ MODEL = "model.safetensors"
 NEWEST = "checkpoint.safetensors"
 PREVIOUS = "checkpoint.previous.safetensors"
 LOCKS = ".locks"
+TABLE = "metrics.csv"
+TENSORBOARD = "tensorboard"
+WANDB = "wandb"
 WANDB_ID = "wandb.id"
+MLFLOW_ID = "mlflow.id"
 REPLACEMENTS = ".replacements"
 """Folder next to the runs' folders: here `overwrite=true` makes a run, until it is complete and
 replaces the old one."""
@@ -108,10 +112,13 @@ class RunFolder:
                         file.truncate(lengths.get(name, 0))
 
     def _delete(self, *names: str) -> None:
-        """Delete files, and what a killed process may have left. W&B gets its rounds again."""
-        for path in (*(self.path / name for name in names), *self.path.glob("*.tmp")):
+        """Delete files, what a killed process may have left, and what trackers wrote: they get the
+        rounds again."""
+        paths = [self.path / name for name in (*names, TABLE)]
+        for path in (*paths, *self.path.glob("*.tmp")):
             path.unlink(missing_ok=True)
-        remove_folder(self.path / "wandb")
+        remove_folder(self.path / WANDB)
+        remove_folder(self.path / TENSORBOARD)
 
     def append(self, record: Mapping[str, Any], name: str = METRICS) -> None:
         """Append `record` as one JSON line to the file `name`, which survives a kill of the

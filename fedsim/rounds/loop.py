@@ -424,6 +424,7 @@ class Simulation:
             nonfinite_reports=ledger.nonfinite_reports,
             dropped_updates=arrivals.num_dropped,
             epsilon=components.aggregator.epsilon_spent,
+            learning_rate=context.lr,
         )
         if components.simulated_clock is not None:
             round_seconds = asking_seconds + arrivals.seconds

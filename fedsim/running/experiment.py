@@ -120,6 +120,7 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
         alone=alone,
         final_folder=plan.folder,
         sweep=watch.sweep,
+        swept=plan.swept,
     )
     with STOP.deferred():  # signals wait for the end of a round
         # 1. Resume from the checkpoint or start anew, then start the trackers.
@@ -139,6 +140,8 @@ def _run(plan: Plan, experiment: Experiment, place: Path, watch: Watch, *, alone
         summary = run.summary(
             ending, seed=settings.seed, choices=plan.choices, config_hash=plan.config_hash
         )
+        if plan.swept:
+            summary["swept"] = plan.swept
         summary = run.write_results(summary)
     # 4. End the trackers, and record which of them failed. A signal may end the wait for them.
     try:

@@ -28,18 +28,17 @@ from fedsim.config.command_line import read_words
 from fedsim.config.compose import search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
-from fedsim.core.configs import SEED_KEYS
+from fedsim.core.configs import SEED_KEYS, differing_keys, labels_of
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import at_least, check, rule
 from fedsim.jobs.cli import run_jobs
-from fedsim.jobs.narration import labels_of
 from fedsim.jobs.prepare import compose_words
 from fedsim.jobs.sweep import Attempts
 from fedsim.results.frames import CEILING, CONTROL, REFERENCE
 from fedsim.results.statistics import Difference
 from fedsim.running.outcome import Outcome
 from fedsim.search.command import take_settings, with_own_keys
-from fedsim.tracking.tables import CONSOLE, differing_keys, print_line
+from fedsim.tracking.tables import CONSOLE, print_line
 
 
 @dataclass(frozen=True, kw_only=True)

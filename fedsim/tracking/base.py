@@ -7,8 +7,11 @@ be absent, slow or failing without an effect on the run.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from fedsim.core.errors import check, rule
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class RunInfo:
     the same). The two differ for a run that replaces an earlier result.
     `choices` maps config groups to the choices made. `alone` is false if several runs of a sweep
     progress at the same time in one process. `sweep` is None for a run that is no job of a sweep.
+    `swept` names a job by the values that the command swept over; it is empty for other runs.
     """
 
     name: str
@@ -42,11 +46,17 @@ class RunInfo:
     alone: bool = True
     final_folder: Path | None = None
     sweep: SweepPosition | None = None
+    swept: str = ""
 
     @property
     def results(self) -> Path:
         """The folder of the run's files after it has ended."""
         return self.final_folder or self.folder
+
+    @property
+    def label(self) -> str:
+        """The run's name among others: `gpfl alpha=0.5 s1` in a sweep, otherwise its folder's."""
+        return self.swept or self.results.name
 
 
 class Tracker:
@@ -76,6 +86,16 @@ class Tracker:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """End, because the run has ended; `summary["status"]` is its outcome."""
+
+
+def require(package: str, extra: str) -> None:
+    """Raise `ConfigError` if a tracker's `package` is not installed. It is not imported.
+
+    `extra` is the extra of fedsim that installs it.
+    """
+    text = f"needs the package {package}, which is not installed"
+    remedy = f"pip install 'fedsim-selection[{extra}]'"
+    check(rule(find_spec(package) is not None, "", ..., text, remedy))
 
 
 class Trackers:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedsim.core.configs import short_names
+from fedsim.core.configs import differing_keys, short_names
 from fedsim.core.record import FINAL_WINDOW, PHASES
 from fedsim.core.text import printable, printable_lines
 
@@ -298,17 +298,6 @@ def _mean_and_spread(accuracies: Sequence[float | None]) -> str:
         return "-"
     mean = f"{100 * statistics.mean(known):.2f}"
     return f"{mean} ± {100 * statistics.stdev(known):.2f}" if len(known) > 1 else mean
-
-
-def differing_keys(labels: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the keys in which jobs differ, in the order in which they occur."""
-    values: dict[str, set[str]] = {}
-    for row in labels:
-        for key in row:
-            values[key] = set()
-    for key, known in values.items():
-        known.update(str(row.get(key)) for row in labels)
-    return [key for key, known in values.items() if len(known) > 1]
 
 
 def show_share(value: float | None, unit: str = " %") -> str:

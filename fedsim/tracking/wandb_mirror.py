@@ -20,17 +20,19 @@ from typing import Any
 from fedsim.core.disk import remove_folder, write_atomically
 from fedsim.core.errors import check
 from fedsim.core.record import LAST_FIELDS
-from fedsim.results.files import WANDB_ID
+from fedsim.results.files import WANDB, WANDB_ID
 from fedsim.results.reading import read_config, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
+from fedsim.tracking.metrics import SELECTIONS, RoundMetrics
 from fedsim.tracking.wandb_tracker import (
+    AXES,
     LATER,
     MAX_SECONDS,
     NO_KEY,
     NOT_ONLINE,
+    log_message,
     mirrors_in,
     name_problems,
-    scalars,
     start_message,
 )
 
@@ -112,7 +114,10 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
         if "start" in message:
             run, report = begin_run(message["start"])
         elif "log" in message:
-            run.log(message["log"], step=message["log"].get("round"), commit=True)
+            values = message["log"]
+            if "selections" in message:
+                values[SELECTIONS] = _histogram(*message["selections"])
+            run.log(values, step=values["round"], commit=True)
         elif "finish" in message:
             summary = message["finish"]
             run.summary.update({key: summary.get(key) for key in SUMMARY_KEYS})
@@ -121,6 +126,13 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
     if run is not None:
         run.finish(exit_code=1)
     return report
+
+
+def _histogram(counts: list[int], edges: list[float]) -> Any:
+    """Return W&B's histogram of the clients that were selected, in bins between `edges`."""
+    import wandb
+
+    return wandb.Histogram(np_histogram=(counts, edges))
 
 
 def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -133,15 +145,24 @@ def replay(folder: Path, changed: Mapping[str, Any]) -> Iterator[dict[str, Any]]
     summary = read_summary(folder) or {"status": "unfinished"}
     num_rounds = config.get("num_rounds", 0)
     choices = summary.get("choices", {})
-    info = RunInfo(config["name"], folder, config, choices, config["seed"], num_rounds)
+    info = RunInfo(
+        name=config["name"],
+        folder=folder,
+        config=config,
+        choices=choices,
+        seed=config["seed"],
+        num_rounds=num_rounds,
+        swept=summary.get("swept", ""),
+    )
     node: dict[str, Any] = {}
     for mirror_node in list(mirrors_in(config).values())[:1]:
         node.update(mirror_node)
     node.update(changed)
     check(*name_problems(node, "tracker.wandb."))
     yield {"start": start_message(info, node, LATER, MAX_SECONDS)}
+    metrics = RoundMetrics(info)
     for record in read_metrics(folder):
-        yield {"log": scalars(record)}
+        yield log_message(metrics, record)
     yield {"finish": summary}
 
 
@@ -152,7 +173,7 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
     the reason why it is offline.
     """
     folder = Path(start["folder"])
-    remove_folder(folder / "wandb")
+    remove_folder(folder / WANDB)
     saved_id = _read_id(folder / WANDB_ID)
     mode = start["mode"]
     by_settings = mode in ("auto", LATER)
@@ -176,6 +197,8 @@ def begin_run(start: dict[str, Any]) -> tuple[Any, str]:
         report = "W&B's settings say disabled; `wandb enabled` changes that"
     run.define_metric("round")
     run.define_metric("*", step_metric="round")
+    for name, axis in AXES.items():
+        run.define_metric(name, step_metric=axis)
     return run, report
 
 

@@ -28,6 +28,7 @@ from fedsim.core.errors import Problem, check, positive, rule
 from fedsim.core.text import command
 from fedsim.results.files import json_ready
 from fedsim.tracking.base import RunInfo, Tracker
+from fedsim.tracking.metrics import RoundMetrics
 
 TARGET = "fedsim.tracking.wandb_tracker.WandbTracker"
 MAX_SECONDS = 20.0
@@ -103,13 +104,14 @@ class WandbTracker(Tracker):
         if self.mode == "disabled":
             return
         self._folder = info.results
+        self._metrics = RoundMetrics(info)
         self._mode = "offline" if SERVER.is_dead else self.mode
         self._process = MirrorProcess()
         self._process.send({"start": start_message(info, vars(self), self._mode, self.timeout)})
 
     def log(self, record: Mapping[str, Any]) -> None:
         if self._process is not None:
-            self._process.send({"log": scalars(record)})
+            self._process.send(log_message(self._metrics, record))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         if self._process is None:
@@ -302,6 +304,7 @@ def start_message(
     """
     groups = ("dataset", "partition", "model")
     choices = [shortened(info.choices[g], MAX_TAG) for g in groups if g in info.choices]
+    config = {**info.config, "choices": dict(info.choices), "folder": info.results.name}
     return {
         "mode": mode,
         "timeout": timeout,
@@ -309,17 +312,33 @@ def start_message(
         "entity": node.get("entity"),
         "group": shortened(node.get("group") or info.name, MAX_NAME),
         "job_type": shortened(info.choices.get("selector", "custom"), MAX_TAG),
-        "name": shortened(info.folder.name, MAX_NAME),
+        "name": shortened(info.label, MAX_NAME),
         "tags": [*tags_of(node), *choices],
-        "config": json_ready({**info.config, "choices": dict(info.choices)}),
+        "config": json_ready(config),
         "folder": os.fspath(info.folder.absolute()),
     }
 
 
-def scalars(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the finite numbers in a record."""
-    numbers = {}
-    for name, value in record.items():
-        if isinstance(value, int | float) and math.isfinite(value):
-            numbers[name] = value
-    return numbers
+AXES = {
+    "accuracy/over_bytes": "total/bytes",
+    "accuracy/over_samples": "total/samples",
+    "accuracy/over_simulated_time": "total/simulated_time",
+}
+"""Copies of the test accuracy, whose charts have another x axis than the round."""
+
+
+def log_message(metrics: RoundMetrics, record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with which the mirror process logs the record of a round.
+
+    It has a histogram of the selected clients in some rounds. `metrics` has the rounds before.
+    """
+    numbers = metrics.add(record)
+    numbers["round"] = record["round"]
+    if "test/accuracy" in numbers:
+        for name, axis in AXES.items():
+            if axis in numbers:
+                numbers[name] = numbers["test/accuracy"]
+    message: dict[str, Any] = {"log": numbers}
+    if metrics.has_histogram(record["round"]):
+        message["selections"] = [metrics.counts.tolist(), metrics.edges.tolist()]
+    return message

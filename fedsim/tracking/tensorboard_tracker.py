@@ -1,0 +1,41 @@
+"""The tracker for TensorBoard."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedsim.results.files import TENSORBOARD
+from fedsim.tracking.base import RunInfo, Tracker, require
+from fedsim.tracking.metrics import SELECTIONS, RoundMetrics
+
+FLUSH_SECONDS = 10
+"""Seconds after which TensorBoard can see what was logged."""
+
+
+class TensorBoardTracker(Tracker):
+    """A tracker that writes the event file of a run to the folder tensorboard in the run's folder.
+
+    A resumed run writes it anew.
+    """
+
+    def __init__(self) -> None:
+        require("tensorboard", extra="tensorboard")
+
+    def start(self, info: RunInfo) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._metrics = RoundMetrics(info)
+        self._writer = SummaryWriter(info.folder / TENSORBOARD, flush_secs=FLUSH_SECONDS)
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        round = record["round"]
+        metrics = self._metrics
+        for name, value in metrics.add(record).items():
+            self._writer.add_scalar(name, value, round)
+        if metrics.has_histogram(round):
+            selected = np.repeat(metrics.edges[:-1], metrics.counts)  # a bin by its first client
+            self._writer.add_histogram(SELECTIONS, selected, round, bins=metrics.edges)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        self._writer.close()

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fedsim.tracking.csv_tracker import CsvTracker
 from fedsim.tracking.metrics import NAMES, RoundMetrics
 from fedsim.tracking.mlflow_tracker import MlflowTracker
 from fedsim.tracking.tensorboard_tracker import TensorBoardTracker
+from fedsim.tracking.wandb_tracker import start_message
 from tests.test_tracking import summary
 from tests.wandb_toys import history_of, offline_records, tracker
 
@@ -384,3 +385,42 @@ def test_a_tracker_whose_file_cannot_be_written_is_skipped(
     log_rounds(trackers, info, range(1, 3))
     trackers.finish(summary())
     assert "FileExistsError" in trackers.degraded["x"]
+
+
+# --- names of runs ---
+
+
+def names(*words: str) -> list[str]:
+    """Return the names of the jobs of `fedsim -m ...` by their swept values."""
+    with search_path():
+        return [plan.swept for plan in check_jobs(compose_jobs(words, multirun=True))]
+
+
+def test_jobs_of_a_sweep_are_named_by_selector_swept_values_and_seed() -> None:
+    assert names("selector=gpfl", "selector.alpha=0.5,1", "seed=0,1", "num_rounds=3") == [
+        "gpfl alpha=0.5 s0",
+        "gpfl alpha=0.5 s1",
+        "gpfl alpha=1 s0",
+        "gpfl alpha=1 s1",
+    ]
+
+
+def test_a_job_is_not_named_by_keys_that_it_lacks_or_that_all_jobs_share() -> None:
+    assert names("selector=random,gpfl", "dataset=digits,femnist_generated") == [
+        "random dataset=digits s0",
+        "random dataset=femnist_generated s0",
+        "gpfl dataset=digits s0",
+        "gpfl dataset=femnist_generated s0",
+    ]
+
+
+def test_the_only_job_of_a_command_has_the_name_of_its_folder(info: RunInfo) -> None:
+    assert names("selector=gpfl", "selector.alpha=0.5") == [""]
+    assert info.label == "run"
+
+
+def test_a_trackers_run_has_the_name_of_the_job(info: RunInfo) -> None:
+    job = replace(info, swept="gpfl alpha=0.5 s1")
+    message = start_message(job, {"project": "fedsim"}, "offline", 1.0)
+    assert message["name"] == "gpfl alpha=0.5 s1"
+    assert message["config"]["folder"] == "run"

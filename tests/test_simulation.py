@@ -94,6 +94,11 @@ def test_evaluation_happens_every_so_often_and_at_the_end() -> None:
     assert evaluated == [2, 4, 5]
 
 
+def test_a_record_has_the_learning_rate_of_its_round() -> None:
+    records = list(simulate([[1, 3]], num_rounds=3, learning_rate=lambda t: 0.1 / t))
+    assert [record.learning_rate for record in records] == [0.1, 0.1 / 2, 0.1 / 3]
+
+
 def test_wall_seconds_add_up_all_phases() -> None:
     total = 0.0
     for record in simulate([[0, 1]], num_rounds=3):

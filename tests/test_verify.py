@@ -57,6 +57,21 @@ def test_equal_runs_and_the_first_round_that_differs(
     assert sorted(tmp_path.rglob("*")) == sorted([*before, tmp_path / "runs.parquet"])
 
 
+def test_a_run_from_before_learning_rates_were_recorded_is_equal(
+    fedsim: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedsim()
+    (folder,) = folders(tmp_path)
+
+    def as_before(records: list[dict[str, Any]]) -> None:
+        for record in records:
+            del record["learning_rate"]
+
+    change_run(folder, as_before)
+    assert run(["outputs"]) == 0
+    assert "1 of 1 equal" in capsys.readouterr().out
+
+
 def test_mistakes(fedsim: Run, tmp_path: Path) -> None:
     fedsim()
     for words in (

@@ -21,7 +21,7 @@ class CsvTracker(Tracker):
         path = info.folder / TABLE
         self._file = path.open("x", newline="", encoding="utf-8")  # `x` follows no link
         columns = [field.name for field in fields(Record)]
-        self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore")
+        self._writer = csv.DictWriter(self._file, columns)
         self._writer.writeheader()
 
     def log(self, record: Mapping[str, Any]) -> None:

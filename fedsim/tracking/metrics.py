@@ -70,8 +70,7 @@ class RoundMetrics:
 
     def __init__(self, info: RunInfo) -> None:
         num_clients = info.config["num_clients"]
-        self._interval = max(info.num_rounds // NUM_HISTOGRAMS, 1)
-        self._last_round = info.num_rounds
+        self._num_rounds = info.num_rounds
         self._totals = dict.fromkeys(SUMMED, 0)
         self.counts: Ints = np.zeros(min(num_clients, MAX_BINS), dtype=np.int64)
         """How often the clients of each bin have been selected until now."""
@@ -92,4 +91,5 @@ class RoundMetrics:
 
     def has_histogram(self, round: int) -> bool:
         """Return whether a histogram is logged after `round`."""
-        return round % self._interval == 0 or round == self._last_round
+        interval = max(self._num_rounds // NUM_HISTOGRAMS, 1)
+        return round % interval == 0 or round == self._num_rounds

@@ -45,10 +45,6 @@ class MlflowTracker(Tracker):
             require(package, extra="mlflow")
 
     def start(self, info: RunInfo) -> None:
-        with print_if_slow("MLflow is imported, and its database opened"):
-            self._start(info)
-
-    def _start(self, info: RunInfo) -> None:
         # 1. Import MLflow, which takes seconds. Its telemetry would use the network.
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
         from mlflow import MlflowClient
@@ -59,7 +55,8 @@ class MlflowTracker(Tracker):
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         # 2. Open the database and the experiment.
         database = Path(info.config["output_dir"]).absolute() / DATABASE
-        with FileLock(f"{database}.lock", timeout=LOCK_SECONDS):
+        lock = FileLock(f"{database}.lock", timeout=LOCK_SECONDS)
+        with print_if_slow("MLflow's database is created"), lock:
             if not database.exists():
                 # A killed process, or two at the same time, would leave half a database.
                 new = database.with_suffix(".new")
@@ -91,8 +88,7 @@ class MlflowTracker(Tracker):
         milliseconds = int(1000 * time.time())
         for name, value in self._metrics.add(record).items():
             self._waiting.append(self._metric(name, value, milliseconds, record["round"]))
-        is_due = time.monotonic() - self._flushed > FLUSH_SECONDS
-        if is_due or len(self._waiting) > MAX_METRICS:
+        if time.monotonic() - self._flushed > FLUSH_SECONDS:
             self._flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:

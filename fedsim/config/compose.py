@@ -36,7 +36,7 @@ from fedsim.config.words import (
     without_sweeps,
     words_of,
 )
-from fedsim.core.configs import SHORTHANDS, differing_keys, labels_of
+from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.errors import ConfigError, Problem, check
 
 
@@ -148,20 +148,18 @@ def outlined(jobs: Sequence[ComposedJob]) -> list[Plan]:
 def _names_by_swept_values(jobs: Sequence[ComposedJob]) -> list[str]:
     """Return a name for each job of a sweep: selector, values in which jobs differ, and seed.
 
-    A value has the last part of its key, or a paper's symbol, as in `gpfl alpha=0.5 s1`. The name
-    of the only job is empty.
+    Keys have their short names, as in `gpfl alpha=0.5 s1`. The name of the only job is empty.
     """
     if len(jobs) == 1:
         return [""]
-    symbols = {key: symbol for symbol, (_, _, key) in SHORTHANDS.items()}
     labels = [labels_of(job.overrides) for job in jobs]
     keys = [key for key in differing_keys(labels) if key not in ("selector", "seed")]
+    short_keys = short_names(keys)
     names = []
     for job, values in zip(jobs, labels, strict=True):
         words = [job.choices.get("selector", "custom")]
-        for key in keys:
+        for key, short_key in short_keys.items():
             if key in values:
-                short_key = symbols.get(key, key).rpartition(".")[2]
                 words.append(f"{short_key}={values[key]}")
         words.append(f"s{job.config.get('seed')}")
         names.append(" ".join(words))

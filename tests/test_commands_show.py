@@ -8,11 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fedsim.commands.dispatch import answer
 from fedsim.commands.show import run as show
+from fedsim.core.errors import DataError
 from fedsim.jobs.cli import run as run_jobs
+from fedsim.partitions.division import Division
 from fedsim.results.files import owned
 from fedsim.results.reading import read_summary
 from fedsim.rounds.loop import Simulation
@@ -151,3 +155,37 @@ def test_many_jobs_are_cut_off_unless_all_are_asked_for(
         assert f"cost about {show_bytes(down)} down, {show_bytes(up)} up, and" in " ".join(
             page.split()
         )
+
+
+def test_words_that_choose_a_partition_draw_who_holds_which_labels(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run has the division that was shown: 6 clients and the labels 0 to 9."""
+    words = ["-m", "dataset=digits", "partition=shards,iid", *QUICK]
+    assert show(words) == 0
+    page = capsys.readouterr().out
+    assert "partition=iid: 6 clients hold " in page
+    assert "outputs/default/show/partitions.png (also .pdf, .svg and .csv)" in " ".join(
+        page.split()
+    )
+    endings = sorted(path.suffix for path in Path("outputs/default/show").iterdir())
+    assert endings == [".csv", ".pdf", ".png", ".svg"]
+    drawn = pd.read_csv("outputs/default/show/partitions.csv")
+    run_jobs(["dataset=digits", "partition=shards", *QUICK])
+    (partition,) = Path("outputs/default").glob("*/partition.npz")
+    counts = np.zeros((6, 10), int)
+    rows = drawn[drawn["division"] == "partition=shards"]
+    counts[rows["client"], rows["label"]] = rows["samples"]
+    assert counts.tolist() == Division.load(partition).histograms.tolist()
+
+
+def test_without_data_there_is_no_picture(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise DataError("data_dir: no files")
+
+    monkeypatch.setattr("fedsim.running.assembly.division_of", fail)
+    assert show(["partition=iid", *QUICK]) == 0
+    assert "no picture of who holds which labels: data_dir: no files" in capsys.readouterr().out
+    assert not Path("outputs").exists()

@@ -1,9 +1,11 @@
 """`fedsim show`: a dry run that prints the jobs of a command line, their states and their costs.
 
-It writes nothing and keeps no lock. It estimates costs by the mean round of the jobs that are done.
+It keeps no lock, and writes nothing but a picture: who holds which labels, if the words choose data
+or a partition. It estimates costs by the mean round of the jobs that are done.
 """
 
 import json
+import re
 from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,11 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedsim.commands.catalogue import Catalogue
 from fedsim.commands.layout import entries, wrap
 from fedsim.config.command_line import read_words
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
+from fedsim.core.arrays import Ints
+from fedsim.core.disk import unwritable
+from fedsim.core.errors import DataError
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
 from fedsim.running.checkpoint_file import checkpoint_content, header_of
@@ -24,6 +31,12 @@ from fedsim.tracking.tables import show_bytes, show_seconds
 
 MAX_SHOWN = 120
 """Maximum number of jobs in the table without `--all`."""
+OF_DIVISION = {"dataset", "partition"}
+"""Config groups that decide who holds which labels. A picture shows it if one is in the words."""
+IN_PICTURE = {*OF_DIVISION, "num_clients", "seed", "partition_seed", "server"}
+"""Keys that divisions of the data depend on."""
+MAX_DIVISIONS = 6
+"""Maximum number of divisions in the picture."""
 IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
 """Keys that the name of a run's folder shows."""
 
@@ -105,7 +118,52 @@ def run(words: Sequence[str]) -> int:
         page = "\n\n".join(filter(None, parts))
     print(page, flush=True)
     check_all(jobs, plans)
+    if not options.json and any(_first_part(word) in OF_DIVISION for word in args.overrides):
+        _draw(jobs, plans)
     return 0
+
+
+def _first_part(word: str) -> str:
+    """Return the first part of the key of a word: `partition` of `partition.alpha=1`."""
+    return re.split(r"[.=]", word)[0]
+
+
+def _draw(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
+    """Print and draw who holds which labels, with a panel for each division of the data.
+
+    Its title has the words in which it differs from others. Nothing is drawn if the data cannot be
+    read.
+    """
+    from fedsim.report.figures import labels_plot, save, style  # imports matplotlib
+    from fedsim.running.assembly import division_of  # imports PyTorch
+
+    common = set.intersection(*(set(job.overrides) for job in jobs))
+    histograms: dict[str, Ints] = {}
+    for job, plan in zip(jobs, plans, strict=True):
+        words = [word for word in job.overrides if _first_part(word) in IN_PICTURE]
+        title = " ".join(word for word in words if word not in common)
+        if title in histograms or len(histograms) == MAX_DIVISIONS:
+            continue
+        try:
+            counts = division_of(plan).histograms
+        except DataError as error:
+            print(f"\n{wrap(f'no picture of who holds which labels: {error}')}")
+            return
+        histograms[title] = counts
+        sizes, labels = np.sort(counts.sum(1)), np.sort((counts > 0).sum(1))
+        text = (
+            f"{title}: {len(counts)} clients hold {sizes[0]} to {sizes[-1]} samples (median "
+            f"{np.median(sizes):g}) of {labels[0]} to {labels[-1]} labels"
+        )
+        print(f"\n{wrap(text.removeprefix(': '))}")
+    folder = plans[0].folder.parent / "show"
+    try:
+        with style():
+            save([labels_plot(histograms)], folder)
+    except OSError as error:
+        raise files.OutputError(unwritable("output_dir", folder, error)) from error
+    picture = folder / "partitions.png"
+    print(f"\n{wrap(f'who holds which labels: {picture} (also .pdf, .svg and .csv)')}")
 
 
 def _parser() -> ArgumentParser:
@@ -113,7 +171,8 @@ def _parser() -> ArgumentParser:
         prog="fedsim show",
         usage="fedsim show [--all] [--json] [words of a run: key=value ..., -m, --config-dir DIR]",
         description="The jobs that the words would run without `show`, what is there already, and "
-        "an estimate of bytes and time. Nothing is run or written.",
+        "an estimate of bytes and time. Nothing is run. If the words choose a data set or a "
+        "partition, a picture shows who holds which labels.",
         allow_abbrev=False,
     )
     all_help = f"every job, where there are more than {MAX_SHOWN}"

@@ -516,9 +516,13 @@ def labels_plot(divisions: Mapping[str, Ints]) -> Plot:
     their most frequent label, and by their number of its samples. Bars above show all samples of a
     client.
     """
-    figure, all_axes = make_axes(len(divisions), 2.1)
+    figure, places = make_axes(len(divisions), 2.1)
     data = []
-    for (title, histograms), axes in zip(divisions.items(), all_axes, strict=True):
+    for (title, histograms), place in zip(divisions.items(), places, strict=True):
+        place.remove()
+        grid = place.get_subplotspec().subgridspec(2, 1, height_ratios=(1, 4), hspace=0.02)
+        axes = figure.add_subplot(grid[1])
+        totals = figure.add_subplot(grid[0], sharex=axes)
         order = np.lexsort((-histograms.max(1), histograms.argmax(1)))
         counts = histograms[order]
         num_clients, num_labels = counts.shape
@@ -529,7 +533,6 @@ def labels_plot(divisions: Mapping[str, Ints]) -> Plot:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         if num_labels <= 10:
             axes.set_yticks(range(num_labels))
-        totals = axes.inset_axes((0, 1.04, 1, 0.25), sharex=axes)
         edges = np.arange(num_clients + 1) - 0.5
         totals.stairs(counts.sum(1), edges, fill=True, color="grey")
         totals.tick_params(axis="x", labelbottom=False, length=0)

@@ -106,17 +106,14 @@ def build(plan: Plan) -> Experiment:
     Writes nothing but caches. Raises `ConfigError`, `DataError`, and what a user's class raises.
     """
     settings = plan.settings
-    # `init_seed` may also be the word `per_client`: then it is no seed.
-    init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
-    streams = Streams(settings.seed, settings.partition_seed, init_seed)
+    streams = _streams(plan)
     # 1. The data and the model.
     data = prepare(plan)
     model = build_model(plan.config["model"], data.input_shape, data.num_classes, streams)
     # 2. The division of the data among the clients.
-    partition = _part(plan.config, "partition", Partition)
     labelled = Labelled(data.y.cpu().numpy(), data.num_classes, data.owners)
+    division = _divide(plan, labelled)
     fraction = plan.local.holdout_fraction
-    division = divide(labelled, partition, settings.num_clients, streams, plan.server, fraction)
     if fraction and not sizes_of(division.holdout).any():
         largest = division.sizes.max(initial=0)
         fault = f"holds out no sample of any client: the largest client has {largest} samples"
@@ -126,6 +123,36 @@ def build(plan: Plan) -> Experiment:
     model = model.to(data.y.device)
     simulation = _simulation(plan.config, settings, plan.local, data, division, model, streams)
     return Experiment(simulation, division, model, data.source)
+
+
+def division_of(plan: Plan) -> Division:
+    """Return the division of a run's data, without anything else of the run.
+
+    Raises `ConfigError`, `DataError`, and what a user's class raises.
+    """
+    dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
+    data = dataset.load()
+    return _divide(plan, Labelled(data.train.y.numpy(), data.num_classes, data.owners))
+
+
+def _divide(plan: Plan, labelled: Labelled) -> Division:
+    """Divide the labels of a training set among the clients and the server."""
+    return divide(
+        labelled,
+        _part(plan.config, "partition", Partition),
+        plan.settings.num_clients,
+        _streams(plan),
+        plan.server,
+        plan.local.holdout_fraction,
+    )
+
+
+def _streams(plan: Plan) -> Streams:
+    """Return the random streams of a run."""
+    settings = plan.settings
+    # `init_seed` may also be the word `per_client`: then it is no seed.
+    init_seed = settings.init_seed if isinstance(settings.init_seed, int) else None
+    return Streams(settings.seed, settings.partition_seed, init_seed)
 
 
 def _simulation(

@@ -319,6 +319,37 @@ def test_calls_that_fit_alone_are_not_split_when_runs_train_jointly(
         assert np.array_equal(joint.losses[mask], alone.losses[mask])
 
 
+def test_padding_counts_when_runs_that_train_jointly_fill_the_buffer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_data, "BUFFER_BYTES", 0)
+    sizes = [4, 4, 1, 1, 1, 1, 1]  # 13 samples, at positions 1 to 13
+    source = OwnerSamples(dataset(num_owners=1, samples_per_owner=20.0, size_deviation=0.0))
+    clients = np.split(np.arange(1, 14), np.cumsum(sizes)[:-1])
+    task = workload(ClientData.on_demand(source, torch.arange(20) % 4, clients, clients, 4))
+    buffered = OnDemandBackend(task, BACKENDS["native"])
+    assert buffered.buffer_size == 13  # 3 clients of 4 samples, and 1 for padding
+    work, ids = LocalWork(1, None, 4), np.arange(7)
+    schedule = make_schedule(clients, work, Streams(0), 1, ids, 0.1, dropout=True)
+    large, small = schedule.rows(slice(0, 2)), schedule.rows(slice(2, 7))
+    params = initial(task.model)
+    calls = [
+        TrainingCall(buffered, [params] * 2, large),
+        TrainingCall(buffered, [params] * 5, small),
+    ]
+    clients_trained = []
+    train_part = buffered._train_part
+
+    def noting_train_part(start: Any, part: Any) -> Any:
+        clients_trained.append(len(part))
+        return train_part(start, part)
+
+    monkeypatch.setattr(buffered, "_train_part", noting_train_part)
+    train_jointly(calls)
+    # Small batches would be padded to four samples, by position 0: a 14th sample.
+    assert clients_trained == [2, 5]
+
+
 # --- whole runs -----------------------------------------------------------------------------------
 
 RUN = (

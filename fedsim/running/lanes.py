@@ -222,7 +222,9 @@ def _train_group(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
     change the last bits.
     """
     backend = calls[0].backend
-    num_samples = sum(np.unique(call.schedule.positions).size for call in calls)
+    # Padding that the join adds counts, too: it repeats the sample at position 0.
+    schedule = concatenate_schedules([call.schedule for call in calls])
+    num_samples = np.unique(schedule.positions).size
     is_too_large = backend.buffer_size is not None and num_samples > backend.buffer_size
     if is_too_large and len(calls) > 1:
         half = len(calls) // 2
@@ -230,7 +232,7 @@ def _train_group(calls: Sequence[TrainingCall]) -> list[TrainingResult]:
     start: list[Params] = []
     for call in calls:
         start.extend(call.start)
-    joint = backend.train(start, concatenate_schedules([call.schedule for call in calls]))
+    joint = backend.train(start, schedule)
     # Cut the common result into those of the calls. A schedule may have fewer steps, and narrower
     # batches, than the common one, which was filled up.
     results = []

@@ -96,13 +96,13 @@ def test_absent_leaf_files_are_named_with_their_folder(tmp_path: Path) -> None:
 def test_leaf_files_without_images_are_rejected(tmp_path: Path) -> None:
     for split in ("train", "test"):
         write_leaf(tmp_path / "femnist", split, {"ann": user()})
-    with pytest.raises(DataError, match=r"no writer has an image in .*all_data_0\.json"):
+    with pytest.raises(DataError, match=r"no user has a sample in .*all_data_0\.json"):
         build("femnist", tmp_path, source="leaf").load()
 
 
 def test_a_writer_in_two_leaf_files_is_rejected(leaf: Path) -> None:
     write_leaf(leaf / "femnist", "train", {"f0": user(3)}, number=7)
-    rule = r"all_data_0\.json and .*all_data_7\.json both have the writer f0; move one"
+    rule = r"all_data_0\.json and .*all_data_7\.json both have the user f0; move one"
     with pytest.raises(DataError, match=rule):
         build("femnist", leaf, source="leaf").load()
 

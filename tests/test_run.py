@@ -116,6 +116,7 @@ NEEDS = {
     "image_folder": "dataset.path=x",
     "cnn": "dataset=fashion_mnist",  # the digits are too small for its convolutions
     "femnist_cnn": "dataset=fashion_mnist",
+    "cnn1d": "dataset=smartwatch",
     "text_gru": "dataset=text_generated",
     "text_mlp": "dataset=text_generated",
 }

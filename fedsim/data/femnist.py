@@ -8,30 +8,20 @@ downloaded. The writers are the owners of the images: fedsim can make each write
 import json
 import shutil
 import urllib.request
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-import torch
 from annotated_types import Interval
-from numpy.typing import NDArray
-from torch import Tensor
 
 from fedsim.core.disk import reading_problem
-from fedsim.core.errors import DataError, Problem
+from fedsim.core.errors import Problem
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data import fetch
-from fedsim.data.base import ImageSet, LoadedData, Samples, numbers_in
-from fedsim.data.cache import (
-    SourceFiles,
-    digest,
-    load_or_decode,
-    require_sha256,
-    sha256_problem,
-    visible,
-)
+from fedsim.data.base import ImageSet, LoadedData, Samples
+from fedsim.data.cache import sha256_problem
+from fedsim.data.leaf import absent_files, leaf_folders, load_leaf
 from fedsim.data.parquet import Parquet
 
 HUB_LISTING_URL = "https://huggingface.co/api/datasets/flwrlabs/femnist/parquet/default/train"
@@ -41,16 +31,6 @@ HUB_BYTES = 210_000_000
 NUM_CLASSES = 62
 """Number of classes: 10 digits, 26 capital letters and 26 lower-case letters, in this order."""
 NUM_DIGITS = 10
-PARSE_ERRORS = (
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-)
-"""Errors that Python and NumPy raise for a malformed file, such as labels that are infinite or a
-list in place of a dictionary."""
 
 
 @parameters
@@ -83,15 +63,13 @@ class Femnist(ImageSet):
     def _folder(self) -> Path:
         return self.data_dir / "femnist"
 
-    @property
-    def _leaf_folders(self) -> tuple[Path, Path]:
-        return self._folder / "train", self._folder / "test"
-
     def source_problem(self) -> Problem | None:
         """Return a problem with `data_dir`: it cannot be read, or has no room for a download."""
         if self.source == "hub":
             return fetch.source_problem(self._folder, self.data_dir, self.files_to_fetch, HUB_BYTES)
-        return reading_problem("data_dir", self.data_dir, [self._folder, *self._leaf_folders])
+        return reading_problem(
+            "data_dir", self.data_dir, [self._folder, *leaf_folders(self._folder)]
+        )
 
     def files_to_fetch(self) -> list[str]:
         """Describe the files that `load` would download; nothing if they are there."""
@@ -103,11 +81,7 @@ class Femnist(ImageSet):
         """Describe the files that the user has to provide, and that are not there."""
         if self.source == "hub":
             return []
-        descriptions = []
-        for folder in self._leaf_folders:
-            if not visible(folder, "*.json"):
-                descriptions.append(f"LEAF's JSON files in {folder.absolute()}")
-        return descriptions
+        return absent_files(self._folder)
 
     def form(self) -> tuple[tuple[int, ...], int]:
         """Return the shape of an image and the number of classes."""
@@ -143,85 +117,17 @@ class Femnist(ImageSet):
 
     def _load_leaf(self) -> LoadedData:
         self.require_present("dataset.source=leaf")
-        train_folder, test_folder = self._leaf_folders
-        train_files = visible(train_folder, "*.json")
-        test_files = visible(test_folder, "*.json")
-
-        def decode(sources: SourceFiles) -> dict[str, Tensor]:
-            tensors, train_writers = _read_leaf_split(sources, train_files, "train")
-            test_tensors, test_writers = _read_leaf_split(sources, test_files, "test")
-            tensors |= test_tensors
-            # For each test writer its number among the training writers; -1 if it is not there.
-            tensors["numbers"] = torch.as_tensor(numbers_in(train_writers, test_writers))
-            return tensors
-
-        # The cache depends on the names, because a file may be a link to another one.
-        names = [[file.name for file in train_files], [file.name for file in test_files]]
-        tensors, sha256 = load_or_decode(
-            self.cache_dir / "femnist-leaf-2",
-            self._folder,
-            [*train_files, *test_files],
-            names,
-            decode,
-        )
-        require_sha256(self.sha256, sha256, f"dataset.source=leaf in {self._folder}")
-        # Each split numbers its own writers. The fingerprint covers these numbers; afterwards the
-        # test split takes those of the training split.
-        number_in_training = tensors.pop("numbers")
-        fingerprint = f"femnist leaf {digest(tensors)}"
-        tensors["test_owners"] = number_in_training[tensors["test_owners"]]
+        cache = self.cache_dir / "femnist-leaf-2"
+        tensors, content, sha256 = load_leaf(self._folder, cache, self.sha256, _leaf_samples)
+        fingerprint = f"femnist leaf {content}"
         return LoadedData.of(tensors, NUM_CLASSES, self.mean, self.std, fingerprint, sha256=sha256)
-
-
-def _read_leaf_split(
-    sources: SourceFiles, files: Sequence[Path], split: str
-) -> tuple[dict[str, Tensor], NDArray[np.str_]]:
-    """Return the tensors of a split of LEAF, and the sorted names of its writers.
-
-    The tensors are `<split>_x`, `<split>_y` and `<split>_owners` [n]; an owner is the position of
-    the writer's name among the names. A file of LEAF is {"user_data": {writer: {"x": [...], "y":
-    [...]}}}. Raises `DataError` if a file is malformed, if two files have a writer, and if there is
-    no image.
-    """
-    pixels = []
-    labels = []
-    writer_of_image: list[str] = []
-    first_files: dict[str, Path] = {}
-    for file in files:
-        content = sources.read(file)
-        try:
-            for writer, samples in json.loads(content)["user_data"].items():
-                first_file = first_files.setdefault(writer, file)
-                if first_file != file:
-                    raise DataError(
-                        f"{first_file} and {file} both have the writer {writer}; move one away, or "
-                        f"empty {file.parent} and preprocess the data again"
-                    )
-                x, y = _leaf_samples(samples)
-                pixels.append(x)
-                labels.append(y)
-                writer_of_image += [writer] * len(y)
-        except PARSE_ERRORS as error:
-            raise DataError(
-                f"{file} is not a sound LEAF file ({type(error).__name__}: {error})"
-            ) from error
-    if not writer_of_image:
-        raise DataError(
-            f"dataset.source=leaf: no writer has an image in {', '.join(map(str, files))}"
-        )
-    writers, owners = np.unique(np.array(writer_of_image), return_inverse=True)
-    tensors = {
-        f"{split}_x": torch.as_tensor(np.concatenate(pixels)),
-        f"{split}_y": torch.as_tensor(np.concatenate(labels)),
-        f"{split}_owners": torch.as_tensor(owners.astype(np.int64)),
-    }
-    return tensors, writers
 
 
 def _leaf_samples(samples: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     """Return the images [n, 1, 28, 28] uint8 and labels [n] of one writer.
 
-    `samples` has lists of 784 pixels as "x", and the labels as "y". Raises one of `PARSE_ERRORS`.
+    `samples` has lists of 784 pixels as "x", and the labels as "y". Raises one of the
+    `PARSE_ERRORS` of leaf.py.
     """
     x = np.asarray(samples["x"], dtype=np.float32).reshape(-1, 1, 28, 28)
     y = np.asarray(samples["y"], dtype=np.int64)

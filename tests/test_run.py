@@ -114,6 +114,7 @@ GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.n
 NEEDS = {
     "parquet": "dataset.path=x",
     "image_folder": "dataset.path=x",
+    "shakespeare": "model=text_mlp",
     "cnn": "dataset=fashion_mnist",  # the digits are too small for its convolutions
     "femnist_cnn": "dataset=fashion_mnist",
     "cnn1d": "dataset=smartwatch",

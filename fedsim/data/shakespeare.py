@@ -113,8 +113,8 @@ class Shakespeare(Dataset):
         def decode(sources: SourceFiles) -> dict[str, Tensor]:
             return self._samples([(_play(file), sources.read(file)) for file in plays])
 
-        facts = [PARSER_VERSION, self.step, self.test_fraction]
-        facts += ["leaf"] if self.leaf_rules else [self.min_speeches]
+        roles = "leaf" if self.leaf_rules else self.min_speeches
+        facts = (PARSER_VERSION, self.step, self.test_fraction, roles)
         tensors, sha256 = load_or_decode(
             self.cache_dir / "shakespeare", folder, plays, facts, decode
         )

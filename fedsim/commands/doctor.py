@@ -183,21 +183,30 @@ def data(plans: Sequence[Plan]) -> Findings:
             yield _finding(warn, "data", unreadable)
     plans_left = to_come(plans)
     problems = list(source_problems(plans_left))
+    descriptions: list[str] = []
     for plan in by_source(plans_left):
-        problems += _data_problems(plan)
+        problems += _data_problems(plan, descriptions)
     for problem in problems:
         yield _finding(fail, "data", problem)
     if not problems:
         names = ", ".join(sorted({str(plan.choices["dataset"]) for plan in plans}))
         place = f"data_dir={plans[0].data_dir}"
         yield ok(f"data: {names}: nothing is missing that is not fetched ({place})")
+    yield from map(ok, descriptions)
 
 
-def _data_problems(plan: Plan) -> list[Problem]:
-    """Return what is missing of the data set of a job, or wrong with its files."""
+def _data_problems(plan: Plan, descriptions: list[str]) -> list[Problem]:
+    """Return what is missing of the data set of a job, or wrong with its files.
+
+    Lines that describe it are appended to `descriptions`.
+    """
     node = plan.config["dataset"]
     try:
-        instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).inspect()
+        dataset = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir)
+        dataset.inspect()
+        if dataset.source_problem() is None:
+            for line in dataset.describe():
+                descriptions.append(f"data: {plan.choices['dataset']}: {line}")
     except DataError as error:
         key, _, fault = str(error).partition(": ")
         text, _, remedy = fault.partition("; ")

@@ -184,6 +184,19 @@ class LoadedData:
         return x.div_(255).sub_(mean).div_(std)
 
 
+def describe_loaded(data: LoadedData) -> list[str]:
+    """Return lines about the samples, the classes and the owners of loaded data with owners."""
+    x = data.train.tensor
+    _, sizes = np.unique(data.owners, return_counts=True)
+    kind = f"{data.vocabulary} tokens" if data.vocabulary else str(x.dtype).removeprefix("torch.")
+    return [
+        f"sample: {'x'.join(map(str, x.shape[1:]))}, {kind}",
+        f"label: {data.num_classes} classes",
+        f"samples: train {len(data.train):,}, test {len(data.test):,}",
+        f"clients: {len(sizes):,} with {sizes.min():,} to {sizes.max():,} training samples",
+    ]
+
+
 def _check_form(samples: Samples, split: str, owners: Ints | None) -> None:
     """Raise `DataError` unless there are samples, and each has a label (and an owner, if there are
     owners)."""
@@ -275,6 +288,10 @@ class Dataset(ABC):
     def inspect(self) -> Any:
         """Raise `DataError` for faults on disk that show before samples are decoded."""
         self.require_present(f"data_dir={self.data_dir}")
+
+    def describe(self) -> list[str]:
+        """Return lines about the columns, splits and clients of local data, for `fedsim doctor`."""
+        return []
 
     def require_present(self, key: str) -> None:
         """Raise `DataError` if anything is `absent`; `key` is the config key that may be wrong."""

@@ -16,7 +16,8 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from textwrap import shorten
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import torch
@@ -78,6 +79,8 @@ class Parquet(FromPath):
     with a field `bytes`; labels are integers or strings.
     """
 
+    patterns: ClassVar = ("**/*.parquet",)
+    """The files of a folder that are read."""
     image_column: str | None
     """The column of images; None finds it."""
     label_column: str | None
@@ -98,10 +101,13 @@ class Parquet(FromPath):
         """Return the first place of `path` that has parquet files, and these files, sorted."""
         places = self._places()
         for place in places:
-            files = [place] if place.is_file() else visible(place, "**/*.parquet")
+            files = [place] if place.is_file() else self._files_below(place)
             if files:
                 return place, files
         return places[0], []
+
+    def _files_below(self, folder: Path) -> list[Path]:
+        return sorted(file for pattern in self.patterns for file in visible(folder, pattern))
 
     def inspect(self) -> tuple[Path, dict[str, list[Path]]]:
         """Return the place of the files, and the files of each split.
@@ -113,11 +119,13 @@ class Parquet(FromPath):
         root, paths = self._find_files()
         splits: dict[str, list[Path]] = {}
         for path in paths:
-            split = _split_of(path, root, is_only_file=len(paths) == 1)
+            split = self._split_of(path, root, is_only_file=len(paths) == 1)
+            if split is None:
+                continue
             splits.setdefault(split, []).append(path)
             stat_of(path)
             with path.open("rb") as file:
-                self._columns(path, _open(path, file).schema_arrow)
+                self._columns(path, open_table(path, file).schema_arrow)
         for split, files in splits.items():
             _require_unique_rows(files, split)
         if "train" not in splits:
@@ -126,6 +134,38 @@ class Parquet(FromPath):
                 "'train')"
             )
         return root, splits
+
+    def describe(self) -> list[str]:
+        """Return lines about each column of the first training file, the splits and the clients."""
+        _, splits = self.inspect()
+        tables = {}
+        for split, files in splits.items():
+            tables[split] = [open_table(file, file) for file in files]
+        schema = tables["train"][0].schema_arrow
+        sample, *others = self._columns(splits["train"][0], schema)
+        chosen = (sample.removesuffix(".bytes"), *others)
+        uses = dict(zip(chosen, ("sample", "label", "client"), strict=False))
+        rows = next(tables["train"][0].iter_batches(batch_size=1)).to_pylist()
+        lines = []
+        for field in schema:
+            line = f"column {field.name}: {field.type}"
+            feature = features_of(schema).get(field.name, {})
+            if "names" in feature:
+                line += f", {len(feature['names'])} classes"
+            elif not _holds_bytes(field.type):
+                line += f", for example {shorten(str(rows[0][field.name]), 40)}"
+            if field.name in uses:
+                line += f" (the {uses[field.name]})"
+            lines.append(line)
+        for split, of_split in tables.items():
+            num_rows = sum(table.metadata.num_rows for table in of_split)
+            lines.append(f"split {split}: {num_rows:,} samples")
+        if self.client_column in uses:
+            clients: set[Any] = set()
+            for table in tables["train"]:
+                clients.update(table.read([self.client_column]).column(0).to_pylist())
+            lines.append(f"clients: {len(clients):,} in the column {self.client_column}")
+        return lines
 
     def load(self) -> LoadedData:
         """Return the data, from the cache if the same files were decoded in the same way before."""
@@ -145,9 +185,19 @@ class Parquet(FromPath):
             "client": self.client_column,
         }
         facts.append(str([columns, self.size, self.test_fraction]))
+        facts += self._further_facts()
         fingerprint = hashlib.sha256(os.fsencode("\n".join(facts))).hexdigest()
         cache = self.cache_dir / f"parquet-{fingerprint[:32]}.safetensors"
         tensors = load_or_build(cache, lambda: self._decode(splits, sources))
+        return self._loaded(tensors, f"parquet {fingerprint}", sha256)
+
+    def _further_facts(self) -> list[str]:
+        """Return what the tensors of a subclass depend on in addition."""
+        return []
+
+    def _loaded(self, tensors: dict[str, Tensor], fingerprint: str, sha256: str) -> LoadedData:
+        """Return the data. Raises `ConfigError` if `mean` or `std` has another number of
+        channels."""
         channels = tensors["train_x"].shape[1]
         mean = self.mean or [0.5] * channels
         std = self.std or [0.5] * channels
@@ -155,56 +205,75 @@ class Parquet(FromPath):
         if problems:
             raise ConfigError(problem.within("dataset") for problem in problems)
         num_classes = int(tensors["num_classes"])
-        return LoadedData.of(
-            tensors, num_classes, mean, std, f"parquet {fingerprint}", sha256=sha256
-        )
+        return LoadedData.of(tensors, num_classes, mean, std, fingerprint, sha256=sha256)
+
+    def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
+        """Return the split of a file below `root`; None: the file is not read."""
+        return _split_of(file, root, is_only_file=is_only_file)
 
     def _columns(self, path: Path, schema: "pa.Schema") -> list[str]:
-        """Return the names of a file's columns of images, labels and, if it has one, clients.
+        """Return the names of a file's columns of samples, labels and, if it has one, clients.
 
         For images in structs, the first name is the name of the field: `image.bytes`. Raises
-        `DataError` if the file has no such columns of images and labels.
+        `DataError` if the file has no such columns of samples and labels.
         """
-        with_bytes = [field.name for field in schema if _holds_bytes(field.type)]
-        image = _pick_column("image_column", self.image_column, with_bytes, path, schema)
+        samples = self._sample_column(path, schema)
+        candidates = self._label_columns(schema)
+        label = pick_column("label_column", self.label_column, candidates, path, schema)
+        columns = [samples, label]
+        if self.client_column is not None and self.client_column in schema.names:
+            columns.append(self.client_column)
+        return columns
+
+    def _sample_column(self, path: Path, schema: "pa.Schema") -> str:
+        """Return the name of the column of images, or of its field."""
+        candidates = self._image_columns(schema)
+        image = pick_column("image_column", self.image_column, candidates, path, schema)
         kind = schema.field(image).type
         if not _holds_bytes(kind):
             raise DataError(
                 f"dataset.image_column={image}: must hold the encoded images themselves in every "
                 f"row, not {kind} as in {path}"
             )
-        known_names = [name for name in LABEL_NAMES if name in schema.names]
-        label = _pick_column("label_column", self.label_column, known_names, path, schema)
-        columns = [f"{image}.bytes" if _is(kind, "struct") else image, label]
-        if self.client_column is not None and self.client_column in schema.names:
-            columns.append(self.client_column)
-        return columns
+        return f"{image}.bytes" if is_type(kind, "struct") else image
+
+    def _image_columns(self, schema: "pa.Schema") -> list[str]:
+        """Return the columns that may hold the images, by their types."""
+        return [field.name for field in schema if _holds_bytes(field.type)]
+
+    def _label_columns(self, schema: "pa.Schema") -> list[str]:
+        """Return the columns that may hold the labels, by their names."""
+        return [name for name in LABEL_NAMES if name in schema.names]
 
     def _decode(self, splits: dict[str, list[Path]], sources: SourceFiles) -> dict[str, Tensor]:
         """Return the tensors of both splits, decoded from the files."""
         train_files = splits["train"]
         test_files = splits.get("test", splits.get("validation", []))
         tables: list[pa.Table] = []
-        images: list[pa.Scalar] = []
+        samples: list[pa.Scalar] = []
         total_bytes = 0
         for path in (*train_files, *test_files):
             table, num_bytes, label_column = self._read_table(path, sources)
             total_bytes += num_bytes
             require_memory(total_bytes, f"dataset.path={self.path}")
-            images += _encoded_images(table, path)
+            samples += _encoded_samples(table, path)
             tables.append(_without_categories(table.remove_column(0)))
             rows = _concatenate(tables, path)  # after each file, so that an error names the file
         num_train = sum(table.num_rows for table in tables[: len(train_files)])
         train, test = self._split_rows(num_train, rows.num_rows if test_files else None)
         labels, num_classes = _class_labels(rows, label_column)
-        name = f"dataset.path={self.path}"
-        x = decode(lambda image: image.as_py(), images, mode=None, size=self.size, name=name)
+        x = self._samples(samples)
         y = torch.as_tensor(labels)
         tensors = {"train_x": x[train], "train_y": y[train], "test_x": x[test], "test_y": y[test]}
         tensors["num_classes"] = torch.tensor(num_classes)
         if self.client_column is not None:
             tensors |= _owners(rows, self.client_column, train, test)
         return tensors
+
+    def _samples(self, values: "list[pa.Scalar]") -> Tensor:
+        """Return the samples of the values of their column: images [n, C, H, W] uint8."""
+        name = f"dataset.path={self.path}"
+        return decode(lambda value: value.as_py(), values, mode=None, size=self.size, name=name)
 
     def _read_table(self, path: Path, sources: SourceFiles) -> tuple["pa.Table", int, str]:
         """Return the rows of a file, the memory that they need, and the name of the label column.
@@ -215,13 +284,13 @@ class Parquet(FromPath):
         import pyarrow as pa
 
         content = sources.read(path)
-        file = _open(path, pa.BufferReader(content))
+        file = open_table(path, pa.BufferReader(content))
         columns = self._columns(path, file.schema_arrow)
         num_bytes = _bytes_needed(file.metadata, columns)
         require_memory(num_bytes, str(path), max(LARGE_BYTES, MAX_EXPANSION * len(content)))
         if num_bytes < LARGE_BYTES:
             # As a dictionary, an image that is in many rows is in memory once.
-            file = _open(path, pa.BufferReader(content), read_dictionary=columns[:1])
+            file = open_table(path, pa.BufferReader(content), read_dictionary=columns[:1])
         with _data_errors(path):
             return file.read(columns=columns), num_bytes, columns[1]
 
@@ -329,16 +398,24 @@ def _data_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _open(path: Path, source: Any, **options: Any) -> Any:
-    """Return the parquet file opened. The checksums of its pages are verified, if it has any (few
-    files do)."""
+def open_table(path: Path, source: Any, **options: Any) -> Any:
+    """Return a file of the Hub's, opened as a parquet file.
+
+    The checksums of its pages are verified, if it has any (few files do).
+    """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
     with _data_errors(path):
+        if path.suffix == ".arrow":
+            # A stream of Arrow's tables has no footer, so that it is rewritten as a parquet file.
+            content = pa.BufferOutputStream()
+            pq.write_table(pa.ipc.open_stream(source).read_all(), content)
+            source = pa.BufferReader(content.getvalue())
         return pq.ParquetFile(source, page_checksum_verification=True, **options)
 
 
-def _pick_column(
+def pick_column(
     key: str, name: str | None, candidates: list[str], path: Path, schema: "pa.Schema"
 ) -> str:
     """Return the column `name`, or the only one of the `candidates` if `name` is None.
@@ -370,7 +447,7 @@ def _bytes_needed(metadata: Any, columns: Sequence[str]) -> int:
 def _without_categories(table: "pa.Table") -> "pa.Table":
     """Return the table with plain columns in place of dictionary-encoded ones (categories)."""
     for index, column in enumerate(table.columns):
-        if _is(column.type, "dictionary"):
+        if is_type(column.type, "dictionary"):
             values = column.cast(column.type.value_type)
             table = table.set_column(index, table.column_names[index], values)
     return table
@@ -392,17 +469,18 @@ def _concatenate(tables: Sequence["pa.Table"], latest: Path) -> "pa.Table":
         ) from error
 
 
-def _encoded_images(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
-    """Return the encoded images of all rows, which are in the first column.
+def _encoded_samples(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
+    """Return the encoded images, or texts, of all rows, which are in the first column.
 
-    Raises `DataError` if a row has none.
+    Raises `DataError` if a row has no image; a text may be missing.
     """
     from pyarrow import compute
 
     column = table.column(0)
-    if _is(column.type, "struct"):
+    if is_type(column.type, "struct"):
         column = compute.struct_field(column, "bytes")
-    if column.null_count:
+    value_type = getattr(column.type, "value_type", column.type)
+    if column.null_count and not is_type(value_type, "string", "large_string"):
         raise DataError(
             f"dataset.image_column={table.column_names[0]}: must hold the encoded images "
             f"themselves in every row; {column.null_count} are missing in {path}"
@@ -412,13 +490,13 @@ def _encoded_images(table: "pa.Table", path: Path) -> list["pa.Scalar"]:
 
 def _holds_bytes(kind: "pa.DataType") -> bool:
     """Return whether a column of this type may hold encoded images: bytes, or structs of these."""
-    if _is(kind, "struct"):
+    if is_type(kind, "struct"):
         index = kind.get_field_index("bytes")
         return index >= 0 and _holds_bytes(kind.field(index).type)
-    return _is(kind, "binary", "large_binary")
+    return is_type(kind, "binary", "large_binary")
 
 
-def _is(kind: "pa.DataType", *names: str) -> bool:
+def is_type(kind: "pa.DataType", *names: str) -> bool:
     """Return whether `kind` is one of the types that pyarrow calls `names`."""
     from pyarrow import types
 
@@ -454,11 +532,20 @@ def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
 
 def _num_named_classes(table: "pa.Table", name: str) -> int:
     """Return the number of class names in a column's Hugging Face metadata; 0 without any."""
+    names = features_of(table.schema).get(name, {}).get("names")
+    return len(names) if isinstance(names, list) else 0
+
+
+def features_of(schema: "pa.Schema") -> dict[str, dict[str, Any]]:
+    """Return the Hugging Face description of each column that has one.
+
+    `_type` is "Image", "ClassLabel" (which has `names`), "Value" and so on.
+    """
     try:
-        features = json.loads((table.schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return len(features[name]["names"])
-    except (KeyError, TypeError, ValueError, RecursionError):
-        return 0
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: value for name, value in features.items() if isinstance(value, dict)}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
+        return {}
 
 
 def _owners(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:
@@ -489,6 +576,6 @@ def _values(table: "pa.Table", name: str, key: str) -> NDArray[np.generic]:
         raise DataError(
             f"dataset.{key}={name}: {column.null_count} of its {len(column)} values are missing"
         )
-    if not _is(column.type, "integer", "string", "large_string", "boolean"):
+    if not is_type(column.type, "integer", "string", "large_string", "boolean"):
         raise DataError(f"dataset.{key}={name}: must hold integers or strings, not {column.type}")
     return column.to_numpy()

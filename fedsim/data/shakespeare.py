@@ -19,7 +19,7 @@ from fedsim.core.arrays import Ints
 from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Count, Problems, parameters
-from fedsim.data.base import Dataset, LoadedData, TokenShape
+from fedsim.data.base import Dataset, LoadedData, TokenShape, describe_loaded
 from fedsim.data.cache import (
     SourceFiles,
     digest,
@@ -88,6 +88,10 @@ class Shakespeare(Dataset):
     def form(self) -> tuple[tuple[int, ...], int]:
         """Return the shape of a text and the number of characters."""
         return TokenShape(LENGTH, len(CHARACTERS)), len(CHARACTERS)
+
+    def describe(self) -> list[str]:
+        """Return lines about the data, which are read for it."""
+        return describe_loaded(self.load())
 
     def load(self) -> LoadedData:
         """Return the data, decoded or from the cache. Tokens are uint8 in the cache."""

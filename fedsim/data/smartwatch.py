@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Problems, parameters
-from fedsim.data.base import Dataset, LoadedData
+from fedsim.data.base import Dataset, LoadedData, describe_loaded
 from fedsim.data.cache import SourceFiles, digest, require_sha256, sha256_problem
 from fedsim.data.packages import Package
 
@@ -72,6 +72,10 @@ class Smartwatch(Dataset):
     def form(self) -> tuple[tuple[int, ...], int]:
         """Return the shape of a window and the number of exercises."""
         return (NUM_CHANNELS, WINDOW), len(EXERCISES)
+
+    def describe(self) -> list[str]:
+        """Return lines about the data, which are read for it."""
+        return describe_loaded(self.load())
 
     def load(self) -> LoadedData:
         """Return the windows. Raises `DataError` for another file than the package's."""

@@ -9,6 +9,7 @@ import os
 import pickle
 import struct
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +20,9 @@ from torch import Tensor
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import ImageSet, LoadedData, Samples
-from fedsim.data.cache import SourceFiles, digest, require_sha256, sha256_problem, stat_of
+from fedsim.data.cache import SourceFiles, digest, require_sha256, sha256_problem, stat_of, visible
 from fedsim.data.fetch import require_files, source_problem
+from fedsim.data.parquet import Parquet
 
 MD5 = {
     "MNIST": [
@@ -202,7 +204,8 @@ class CIFAR(_TorchvisionSet):
     """CIFAR10 or CIFAR100, in <data_dir>/cifar-10-batches-py or cifar-100-python.
 
     The files are pickles. A file is unpickled only if its checksum is the one that torchvision
-    lists.
+    lists. Without them, parquet files in <data_dir>/cifar10 or cifar100 are read. If these hold
+    JPEG images, as many on the Hub do, the pixels are not those of the original.
     """
 
     channels = 3
@@ -221,12 +224,49 @@ class CIFAR(_TorchvisionSet):
         names = [name for name, _ in (*kind.train_list, *kind.test_list)]
         return self.data_dir / kind.base_folder, names
 
+    def _parquet(self) -> Parquet | None:
+        """Return the data set in <data_dir>/cifar10 or cifar100, if that has parquet files and
+        torchvision's files are absent."""
+        folder = self.data_dir / self.source.lower()
+        if not super().files_to_fetch() or not visible(folder, "**/*.parquet"):
+            return None
+        return Parquet(
+            self.data_dir,
+            self.cache_dir,
+            path=str(folder.absolute()),
+            image_column=None,
+            label_column=None,
+            client_column=None,
+            size=None,
+            test_fraction=0.0,
+            mean=self.mean,
+            std=self.std,
+        )
+
+    def files_to_fetch(self) -> list[str]:
+        """Name the files that `load` would download; none if there are parquet files."""
+        return [] if self._parquet() else super().files_to_fetch()
+
+    def inspect(self) -> Any:
+        """Raise `DataError` for faults of parquet files that show before images are decoded."""
+        parquet = self._parquet()
+        return parquet.inspect() if parquet else super().inspect()
+
+    def describe(self) -> list[str]:
+        """Return lines about parquet files, if they are read."""
+        parquet = self._parquet()
+        return parquet.describe() if parquet else []
+
     def form(self) -> tuple[tuple[int, ...], int]:
         """Return the shape of an image and the number of classes."""
         return (3, 32, 32), 10 if self.source == "CIFAR10" else 100
 
     def load(self) -> LoadedData:
         """Return the data, after downloading absent files and verifying all."""
+        parquet = self._parquet()
+        if parquet:
+            _, num_classes = self.form()
+            return replace(parquet.load(), num_classes=num_classes)
         self._require_downloaded()
         train_files = self._torchvision_class.train_list
         test_files = self._torchvision_class.test_list

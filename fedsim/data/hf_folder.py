@@ -1,0 +1,108 @@
+"""Any local data set of images or texts from the Hugging Face Hub, by its own description.
+
+The description is in the metadata of the files: the type of each column, and the names of classes.
+`Parquet` reads the files. Shapes: n texts.
+"""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+from zlib import crc32
+
+import torch
+from annotated_types import Interval
+from torch import Tensor
+
+from fedsim.core.parameters import parameters
+from fedsim.data.base import LoadedData
+from fedsim.data.parquet import SPLITS, Parquet, features_of, is_type, pick_column
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+WORD = re.compile(r"\w+|[^\w\s]")
+"""A word, or a sign between words."""
+
+
+@parameters
+class HFFolder(Parquet):
+    """Parquet or Arrow files below `path`, as the library datasets writes them.
+
+    Samples are images, or texts of `length` words if there is no column of images. The token of a
+    word is a hash of it in 1..`vocabulary` - 1, in lower case. Later words are cut off, and shorter
+    texts begin with tokens 0.
+    """
+
+    patterns: ClassVar = ("**/*.parquet", "**/*.arrow")
+    text_column: str | None
+    """The column of texts; None takes the only one, if there are no images."""
+    train_split: str
+    test_split: str | None
+    """Name of the split for testing; None takes `test`, or without it `validation`. Splits with
+    other names are not read."""
+    length: Annotated[int, Interval(ge=1, le=10_000)]
+    vocabulary: Annotated[int, Interval(ge=2, le=1_000_000)]
+
+    def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
+        """Return the split that a part of a file's name, or its folder, is called."""
+        names = {*file.stem.split("-"), file.parent.name}
+        if self.train_split in names or is_only_file:
+            return "train"
+        if self.test_split is not None:
+            return "test" if self.test_split in names else None
+        splits = [SPLITS[name] for name in names if name in SPLITS]
+        return splits[0] if splits and splits[0] != "train" else None
+
+    def _sample_column(self, path: Path, schema: "pa.Schema") -> str:
+        """Return the name of the column of texts, or of images."""
+        if self.text_column is None and (self.image_column or self._image_columns(schema)):
+            return super()._sample_column(path, schema)
+        others = {self.label_column, self.client_column, *self._label_columns(schema)}
+        texts = []
+        for field in schema:
+            if is_type(field.type, "string", "large_string") and field.name not in others:
+                texts.append(field.name)
+        return pick_column("text_column", self.text_column, texts, path, schema)
+
+    def _image_columns(self, schema: "pa.Schema") -> list[str]:
+        """Return the columns that the description calls images."""
+        return _of_type(schema, "Image") or super()._image_columns(schema)
+
+    def _label_columns(self, schema: "pa.Schema") -> list[str]:
+        """Return the columns that the description calls labels of classes."""
+        return _of_type(schema, "ClassLabel") or super()._label_columns(schema)
+
+    def _further_facts(self) -> list[str]:
+        return [str(["hf_folder 1", self.text_column, self.length, self.vocabulary])]
+
+    def _samples(self, values: "list[pa.Scalar]") -> Tensor:
+        """Return images [n, C, H, W] uint8, or texts [n, length] int64."""
+        if isinstance(values[0].as_py(), bytes):
+            return super()._samples(values)
+        tokens = torch.zeros(len(values), self.length, dtype=torch.int64)
+        for row, value in enumerate(values):
+            words = WORD.findall((value.as_py() or "").lower())[: self.length]
+            # At the end, so that the last state of a recurrent network follows the last word.
+            for place, word in enumerate(words, start=self.length - len(words)):
+                tokens[row, place] = 1 + crc32(word.encode()) % (self.vocabulary - 1)
+        return tokens
+
+    def _loaded(self, tensors: dict[str, Tensor], fingerprint: str, sha256: str) -> LoadedData:
+        if tensors["train_x"].dtype == torch.uint8:
+            return super()._loaded(tensors, fingerprint, sha256)
+        num_classes = int(tensors["num_classes"])
+        return LoadedData.of(
+            tensors,
+            num_classes,
+            None,
+            None,
+            fingerprint,
+            sha256=sha256,
+            vocabulary=self.vocabulary,
+        )
+
+
+def _of_type(schema: "pa.Schema", kind: str) -> list[str]:
+    """Return the columns that the Hugging Face description says to be of a kind."""
+    features = features_of(schema)
+    return [name for name in schema.names if features.get(name, {}).get("_type") == kind]

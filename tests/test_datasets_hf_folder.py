@@ -1,0 +1,211 @@
+"""Local data sets of the Hugging Face Hub: their description names the columns; and CIFAR in
+parquet files."""
+
+import json
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from fedsim.core.errors import DataError
+from fedsim.data.base import LoadedData, TokenShape
+from tests.dataset_toys import build, check_sound, encoded, random_pixels, write_table
+
+CLASSES = {"_type": "ClassLabel", "names": ["ant", "bee", "cat"]}
+IMAGE = {"_type": "Image"}
+STRING = {"_type": "Value", "dtype": "string"}
+
+
+def described(columns: dict[str, Any], features: dict[str, Any]) -> pa.Table:
+    """Return a table with the Hub's description of its columns."""
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    return pa.table(columns).replace_schema_metadata(metadata)
+
+
+def images(count: int) -> pa.Array:
+    pixels = random_pixels(count, grey=True)
+    return pa.array([{"bytes": encoded(image), "path": None} for image in pixels])
+
+
+def texts_table(texts: list[str | None], labels: list[int], **columns: Any) -> pa.Table:
+    features = {"body": STRING, "kind": CLASSES}
+    return described({"body": texts, "kind": labels} | columns, features)
+
+
+def write(path: Path, table: pa.Table) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".arrow":
+        with pa.ipc.new_stream(path, table.schema) as stream:
+            stream.write_table(table)
+    else:
+        pq.write_table(table, path)
+
+
+def load(folder: Path, **values: Any) -> LoadedData:
+    return build("hf_folder", folder, folder.parent / "cache", path=str(folder), **values).load()
+
+
+# --- columns -------------------------------------------------------------------------------------
+
+
+def test_the_description_finds_columns_whose_names_and_types_do_not(tmp_path: Path) -> None:
+    columns = {
+        "thumbnail": [b"not an image"] * 3,
+        "photo": images(3),
+        "target": [7, 8, 9],  # by its name a label, but not by the description
+        "species": [2, 0, 1],
+    }
+    features = {"photo": IMAGE, "species": CLASSES, "target": {"_type": "Value", "dtype": "int64"}}
+    for split in ("train", "test"):
+        write(
+            tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet",
+            described(columns, features),
+        )
+    data = load(tmp_path / "set")
+    check_sound(data)
+    assert data.train.y.tolist() == [2, 0, 1]
+    assert (data.num_classes, data.input_shape) == (3, (1, 6, 6))
+
+
+def test_several_columns_of_classes_must_be_chosen_from(tmp_path: Path) -> None:
+    columns = {"img": images(3), "fine": [0, 1, 2], "coarse": [0, 0, 1]}
+    features = {"img": IMAGE, "fine": CLASSES, "coarse": CLASSES}
+    for split in ("train", "test"):
+        write(tmp_path / "set" / f"{split}.parquet", described(columns, features))
+    rule = r"dataset\.label_column=None: the columns are img, fine, coarse in .*, and fine and coarse may be meant; set it"
+    with pytest.raises(DataError, match=rule):
+        load(tmp_path / "set")
+    assert load(tmp_path / "set", label_column="coarse").test.y.tolist() == [0, 0, 1]
+
+
+def test_several_columns_of_texts_must_be_chosen_from(tmp_path: Path) -> None:
+    table = texts_table(["a", "b"], [0, 1], title=["c", "d"], user=["x", "y"])
+    write(tmp_path / "set" / "train.parquet", table)
+    values = {"test_fraction": 0.5, "client_column": "user"}
+    rule = r"dataset\.text_column=None: .* body and title may be meant"
+    with pytest.raises(DataError, match=rule):
+        load(tmp_path / "set", **values)
+    assert len(load(tmp_path / "set", text_column="title", **values).train) == 1
+
+
+def test_a_column_names_the_clients(tmp_path: Path) -> None:
+    write(
+        tmp_path / "set" / "train.parquet",
+        texts_table(["a", "b", "c"], [0, 1, 2], user=["y", "x", "y"]),
+    )
+    write(tmp_path / "set" / "test.parquet", texts_table(["a", "b"], [0, 1], user=["z", "y"]))
+    data = load(tmp_path / "set", client_column="user")
+    assert data.owners is not None
+    assert data.test_owners is not None
+    assert (data.owners.tolist(), data.test_owners.tolist()) == ([1, 0, 1], [-1, 1])
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def test_words_are_hashed_and_short_texts_begin_with_zeros(tmp_path: Path) -> None:
+    texts = ["One, two", "one two three four", None]
+    for split in ("train", "test"):
+        write(tmp_path / "set" / f"{split}.parquet", texts_table(texts, [0, 1, 2]))
+    data = load(tmp_path / "set", length=3, vocabulary=1000)
+    one, comma, two, three = (1 + crc32(word) % 999 for word in (b"one", b",", b"two", b"three"))
+    assert data.train.tensor.tolist() == [[one, comma, two], [one, two, three], [0, 0, 0]]
+    assert isinstance(data.input_shape, TokenShape)
+    assert (data.input_shape, data.input_shape.vocabulary, data.num_classes) == ((3,), 1000, 3)
+    assert data.fingerprint != load(tmp_path / "set", length=3, vocabulary=999).fingerprint
+
+
+# --- files and splits ----------------------------------------------------------------------------
+
+
+def test_arrow_files_in_folders_of_splits_are_read(tmp_path: Path) -> None:
+    for split, labels in (("train", [0, 1, 2, 0]), ("test", [2, 1])):
+        table = texts_table(["a b"] * len(labels), labels)
+        middle = len(labels) // 2
+        write(tmp_path / "set" / split / "data-00000-of-00002.arrow", table.slice(0, middle))
+        write(tmp_path / "set" / split / "data-00001-of-00002.arrow", table.slice(middle))
+    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    data = load(tmp_path / "set")
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1, 2, 0], [2, 1])
+
+
+@pytest.mark.parametrize(
+    ("values", "train", "test"),
+    [
+        ({}, [0], [2]),  # without a split named test, validation
+        ({"test_split": "extra"}, [0], [1]),
+        ({"train_split": "extra", "test_split": "train"}, [1], [0]),
+    ],
+)
+def test_splits_are_chosen_by_their_names(
+    tmp_path: Path, values: dict[str, str], train: list[int], test: list[int]
+) -> None:
+    for label, split in enumerate(("train", "extra", "validation")):
+        write(
+            tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet",
+            texts_table(["a"], [label]),
+        )
+    data = load(tmp_path / "set", **values)
+    assert (data.train.y.tolist(), data.test.y.tolist()) == (train, test)
+
+
+def test_a_damaged_arrow_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.arrow").write_bytes(b"no table")
+    with pytest.raises(DataError, match=r"train\.arrow is no sound parquet file"):
+        load(tmp_path / "set", test_fraction=0.5)
+
+
+# --- CIFAR in parquet files ----------------------------------------------------------------------
+
+
+def test_cifar_is_read_from_parquet_files_where_torchvisions_are_absent(tmp_path: Path) -> None:
+    for split, count in (("train", 6), ("test", 3)):
+        write_table(tmp_path / "cifar10" / f"{split}-00000-of-00001.parquet", count, side=32)
+    dataset = build("cifar10", tmp_path)
+    assert dataset.source_problem() is None
+    assert dataset.files_to_fetch() == []  # type: ignore[attr-defined]
+    data = dataset.load()
+    check_sound(data)
+    assert np.array_equal(data.train.tensor.permute(0, 2, 3, 1), random_pixels(6, side=32))
+    assert (len(data.test), data.num_classes) == (3, 10)  # although labels are 0 to 2 here
+
+
+def test_the_fine_labels_of_cifar100_are_the_classes(tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        pixels = pa.array([encoded(image) for image in random_pixels(2, side=32)])
+        table = pa.table({"img": pixels, "fine_label": [98, 3], "coarse_label": [1, 2]})
+        write(tmp_path / "cifar100" / f"{split}.parquet", table)
+    data = build("cifar100", tmp_path).load()
+    assert (data.train.y.tolist(), data.num_classes) == ([98, 3], 100)
+
+
+def test_a_damaged_parquet_file_of_cifar_is_found_before_a_run(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "train.parquet").touch()
+    with pytest.raises(DataError, match=r"train\.parquet is no sound parquet file"):
+        build("cifar10", tmp_path).inspect()
+
+
+# --- descriptions, for `fedsim doctor` -----------------------------------------------------------
+
+
+def test_columns_splits_and_clients_are_described(tmp_path: Path) -> None:
+    long = "a word " * 20
+    table = texts_table([long, "b", "c"], [0, 1, 2], user=["y", "x", "y"])
+    write(tmp_path / "set" / "train-00000-of-00002.parquet", table)
+    write(tmp_path / "set" / "train-00001-of-00002.parquet", texts_table(["d"], [0], user=["z"]))
+    write(tmp_path / "set" / "test.parquet", table.slice(1))
+    dataset = build("hf_folder", tmp_path, path=str(tmp_path / "set"), client_column="user")
+    assert dataset.describe() == [
+        "column body: string, for example a word a word a word a word a [...] (the sample)",
+        "column kind: int64, 3 classes (the label)",
+        "column user: string, for example y (the client)",
+        "split test: 2 samples",
+        "split train: 4 samples",
+        "clients: 3 in the column user",
+    ]

@@ -34,7 +34,7 @@ def test_logits_are_linear_in_the_mean_over_time() -> None:
         model.layers[0].weight[:, :, 0] = 1.0  # copies the input; the next two add 32 and 64 copies
         model.layers[3].weight[:, :, 0] = 1.0
         model.layers[6].weight[:, :, 0] = 1.0
-        model.output.weight[1] = 1.0
+        model.layers[10].weight[1] = 1.0
     x = torch.full((1, 1, 32), 2.0)
     # The third convolution gives 2 x 32 x 64 in each of 64 channels, and the output sums these.
     assert model(x).tolist() == [[0.0, 2.0 * 32 * 64 * 64]]
@@ -42,7 +42,9 @@ def test_logits_are_linear_in_the_mean_over_time() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (6, 31), (64,), TokenShape(40, 9)])
 def test_samples_that_are_no_sequences_are_rejected(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError, match=r"model=cnn1d (needs sequences \[C, L\], L >= 32|reads)"):
+    with pytest.raises(
+        ConfigError, match=r"model=cnn1d (needs sequences \[C, L\] of at least 32 steps|reads)"
+    ):
         CNN1D(shape, 7)
     CNN1D((6, 32), 7)
 

@@ -392,10 +392,10 @@ def test_recordings_are_read_in_order_of_person_side_and_class() -> None:
         "side": [0, 1, 1],
     }
     recordings = smartwatch.read_recordings(recordings_file(table), "file")
-    assert [(steps[0, 0], *numbers) for steps, *numbers in recordings] == [
-        (2.0, 1, 1, 1),
-        (1.0, 2, 1, 1),
-        (0.0, 4, 2, 0),
+    assert [(*numbers, steps[0, 0]) for *numbers, steps in recordings] == [
+        (1, 1, 1, 2.0),
+        (1, 1, 2, 1.0),
+        (2, 0, 4, 0.0),
     ]
 
 

@@ -184,11 +184,11 @@ def test_the_fine_labels_of_cifar100_are_the_classes(tmp_path: Path) -> None:
     assert (data.train.y.tolist(), data.num_classes) == ([98, 3], 100)
 
 
-def test_a_damaged_parquet_file_of_cifar_is_found_before_a_run(tmp_path: Path) -> None:
+def test_the_doctor_finds_a_damaged_parquet_file_of_cifar(tmp_path: Path) -> None:
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "train.parquet").touch()
     with pytest.raises(DataError, match=r"train\.parquet is no sound parquet file"):
-        build("cifar10", tmp_path).inspect()
+        build("cifar10", tmp_path).describe()
 
 
 # --- descriptions, for `fedsim doctor` -----------------------------------------------------------
@@ -202,10 +202,9 @@ def test_columns_splits_and_clients_are_described(tmp_path: Path) -> None:
     write(tmp_path / "set" / "test.parquet", table.slice(1))
     dataset = build("hf_folder", tmp_path, path=str(tmp_path / "set"), client_column="user")
     assert dataset.describe() == [
-        "column body: string, for example a word a word a word a word a [...] (the sample)",
+        "column body: string, for example a word a word a word a word a word [...] (the sample)",
         "column kind: int64, 3 classes (the label)",
         "column user: string, for example y (the client)",
-        "split test: 2 samples",
-        "split train: 4 samples",
-        "clients: 3 in the column user",
+        "split test: 2 samples of 2 clients",
+        "split train: 4 samples of 3 clients",
     ]

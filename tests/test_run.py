@@ -112,6 +112,7 @@ CONF = ROOT / "conf"
 GROUPS = sorted(path.name for path in CONF.iterdir() if path.is_dir() and path.name != "preset")
 """Presets are checked in tests/test_presets.py."""
 NEEDS = {
+    "hf_folder": "dataset.path=x",
     "parquet": "dataset.path=x",
     "image_folder": "dataset.path=x",
     "shakespeare": "model=text_mlp",

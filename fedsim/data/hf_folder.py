@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData
-from fedsim.data.parquet import SPLITS, Parquet, features_of, is_type, pick_column
+from fedsim.data.parquet import SPLITS, Parquet, described_as, is_type, pick_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,13 +64,9 @@ class HFFolder(Parquet):
                 texts.append(field.name)
         return pick_column("text_column", self.text_column, texts, path, schema)
 
-    def _image_columns(self, schema: "pa.Schema") -> list[str]:
-        """Return the columns that the description calls images."""
-        return _of_type(schema, "Image") or super()._image_columns(schema)
-
     def _label_columns(self, schema: "pa.Schema") -> list[str]:
         """Return the columns that the description calls labels of classes."""
-        return _of_type(schema, "ClassLabel") or super()._label_columns(schema)
+        return described_as("ClassLabel", schema) or super()._label_columns(schema)
 
     def _further_facts(self) -> list[str]:
         return [str(["hf_folder 1", self.text_column, self.length, self.vocabulary])]
@@ -91,18 +87,7 @@ class HFFolder(Parquet):
         if tensors["train_x"].dtype == torch.uint8:
             return super()._loaded(tensors, fingerprint, sha256)
         num_classes = int(tensors["num_classes"])
+        size = self.vocabulary
         return LoadedData.of(
-            tensors,
-            num_classes,
-            None,
-            None,
-            fingerprint,
-            sha256=sha256,
-            vocabulary=self.vocabulary,
+            tensors, num_classes, None, None, fingerprint, sha256=sha256, vocabulary=size
         )
-
-
-def _of_type(schema: "pa.Schema", kind: str) -> list[str]:
-    """Return the columns that the Hugging Face description says to be of a kind."""
-    features = features_of(schema)
-    return [name for name in schema.names if features.get(name, {}).get("_type") == kind]

@@ -138,33 +138,34 @@ class Parquet(FromPath):
     def describe(self) -> list[str]:
         """Return lines about each column of the first training file, the splits and the clients."""
         _, splits = self.inspect()
-        tables = {}
-        for split, files in splits.items():
-            tables[split] = [open_table(file, file) for file in files]
-        schema = tables["train"][0].schema_arrow
-        sample, *others = self._columns(splits["train"][0], schema)
+        file = splits["train"][0]
+        table = open_table(file, file)
+        schema = table.schema_arrow
+        sample, *others = self._columns(file, schema)
         chosen = (sample.removesuffix(".bytes"), *others)
         uses = dict(zip(chosen, ("sample", "label", "client"), strict=False))
-        rows = next(tables["train"][0].iter_batches(batch_size=1)).to_pylist()
+        rows = next(table.iter_batches(batch_size=1)).to_pylist()
         lines = []
         for field in schema:
             line = f"column {field.name}: {field.type}"
-            feature = features_of(schema).get(field.name, {})
-            if "names" in feature:
-                line += f", {len(feature['names'])} classes"
+            num_classes = _num_named_classes(schema, field.name)
+            if num_classes:
+                line += f", {num_classes} classes"
             elif not _holds_bytes(field.type):
                 line += f", for example {shorten(str(rows[0][field.name]), 40)}"
             if field.name in uses:
                 line += f" (the {uses[field.name]})"
             lines.append(line)
-        for split, of_split in tables.items():
-            num_rows = sum(table.metadata.num_rows for table in of_split)
-            lines.append(f"split {split}: {num_rows:,} samples")
-        if self.client_column in uses:
+        for split, files in splits.items():
+            num_rows = 0
             clients: set[Any] = set()
-            for table in tables["train"]:
-                clients.update(table.read([self.client_column]).column(0).to_pylist())
-            lines.append(f"clients: {len(clients):,} in the column {self.client_column}")
+            for file in files:
+                table = open_table(file, file)
+                num_rows += table.metadata.num_rows
+                if self.client_column in uses:
+                    clients.update(table.read([self.client_column]).column(0).to_pylist())
+            owned = f" of {len(clients):,} clients" if clients else ""
+            lines.append(f"split {split}: {num_rows:,} samples{owned}")
         return lines
 
     def load(self) -> LoadedData:
@@ -238,8 +239,9 @@ class Parquet(FromPath):
         return f"{image}.bytes" if is_type(kind, "struct") else image
 
     def _image_columns(self, schema: "pa.Schema") -> list[str]:
-        """Return the columns that may hold the images, by their types."""
-        return [field.name for field in schema if _holds_bytes(field.type)]
+        """Return the columns that may hold the images, by their description or their types."""
+        with_bytes = [field.name for field in schema if _holds_bytes(field.type)]
+        return described_as("Image", schema) or with_bytes
 
     def _label_columns(self, schema: "pa.Schema") -> list[str]:
         """Return the columns that may hold the labels, by their names."""
@@ -527,12 +529,12 @@ def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
             f"0..{MAX_CLASSES - 1}, found {low}..{high}; number the classes from 0, or store the "
             "labels as strings"
         )
-    return values.astype(np.int64), max(high + 1, _num_named_classes(table, name))
+    return values.astype(np.int64), max(high + 1, _num_named_classes(table.schema, name))
 
 
-def _num_named_classes(table: "pa.Table", name: str) -> int:
+def _num_named_classes(schema: "pa.Schema", name: str) -> int:
     """Return the number of class names in a column's Hugging Face metadata; 0 without any."""
-    names = features_of(table.schema).get(name, {}).get("names")
+    names = features_of(schema).get(name, {}).get("names")
     return len(names) if isinstance(names, list) else 0
 
 
@@ -546,6 +548,12 @@ def features_of(schema: "pa.Schema") -> dict[str, dict[str, Any]]:
         return {name: value for name, value in features.items() if isinstance(value, dict)}
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         return {}
+
+
+def described_as(kind: str, schema: "pa.Schema") -> list[str]:
+    """Return the columns that the Hugging Face description says to be of a kind."""
+    features = features_of(schema)
+    return [name for name in schema.names if features.get(name, {}).get("_type") == kind]
 
 
 def _owners(table: "pa.Table", name: str, train: Ints, test: Ints) -> dict[str, Tensor]:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.core.arrays import Ints
-from fedsim.core.disk import reading_problem
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Count, Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, TokenShape, describe_loaded
@@ -28,7 +27,7 @@ from fedsim.data.cache import (
     sha256_problem,
     visible,
 )
-from fedsim.data.leaf import absent_files, leaf_folders, load_leaf
+from fedsim.data.leaf import absent_files, load_leaf
 from fedsim.data.packages import Package
 from fedsim.data.plays import POEMS, roles_of
 
@@ -75,11 +74,8 @@ class Shakespeare(Dataset):
         return self.data_dir / "shakespeare"
 
     def source_problem(self) -> Problem | None:
-        """Return the problem of a package that is not installed, or of an unreadable `data_dir`."""
-        if self.source == "package":
-            return PACKAGE.problem()
-        folders = [self._leaf_folder, *leaf_folders(self._leaf_folder)]
-        return reading_problem("data_dir", self.data_dir, folders)
+        """Return the problem of a package that is not installed."""
+        return PACKAGE.problem() if self.source == "package" else None
 
     def absent(self) -> list[str]:
         """Describe the files of LEAF that are not there."""
@@ -144,11 +140,11 @@ class Shakespeare(Dataset):
                 if not is_used:
                     continue
                 for split, starts in (("train", train), ("test", test)):
-                    x, y = windows_at(tokens, starts)
+                    x = tokens[starts[:, None] + np.arange(LENGTH)]
+                    y = tokens[starts + LENGTH].astype(np.int64)
                     parts.setdefault(f"{split}_x", []).append(x)
                     parts.setdefault(f"{split}_y", []).append(y)
-                    owners = np.full(len(starts), num_owners)
-                    parts.setdefault(f"{split}_owners", []).append(owners)
+                    parts.setdefault(f"{split}_owners", []).append(np.full(len(x), num_owners))
                 num_owners += 1
         if not any(map(len, parts.get("test_y", []))):
             raise DataError(
@@ -179,12 +175,6 @@ def tokens_of(text: str) -> Tokens:
 
 _TOKEN_OF_CODE = np.full(129, len(CHARACTERS) - 1, np.uint8)  # 128 stands for all from there on
 _TOKEN_OF_CODE[list(CHARACTERS.encode())] = np.arange(len(CHARACTERS))
-
-
-def windows_at(tokens: Tokens, starts: Ints) -> tuple[Tokens, Ints]:
-    """Return the texts [n, 80] that begin at `starts` [n], and the tokens [n] that follow them."""
-    texts = tokens[starts[:, None] + np.arange(LENGTH)]
-    return texts, tokens[starts + LENGTH].astype(np.int64)
 
 
 def _leaf_samples(samples: dict[str, Any]) -> tuple[Tokens, Ints]:

@@ -7,6 +7,7 @@ the package does not state. Shapes: n windows, L steps of a recording.
 
 import io
 import pickle
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,7 @@ import torch
 from annotated_types import Interval
 from numpy.typing import NDArray
 
-from fedsim.core.arrays import Floats, Ints
+from fedsim.core.arrays import Floats
 from fedsim.core.errors import DataError, Problem
 from fedsim.core.parameters import Problems, parameters
 from fedsim.data.base import Dataset, LoadedData, describe_loaded
@@ -33,7 +34,6 @@ STRIDE = 50
 """Steps from the beginning of one window to that of the next."""
 TRAIN_SHARE = 0.8
 """Share of each recording, from its beginning, that is for training."""
-NOT_HELD_OUT = 0
 PICKLED = {
     ("numpy.core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "_reconstruct"),
@@ -83,38 +83,38 @@ class Smartwatch(Dataset):
         sources = SourceFiles(folder)
         content = sources.read(folder / FILE)
         require_sha256(self.sha256, sources.sha256, str(folder / FILE))
-        recordings = read_recordings(content, str(folder / FILE))
         parts: dict[str, list[NDArray[Any]]] = {}
-        for steps, label, person, side in recordings:
-            starts, is_train, is_test = self._split(len(steps), person)
-            owner = person - 1 if self.clients == "person" else 2 * (person - 1) + side
+        for person, side, label, steps in read_recordings(content, str(folder / FILE)):
+            # 1. The windows, and which of them are for training and for testing
+            starts = np.arange(0, len(steps) - WINDOW + 1, STRIDE)
             windows = steps[starts[:, None] + np.arange(WINDOW)].transpose(0, 2, 1)
-            for split, chosen in (("train", is_train), ("test", is_test)):
-                count = np.count_nonzero(chosen)
-                parts.setdefault(f"{split}_x", []).append(windows[chosen])
-                parts.setdefault(f"{split}_y", []).append(np.full(count, label))
-                parts.setdefault(f"{split}_owners", []).append(np.full(count, owner))
-        arrays = {name: np.concatenate(part) for name, part in parts.items()}
-        mean = arrays["train_x"].mean((0, 2), keepdims=True)
-        std = arrays["train_x"].std((0, 2), keepdims=True)
+            end_of_training = TRAIN_SHARE * len(steps)
+            is_train = starts + WINDOW <= end_of_training
+            is_test = starts >= end_of_training
+            owner = person - 1 if self.clients == "person" else 2 * (person - 1) + side
+            test_owner = owner
+            if self.held_out:
+                is_test = np.full(len(starts), person == self.held_out)
+                is_train = ~is_test
+                test_owner = -1
+            # 2. Their samples, labels and owners
+            for split, chosen, number in (
+                ("train", is_train, owner),
+                ("test", is_test, test_owner),
+            ):
+                x = windows[chosen]
+                parts.setdefault(f"{split}_x", []).append(x.astype(np.float32))
+                parts.setdefault(f"{split}_y", []).append(np.full(len(x), label))
+                parts.setdefault(f"{split}_owners", []).append(np.full(len(x), number))
+        tensors = {name: torch.as_tensor(np.concatenate(part)) for name, part in parts.items()}
+        # 3. Standardised channels
+        std, mean = torch.std_mean(tensors["train_x"], (0, 2), keepdim=True)
         for name in ("train_x", "test_x"):
-            arrays[name] = ((arrays[name] - mean) / std).astype(np.float32)
-        is_known = np.isin(arrays["test_owners"], arrays["train_owners"])
-        arrays["test_owners"] = np.where(is_known, arrays["test_owners"], -1)
-        tensors = {name: torch.as_tensor(array) for name, array in arrays.items()}
+            tensors[name] = (tensors[name] - mean) / std
         fingerprint = f"smartwatch {digest(tensors)}"
         return LoadedData.of(
             tensors, len(EXERCISES), None, None, fingerprint, sha256=sources.sha256
         )
-
-    def _split(self, length: int, person: int) -> tuple[Ints, NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the first steps of a recording's windows, and which are for training and test."""
-        starts = np.arange(0, length - WINDOW + 1, STRIDE)
-        if self.held_out:
-            is_test = np.full(len(starts), person == self.held_out)
-            return starts, ~is_test, is_test
-        end_of_training = TRAIN_SHARE * length
-        return starts, starts + WINDOW <= end_of_training, starts >= end_of_training
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -126,12 +126,12 @@ class _ArraysOnly(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def read_recordings(content: bytes, name: str) -> list[tuple[Floats, int, int, int]]:
-    """Return the recordings in a file: steps [L, 6], class, person (1 to 10) and side (0 left, 1
-    right).
+def read_recordings(content: bytes, name: str) -> list[tuple[int, int, int, Floats]]:
+    """Return the recordings in a file: person (1 to 10), side (0 left, 1 right), class and steps
+    [L, 6].
 
-    They are in order of person, side and class. Raises `DataError` with `name` for a file that does
-    not hold exactly this.
+    They are in this order. Raises `DataError` with `name` for a file that does not hold exactly
+    this.
     """
     file = io.BytesIO(content)
     try:
@@ -139,15 +139,14 @@ def read_recordings(content: bytes, name: str) -> list[tuple[Floats, int, int, i
         np.lib.format.read_array_header_1_0(file)
         table = _ArraysOnly(file).load().item()
         recordings = []
-        for columns in zip(*(table[key] for key in ("X", "y", "subject", "side")), strict=True):
-            steps = np.asarray(columns[0], np.float64)
+        columns = [table[key] for key in ("subject", "side", "y", "X")]
+        for person, side, label, steps in zip(*columns, strict=True):
             if steps.shape[1:] != (NUM_CHANNELS,) or not np.isfinite(steps).all():
                 raise ValueError(f"a recording must be finite numbers [L, {NUM_CHANNELS}]")
-            label, person, side = map(int, columns[1:])
-            recordings.append((steps, label, person, side))
+            recordings.append((int(person), int(side), int(label), steps))
     except Exception as error:  # unpickling raises errors of many kinds
         reason = f"{type(error).__name__}: {error}"
         raise DataError(
             f"{name} holds no recordings ({reason}); install the package again"
         ) from error
-    return sorted(recordings, key=lambda recording: (recording[2], recording[3], recording[1]))
+    return sorted(recordings, key=itemgetter(0, 1, 2))

@@ -247,11 +247,6 @@ class CIFAR(_TorchvisionSet):
         """Name the files that `load` would download; none if there are parquet files."""
         return [] if self._parquet() else super().files_to_fetch()
 
-    def inspect(self) -> Any:
-        """Raise `DataError` for faults of parquet files that show before images are decoded."""
-        parquet = self._parquet()
-        return parquet.inspect() if parquet else super().inspect()
-
     def describe(self) -> list[str]:
         """Return lines about parquet files, if they are read."""
         parquet = self._parquet()

@@ -46,23 +46,23 @@ def require_images(
     need = f"{model} needs images [C, H, W] of at least {min_side}x{min_side}"
     if channels:
         need += f" with {' or '.join(map(str, channels))} channels"
-    raise _misfit(input_shape, need)
+    raise misfit(input_shape, need)
 
 
 def require_numbers(input_shape: Shape, model: str) -> None:
     """Raise `ConfigError` if samples are texts, whose token ids are not numbers to compute with."""
     if isinstance(input_shape, TokenShape):
-        raise _misfit(input_shape, f"{model} reads images or features")
+        raise misfit(input_shape, f"{model} reads images or features")
 
 
 def require_text(input_shape: Shape, model: str) -> TokenShape:
     """Return the shape of texts. Raises `ConfigError` if samples are something else."""
     if isinstance(input_shape, TokenShape):
         return input_shape
-    raise _misfit(input_shape, f"{model} reads texts, int64 ids of tokens")
+    raise misfit(input_shape, f"{model} reads texts, int64 ids of tokens")
 
 
-def _misfit(input_shape: Shape, need: str) -> ConfigError:
+def misfit(input_shape: Shape, need: str) -> ConfigError:
     """Return the error of a model that `need`s other samples than the data set has."""
     if isinstance(input_shape, TokenShape):
         shape = f"texts of {input_shape[0]} tokens"

@@ -187,6 +187,7 @@ class LoadedData:
 def describe_loaded(data: LoadedData) -> list[str]:
     """Return lines about the samples, the classes and the owners of loaded data with owners."""
     x = data.train.tensor
+    assert data.owners is not None
     _, sizes = np.unique(data.owners, return_counts=True)
     kind = f"{data.vocabulary} tokens" if data.vocabulary else str(x.dtype).removeprefix("torch.")
     return [

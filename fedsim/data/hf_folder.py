@@ -33,7 +33,7 @@ class HFFolder(Parquet):
     texts begin with tokens 0.
     """
 
-    patterns: ClassVar = ("**/*.parquet", "**/*.arrow")
+    patterns: ClassVar[tuple[str, ...]] = ("**/*.parquet", "**/*.arrow")
     text_column: str | None
     """The column of texts; None takes the only one, if there are no images."""
     train_split: str

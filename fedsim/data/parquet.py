@@ -79,7 +79,7 @@ class Parquet(FromPath):
     with a field `bytes`; labels are integers or strings.
     """
 
-    patterns: ClassVar = ("**/*.parquet",)
+    patterns: ClassVar[tuple[str, ...]] = ("**/*.parquet",)
     """The files of a folder that are read."""
     image_column: str | None
     """The column of images; None finds it."""

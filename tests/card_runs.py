@@ -18,7 +18,6 @@ from torch import Tensor
 from fedsim.clients.context import LabelledSamples
 from fedsim.config.compose import compose_jobs, make_plan, search_path
 from fedsim.config.job import ComposedJob
-from fedsim.config.plan import Plan
 from fedsim.core import exact, factors
 from fedsim.core.record import Record
 from fedsim.rounds.loop import Simulation
@@ -30,7 +29,7 @@ from tests.goldens import fitted
 from tests.pretended_cuda import Counts, PretendedCard, held
 
 COMMON = (
-    "num_rounds=3", "num_clients=6", "cohort_size=3", "local.epochs=1", "local.batch_size=32", "optimizer.lr=0.05",
+    "num_rounds=3", "num_clients=6", "cohort_size=3", "local.epochs=1", "local.batch_size=96", "optimizer.lr=0.05",
     "server.validation_fraction=0.05", "server.public_samples=20", "tracker=files_only",
 )  # fmt: skip
 BATCHED = ("engine=batched", "engine.compile=false")
@@ -104,7 +103,7 @@ def on_generated_samples(
     """Build a simulation of a workload on the pretended card, without its data set."""
     shape = (1, 28, 28) if "dataset=fashion_mnist" in words else (3, 32, 32)
 
-    def load(plan: Plan, device: torch.device) -> PreparedData:
+    def load(*, device: torch.device, **_of_data_and_model: object) -> PreparedData:
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(num_train + num_test, *shape, generator=generator).to(device)
         y = (torch.arange(len(x)) % 10).to(device)

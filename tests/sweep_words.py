@@ -1,5 +1,6 @@
 """The jobs of a sweep as words, before they are composed."""
 
+import math
 from collections.abc import Sequence
 from unittest import mock
 
@@ -7,6 +8,7 @@ from hydra.core.override_parser.types import Override
 
 from fedsim.config import words as overrides
 from fedsim.config.compose import compose_jobs, search_path
+from fedsim.config.sources import options
 
 Words = list[str]
 """The words `key=value` of one job."""
@@ -23,10 +25,21 @@ def diagonal(axes: Sequence[Words]) -> list[Words]:
     return [[words[i % len(words)] for words in axes] for i in range(max(map(len, axes)))]
 
 
-def each_value_once(found: Sequence[Override]) -> list[Words]:
-    """In place of `fedsim.config.compose.expand`: some of the jobs of a sweep, in which each value
-    of it occurs."""
-    return diagonal(list(axes_of(found).values()))
+def few_choices(found: Sequence[Override], *, max_choices: int) -> list[Words]:
+    """In place of `fedsim.config.compose.expand`: some of the jobs of a sweep, for which Hydra
+    composes few configs.
+
+    Each selector and each value of a key occurs, because such jobs are derived from others. Of
+    another group, at most `max_choices` choices occur, evenly spaced. A choice that does not exist
+    occurs always, so that it is noticed.
+    """
+    axes = axes_of(found)
+    for key, words in axes.items():
+        existing = options(key)
+        if key != "selector" and existing:
+            missing = [word for word in words if word.partition("=")[2] not in existing]
+            axes[key] = missing + words[:: math.ceil(len(words) / max_choices)]
+    return diagonal(list(axes.values()))
 
 
 def jobs_of(words: Sequence[str]) -> list[Words]:

@@ -35,7 +35,7 @@ from tests.documentation import (
     program,
     shape,
 )
-from tests.sweep_words import Words, each_value_once
+from tests.sweep_words import Words, few_choices
 
 TEN_ROUNDS = "num_rounds=10"
 """Added to commands and to experiments in Python that are run. Ten rounds print a line each."""
@@ -161,7 +161,7 @@ def compose_some_jobs(argv: tuple[str, ...]) -> None:
     args = read_command_line(argv)
 
     def some_jobs(overrides: Sequence[Override]) -> list[Words]:
-        jobs = each_value_once(overrides)
+        jobs = few_choices(overrides, max_choices=1)
         return jobs[:: math.ceil(len(jobs) / MAX_JOBS)]
 
     with pytest.MonkeyPatch.context() as patch, search_path(args.config_dir, args.config_path):

@@ -1,6 +1,6 @@
 """Every preset composes in every size, is accepted as a whole, and says what it is."""
 
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,7 +10,7 @@ import pytest
 from fedsim.config.compose import check_jobs, compose_jobs, search_path
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError
-from tests.sweep_words import each_value_once
+from tests.sweep_words import few_choices
 
 CONF = Path(__file__).parents[1] / "conf"
 PRESETS = sorted(p.stem for p in (CONF / "preset").glob("*.yaml"))
@@ -20,13 +20,15 @@ WITHOUT_SMALL = {
     "gpfl_table1_femnist",
     "gpfl_table1_fmnist",
 }
+FEW_JOBS = partial(few_choices, max_choices=4)
+"""In place of `expand` in fast tests. tests/test_run.py composes all cells and sketches."""
 SCALED = [preset for preset in PRESETS if preset not in WITHOUT_SMALL]
 
 
 @cache
 def plans_of(preset: str, scale: str = "full") -> list[Plan]:
-    """Jobs of a preset at one seed in which each value that it sweeps over occurs."""
-    with search_path(), mock.patch("fedsim.config.compose.expand", each_value_once):
+    """Return some jobs of a preset at one seed."""
+    with search_path(), mock.patch("fedsim.config.compose.expand", FEW_JOBS):
         return check_jobs(
             compose_jobs([f"preset={preset}", f"scale={scale}", "seed=0"], multirun=False)
         )

@@ -82,6 +82,7 @@ def write_run(
             record | {name: values[round - 1] for name, values in (columns or {}).items()}
         )
     write_records(path, records)
+    window = config.get("final_window", 11)
     told = {
         "status": status,
         "choices": choices,
@@ -89,7 +90,7 @@ def write_run(
         "environment": {"torch": "1"},
     }
     (path / "summary.json").write_text(
-        json.dumps({**told, **summary_of(records), **(summary or {})})
+        json.dumps({**told, **summary_of(records, window), **(summary or {})})
     )
     return path
 
@@ -106,7 +107,7 @@ def write_records(folder: Path, records: Sequence[Mapping[str, Any]]) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-def summary_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary_of(records: Sequence[Mapping[str, Any]], window: int = 11) -> dict[str, Any]:
     """What the summary of a run has of its records."""
     accuracies = [
         record["test_accuracy"] for record in records if record["test_accuracy"] is not None
@@ -114,7 +115,7 @@ def summary_of(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     last = records[-1] if records else {}
     return {
         "rounds": len(records),
-        "smoothed_accuracy": mean_of_last([record["test_accuracy"] for record in records]),
+        "final_accuracy": mean_of_last([record["test_accuracy"] for record in records], window),
         "last_accuracy": accuracies[-1] if accuracies else None,
         "best_accuracy": max(accuracies, default=None),
         **{name: last[name] for name in LAST_FIELDS if name in last},

@@ -196,7 +196,7 @@ def test_totals_are_those_of_the_rounds() -> None:
     assert totals["initial_accuracy"] == 0.1
     assert totals["last_accuracy"] == 0.5  # round 4 was not evaluated
     assert totals["best_accuracy"] == 0.7
-    assert totals["smoothed_accuracy"] == pytest.approx((0.2 + 0.7 + 0.5) / 3)
+    assert totals["final_accuracy"] == pytest.approx((0.2 + 0.7 + 0.5) / 3)
     assert totals["mean_participation_ratio"] == 0.5
     assert totals["coverage"] == 0.95
     assert totals["wall_seconds"] == 11.0

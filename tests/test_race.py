@@ -103,8 +103,8 @@ def test_methods_are_compared_by_a_paired_t_test_at_the_looks() -> None:
 @pytest.mark.parametrize(
     ("status", "summary", "accuracy"),
     [
-        ("done", {"smoothed_accuracy": 0.5}, 0.5),
-        ("diverged", {"smoothed_accuracy": 0.5}, 0.0),
+        ("done", {"final_accuracy": 0.5}, 0.5),
+        ("diverged", {"final_accuracy": 0.5}, 0.0),
         ("failed", {}, None),
     ],
 )
@@ -133,7 +133,7 @@ OPTIONS = ["min_seeds=3", "batch=1", "alpha=0.4"]
 
 def accuracies_of_runs() -> dict[str, float]:
     paths = Path("outputs").glob("*/*/summary.json")
-    return {path.parent.name: json.loads(path.read_text())["smoothed_accuracy"] for path in paths}
+    return {path.parent.name: json.loads(path.read_text())["final_accuracy"] for path in paths}
 
 
 def decisions() -> Any:

@@ -217,7 +217,7 @@ DAMAGES = [
     ("folder", "5", "its folder is not a text"),
     ("round", 7, "metrics.jsonl has round 7 where round 1 belongs"),
     ("test_accuracy", 49.65, "test_accuracy that is out of range"),
-    ("test_accuracy", 0.15, "summary.json has smoothed_accuracy"),
+    ("test_accuracy", 0.15, "summary.json has final_accuracy"),
     ("selected", [9], "metrics.jsonl names clients that the run does not have"),
 ]
 

@@ -143,7 +143,7 @@ DAMAGED = [
     (
         METRICS,
         with_value("test_accuracy", 0.6),
-        "summary.json has smoothed_accuracy=0.5, and its rounds 0.53",
+        "summary.json has final_accuracy=0.5, and its rounds 0.53",
     ),
     (
         METRICS,
@@ -177,7 +177,7 @@ def test_a_summary_that_contradicts_its_rounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told = [
-        ("smoothed_accuracy", 49.65),
+        ("final_accuracy", 49.65),
         ("best_accuracy", None),
         ("last_accuracy", 0.6),
         ("seed", 7),
@@ -389,7 +389,7 @@ def test_nasty_text_is_harmless_in_every_form() -> None:
     for text in NASTY:
         table = Table("x", text, make_frame([text, "b", "c"], [[text, "c", "d"]]), note=text)
         console = Console(file=io.StringIO(), width=200, force_terminal=False)
-        console.print(table.rich())
+        console.print(table)
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert "[" not in text or "\x1b" in text or shown.count(text) == 4, (
             "cells in brackets are no markup"
@@ -424,7 +424,7 @@ def test_escapes_and_empty_columns_which_files_for_programs_keep() -> None:
     assert r"| a\|b | c_d |" in table.markdown()
     assert r"a|b & c\_d \\" in table.latex()
     assert r"50 \% & 1 $\pm$ 2 \\" in table.latex()
-    assert len(table.rich().columns) == 2
+    assert len(table.shown.columns) == 2
     assert table.csv().splitlines()[0] == ",a|b,a,c_d"
 
 

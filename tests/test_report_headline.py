@@ -25,16 +25,15 @@ def test_the_best_is_compared_with_the_next_and_with_random_selection_by_hand(
 ) -> None:
     """Over afl: 0.01, -0.01, 0.03, so mean 0.01, t = 0.01 / (0.02 / sqrt 3) = 0.866, p = 0.478; the
     interval reaches 4.303 * 0.01155. Over random: 0.11, 0.10, 0.12, so t = 19.05 and p = 0.0027,
-    which Holm's method doubles, because two methods are compared with random."""
+    which Holm's method doubles, because two methods are compared with random; the interval reaches
+    6.205 * 0.00577, by the quantile of t at 1 - 0.025 / 2."""
     lines = {"random": (0.50, 0.52, 0.51), "afl": (0.60, 0.63, 0.60), "gpfl": (0.61, 0.62, 0.63)}
     write_lines(tmp_path, lines)
     over_afl = (
-        "over afl: +0.0100 [-0.0397, +0.0597] (p = 0.478, 3 pairs), "
-        "not beyond chance (p = 0.478 by Holm)"
+        "over afl: +0.0100 [-0.0397, +0.0597] (p = 0.478, both by Holm, 3 pairs), not beyond chance"
     )
     over_random = (
-        "over random: +0.1100 [+0.0852, +0.1348] (p = 0.003, 3 pairs), "
-        "beyond chance (p = 0.005 by Holm)"
+        "over random: +0.1100 [+0.0742, +0.1458] (p = 0.005, both by Holm, 3 pairs), beyond chance"
     )
     expected = f"best is gpfl, 0.6200; its lead {over_afl}; {over_random}"
     assert best(frame_of(tmp_path)) == [expected]
@@ -49,15 +48,17 @@ def test_two_pairs_decide_nothing_and_diverged_runs_do_not_count(tmp_path: Path)
 
 
 def test_leads_over_the_next_method_are_corrected_over_settings(tmp_path: Path) -> None:
-    """p = 0.035 in one setting is 0.070 in two."""
+    """p = 0.035 in one setting is 0.070 in two, and t(0.9875) / t(0.975) = 1.4422 times as wide."""
     lines = {"random": (0.62, 0.64, 0.63), "gpfl": (0.60, 0.60, 0.60)}
-    lead = "over gpfl: +0.0300 [+0.0052, +0.0548] (p = 0.035, 3 pairs)"
+    lead = "over gpfl: +0.0300"
     write_lines(tmp_path, lines, shards=2)
     (alone,) = best(frame_of(tmp_path))
-    assert alone.endswith(f"{lead}, beyond chance (p = 0.035 by Holm)")
+    own = "[+0.0052, +0.0548] (p = 0.035, both by Holm, 3 pairs), beyond chance"
+    assert alone.endswith(f"{lead} {own}")
     write_lines(tmp_path, lines, shards=10)
     first, second = best(frame_of(tmp_path))
-    text = f"best is random, 0.6300; its lead {lead}, not beyond chance (p = 0.070 by Holm)"
+    doubled = "[-0.0058, +0.0658] (p = 0.070, both by Holm, 3 pairs), not beyond chance"
+    text = f"best is random, 0.6300; its lead {lead} {doubled}"
     assert (first, second) == (f"shards=2: {text}", f"shards=10: {text}")
 
 
@@ -66,7 +67,7 @@ def test_of_many_settings_the_first_are_listed(tmp_path: Path) -> None:
     for shards in range(num):
         write_lines(tmp_path, {"random": (0.5,), "gpfl": (0.6,)}, shards)
     material = Material([], frame_of(tmp_path))
-    (first,) = opening(material).lines
+    first, _ = opening(material).lines  # the second: one round is little
     where = f"random, gpfl on digits · iid · mlp in {num} settings"
     assert first == f"{where}: 1 seed (0), rounds: 1, runs: {2 * num} ({2 * num} done)"
     *listed, last = conclusions(material).lines

@@ -166,7 +166,7 @@ def test_a_run_with_a_terminal_ends_with_its_table_and_the_next_command(
     assert counts == [1, 1, 1]
     assert told.endswith("next: fedsim report outputs/default\n")
     assert fedsim([*SHOWN, "-m", "seed=1,2", "hydra/launcher=lanes"]) == 0
-    assert re.search(r"round 4/4 .*test accuracy .* %", capsys.readouterr().out)
+    assert re.search(r"round 4/4 .*test accuracy 0\.\d{4}", capsys.readouterr().out)
 
 
 def test_the_same_missing_data_are_looked_for_and_told_once(
@@ -291,11 +291,11 @@ def test_lines_of_a_job_have_its_number_and_the_sweeps_time_and_those_of_lanes_t
     tracker.finish({"status": "done"})
     assert tracker.console.export_text().splitlines() == [
         "job 2/4 trial: mlp · seed 0",
-        "  round 1/10  test accuracy 50.00 %  sweep: 30.0 s left",
+        "  round 1/10  test accuracy 0.5000  sweep: 30.0 s left",
     ]
     assert (time_left(None), time_left(SweepPosition(1, 2, lambda: None))) == ("", "")
     shown = [lanes_accuracy(accuracies) for accuracies in ([], [0.5], [0.7, 0.25, 0.5])]
-    assert shown == ["-", "50.00 %", "25.00 to 70.00 %"]
+    assert shown == ["-", "0.5000", "0.2500 to 0.7000"]
 
 
 WORST = {
@@ -310,7 +310,7 @@ def test_tables_fit_80_columns_break_no_word_and_say_what_they_leave_out(
 ) -> None:
     summary = {
         **{
-            "smoothed_accuracy": 0.5,
+            "final_accuracy": 0.5,
             "last_accuracy": 0.25,
             "mean_participation_ratio": 1.0,
             "wall_seconds": 512.0,
@@ -331,8 +331,9 @@ def test_tables_fit_80_columns_break_no_word_and_say_what_they_leave_out(
         assert words[word] == 3  # once a job, and once in the means over seeds
     heads = ("selector", "validation_fraction", "num_permutations")  # the keys' last parts
     assert [words[name] for name in heads] == [2] * 3
-    assert "left out at this width: part. %, up, down over seeds (mean ± standard" in " ".join(
-        " ".join(lines).split()
+    assert (
+        "left out at this width: part., up, down mean [95 % interval] over the seeds"
+        in " ".join(" ".join(lines).split())
     )
 
 

@@ -157,7 +157,7 @@ def test_a_trial_is_the_mean_over_its_seeds_and_is_not_run_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = run_trial(plans("seed=0,1"), judge := Pruner(99))
-    final = [s["smoothed_accuracy"] for s in summaries()]
+    final = [s["final_accuracy"] for s in summaries()]
     assert (found.status, found.accuracy) == ("done", pytest.approx(sum(final) / 2))
     assert judge.reported == [1, 2, 3, 4]
     monkeypatch.setattr(Simulation, "step", no_step)
@@ -180,7 +180,7 @@ def test_a_pruned_trial_is_saved_after_its_round_stays_pruned_and_can_go_on(
     assert judge.reported == [1, 2, 3, 4]
     assert [(s["status"], s["rounds"]) for s in summaries()] == [("done", 4)] * 2
     whole = run_trial(plans("seed=0", "output_dir=whole"), Pruner(99)).accuracy
-    assert whole == summaries()[0]["smoothed_accuracy"]
+    assert whole == summaries()[0]["final_accuracy"]
 
 
 def test_a_signal_while_a_trial_is_pruned_ends_the_search() -> None:

@@ -59,7 +59,7 @@ def summary(accuracy: float | None = 0.75, status: str = "done") -> dict[str, An
         "wall_seconds": 4.0,
         "mean_participation_ratio": 0.25,
         "coverage": 1.0,
-        "smoothed_accuracy": smoothed,
+        "final_accuracy": smoothed,
         "last_accuracy": accuracy,
         "initial_accuracy": 0.1,
         "best_accuracy": 0.8,
@@ -211,14 +211,14 @@ def shown(console: Any) -> str:
 
 
 CLOSING = (
-    "37.50 %  mean of the last 11 rounds",
-    "last round 75.00 %",
+    "0.3750  mean of the last 11 rounds",
+    "last accuracy 0.7500",
     "2.5 MB down, 1.2 kB up",
     "1,000 trained",
 )
 SCREENS = [
-    (True, False, 10, ("round 20/20  test accuracy 20.00 %", *CLOSING)),
-    (True, True, None, ("20/20", "━", " 20.00 %  ", "   round  2  ", *CLOSING[1:])),
+    (True, False, 10, ("round 20/20  test accuracy 0.2000", *CLOSING)),
+    (True, True, None, ("20/20", "━", " 0.2000  ", "   round  2  ", *CLOSING[1:])),
     (False, False, 0, CLOSING),
 ]
 
@@ -242,18 +242,18 @@ def test_a_run_is_followed_by_some_ten_lines_or_a_bar_and_ends_with_a_table(
 def test_the_curve_of_a_run_has_its_rounds_and_its_lowest_and_highest_accuracy() -> None:
     blank, full = " " * 8, "█" * 8
     assert accuracy_curve({2: 0.1, 4: 0.5, 5: 0.9}, 80).splitlines() == [
-        f" 90.00 %  {blank}{blank}{full}",
+        f"  0.9000  {blank}{blank}{full}",
         *[f"          {blank}{blank}{full}"] * 2,
         f"          {blank}{'▁' * 8}{full}",
         *[f"          {blank}{full}{full}"] * 3,
-        f" 10.00 %  {'▁' * 8}{full}{full}",
+        f"  0.1000  {'▁' * 8}{full}{full}",
         f"   round  2{5:>23}",
     ]
     long = accuracy_curve({t: min(t, 300) / 1000 for t in range(1, 601)}, 50).splitlines()
     assert {len(line) for line in long} == {50}
     assert long[0].count("█") == 20
     assert accuracy_curve({1: 0.5, 2: 0.5}, 10).splitlines()[-2:] == [
-        f" 50.00 %  {'▁' * 16}",
+        f"  0.5000  {'▁' * 16}",
         f"   round  1{2:>15}",
     ]
 
@@ -265,7 +265,7 @@ def test_the_closing_table_of_a_short_run_with_a_clock_and_accuracies_of_clients
     )
     more = {"client_accuracy": clients, "simulated_seconds": 9000.0, "late_updates": 1234}
     screen.print(closing_table({**summary(), "rounds": 3, **more}))
-    told = "mean 50.00 %, worst tenth 25.00 %, standard deviation 12.50 %, never selected 75.00 %"
+    told = "mean 0.5000, worst tenth 0.2500, standard deviation 0.1250, never selected 0.7500"
     for part in ("mean of the last 3 rounds", told, "2.5 h, 1,234 updates too late"):
         assert part in shown(screen)
 
@@ -309,8 +309,8 @@ def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
     assert "model" not in text
     for part in (
         "4 jobs",
-        "30.00 ± 7.07  60.00 ± 14.14",
-        "45.00   90.00",
+        "0.3000 [0.0000, 0.9353]  0.6000 [0.0000, 1.0000]",
+        "0.4500                   0.9000",
         "1/2",
     ):  # the mean of the last rounds first
         assert part in text
@@ -319,7 +319,7 @@ def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
         [row("random", 0, 0.5), row("full", 0, None, "failed")], target
     )  # which has no summary
     assert "failed" in shown(target)
-    assert "over seeds" not in shown(target)
+    assert "interval" not in shown(target)
 
 
 def test_each_swept_key_has_a_column_under_the_word_that_was_typed() -> None:

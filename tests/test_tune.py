@@ -78,7 +78,7 @@ def test_the_best_point_is_printed_and_nothing_runs_twice(
     assert [point["words"] for point in tuned["mine"]] == [[], ["selector.num_candidates=5"]]
     assert len(tuned["top_loss"]) == 2  # first_round_full=true is the default
     best = max(point["accuracy"] for point in tuned["top_loss"])
-    assert f"{100 * best:.2f}" in printed
+    assert f"{best:.4f}" in printed
     assert "without a search space: random" in printed
     runs = sorted(Path("outputs").glob("*/*/summary.json"))
     assert len(runs) == len(tuned["mine"]) + len(tuned["top_loss"])

@@ -50,7 +50,7 @@ def test_without_a_key_a_finished_run_lies_beside_the_files(tmp_path: Path) -> N
     last = {
         k: v for r in records if r.HasField("summary") for k, v in items(r.summary.update).items()
     }
-    assert (last["smoothed_accuracy"], last["last_accuracy"], last["wall_seconds"]) == (
+    assert (last["final_accuracy"], last["last_accuracy"], last["wall_seconds"]) == (
         0.375,
         0.75,
         4.0,

@@ -39,10 +39,10 @@ class TemporaryFolder:
 class RunResult:
     """A run that has ended.
 
-    `status` is `done`, `diverged` (updates were nan or infinite) or `interrupted` (a callback ended
-    it; the same call resumes it). In a sweep it may also be `failed`, `data` and `config` (rejected
-    before round 1; `error` says why). `summary` is what summary.json holds. `skipped` says that an
-    earlier run with the same config is the result.
+    `status` is `done`, `reached` (the accuracy `stop_at`), `diverged` (updates were nan or
+    infinite) or `interrupted` (a callback ended it; the same call resumes it). In a sweep it may
+    also be `failed`, `data` and `config` (rejected before round 1; `error` says why). `summary` is
+    what summary.json holds. `skipped` says that an earlier run with the same config is the result.
     """
 
     plan: Plan
@@ -67,12 +67,12 @@ class RunResult:
 
     @property
     def final_accuracy(self) -> float | None:
-        """The mean test accuracy of the last 11 rounds, in [0, 1], as in reports, tables and
-        `load_summaries`; None if none was measured.
+        """The mean test accuracy of the last `final_window` rounds, in [0, 1], as in reports,
+        tables and `load_summaries`; None if none was measured.
 
         The accuracy of the last round is `summary["last_accuracy"]`.
         """
-        return self.summary.get("smoothed_accuracy")
+        return self.summary.get("final_accuracy")
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -156,7 +156,7 @@ def load_summaries(source: str | PathLike[str]) -> pd.DataFrame:
     """Return the runs that `load_runs` takes, a row each.
 
     The columns are those of `load_runs` except those of rounds, `final_accuracy` (the mean of the
-    last 11 rounds), and the numbers and words of summary.json (`summary.last_accuracy`,
+    last `final_window` rounds), and the numbers and words of summary.json (`summary.last_accuracy`,
     `summary.totals.bytes_up`).
 
         runs = fedsim.load_summaries("outputs/default")
@@ -215,9 +215,9 @@ def summaries_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a row for each of `runs`."""
     rows = []
     for run, columns in zip(runs, _describe(runs), strict=True):
-        columns["final_accuracy"] = run.summary.get("smoothed_accuracy")
+        columns["final_accuracy"] = run.summary.get("final_accuracy")
         for key, value in leaves(run.summary):
-            is_column = key in ("seed", "status") or key.startswith("choices.")
+            is_column = key in ("seed", "status", "final_accuracy") or key.startswith("choices.")
             if not is_column and not isinstance(value, list):
                 columns[f"summary.{key}"] = value
         rows.append(columns)

@@ -21,6 +21,7 @@ from fedsim.core.errors import Problem, at_least, check, rule
 from fedsim.jobs.prepare import compose_words, require_room
 from fedsim.report.table import table_files
 from fedsim.results.files import OutputError
+from fedsim.results.reading import FINISHED
 from fedsim.running.outcome import outcome_on_file
 from fedsim.running.process import STOP
 from fedsim.tracking.tables import CONSOLE, print_line, show_share
@@ -148,7 +149,7 @@ def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int)
         except OSError as error:
             raise OutputError(unwritable("output_dir", folder, error)) from error
         STOP.raise_if_asked()
-    CONSOLE.print(*(table.rich() for table in tables[:2]))
+    CONSOLE.print(*tables[:2])
     print_line(f"replay in {folder}")
 
 
@@ -160,7 +161,7 @@ def real_accuracies(
     for plans in plans_by_seed.values():
         for name, plan in plans.items():
             outcome = outcome_on_file(plan)
-            accuracy = outcome.summary.get("smoothed_accuracy")
-            if outcome.status == "done" and accuracy is not None:
+            accuracy = outcome.summary.get("final_accuracy")
+            if outcome.status in FINISHED and accuracy is not None:
                 accuracies.setdefault(name, []).append(accuracy)
     return accuracies

@@ -43,6 +43,8 @@ class RunSettings:
     num_clients: Annotated[int, Ge(1), Le(MAX_CLIENTS)]
     cohort_size: Count
     eval_every: Count
+    final_window: Count | None = None
+    stop_at: Annotated[float, Interval(ge=0, le=1)] | None = None
     client_accuracy: Literal["labels", "test", "holdout", "train"] | None = None
     device: str
     data_dir: Path | None

@@ -123,10 +123,37 @@ CLIENT_ACCURACY_FIELDS = tuple(f"client_accuracy_{name}" for name in CLIENT_ACCU
 """Fields that only runs with `client_accuracy` have."""
 
 FINAL_WINDOW = 11
-"""Number of last rounds over which the final accuracy is a mean.
+"""Number of last rounds over which the final accuracy is a mean, if `final_window` is null.
 
 GPFL prints "last 10"; its published logs agree with the last 11.
 """
+SHORT = 3
+"""Runs of fewer windows than this are short: early rounds weigh much in their final accuracy."""
+
+
+def short_run_warning(num_rounds: int, window: int) -> str | None:
+    """Return a warning on runs that are shorter than `SHORT` windows; None for longer ones."""
+    if num_rounds >= SHORT * window:
+        return None
+    third = max(num_rounds // SHORT, 1)
+    return (
+        f"final accuracy is the mean of the last {min(window, num_rounds)} of only {num_rounds} "
+        f"rounds, so early rounds weigh much (final_window={third} averages a third)"
+    )
+
+
+def reaches(
+    accuracies: Sequence[float | None], target: float, window: int, num_rounds: int
+) -> bool:
+    """Return whether a run reaches the accuracy `target` in the last of the rounds so far.
+
+    The round must have been evaluated, and the mean of the window that ends with it
+    (`mean_of_last`) must be at least `target`. Windows that begin before round 1 count only if the
+    whole run, of `num_rounds`, is shorter than a window.
+    """
+    if mean_of_last(accuracies, 1) is None or len(accuracies) < min(window, num_rounds):
+        return False
+    return (mean_of_last(accuracies, window) or 0.0) >= target
 
 
 def mean_of_last(accuracies: Sequence[float | None], window: int = FINAL_WINDOW) -> float | None:

@@ -19,7 +19,7 @@ from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.jobs.sweep import Attempts
 from fedsim.running.process import EXIT_CODES, STOP, print_error
 
-SEVERITY = ("done", "diverged", "data", "config", "failed", "preempted", "interrupted")
+SEVERITY = ("done", "reached", "diverged", "data", "config", "failed", "preempted", "interrupted")
 """Statuses of outcomes, the worst one last. The worst one of a sweep decides its exit code."""
 Batches = Callable[[Sequence[Plan], Attempts], Iterable[Sequence[Plan]]]
 """A generator function that decides the order of jobs.

@@ -19,6 +19,7 @@ from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.text import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
+from fedsim.results.reading import FINISHED
 from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.process import Preempted
 from fedsim.tracking.base import SweepPosition
@@ -174,7 +175,7 @@ class Narration:
             parts = [outcome.status, names, *_results(outcome), time_left(position)]
             CONSOLE.print(
                 job_number(position) + " · ".join(filter(None, parts)),  # without empty parts
-                style=None if outcome.status == "done" else "red",
+                style=None if outcome.status in FINISHED else "red",
                 soft_wrap=not CONSOLE.is_terminal,
                 markup=False,
             )
@@ -201,7 +202,7 @@ class Narration:
             print_line(f"results in {self.folder}")
         self._print_failed_trackers(outcomes)
         self._print_remedies(outcomes)
-        if any(outcome.status == "done" for outcome in outcomes):
+        if any(outcome.status in FINISHED for outcome in outcomes):
             print_line(f"next: {command('fedsim', 'report', str(self.folder))}")
 
     @contextmanager
@@ -270,9 +271,9 @@ def _results(outcome: Outcome) -> list[str]:
     summary = outcome.summary
     if outcome.status in ("data", "config"):
         return ["see the error at the end"]
-    if outcome.status != "done":
+    if outcome.status not in FINISHED:
         return [str(summary["error"])] if summary.get("error") else []
-    accuracy = show_share(summary.get("smoothed_accuracy"))
+    accuracy = show_share(summary.get("final_accuracy"))
     return [f"final accuracy {accuracy}", show_seconds(summary["wall_seconds"])]
 
 

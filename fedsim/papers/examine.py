@@ -39,10 +39,10 @@ from fedsim.results.statistics import (
     pooled,
 )
 
-BY_SIGN = "by its sign alone at this size"
-"""Remark on a printed gain that is judged by runs of another size than the paper's."""
 OTHER_SIZE = "another size than the paper's"
 """Reason why a number or an absolute value is not judged."""
+BY_SIGN = "by its sign alone at this size"
+"""Remark on a printed gain that is judged by runs of another size than the paper's."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def examine_number(number: Number, cases: Cases) -> Evidence:
     runs = cases.usable(number.about)
     if cases.scale != "full":
         raise UnjudgedError(OTHER_SIZE)
-    return is_number(number.value, _estimated(runs, number.measure), number.margin)
+    return is_number(number.value, estimated(runs, number.measure), number.margin)
 
 
 def examine_claim(claim: Claim, cases: Cases) -> Evidence:
@@ -245,7 +245,7 @@ def examine_claim(claim: Claim, cases: Cases) -> Evidence:
     return _bound(claim, runs) if claim.is_bound else _about(claim, runs)
 
 
-def _estimated(runs: pd.DataFrame, measure: str) -> Estimate | None:
+def estimated(runs: pd.DataFrame, measure: str) -> Estimate | None:
     """Return the mean over seeds of a measure; None if no run has it."""
     return estimate(measured(runs, measure).dropna(), bounds_of(measure))
 
@@ -324,7 +324,7 @@ def _about(claim: Claim, runs: pd.DataFrame) -> Evidence:
     tell."""
     assert claim.value is not None
     if base_name(claim.measure) not in FIRST_ROUND_MEASURES:
-        ours = _estimated(runs, claim.measure)
+        ours = estimated(runs, claim.measure)
         return is_number(claim.value, ours, claim.tolerance, claim.tolerance)
     num_rounds = min(run.num_rounds for run in runs["run"])
     if num_rounds < claim.value + claim.tolerance:

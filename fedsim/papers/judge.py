@@ -16,10 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import special
 
-from fedsim.papers.examine import Evidence, examine_claim, examine_number, holm_corrected
+from fedsim.papers.examine import (
+    Evidence,
+    estimated,
+    examine_claim,
+    examine_number,
+    holm_corrected,
+)
 from fedsim.papers.protocol import Cases, UnjudgedError
 from fedsim.papers.published import Claim, Number, Publication, Verdict, publications_about
-from fedsim.results.frames import by, runs_frame
+from fedsim.results.frames import by, done, runs_frame
 from fedsim.results.runs import Run
 from fedsim.results.statistics import Estimate
 
@@ -30,7 +36,8 @@ class Judged:
 
     `evidence` is None if it cannot be judged: `detail` then has the reason, otherwise remarks.
     `preset` is the preset of the runs, "" where it does not matter. `over_paper` is the verdict of
-    the stricter reading. `tests` is the number of tests in its family.
+    the stricter reading. `tests` is the number of tests in its family. `ours` is the mean of our
+    runs that are like those of a printed number, whatever their size (`Cases.rounds`).
     """
 
     printed: Number | Claim
@@ -39,6 +46,8 @@ class Judged:
     preset: str = ""
     over_paper: Verdict = "not judged"
     tests: int = 0
+    ours: Estimate | None = None
+    rounds: str = ""
 
     @property
     def verdict(self) -> Verdict:
@@ -79,6 +88,10 @@ def examine(publication: Publication, cases: Cases) -> list[Judged]:
         nearest = cases.nearest(printed.about)
         if not nearest:
             continue
+        ours = None
+        rounds = cases.rounds(nearest[0])
+        if isinstance(printed, Number) and len(nearest) == 1:
+            ours = estimated(done(cases.groups[nearest[0]]), printed.measure)
         try:
             if isinstance(printed, Number):
                 evidence = examine_number(printed, cases)
@@ -87,11 +100,12 @@ def examine(publication: Publication, cases: Cases) -> list[Judged]:
                 evidence = examine_claim(printed, cases)
                 note = printed.note
         except UnjudgedError as reason:
-            judged.append(Judged(printed, None, str(reason), cases.preset))
+            detail = str(reason)
+            judged.append(Judged(printed, None, detail, cases.preset, ours=ours, rounds=rounds))
             continue
         remarks = [evidence.detail, note, cases.remark(nearest[0])]
         detail = "; ".join(remark for remark in remarks if remark)
-        judged.append(Judged(printed, evidence, detail, cases.preset))
+        judged.append(Judged(printed, evidence, detail, cases.preset, ours=ours))
     return judged
 
 

@@ -63,6 +63,13 @@ class Cases:
         choices = first_run(self.groups[name]).choices
         return "; ".join(f"{key}={choices[key]}" for key in self.substituted(name))
 
+    def rounds(self, name: str) -> str:
+        """Return how many rounds a group has of those of the preset at full size; empty if it has
+        as many, or if jobs of the preset differ in that."""
+        ours = first_run(self.groups[name]).num_rounds
+        lengths = {config["num_rounds"] for _, config in preset_settings(self.preset, "full")}
+        return f"{ours} of {max(lengths)} rounds" if len(lengths - {ours}) == 1 else ""
+
     def nearest(self, expected: Mapping[str, str]) -> list[str]:
         """Return the groups with these choices that have the fewest deviations; several if they
         have equally many."""

@@ -6,7 +6,7 @@ from fedsim.papers.judge import correct, examine_all, verdicts_by_id
 from fedsim.papers.pair_claims import claims_table, judge_conditions
 from fedsim.papers.pair_study import make_tables, read_conditions
 from fedsim.papers.published import RULES
-from fedsim.papers.tables import all_numbers, claims, numbers, totals
+from fedsim.papers.tables import all_numbers, beside, claims, numbers, totals
 from fedsim.report.sections import Material, Section
 
 
@@ -17,9 +17,10 @@ def verdicts(material: Material) -> Section:
         return Section()
     judged = [judgement for _, judgements in compared for judgement in judgements]
     table = totals(compared)
+    first = beside(judged)
     return Section(
-        tables=[table, numbers(judged), all_numbers(judged), claims(judged)],
-        brief=[replace(table, rules="")],
+        tables=[first, table, numbers(judged), all_numbers(judged), claims(judged)],
+        brief=[first, replace(table, rules="")],
         verdicts=verdicts_by_id(judged),
         measures=[judgement.printed.measure for judgement in judged],
         sources=[f"{publication.title}: {publication.source}" for publication, _ in compared],

@@ -50,6 +50,31 @@ def totals(compared: Compared) -> Table:
     return Table("totals", "Verdicts by paper", frame, rules=RULES["holm"])
 
 
+def beside(judged: Sequence[Judged]) -> Table:
+    """Return the printed numbers next to ours at any size: final accuracies, if there are any.
+
+    If all of them have one verdict, it is in the title instead of a column.
+    """
+    rows: dict[bool, list[Any]] = {True: [], False: []}
+    for judgement in judged:
+        printed, ours = judgement.printed, judgement.ours
+        if isinstance(printed, Number) and ours is not None:
+            reason = judgement.rounds or judgement.detail
+            verdict = ": ".join(filter(None, [reason, judgement.verdict]))
+            row = [_short_name(printed), printed.value, ours, ours.num, verdict]
+            rows[printed.measure == "final_accuracy"].append(row)
+    frame = make_frame(["", "paper", "ours", "seeds", "verdict"], rows[True] or rows[False])
+    title = "The paper's numbers and ours, mean [95 % interval] over seeds"
+    if frame["verdict"].nunique() == 1:
+        title += f" ({frame.pop('verdict')[0]})"
+    return Table("paper", title, frame, {"paper": ".4f"}, styles=STYLES)
+
+
+def _short_name(printed: Number) -> str:
+    """Return the id of a printed number without the table."""
+    return printed.id.partition("/")[2].replace("/", " ")
+
+
 def numbers(judged: Sequence[Judged]) -> Table:
     """Return the numbers printed in a paper next to ours, with verdicts."""
     rows = []
@@ -59,7 +84,7 @@ def numbers(judged: Sequence[Judged]) -> Table:
             continue
         ours = judgement.evidence.ours if judgement.evidence else None
         ours = ours if isinstance(ours, Estimate) else None
-        name = printed.id.partition("/")[2].replace("/", " ")  # without the table
+        name = _short_name(printed)
         if printed.added_after_runs:
             name += AFTER
         row: list[Any] = [place, name]

@@ -15,7 +15,7 @@ from fedsim.results.frames import by, selector_of
 from fedsim.results.statistics import MIN_SEEDS
 
 NOTE = (
-    "Means and half their 95 % intervals over seeds (Student's t). Bold: the best of a line or "
+    "Means over seeds with their 95 % intervals (Student's t). Bold: the best of a line or "
     "map. "
     "≈: not told apart from it at equal seeds, "
     f"{MIN_SEEDS} at least (paired t-tests, Holm's correction)."
@@ -65,7 +65,6 @@ def ablation_table(points: Sequence[Point]) -> Table:
 def _show_point(cell: tuple[float, Point] | None) -> str:
     if cell is None:
         return "-"
-    mean, point = cell
-    reach = f" ± {point.accuracy.half_width:.4f}" if point.accuracy.df else ""
-    text = f"{mean:.4f}{reach}{' ≈' * point.is_level}"
+    _, point = cell
+    text = f"{point.accuracy}{' ≈' * point.is_level}"
     return Bold(text) if point.is_best else text

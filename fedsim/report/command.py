@@ -8,6 +8,8 @@
     fedsim report runs.parquet             # the report of the runs in such a file
     fedsim report outputs/mine runs.parquet     # one report of both
     fedsim report runs.parquet --where 'cell=cifar_*' --where selector=random,gpfl
+    fedsim report default --target 0.75,0.80    # the costs until runs reach these accuracies
+    fedsim report default --window 5    # final accuracy: the mean of the last 5 rounds
     fedsim report gpfl_table2_fmnist --all      # print all tables
     fedsim report --rules                  # the rules of verdicts on papers
 
@@ -21,6 +23,7 @@ import json
 import sys
 from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
@@ -30,6 +33,7 @@ from rich.console import Console
 
 from fedsim.core.configs import leaves
 from fedsim.core.disk import unwritable, user_path, write_files
+from fedsim.core.record import FINAL_WINDOW
 from fedsim.core.text import printable_lines
 from fedsim.report.headline import listed
 from fedsim.report.page import Pictures, html_page
@@ -84,6 +88,19 @@ def arguments(parser: ArgumentParser) -> None:
         help="only runs with one of these values of a key or choices of a group, such as "
         "'cell=cifar_*'; may be repeated",
     )
+    add(
+        "--target",
+        type=accuracies,
+        default=(),
+        metavar="A,B",
+        help="accuracies: the costs until the mean of a window reaches them",
+    )
+    add(
+        "--window",
+        type=int,
+        metavar="N",
+        help="the final accuracy is the mean of the last N rounds (final_window of the runs)",
+    )
     add("--to", type=user_path, help="where to write (report in the first folder)")
     add("--all", action="store_true", help="print all tables")
     add(
@@ -137,6 +154,7 @@ def run(options: Namespace) -> int:
         runs += read_source(source)
     for word in options.where:
         runs = filtered(runs, word)
+    runs = with_window(runs, options.window)
     if options.archive is not None:
         write_archive(runs, sources[0], options.archive)
     report(
@@ -147,8 +165,33 @@ def run(options: Namespace) -> int:
         against=options.against,
         print_all=options.all,
         choices={key: value for key in KINDS if (value := getattr(options, key)) is not None},
+        targets=options.target,
     )
     return 0
+
+
+def accuracies(word: str) -> list[float]:
+    """Return the accuracies in a word such as `0.75,0.80`. Raises `ArgumentTypeError`, and
+    ValueError for other texts than numbers."""
+    targets = list(map(float, word.split(",")))
+    if not 0 < min(targets) <= max(targets) <= 1:
+        raise ArgumentTypeError(f"{word}: must be accuracies above 0 and up to 1, as in 0.75,0.80")
+    return targets
+
+
+def with_window(runs: list[Run], window: int | None) -> list[Run]:
+    """Return the runs with the final accuracy of the last `window` rounds; None: of their own
+    `final_window`. Raises `ReportError` if that differs, or for a `window` below 1."""
+    if window is None:
+        windows = {run.final_window for run in runs}
+        if len(windows) == 1:
+            return runs
+        shown = listed(sorted(windows))
+        raise ReportError(f"the runs have final_window {shown}; choose one, as in --window 11")
+    if window < 1:
+        raise ReportError(f"--window {window}: must be a number of rounds, 1 or more")
+    value = None if window == FINAL_WINDOW else window
+    return [replace(run, config={**run.config, "final_window": value}) for run in runs]
 
 
 def find_source(name: str, output_dir: Path) -> Path:
@@ -195,6 +238,7 @@ def report(
     against: Path | None = None,
     print_all: bool = False,
     choices: Mapping[str, Any] = MappingProxyType({}),
+    targets: Sequence[float] = (),
 ) -> None:
     """Print what is best in `runs`, or all tables, and write the report to `to`.
 
@@ -214,7 +258,7 @@ def report(
             "each counts once\n"
         )
     frame, looks = presentation.arrange(frame)
-    material = Material(runs, frame, print_all, presentation, looks)
+    material = Material(runs, frame, print_all, targets, presentation, looks)
     sections = make_sections(material)
     summary = make_summary(frame, sections)
     if against is not None:
@@ -224,12 +268,12 @@ def report(
     screen = Output()
     width = None if screen.isatty() else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
-    lines = [line for section in sections for line in section.lines]
-    console.print(*map(printable_lines, lines), "", sep="\n", markup=False)
+    for section in sections:
+        for line in section.lines:
+            console.print(printable_lines(line), markup=False)
+        for table in section.tables if print_all else section.brief:
+            console.print(table)
     tables = [table for section in sections for table in section.tables]
-    brief = [table for section in sections for table in section.brief]
-    for table in tables if print_all else brief:
-        console.print(table.rich())
     # 3. The files.
     try:
         write_files(folder, presentation_file(presentation))

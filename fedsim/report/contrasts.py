@@ -21,7 +21,16 @@ from fedsim.results.frames import (
     reference_of,
     selector_of,
 )
-from fedsim.results.statistics import MIN_SEEDS, UNIT, Difference, Estimate, holm, paired, pooled
+from fedsim.results.statistics import (
+    MIN_SEEDS,
+    UNIT,
+    Difference,
+    Estimate,
+    corrected_alike,
+    holm,
+    paired,
+    pooled,
+)
 
 MAX_LINES = 60
 """Number of lines that figures and curves show, of all settings together."""
@@ -35,14 +44,16 @@ class Contrast(NamedTuple):
     """Final accuracy of a method minus that of its reference, paired by seed.
 
     `difference` is None with fewer than two common seeds. `p_holm` is its p-value by Holm's
-    correction over all contrasts of a report; nan without a difference.
+    correction over all contrasts of a report, and `corrected` the interval that is corrected alike
+    (`Mean.corrected_interval`); nan without a difference.
     """
 
     setting: str
     method: str
     reference: str
     difference: Difference | None
-    p_holm: float
+    p_holm: float = math.nan
+    corrected: tuple[float, float] = (math.nan, math.nan)
 
 
 class Preference(NamedTuple):
@@ -99,10 +110,12 @@ def to_references(runs: pd.DataFrame) -> list[Contrast]:
             reference = choose_reference(lines, method)
             if reference != method:
                 lead = lead_over(lines[method], lines[reference])
-                contrasts.append(Contrast(setting, method, reference, lead, math.nan))
-    leads = [contrast.difference for contrast in contrasts]
-    p_holm = holm([math.nan if lead is None else lead.p_value for lead in leads])
-    return [contrast._replace(p_holm=p) for contrast, p in zip(contrasts, p_holm, strict=True)]
+                contrasts.append(Contrast(setting, method, reference, lead))
+    corrected = corrected_alike([contrast.difference for contrast in contrasts])
+    return [
+        contrast._replace(p_holm=p, corrected=interval)
+        for contrast, (p, interval) in zip(contrasts, corrected, strict=True)
+    ]
 
 
 def preferences(runs: pd.DataFrame) -> list[Preference]:

@@ -61,7 +61,7 @@ class AccuracyCurve:
 def accuracy_curve(runs: Sequence[Run]) -> AccuracyCurve:
     """Return the curve of finished runs of one group. Raises `ValueError` if there are none."""
     accuracies = stack_series(runs, "test_accuracy")
-    window = FINAL_WINDOW if accuracies.shape[1] >= SMOOTHED_FROM else 1
+    window = runs[0].final_window if accuracies.shape[1] >= SMOOTHED_FROM else 1
     is_measured = np.isfinite(accuracies).any(0)
     by_run = np.stack([smooth(row, window) for row in accuracies])[:, is_measured]
     return AccuracyCurve(

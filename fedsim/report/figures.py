@@ -34,7 +34,7 @@ from PIL import Image
 from fedsim.core.arrays import Floats, Ints
 from fedsim.core.configs import YAML_LOADER
 from fedsim.core.disk import write_files
-from fedsim.core.record import FINAL_WINDOW, PHASES
+from fedsim.core.record import PHASES
 from fedsim.report.contrasts import Preference, preferences
 from fedsim.report.curves import AXES, AccuracyCurve, accuracy_curve, spent_until, stack_series
 from fedsim.report.looks import COLOURS, ON_DARK, Look
@@ -340,8 +340,9 @@ def _drawn(panels: Mapping[str, Lines], curves: Mapping[tuple[str, str], Accurac
     """Return the words of a caption on what the lines of accuracy are."""
     text = "means over seeds"
     num_lines = max(map(len, panels.values()))
-    if any(curve.window > 1 for curve in curves.values()):
-        text += f" of the last {FINAL_WINDOW} rounds"
+    window = max(curve.window for curve in curves.values())
+    if window > 1:
+        text += f" of the last {window} rounds"
         if num_lines <= MAX_BEHIND:
             text += ", those of single rounds faintly behind"
     return f"{text}, with the range of seeds" if num_lines <= MAX_RANGES else text

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from fedsim.core.record import short_run_warning
 from fedsim.report.contrasts import (
     Preference,
     by_accuracy,
@@ -21,10 +22,19 @@ from fedsim.report.contrasts import (
     to_references,
 )
 from fedsim.report.sections import Material, Section
-from fedsim.report.table import show_interval, show_p
-from fedsim.results.frames import CEILING, by, by_setting, selector_of
+from fedsim.report.table import show_interval, show_p, show_result
+from fedsim.results.frames import CEILING, by, by_setting, done, selector_of
+from fedsim.results.measures import BYTES, UPLOADS, cut, total_cost
+from fedsim.results.ranking import mean_cost
 from fedsim.results.runs import Run
-from fedsim.results.statistics import ALPHA, MIN_SEEDS, Difference, holm
+from fedsim.results.statistics import (
+    ALPHA,
+    MIN_SEEDS,
+    Difference,
+    corrected_alike,
+    paired,
+    pooled,
+)
 
 MAX_LISTED = 8
 """Number of values of a fact, and of settings, that are listed. Of more, the number is given."""
@@ -82,7 +92,19 @@ def opening(material: Material) -> Section:
         f"{methods} on {' · '.join(where)}{num_settings}: {seeds}, rounds: {facts['rounds']}, "
         f"runs: {facts['runs']}"
     )
-    return Section(lines=[line])
+    return Section(lines=[line, *warnings(list(runs["run"]))])
+
+
+def warnings(runs: Sequence[Run]) -> list[str]:
+    """Return sentences on runs whose final accuracy means something else than usual."""
+    lengths = {short_run_warning(run.num_rounds, run.final_window) for run in runs}
+    lines = sorted(filter(None, lengths))
+    if any(run.config.get("stop_at") for run in runs):
+        lines.append(
+            "runs with stop_at end when they reach it: their final accuracy is that of their last "
+            "rounds, so compare rounds and costs"
+        )
+    return lines
 
 
 def conclusions(material: Material) -> Section:
@@ -121,18 +143,50 @@ def best(runs: pd.DataFrame) -> list[str]:
         if len(methods) > 1:
             ranked.append((setting, lines, methods))
     leads = [lead_over(lines[names[0]], lines[names[1]]) for _, lines, names in ranked]
-    p_holm = holm([math.nan if lead is None else lead.p_value for lead in leads])
+    corrected = corrected_alike(leads)
     contrasts = {(contrast.setting, contrast.method): contrast for contrast in to_references(runs)}
     sentences = []
-    for (setting, lines, (first, second, *_)), lead, p in zip(ranked, leads, p_holm, strict=True):
-        verdicts = {second: _verdict(lead, p)}
+    for (setting, lines, (first, second, *_)), lead, alike in zip(
+        ranked, leads, corrected, strict=True
+    ):
+        verdicts = {second: _verdict(lead, *alike)}
+        cost = ""
         if contrast := contrasts.get((setting, first)):
-            verdicts[contrast.reference] = _verdict(contrast.difference, contrast.p_holm)
+            reference = contrast.reference
+            verdicts[reference] = _verdict(contrast.difference, contrast.p_holm, contrast.corrected)
+            cost = cost_of_lead(done(lines[first]), done(lines[reference]), reference)
         shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
         mean = mean_accuracy(lines[first])
-        sentence = f"{setting}: best is {first}, {mean:.4f}; its lead {shown}"
+        sentence = f"{setting}: best is {first}, {mean:.4f}{cost}; its lead {shown}"
         sentences.append(sentence.removeprefix(": "))
     return sentences
+
+
+def cost_of_lead(rows: pd.DataFrame, reference: pd.DataFrame, name: str) -> str:
+    """Return what a method spends as multiples of its reference (`name`), and whether it is ahead
+    of it at equal bytes. Empty if both spend the same, or did not record it."""
+    multiples = [mean_cost(rows, names) / mean_cost(reference, names) for names in (UPLOADS, BYTES)]
+    clients, sent = (f"{multiple:.1f}" for multiple in multiples)
+    if math.isnan(sum(multiples)) or clients == sent == "1.0":
+        return ""
+    budget = min(total_cost(run, BYTES) for run in [*rows["run"], *reference["run"]])
+
+    def at_budget(run: Run) -> float:
+        return cut(run, budget, BYTES)[0]
+
+    lead = pooled([paired(rows["run"].map(at_budget), reference["run"].map(at_budget))])
+    if lead is None or lead.num < MIN_SEEDS:
+        verdict = "there are too few seeds to tell"
+    elif lead.p_value >= ALPHA:
+        verdict = f"it is not told apart from {name}"
+    else:
+        verdict = "it is ahead" if lead.mean > 0 else "it is behind"
+    shown = "" if lead is None else f" ({show_result(lead)})"
+    whose = f"{name}'s" if multiples[1] >= 1 else "its own"
+    return (
+        f", with {clients} times the clients and {sent} times the bytes of {name}; "
+        f"at {whose} bytes {verdict}{shown}"
+    )
 
 
 def imperfect_chosen(runs: pd.DataFrame) -> list[str]:
@@ -161,16 +215,14 @@ def _sort_by_p(preference: Preference) -> tuple[bool, float]:
     return math.isnan(preference.p_holm), preference.p_holm
 
 
-def _verdict(lead: Difference | None, p_holm: float) -> str:
-    """Return a difference, its own interval and p-value, and whether it is beyond chance by the
-    corrected p-value."""
+def _verdict(lead: Difference | None, p_holm: float, corrected: tuple[float, float]) -> str:
+    """Return a difference, its interval and p-value, both corrected by Holm's method, and whether
+    it is beyond chance."""
     if lead is None or lead.num < MIN_SEEDS:
         return f"too few seeds in common to tell ({MIN_SEEDS} are needed)"
-    alone = f"p {_equal(lead.p_value)}, {lead.num} pairs"
     verdict = "beyond chance" if p_holm < ALPHA and lead.mean > 0 else "not beyond chance"
-    return (
-        f"{lead.mean:+.4f} {show_interval(lead)} ({alone}), {verdict} (p {_equal(p_holm)} by Holm)"
-    )
+    by_holm = f"p {_equal(p_holm)}, both by Holm, {lead.num} pairs"
+    return f"{lead.mean:+.4f} {show_interval(corrected)} ({by_holm}), {verdict}"
 
 
 def _equal(p_value: float) -> str:

@@ -18,24 +18,23 @@ import numpy as np
 import pandas as pd
 
 from fedsim.core.configs import leaves
-from fedsim.core.record import FINAL_WINDOW
 from fedsim.report.curves import AXES, SMOOTHED_FROM, accuracy_curve, spent_until, stack_series
 from fedsim.report.headline import header_facts
 from fedsim.report.looks import DASHES, MARKERS, Look, colour_on_page
 from fedsim.report.sections import ASSETS, Material, Section
 from fedsim.report.table import Bold, Table, make_frame, number_in
-from fedsim.report.tables import FINAL, LAST
+from fedsim.report.tables import LAST, final_head
 from fedsim.results.frames import NEW_GROUPS, by, by_setting, done, first_run, relevant
 from fedsim.results.measures import is_recorded
 from fedsim.results.runs import Run
 
-OPENING = ("settings", "advice")
+OPENING = ("paper", "settings", "advice")
 """Tables at the head of the page."""
 COSTS = ("costs", "times")
 """Tables that are not folded."""
-RESULTS = "results"
-"""The table that follows the opening."""
-ON_PAGE_ALONE = ("configs", "runs", RESULTS)
+FIRST = ("results", "budgets", "reached")
+"""Tables that follow the opening."""
+ON_PAGE_ALONE = ("configs", "runs", "results")
 """Tables that are in no file next to the page."""
 UNCOMPARED = ("preset", "tracker", "scale")
 """Config groups that change nothing themselves: the values that they set are compared."""
@@ -50,7 +49,7 @@ PICTURE_BYTES = 600_000
 LONG = 60
 """Texts of more characters may be broken into lines."""
 VALUES = {
-    "smoothed": f"test accuracy, mean of the last {FINAL_WINDOW} rounds",
+    "smoothed": "test accuracy, mean of the latest rounds (as the final accuracy)",
     "raw": "test accuracy of single rounds",
     "coverage": "share of clients selected so far",
     "participation": "share of clients that upload",
@@ -87,7 +86,7 @@ def html_page(
         thinned = _thinned(shown_runs, runs, data["points"])
         curves = json.dumps(data, separators=(",", ":"))
         curves = curves.replace("<", "\\u003c")  # no name of a run can end the script element
-    folded = [table for table in tables if table.name not in (*OPENING, *COSTS)]
+    folded = [table for table in tables if table.name not in (*OPENING, *FIRST, *COSTS)]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True)
     template = environment.from_string((ASSETS / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
@@ -95,7 +94,7 @@ def html_page(
         headline=[line for section in sections for line in section.lines],
         opening=[_cells(table) for table in tables if table.name in OPENING],
         overview=images.get("overview", ()),
-        first=next(_cells(table) for table in brief if table.name == RESULTS),
+        first=[_cells(table) for table in brief if table.name in FIRST],
         costs=[_cells(table) for table in tables if table.name in COSTS],
         tables=[_cells(table) for table in folded],
         facts=header_facts(list(runs["run"])),
@@ -171,8 +170,9 @@ def runs_table(runs: pd.DataFrame) -> Table:
     ):
         seeds = run.seed, str(run.seeds)
         rows.append([group, seeds, run.status, final, last, run.folder.name])
-    frame = make_frame(["run", "seed", "status", FINAL, LAST, "folder"], rows)
-    formats = {"seed": lambda seeds: seeds[1], FINAL: ".4f", LAST: ".4f"}
+    head = final_head(runs)
+    frame = make_frame(["run", "seed", "status", head, LAST, "folder"], rows)
+    formats = {"seed": lambda seeds: seeds[1], head: ".4f", LAST: ".4f"}
     return Table("runs", "Runs", frame, formats)
 
 

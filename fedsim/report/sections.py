@@ -23,6 +23,8 @@ from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import Run
 
 ASSETS = Path(__file__).parent / "assets"
+SPREAD_IN_TITLES = {"interval": "[95 % interval]", "sd": "± standard deviation"}
+"""What titles have after "mean", by the spread in the cells."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,13 +32,15 @@ class Material:
     """The material of sections: all `runs` that were read, and the `frame` with each distinct run
     once (`fedsim.results.frames`).
 
-    `is_full` asks for lines on all settings. `presentation` has been applied to the frame. `looks`
-    has those of all methods, in the order of legends.
+    `is_full` asks for lines on all settings, and `targets` for the costs until runs reach these
+    accuracies. `presentation` has been applied to the frame. `looks` has those of all methods, in
+    the order of legends.
     """
 
     runs: Sequence[Run]
     frame: pd.DataFrame
     is_full: bool = False
+    targets: Sequence[float] = ()
     presentation: Presentation = field(default_factory=Presentation)
     looks: Mapping[str, Look] = field(default_factory=dict)
 
@@ -103,7 +107,14 @@ def make_sections(material: Material) -> list[Section]:
     for make in section_makers().values():
         section = make(material)
         spread = material.presentation.spread
-        tables = [replace(table, spread=spread) for table in section.tables if len(table.values)]
-        brief = [replace(table, spread=spread) for table in section.brief]
+        in_title = "[95 % interval]", SPREAD_IN_TITLES[spread]
+        tables, brief = (
+            [
+                replace(table, spread=spread, title=table.title.replace(*in_title))
+                for table in all_tables
+                if len(table.values)
+            ]
+            for all_tables in (section.tables, section.brief)
+        )
         sections.append(replace(section, tables=tables, brief=brief))
     return sections

@@ -86,23 +86,34 @@ def ranks_table(comparison: Comparison) -> Table:
         row: list[Any] = [method, comparison.classes[method], *ranks]
         lead = comparison.leads.get(method)
         if lead is None:
-            row += ["reference", *[""] * 7]
+            row += ["reference", *[""] * 8]
         else:
             row.append(str(lead))
             gain = lead.difference
             row += (
-                [MISSING, "", "", ""] if gain is None else [gain.num, gain.mean, gain, gain.p_value]
+                [MISSING, "", "", ""]
+                if gain is None
+                else [gain.num, gain.mean, gain.interval, gain.p_value]
             )
-            row += [lead.p_value, lead.p_equal, comparison.possible(method)]
+            row += [lead.corrected, lead.p_value, lead.p_equal, comparison.possible(method)]
         row.append(median_reached(comparison.spent(method, BYTES)))
         rows.append(row)
     header = ["method", "asks for", "rank", "in its class", "verdict", "seeds", "to random"]
-    header += ["95 % interval", "p", "p (Holm)", "p equal (Holm)", "of possible gain", "bytes"]
+    header += [
+        "95 % interval",
+        "p",
+        "interval (Holm)",
+        "p (Holm)",
+        "p equal (Holm)",
+        "of possible gain",
+        "bytes",
+    ]
     formats = {
         "rank": ".2f",
         "in its class": ".2f",
         "to random": "+.4f",
         "95 % interval": show_interval,
+        "interval (Holm)": show_interval,
         "p": show_p,
         "p (Holm)": show_p,
         "p equal (Holm)": show_p,

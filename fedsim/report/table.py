@@ -13,7 +13,9 @@ from typing import Any
 import pandas as pd
 import rich.table
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
+from rich.text import Text
 
 from fedsim.core.text import printable, printable_lines
 from fedsim.results.statistics import Difference, Mean, Median, Share
@@ -24,6 +26,10 @@ SPREAD_WORDS = {"interval": "95 % interval", "sd": "standard deviation over seed
 """Names of what follows a mean."""
 Format = Any
 """How a value is written: a format specification for numbers, or a function that returns a text."""
+
+
+LONG_CELL = 30
+"""Cells of more characters may be broken into lines, between words."""
 
 
 class Bold(str):
@@ -77,20 +83,48 @@ class Table:
         says_nothing = self.texts.isin(["", MISSING]).all()
         return self.texts.loc[:, ~says_nothing] if len(self.texts) else self.texts
 
-    def rich(self) -> rich.table.Table:
-        """Return the table for a terminal."""
+    def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table for a terminal, between its title and its note.
+
+        A table that is too wide comes in parts, one below the other. Each part has the first
+        columns, which name the rows, and as many others as fit without breaking a word.
+        """
+        names = list(self.shown)
+        lead = [name for name in names[:2] if set(map(number_in, self.values[name])) == {None}]
+        parts = [names]
+        widths: dict[str, int] = {}
+        if _width([max(map(len, [name, *self.shown[name]])) for name in names]) > options.max_width:
+            widths = {name: _least_width(name, self.shown[name]) for name in names}
+            parts = [lead]
+            for name in names[len(lead) :]:
+                part = [*parts[-1], name]
+                is_too_wide = _width([widths[shown] for shown in part]) > options.max_width
+                if is_too_wide and parts[-1] != lead:
+                    parts.append([*lead, name])
+                else:
+                    parts[-1] = part
+        yield Text(printable_lines(self.title), style="italic")
+        for part in parts:
+            yield ""
+            yield self._part(part, widths)
+        yield ""
+        if self.full_note:
+            yield Text(printable_lines(self.full_note) + "\n", style="dim italic")
+
+    def _part(self, names: list[str], widths: Mapping[str, int]) -> rich.table.Table:
+        """Return some columns for a terminal, the first two of all flush left.
+
+        Columns of short cells have these `widths`, so that only their heads may be broken.
+        """
         table = rich.table.Table(
-            title=_on_screen(self.title),
-            title_justify="left",
-            caption=_on_screen(self.full_note) or None,
-            caption_justify="left",
-            box=SIMPLE_HEAD,
+            box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
         )
-        for number, name in enumerate(self.shown):
-            column = rich.table.Column(_on_screen(name), overflow="fold")
-            column.justify = "left" if number < 2 else "right"
-            table.columns.append(column)
-        for row in self.shown.to_numpy():
+        for name in names:
+            justify: Any = "left" if name in list(self.shown)[:2] else "right"
+            is_short = self.shown[name].map(len).max() <= LONG_CELL
+            width = widths.get(name) if is_short else None
+            table.add_column(_on_screen(name), justify=justify, overflow="fold", width=width)
+        for row in self.shown[names].to_numpy():
             table.add_row(*map(_on_screen, row))
         return table
 
@@ -201,18 +235,15 @@ def show_result(value: Mean | Share | Median, spread: str = "interval") -> str:
         return f"median {median} [{low_text}, {high_text}]"
     if isinstance(value, Difference):
         settings = f" (mean of {value.strata} settings)" if value.strata > 1 else ""
-        return f"{value.mean:+.4f} {show_interval(value)}{settings}"
-    digits = 4 if abs(value.mean) < 10 else 1  # shares, or rounds and numbers of selections
-    text = f" [{low:.{digits}f}, {high:.{digits}f}]"
-    if spread == "sd":
-        text = f" ± {value.sd:.{digits}f}"
-    return f"{value.mean:.{digits}f}{text if value.num > 1 else ''}"
+        return f"{value.mean:+.4f} {show_interval(value.interval)}{settings}"
+    if spread == "sd" and value.num > 1:
+        return f"{value.mean:.4f} ± {value.sd:.4f}"
+    return str(value)
 
 
-def show_interval(value: Difference) -> str:
-    """Return the 95 % interval of a difference."""
-    low, high = value.interval
-    return f"[{low:+.4f}, {high:+.4f}]"
+def show_interval(ends: tuple[float, float]) -> str:
+    """Return the interval of a difference as text."""
+    return "[{:+.4f}, {:+.4f}]".format(*ends)
 
 
 def show_p(value: float) -> str:
@@ -254,6 +285,20 @@ def table_files(tables: Sequence[Table]) -> dict[str, bytes]:
         files[f"{table.name}.tex"] = table.latex()
         files[f"{table.name}.csv"] = table.csv()
     return {name: text.encode() for name, text in files.items()}
+
+
+def _width(columns: Sequence[int]) -> int:
+    """Return the width of a table on a terminal: two characters separate its columns."""
+    return sum(columns) + 2 * len(columns) - 2
+
+
+def _least_width(name: str, cells: pd.Series) -> int:
+    """Return the width that a column needs on a terminal so that no word of it is broken. Long
+    cells may be broken between words, into lines of `LONG_CELL` characters."""
+    pieces = name.split()
+    for cell in cells:
+        pieces += [*cell.split(), cell[:LONG_CELL]] if len(cell) > LONG_CELL else [cell]
+    return max(map(len, pieces), default=1)
 
 
 def _on_screen(text: str) -> str:

@@ -10,6 +10,7 @@ assets/tables.yaml.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,13 @@ import yaml
 
 from fedsim.core.arrays import Floats
 from fedsim.core.configs import YAML_LOADER
-from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, FINAL_WINDOW, PHASES
-from fedsim.report.contrasts import choose_reference, main_reference, preferences, to_references
+from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, PHASES
+from fedsim.report.contrasts import (
+    choose_reference,
+    main_reference,
+    preferences,
+    to_references,
+)
 from fedsim.report.sections import ASSETS, Material, Section
 from fedsim.report.table import (
     MISSING,
@@ -32,15 +38,23 @@ from fedsim.report.table import (
     show_reached,
 )
 from fedsim.results.frames import by, by_setting, done, first_run, is_setting, measured, show_labels
-from fedsim.results.measures import BYTES, PHASE_SECONDS, SAMPLES, SIMULATED, is_recorded
+from fedsim.results.measures import (
+    BYTES,
+    PHASE_SECONDS,
+    SAMPLES,
+    SIMULATED,
+    cut,
+    is_recorded,
+    total_cost,
+)
 from fedsim.results.ranking import EQUAL, WHOLE
 from fedsim.results.statistics import (
     UNIT,
     Difference,
     Median,
+    corrected_alike,
     estimate,
     half_width_in_sd,
-    holm,
     paired,
     pooled,
     sign_flip_test,
@@ -52,7 +66,6 @@ LEVEL_MARGIN = 0.02
 MORE = 0.02
 """The second target of `costs_table` is the final accuracy of random selection plus this."""
 NUMBERS = {
-    "window": FINAL_WINDOW,
     "margin": LEVEL_MARGIN,
     "equal": EQUAL,
     "more": MORE,
@@ -64,10 +77,16 @@ NUMBERS = {
 """Numbers that the notes below tables name. `three`, `five`, `ten` are half widths of intervals at
 so many seeds, in standard deviations."""
 TEXTS = yaml.load((ASSETS / "tables.yaml").read_text(encoding="utf-8"), YAML_LOADER)
-FINAL = f"final accuracy (last {FINAL_WINDOW})"
-"""Column of the mean of the last rounds, by which everything is compared."""
-LAST = "last round"
-"""Column of the accuracy of the last round alone."""
+FINAL = "final accuracy"
+"""Column of the mean of the last rounds, by which everything is compared. Its head also has the
+number of rounds (`final_head`)."""
+LAST = "last accuracy"
+"""Column of the accuracy of the last evaluated round alone."""
+
+
+def final_head(runs: pd.DataFrame) -> str:
+    """Return the head of the column `FINAL`. All runs of a report have the same window."""
+    return f"{FINAL} (last {first_run(runs).final_window})"
 
 
 def make_table(
@@ -113,6 +132,7 @@ COLUMNS: Mapping[str, tuple[str, Format]] = {
     "Gini": ("selection_gini", ".3f"),
     "clients never selected": ("never_selected", ".3g"),
     "rounds": ("num_rounds", ".0f"),
+    "ended after": ("ended_after", ".4g"),
     "start-up rounds": ("start_up_rounds", ".0f"),
     "down": ("bytes_down", show_bytes),
     "up": ("bytes_up", show_bytes),
@@ -143,7 +163,7 @@ CLIENT_COLUMNS = {
 }
 SEEDS_COLUMN, MEASURED_ON = "seeds", "measured on"
 BY_GROUP: Mapping[str, Sequence[str]] = {
-    "results": [SEEDS_COLUMN, FINAL, "part.", "time", "simulated", "down", "up"],
+    "results": [SEEDS_COLUMN, FINAL, "ended after", "part.", "time", "simulated", "down", "up"],
     "overview": [
         SEEDS_COLUMN,
         FINAL,
@@ -188,6 +208,8 @@ BY_GROUP: Mapping[str, Sequence[str]] = {
 
 BEST = [title for title, (_, form) in COLUMNS.items() if form == ACCURACY]
 """The columns in which the highest value is the best."""
+BRIEF = ("budgets", "reached")
+"""Tables that are printed below the results."""
 
 
 def section(material: Material) -> Section:
@@ -200,15 +222,17 @@ def section(material: Material) -> Section:
         by_group("checkpoints", runs),
         pairs(runs),
         pooled_pairs(runs),
+        budgets(runs),
         targets(runs),
+        reached(runs, material.targets),
         by_group("selections", finished),
         imperfect(runs),
         by_group("clients", finished[has_clients]),
         by_group("costs", finished),
         by_group("times", finished),
     ]
-    results = by_group("results", runs)
-    return Section(tables, brief=[results], plots=lambda: _plots(material))
+    brief = [by_group("results", runs), *(table for table in tables if table.name in BRIEF)]
+    return Section(tables, brief, plots=lambda: _plots(material))
 
 
 def _plots(material: Material) -> list[Any]:
@@ -231,6 +255,7 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
     places = [np.flatnonzero(finished["group"] == group) for group in groups]
     cells: dict[str, list[Any]] = {"run": list(groups)}
     formats: dict[str, Format] = {SEEDS_COLUMN: _show_seeds}
+    best: list[str] = []
     for title in BY_GROUP[name]:
         if title == SEEDS_COLUMN:
             diverged = [int((rows["status"] == "diverged").sum()) for rows in groups.values()]
@@ -242,12 +267,16 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
         else:
             measure, form = columns[title]
             values = measured(finished, measure).to_numpy()
+            if title in BEST:
+                best.append(final_head(runs) if title == FINAL else title)
+                title = best[-1]
             cells[title] = [_aggregate(values[place], form) for place in places]
             if form != ACCURACY:
                 formats[title] = show_reached if form == REACHED else form
-    table = make_table(name, list(cells), list(zip(*cells.values(), strict=True)), formats)
+    rows = list(zip(*cells.values(), strict=True))
+    table = make_table(name, list(cells), rows, formats)
     settings = [rows["setting"].iloc[0] for rows in groups.values()]
-    return replace(table, best=BEST, settings=settings)
+    return replace(table, best=best, settings=settings)
 
 
 def _show_seeds(counts: tuple[int, int]) -> str:
@@ -268,8 +297,9 @@ def _aggregate(values: Floats, form: Format) -> Any:
 P_COLUMNS: Mapping[str, Format] = {
     "mean": "+.4f",
     "95 % interval": show_interval,
-    "p (sign flips)": show_p,
     "p": show_p,
+    "p (sign flips)": show_p,
+    "interval (Holm)": show_interval,
     "p (Holm)": show_p,
     "level": show_p,
     "pairs": "",
@@ -277,9 +307,12 @@ P_COLUMNS: Mapping[str, Format] = {
 }
 
 
-def _p_cells(difference: Difference, p_holm: float) -> list[Any]:
+def _p_cells(
+    difference: Difference, p_holm: float, corrected: tuple[float, float], *sign_flips: float
+) -> list[Any]:
+    own = [difference.mean, difference.interval, difference.p_value, *sign_flips]
     level = difference.p_equivalent(LEVEL_MARGIN)
-    return [difference.p_value, p_holm, level, difference.num, difference.detectable]
+    return [*own, corrected, p_holm, level, difference.num, difference.detectable]
 
 
 def pairs(runs: pd.DataFrame) -> Table:
@@ -292,8 +325,8 @@ def pairs(runs: pd.DataFrame) -> Table:
         if difference is None:
             row += [MISSING] + [""] * (len(P_COLUMNS) - 1)
         else:
-            row += [difference.mean, difference, sign_flip_test(difference.values)]
-            row += _p_cells(difference, contrast.p_holm)
+            sign_flips = sign_flip_test(difference.values)
+            row += _p_cells(difference, contrast.p_holm, contrast.corrected, sign_flips)
         rows.append(row)
     if all(contrast.difference is None for contrast in contrasts):
         rows = []  # nothing to pair, as with one seed
@@ -315,11 +348,10 @@ def pooled_pairs(runs: pd.DataFrame) -> Table:
     for title, settings in panels.items():
         if len(settings) > 1:
             compared += [(title, *pooled_line) for pooled_line in _pooled_lines(settings)]
-    p_holm = holm([difference.p_value for *_, difference in compared])
+    corrected = corrected_alike([difference for *_, difference in compared])
     rows = []
-    for (title, name, difference), p in zip(compared, p_holm, strict=True):
-        lead = [difference.strata, difference.mean, difference]
-        rows.append([title, name, *lead, *_p_cells(difference, p)])
+    for (title, name, difference), (p, interval) in zip(compared, corrected, strict=True):
+        rows.append([title, name, difference.strata, *_p_cells(difference, p, interval)])
     columns = [name for name in P_COLUMNS if name != "p (sign flips)"]
     header = ["", "difference of final accuracy", "settings", *columns]
     return make_table("pooled", header, rows, P_COLUMNS)
@@ -375,6 +407,44 @@ def imperfect(runs: pd.DataFrame) -> Table:
     return make_table("imperfect", [*header, "p", "p (Holm)"], rows, formats)
 
 
+BUDGETS: Mapping[Sequence[str], tuple[str, Format]] = {
+    BYTES: ("bytes", show_bytes),
+    SIMULATED: ("simulated time", show_seconds),
+}
+"""Quantities whose sums are budgets at which methods are compared, with their names."""
+SAME = 1.001
+"""Costs that differ by a smaller factor are equal."""
+
+
+def budgets(runs: pd.DataFrame) -> Table:
+    """Return final accuracy at equal rounds, and the one at equal bytes and simulated time.
+
+    The budget is what the cheapest finished run of a setting spends. Costs that are equal for all
+    runs of a setting, or not recorded, have no cells. The table is empty if all are.
+    """
+    rows = []
+    formats: dict[str, Format] = {"all rounds": ""}
+    for name, show_cost in BUDGETS.values():
+        formats.update({f"at equal {name}": "", name: show_cost, f"rounds ({name})": ".4g"})
+    for setting, members in by_setting(done(runs)).items():
+        for method, line in by(members, "method").items():
+            row: list[Any] = [setting, method, _aggregate(line["final_accuracy"], ACCURACY)]
+            for names in BUDGETS:
+                costs = [total_cost(run, names) for run in members["run"]]
+                budget = float(np.min(costs))
+                if max(costs) > SAME * budget:
+                    ends = np.array([cut(run, budget, names) for run in line["run"]])
+                    row += [_aggregate(ends[:, 0], ACCURACY), budget, float(ends[:, 1].mean())]
+                else:
+                    row += [MISSING] * 3
+            rows.append(row)
+    is_empty = all(cell == MISSING for row in rows for cell in row[3:])
+    header = ["", "run", *formats]
+    return make_table("budgets", header, [] if is_empty else rows, formats)
+
+
+SHOW_BYTES = partial(show_reached, show_number=show_bytes)
+SHOW_SECONDS = partial(show_reached, show_number=show_seconds)
 LEVELS = (0.9, 0.95, 1.0)
 """Targets as shares of the reference's mean final accuracy."""
 
@@ -394,12 +464,10 @@ def targets(runs: pd.DataFrame) -> Table:
             continue
         for share in LEVELS:
             target = share * final
-            reference_seconds = _reach(reference, "simulated_seconds_to", target)
+            reference_seconds = _reach(reference, "simulated_seconds_to", target, SIMULATED)
             for method, line in lines.items():
-                seconds = _reach(line, "simulated_seconds_to", target)
-                is_timed = is_recorded(done(line)["run"], SIMULATED)
-                # Without a simulated clock the seconds are missing, or 0.
-                if not (seconds and seconds.median and is_timed):
+                seconds = _reach(line, "simulated_seconds_to", target, SIMULATED)
+                if seconds is not None and not seconds.median:  # 0 without a simulated clock
                     seconds = None
                 row = [setting, method, target, share, _reach(line, "rounds_to", target)]
                 row += [_reach(line, "bytes_to", target), seconds]
@@ -409,17 +477,48 @@ def targets(runs: pd.DataFrame) -> Table:
         "target": ".4f",
         "of the reference's final": ".0%",
         "rounds": show_reached,
-        "bytes both ways": lambda reached: show_reached(reached, show_bytes),
-        "simulated time": lambda reached: show_reached(reached, show_seconds),
+        "bytes both ways": SHOW_BYTES,
+        "simulated time": SHOW_SECONDS,
         "times as fast": ".2f",
     }
     return make_table("targets", ["", "run", *formats], rows, formats)
 
 
-def _reach(line: pd.DataFrame, measure: str, target: float) -> Median | None:
+UNTIL: Mapping[str, tuple[str, Sequence[str], Format]] = {
+    "rounds": ("rounds_until", (), show_reached),
+    "bytes": ("bytes_until", BYTES, SHOW_BYTES),
+    "seconds": ("seconds_until", PHASE_SECONDS, SHOW_SECONDS),
+    "simulated": ("simulated_until", SIMULATED, SHOW_SECONDS),
+}
+"""Measures of what runs spend until they reach a target, the quantities that they need, and how
+they are shown."""
+
+
+def reached(runs: pd.DataFrame, accuracies: Sequence[float]) -> Table:
+    """Return rounds and costs until the mean of a window reaches each of these accuracies."""
+    rows = []
+    for setting, members in by_setting(done(runs)).items():
+        for target in accuracies:
+            for method, line in by(members, "method").items():
+                medians = [
+                    _reach(line, measure, target, names) for measure, names, _ in UNTIL.values()
+                ]
+                rows.append([setting, method, target, *medians])
+    formats = {name: form for name, (*_, form) in UNTIL.items()}
+    header = ["", "run", "target", *formats]
+    formats["target"] = ".4f"
+    return make_table("reached", header, rows, formats)
+
+
+def _reach(
+    line: pd.DataFrame, measure: str, target: float, names: Sequence[str] = ()
+) -> Median | None:
     """Return the median over finished runs of a measure with the argument `target`; None without
-    finished runs."""
-    return median_reached(measured(done(line), f"{measure}@{target!r}"))
+    finished runs, or if one of them did not record the quantities `names`."""
+    finished = done(line)
+    if not is_recorded(list(finished["run"]), names):
+        return None
+    return median_reached(measured(finished, f"{measure}@{target!r}"))
 
 
 def _times_as_fast(reference: Median | None, seconds: Median | None) -> float | None:

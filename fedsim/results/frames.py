@@ -7,7 +7,7 @@ setting, at equal seeds: the index holds the seeds as text, so that subtracting 
 methods pairs them. Columns:
 
 - `run`: the `Run` itself, for its arrays.
-- `status`: `done` if the run reached its last round.
+- `status`: `done` if the run reached its last round, `reached` if it ended at `stop_at`.
 - `group`: the name of the group.
 - `labels`: the labels of the group by key, {} if there is only one group.
 - `setting` and `method`: their labels as text.
@@ -25,6 +25,7 @@ import pandas as pd
 from fedsim.core.configs import IRRELEVANT_KEYS, SEED_KEYS, canonical, leaves, short_names
 from fedsim.core.text import printable
 from fedsim.results.measures import find_measure
+from fedsim.results.reading import FINISHED
 from fedsim.results.runs import Run
 
 LABEL_ORDER = ("cell", "dataset", "partition", "model", "system", "clients", "selector")
@@ -101,7 +102,7 @@ def measured(rows: pd.DataFrame, name: str) -> pd.Series:
         return rows[name]
     measure = find_measure(name)
     values = [
-        measure(run) if status == "done" else float("nan")
+        measure(run) if status in FINISHED else float("nan")
         for run, status in zip(rows["run"], rows["status"], strict=True)
     ]
     return pd.Series(values, rows.index, "float64", name)
@@ -120,8 +121,8 @@ def by_setting(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def done(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of runs that reached their last round."""
-    return rows[rows["status"] == "done"]
+    """Return the rows of runs that reached their last round, or the accuracy `stop_at`."""
+    return rows[rows["status"].isin(FINISHED)]
 
 
 def first_run(rows: pd.DataFrame) -> Run:
@@ -188,7 +189,8 @@ def distinct(runs: Iterable[Run]) -> list[Run]:
     by_config: dict[Hashable, Run] = {}
     for run in runs:
         key = run.seeds, _key(compared_config(run))
-        if key not in by_config or (run.status == "done" and by_config[key].status != "done"):
+        earlier = by_config.setdefault(key, run)
+        if run.status in FINISHED and earlier.status not in FINISHED:
             by_config[key] = run
     return list(by_config.values())
 

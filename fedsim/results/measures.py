@@ -19,6 +19,7 @@ from fedsim.core.record import (
     FINAL_WINDOW,
     PHASES,
     mean_of_last,
+    reaches,
 )
 from fedsim.core.rounding import floor
 from fedsim.results.runs import Run
@@ -26,10 +27,16 @@ from fedsim.results.statistics import UNBOUNDED, UNIT
 
 Measure = Callable[[Run], float]
 """A function of a run that returns a single number."""
+FirstRound = Callable[[Run, float], float]
+"""A function of a run and a target that returns the round in which the run reaches it."""
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 BYTES = ("bytes_down", "bytes_up")
 SAMPLES = ("train_samples", "forward_samples")
 SIMULATED = ("simulated_seconds",)
+UPLOADS = ("participation_ratio",)
+"""The number of clients that upload, as a share of all clients."""
+ROUNDING = 1e-9
+"""Relative tolerance of sums of costs."""
 SPENT = {"bytes": BYTES, "samples": SAMPLES, "simulated time": SIMULATED}
 """The costs of reaching an accuracy: quantities by the name of their sum in tables."""
 
@@ -68,9 +75,9 @@ def accuracy_around(run: Run, share: float, width: int = FINAL_WINDOW) -> float:
 
 
 def final_accuracy(run: Run) -> float:
-    """Return the mean test accuracy of the last 11 rounds. Rounds without evaluation do not
-    count."""
-    return _final_mean(run.columns["test_accuracy"])
+    """Return the mean test accuracy of the last `run.final_window` rounds. Rounds without
+    evaluation do not count."""
+    return _final_mean(run.columns["test_accuracy"], run.final_window)
 
 
 def last_accuracy(run: Run) -> float:
@@ -81,8 +88,9 @@ def last_accuracy(run: Run) -> float:
 
 def client_accuracy(run: Run, aggregate: str) -> float:
     """Return an aggregate of the clients' accuracies (one of `CLIENT_ACCURACY_MEASURES`), as a mean
-    over the last 11 rounds. Rounds without it do not count."""
-    return _final_mean(run.columns.get(f"{CLIENT_ACCURACY}_{aggregate}", np.empty(0)))
+    over the rounds of the final accuracy. Rounds without it do not count."""
+    values = run.columns.get(f"{CLIENT_ACCURACY}_{aggregate}", np.empty(0))
+    return _final_mean(values, run.final_window)
 
 
 def mean_accuracy(run: Run, share: float = 1.0) -> float:
@@ -94,11 +102,11 @@ def mean_accuracy(run: Run, share: float = 1.0) -> float:
 
 
 def fluctuation(run: Run) -> float:
-    """Return the largest distance of an accuracy in the last 11 rounds from their mean.
+    """Return the largest distance of an accuracy in the rounds of the final accuracy from it.
 
     GPFL's Table II prints it after ±.
     """
-    accuracies = _finite(run.columns["test_accuracy"][-FINAL_WINDOW:])
+    accuracies = _finite(run.columns["test_accuracy"][-run.final_window :])
     if not len(accuracies):
         return math.nan
     return float(np.abs(accuracies - accuracies.mean()).max())
@@ -119,11 +127,31 @@ def rounds_to(run: Run, target: float) -> float:
     return _first_round(run.columns["test_accuracy"] >= target)
 
 
-def spent_to(run: Run, target: float, names: Sequence[str]) -> float:
-    """Return the sum of quantities up to the first round whose test accuracy is at least
-    `target`."""
-    rounds = rounds_to(run, target)
+def rounds_until(run: Run, target: float) -> float:
+    """Return the first round at which the mean of the last `run.final_window` rounds is at least
+    `target` (`reaches`). A run with `stop_at=target` ends there."""
+    accuracies = run.columns["test_accuracy"].tolist()
+    window = run.final_window
+    for end in range(1, len(accuracies) + 1):
+        if reaches(accuracies[max(end - window, 0) : end], target, window, run.num_rounds):
+            return end
+    return math.nan
+
+
+def spent_to(
+    run: Run, target: float, names: Sequence[str], first_round: FirstRound = rounds_to
+) -> float:
+    """Return the sum of quantities up to the round that `first_round` returns: by default the first
+    whose test accuracy is at least `target`."""
+    rounds = first_round(run, target)
     return math.nan if math.isnan(rounds) else float(spent(run, names)[: int(rounds)].sum())
+
+
+def cut(run: Run, budget: float, names: Sequence[str]) -> tuple[float, int]:
+    """Return the final accuracy that a run would have, and the number of its rounds, if it had
+    ended before its cost exceeds a `budget`."""
+    num = int((np.cumsum(spent(run, names)) <= budget * (1 + ROUNDING)).sum())
+    return _final_mean(run.columns["test_accuracy"][:num], run.final_window), num
 
 
 def accuracy_by_bytes(run: Run, budget: float) -> float:
@@ -252,9 +280,9 @@ def _of_sizes(statistic: Callable[[Ints], float]) -> Measure:
     return measure
 
 
-def _final_mean(values: Floats) -> float:
-    """Return the mean of the finite values of the last 11 rounds; nan without any."""
-    mean = mean_of_last(values[-FINAL_WINDOW:].tolist())
+def _final_mean(values: Floats, window: int) -> float:
+    """Return the mean of the finite values of the last `window` rounds; nan without any."""
+    mean = mean_of_last(values[-window:].tolist(), window)
     return math.nan if mean is None else mean
 
 
@@ -278,6 +306,11 @@ def _start_up_rounds(run: Run) -> float:
     return math.nan if run.start_up_rounds is None else run.start_up_rounds
 
 
+def _ended_after(run: Run) -> float:
+    """Return the number of rounds of a run that could end earlier by `stop_at`; nan for others."""
+    return run.rounds.num if run.config.get("stop_at") else math.nan
+
+
 def _total(name: str) -> Measure:
     """Return the measure that reads a total of summary.json."""
     return lambda run: float(run.summary["totals"][name])
@@ -294,8 +327,10 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "accuracy_by_bytes": accuracy_by_bytes,
     "bytes_down": _total("bytes_down"),
     "bytes_to": partial(spent_to, names=BYTES),
+    "bytes_until": partial(spent_to, names=BYTES, first_round=rounds_until),
     "bytes_up": _total("bytes_up"),
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
+    "ended_after": _ended_after,
     "fewest_selections": lambda run: float(run.selections.min()),
     "final_accuracy": final_accuracy,
     "fluctuation": fluctuation,
@@ -311,7 +346,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "most_selections": lambda run: float(run.selections.max()),
     "never_selected": lambda run: float((run.selections == 0).sum()),
     "num_clients": _of_sizes(len),
-    "num_rounds": lambda run: run.num_rounds,
+    "num_rounds": lambda run: run.rounds.num,
     "participation": lambda run: _finite_mean(run.columns["participation_ratio"]),
     "participation_rise": participation_rise,
     # The number of clients at the mode, that is, with `peak_selections` selections.
@@ -319,14 +354,17 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "peak_selections": peak_selections,
     "rounds_to": rounds_to,
     "rounds_to_cover": rounds_to_cover,
+    "rounds_until": rounds_until,
     "samples_deviation": _of_sizes(np.std),  # divisor N
     "samples_to": partial(spent_to, names=SAMPLES),
     "samples_mean": _of_sizes(np.mean),
     "samples_total": _of_sizes(np.sum),
     "seconds_200": seconds_200,
+    "seconds_until": partial(spent_to, names=PHASE_SECONDS, first_round=rounds_until),
     "selection_gini": selection_gini,
     "selection_overhead": selection_overhead,
     "simulated_seconds_to": partial(spent_to, names=SIMULATED),
+    "simulated_until": partial(spent_to, names=SIMULATED, first_round=rounds_until),
     "speed": lambda run: -seconds_200(run),  # claims compare measures of which more is better
     "start_up_rounds": _start_up_rounds,
     "steadiness": lambda run: -fluctuation(run),

@@ -45,6 +45,7 @@ from fedsim.results.statistics import (
     MIN_SEEDS,
     ROUNDING,
     Difference,
+    corrected_alike,
     holm,
     paired,
     pooled,
@@ -83,12 +84,14 @@ class Lead:
 
     `difference` is None with fewer than two common seeds. `p_value` tests the hypothesis that there
     is no difference, and `p_equal` the hypothesis that the difference is `EQUAL` or more. Both are
-    corrected by Holm's method over all methods, and nan without a difference.
+    corrected by Holm's method over all methods, and nan without a difference. `corrected` is the
+    interval of the difference that is corrected as `p_value` is.
     """
 
     difference: Difference | None
     p_value: float
     p_equal: float
+    corrected: tuple[float, float] = (math.nan, math.nan)
 
     @property
     def verdict(self) -> str:
@@ -218,11 +221,13 @@ class Comparison:
         first."""
         methods = [method for method in self.ranks if method != self.reference]
         pooled_gains = [pooled(self.gains(method)) for method in methods]
-        p_values = holm([math.nan if gain is None else gain.p_value for gain in pooled_gains])
+        p_values, intervals = zip(*corrected_alike(pooled_gains), strict=True)
         p_equal = holm(
             [math.nan if gain is None else gain.p_equivalent(EQUAL) for gain in pooled_gains]
         )
-        return dict(zip(methods, map(Lead, pooled_gains, p_values, p_equal), strict=True))
+        return dict(
+            zip(methods, map(Lead, pooled_gains, p_values, p_equal, intervals), strict=True)
+        )
 
     @property
     def better(self) -> list[str]:

@@ -33,7 +33,10 @@ from fedsim.core.errors import FedsimError
 from fedsim.core.record import FINAL_WINDOW, LAST_FIELDS, TOTAL_FIELDS, Record, mean_of_last
 
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
-FINAL = ("done", "diverged")
+FINISHED = ("done", "reached")
+"""Statuses of runs that reached their last round, or the accuracy at which they stop (`stop_at`).
+They have a final accuracy."""
+FINAL = (*FINISHED, "diverged")
 """Statuses of runs that have ended. The same command resumes a run with any other status."""
 MOST_BYTES = 2**24
 """Largest size in bytes of a config or summary that is read."""
@@ -156,6 +159,7 @@ OF_CONFIG: Mapping[str, Kinds] = {
     "partition_seed": INT | NONE,
     "init_seed": INT | TEXT | NONE,
     "client_accuracy": TEXT | NONE,
+    "final_window": INT | NONE,
 }
 """Types of the config values that fedsim reads. Keys may be missing."""
 OF_SUMMARY: Mapping[str, Kinds] = {
@@ -170,7 +174,8 @@ OF_SUMMARY: Mapping[str, Kinds] = {
     "engine": TEXT | NONE,
     "error": TEXT | NONE,
     "initial_accuracy": NUMBER | NONE,
-    "smoothed_accuracy": NUMBER | NONE,
+    "final_accuracy": NUMBER | NONE,
+    "final_window": INT,
     "last_accuracy": NUMBER | NONE,
 }
 """Types of the summary values that fedsim reads. Keys may be missing."""
@@ -185,7 +190,7 @@ RECORDED = {
 }
 """Fields that every record has."""
 SMOOTHED = "smoothed_accuracy"
-"""A key that summaries of earlier versions lack."""
+"""The name of the final accuracy in earlier versions. The earliest summaries lack it."""
 SHARE = re.compile("accuracy|ratio|coverage")
 """Pattern in the names of fields that lie between 0 and 1."""
 
@@ -229,12 +234,15 @@ def check_config(config: Any) -> dict[str, Any]:
 def check_summary(summary: Any) -> dict[str, Any]:
     """Return a copy of `summary`. Raises `DamagedError` if it cannot be the summary of a run.
 
-    Earlier versions stored the accuracy of the last round as `final_accuracy`, which is the mean of
-    the last rounds everywhere else. The key is renamed to `last_accuracy`, also in `summary`
-    itself.
+    Keys of earlier versions are renamed, also in `summary` itself: the final accuracy was called
+    `smoothed_accuracy`, and before that `final_accuracy` was the accuracy of the last round, which
+    is now `last_accuracy`.
     """
-    if isinstance(summary, dict) and "final_accuracy" in summary:
-        summary.setdefault("last_accuracy", summary.pop("final_accuracy"))
+    if isinstance(summary, dict):
+        if "final_accuracy" in summary and "last_accuracy" not in summary:
+            summary["last_accuracy"] = summary.pop("final_accuracy")
+        if SMOOTHED in summary:
+            summary["final_accuracy"] = summary.pop(SMOOTHED)
     is_sound = (
         has_kinds(summary, OF_SUMMARY)
         and "status" in summary
@@ -395,20 +403,26 @@ def check_rounds(rounds: Rounds, config: Mapping[str, Any], summary: Mapping[str
         raise DamagedError(f"{METRICS} holds {rounds.num} of {config['num_rounds']} rounds")
     if summary["status"] in FINAL:
         expected: dict[str, float | None] = {"seed": config["seed"]}
-        expected.update(_totals(rounds))
-        if SMOOTHED not in summary:
-            del expected[SMOOTHED]
+        expected.update(_totals(rounds, window_of(config)))
+        if "final_accuracy" not in summary:
+            del expected["final_accuracy"]
         _check_agreement(expected, dict(leaves(summary)))
 
 
-def _totals(rounds: Rounds) -> dict[str, float | None]:
+def window_of(values: Mapping[str, Any]) -> int:
+    """Return the number of last rounds over which the final accuracy of a run is a mean, from its
+    config or summary. Those of earlier versions do not hold it."""
+    return values.get("final_window") or FINAL_WINDOW
+
+
+def _totals(rounds: Rounds, window: int) -> dict[str, float | None]:
     """Return the values of a summary that follow from its rounds, by dotted key."""
     columns = rounds.columns
     accuracies = columns["test_accuracy"]
     measured = accuracies[np.isfinite(accuracies)].tolist()
     totals = {
         "rounds": rounds.num,
-        SMOOTHED: mean_of_last(accuracies[-FINAL_WINDOW:].tolist()),
+        "final_accuracy": mean_of_last(accuracies.tolist(), window),
         "last_accuracy": measured[-1] if measured else None,
         "best_accuracy": max(measured, default=None),
     }

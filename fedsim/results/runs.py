@@ -33,6 +33,7 @@ from fedsim.results.reading import (
     parse_json,
     read_config,
     read_metrics,
+    window_of,
 )
 
 
@@ -113,8 +114,14 @@ class Run:
 
     @cached_property
     def num_rounds(self) -> int:
-        """The number of rounds in the config. A run that diverged has fewer records."""
+        """The number of rounds in the config. A run that diverged, or ended at `stop_at`, has fewer
+        records."""
         return int(self.config["num_rounds"])
+
+    @cached_property
+    def final_window(self) -> int:
+        """The number of last rounds over which the final accuracy is a mean."""
+        return window_of(self.config)
 
     @cached_property
     def start_up_rounds(self) -> int | None:

@@ -17,6 +17,8 @@ import numpy as np
 import pandas as pd
 from scipy import special
 
+from fedsim.core.arrays import Floats
+
 LEVEL = 0.95
 """Confidence level of all intervals."""
 ALPHA = round(1 - LEVEL, 10)  # 0.05 and not 0.050000000000000044
@@ -81,6 +83,17 @@ class Mean:
     def interval(self) -> tuple[float, float]:
         """The 95 % interval of the true mean."""
         return self._around(self.half_width)
+
+    def __str__(self) -> str:
+        """Return the mean with its 95 % interval: `0.8027 [0.7981, 0.8073]`."""
+        digits = 4 if abs(self.mean) < 10 else 1  # shares, or rounds and numbers of selections
+        low, high = self.interval
+        interval = f" [{low:.{digits}f}, {high:.{digits}f}]" if self.num > 1 else ""
+        return f"{self.mean:.{digits}f}{interval}"
+
+    def corrected_interval(self, factor: float) -> tuple[float, float]:
+        """Return the interval at the level 1 - 0.05 / `factor` (see `corrected_alike`)."""
+        return self._around(t_quantile(1 - ALPHA / factor / 2, self.df) * self.error)
 
     def _around(self, reach: float) -> tuple[float, float]:
         """Return mean - reach and mean + reach, cut at the bounds."""
@@ -255,12 +268,37 @@ def holm(p_values: Sequence[float]) -> list[float]:
     The i-th smallest of m is multiplied by m - i + 1. Results are made monotone and limited to 1. A
     nan stays nan and does not count as a test.
     """
+    return np.minimum(_multiplied(p_values), 1.0).tolist()
+
+
+def corrected_alike(
+    leads: Sequence[Difference | None],
+) -> list[tuple[float, tuple[float, float]]]:
+    """Return the p-value of each difference by Holm's method over all of them, and the interval
+    that is corrected alike; nan for None.
+
+    If Holm's method multiplies a p-value by k, the interval has the level 1 - 0.05 / k. So it
+    excludes 0 exactly if the corrected p-value is below 0.05. For the i-th smallest of m p-values k
+    lies between m - i + 1 and m, which is the factor of Bonferroni's intervals. These alone hold
+    all true differences at once with a probability of 95 %.
+    """
+    p_values = [math.nan if lead is None else lead.p_value for lead in leads]
+    corrected = []
+    for lead, p, product in zip(leads, p_values, _multiplied(p_values).tolist(), strict=True):
+        interval = (math.nan, math.nan)
+        if lead is not None:
+            interval = lead.corrected_interval(product / p if p else 1.0)  # 0: it has no width
+        corrected.append((min(product, 1.0), interval))
+    return corrected
+
+
+def _multiplied(p_values: Sequence[float]) -> Floats:
+    """Return p-values by Holm's method before they are limited to 1."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")[: np.isfinite(p).sum()]  # nan is sorted to the end
-    multiplied = p[order] * np.arange(len(order), 0, -1)
-    corrected = np.full(len(p), math.nan)
-    corrected[order] = np.minimum(np.maximum.accumulate(multiplied), 1.0)
-    return corrected.tolist()
+    multiplied = np.full(len(p), math.nan)
+    multiplied[order] = np.maximum.accumulate(p[order] * np.arange(len(order), 0, -1))
+    return multiplied
 
 
 def half_width_in_sd(num: int) -> float:

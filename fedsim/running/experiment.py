@@ -14,6 +14,7 @@ Nothing is written into the run's folder until everything that can raise an erro
 
 import io
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,11 +28,11 @@ from fedsim.clients.context import SERVER_SIGNALS
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
-from fedsim.core.record import Record
+from fedsim.core.record import Record, reaches, short_run_warning
 from fedsim.core.server_data import server_data
 from fedsim.results import files
 from fedsim.results.files import OutputError, RunFolder
-from fedsim.results.reading import FINAL, read_summary
+from fedsim.results.reading import FINAL, read_summary, window_of
 from fedsim.rounds.aggregators import weighting_warning
 from fedsim.rounds.loop import Simulation
 from fedsim.running.assembly import Experiment, build
@@ -173,6 +174,7 @@ class _RunInProgress:
         checkpoints: Checkpoints,
         watch: Watch,
     ) -> None:
+        self.window = window_of(config)
         self.experiment = experiment
         self.config = config
         self.folder = folder
@@ -236,6 +238,10 @@ class _RunInProgress:
         self.trackers.start(info)
         for warning in self.warnings:
             self.trackers.message(warning)
+        short = short_run_warning(self.num_rounds, self.window)
+        sweep = self.watch.sweep
+        if short and (sweep is None or sweep.number == 1):  # once in a sweep
+            self.trackers.message(short)
         population = replace(self.components.population, cohort_size=cohort_size)
         self.incidents = Incidents(population, self.adaptive, self.trackers.message)
         if self.records:
@@ -274,6 +280,10 @@ class _RunInProgress:
             record = self.simulation.step()
             self._write(record)
             stop_reason = self.watch.round_ended(record)
+            target = self.config.get("stop_at") or math.inf
+            accuracies = [record.test_accuracy for record in self.records[-self.window :]]
+            if reaches(accuracies, target, self.window, self.num_rounds):
+                return Outcome("reached", {"error": None})
             if record.round == self.num_rounds:  # the run is done, whatever the watch says
                 break
             if stop_reason is not None:
@@ -313,7 +323,7 @@ class _RunInProgress:
         if RANKS.others is not None:
             machine["processes"] = {"count": RANKS.others.size, "backend": backend_name()}
         summary = {"status": ending.status, "error": ending.summary["error"]}
-        summary |= totals_of(self.records, self.origin.initial_accuracy)
+        summary |= totals_of(self.records, self.origin.initial_accuracy, self.window)
         summary |= self.client_summary
         summary |= {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.origin.started)),

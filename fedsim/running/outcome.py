@@ -1,8 +1,9 @@
 """The outcome of a run: how it ended, as `execute` returns it and as the run's folder records it.
 
 A plan (`fedsim.config.plan.Plan`) is the checked description of one run. A run has ended for good
-(it is `final`) if its status is done or diverged: the same command does not run it again. To claim
-a run means to lock its folder, so that no other process runs it at the same time (`claimed`).
+(it is `final`) if its status is done, reached or diverged: the same command does not run it again.
+To claim a run means to lock its folder, so that no other process runs it at the same time
+(`claimed`).
 
 `fedsim.running.experiment` makes outcomes. `fedsim.jobs` and the commands read them from folders
 (`outcome_on_file`) to skip runs that have ended. This module therefore needs no PyTorch.
@@ -39,7 +40,7 @@ class Outcome:
     """How a run ended.
 
     `status` is one of these:
-    - `done`, `diverged`: the run has ended for good.
+    - `done`, `reached` (the accuracy `stop_at`), `diverged`: the run has ended for good.
     - `failed`: an error ended it, or its files are missing or damaged.
     - `interrupted`: Ctrl-C or a `Watch` stopped it. `preempted`: a signal of a cluster stopped it.
     - `data`, `config`: `fedsim.jobs` uses these for errors of that kind before the first round.

@@ -201,6 +201,7 @@ def world() -> World:
 
 EXIT_CODES = {
     "done": 0,
+    "reached": 0,
     "failed": 1,
     "config": 2,
     "data": 3,

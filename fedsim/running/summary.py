@@ -9,14 +9,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.core.record import CLIENT_ACCURACY, LAST_FIELDS, TOTAL_FIELDS, Record, mean_of_last
+from fedsim.core.record import (
+    CLIENT_ACCURACY,
+    FINAL_WINDOW,
+    LAST_FIELDS,
+    TOTAL_FIELDS,
+    Record,
+    mean_of_last,
+)
 from fedsim.rounds.client_accuracy import aggregates
 from fedsim.rounds.loop import Simulation
 
 
-def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, Any]:
+def totals_of(
+    records: Sequence[Record], initial_accuracy: float, window: int = FINAL_WINDOW
+) -> dict[str, Any]:
     """Return the part of a summary that follows from the records of all rounds.
 
+    `window` is the number of last rounds over which the final accuracy is a mean.
     Records of rounds without an evaluation have no test accuracy. Without any evaluated round, the
     accuracies of the summary are None.
     """
@@ -26,7 +36,8 @@ def totals_of(records: Sequence[Record], initial_accuracy: float) -> dict[str, A
     totals: dict[str, Any] = {
         "rounds": len(records),
         "initial_accuracy": initial_accuracy,
-        "smoothed_accuracy": mean_of_last(accuracies),
+        "final_accuracy": mean_of_last(accuracies, window),
+        "final_window": window,
         "last_accuracy": evaluated[-1] if evaluated else None,
         "best_accuracy": max(evaluated, default=None),
         "mean_participation_ratio": float(np.mean(ratios)) if ratios else None,

@@ -79,7 +79,7 @@ class Stop:
     p: float
 
     def __str__(self) -> str:
-        return f"{100 * self.lead:.1f} points behind {self.by}, p = {self.p:.1g}"
+        return f"{self.lead:.4f} behind {self.by}, p = {self.p:.1g}"
 
 
 def stops(
@@ -293,7 +293,7 @@ def accuracy_of(outcome: Outcome | None) -> float | None:
         return None
     if outcome.status == "diverged":
         return 0.0
-    return float(outcome.summary.get("smoothed_accuracy") or 0)
+    return float(outcome.summary.get("final_accuracy") or 0)
 
 
 def accuracies_of(plans: Sequence[Plan], attempts: Attempts) -> list[float]:

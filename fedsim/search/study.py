@@ -187,7 +187,7 @@ class Result:
 
     def __str__(self) -> str:
         if self.accuracy is not None:
-            return f"final accuracy {100 * self.accuracy:.2f} %"
+            return f"final accuracy {self.accuracy:.4f}"
         if self.reason is not None:
             return f"{self.status}, {self.reason}"
         return f"{self.status} after round {self.rounds}"
@@ -253,7 +253,7 @@ def run_trial(plans: Sequence[Plan], trial: Any) -> Result:
             return Result("failed", None, rounds.seen, reason)
         if rounds.pruned:
             return Result("pruned", None, rounds.seen)
-        accuracy = outcome.summary.get("smoothed_accuracy")
+        accuracy = outcome.summary.get("final_accuracy")
         if outcome.status == "diverged" or accuracy is None:
             return Result("diverged", None, rounds.seen)
         accuracies.append(accuracy)
@@ -328,11 +328,11 @@ def _close(
     counts = f"{statuses.count('pruned')} pruned, {num_failed} failed"
     title = f"{len(ended)} of {len(results)} trials to the end, {counts}"
     table = Table(title=title, title_justify="left")
-    table.add_column("final %", justify="right")
+    table.add_column("final", justify="right")
     for key in space.axes:
         table.add_column(escape(key))
     for accuracy, params in ended[:MAX_SHOWN]:
-        table.add_row(f"{100 * accuracy:.2f}", *(escape(str(params[key])) for key in space.axes))
+        table.add_row(f"{accuracy:.4f}", *(escape(str(params[key])) for key in space.axes))
     CONSOLE.print(table)
     if num_failed:
         print_line("the same command resumes the runs that have failed")

@@ -213,15 +213,15 @@ class Tuning:
 
     def print_table(self) -> None:
         """Print a line for each selector."""
-        table = Table("selector", "default %", "best %", "with", box=None, pad_edge=False)
+        table = Table("selector", "default", "best", "with", box=None, pad_edge=False)
         for name, tuned in self.tuned.items():
             best = tuned.best
             if best is None:
                 table.add_row(escape(name), "", "", WAITS)
             else:
-                default = show_share(tuned.points[0].accuracy, "")
+                default = show_share(tuned.points[0].accuracy)
                 words = escape(" ".join(best.words) or "its default")
-                table.add_row(escape(name), default, show_share(best.accuracy, ""), words)
+                table.add_row(escape(name), default, show_share(best.accuracy), words)
         CONSOLE.print(table)
         if self.without:
             print_line(f"without a search space: {', '.join(self.without)}")

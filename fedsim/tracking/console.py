@@ -138,7 +138,7 @@ def lanes_accuracy(accuracies: Sequence[float]) -> str:
     """Return the lowest and the highest test accuracy of several runs in words."""
     low = min(accuracies, default=None)
     high = max(accuracies, default=None)
-    return show_share(low) if low == high else f"{show_share(low, '')} to {show_share(high)}"
+    return show_share(low) if low == high else f"{show_share(low)} to {show_share(high)}"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from filelock import FileLock
 from fedsim.core.configs import leaves
 from fedsim.core.disk import read_regular, write_atomically
 from fedsim.results.files import MLFLOW_ID
+from fedsim.results.reading import FINISHED
 from fedsim.tracking.base import RunInfo, Tracker, require
 from fedsim.tracking.metrics import RoundMetrics
 from fedsim.tracking.tables import print_if_slow
@@ -93,7 +94,7 @@ class MlflowTracker(Tracker):
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         self._flush()
-        is_done = summary["status"] == "done"
+        is_done = summary["status"] in FINISHED
         self._client.set_terminated(self._id, "FINISHED" if is_done else "FAILED")
 
     def _flush(self) -> None:

@@ -18,8 +18,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedsim.core.configs import differing_keys, short_names
-from fedsim.core.record import FINAL_WINDOW, PHASES
+from fedsim.core.record import PHASES
 from fedsim.core.text import printable, printable_lines
+from fedsim.results.reading import FINISHED, window_of
 
 UNWRITABLE = (OSError, ValueError, AttributeError)
 """Errors of a standard output that cannot be written, is closed, or is missing (`fedsim >&-`)."""
@@ -112,11 +113,11 @@ def closing_table(summary: Mapping[str, Any]) -> Table:
         return show_share(summary.get(name))
 
     totals = summary["totals"]
-    window = min(FINAL_WINDOW, summary["rounds"])
+    window = min(window_of(summary), summary["rounds"])
     table.add_row(
         "final accuracy",
-        f"[bold]{share('smoothed_accuracy')}[/]  mean of the last {window} rounds\n"
-        f"last round {share('last_accuracy')}, best {share('best_accuracy')}, "
+        f"[bold]{share('final_accuracy')}[/]  mean of the last {window} rounds\n"
+        f"last accuracy {share('last_accuracy')}, best {share('best_accuracy')}, "
         f"before round 1 {share('initial_accuracy')}",
     )
     by_client = _client_accuracies(summary.get("client_accuracy") or {})
@@ -194,17 +195,17 @@ def accuracy_curve(accuracies: Mapping[int, float], width: int) -> str:
 Row = Mapping[str, Any]
 """A job: labels (keys and values of the command line except the seed), seed, status and summary."""
 COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "final %": lambda summary: show_share(summary.get("smoothed_accuracy"), ""),
-    "last %": lambda summary: show_share(summary["last_accuracy"], ""),
-    "part. %": lambda summary: show_share(summary["mean_participation_ratio"], ""),
+    "final": lambda summary: show_share(summary.get("final_accuracy")),
+    "last": lambda summary: show_share(summary["last_accuracy"]),
+    "part.": lambda summary: show_share(summary["mean_participation_ratio"]),
     "time": lambda summary: show_seconds(summary["wall_seconds"]),
     "down": lambda summary: show_bytes(summary["totals"]["bytes_down"]),
     "up": lambda summary: show_bytes(summary["totals"]["bytes_up"]),
 }
 """The text of a job in each column, from its summary."""
-LEFT_OUT_FIRST = ("part. %", "up", "down", "time", "last %")
+LEFT_OUT_FIRST = ("part.", "up", "down", "time", "last")
 """A narrow terminal does without these columns, in this order, before names are broken."""
-CAPTION = f"final: mean of the last {FINAL_WINDOW} rounds; last: the last round alone"
+CAPTION = "final: final accuracy, the mean of the last {} rounds; last: last accuracy"
 Line = tuple[Sequence[str], Mapping[str, str]]
 """A line of a table: its choices that differ, and the texts of its columns."""
 
@@ -225,19 +226,22 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     console.print(f"{len(rows)} jobs", style="italic")
     heads = list(short_names(differing).values())
     left_out = _print_table(heads, lines, console)
-    console.print(CAPTION + left_out, style="dim")
+    windows = dict.fromkeys(window_of(row["summary"]) for row in rows)
+    console.print(CAPTION.format(" or ".join(map(str, windows))) + left_out, style="dim")
     if len(groups) < len(rows):
-        title = "over seeds (mean ± standard deviation of the runs that are done)"
+        title = "mean [95 % interval] over the seeds that are done"
         console.print(title, style="italic")
         means = [(choices, _mean_cells(group)) for choices, group in groups.items()]
-        _print_table(heads, means, console)
+        left_out = _print_table(heads, means, console)
+        if left_out:
+            console.print(left_out.removeprefix("; "), style="dim")
 
 
 def _print_table(heads: Sequence[str], lines: Sequence[Line], console: Console) -> str:
     """Print as many columns as fit next to the choices, which share a column if they are too long.
     Returns a text on the columns left out."""
     wide = console.options.update(max_width=10_000)
-    columns = list(lines[0][1])
+    columns = [name for name in lines[0][1] if any(cells[name] for _, cells in lines)]
     dropped_first = [name for name in LEFT_OUT_FIRST if name in columns]
     for between, num_dropped in product((None, "\n"), range(len(dropped_first) + 1)):
         left_out = dropped_first[:num_dropped]
@@ -274,7 +278,7 @@ def _table(
 
 def _job_cells(row: Row) -> dict[str, str]:
     summary = row["summary"]
-    style = "green" if row["status"] == "done" else "red"
+    style = "green" if row["status"] in FINISHED else "red"
     cells = {"seed": str(row["seed"]), "status": f"[{style}]{_escaped(row['status'])}[/]"}
     for name, text_of in COLUMNS.items():
         cells[name] = text_of(summary) if "totals" in summary else "-"
@@ -282,27 +286,26 @@ def _job_cells(row: Row) -> dict[str, str]:
 
 
 def _mean_cells(group: Sequence[Row]) -> dict[str, str]:
-    done = [row["summary"] for row in group if row["status"] == "done"]
+    done = [row["summary"] for row in group if row["status"] in FINISHED]
     diverged = sum(row["status"] == "diverged" for row in group)
     return {
         "done": str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}",
-        "final %": _mean_and_spread([summary.get("smoothed_accuracy") for summary in done]),
-        "last %": _mean_and_spread([summary.get("last_accuracy") for summary in done]),
+        "final": _mean_and_interval([summary.get("final_accuracy") for summary in done]),
+        "last": _mean_and_interval([summary.get("last_accuracy") for summary in done]),
         "diverged": f"{diverged}/{len(group)}" if diverged else "",
     }
 
 
-def _mean_and_spread(accuracies: Sequence[float | None]) -> str:
-    known = [value for value in accuracies if value is not None]
-    if not known:
-        return "-"
-    mean = f"{100 * statistics.mean(known):.2f}"
-    return f"{mean} ± {100 * statistics.stdev(known):.2f}" if len(known) > 1 else mean
+def _mean_and_interval(accuracies: Sequence[float | None]) -> str:
+    from fedsim.results.statistics import UNIT, estimate  # here: it imports pandas
+
+    mean = estimate([value for value in accuracies if value is not None], UNIT)
+    return "-" if mean is None else str(mean)
 
 
-def show_share(value: float | None, unit: str = " %") -> str:
-    """Return a share as percents; `-` for None."""
-    return "-" if value is None else f"{100 * value:.2f}{unit}"
+def show_share(value: float | None) -> str:
+    """Return an accuracy or another share with four decimals; `-` for None."""
+    return "-" if value is None else f"{value:.4f}"
 
 
 def show_seconds(value: float) -> str:

@@ -21,7 +21,7 @@ from fedsim.core.disk import remove_folder, write_atomically
 from fedsim.core.errors import check
 from fedsim.core.record import LAST_FIELDS
 from fedsim.results.files import WANDB, WANDB_ID
-from fedsim.results.reading import read_config, read_metrics, read_summary
+from fedsim.results.reading import FINISHED, read_config, read_metrics, read_summary
 from fedsim.tracking.base import RunInfo
 from fedsim.tracking.metrics import SELECTIONS, RoundMetrics
 from fedsim.tracking.wandb_tracker import (
@@ -38,7 +38,7 @@ from fedsim.tracking.wandb_tracker import (
 
 SUMMARY_KEYS = (
     "status",
-    "smoothed_accuracy",
+    "final_accuracy",
     "last_accuracy",
     "best_accuracy",
     "mean_participation_ratio",
@@ -121,7 +121,7 @@ def mirror(messages: Iterable[dict[str, Any]]) -> str:
         elif "finish" in message:
             summary = message["finish"]
             run.summary.update({key: summary.get(key) for key in SUMMARY_KEYS})
-            run.finish(exit_code=0 if summary.get("status") == "done" else 1)
+            run.finish(exit_code=0 if summary.get("status") in FINISHED else 1)
             run = None
     if run is not None:
         run.finish(exit_code=1)

@@ -1,0 +1,229 @@
+"""Reports at equal costs, to target accuracies, over another window, and of runs with `stop_at`."""
+
+import io
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedsim.papers.sections import verdicts
+from fedsim.report.command import with_window
+from fedsim.report.headline import best, warnings
+from fedsim.report.sections import Material
+from fedsim.report.table import Table, make_frame
+from fedsim.report.tables import budgets, by_group, pairs, reached
+from fedsim.results.frames import runs_frame
+from fedsim.results.runs import ReportError, read_runs
+from tests.report_toys import frame_of, make_report, only_run, rows_of, write_run
+
+PAIR, ALL = [0, 1], [0, 1, 2, 3]
+"""The clients of a round. Each of them costs 20 bytes: a round costs 40 or 80."""
+
+
+@pytest.fixture
+def costly(tmp_path: Path) -> Path:
+    """Return a folder with three seeds of random selection and of all clients.
+
+    All clients cost twice the bytes of random selection. At its total of 160 bytes they are in
+    round 2, and behind.
+    """
+    for seed in range(3):
+        write_run(
+            tmp_path, [value + 0.01 * seed for value in (0.1, 0.2, 0.3, 0.4)], [PAIR] * 4, seed=seed
+        )
+        accuracies = [value + 0.012 * seed for value in (0.1, 0.2, 0.8, 0.9)]
+        write_run(tmp_path, accuracies, [ALL] * 4, seed=seed, choices={"selector": "full"})
+    return tmp_path
+
+
+def test_methods_are_compared_at_the_bytes_of_the_cheapest_run(costly: Path) -> None:
+    """Means over all four rounds, and over the two of `full` that 160 bytes pay. Seeds differ by
+    0.01 and 0.012, so intervals reach 4.3027 / sqrt(3) times that to each side."""
+    random, full = rows_of(budgets(frame_of(costly)))
+    assert random["all rounds"] == random["at equal bytes"] == "0.2600 [0.2352, 0.2848]"
+    assert (random["bytes"], random["rounds (bytes)"]) == ("160 B", "4")
+    assert full["all rounds"] == "0.5120 [0.4822, 0.5418]"
+    assert full["at equal bytes"] == "0.1620 [0.1322, 0.1918]"
+    assert (full["bytes"], full["rounds (bytes)"]) == ("160 B", "2")
+    assert full["at equal simulated time"] == "-"  # there is no simulated clock
+
+
+def test_simulated_time_is_a_budget_of_its_own(tmp_path: Path) -> None:
+    """Both send the same. In the 3 s of random selection the slow method has one round."""
+    for selector, seconds in (("random", 1.0), ("slow", 2.0)):
+        columns = {"simulated_seconds": [seconds] * 3}
+        write_run(
+            tmp_path, [0.1, 0.2, 0.6], [PAIR] * 3, columns=columns, choices={"selector": selector}
+        )
+    random, slow = rows_of(budgets(frame_of(tmp_path)))
+    assert (random["at equal simulated time"], random["rounds (simulated time)"]) == ("0.3000", "3")
+    assert (slow["at equal simulated time"], slow["rounds (simulated time)"]) == ("0.1000", "1")
+    assert (slow["simulated time"], slow["at equal bytes"]) == ("3.0 s", "-")
+
+
+def test_methods_of_equal_costs_need_no_such_table(tmp_path: Path) -> None:
+    for selector in ("random", "gpfl"):
+        write_run(tmp_path, [0.1, 0.2], [PAIR] * 2, choices={"selector": selector})
+    assert not len(budgets(frame_of(tmp_path)).values)
+
+
+def test_the_verdict_says_what_the_best_method_costs(costly: Path) -> None:
+    """The differences at 160 bytes are -0.1, -0.098 and -0.096."""
+    (sentence,) = best(frame_of(costly))
+    assert sentence.startswith(
+        "best is full, 0.5120, with 2.0 times the clients and 2.0 times the bytes of random; at "
+        "random's bytes it is behind (-0.0980 [-0.1030, -0.0930]); its lead over random: +0.2520 "
+    )
+    assert sentence.endswith("both by Holm, 3 pairs), beyond chance")
+
+
+def test_an_interval_that_is_corrected_stands_next_to_the_corrected_p(costly: Path) -> None:
+    """One comparison needs no correction. With a second, worse one, its p is doubled."""
+    (alone,) = rows_of(pairs(frame_of(costly)))
+    assert alone["interval (Holm)"] == alone["95 % interval"] == "[+0.2470, +0.2570]"
+    for seed in range(3):
+        accuracies = [0.3, 0.3, 0.2 + 0.1 * seed, 0.3]
+        write_run(costly, accuracies, [PAIR] * 4, seed=seed, choices={"selector": "gpfl"})
+    row = next(
+        row
+        for row in rows_of(pairs(frame_of(costly)))
+        if "full" in row["difference of final accuracy"]
+    )
+    assert row["95 % interval"] == "[+0.2470, +0.2570]"
+    assert row["interval (Holm)"] == "[+0.2448, +0.2592]"  # t(0.9875, 2) = 6.2053
+
+
+def test_targets_are_reached_by_the_mean_of_a_window_in_each_setting(tmp_path: Path) -> None:
+    """Means of two rounds: 0.15, 0.25, 0.35 from round 2 on, plus 0.01 for each seed."""
+    for shards, selector, seed in itertools.product((2, 10), ("random", "gpfl"), range(3)):
+        accuracies = [value + 0.01 * seed for value in (0.1, 0.2, 0.3, 0.4)]
+        folder = tmp_path / str(shards)
+        own = {"partition": {"shards": shards}, "choices": {"selector": selector}}
+        write_run(folder, accuracies, [PAIR] * 4, seed=seed, final_window=2, **own)
+    rows = rows_of(reached(frame_of(tmp_path), [0.25, 0.355, 0.5]))
+    names = [(row[""], row["run"], row["target"]) for row in rows]
+    assert len(set(names)) == 12  # two settings, two methods, three targets
+    assert names[6] == ("shards=10", "random", "0.2500")
+    low, middle, high = rows[6], rows[8], rows[10]
+    assert (low["rounds"], low["bytes"], low["seconds"]) == ("3", "120 B", "15.0 s")
+    assert (middle["rounds"], middle["bytes"]) == ("4 (2/3)", "160 B (2/3)")
+    assert (high["rounds"], high["seconds"]) == ("never (0/3)", "never (0/3)")
+    assert {row["simulated"] for row in rows} == {"-"}
+
+
+def test_another_window_needs_no_other_runs(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_run(tmp_path, [0.1, 0.2, 0.3 + 0.2 * seed], [PAIR] * 3, seed=seed)
+    assert make_report([str(tmp_path), "--window", "1", "--no-figures", "--all"]) == 0
+    table = (tmp_path / "report" / "overview.csv").read_text()
+    assert "final accuracy (last 1)" in table
+    assert "0.4000 [" in table  # the mean of 0.3 and 0.5
+    summary = json.loads((tmp_path / "report" / "summary.json").read_text())
+    finals = [seed["final_accuracy"] for seed in summary["groups"][0]["seeds"].values()]
+    assert finals == [0.3, 0.5]
+
+
+def test_runs_of_different_windows_are_compared_by_one(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1, 0.3], [PAIR] * 2)
+    write_run(tmp_path, [0.1, 0.5], [PAIR] * 2, lr=0.5, final_window=1)
+    runs = read_runs(tmp_path)
+    with pytest.raises(ReportError, match="final_window 1, 11; choose one, as in --window"):
+        with_window(runs, None)
+    with pytest.raises(ReportError, match="--window 0: must be"):
+        with_window(runs, 0)
+    frame = runs_frame(with_window(runs, 11))
+    assert frame["final_accuracy"].tolist() == [0.2, 0.3]
+    assert frame["group"].tolist() == ["lr=0.1", "lr=0.5"]  # the window tells no runs apart
+
+
+def test_words_that_are_no_accuracies_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
+    for word in ("80", "0", "x", "0.5,"):
+        with pytest.raises(SystemExit):
+            make_report(["anything", "--target", word])
+        assert "argument --target" in capsys.readouterr().err
+
+
+def test_runs_that_ended_at_stop_at_show_their_rounds(tmp_path: Path) -> None:
+    for seed, length in enumerate((3, 4)):
+        write_run(
+            tmp_path,
+            [0.2, 0.3, 0.4, 0.5][:length],
+            [PAIR] * length,
+            seed=seed,
+            status="reached",
+            num_rounds=10,
+            final_window=2,
+            stop_at=0.35,
+        )
+    frame = frame_of(tmp_path)
+    (row,) = rows_of(by_group("results", frame))
+    assert (row["seeds"], row["ended after"]) == ("2", "3.5")
+    assert row["final accuracy (last 2)"].startswith("0.4000 [")  # of 0.35 and 0.45
+    (line,) = warnings(list(frame["run"]))
+    assert line.startswith("runs with stop_at end when they reach it")
+
+
+def test_short_runs_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1] * 6, [PAIR] * 6)
+    (line,) = warnings([only_run(tmp_path)])
+    assert "mean of the last 6 of only 6 rounds" in line
+    (run,) = with_window([only_run(tmp_path)], 2)
+    assert warnings([run]) == []
+
+
+def test_the_papers_number_stands_next_to_ours_at_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GPFL's Table II prints 0.6001 for random selection at 2SPC after 500 rounds."""
+    choices = {"preset": "gpfl_table2_fmnist", "scale": "small", "cell": "gpfl_2spc"}
+    for seed in range(2):
+        write_run(tmp_path, [0.6 + 0.1 * seed] * 2, [PAIR] * 2, seed=seed, choices=choices)
+    runs = read_runs(tmp_path)
+
+    def settings(preset: str, scale: str) -> list[Any]:
+        return [({}, {**runs[0].config, "num_rounds": 500 if scale == "full" else 2})]
+
+    monkeypatch.setattr("fedsim.papers.protocol.preset_settings", settings)
+    table = verdicts(Material(runs, runs_frame(runs))).brief[0]
+    assert table.title.endswith("(2 of 500 rounds: not judged)")
+    (row,) = rows_of(table)
+    assert row == {
+        "": "random 2SPC 100 %",
+        "paper": "0.6001",
+        "ours": "0.6500 [0.0147, 1.0000]",
+        "seeds": "2",
+    }
+
+
+def printed(table: Table, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_wide_table_comes_in_parts_that_break_no_word(width: int) -> None:
+    header = ["", "run", "final accuracy (last 11)", *(f"column-{number}" for number in range(6))]
+    names = ["power_of_choice_trained_d10 of one setting", "random"]
+    cells = ["0.8027 [0.7981, 0.8073]", *(f"{number},000,000" for number in range(6))]
+    table = Table(
+        "t", "T", make_frame(header, [["digits", name, *cells] for name in names]), note="n"
+    )
+    lines = printed(table, width)
+    assert max(map(len, lines)) <= width
+    words: Sequence[str] = " ".join(lines).split()
+    for word in [*header[3:], "accuracy", "(last"]:
+        assert words.count(word) == 1
+    for cell in cells[1:]:
+        assert words.count(cell) == 2
+    assert words.count("power_of_choice_trained_d10") == words.count("digits") / 2 > 1
+    assert (words[0], words[-1]) == ("T", "n")
+
+
+def test_a_table_that_fits_is_one() -> None:
+    table = Table("t", "T", make_frame(["", "a long head"], [["x", "1"]]))
+    assert printed(table, 80)[2:5] == ["   a long head", "──────────────", "x  1          "]

@@ -517,11 +517,11 @@ def labels_plot(divisions: Mapping[str, Ints]) -> Plot:
     their most frequent label, and by their number of its samples. Bars above show all samples of a
     client.
     """
-    figure, places = make_axes(len(divisions), 2.1)
+    figure, places = make_axes(len(divisions), 2.3)
     data = []
     for (title, histograms), place in zip(divisions.items(), places, strict=True):
         place.remove()
-        grid = place.get_subplotspec().subgridspec(2, 1, height_ratios=(1, 4), hspace=0.02)
+        grid = place.get_subplotspec().subgridspec(2, 1, height_ratios=(2, 5), hspace=0)
         axes = figure.add_subplot(grid[1])
         totals = figure.add_subplot(grid[0], sharex=axes)
         order = np.lexsort((-histograms.max(1), histograms.argmax(1)))
@@ -621,7 +621,7 @@ def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None
 def dots_of(look: Look) -> dict[str, Any]:
     """Return how the results of single seeds look, as matplotlib's keyword arguments."""
     colour = look["color"]
-    return {"color": colour, "markerfacecolor": colour, "alpha": 0.4, "markeredgewidth": 0}
+    return {"color": colour, "markerfacecolor": colour, "alpha": 0.4}
 
 
 def round_plots(panels: Mapping[str, Lines]) -> list[Plot]:

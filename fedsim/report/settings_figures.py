@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from fedsim.report.figures import CAPTIONS, Plot, line_axes, new_figure
 from fedsim.report.looks import COLOURS, Look
@@ -153,12 +153,13 @@ def costs_plot(comparison: Comparison) -> Plot:
     """
     names = comparison.by_gain
     classes = [comparison.classes.get(name, name) for name in names]
-    marks = itertools.cycle(itertools.product("os^", range(len(COLOURS))))
+    colours = [f"C{number}" for number in range(len(COLOURS))]
+    marks = itertools.cycle(itertools.product("os^", colours))
     looks: dict[str, dict[str, Any]] = {}
     for kind in [*comparison.classes.values(), *comparison.ceiling]:
         if kind not in looks:
             marker, colour = next(marks)
-            looks[kind] = {"marker": marker, "color": f"C{colour}"}
+            looks[kind] = {"marker": marker, "color": colour, "markerfacecolor": colour}
     costs = {}
     for kind, quantities in SPENT.items():
         shares = {name: comparison.share(name, quantities) for name in names}
@@ -218,6 +219,7 @@ def profiles_plot(comparison: Comparison, looks: Mapping[str, Look]) -> Plot:
         data.append({"method": name, "gain": levels, "share": share, "low": low, "high": high})
         axes.fill_between(levels, low, high, color=looks[name]["color"], alpha=0.12, linewidth=0)
         axes.plot(levels, share, markevery=(number * 5, NUM_LEVELS // 5), **looks[name])
+    axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set(
         xlabel="gain over random selection at the same seed",
         ylabel="share of runs with at least it",

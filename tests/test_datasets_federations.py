@@ -308,7 +308,7 @@ def test_an_absent_package_is_reported_before_a_run_with_both_commands(
 ) -> None:
     monkeypatch.setattr("fedsim.data.packages.find_spec", lambda _: None)
     message = (
-        f"dataset: dataset={choice} needs the files of {requirement}, which is not installed\n"
+        f"dataset='{choice}': needs the files of {requirement}, which is not installed\n"
         f"    in a checkout: uv sync --extra {choice}; elsewhere: pip install --no-deps {requirement} "
         f"(the extra '{choice}' without the package's requirements)"
     )

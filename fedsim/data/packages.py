@@ -11,8 +11,8 @@ from fedsim.core.errors import DataError, Problem
 class Package:
     """A package on PyPI of which only files are read.
 
-    `module` is its folder, `requirement` its name and version, and `extra` the extra of fedsim that
-    installs it.
+    `module` is its folder, and `requirement` its name and version. `extra` is the extra of fedsim
+    that installs it, which is named like the data set.
     """
 
     module: str
@@ -23,12 +23,12 @@ class Package:
         """Return the problem of a package that is not installed; None if it is."""
         if find_spec(self.module) is not None:
             return None
-        text = f"dataset={self.extra} needs the files of {self.requirement}, which is not installed"
+        text = f"needs the files of {self.requirement}, which is not installed"
         remedy = (
             f"in a checkout: uv sync --extra {self.extra}; elsewhere: pip install --no-deps "
             f"{self.requirement} (the extra '{self.extra}' without the package's requirements)"
         )
-        return Problem("dataset", ..., text, remedy)
+        return Problem("dataset", self.extra, text, remedy)
 
     def folder(self) -> Path:
         """Return the package's folder. Raises `DataError` if it is not installed."""

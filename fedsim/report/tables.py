@@ -427,10 +427,10 @@ def budgets(runs: pd.DataFrame) -> Table:
     for name, show_cost in BUDGETS.values():
         formats.update({f"at equal {name}": "", name: show_cost, f"rounds ({name})": ".4g"})
     for setting, members in by_setting(done(runs)).items():
+        all_costs = {names: [total_cost(run, names) for run in members["run"]] for names in BUDGETS}
         for method, line in by(members, "method").items():
             row: list[Any] = [setting, method, _aggregate(line["final_accuracy"], ACCURACY)]
-            for names in BUDGETS:
-                costs = [total_cost(run, names) for run in members["run"]]
+            for names, costs in all_costs.items():
                 budget = float(np.min(costs))
                 if max(costs) > SAME * budget:
                     ends = np.array([cut(run, budget, names) for run in line["run"]])

@@ -173,15 +173,41 @@ def assert_engines_equal(
 NORM = "batch norm 1d and dropout"
 Case = tuple[str, str, str, str]
 """Names of a model, of clients' sizes, of the local work and of an optimiser."""
-CASES: list[Case] = list(
-    dict.fromkeys(
-        [
-            *((name, "ragged", "epochs", "sgd") for name in MODELS),
-            *((n, sizes, work, "sgd") for n in ("mlp", NORM) for sizes in SIZES for work in WORKS),
-            *((n, "ragged", "epochs", o) for n in ("mlp", "dropout", NORM) for o in OPTIMIZERS),
-        ]
-    )
-)
+EVERY_MODEL: list[Case] = [(name, "ragged", "epochs", "sgd") for name in MODELS]
+EVERY_OPTIMIZER: list[Case] = [
+    (name, "ragged", "epochs", optimizer)
+    for name in ("mlp", "dropout", NORM)
+    for optimizer in OPTIMIZERS
+]
+EVERY_SIZE: list[Case] = [("mlp", sizes, work, "sgd") for sizes in SIZES for work in WORKS] + [
+    (NORM, "one", "steps", "sgd"),
+    (NORM, "equal", "epochs", "sgd"),
+    (NORM, "ragged", "steps", "sgd"),
+    (NORM, "ragged", "big batch", "sgd"),
+    (NORM, "some empty", "epochs", "sgd"),
+    (NORM, "all empty", "big batch", "sgd"),
+]
+MORE_SIZES: list[Case] = [(NORM, sizes, work, "sgd") for sizes in SIZES for work in WORKS]
+CASES = list(dict.fromkeys([*EVERY_MODEL, *EVERY_OPTIMIZER, *EVERY_SIZE, *MORE_SIZES]))
+
+
+def cases_of_backends() -> list[Any]:
+    """Return a backend and a case for each test.
+
+    Slow are `MORE_SIZES`, and all but each model and two sizes of "side by side": it trains as the
+    reference does, in several workers.
+    """
+    fast = {*EVERY_MODEL, *EVERY_OPTIMIZER, *EVERY_SIZE}
+    fast_side_by_side = {*EVERY_MODEL, (NORM, "one", "steps", "sgd")}
+    fast_side_by_side.update([(NORM, "some empty", "epochs", "sgd")])
+    cases = []
+    for backend in BACKENDS:
+        for case in CASES:
+            if supports(backend, case[0], case[3]):
+                is_fast = case in (fast_side_by_side if backend == "side by side" else fast)
+                marks = () if is_fast else pytest.mark.slow
+                cases.append(pytest.param(backend, case, marks=marks, id=f"{backend}-{case}"))
+    return cases
 
 
 def task_of(case: Case, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
@@ -198,11 +224,7 @@ def expected_cohort(case: Case) -> Cohort:
     return engine.train(initial(engine.workload.model), ids, 2, OPTIMIZERS[case[3]].lr)
 
 
-@pytest.mark.parametrize(
-    ("backend", "case"),
-    [(b, case) for b in BACKENDS for case in CASES if supports(b, case[0], case[3])],
-    ids=str,
-)
+@pytest.mark.parametrize(("backend", "case"), cases_of_backends())
 def test_a_backend_equals_the_reference(backend: str, case: Case) -> None:
     engine, expected = BACKENDS[backend](*task_of(case)), expected_cohort(case)
     params, lr = initial(engine.workload.model), OPTIMIZERS[case[3]].lr

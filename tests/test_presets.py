@@ -20,7 +20,7 @@ WITHOUT_SMALL = {
     "gpfl_table1_femnist",
     "gpfl_table1_fmnist",
 }
-FEW_JOBS = partial(few_choices, max_choices=4)
+FEW_JOBS = partial(few_choices, max_choices=2)
 """In place of `expand` in fast tests. tests/test_run.py composes all cells and sketches."""
 SCALED = [preset for preset in PRESETS if preset not in WITHOUT_SMALL]
 

@@ -26,10 +26,9 @@ sweep = fedsim.run_sweep([*WORDS, *sys.argv[1:]], lanes=9)
 for result in sweep:
     print(result)
 
-final = sweep.summaries.groupby("selector")["final_accuracy"]
+final = sweep.runs.groupby("selector")["final_accuracy"]
 print((100 * final.agg(["mean", "std"])).round(2))
 
-curves = sweep.rounds.groupby(["round", "selector"])["test_accuracy"].mean().unstack("selector")
-axes = curves.plot(xlabel="round", ylabel="test accuracy, mean over seeds")
+axes = sweep.report.plot()
 axes.figure.savefig("compare_selectors.png")
 print("compare_selectors.png")

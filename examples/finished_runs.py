@@ -14,11 +14,10 @@ import matplotlib.pyplot as plt
 
 import fedsim
 
-runs = fedsim.load_runs(sys.argv[1] if len(sys.argv) > 1 else "outputs/default")
-done = runs[runs["status"] == "done"]
-print(
-    done.groupby(["dataset", "partition", "selector"])["run"].nunique().rename("runs").to_string()
-)
+report = fedsim.load_report(sys.argv[1] if len(sys.argv) > 1 else "outputs/default")
+runs, rounds = report.runs, report.rounds
+done = rounds[rounds["status"] == "done"]
+print(runs.groupby(["dataset", "partition", "selector"])["final_accuracy"].agg(["mean", "count"]))
 
 # each row has the ids that its round selected; the share of rounds in which a client was selected
 selections = done[["selector", "run", "selected"]].explode("selected").dropna()
@@ -29,11 +28,8 @@ print(shares.groupby(["selector", "run"]).max().groupby("selector").mean().round
 
 figure, axes = plt.subplots()
 for selector, rows in done.groupby("selector"):
-    rows = rows.assign(
-        megabytes=(rows["bytes_down"] + rows["bytes_up"]).groupby(rows["run"]).cumsum() / 1e6
-    )
-    mean = rows.groupby("round")[["megabytes", "test_accuracy"]].mean()
-    axes.plot(mean["megabytes"], mean["test_accuracy"], label=selector)
+    mean = rows.groupby("round")[["bytes_total", "test_accuracy"]].mean()
+    axes.plot(mean["bytes_total"] / 1e6, mean["test_accuracy"], label=selector)
 axes.set(xlabel="MB sent, both ways", ylabel="test accuracy, mean over runs")
 axes.legend()
 figure.savefig("finished_runs.png")

@@ -17,26 +17,30 @@ if TYPE_CHECKING:
 
     from fedsim.api.experiments import StopRun, compose, run_experiment, run_sweep
     from fedsim.api.results import (
+        Report,
         RunFailedError,
         RunResult,
         SweepResult,
         load_ablations,
+        load_report,
+        load_rounds,
         load_runs,
-        load_summaries,
     )
     from fedsim.core.record import Record
 
 __version__ = "0.1.0"
 __all__ = [
     "Record",
+    "Report",
     "RunFailedError",
     "RunResult",
     "StopRun",
     "SweepResult",
     "compose",
     "load_ablations",
+    "load_report",
+    "load_rounds",
     "load_runs",
-    "load_summaries",
     "run_experiment",
     "run_sweep",
 ]

@@ -20,15 +20,19 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 import fedsim
-from fedsim import Record, StopRun, compose, load_runs, load_summaries, run_experiment, run_sweep
+from fedsim import Record, StopRun, compose, load_rounds, load_runs, run_experiment, run_sweep
 from fedsim.api import experiments
+from fedsim.api.results import SweepResult
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, DataError, FedsimError
+from fedsim.report.looks import colour_on_page, make_looks
 from fedsim.results.archive import write_archive
 from fedsim.results.files import MODEL, HeldError, owned
 from fedsim.results.reading import read_metrics, read_summary
 from fedsim.results.runs import read_runs
 from fedsim.selectors.random import Random
+from fedsim.tracking.tables import show_share
+from tests.report_toys import write_run
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SMALL = ["num_clients=6", "cohort_size=2", "local.epochs=1", "tracker=files_only"]
@@ -216,7 +220,7 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     sweep = run_sweep([*WORDS, "selector=random,full", "seed=0,1"], lanes=lanes, on_round=on_round)
     assert [result.status for result in sweep] == ["done", "interrupted"] * 2
     assert sorted(seen) == sorted([(0, t) for t in (1, 2, 3, 4)] * 2 + [(1, t) for t in (1, 2)] * 2)
-    rounds, runs = sweep.rounds, sweep.summaries
+    rounds, runs = sweep.rounds, sweep.runs
     assert len(rounds) == 12
     told = [
         [name, seed, ("done", "interrupted")[seed]]
@@ -226,7 +230,7 @@ def test_a_sweep_gives_rows_for_rounds_and_runs(lanes: int | None) -> None:
     assert runs[["selector", "seed", "status"]].to_numpy().tolist() == told
     assert runs["final_accuracy"].tolist() == [result.final_accuracy for result in sweep]
     assert rounds.groupby("selector")["uploaded"].first().to_dict() == {"random": 2, "full": 6}
-    assert runs["summary.totals.bytes_up"].iloc[0] == rounds["bytes_up"].iloc[:4].sum()
+    assert runs["bytes_up"].iloc[0] == rounds["bytes_up"].iloc[:4].sum()
     assert [len(result) for result in (sweep, sweep[1:])] == [4, 3]
 
 
@@ -256,14 +260,13 @@ def test_a_callback_that_fails_ends_all_runs_of_a_sweep() -> None:
 
 def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) -> None:
     sweep = run_sweep([*WORDS, "selector=random,full", "optimizer.lr=0.1,0.2"])
-    runs = load_runs("outputs/default")
+    runs = load_rounds("outputs/default")
     assert runs.index.tolist() == list(range(16))
     columns = {"run", "status", "seed", "selector", "optimizer.lr", "round", "test_accuracy"}
     assert columns <= set(runs)
-    assert not [
-        name for name in runs if name.startswith("summary.")
-    ]  # .std() of which would be wrong
+    assert "final_accuracy" not in runs  # .std() of which would be wrong
     assert "num_clients" not in runs  # in which they do not differ
+    assert "selector.mode" not in runs  # random has it, but all runs of random have the same
     assert runs["run"].nunique() == 4
     assert sorted(runs["optimizer.lr"].unique()) == [0.1, 0.2]
     ours = sweep.rounds.sort_values(["run", "round"], ignore_index=True)
@@ -271,28 +274,84 @@ def test_finished_runs_are_read_from_folders_and_archives_alike(tmp_path: Path) 
     write_archive(
         read_runs(Path("outputs/default")), Path("outputs/default"), tmp_path / "runs.parquet"
     )
-    archived = load_runs(tmp_path / "runs.parquet")
+    archived = load_rounds(tmp_path / "runs.parquet")
     assert archived["test_accuracy"].tolist() == runs["test_accuracy"].tolist()
     assert list(archived["optimizer.lr"]) == list(runs["optimizer.lr"])
     final = sorted(result.final_accuracy or 0.0 for result in sweep)
     for source in ("outputs/default", tmp_path / "runs.parquet"):
-        frame = load_summaries(source)
+        frame = load_runs(source)
         assert sorted(frame["final_accuracy"]) == final
         assert frame["final_accuracy"].std() == pytest.approx(statistics.stdev(final))
-        assert set(frame["summary.totals.bytes_up"]) == set(
-            sweep.summaries["summary.totals.bytes_up"]
-        )
+        assert set(frame["bytes_up"]) == set(sweep.runs["bytes_up"])
+
+
+def test_bytes_and_samples_are_added_up_for_each_run() -> None:
+    rounds = run_sweep([*WORDS, "seed=0,1"]).rounds
+    sent = rounds["bytes_down"] + rounds["bytes_up"]
+    assert rounds["bytes_total"].tolist()[3:5] == [sent[:4].sum(), sent[4]]
+    passed = rounds["train_samples"] + rounds["forward_samples"]
+    assert rounds["samples_total"].tolist()[3:5] == [passed[:4].sum(), passed[4]]
+
+
+def test_data_at_a_path_have_the_name_of_their_folder(tmp_path: Path) -> None:
+    choices = {"selector": "random", "dataset": "parquet"}
+    write_run(tmp_path, [0.1], [[0]], choices=choices, dataset={"path": "/data/chest_xray"})
+    assert load_runs(tmp_path)["dataset"].tolist() == ["chest_xray"]
+
+
+def test_a_report_draws_its_methods_as_the_figures_of_reports_do(tmp_path: Path) -> None:
+    for seed in range(2):
+        for selector in ("gpfl", "random"):
+            choices = {"choices": {"selector": selector}, "seed": seed}
+            write_run(tmp_path, [0.1, 0.2 + 0.2 * seed], [[0], [1, 2]], **choices)
+    report = fedsim.load_report(tmp_path)
+    assert repr(report) == "<Report of 4 runs: random, gpfl; settings: 1>"
+    axes = report.plot(x="bytes")
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    looks = make_looks({"random": "random", "gpfl": "gpfl"})
+    assert list(lines) == ["random", "gpfl"]
+    assert lines["gpfl"].get_color() == colour_on_page(looks["gpfl"])
+    assert lines["gpfl"].get_marker() == looks["gpfl"]["marker"]
+    # A client costs 10 bytes in each direction, and the last accuracies are 0.2 and 0.4.
+    assert list(lines["gpfl"].get_xdata()) == [20, 60]
+    assert list(lines["gpfl"].get_ydata()) == pytest.approx([0.1, 0.3])
+    assert report.plot(axes=axes) is axes
+
+
+def test_a_report_asks_which_of_several_settings_it_shall_draw(tmp_path: Path) -> None:
+    for dataset in ("digits", "mnist"):
+        choices = {"selector": "random", "dataset": dataset}
+        write_run(tmp_path, [0.1], [[0]], choices=choices, dataset={"_target_": dataset})
+    report = fedsim.load_report(tmp_path)
+    assert report.plot(setting="mnist").get_ylabel() == "test accuracy"
+    with pytest.raises(ConfigError, match=r"setting=None: must be one of \['digits', 'mnist'\]"):
+        report.plot()
+    with pytest.raises(ConfigError, match="x='simulated': was not recorded"):
+        report.plot("simulated", setting="mnist")
+    with pytest.raises(ConfigError, match="x='byte': must be one of rounds, bytes"):
+        report.plot("byte", setting="mnist")
+
+
+def test_a_run_draws_itself_and_results_have_short_texts() -> None:
+    result = run_experiment(WORDS, on_round=lambda record: record.round == 2)
+    (line,) = result.plot().get_lines()
+    assert list(line.get_xdata()) == [1, 2]
+    assert list(line.get_ydata()) == result.rounds["test_accuracy"].tolist()
+    name = result.folder.name
+    accuracy = f"final accuracy {show_share(result.final_accuracy)}"
+    reason = "ended by on_round after round 2"
+    assert repr(result) == f"<RunResult {name}: interrupted, {accuracy}, {reason}>"
+    assert repr(result.plan) == f"<Plan {result.folder}>"
+    assert repr(SweepResult([result])) == "<SweepResult of 1 runs: 1 interrupted>"
 
 
 def test_the_last_accuracy_of_earlier_versions_is_not_taken_for_the_final_one() -> None:
     """They called it final_accuracy in summary.json, and in archives of runs. The mean of the last
     rounds was smoothed_accuracy."""
     archive = RESULTS / "fedabc_init_small" / "runs.parquet"
-    frame, rounds = load_summaries(archive), load_runs(archive)
-    assert {"final_accuracy", "summary.last_accuracy"} <= set(frame)
-    assert "summary.final_accuracy" not in frame
+    frame, rounds = load_runs(archive), load_rounds(archive)
     by_run = rounds.dropna(subset="test_accuracy").groupby("run", sort=False)["test_accuracy"]
-    assert frame["summary.last_accuracy"].tolist() == by_run.last().tolist()
+    assert frame["last_accuracy"].tolist() == by_run.last().tolist()
     assert frame["final_accuracy"].tolist() == pytest.approx(
         by_run.apply(lambda one: one.tail(11).mean()).tolist()
     )

@@ -1,10 +1,16 @@
-"""The scripts in examples/ run in a tiny size and write the files that they name."""
+"""The scripts in examples/ run in a tiny size and write the files that they name. The notebook runs
+as it is."""
 
+import os
+import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 
 import fedsim
 
@@ -31,9 +37,30 @@ def test_a_sweep_and_its_finished_runs(
     assert "power_of_choice" in output
     run("finished_runs.py", monkeypatch, "outputs/default")
     output = capsys.readouterr().out
-    assert "digits   shards     oort               3" in output
+    assert re.search(r"digits +shards +oort +0\.\d+ +3\n", output)
     for picture in ("compare_selectors.png", "finished_runs.png"):
         assert Path(picture).read_bytes().startswith(b"\x89PNG")
+
+
+def texts_of(notebook: Any) -> list[str]:
+    """Return what its cells print, in which 0 stands for all numbers and one space for several."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    texts = [output["data"]["text/plain"] for output in outputs]
+    return [" ".join(re.sub(r"-?\d+(\.\d+)?", "0", text).split()) for text in texts]
+
+
+def test_the_notebook_goes_from_a_sweep_to_a_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stored texts are those that it prints. Numbers may differ from machine to machine."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    stored = nbformat.read(EXAMPLES / "from_sweep_to_figure.ipynb", as_version=4)
+    executed = nbformat.from_dict(stored)
+    NotebookClient(executed, kernel_name="python3").execute(cwd=str(tmp_path))
+    assert texts_of(executed) == texts_of(stored)
+    assert "oort 0 0 0 power_of_choice 0 0 0 random 0 0 0" in texts_of(stored)[1]
+    assert Path("accuracy_over_bytes.pdf").read_bytes().startswith(b"%PDF")
 
 
 def test_a_selector_that_a_script_defines(

@@ -25,7 +25,7 @@ ALLOWED = {
         "running": "core data partitions engine results clients distributed tracking selectors rounds config",
         "jobs": "core data results tracking config running",
         "report": "core results tracking",
-        "api": "core results tracking config running jobs",
+        "api": "core results tracking config running jobs report",
         "commands": "core data engine results tracking config running jobs report",
         "search": "core results tracking config running jobs",
     }.items()

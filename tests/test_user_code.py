@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedsim import load_runs, load_summaries, run_experiment
+from fedsim import load_rounds, load_runs, run_experiment
 from fedsim.commands import show, verify
 from fedsim.config.user_code import changed_since, user_code
 from fedsim.core.errors import ConfigError
@@ -388,8 +388,8 @@ def test_from_python_the_same_call_runs_again_and_frames_tell_versions_apart(
     )
     write_archive(read_runs(Path("outputs")), Path("outputs"), tmp_path / "runs.parquet")
     for source in ("outputs", tmp_path / "runs.parquet"):
-        assert load_runs(source)["code"].nunique() == 2
-        assert set(load_summaries(source)["final_accuracy"]) == {
+        assert load_rounds(source)["code"].nunique() == 2
+        assert set(load_runs(source)["final_accuracy"]) == {
             first.final_accuracy,
             second.final_accuracy,
         }

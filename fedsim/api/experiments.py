@@ -125,7 +125,7 @@ def run_sweep(
     so. `on_round` also gets the experiment.
 
         sweep = run_sweep(["selector=random,oort", "seed=0,1,2", "tracker=files_only"])
-        sweep.summaries[["selector", "seed", "final_accuracy"]]
+        sweep.runs[["selector", "seed", "final_accuracy"]]
     """
     if not (experiments or parts):
         remedy = "run_experiment() runs the default one"

@@ -1,15 +1,16 @@
-"""Results of runs from Python, and finished runs as pandas DataFrames."""
+"""Results of runs from Python, and finished runs as pandas DataFrames and figures."""
 
 import json
 import shutil
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import safetensors.torch
@@ -17,14 +18,39 @@ from torch import Tensor
 
 from fedsim.config.plan import Plan
 from fedsim.core.configs import IRRELEVANT_KEYS, leaves
-from fedsim.core.errors import FedsimError
+from fedsim.core.errors import FedsimError, check, rule
+from fedsim.core.record import CLIENT_ACCURACY, TOTAL_FIELDS
+from fedsim.report.curves import AXES
+from fedsim.report.looks import make_looks
+from fedsim.report.presentation import Presentation
 from fedsim.results.ablations import find_ablations
 from fedsim.results.files import MODEL
-from fedsim.results.frames import runs_frame
+from fedsim.results.frames import by, by_setting, done, runs_frame
+from fedsim.results.measures import BYTES, SAMPLES, is_recorded
 from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Run
 from fedsim.results.sources import read_source
 from fedsim.tracking.tables import show_share
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TOTALS = {"bytes_total": BYTES, "samples_total": SAMPLES}
+"""Columns of rounds that add up quantities from the first round to this one."""
+OF_RUN = (
+    "final_accuracy",
+    "last_accuracy",
+    "best_accuracy",
+    "initial_accuracy",
+    "rounds",
+    "mean_participation_ratio",
+    "coverage",
+    "wall_seconds",
+    "simulated_seconds",
+    "late_updates",
+    "epsilon",
+)
+"""Values of summary.json that are columns of runs."""
 
 
 class TemporaryFolder:
@@ -35,7 +61,7 @@ class TemporaryFolder:
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RunResult:
     """A run that has ended.
 
@@ -49,7 +75,7 @@ class RunResult:
     status: str
     summary: Mapping[str, Any]
     skipped: bool = False
-    place: TemporaryFolder | None = field(default=None, repr=False)
+    place: TemporaryFolder | None = None
 
     @property
     def folder(self) -> Path:
@@ -68,7 +94,7 @@ class RunResult:
     @property
     def final_accuracy(self) -> float | None:
         """The mean test accuracy of the last `final_window` rounds, in [0, 1], as in reports,
-        tables and `load_summaries`; None if none was measured.
+        tables and `load_runs`; None if none was measured.
 
         The accuracy of the last round is `summary["last_accuracy"]`.
         """
@@ -81,7 +107,7 @@ class RunResult:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """A row for each round; columns as in `load_runs`."""
+        """A row for each round; columns as in `load_rounds`."""
         return rounds_frame([self.run])
 
     @cached_property
@@ -95,6 +121,14 @@ class RunResult:
         """The run as reports have it."""
         summary = {"choices": dict(self.plan.choices), **self.summary}
         return Run(self.folder, self.plan.config, summary)
+
+    def plot(self, x: str = "rounds", axes: "Axes | None" = None) -> "Axes":
+        """Draw test accuracy as `Report.plot` does, also of a run that is not done."""
+        selector = self.plan.choices.get("selector", "run")
+        return _plot({selector: [self.run]}, make_looks({selector: selector}), x, axes)
+
+    def __repr__(self) -> str:
+        return f"<RunResult {self}>"
 
     def __str__(self) -> str:
         parts = [self.status]
@@ -120,49 +154,130 @@ class SweepResult(tuple[RunResult, ...]):
     __slots__ = ()
 
     @property
-    def rounds(self) -> pd.DataFrame:
-        """A row for each round of each run; columns as in `load_runs`."""
-        return rounds_frame([result.run for result in self])
+    def report(self) -> "Report":
+        """The runs as a report compares them."""
+        return Report([result.run for result in self])
 
     @property
-    def summaries(self) -> pd.DataFrame:
-        """A row for each run; columns as in `load_summaries`."""
-        return summaries_frame([result.run for result in self])
+    def runs(self) -> pd.DataFrame:
+        """A row for each run; columns as in `load_runs`."""
+        return self.report.runs
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """A row for each round of each run; columns as in `load_rounds`."""
+        return self.report.rounds
+
+    def __repr__(self) -> str:
+        counts = Counter(result.status for result in self)
+        statuses = ", ".join(f"{count} {status}" for status, count in counts.items())
+        return f"<SweepResult of {len(self)} runs: {statuses}>"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Report:
+    """Runs that have ended, with methods and settings as `fedsim report` names them."""
+
+    found: Sequence[Run]
+
+    @property
+    def runs(self) -> pd.DataFrame:
+        """A row for each run; columns as in `load_runs`."""
+        return summaries_frame(self.found)
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """A row for each round of each run; columns as in `load_rounds`."""
+        return rounds_frame(self.found)
+
+    @cached_property
+    def settings(self) -> dict[str, dict[str, list[Run]]]:
+        """The finished runs by setting and method. A single setting has the name ""."""
+        settings: dict[str, dict[str, list[Run]]] = {}
+        for setting, rows in by_setting(done(self._frame)).items():
+            lines = by(rows, "method")
+            settings[setting] = {method: list(line["run"]) for method, line in lines.items()}
+        return settings
+
+    def plot(
+        self, x: str = "rounds", setting: str | None = None, axes: "Axes | None" = None
+    ) -> "Axes":
+        """Draw the test accuracy of each method, the mean over seeds with their range, and return
+        the axes.
+
+        `x` is `rounds`, `bytes`, `samples`, `seconds` or `simulated`. `setting` is one of
+        `settings`; it can be left out if there is only one. `axes` are yours, or those of a new
+        figure. Methods look as in the figures of `fedsim report`.
+        """
+        settings = self.settings
+        if setting is None and len(settings) == 1:
+            (setting,) = settings
+        text = f"must be one of {list(settings)}" if settings else "no run is finished"
+        check(rule(setting in settings, "setting", setting, text))
+        _, looks = Presentation().arrange(self._frame)
+        return _plot(settings[str(setting)], looks, x, axes)
+
+    @cached_property
+    def _frame(self) -> pd.DataFrame:
+        return runs_frame(self.found)
+
+    def __repr__(self) -> str:
+        methods = ", ".join(dict.fromkeys(self._frame["method"]))
+        return f"<Report of {len(self.found)} runs: {methods}; settings: {len(self.settings)}>"
+
+
+def load_report(source: str | PathLike[str]) -> Report:
+    """Return the runs that `load_runs` takes as a report compares them.
+
+    fedsim.load_report("outputs/default").plot(x="bytes")
+    """
+    return Report(_read(source))
 
 
 def load_runs(source: str | PathLike[str]) -> pd.DataFrame:
-    """Return the rounds of all runs that have ended below a folder, or that are in an archive of
-    the report (`--archive runs.parquet`).
+    """Return a row for each run that has ended below a folder, or that is in an archive of the
+    report (`--archive runs.parquet`).
 
-    A row is a round of a run, in order. Columns:
+    Columns (accuracies, shares and ratios are in [0, 1]):
 
-    - `run`: the name of the run's folder; `status`; `seed`; one for each config group (`selector`,
-      ...): the choice;
-    - the config values in which the runs differ, by key (`optimizer.lr`), and `code`, digits that
-      stand for the code of your own classes;
-    - what metrics.jsonl has of a round (`round`, `test_accuracy`, `bytes_up`, `selected`, ...).
+    - `run`: the name of the run's folder; `status`; `seed`;
+    - one for each config group (`selector`, ...): the choice. `dataset` is the name of the data:
+      for data at a path, `dataset.name` or the folder's name;
+    - the config values in which runs with the same choices differ, by key (`optimizer.lr`), and
+      `code`, digits that stand for the code of your own classes;
+    - `final_accuracy`, `last_accuracy`, `best_accuracy`, `initial_accuracy` (before round 1);
+    - `rounds`: the number of rounds; `mean_participation_ratio`; `coverage` after the last round;
+    - `wall_seconds`; `simulated_seconds` and `late_updates` with a simulated clock; `epsilon` of
+      private runs; `client_accuracy_mean` and others if they were measured;
+    - sums over all rounds: `bytes_down`, `bytes_up` [bytes], `train_samples`, `forward_samples`,
+      `seconds_train` [s] and the others of `fedsim.core.record.TOTAL_FIELDS`.
 
-    Values that exist once for a run are in `load_summaries`: means and deviations over rows of
-    rounds would be wrong. Runs that ended before their first round have no row. Raises
-    `FedsimError` if `source` is neither a folder with finished runs nor an archive.
+    Raises `FedsimError` if `source` is neither a folder with finished runs nor an archive.
 
         runs = fedsim.load_runs("outputs/default")
-        runs.groupby(["selector", "round"])["test_accuracy"].mean().unstack("selector").plot()
-    """
-    return rounds_frame(_read(source))
-
-
-def load_summaries(source: str | PathLike[str]) -> pd.DataFrame:
-    """Return the runs that `load_runs` takes, a row each.
-
-    The columns are those of `load_runs` except those of rounds, `final_accuracy` (the mean of the
-    last `final_window` rounds), and the numbers and words of summary.json (`summary.last_accuracy`,
-    `summary.totals.bytes_up`).
-
-        runs = fedsim.load_summaries("outputs/default")
         runs.groupby("selector")["final_accuracy"].agg(["mean", "std"])
     """
     return summaries_frame(_read(source))
+
+
+def load_rounds(source: str | PathLike[str]) -> pd.DataFrame:
+    """Return a row for each round of the runs that `load_runs` takes, in order.
+
+    Columns:
+
+    - those of `load_runs` up to `code`;
+    - the record of the round, as in metrics.jsonl (`fedsim.core.record.Record`): `round`,
+      `test_accuracy`, `bytes_up`, `selected`, ...;
+    - `bytes_total` (sent both ways) and `samples_total` (passed by clients): sums from round 1 to
+      this round.
+
+    Other values that a run has once are in `load_runs`: repeated in each row, they would make means
+    and deviations wrong. Runs that ended before their first round have no row.
+
+        rounds = fedsim.load_rounds("outputs/default")
+        rounds.groupby(["selector", "round"])["test_accuracy"].mean().unstack("selector").plot()
+    """
+    return rounds_frame(_read(source))
 
 
 def load_ablations(source: str | PathLike[str]) -> pd.DataFrame:
@@ -202,12 +317,32 @@ def _read(source: str | PathLike[str]) -> list[Run]:
     return read_source(path)
 
 
+def _plot(
+    lines: Mapping[str, list[Run]],
+    looks: Mapping[str, Any],
+    x: str,
+    axes: "Axes | None",
+) -> "Axes":
+    from fedsim.report.figures import draw_accuracy  # here: it imports matplotlib
+
+    runs = [run for members in lines.values() for run in members]
+    check(rule(x in AXES, "x", x, f"must be one of {', '.join(AXES)}"))
+    check(rule(all(run.rounds.num for run in runs), "x", x, "needs a run with rounds"))
+    is_known = is_recorded(runs, AXES[x].names)
+    check(rule(is_known, "x", x, "was not recorded in all of these runs"))
+    return draw_accuracy(lines, looks, x, axes)
+
+
 def rounds_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a row for each round of `runs`."""
     frames = []
     for run, columns in zip(runs, _describe(runs), strict=True):
         if records := run.records:
-            frames.append(pd.DataFrame([columns | record for record in records]))
+            frame = pd.DataFrame([columns | record for record in records])
+            for name, quantities in TOTALS.items():
+                if is_recorded([run], quantities):
+                    frame[name] = frame[list(quantities)].sum(axis=1).cumsum()
+            frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
@@ -215,17 +350,21 @@ def summaries_frame(runs: Sequence[Run]) -> pd.DataFrame:
     """Return a row for each of `runs`."""
     rows = []
     for run, columns in zip(runs, _describe(runs), strict=True):
-        columns["final_accuracy"] = run.summary.get("final_accuracy")
-        for key, value in leaves(run.summary):
-            is_column = key in ("seed", "status", "final_accuracy") or key.startswith("choices.")
-            if not is_column and not isinstance(value, list):
-                columns[f"summary.{key}"] = value
+        summary = run.summary
+        columns.update({name: summary[name] for name in OF_RUN if name in summary})
+        for name, value in (summary.get(CLIENT_ACCURACY) or {}).items():
+            columns[f"{CLIENT_ACCURACY}_{name}"] = value
+        totals = summary.get("totals") or {}
+        columns.update({name: totals[name] for name in TOTAL_FIELDS if name in totals})
         rows.append(columns)
     return pd.DataFrame(rows)
 
 
 def _describe(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the columns that tell each run from others."""
+    """Return the columns that tell each run from others.
+
+    Config values are among them if runs with the same choices in their group differ in them.
+    """
     groups = sorted({group for run in runs for group in run.choices})
     all_values = []
     for run in runs:
@@ -236,13 +375,22 @@ def _describe(runs: Sequence[Run]) -> list[dict[str, Any]]:
             if not is_told:
                 values[key] = value
         all_values.append(values)
-    texts: dict[str, set[str]] = {key: set() for values in all_values for key in values}
-    for key in texts:
-        texts[key].update(json.dumps(values.get(key), default=str) for values in all_values)
+    keys = dict.fromkeys(key for values in all_values for key in values)
+    differing = []
+    for key in keys:
+        parts = [group for group in groups if group.split("/")[0] == key.split(".")[0]]
+        texts: dict[tuple[str | None, ...], str] = {}
+        for run, values in zip(runs, all_values, strict=True):
+            text = json.dumps(values.get(key), default=str)
+            choices = tuple(run.choices.get(group) for group in parts)
+            if texts.setdefault(choices, text) != text:
+                differing.append(key)
+                break
     rows = []
     for run, values in zip(runs, all_values, strict=True):
         row = {"run": run.folder.name, "status": run.status, "seed": run.seed}
         row.update({group: run.choices.get(group) for group in groups})
-        row.update({key: values.get(key) for key in texts if len(texts[key]) > 1})
+        row["dataset"] = run.dataset
+        row.update({key: values.get(key) for key in differing})
         rows.append(row)
     return rows

@@ -32,7 +32,7 @@ GPU_FILES = ("nvidia", "nvgpu", "nvhost", "nvmap", "kfd", "dxg")
 """Beginnings of the names that a GPU for torch has in Linux's /dev."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
     """The checked description of one run.
 
@@ -53,6 +53,9 @@ class Plan:
     config_hash: str
     folder: Path
     swept: str = ""
+
+    def __repr__(self) -> str:
+        return f"<Plan {self.folder}>"
 
     @property
     def data_dir(self) -> Path:

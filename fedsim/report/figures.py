@@ -37,7 +37,7 @@ from fedsim.core.disk import write_files
 from fedsim.core.record import PHASES
 from fedsim.report.contrasts import Preference, preferences
 from fedsim.report.curves import AXES, AccuracyCurve, accuracy_curve, spent_until, stack_series
-from fedsim.report.looks import COLOURS, ON_DARK, Look
+from fedsim.report.looks import COLOURS, ON_DARK, Look, colour_on_page
 from fedsim.report.sections import ASSETS
 from fedsim.report.table import csv_text, median_reached, show_reached
 from fedsim.results.frames import by, by_setting, first_run, measured, show_labels
@@ -309,20 +309,50 @@ def accuracy_plots(
                         "single_rounds": curve.raw,
                     }
                 )
-            axes.set(xlabel=f"{axis.label} (log scale)" if is_log else axis.label)
-            axes.set_ylabel("test accuracy")
-            if is_log:
-                axes.xaxis.set_major_locator(LogLocator(numticks=6))
-                axes.xaxis.set_major_formatter("{x:g}")
-                axes.xaxis.set_minor_formatter(NullFormatter())
-            elif axis_name == "rounds" or axis.unit is not None:
-                axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis_name == "rounds"))
-            if axis.unit is not None:
-                axes.xaxis.set_major_formatter(EngFormatter(axis.unit))
+            _label_axes(axes, axis_name, is_log)
         name = f"accuracy_{axis_name}"
         drawn = _drawn(panels, curves)
         plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure, data))
     return plots
+
+
+def draw_accuracy(
+    lines: Lines, looks: Mapping[str, Look], axis_name: str, axes: Axes | None = None
+) -> Axes:
+    """Draw the test accuracy of the lines against one of `AXES`, in the caller's style.
+
+    The `axes` are the caller's, or those of a new figure of pyplot. They are returned. `lines` may
+    have unfinished runs, which need at least one round.
+    """
+    if axes is None:
+        from matplotlib import pyplot  # here: it may open a window
+
+        axes = pyplot.figure(layout="constrained").subplots()
+    for number, (method, runs) in enumerate(lines.items()):
+        curve = accuracy_curve(runs)
+        x = spent_until(runs, axis_name)[curve.rounds - 1]
+        colour = colour_on_page(looks[method])  # C0 would be a colour of the caller's palette
+        look = {**looks[method], "color": colour, "label": method, "markerfacecolor": "white"}
+        _draw_curve(axes, x, curve, look, number, len(runs), len(lines))
+    _label_axes(axes, axis_name, is_log=False)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return axes
+
+
+def _label_axes(axes: Axes, axis_name: str, is_log: bool) -> None:
+    """Set labels and ticks of test accuracy against one of `AXES`."""
+    axis = AXES[axis_name]
+    axes.set(xlabel=f"{axis.label} (log scale)" if is_log else axis.label)
+    axes.set_ylabel("test accuracy")
+    if is_log:
+        axes.xaxis.set_major_locator(LogLocator(numticks=6))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    elif axis_name == "rounds" or axis.unit is not None:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis_name == "rounds"))
+    if axis.unit is not None:
+        axes.xaxis.set_major_formatter(EngFormatter(axis.unit))
 
 
 def _differ_much(spent: Mapping[tuple[str, str], Floats]) -> bool:

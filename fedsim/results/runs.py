@@ -78,9 +78,9 @@ class Run:
     """
 
     folder: Path
-    config: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    archived: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(repr=False)
+    summary: Mapping[str, Any] = field(repr=False)
+    archived: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @cached_property
     def seed(self) -> int:

@@ -53,6 +53,17 @@ def num_parameters(model: nn.Module) -> int:
         ("femnist_cnn", FASHION, {}, 1199882),
         ("resnet20", CIFAR, {}, 269722),
         ("resnet20", CIFAR, {"shortcut": "conv"}, 272474),
+        ("resnet18", CIFAR, {}, 11173962),
+        ("resnet18", CIFAR, {"norm": "batch"}, 11173962),
+        # torchvision's 11,689,512 parameters for 1000 classes; the last layer has 513 a class.
+        ("torchvision", CIFAR, {"network": "resnet18"}, 11689512 - 990 * 513),
+        # tokens and positions, two layers (norms, 4 + 2 linear layers), a norm and the output
+        (
+            "text_transformer",
+            TEXT,
+            {},
+            64 * (27 + 20) + 2 * (256 + 4 * 64 * 65 + 64 * 256 * 2 + 320) + 128 + 65 * 10,
+        ),
         ("vgg16_head", CIFAR, {}, 40970),
         ("vgg16_head", CIFAR, {"layers": "two"}, 16822282),
         ("efficientnet_head", CIFAR, {}, 12810),
@@ -115,6 +126,9 @@ def test_gradients_of_stacked_models_equal_those_of_each(
         ("cnn", DIGITS, "1x8x8"),
         ("femnist_cnn", (1, 5, 5), "1x5x5"),
         ("resnet20", (64,), "64"),
+        ("resnet18", (64,), "64"),
+        ("torchvision", (4, 8, 8), "4x8x8"),
+        ("timm", (64,), "64"),
         ("vgg16_head", (4, 8, 8), "4x8x8"),
         ("frozen_features", (64,), "64"),
         ("efficientnet_head", (4, 8, 8), "4x8x8"),
@@ -123,6 +137,7 @@ def test_gradients_of_stacked_models_equal_those_of_each(
         ("cnn", TEXT, "texts of 20 tokens"),
         ("text_gru", DIGITS, "1x8x8"),
         ("text_mlp", DIGITS, "1x8x8"),
+        ("text_transformer", DIGITS, "1x8x8"),
     ],
 )
 def test_a_data_set_that_does_not_fit_is_rejected_with_models_that_do(
@@ -139,6 +154,8 @@ def test_a_data_set_that_does_not_fit_is_rejected_with_models_that_do(
         ("mlp", "dropout", 1.0),
         ("mlp", "hidden", [0]),
         ("resnet20", "groups", 3),
+        ("resnet18", "groups", 3),
+        ("resnet18", "groups", 0),
         ("femnist_cnn", "dropout", -0.1),
         ("vgg16_head", "input_size", 31),
         ("vgg16_head", "dropout", 1.0),

@@ -19,7 +19,7 @@ from fedsim.engine.model import initial
 from fedsim.engine.schedule import LocalWork
 from fedsim.engine.vmapped import joint_gradients
 from fedsim.jobs.cli import run
-from fedsim.models.text import TextGRU, TextMLP
+from fedsim.models.text import TextGRU, TextMLP, TextTransformer
 from fedsim.results.reading import read_metrics
 from tests.dataset_toys import build
 from tests.engines import auto, batched, graph, native, reference
@@ -122,6 +122,9 @@ SHAPE = TokenShape(6, 9)
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "text_gru": lambda: TextGRU(SHAPE, 5, embedding=3, hidden=4),
     "text_mlp": lambda: TextMLP(SHAPE, 5, embedding=3, hidden=4),
+    "text_transformer": lambda: TextTransformer(
+        SHAPE, 5, embedding=4, layers=2, heads=2, hidden=6, dropout=0.3
+    ),
     "bag": lambda: nn.Sequential(nn.EmbeddingBag(9, 4), nn.Linear(4, 5)),
     "norm and dropout": lambda: nn.Sequential(
         nn.Embedding(9, 3),
@@ -165,6 +168,49 @@ def test_the_perceptron_by_hand() -> None:
     }
     model.load_state_dict({name: torch.tensor(value) for name, value in values.items()})
     assert model(torch.tensor([[1, 2]])).tolist() == [[18.0]]
+
+
+@torch.no_grad()
+def test_the_transformer_is_torchs() -> None:
+    model = TextTransformer(SHAPE, 5, embedding=8, layers=2, heads=4, hidden=12, dropout=0.0)
+    x = model.embedding(torch.arange(6).view(1, 6)) + model.positions
+    for block in model.blocks:
+        layer = nn.TransformerEncoderLayer(
+            d_model=8,
+            nhead=4,
+            dim_feedforward=12,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        state = {
+            "self_attn.in_proj_weight": block.to_heads.weight,
+            "self_attn.in_proj_bias": block.to_heads.bias,
+            "self_attn.out_proj.weight": block.from_heads.weight,
+            "self_attn.out_proj.bias": block.from_heads.bias,
+            "linear1.weight": block.mlp[0].weight,
+            "linear1.bias": block.mlp[0].bias,
+            "linear2.weight": block.mlp[2].weight,
+            "linear2.bias": block.mlp[2].bias,
+        }
+        for name in ("norm1", "norm2"):
+            norm = nn.init.uniform_(getattr(block, name).weight)
+            state |= {f"{name}.weight": norm, f"{name}.bias": getattr(block, name).bias}
+        layer.load_state_dict(state)
+        x = layer(x)
+    expected = model.output(model.norm(x)[:, -1])
+    torch.testing.assert_close(model(torch.arange(6).view(1, 6)), expected)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("heads", 3), ("heads", 0), ("layers", 0), ("hidden", 0), ("dropout", 1.0), ("hidden", 10**7)],
+)
+def test_values_of_the_transformer_out_of_range_are_rejected(key: str, value: float) -> None:
+    values = {"embedding": 8, "layers": 2, "heads": 4, "hidden": 12, "dropout": 0.0} | {key: value}
+    with pytest.raises(ConfigError, match=rf"{key}=.*must"):
+        TextTransformer(SHAPE, 5, **values)  # type: ignore[arg-type]
 
 
 # --- the engines ---------------------------------------------------------------------------------
@@ -216,7 +262,7 @@ def test_engines_agree_on_texts(backend: Any, optimizer: str, name: str) -> None
     )
 
 
-@pytest.mark.parametrize("name", ["text_gru", "text_mlp"])
+@pytest.mark.parametrize("name", ["text_gru", "text_mlp", "text_transformer"])
 @pytest.mark.usefixtures("double")
 def test_gradients_of_texts_may_be_computed_jointly(name: str) -> None:
     data = random_texts()
@@ -228,7 +274,7 @@ def test_gradients_of_texts_may_be_computed_jointly(name: str) -> None:
     torch.testing.assert_close(joint, one_by_one)
 
 
-@pytest.mark.parametrize("name", ["text_gru", "text_mlp"])
+@pytest.mark.parametrize("name", ["text_gru", "text_mlp", "text_transformer"])
 def test_texts_are_trained_batched_by_default_and_never_in_c(name: str) -> None:
     task = (random_texts(), LocalWork(2, None, 4), OPTIMIZERS["sgd"], Streams(3))
     assert auto(MODELS[name](), *task).backend.description == "batched"

@@ -66,6 +66,7 @@ def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
     dataset = components["dataset"]
     form = None if dataset is None else collector.run_user_code(dataset.form)
     collector.run_user_code(check_model, plan.config.get("model"), form)
+    collector.run_user_code(_check_augmentation, dataset, plan.config.get("model"))
     collector.run_user_code(inspect_node, plan.config.get("engine"), Backend, "engine")
     collector.add(*_local_algorithm_problems(plan, components))
     collector.run_user_code(_check_selector, plan, components, collector)
@@ -129,6 +130,17 @@ def check_model(node: Any, form: Form | None) -> None:
             collector.run(instantiate, node, nn.Module, "model", *form)
         _model_problems[known] = collector.problems
     check(*_model_problems[known])
+
+
+def _check_augmentation(dataset: Dataset | None, node: Any) -> None:
+    """Raise `ConfigError` if images are to be augmented for a model that trains on features."""
+    augment = getattr(dataset, "augment", None)
+    if augment is None:
+        return
+    on_features = hasattr(inspect_node(node, nn.Module, "model"), "load_backbone")
+    text = "is for models that train on images, not on features that are computed once"
+    remedy = "dataset.augment=null, or model=cnn, say"
+    check(rule(not on_features, "dataset.augment", augment, text, remedy))
 
 
 def _local_algorithm_problems(

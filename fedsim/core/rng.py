@@ -46,6 +46,7 @@ class Purpose(IntEnum):
     LABEL_NOISE = 32
     RANDOM_UPDATE = 33
     PRIVACY = 34
+    AUGMENT = 41
     REPLAY = 51
 
 

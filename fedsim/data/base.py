@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -312,7 +312,16 @@ class Dataset(ABC):
 
 
 @parameters
-class ImageSet(Dataset):
+class ImageDataset(Dataset):
+    """The base class of data sets of images [C, H, W], which may be augmented."""
+
+    augment: Literal["crop_flip"] | None = None
+    """How images are changed at random in local training, and only there; None: not at all.
+    `crop_flip` is the usual augmentation for CIFAR (fedsim.engine.augment)."""
+
+
+@parameters
+class ImageSet(ImageDataset):
     """The base class of data sets of images with `channels` channels, normalised with `mean` and
     `std`."""
 

@@ -28,7 +28,7 @@ FORMAT = "1"
 """The version of the files' format; files of another version are made again."""
 LITTER = ("__MACOSX", "Thumbs.db", "desktop.ini")
 """Names of files that systems leave in folders, besides names that begin with a dot."""
-NOT_GENERATING = ("mean", "std", "hold")
+NOT_GENERATING = ("mean", "std", "hold", "augment")
 """Parameters of generated data sets that do not change the generated tensors."""
 
 

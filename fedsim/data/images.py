@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsim.core.disk import reading_problem, user_path
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.parameters import Problems, parameters
-from fedsim.data.base import Dataset, LoadedData, normalisation_problems
+from fedsim.data.base import ImageDataset, LoadedData, normalisation_problems
 from fedsim.data.cache import (
     SourceFiles,
     is_hidden,
@@ -132,7 +132,7 @@ def _open_image(content: bytes, name: str, *, header_only: bool = False) -> Imag
 
 
 @parameters
-class FromPath(Dataset):
+class FromPath(ImageDataset):
     """The base class of data sets at `path`, which is absolute, or relative to the working folder
     or to data_dir."""
 

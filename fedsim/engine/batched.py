@@ -137,7 +137,8 @@ class LinearSteps(StepProgram):
             shift = {name: _transposed_copy(value) for name, value in shift.items()}
             self.correction = Correction(pull, shift)
         self.keep: float | None = None
-        if type(optimizer) is SGD and not optimizer.momentum:
+        is_clipped = optimizer.max_grad_norm is not None
+        if type(optimizer) is SGD and not optimizer.momentum and not is_clipped:
             # w <- (1 - lr (weight_decay + pull)) w - lr gradient - lr shift
             self.keep = 1 - self.lr * (optimizer.weight_decay + pull)
             self.drift = {name: value.mul_(-self.lr) for name, value in (shift or {}).items()}

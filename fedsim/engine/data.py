@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedsim.core.types import Positions, sizes_of
 from fedsim.data.base import SampleSource, check_labels
+from fedsim.engine.augment import CropFlip
 
 BUFFER_BYTES = 64 * 2**20
 """Size of the buffer for samples that are made on demand."""
@@ -17,13 +18,19 @@ LARGEST_CLIENTS = 3
 cut into parts that fit and have two clients or more (`OnDemandBackend._parts_that_fit`)."""
 
 
+def samples_at(x: Tensor, positions: Tensor) -> Tensor:
+    """Return the rows of `x` [n, ...] at `positions` of any shape."""
+    return x.index_select(0, positions.reshape(-1)).view(*positions.shape, *x.shape[1:])
+
+
 @dataclass(frozen=True)
 class ClientData:
     """Samples `x` [n, ...] float32 and labels `y` [n] int64 of all clients.
 
     A position is a row of `x` and `y`. `train` and `evaluate` hold one array of positions for each
     of the N clients: the samples that it trains on, and the samples on which its loss is measured.
-    `true_y` [n] are the correct labels, if clients have wrong ones.
+    `true_y` [n] are the correct labels, if clients have wrong ones. `augment` changes
+    images in local training; None leaves them as they are.
 
     If a `source` makes the samples on demand, positions are rows of the source and of `y`, and `x`
     is a buffer for some of the samples (see `ClientData.on_demand`). Raises `DataError` if a label
@@ -37,9 +44,17 @@ class ClientData:
     num_classes: int
     source: SampleSource | None = None
     true_y: Tensor | None = None
+    augment: CropFlip | None = None
 
     def __post_init__(self) -> None:
         check_labels(self.y, self.num_classes, "training")
+
+    def batch(self, positions: Tensor, crops: Tensor | None) -> Tensor:
+        """Return the samples at `positions` of any shape, cropped by the numbers `crops` if any."""
+        x = samples_at(self.x, positions)
+        if self.augment is None or crops is None:
+            return x
+        return self.augment(x, crops)
 
     @classmethod
     def on_demand(

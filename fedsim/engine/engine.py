@@ -87,7 +87,14 @@ class Engine:
         not contain it. Raises `FedsimError` if its shift does not fit the trained parameters.
         """
         schedule = make_schedule(
-            self.data.train, self.work, self._streams, round, ids, lr, dropout=self._dropout
+            self.data.train,
+            self.work,
+            self._streams,
+            round,
+            ids,
+            lr,
+            dropout=self._dropout,
+            augmented=self.data.augment is not None,
         )
         if correction:
             if correction.shift is not None:

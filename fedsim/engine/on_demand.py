@@ -61,7 +61,9 @@ class OnDemandBackend(Backend):
         assert self.buffer_size >= fewest_rows, "the buffer is not that of ClientData.on_demand"
         # A backend may try out its model on the first samples when it is built.
         self._copy_to_buffer(np.arange(min(self.buffer_size, EVALUATION_BATCH)))
-        buffered = ClientData(self.buffer, self.buffer_labels, (), (), data.num_classes)
+        buffered = ClientData(
+            self.buffer, self.buffer_labels, (), (), data.num_classes, augment=data.augment
+        )
         self.backend = build(replace(workload, data=buffered))
         self.reason = self.backend.reason
         # How a call is split depends on its positions and the buffer's size, not on the processor.

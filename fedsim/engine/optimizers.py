@@ -34,6 +34,8 @@ class LocalOptimizer(ABC):
 
     lr: Positive
     schedule: LearningRateSchedule
+    max_grad_norm: Positive | None = None
+    """Maximum norm of a client's gradient in a step, over all parameters (`clip`); None: any."""
 
     def lr_at(self, round: int, num_rounds: int) -> float:
         """Return the learning rate in `round` (1-based) of `num_rounds`."""
@@ -58,6 +60,23 @@ class LocalOptimizer(ABC):
     @abstractmethod
     def torch_optimizer(self, params: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
         """Return torch's own optimiser for one client, with which the sequential engine trains."""
+
+
+@torch.no_grad()
+def clip(grads: Stack, max_norm: float | None) -> None:
+    """Scale the gradients `grads` [R, ...] in place, as torch.nn.utils.clip_grad_norm_ does.
+
+    The factor of a row is max_norm / (norm + 1e-6), at most 1, with the norm over all tensors. The
+    engines clip what the optimiser receives: the gradient of the mean loss plus the correction of
+    a local algorithm, before weight decay and momentum. None changes nothing.
+    """
+    if max_norm is None:
+        return
+    norms = [torch.linalg.vector_norm(value.flatten(1), dim=1) for value in grads.values()]
+    total = torch.linalg.vector_norm(torch.stack(norms, dim=1), dim=1)
+    factors = (max_norm / (total + 1e-6)).clamp(max=1)
+    for value in grads.values():
+        value.mul_(factors.view(-1, *[1] * (value.dim() - 1)))
 
 
 class RecordableOptimizer(LocalOptimizer):

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedsim.core.errors import check
-from fedsim.core.flat import real_dtype, to_device
+from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params, Stack
 from fedsim.engine.backend import TrainingResult, Workload, workers_problem
 from fedsim.engine.device import Precision, autocast
@@ -123,18 +123,15 @@ class ClientTrainer:
     def _make_steps(
         self, schedule: Schedule, optimizer: torch.optim.Optimizer, losses: NDArray[Any]
     ) -> None:
-        device = self.data.x.device
-        positions = to_device(torch.as_tensor(schedule.positions[0]), device)
-        keys: Tensor | None = None
-        if schedule.keys is not None:
-            keys = to_device(torch.as_tensor(schedule.keys[0]), device)
+        positions, keys, crops = schedule.tensors(self.data.x.device)
         batch_losses: list[Tensor] = []
         for step, count in enumerate(schedule.counts[0].tolist()):
             if keys is not None:
                 for layer in self.dropouts:
-                    layer.key.copy_(keys[step])
+                    layer.key.copy_(keys[0, step])
                     layer.calls = 0
-            values = self._losses(positions[step, :count])
+            batch_crops = None if crops is None else crops[0, step, :count]
+            values = self._losses(positions[0, step, :count], batch_crops)
             optimizer.zero_grad(set_to_none=True)
             values.mean().backward()
             self._complete_gradients(schedule)
@@ -145,14 +142,14 @@ class ClientTrainer:
             # One copy from a GPU, because the host waits for each.
             losses[:steps, :width][schedule.mask[0]] = torch.cat(batch_losses).cpu().numpy()
 
-    def _losses(self, positions: Tensor) -> Tensor:
-        x = self.data.x.index_select(0, positions).contiguous(memory_format=self.layout)
+    def _losses(self, positions: Tensor, crops: Tensor | None) -> Tensor:
+        x = self.data.batch(positions, crops).contiguous(memory_format=self.layout)
         with autocast(self.precision, x.device):
             output = self.model(x)
         return F.cross_entropy(output.to(real_dtype(x)), self.data.y[positions], reduction="none")
 
     def _complete_gradients(self, schedule: Schedule) -> None:
-        """Give unused parameters a gradient of zero, and add the correction."""
+        """Give unused parameters a gradient of zero, add the correction, and clip the sum."""
         for parameter in self.trained.values():
             if parameter.grad is None:  # torch would not apply weight decay.
                 parameter.grad = torch.zeros_like(parameter)
@@ -164,6 +161,8 @@ class ClientTrainer:
                 params[name] = parameter.unsqueeze(0)
                 grads[name] = parameter.grad.unsqueeze(0)
             schedule.correction.add_to(grads, params)
+        if self.optimizer.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.trained.values(), self.optimizer.max_grad_norm)
 
     def _momentum(self, optimizer: torch.optim.Optimizer) -> Params:
         if not optimizer.defaults.get("momentum"):

@@ -7,18 +7,24 @@ all backends train on the same batches.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from fedsim.core.arrays import Bools, Floats, Ints
 from fedsim.core.errors import Problem, rule
+from fedsim.core.flat import to_device
 from fedsim.core.rng import Purpose, Streams
 from fedsim.core.types import UNCORRECTED, Correction, Ids, Positions, positions_of, sizes_of
+from fedsim.engine.augment import crop_numbers
 
 MAX_POSITIONS = 2**28
 """Maximum number of positions in the schedule of a round: 2 GiB."""
 KEY_STRIDE = 0x2545F4914F6CDD1D
-"""Difference between the dropout keys of consecutive steps, modulo 2^63."""
+"""Difference between the keys of consecutive steps, modulo 2^63."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,8 @@ class Schedule:
       valid, and the others repeat a sample of the same client. A client with count 0 has finished.
     - `keys` [K, S] determine the dropout masks; None if the model has no dropout.
     - `lr` is the learning rate, and `correction` is added to the gradients.
+    - `crops` [K, S, B] are the numbers of the samples' crops (`fedsim.engine.augment`); None if
+      samples are not augmented.
     """
 
     positions: Ints
@@ -87,6 +95,7 @@ class Schedule:
     keys: Ints | None
     lr: float
     correction: Correction = UNCORRECTED
+    crops: NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -100,6 +109,16 @@ class Schedule:
     def samples(self) -> Ints:
         """Number of samples that each client passes forward and backward [K]."""
         return self.counts.sum(1)
+
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return `positions`, `keys` and `crops` on the device."""
+
+        def on_device(array: NDArray[Any]) -> Tensor:
+            return to_device(torch.as_tensor(array), device)
+
+        keys = None if self.keys is None else on_device(self.keys)
+        crops = None if self.crops is None else on_device(self.crops)
+        return on_device(self.positions), keys, crops
 
     @property
     def mask(self) -> Bools:
@@ -126,6 +145,7 @@ class Schedule:
             None if self.keys is None else self.keys[rows, :steps],
             self.lr,
             self.correction.rows(rows),
+            None if self.crops is None else self.crops[rows, :steps, :width],
         )
 
 
@@ -139,16 +159,18 @@ def concatenate_schedules(parts: Sequence[Schedule]) -> Schedule:
     steps = max(part.positions.shape[1] for part in parts)
     width = max(part.positions.shape[2] for part in parts)
     keys = [_padded(part.keys, steps) for part in parts if part.keys is not None]
+    crops = [_padded(part.crops, steps, width) for part in parts if part.crops is not None]
     return Schedule(
         np.concatenate([_padded(part.positions, steps, width) for part in parts]),
         np.concatenate([_padded(part.counts, steps) for part in parts]),
         np.concatenate(keys) if keys else None,
         parts[0].lr,
         Correction.concat([part.correction for part in parts]),
+        np.concatenate(crops) if crops else None,
     )
 
 
-def _padded(array: Ints, *shape: int) -> Ints:
+def _padded(array: NDArray[Any], *shape: int) -> NDArray[Any]:
     """Return `array` [K, ...] with zeros appended, so that its other axes have `shape`."""
     padded = np.zeros((len(array), *shape), array.dtype)
     padded[tuple(slice(size) for size in array.shape)] = array
@@ -164,11 +186,13 @@ def make_schedule(
     lr: float,
     *,
     dropout: bool,
+    augmented: bool = False,
 ) -> Schedule:
     """Make the schedule of clients `ids` in a `round`, from the `positions` of all N clients.
 
     The order of a client's samples depends on (seed, TRAIN, round, client) only. Its dropout masks
-    depend on (seed, DROPOUT, round, client) and the step.
+    depend on (seed, DROPOUT, round, client) and the step. Crops depend on (seed, AUGMENT, round,
+    client), the step and the sample.
     """
     chosen = positions_of(positions, ids)
     sizes = chosen.sizes
@@ -183,8 +207,13 @@ def make_schedule(
         _fill(batches[row, : steps[row]], client_positions[row], rng)
     keys = None
     if dropout:
-        keys = dropout_keys(streams.keys(Purpose.DROPOUT, round, last=ids), num_steps)
-    return Schedule(batches, _counts(sizes, steps, work.batch_size), keys, lr)
+        keys = step_keys(streams.keys(Purpose.DROPOUT, round, last=ids), num_steps)
+    crops = None
+    if augmented:
+        client_keys = streams.keys(Purpose.AUGMENT, round, last=ids)
+        crops = crop_numbers(step_keys(client_keys, num_steps), batches)
+    counts = _counts(sizes, steps, work.batch_size)
+    return Schedule(batches, counts, keys, lr, crops=crops)
 
 
 def _counts(sizes: Ints, steps: Ints, batch_size: int) -> Ints:
@@ -224,7 +253,7 @@ def mean_weights(counts: Ints, width: int) -> Floats:
     return (np.arange(width) < counts[..., None]) / np.maximum(counts, 1)[..., None]
 
 
-def dropout_keys(keys: Ints, num_steps: int) -> Ints:
+def step_keys(keys: Ints, num_steps: int) -> Ints:
     """Return a 63-bit key for each step [K, num_steps], from the clients' keys in the round [K]."""
     strides = np.arange(num_steps, dtype=np.uint64) * np.uint64(KEY_STRIDE)
     return ((keys.astype(np.uint64)[:, None] + strides) & np.uint64(2**63 - 1)).astype(np.int64)

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Stack
 from fedsim.engine.data import ClientData
-from fedsim.engine.optimizers import LocalOptimizer
+from fedsim.engine.optimizers import LocalOptimizer, clip
 from fedsim.engine.schedule import Schedule, mean_weights
 
 
@@ -43,8 +43,7 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
     twice.
     """
     device = data.x.device
-    positions = to_device(torch.as_tensor(schedule.positions), device)
-    keys = None if schedule.keys is None else to_device(torch.as_tensor(schedule.keys), device)
+    positions, keys, crops = schedule.tensors(device)
     labels = data.y[positions]
     for step, width in enumerate(schedule.widths):
         counts = schedule.counts[:, step]
@@ -53,23 +52,20 @@ def stacked_batches(data: ClientData, schedule: Schedule) -> Iterator[StackedBat
         batch_positions = positions[:rows, step, :width]
         y = labels[:rows, step, :width]
         batch_keys = None if keys is None else keys[:rows, step]
+        batch_crops = None if crops is None else crops[:rows, step, :width]
         repeats_last = rows == 1 and len(schedule) > 1
         if repeats_last:
             counts = counts.repeat(2)
             batch_positions = batch_positions.expand(2, -1)
             y = y.expand(2, -1)
             batch_keys = None if batch_keys is None else batch_keys.expand(2)
+            batch_crops = None if batch_crops is None else batch_crops.expand(2, -1)
         weights: Tensor | None = None
         if counts.min() < width:
             means = torch.as_tensor(mean_weights(counts, width), dtype=real_dtype(data.x))
             weights = to_device(means, device)
-        x = samples_at(data.x, batch_positions)
+        x = data.batch(batch_positions, batch_crops)
         yield StackedBatch(x, y, weights, batch_keys, repeats_last)
-
-
-def samples_at(x: Tensor, positions: Tensor) -> Tensor:
-    """Return the rows of `x` [n, ...] at `positions` of any shape."""
-    return x.index_select(0, positions.reshape(-1)).view(*positions.shape, *x.shape[1:])
 
 
 class StepProgram(ABC):
@@ -103,9 +99,10 @@ class StepProgram(ABC):
         """
 
     def apply_gradients(self, grads: Stack, rows: int) -> None:
-        """Correct the gradients of the first `rows` models, and make the optimiser's step."""
+        """Correct and clip the gradients of the first `rows` models, and make a step."""
         params = {name: self.stack[name][:rows] for name in self.trained}
         self.correction.add_to(grads, params)
+        clip(grads, self.optimizer.max_grad_norm)
         self.optimizer.step(params, grads, self.state, self.lr)
 
     def row(self, row: int) -> list[Tensor]:

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 from fedsim.core.arrays import Floats, Ints
 from fedsim.core.flat import real_dtype, to_device
 from fedsim.core.types import Params, Stack
-from fedsim.engine.data import ClientData
+from fedsim.engine.data import ClientData, samples_at
 from fedsim.engine.device import Compiled, Precision, autocast
 from fedsim.engine.model import buffer_names, initial, trained_names
 from fedsim.engine.schedule import mean_weights
-from fedsim.engine.stacked import StackedBatch, samples_at
+from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.training_copies import (
     for_batched,
     reject_if_it_fails,

@@ -60,14 +60,22 @@ class TruncatedNetwork(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the features [b, D] of `images` [b, C, H, W]."""
-        x = images.float().div(255)
-        if x.shape[1] == 1:
-            x = x.expand(-1, 3, -1, -1)
-        size = (self.input_size, self.input_size)
-        if x.shape[-2:] != size:
-            x = F.interpolate(x, size, mode="bilinear", antialias=True)
+        x = in_three_channels(images.float().div(255), self.input_size)
         mean, std = (x.new_tensor(values).view(1, 3, 1, 1) for values in self.normalisation)
         return self.network((x - mean) / std).flatten(1)
+
+
+def in_three_channels(images: Tensor, input_size: int | None) -> Tensor:
+    """Return `images` [b, 1 or 3, H, W] as [b, 3, `input_size`, `input_size`].
+
+    A grey image is repeated. Scaling is bilinear and antialiased; None keeps the size.
+    """
+    if images.shape[1] == 1:
+        images = images.expand(-1, 3, -1, -1)
+    if input_size is None or images.shape[-2:] == (input_size, input_size):
+        return images
+    size = (input_size, input_size)
+    return F.interpolate(images, size, mode="bilinear", antialias=True)
 
 
 @dataclass(eq=False, repr=False)
@@ -133,7 +141,7 @@ class LibraryHead(Head):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(self.backbone_seed)
             network = _new_network(self.backbone, is_timm=self._is_timm).requires_grad_(False)
-        config = _timm_config(network)
+        config = timm_config(network)
         if self._is_timm:
             removed_layers = np.atleast_1d(config.get("classifier", ())).tolist()
         else:
@@ -151,37 +159,52 @@ class LibraryHead(Head):
             path = _imagenet_file(self.backbone, data_dir, self.sources)
         else:
             path = user_path(self.weights)
-        content = self.sources.read(path)
-        try:
-            state = _parse(content, path.suffix, network._version, removed_layers)
-            network.load_state_dict(state)
-        except Exception as error:  # torch raises many kinds for damaged or unsuitable files
-            reason = " ".join(str(error).split())[:200]
-            raise DataError(
-                f"model.weights={self.weights}: {path} does not hold the weights of "
-                f"{self.backbone} ({reason})"
-            ) from error
+        load_weights(network, self.backbone, path, self.sources.read(path), removed_layers)
 
     def _checksum(self) -> str:
-        """Return the checksum of the file of weights.
+        """Return the checksum of the file of weights (see `checked_file`)."""
+        self.sources = checked_file(self.weights, self.sha256)
+        return self.sources.sha256
 
-        Raises `DataError` if it is absent, or differs from `sha256`.
-        """
-        path = user_path(self.weights)
-        if not path.exists():
-            raise DataError(
-                f"model.weights={self.weights}: no such file; give imagenet, random, or a .pth or "
-                ".safetensors file"
-            )
-        self.sources = SourceFiles(Path())
-        self.sources.read(path)
-        checksum = self.sources.sums[path]
-        if self.sha256 not in (None, checksum):
-            raise DataError(
-                f"model.sha256={self.sha256}: {self.weights} has {checksum}; it is damaged or "
-                "another file: fetch it again, or correct the checksum"
-            )
-        return checksum
+
+def checked_file(weights: str, sha256: str | None) -> SourceFiles:
+    """Return the file of weights, which was read once.
+
+    Raises `DataError` if it is absent, or its checksum differs from `sha256`.
+    """
+    path = user_path(weights)
+    if not path.exists():
+        raise DataError(
+            f"model.weights={weights}: no such file; give imagenet, random, or a .pth or "
+            ".safetensors file (imagenet only for a frozen network)"
+        )
+    sources = SourceFiles(Path())
+    sources.read(path)
+    if sha256 not in (None, sources.sha256):
+        raise DataError(
+            f"model.sha256={sha256}: {weights} has {sources.sha256}; it is damaged or another "
+            "file: fetch it again, or correct the checksum"
+        )
+    return sources
+
+
+def load_weights(
+    network: nn.Module, name: str, path: Path, content: bytes, own_layers: Sequence[str]
+) -> None:
+    """Load the `content` of the file `path` into the network `name`, except for its `own_layers`.
+
+    Raises `DataError` if the weights do not fit.
+    """
+    try:
+        state = _parse(content, path.suffix, network._version, own_layers)
+        for key, value in network.state_dict().items():
+            if key.startswith(_prefixes(own_layers)):
+                state[key] = value
+        network.load_state_dict(state)
+    except Exception as error:  # torch raises many kinds for damaged or unsuitable files
+        reason = " ".join(str(error).split())[:200]
+        text = f"does not hold the weights of {name} ({reason})"
+        raise DataError(f"model.weights={path}: {text}") from error
 
 
 def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
@@ -191,13 +214,7 @@ def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
     `library` if timm is not installed, for `backbone` if there is no such model or layer, and for
     `input_size` if the network does not accept images of that size.
     """
-    if is_timm:
-        kind = "model of timm (timm.list_models())"
-        is_known = bool(_timm().is_model(name))
-    else:
-        kind = "torchvision classification model"
-        is_known = name in _torchvision().list_models(module=_torchvision())
-    check(rule(is_known, "backbone", name, f"must be a {kind}, e.g. resnet18"))
+    check(unknown_network("backbone", name, is_timm=is_timm))
     network = _network_without_data(name, is_timm=is_timm)
     cut = ""
     if not is_timm:
@@ -210,40 +227,66 @@ def measure(name: str, input_size: int, *, is_timm: bool) -> tuple[str, int]:
             images = torch.empty(1, 3, input_size, input_size, device="meta")
             features = TruncatedNetwork(network, input_size).eval()(images)
     except Exception as error:  # networks raise many kinds of errors
-        text = f"images of this size cannot pass {name} ({str(error).splitlines()[0]})"
-        _, _, fitting_size = _timm_config(network).get("input_size", (3, 224, 224))
-        problem = Problem("input_size", input_size, text, f"{fitting_size} fits this network")
-        raise ConfigError([problem]) from error
+        raise ConfigError([unfit_size(network, name, input_size, error)]) from error
     return cut, int(features.shape[1])
+
+
+def unknown_network(key: str, name: str, *, is_timm: bool) -> Problem | None:
+    """Return the problem of `key` if a library has no classification network of this name."""
+    if is_timm:
+        kind = "model of timm (timm.list_models())"
+        is_known = bool(_timm().is_model(name))
+    else:
+        kind = "torchvision classification model"
+        is_known = name in torchvision_models().list_models(module=torchvision_models())
+    return rule(is_known, key, name, f"must be a {kind}, e.g. resnet18")
+
+
+def unfit_size(network: nn.Module, name: str, size: int | None, error: Exception) -> Problem:
+    """Return the problem of `input_size`: the network raised an `error` for images of this size."""
+    text = f"images of this size cannot pass {name} ({str(error).splitlines()[0]})"
+    _, _, fitting_size = timm_config(network).get("input_size", (3, 224, 224))
+    return Problem("input_size", size, text, f"{fitting_size} fits this network")
 
 
 def _network_without_data(name: str, *, is_timm: bool) -> nn.Module:
     """Return the network on PyTorch's device `meta`, where tensors have shapes only."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            with torch.device("meta"):
-                return _new_network(name, is_timm=is_timm)
-        except NotImplementedError:  # the RegNets compute their widths with tensors
-            return _new_network(name, is_timm=is_timm).to("meta")
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return _new_network(name, is_timm=is_timm).to("meta")
 
 
 def _new_network(name: str, *, is_timm: bool) -> nn.Module:
-    """Return a network of a library with random weights."""
-    if is_timm:
-        return _timm().create_model(name, pretrained=False, num_classes=0)
+    """Return a network of a library with random weights, as a frozen network."""
     options: dict[str, Any] = {}
+    if is_timm:
+        options = {"num_classes": 0}
     # the two networks that scale their inputs themselves, as their ImageNet weights require
-    if name in ("googlenet", "inception_v3"):
+    elif name in ("googlenet", "inception_v3"):
         options = {"init_weights": True, "transform_input": True}
-    return _torchvision().get_model(name, weights=None, **options)
+    return new_network(name, options, is_timm=is_timm)
 
 
-def _timm_config(network: nn.Module) -> dict[str, Any]:
+def new_network(name: str, options: Mapping[str, Any], *, is_timm: bool) -> nn.Module:
+    """Return a network of a library with random weights. The library receives the `options`."""
+
+    def make() -> nn.Module:
+        if is_timm:
+            return _timm().create_model(name, pretrained=False, **options)
+        return torchvision_models().get_model(name, weights=None, **options)
+
+    try:
+        return make()
+    except NotImplementedError:  # the RegNets compute their widths with tensors
+        with torch.device("cpu"):
+            return make()
+
+
+def timm_config(network: nn.Module) -> dict[str, Any]:
     """Return timm's description of a network; an empty mapping for torchvision's networks."""
     return dict(getattr(network, "pretrained_cfg", None) or {})
 
 
-def _torchvision() -> Any:
+def torchvision_models() -> Any:
     """Return torchvision's module of models.
 
     Importing it takes as long as PyTorch, so it is imported only when a network is made.
@@ -279,7 +322,7 @@ def cut_off(network: nn.Module, cut: str) -> list[str]:
 
 def _parse(
     content: bytes, suffix: str, version: int, removed_layers: Sequence[str]
-) -> Mapping[str, Tensor]:
+) -> OrderedDict[str, Tensor]:
     """Return the state dict in a file's content, without the removed layers.
 
     The removed layers may have been trained on other classes. `version` is assumed for a state dict
@@ -293,7 +336,7 @@ def _parse(
             if isinstance(state.get(key), Mapping):
                 state = state[key]
                 break
-    prefixes = tuple(f"{layer}." for layer in removed_layers)
+    prefixes = _prefixes(removed_layers)
     remaining = OrderedDict[str, Tensor]()  # a dict would not take the attribute `_metadata`
     for key, value in state.items():
         if not key.startswith(prefixes):
@@ -303,9 +346,14 @@ def _parse(
     return remaining
 
 
+def _prefixes(layers: Sequence[str]) -> tuple[str, ...]:
+    """Return the beginnings of the names of the layers' tensors."""
+    return tuple(f"{layer}." for layer in layers)
+
+
 def _url(name: str) -> str:
     """Return the address of torchvision's default weights of a network."""
-    return str(_torchvision().get_model_weights(name).DEFAULT.url)
+    return str(torchvision_models().get_model_weights(name).DEFAULT.url)
 
 
 def _imagenet_file(name: str, data_dir: Path, sources: SourceFiles) -> Path:

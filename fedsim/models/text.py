@@ -1,12 +1,14 @@
-"""Models that predict the token after a text: a recurrent network and a multilayer perceptron.
+"""Models that predict the token after a text: recurrent, multilayer perceptron and transformer.
 
 A token is the number of a character or word. Shapes: b texts.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from fedsim.core.errors import at_least, check
+from fedsim.core.errors import at_least, between, check, rule
 from fedsim.models.shapes import Shape, require_text, too_many_parameters
 
 
@@ -78,3 +80,75 @@ class TextMLP(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits [b, num_classes] for texts [b, length]."""
         return self.layers(self.embedding(tokens).flatten(1))
+
+
+class TextTransformer(nn.Module):
+    """A transformer encoder (Vaswani et al. 2017) with the norm before each part of a layer.
+
+    Tokens and positions have embeddings of `embedding` values. Each of `layers` layers has
+    attention of `heads` heads, and two linear layers with `hidden` units and GELU between them. A
+    linear layer on the last token's values gives the logits. `dropout` follows the sum of the
+    embeddings and each part of a layer.
+    """
+
+    def __init__(
+        self,
+        input_shape: Shape,
+        num_classes: int,
+        *,
+        embedding: int,
+        layers: int,
+        heads: int,
+        hidden: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        shape = require_text(input_shape, "model=text_transformer")
+        divides = heads >= 1 and embedding % heads == 0
+        check(
+            at_least("embedding", embedding, 1),
+            at_least("layers", layers, 1),
+            at_least("hidden", hidden, 1),
+            rule(divides, "heads", heads, f"must divide embedding={embedding}"),
+            between("dropout", dropout, 0, 1, open_high=True),
+            too_many_parameters("embedding", embedding, [shape.vocabulary, embedding]),
+            too_many_parameters("hidden", hidden, [4 * embedding * layers, embedding + hidden]),
+        )
+        self.embedding = nn.Embedding(shape.vocabulary, embedding)
+        self.positions = nn.Parameter(torch.randn(shape[0], embedding))
+        self.dropout = nn.Dropout(dropout)
+        blocks = [_Block(embedding, heads, hidden, dropout) for _ in range(layers)]
+        self.blocks = nn.Sequential(*blocks)
+        self.norm = nn.LayerNorm(embedding)
+        self.output = nn.Linear(embedding, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits [b, num_classes] for texts [b, length]."""
+        x = self.dropout(self.embedding(tokens) + self.positions)
+        return self.output(self.norm(self.blocks(x)[:, -1]))
+
+
+class _Block(nn.Module):
+    """A layer of torch.nn.TransformerEncoderLayer (norm_first) in operations that vmap knows."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.norm2 = nn.LayerNorm(width)
+        self.to_heads = nn.Linear(width, 3 * width)
+        self.from_heads = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return values [b, length, width] for values of this shape."""
+        x = x + self.dropout(self._attention(self.norm1(x)))
+        return x + self.dropout(self.mlp(self.norm2(x)))
+
+    def _attention(self, x: Tensor) -> Tensor:
+        """Return the sum of values by the softmax of scaled products, for each head and token."""
+        parts = self.to_heads(x).unflatten(2, (3, self.heads, -1))
+        query, key, value = parts.permute(2, 0, 3, 1, 4)  # each [b, heads, length, width / heads]
+        products = query @ key.mT / math.sqrt(query.shape[-1])
+        return self.from_heads((products.softmax(3) @ value).transpose(1, 2).flatten(2))

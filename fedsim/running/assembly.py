@@ -28,11 +28,12 @@ from fedsim.config.plan import Plan
 from fedsim.config.settings import LocalSettings, RunSettings
 from fedsim.config.user_code import user_code
 from fedsim.core.arrays import Ints
-from fedsim.core.errors import ConfigError, DataError, Problem, check
+from fedsim.core.errors import ConfigError, DataError, Problem, check, rule
 from fedsim.core.rng import Purpose, Streams, UniformDraws
 from fedsim.core.types import Params, Population, sizes_of
 from fedsim.data.base import Dataset, LoadedData, SampleSource
 from fedsim.data.features import TrainsOnFeatures, extract
+from fedsim.engine.augment import CropFlip
 from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import is_out_of_memory
@@ -62,7 +63,8 @@ class PreparedData:
     `y` [n] are their labels. `input_shape` is the shape of a sample of the data set, even if the
     model trains on features of it. `source` identifies the data: `fingerprint` and `sha256`.
     `owners` [n] and `test_owners` are the clients that each sample belongs to in a data set that
-    is made of clients, such as FEMNIST; None for other data sets.
+    is made of clients, such as FEMNIST; None for other data sets. `augment` changes the training
+    samples in local training.
     """
 
     x: Tensor | SampleSource
@@ -73,6 +75,7 @@ class PreparedData:
     owners: Ints | None
     source: Mapping[str, str | None]
     test_owners: Ints | None = None
+    augment: CropFlip | None = None
 
     def samples(self, positions: Ints) -> Tensor:
         """Return the training samples at `positions` [m], on the device [m, ...]."""
@@ -197,7 +200,7 @@ def _simulation(
         client_data = ClientData.on_demand(data.x, labels, *positions, data.num_classes)
     else:
         client_data = ClientData(data.x, labels, *positions, data.num_classes)
-    client_data = replace(client_data, true_y=data.y)
+    client_data = replace(client_data, true_y=data.y, augment=data.augment)
     work = LocalWork(local.epochs, local.steps, local.batch_size)
     check(work.too_large(division.sizes, num_selected))
     total_steps = settings.num_rounds * work.median_steps(division.train)
@@ -397,13 +400,39 @@ def _load(
             code = user_code({"dataset": dataset_node, "model": model_node})
             data = extract(data, model, data_dir, cache_dir, device, code)
     # 3. Normalise, and move to the device.
+    augment = _augmentation(dataset, data, device)
     x = data.train.x
     if not isinstance(x, SampleSource):
         x = _aligned(data.normalise(x).to(device))
     test_x = _aligned(data.normalise(data.test.tensor).to(device))
     test = LabelledSamples(test_x, data.test.y.to(device))
     y = data.train.y.to(device)
-    return PreparedData(x, y, test, data.num_classes, shape, data.owners, source, data.test_owners)
+    return PreparedData(
+        x,
+        y,
+        test,
+        data.num_classes,
+        shape,
+        data.owners,
+        source,
+        data.test_owners,
+        augment,
+    )
+
+
+def _augmentation(dataset: Dataset, data: LoadedData, device: torch.device) -> CropFlip | None:
+    """Return what changes images in local training; None unless the config asks for it.
+
+    Raises `ConfigError` if the samples that the model trains on are no images.
+    """
+    augment = getattr(dataset, "augment", None)
+    if augment is None:
+        return None
+    shape = data.input_shape
+    text = f"is for models that train on images [C, H, W], not on samples of shape {list(shape)}"
+    check(rule(len(shape) == 3, "dataset.augment", augment, text, "dataset.augment=null"))
+    black = torch.zeros(1, shape[0], 1, 1)
+    return CropFlip(data.normalise(black)[0].to(device))
 
 
 def _aligned(x: Tensor) -> Tensor:

@@ -140,7 +140,8 @@ class GraphBackend(TorchBackend):
         like = data.x.new_empty(0, dtype=real_dtype(data.x))
         models = ModelBuffers(self.model, num_rows, like, optimizer.num_buffers, corrected)
         num_scalars = optimizer.scalars(0.0, 1).shape[1]
-        table = ScheduleTable(num_steps, num_rows, batch, num_scalars, like)
+        augmented = data.augment is not None
+        table = ScheduleTable(num_steps, num_rows, batch, num_scalars, like, augmented=augmented)
         programs: list[RecordableSteps] = []
         if self.chain is not None:
             all_clients = slice(0, num_rows)

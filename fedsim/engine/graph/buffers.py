@@ -159,6 +159,7 @@ Fields = dict[str, Tensor]
 - `keys` [n, R] int64: keys of the dropout masks.
 - `scalars` [n, C]: numbers that the optimiser needs in the step, such as the learning rate.
 - `pull` [n, 1]: the factor of the model that a `Correction` adds to the gradients.
+- `crops` [n, R, B] int32: numbers of the samples' crops, if these are augmented.
 """
 FIELDS_OF_ALL_CLIENTS = ("scalars", "pull")
 """Fields that have no axis for clients."""
@@ -176,7 +177,14 @@ class ScheduleTable:
     """
 
     def __init__(
-        self, num_steps: int, num_rows: int, batch: int, num_scalars: int, like: Tensor
+        self,
+        num_steps: int,
+        num_rows: int,
+        batch: int,
+        num_scalars: int,
+        like: Tensor,
+        *,
+        augmented: bool = False,
     ) -> None:
         self._fields: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "keys": (torch.int64, (num_rows,)),
@@ -186,6 +194,8 @@ class ScheduleTable:
             "positions": (torch.int32, (num_rows, batch)),
             "counts": (torch.int32, (num_rows,)),
         }
+        if augmented:
+            self._fields["crops"] = (torch.int32, (num_rows, batch))
         self._widths: list[int] = []  # of a field, its padding, the next field, ...
         for dtype, shape in self._fields.values():
             width = math.prod(shape) * dtype.itemsize // torch.int32.itemsize
@@ -250,6 +260,8 @@ class ScheduleTable:
         fields["weights"].numpy()[:] = mean_weights(schedule.counts.T, self.batch)
         fields["scalars"].numpy()[:] = scalars
         fields["pull"].numpy()[:] = schedule.correction.pull
+        if schedule.crops is not None and "crops" in fields:
+            fields["crops"].numpy()[:] = schedule.crops.transpose(1, 0, 2)
         if schedule.keys is not None:
             fields["keys"].numpy()[:] = schedule.keys.T
         self._table[:num_steps].copy_(host_table, non_blocking=True)

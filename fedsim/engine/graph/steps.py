@@ -15,12 +15,12 @@ from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
 from fedsim.engine.backend import Workload
 from fedsim.engine.chain import LayerChain
-from fedsim.engine.data import ClientData
+from fedsim.engine.data import ClientData, samples_at
 from fedsim.engine.device import Precision, autocast
 from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable
 from fedsim.engine.linear_passes import forward_and_backward, layers_of, write_gradients
-from fedsim.engine.optimizers import RecordableOptimizer
-from fedsim.engine.stacked import StackedBatch, samples_at
+from fedsim.engine.optimizers import RecordableOptimizer, clip
+from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.training_copies import (
     for_batched,
     for_sequential,
@@ -72,13 +72,18 @@ class RecordableSteps(ABC):
         fields = {name: view[0] for name, view in self.table.next_step(self.clients).items()}
         positions, scalars = fields["positions"], fields["scalars"]
         live = (fields["counts"] > 0).unsqueeze(1)
-        x, y = samples_at(self.data.x, positions), samples_at(self.data.y, positions)
+        x, y = self.data.batch(positions, fields.get("crops")), samples_at(self.data.y, positions)
         batch = StackedBatch(x, y, fields["weights"], fields["keys"])
         losses = self.compute_gradients(batch, live, full=full)
         self.table.end_step(self.clients, losses)
         if self.shift is not None:
             self.grads.addcmul_(self.params, fields["pull"]).add_(self.shift)
-        self.optimizer.recorded_step(self.params, self.grads, self.state, live, scalars)
+        grads = self.grads
+        if self.optimizer.max_grad_norm is not None:
+            grads = grads.clone()
+            clip({"all": grads}, self.optimizer.max_grad_norm)
+            grads.masked_fill_(self.grads == 0, 0)  # The gaps stay 0, even if the norm is nan.
+        self.optimizer.recorded_step(self.params, grads, self.state, live, scalars)
 
     @abstractmethod
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:

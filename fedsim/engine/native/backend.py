@@ -199,6 +199,10 @@ def unfit(workload: Workload) -> Problem | None:
         )
     elif type(optimizer) is not SGD:
         fault = f"knows only optimizer=sgd, not {type(optimizer).__name__}"
+    elif optimizer.max_grad_norm is not None:
+        fault = "does not clip gradients (optimizer.max_grad_norm)"
+    elif data.augment is not None:
+        fault = "does not augment images (dataset.augment)"
     else:
         outputs = len(traveling(workload.model)[chain.layers[-1].weight])
         if outputs < data.num_classes:

@@ -2,7 +2,6 @@
 methods."""
 
 import re
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -178,10 +177,12 @@ def test_the_same_command_uses_the_choices_again(
     assert make_report([*words, "--names", "gpfl=GPFL", "--only", "random,gpfl"]) == 0
     assert make_report(words) == 0
     assert make_report([*words, "--only", ""]) == 0
-    narrow, again, wide = re.findall(r"Results\s+(run.*?)Means", capsys.readouterr().out, re.DOTALL)
-    assert re.findall(r"^  (\w+)  ", narrow, re.MULTILINE) == ["random", "GPFL"]
+    narrow, again, wide = re.findall(
+        r"Results: .*?\n(.*?)Times mean", capsys.readouterr().out, re.DOTALL
+    )
+    assert re.findall(r"^(\w+) +1 ", narrow, re.MULTILINE) == ["random", "GPFL"]
     assert again == narrow
-    assert re.findall(r"^  (\w+)  ", wide, re.MULTILINE) == ["random", "afl", "GPFL"]
+    assert re.findall(r"^(\w+) +1 ", wide, re.MULTILINE) == ["random", "afl", "GPFL"]
     for file in ("tables.md", "overview.tex", "report.html"):
         assert "GPFL" in (tmp_path / "report" / file).read_text()
     stored = yaml.safe_load((tmp_path / "report" / "report.yaml").read_text())
@@ -324,11 +325,11 @@ def test_the_best_of_each_setting_is_bold_and_the_caption_names_the_spread(tmp_p
             )
     write_run(tmp_path / "10", [0.9], [[0]], partition={"shards": 10})
     table = by_group("results", frame_of(tmp_path))
-    latex = replace(table, spread="sd").latex()
+    latex = table.with_spread("sd").latex()
     assert latex.count(r"\textbf") == 1
     assert r"\textbf{0.6100 $\pm$ 0.0100}" in latex
     assert r"& 0.5100 $\pm$ 0.0100 &" in latex
-    assert "with its standard deviation over seeds" in latex
+    assert r"\caption{Results: mean $\pm$ standard deviation over seeds." in latex
     assert [latex.count(rule) for rule in (r"\toprule", r"\midrule", r"\bottomrule")] == [1, 1, 1]
-    assert "with its 95 % interval" in table.markdown()
+    assert "### Results: mean [95 % interval] over seeds" in table.markdown()
     assert "**0.6100 [0.5852, 0.6348]**" in table.markdown()

@@ -550,8 +550,10 @@ def labels_plot(divisions: Mapping[str, Ints]) -> Plot:
     figure, places = make_axes(len(divisions), 2.3)
     data = []
     for (title, histograms), place in zip(divisions.items(), places, strict=True):
+        spec = place.get_subplotspec()
+        assert spec is not None  # `make_axes` has placed it in a grid
         place.remove()
-        grid = place.get_subplotspec().subgridspec(2, 1, height_ratios=(2, 5), hspace=0)
+        grid = spec.subgridspec(2, 1, height_ratios=(2, 5), hspace=0)
         axes = figure.add_subplot(grid[1])
         totals = figure.add_subplot(grid[0], sharex=axes)
         order = np.lexsort((-histograms.max(1), histograms.argmax(1)))

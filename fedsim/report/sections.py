@@ -23,8 +23,6 @@ from fedsim.results.ranking import Comparison, compare
 from fedsim.results.runs import Run
 
 ASSETS = Path(__file__).parent / "assets"
-SPREAD_IN_TITLES = {"interval": "[95 % interval]", "sd": "± standard deviation"}
-"""What titles have after "mean", by the spread in the cells."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,14 +105,7 @@ def make_sections(material: Material) -> list[Section]:
     for make in section_makers().values():
         section = make(material)
         spread = material.presentation.spread
-        in_title = "[95 % interval]", SPREAD_IN_TITLES[spread]
-        tables, brief = (
-            [
-                replace(table, spread=spread, title=table.title.replace(*in_title))
-                for table in all_tables
-                if len(table.values)
-            ]
-            for all_tables in (section.tables, section.brief)
-        )
+        tables = [table.with_spread(spread) for table in section.tables if len(table.values)]
+        brief = [table.with_spread(spread) for table in section.brief if len(table.values)]
         sections.append(replace(section, tables=tables, brief=brief))
     return sections

@@ -6,7 +6,7 @@ The same table is printed on the terminal, and written as Markdown, LaTeX, CSV a
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -22,8 +22,8 @@ from fedsim.results.statistics import Difference, Mean, Median, Share
 
 MISSING = "-"
 """The text of a value that is not known."""
-SPREAD_WORDS = {"interval": "95 % interval", "sd": "standard deviation over seeds"}
-"""Names of what follows a mean."""
+SPREAD_WORDS = {"interval": "[95 % interval]", "sd": "± standard deviation"}
+"""What follows a mean, in titles and notes."""
 Format = Any
 """How a value is written: a format specification for numbers, or a function that returns a text."""
 
@@ -50,7 +50,7 @@ class Table:
     - `best`: the columns in which the highest estimate of each setting is bold.
     - `settings`: the setting of each row.
     - `spread`: what follows the mean of an estimate: its 95 % `interval`, or the `sd` over seeds.
-      The note says it where it has {spread}.
+      `with_spread` changes it.
     """
 
     name: str
@@ -156,15 +156,16 @@ class Table:
         """Return all columns as CSV, also the empty ones."""
         return csv_text(self.texts)
 
-    @property
-    def own_note(self) -> str:
-        """The note, which names the spread."""
-        return self.note.replace("{spread}", SPREAD_WORDS[self.spread])
+    def with_spread(self, spread: str) -> "Table":
+        """Return the table with another spread, which its title and note name."""
+        old, new = SPREAD_WORDS[self.spread], SPREAD_WORDS[spread]
+        title, note = self.title.replace(old, new), self.note.replace(old, new)
+        return replace(self, title=title, note=note, spread=spread)
 
     @property
     def full_note(self) -> str:
         """The note and the rules."""
-        return f"{self.own_note} {self.rules}".strip()
+        return f"{self.note} {self.rules}".strip()
 
 
 def make_frame(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> pd.DataFrame:

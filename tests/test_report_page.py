@@ -183,6 +183,15 @@ def test_what_would_make_the_page_too_large_is_left_out_and_the_page_says_so(
         assert [len(line["rounds"]) for line in panel["lines"]] == [10, 10]
 
 
+def test_a_reference_that_is_the_most_accurate_is_drawn_with_the_best_other_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for selector, accuracy in {"random": 0.9, "m1": 0.1, "m2": 0.3, "m3": 0.2}.items():
+        write_run(tmp_path, [accuracy] * 3, [[0]] * 3, choices={"selector": selector})
+    monkeypatch.setattr(contrasts, "MAX_LINES", 2)
+    assert sorted(drawn_runs(tmp_path)["method"]) == ["m2", "random"]
+
+
 def test_each_file_of_records_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_methods(tmp_path)
     folders: list[Path] = []

@@ -1,9 +1,14 @@
-"""Comparisons of methods within a setting, and the choice of the runs that figures show.
+"""Comparisons of methods with random selection, and the choice of the runs that figures show.
 
-A setting is one combination of data set, partition, model, and so on (`fedsim.results.frames`). In
-figures and on the page each method of a setting is a line, so that `lines` here are the runs of a
-setting by method. The reference is the method that another one is compared with: random selection
-where there is one. Imperfect clients have noisy labels, for example (config group `clients`).
+A report groups its runs in two steps. A *setting* is everything but the method and the seed: data
+set, partition, model and so on. A *method* is a selector with its parameters. `fedsim.results.frames`
+groups a frame of runs, which has a row for each run and the seeds as its index. Each method of a
+setting is one line of a figure, so `lines` maps the methods of a setting to their runs.
+
+The *reference* of a method is what it is compared with: random selection where a setting has it.
+*Imperfect clients* have wrong labels or send false updates (config group `clients`).
+
+The tables, the headline and the figures of a report call this module with all of its runs.
 """
 
 import math
@@ -33,9 +38,9 @@ from fedsim.results.statistics import (
 )
 
 MAX_LINES = 60
-"""Number of lines that figures and curves show, of all settings together."""
+"""Maximum number of lines in the figures of a report, over all settings together."""
 MIN_LINES_PER_SETTING = 2
-"""A setting that figures show has at least its reference and one other line."""
+"""Minimum number of lines for which a setting is shown: its reference and its best method."""
 Lines = Mapping[str, pd.DataFrame]
 """The runs of a setting by method."""
 
@@ -43,9 +48,9 @@ Lines = Mapping[str, pd.DataFrame]
 class Contrast(NamedTuple):
     """Final accuracy of a method minus that of its reference, paired by seed.
 
-    `difference` is None with fewer than two common seeds. `p_holm` is its p-value by Holm's
-    correction over all contrasts of a report, and `corrected` the interval that is corrected alike
-    (`Mean.corrected_interval`); nan without a difference.
+    `difference` is None if the two methods share fewer than two seeds. `p_holm` and `corrected` are
+    the p-value and the interval of the difference, both corrected by Holm's method over all
+    contrasts of a report (`statistics.corrected_alike`); nan without a difference.
     """
 
     setting: str
@@ -57,14 +62,14 @@ class Contrast(NamedTuple):
 
 
 class Preference(NamedTuple):
-    """How often a method chose imperfect clients.
+    """How often a method chose imperfect clients, compared with their share of all clients.
 
-    `chosen_share` is the mean over seeds of the share of the method's choices that went to
-    imperfect clients. `client_share` is the share of all clients that are imperfect.
-
-    `p_value` is of the one-sided test of the hypothesis that `chosen_share` is at most
-    `client_share`; nan with fewer than `MIN_SEEDS` seeds. `p_holm` is corrected over all methods
-    and settings of a report.
+    - `chosen_share` holds one number for each seed: the share of the method's choices that were
+      imperfect clients. It estimates their mean.
+    - `client_share` is the number of imperfect clients divided by the number of clients.
+    - `p_value` is small if the method chose imperfect clients more often than by chance: a
+      one-sided test against `client_share`. It is nan with fewer than `MIN_SEEDS` seeds.
+    - `p_holm` is `p_value` corrected by Holm's method over all methods and settings of a report.
     """
 
     setting: str
@@ -76,7 +81,10 @@ class Preference(NamedTuple):
 
 
 def main_reference(lines: Lines) -> str:
-    """Return the first method of a setting that is random selection, otherwise the first method."""
+    """Return the reference of a whole setting: its first method that is random selection.
+
+    Without random selection, it is the first method.
+    """
     for method, rows in lines.items():
         if selector_of(rows) == REFERENCE:
             return method
@@ -86,8 +94,10 @@ def main_reference(lines: Lines) -> str:
 def choose_reference(lines: Lines, method: str) -> str:
     """Return the method of a setting that `method` is compared with.
 
-    It is the random selection whose config is most like that of `method`. In a setting with random
-    selection alone, or without any, it is the first method. It can be `method` itself.
+    A setting may have several methods that are random selection, for example with different cohort
+    sizes. Then it is the one whose config is most like that of `method`. A random selection is its
+    own reference if other selectors are there to compare with it. If all methods are random
+    selection, they are compared with the first.
     """
     if all(selector_of(rows) == REFERENCE for rows in lines.values()):
         return main_reference(lines)
@@ -126,7 +136,7 @@ def preferences(runs: pd.DataFrame) -> list[Preference]:
     preferred = []
     for setting, rows in by_setting(runs).items():
         for method, members in by(rows, "method").items():
-            # Both measures are nan for runs that are not finished, and without imperfect clients.
+            # These measures are nan if a run is not finished, or if no client is imperfect.
             chosen_shares = measured(members, "imperfect_choices").dropna()
             if len(chosen_shares):
                 chosen_share = Estimate(tuple(chosen_shares), UNIT)
@@ -143,20 +153,22 @@ def preferences(runs: pd.DataFrame) -> list[Preference]:
 def runs_to_show(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs that figures and curves show.
 
-    If these have more than `MAX_LINES` lines, at most the first 30 settings are shown, in their
-    sorted order, each with its reference and its most accurate methods.
+    Each method of a setting is a line. If there are more than `MAX_LINES` lines in all, each setting
+    gets an equal number of them: one for its main reference, the others for its most accurate
+    methods. If that leaves fewer than `MIN_LINES_PER_SETTING`, only the first settings are shown.
     """
     finished = done(runs)
     settings = by_setting(finished)
     lines = {setting: by(rows, "method") for setting, rows in settings.items()}
     if sum(map(len, lines.values())) <= MAX_LINES:
         return finished
-    num_per_setting = max(MIN_LINES_PER_SETTING, MAX_LINES // len(lines))
-    num_settings = MAX_LINES // num_per_setting
+    lines_per_setting = max(MIN_LINES_PER_SETTING, MAX_LINES // len(lines))
+    num_settings = MAX_LINES // lines_per_setting
     shown = []
     for setting in list(lines)[:num_settings]:
-        methods = lines[setting]
-        shown_methods = {main_reference(methods), *by_accuracy(methods)[: num_per_setting - 1]}
+        reference = main_reference(lines[setting])
+        others = [method for method in by_accuracy(lines[setting]) if method != reference]
+        shown_methods = [reference, *others[: lines_per_setting - 1]]
         rows = settings[setting]
         shown.append(rows[rows["method"].isin(shown_methods)])
     return pd.concat(shown)

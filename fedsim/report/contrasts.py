@@ -1,8 +1,8 @@
 """Comparisons of methods with random selection, and the choice of the runs that figures show.
 
 A report groups its runs in two steps. A *setting* is everything but the method and the seed: data
-set, partition, model and so on. A *method* is a selector with its parameters. `fedsim.results.frames`
-groups a frame of runs, which has a row for each run and the seeds as its index. Each method of a
+set, partition, model and so on. A *method* is a selector with its parameters. The frame of runs
+(`fedsim.results.frames`) has a row for each run, and the seeds as its index. Each method of a
 setting is one line of a figure, so `lines` maps the methods of a setting to their runs.
 
 The *reference* of a method is what it is compared with: random selection where a setting has it.
@@ -153,9 +153,10 @@ def preferences(runs: pd.DataFrame) -> list[Preference]:
 def runs_to_show(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the finished runs that figures and curves show.
 
-    Each method of a setting is a line. If there are more than `MAX_LINES` lines in all, each setting
-    gets an equal number of them: one for its main reference, the others for its most accurate
-    methods. If that leaves fewer than `MIN_LINES_PER_SETTING`, only the first settings are shown.
+    Each method of a setting is a line. If there are more than `MAX_LINES` lines in all, each
+    setting gets an equal number of them: one for its main reference, the others for its most
+    accurate methods. If that leaves fewer than `MIN_LINES_PER_SETTING`, only the first settings
+    are shown.
     """
     finished = done(runs)
     settings = by_setting(finished)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fedsim.core.errors import FedsimError
+from fedsim.report.command import filtered
 from fedsim.results.runs import read_runs
 from tests.report_toys import make_report, two_methods, write_run
 
@@ -191,6 +192,17 @@ def test_a_report_of_some_of_the_runs(runs: Path, tmp_path: Path) -> None:
         where = ["--where", *words.split()]
         assert make_report([str(runs), "--no-figures", "--to", str(tmp_path), *where]) == 0
         assert len(json.loads((tmp_path / "summary.json").read_text())["groups"]) == rows
+
+
+@pytest.mark.parametrize("name", ["chest_xray", "parquet"])
+def test_data_at_a_path_are_found_by_their_name_and_by_their_choice(
+    tmp_path: Path, name: str
+) -> None:
+    choices = {"selector": "random", "dataset": "parquet"}
+    write_run(tmp_path, [0.1], [[0]], choices=choices, dataset={"path": "/data/chest_xray"})
+    write_run(tmp_path, [0.1], [[0]])
+    (run,) = filtered(read_runs(tmp_path), f"dataset={name}")
+    assert run.dataset == "chest_xray"
 
 
 def test_a_folder_without_runs_is_told(

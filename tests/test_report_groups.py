@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsim.report.summary import make_summary
-from fedsim.report.tables import pairs, pooled_pairs
+from fedsim.report.tables import by_group, pairs, pooled_pairs
 from fedsim.results.frames import NATIVE, by, by_setting, show_labels, sort_key
 from tests.report_toys import frame_of, rows_of, two_methods, write_run
 
@@ -172,6 +172,25 @@ def test_labels_show_choices_alone_and_the_last_part_of_keys_that_tells_them_apa
     assert show_labels(labels) == "partition.alpha=1 selector.alpha=2 rho=3"
     labels = {"local.schedule.lr": "1", "optimizer.schedule.lr": "2", "optimizer.lr": "3"}
     assert show_labels(labels) == "local.schedule.lr=1 optimizer.schedule.lr=2 optimizer.lr=3"
+
+
+def test_several_values_that_tell_groups_apart_have_a_column_each(tmp_path: Path) -> None:
+    for lr in (0.1, 0.5):
+        for queue in (0, 2):
+            pncs = {"_target_": "pncs", "queue_length": queue}
+            place, choices = tmp_path / str(queue), {"selector": "pncs"}
+            write_run(place, [0.1], [[0]], lr=lr, choices=choices, selector=pncs)
+    write_run(tmp_path, [0.1], [[0]], lr=0.1)
+    table = by_group("results", frame_of(tmp_path))
+    names = [[row["run"], row["lr"], row["queue_length"]] for row in rows_of(table)]
+    assert names == [
+        ["random", "-", "-"],
+        ["pncs", "0.1", "0"],
+        ["pncs", "0.1", "2"],
+        ["pncs", "0.5", "0"],
+        ["pncs", "0.5", "2"],
+    ]
+    assert list(table.shown)[:4] == ["run", "lr", "queue_length", "seeds"]
 
 
 def test_a_cell_stands_for_what_it_determines(tmp_path: Path) -> None:

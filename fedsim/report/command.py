@@ -218,9 +218,11 @@ def filtered(runs: Sequence[Run], word: str) -> list[Run]:
     texts = set()
     for run in runs:
         values = {**dict(leaves(run.config)), "code": run.code, **run.choices}
-        text = str(values.get(key))
-        texts.add(text)
-        if any(fnmatchcase(text, pattern) for pattern in patterns.split(",")):
+        names = {str(values.get(key))}
+        if key == "dataset":
+            names.add(str(run.dataset))
+        texts |= names
+        if any(fnmatchcase(text, pattern) for text in names for pattern in patterns.split(",")):
             matching.append(run)
     if not matching:
         known = listed(sorted(texts - {"None"}))

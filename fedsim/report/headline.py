@@ -52,7 +52,7 @@ def header_facts(runs: Sequence[Run]) -> dict[str, str]:
         environment = run.summary.get("environment", {})
         environments.add(", ".join(f"{name} {value}" for name, value in environment.items()))
     facts = {
-        "data set": listed(run.choices.get("dataset") for run in runs),
+        "data set": listed(run.dataset for run in runs),
         "partition": listed(run.choices.get("partition") for run in runs),
         "model": listed(run.choices.get("model") for run in runs),
         "clients (N)": listed(sorted({run.num_clients for run in runs})),

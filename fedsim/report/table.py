@@ -51,6 +51,7 @@ class Table:
     - `settings`: the setting of each row.
     - `spread`: what follows the mean of an estimate: its 95 % `interval`, or the `sd` over seeds.
       `with_spread` changes it.
+    - `num_names`: the number of first columns that may name the rows.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Table:
     best: Sequence[str] = ()
     settings: Sequence[str] = ()
     spread: str = "interval"
+    num_names: int = 2
 
     @cached_property
     def texts(self) -> pd.DataFrame:
@@ -90,7 +92,8 @@ class Table:
         columns, which name the rows, and as many others as fit without breaking a word.
         """
         names = list(self.shown)
-        lead = [name for name in names[:2] if set(map(number_in, self.values[name])) == {None}]
+        name_columns = names[: self.num_names]
+        lead = [name for name in name_columns if set(map(number_in, self.values[name])) == {None}]
         parts = [names]
         widths: dict[str, int] = {}
         if _width([max(map(len, [name, *self.shown[name]])) for name in names]) > options.max_width:
@@ -112,7 +115,7 @@ class Table:
             yield Text(printable_lines(self.full_note) + "\n", style="dim italic")
 
     def _part(self, names: list[str], widths: Mapping[str, int]) -> rich.table.Table:
-        """Return some columns for a terminal, the first two of all flush left.
+        """Return some columns for a terminal, those that name rows flush left.
 
         Columns of short cells have these `widths`, so that only their heads may be broken.
         """
@@ -120,7 +123,7 @@ class Table:
             box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
         )
         for name in names:
-            justify: Any = "left" if name in list(self.shown)[:2] else "right"
+            justify: Any = "left" if name in list(self.shown)[: self.num_names] else "right"
             is_short = self.shown[name].map(len).max() <= LONG_CELL
             width = widths.get(name) if is_short else None
             table.add_column(_on_screen(name), justify=justify, overflow="fold", width=width)
@@ -146,7 +149,9 @@ class Table:
         escaped = self.shown.rename(columns=_escape_latex).map(_escape_latex)
         return escaped.style.hide(axis="index").to_latex(
             hrules=True,
-            column_format="ll".ljust(num_columns, "r")[:num_columns],  # text, then numbers
+            column_format=("l" * self.num_names).ljust(num_columns, "r")[
+                :num_columns
+            ],  # text, then numbers
             position_float="centering",
             caption=_escape_latex(f"{self.title}. {self.full_note}"),
             label=f"tab:{self.name}",

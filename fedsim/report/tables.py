@@ -8,6 +8,7 @@ assets/tables.yaml.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ import pandas as pd
 import yaml
 
 from fedsim.core.arrays import Floats
-from fedsim.core.configs import YAML_LOADER
+from fedsim.core.configs import SYMBOLS, YAML_LOADER, short_names
 from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, PHASES
 from fedsim.report.contrasts import (
     choose_reference,
@@ -37,7 +38,16 @@ from fedsim.report.table import (
     show_p,
     show_reached,
 )
-from fedsim.results.frames import by, by_setting, done, first_run, is_setting, measured, show_labels
+from fedsim.results.frames import (
+    by,
+    by_setting,
+    done,
+    first_run,
+    is_setting,
+    is_value,
+    measured,
+    show_labels,
+)
 from fedsim.results.measures import (
     BYTES,
     PHASE_SECONDS,
@@ -253,7 +263,8 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
     finished = done(runs)
     # Measures are computed for all finished runs at once, and split by group.
     places = [np.flatnonzero(finished["group"] == group) for group in groups]
-    cells: dict[str, list[Any]] = {"run": list(groups)}
+    cells: dict[str, list[Any]] = name_columns(groups)
+    num_names = max(len(cells), 2)
     formats: dict[str, Format] = {SEEDS_COLUMN: _show_seeds}
     best: list[str] = []
     for title in BY_GROUP[name]:
@@ -276,7 +287,26 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
     rows = list(zip(*cells.values(), strict=True))
     table = make_table(name, list(cells), rows, formats)
     settings = [rows["setting"].iloc[0] for rows in groups.values()]
-    return replace(table, best=best, settings=settings)
+    return replace(table, best=best, settings=settings, num_names=num_names)
+
+
+def name_columns(groups: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
+    """Return the columns that name the groups.
+
+    Several config values that tell groups apart have a column each, and are cut out of the names.
+    """
+    labels = [rows["labels"].iloc[0] for rows in groups.values()]
+    heads = short_names(key for label in labels for key in label if is_value(key))
+    if len(heads) < 2:
+        return {"run": list(groups)}
+    names = []
+    for group, label in zip(groups, labels, strict=True):
+        for key in heads.keys() & label.keys():
+            word = re.escape(f"{SYMBOLS.get(key, key).rpartition('.')[2]}={label[key]}")
+            group = re.sub(rf"(^|(?<= ))[\w./]*{word}( |$)", "", group)
+        names.append(group.strip())
+    columns = {head: [label.get(key, MISSING) for label in labels] for key, head in heads.items()}
+    return {"run": names, **columns}
 
 
 def _show_seeds(counts: tuple[int, int]) -> str:

@@ -56,6 +56,8 @@ DECISIVE: dict[str, Any] = {
     "device": "cpu",
     "local.epochs": 9,
     "server.validation_fraction": 0.2,
+    "final_window": 5,
+    "stop_at": 0.8,
     "dataset.mean": [0.1],
     "partition.x": 9,
     "availability.x": 1,

@@ -1,7 +1,9 @@
 """Results to the last bit, recorded before a change of structure and compared after it.
 
-    uv run python -m tests.goldens record      # before uv run python -m tests.goldens compare     #
-    after; a third of it is in tests/test_goldens.py, all with -m slow
+    uv run python -m tests.goldens record      # before
+    uv run python -m tests.goldens compare     # after
+
+tests/test_goldens.py compares a part of the cases by default, and all of them with -m slow.
 
 A case is a selector, a setting (model, optimiser, partition of the digits) and a backend: 12
 rounds, hashed into ids, ledger and parameters. Sums of floating-point numbers depend on the
@@ -171,7 +173,8 @@ def outcomes(setting: str, backend: str, share: int = 1) -> Iterator[tuple[str, 
     """Cases of a setting and a backend by name: all, or those of every `share`-th selector, of each
     backend others."""
     torch.set_num_threads(1)
-    first = (list(SETTINGS).index(setting) + BACKENDS.index(backend)) % share
+    number = list(SETTINGS).index(setting) * len(BACKENDS) + BACKENDS.index(backend)
+    first = number % share
     for selector, job in list(compositions(setting).items())[first::share]:
         config = fitted(copy.deepcopy(job.config))
         config["engine"] = engine_nodes()[backend]

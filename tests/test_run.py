@@ -69,7 +69,7 @@ def test_a_job_of_a_sweep_equals_the_same_job_alone(
     assert fedsim("-m", "selector=random,rpow_d", "seed=0,1", "name=sweep") == 0
     table = capsys.readouterr().out
     assert "4 jobs" in table
-    assert "over seeds" in table
+    assert "over the seeds" in table
     assert "rpow_d" in table
     assert len(folders(tmp_path)) == 4
     for selector in ("rpow_d", "random"):

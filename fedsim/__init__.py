@@ -47,6 +47,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> "Any":
+    if name == "flower":  # a room of its own, which needs Flower
+        from importlib import import_module
+
+        return import_module("fedsim.flower")
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from fedsim.api import experiments, results

@@ -126,10 +126,10 @@ def test_running_statistics_are_no_parameters_for_the_aggregator() -> None:
     division = build(run).division
     streams = assembly.Streams(0)
     data = assembly.prepare(run)
-    simulation = assembly._simulation(
+    components = assembly.components_of(
         run.config, run.settings, run.local, data, division, model, streams
     )
-    assert simulation.components.aggregator.buffers == {"1.running_mean", "1.running_var"}
+    assert components.aggregator.buffers == {"1.running_mean", "1.running_var"}
 
 
 # --- prepared data ---

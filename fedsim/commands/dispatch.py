@@ -46,6 +46,7 @@ COMMANDS = {
     ),
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
+    "flower": ("fedsim.flower.command", "writes an app for Flower, which runs on real nodes"),
     "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
 }
 """The module of each command, and what it does in a line.
@@ -84,7 +85,6 @@ Options
   --config-dir DIR  a folder with choices of your own, DIR/selector/mine.yaml
   --cfg job         print the config that the values make
   --version         print the version of fedsim
-
 Docs: README.md and docs/ of the repository; conf/ explains every value"""
 
 

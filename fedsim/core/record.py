@@ -39,6 +39,9 @@ class Record:
     `dropped_updates` the number of updates that held one. `epsilon`, which only private runs have,
     covers the differential privacy of all rounds until now. `learning_rate` is the rate of the
     round's local training; records of earlier versions lack it.
+
+    Runs on real nodes (`fedsim.flower`) have `late`, and the bytes that crossed the network next to
+    those of the ledger: `wire_bytes_down` and `wire_bytes_up`.
     """
 
     round: int
@@ -76,12 +79,14 @@ class Record:
     client_accuracy_never_selected: float | None = None
     epsilon: float | None = None
     learning_rate: float | None = None
+    wire_bytes_down: int | None = None
+    wire_bytes_up: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields in order, without those that do not apply to the run."""
         values = asdict(self)
-        if self.late is None:
-            for name in CLOCK_FIELDS:
+        for name in (*CLOCK_FIELDS, *WIRE_FIELDS):
+            if values[name] is None:
                 del values[name]
         if self.client_accuracy_mean is None:
             for name in CLIENT_ACCURACY_FIELDS:
@@ -118,7 +123,9 @@ CLOCK_FIELDS = (
     "simulated_time",
     "late",
 )
-"""Fields that only runs with a simulated clock have."""
+"""Fields that only runs with a simulated clock have; `late` also runs on real nodes."""
+WIRE_FIELDS = ("wire_bytes_down", "wire_bytes_up")
+"""Fields that only runs on real nodes have, and that summary.json adds up."""
 CLIENT_ACCURACY_FIELDS = tuple(f"client_accuracy_{name}" for name in CLIENT_ACCURACY_MEASURES)
 """Fields that only runs with `client_accuracy` have."""
 

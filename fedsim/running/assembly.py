@@ -124,7 +124,8 @@ def build(plan: Plan) -> Experiment:
         raise DataError(f"local.holdout_fraction={fraction}: {fault}; {remedy}")
     # 3. Everything that acts in a round.
     model = model.to(data.y.device)
-    simulation = _simulation(plan.config, settings, plan.local, data, division, model, streams)
+    components = components_of(plan.config, settings, plan.local, data, division, model, streams)
+    simulation = Simulation(components, initial(model))
     return Experiment(simulation, division, model, data.source)
 
 
@@ -158,7 +159,7 @@ def _streams(plan: Plan) -> Streams:
     return Streams(settings.seed, settings.partition_seed, init_seed)
 
 
-def _simulation(
+def components_of(
     config: Mapping[str, Any],
     settings: RunSettings,
     local: LocalSettings,
@@ -166,8 +167,8 @@ def _simulation(
     division: Division,
     model: nn.Module,
     streams: Streams,
-) -> Simulation:
-    """Build everything that acts in a round, and return the simulation before round 1.
+) -> Components:
+    """Build everything that acts in a round.
 
     `settings` and `local` are the checked values of the config, whose groups describe the objects.
     `model` is the server's, on the device.
@@ -207,7 +208,6 @@ def _simulation(
     workload = Workload(model, client_data, optimizer, total_steps)
 
     # 3. Build the parts that need the population, the model or the workload.
-    params = initial(model)
     trained = trained_names(model)
     accuracy_measure = None
     if settings.client_accuracy is not None:
@@ -219,7 +219,7 @@ def _simulation(
     unfit = selector.unfit_for(trained)
     if unfit is not None:
         check(unfit.within("selector"))
-    untrained = frozenset(params) - frozenset(trained)
+    untrained = frozenset(initial(model)) - frozenset(trained)
     aggregator = _part(config, "aggregator", Aggregator, untrained)
 
     def build_backend(workload: Workload) -> Backend:
@@ -238,7 +238,7 @@ def _simulation(
         return initial(own_model.to(data.y.device))
 
     # 4. Put all parts together.
-    components = Components(
+    return Components(
         engine=Engine(backend, workload, work, streams),
         population=population,
         selector=selector,
@@ -254,7 +254,6 @@ def _simulation(
         behaviour=behaviour,
         local_algorithm=local_algorithm,
     )
-    return Simulation(components, params)
 
 
 def _part(config: Mapping[str, Any], group: str, base: type[T], *runtime: Any) -> T:

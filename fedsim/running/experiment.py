@@ -16,7 +16,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -59,10 +59,16 @@ UNWATCHED = Watch()
 """A watch that does nothing."""
 
 
-def execute(plan: Plan, lane: Lane | None = None, watch: Watch = UNWATCHED) -> Outcome:
+def execute(
+    plan: Plan,
+    lane: Lane | None = None,
+    watch: Watch = UNWATCHED,
+    build: Callable[[Plan], Experiment] = build,
+) -> Outcome:
     """Run `plan`, resume it from its checkpoint, or return the outcome that its folder records.
 
-    `lane` is given if the run trains together with others. `watch` learns of every round.
+    `lane` is given if the run trains together with others. `watch` learns of every round. `build`
+    makes the simulation of the plan.
 
     Raises a `FedsimError` that is found before round 1, `HeldError` if another process is running
     the plan, and KeyboardInterrupt or `Preempted` after a signal. All other errors are in the

@@ -14,6 +14,7 @@ from fedsim.core.record import (
     FINAL_WINDOW,
     LAST_FIELDS,
     TOTAL_FIELDS,
+    WIRE_FIELDS,
     Record,
     mean_of_last,
 )
@@ -46,11 +47,15 @@ def totals_of(
     if records:
         last = records[-1]
         totals |= {name: getattr(last, name) for name in LAST_FIELDS}
-        if last.late is not None:  # the run has a simulated clock
+        if last.simulated_time is not None:
             totals["simulated_seconds"] = last.simulated_time
+        if last.late is not None:
             totals["late_updates"] = sum(len(record.late or ()) for record in records)
         if last.epsilon is not None:  # the aggregator is differentially private
             totals["epsilon"] = last.epsilon
+        if last.wire_bytes_down is not None:  # the run is on real nodes
+            for name in WIRE_FIELDS:
+                totals[name] = sum(getattr(record, name) for record in records)
     sums = {name: sum(getattr(record, name) for record in records) for name in TOTAL_FIELDS}
     totals["totals"] = sums
     return totals

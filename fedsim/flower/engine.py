@@ -1,0 +1,168 @@
+"""The engine of a deployed run: it asks nodes where the simulator's engine computes.
+
+The server has no samples of clients. So a position of a client's sample is a number alone: client k
+has the next n_k positions after those of client k - 1.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from torch import Tensor
+
+from fedsim.core.arrays import Floats, Ints
+from fedsim.core.types import Cohort, Correction, Evaluation, Ids, Params
+from fedsim.engine.engine import Engine
+from fedsim.flower.messages import ACCURACIES, GRADIENTS, LOSSES, TRAIN, packed, unpacked
+from fedsim.flower.nodes import LOG, Answers, Nodes
+
+
+class RemoteEngine(Engine):
+    """Trains and evaluates clients by messages to their `nodes`.
+
+    `local` is the simulator's engine of the run, without the clients' samples: it evaluates models
+    on those of the server. `client_work` describes the work of clients (`messages.engine_of`).
+    """
+
+    def __init__(self, local: Engine, nodes: Nodes, client_work: str) -> None:
+        super().__init__(local.backend, local.workload, local.work, local._streams)
+        self.nodes = nodes
+        self._client_work = client_work
+        self._ends = np.cumsum(self._sizes)
+        self.silent: set[int] = set()
+        """Clients that were asked to train in this round and sent no usable update."""
+
+    @property
+    def description(self) -> str:
+        """What trains and what evaluates on the server, for the summary."""
+        return f"flower, {len(self._sizes)} nodes; at the server {super().description}"
+
+    def train(
+        self,
+        params: Params,
+        ids: Ids,
+        round: int,
+        lr: float,
+        start: Sequence[Params] | None = None,
+        correction: Correction | None = None,
+    ) -> Cohort:
+        """Let clients train. Those that send no usable update become `silent`.
+
+        The update of a silent client is zero, and its losses are nan; the round loop drops it.
+        `start` is not supported.
+        """
+        correction = correction or Correction()
+        # 1. Ask.
+        model = packed(params)
+        contents = []
+        for row in range(len(ids)):
+            content = self._content(model, round=round, lr=lr, pull=correction.pull)
+            if correction.shift is not None:
+                rows = correction.shift.items()
+                content["shift"] = packed({name: value[row] for name, value in rows})
+            contents.append(content)
+        clients = ids.tolist()
+        answers = self.nodes.ask(clients, TRAIN, contents)
+        # 2. Read the answers.
+        updates = []
+        for client, answer in zip(clients, answers, strict=True):
+            update = self._arrays(client, answer, params)
+            if update is None:
+                self.silent.add(client)
+                update = {name: torch.zeros_like(value) for name, value in params.items()}
+            updates.append(update)
+        # 3. Put them together. The server knows how much work it has asked for.
+        sizes = self._sizes[ids]
+        return Cohort(
+            ids=ids,
+            sizes=sizes,
+            start=params,
+            delta={name: torch.stack([update[name] for update in updates]) for name in params},
+            loss=_numbers(answers, "training_loss"),
+            rms_loss=_numbers(answers, "squared_loss"),
+            steps=np.array([self.work.num_steps(size) for size in sizes.tolist()], np.int64),
+            trained=self.trained,
+            samples=np.array([self.work.num_samples(size) for size in sizes.tolist()], np.int64),
+        )
+
+    def losses(self, params: Params, positions: Sequence[Ints]) -> Floats:
+        """Return the mean loss of each list of positions; nan for clients that do not answer."""
+        return _numbers(self._ask(LOSSES, params, positions)[1], "value")
+
+    def accuracies(self, params: Params, positions: Sequence[Ints]) -> Floats:
+        """Return the accuracy of each list of positions; nan for clients that do not answer."""
+        return _numbers(self._ask(ACCURACIES, params, positions)[1], "value")
+
+    def client_gradients(
+        self,
+        params: Params,
+        positions: Sequence[Ints],
+        names: Sequence[str] | None = None,
+    ) -> Iterator[Tensor]:
+        """Yield the gradient of each list of positions; zeros for clients that do not answer."""
+        names = list(self.trained if names is None else names)
+        zeros = torch.zeros(sum(params[name].numel() for name in names))
+        clients, answers = self._ask(GRADIENTS, params, positions, names=names)
+        for client, answer in zip(clients, answers, strict=True):
+            arrays = self._arrays(client, answer, {"gradient": zeros})
+            yield zeros if arrays is None else arrays["gradient"]
+
+    def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
+        """Evaluate `params` on samples of the server, or by the clients if it has none.
+
+        The values of clients that answer count by their numbers of samples.
+        """
+        if len(y):
+            return super().evaluate(params, x, y)
+        accuracies = self.accuracies(params, self.data.evaluate)
+        losses = self.losses(params, self.data.evaluate)
+        sizes = np.where(np.isnan(accuracies + losses), 0, self._sizes)
+        weights = sizes / max(sizes.sum(), 1)
+        return Evaluation(
+            float(np.nansum(weights * accuracies)), float(np.nansum(weights * losses))
+        )
+
+    def _ask(
+        self, kind: str, params: Params, positions: Sequence[Ints], **request: Any
+    ) -> tuple[list[int], Answers]:
+        """Ask a client about each list of positions; return the clients and their answers."""
+        model = packed(params)
+        clients = []
+        contents = []
+        for list_of_one in positions:
+            client = int(np.searchsorted(self._ends, list_of_one[0], side="right"))
+            first = self._ends[client] - self._sizes[client]
+            if not np.array_equal(list_of_one, np.arange(first, self._ends[client])):
+                request["positions"] = (list_of_one - first).tolist()
+            clients.append(client)
+            contents.append(self._content(model, **request))
+        return clients, self.nodes.ask(clients, kind, contents)
+
+    def _content(self, model: Any, **request: Any) -> RecordDict:
+        record = ConfigRecord({"work": self._client_work, **request})
+        return RecordDict({"model": model, "request": record})
+
+    def _arrays(self, client: int, answer: RecordDict | None, like: Params) -> Params | None:
+        """Return the tensors of an answer; None if they do not have the form of those in `like`."""
+        if answer is None:
+            return None
+        tensors = unpacked(answer, "arrays", self.data.y.device)
+        if _forms(tensors) == _forms(like):
+            return {name: tensors[name] for name in like}
+        LOG.warning("client %d is ignored: %s instead of %s", client, _forms(tensors), _forms(like))
+        return None
+
+
+def _forms(tensors: Params) -> dict[str, str]:
+    return {name: f"{value.dtype} {list(value.shape)}" for name, value in tensors.items()}
+
+
+def _numbers(answers: Answers, name: str) -> Floats:
+    """Return a number of each answer; nan where there is none."""
+    values = []
+    for answer in answers:
+        numbers: Any = {} if answer is None else answer.metric_records["numbers"]
+        values.append(numbers.get(name, np.nan))
+    return np.array(values, np.float64)

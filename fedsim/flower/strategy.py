@@ -1,0 +1,224 @@
+"""The server's side: a Flower strategy that runs fedsim's round loop over the nodes of a Grid."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+from safetensors.torch import load_file
+from torch import nn
+
+from fedsim.api.experiments import compose
+from fedsim.clients.context import LabelledSamples, RoundContext, Signal
+from fedsim.clients.server import ServerData
+from fedsim.config.build import instantiate
+from fedsim.config.plan import Plan, hash_config
+from fedsim.core.errors import FedsimError, Problem, check, rule
+from fedsim.core.record import Record
+from fedsim.core.rng import Streams
+from fedsim.core.types import ClientPositions, Cohort, Params, Population, Weights, keep_rows
+from fedsim.engine.model import initial
+from fedsim.flower.engine import RemoteEngine
+from fedsim.flower.messages import ANSWERS, packed
+from fedsim.flower.nodes import LOG, Nodes
+from fedsim.partitions.division import Division
+from fedsim.results.files import MODEL
+from fedsim.rounds.loop import Arrivals, Components, Simulation
+from fedsim.running.assembly import Experiment, PreparedData, components_of
+from fedsim.running.experiment import execute
+from fedsim.selectors.base import Selector
+
+NOBODY = np.empty(0, np.int64)
+
+
+class Selecting(Strategy):
+    """A Flower strategy in which a selector and an aggregator of fedsim choose.
+
+    `words` are overrides as on fedsim's command line: the selector, the aggregator, the local
+    work, `num_clients` and `num_rounds`. `model` is the server's model, and `server` holds its
+    samples, as the model takes them. Without them, the clients evaluate the model. Raises
+    `ConfigError` if the words are wrong or do not fit a deployment.
+
+    A round has as many exchanges with nodes as the selector asks questions, so fedsim's loop runs
+    the rounds. Its files are those of a simulated run, with the choice `engine=flower`.
+    """
+
+    def __init__(
+        self,
+        *words: str,
+        model: nn.Module,
+        server: ServerData | None = None,
+    ) -> None:
+        (self.simulated,) = compose(words)
+        """The plan of the same run in the simulator."""
+        self.plan = _deployed(self.simulated, words, model)
+        """The plan of this run."""
+        self.model = model
+        self.server = server
+        check(*_unfit(self.simulated))
+
+    def start(self, grid: Grid, timeout: float = 3600) -> Result:  # type: ignore[override]
+        """Run all rounds, or those that are missing in the run's folder; return the final model.
+
+        The server waits `timeout` seconds for the answers to a question, and for all nodes before
+        round 1. A client without an answer in this time is late. Raises `FedsimError` if the run
+        cannot begin or fails.
+        """
+        self.summary()
+        self.grid = grid
+        self.timeout = timeout
+        outcome = execute(self.plan, build=self._build)
+        if outcome.status not in ("done", "diverged"):
+            raise FedsimError(outcome.summary["error"]) from outcome.cause
+        return Result(arrays=packed(load_file(self.plan.folder / MODEL)))
+
+    def summary(self) -> None:
+        """Log the selector and the folder of the run."""
+        LOG.info("fedsim: selector=%s, %s", self.plan.choices["selector"], self.plan.folder)
+
+    def _only_start(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("a selector may ask nodes several times a round: call start")
+
+    configure_train = aggregate_train = configure_evaluate = aggregate_evaluate = _only_start
+
+    def _build(self, plan: Plan) -> Experiment:
+        """Wait for the nodes, and build the run from what they say about themselves."""
+        settings = plan.settings
+
+        # 1. Find out what the clients have.
+        population = Population(np.ones(settings.num_clients, np.int64), settings.cohort_size, 1)
+        needs = instantiate(settings.selector, Selector, "selector", population).needs
+        asks_labels = Signal.LABEL_COUNTS in needs
+        nodes = Nodes(self.grid, settings.num_clients, self.timeout, asks_labels=asks_labels)
+        nodes.wait_for_all()
+        facts = [nodes.facts[client] for client in range(settings.num_clients)]
+        check(*self._unanswered(needs, facts))
+        sizes = np.array([fact["samples"] for fact in facts], np.int64)
+        num_classes = max(fact["classes"] for fact in facts)
+        shape = tuple(facts[0]["shape"])
+        # A client that tells no label counts has label 0 only. No selector then sees labels.
+        labels = [np.empty(0, np.int64)]
+        for fact in facts:
+            counts = fact.get("label_counts", [fact["samples"]])
+            labels.append(np.repeat(np.arange(len(counts)), counts))
+
+        # 2. Build the components of the simulator around data that are elsewhere.
+        positions = ClientPositions(np.arange(sizes.sum()), sizes)
+        nothing = ClientPositions(NOBODY, np.zeros_like(sizes))
+        no_histograms = np.zeros((len(sizes), num_classes), np.int64)
+        division = Division(positions, nothing, NOBODY, NOBODY, no_histograms)
+        no_samples = torch.empty(0, *shape)
+        server = self.server or ServerData(LabelledSamples(no_samples, no_samples.long()))
+        y = torch.from_numpy(np.concatenate(labels))
+        source = {"fingerprint": None, "sha256": None}
+        data = PreparedData(no_samples, y, server.test, num_classes, shape, None, source)
+        config = self.simulated.config
+        streams = Streams(settings.seed)
+        components = components_of(
+            config, settings, plan.local, data, division, self.model, streams
+        )
+
+        # 3. Replace the engine that computes by one that asks.
+        work = {
+            "seed": settings.seed,
+            "num_classes": num_classes,
+            "total_steps": components.engine.workload.total_steps,
+        }
+        for key in ("local", "optimizer", "engine"):
+            work[key] = config[key]
+        engine = RemoteEngine(components.engine, nodes, json.dumps(work))
+        components = replace(components, engine=engine, server_data=server)
+        simulation = Deployment(components, initial(self.model), engine)
+        return Experiment(simulation, division, self.model, source)
+
+    def _unanswered(
+        self, needs: frozenset[Signal], facts: list[Mapping[str, Any]]
+    ) -> Iterator[Problem | None]:
+        """Yield a problem for each signal that the selector needs and somebody does not give."""
+        if self.server is None:
+            needs |= {Signal.LOSSES, Signal.ACCURACIES}
+        selector = self.plan.choices["selector"]
+        for signal, cost in ANSWERS.items():
+            silent = [fact["client"] for fact in facts if signal not in fact["answers"]]
+            fault = f"needs '{signal}', which the client apps of {silent} do not answer"
+            remedy = f"client_app(..., answers=[..., '{signal}']): it takes {cost}"
+            yield rule(signal not in needs or not silent, "selector", selector, fault, remedy)
+        for signal in (Signal.TEST, Signal.VALIDATION, Signal.PUBLIC):
+            is_met = signal not in needs or getattr(self.server, signal, None) is not None
+            fault = f"needs '{signal}', of which the server has no samples"
+            yield rule(is_met, "selector", selector, fault, f"ServerData({signal}=...)")
+
+
+def _deployed(plan: Plan, words: tuple[str, ...], model: nn.Module) -> Plan:
+    """Return the plan of a run that is the run of `plan` on nodes, with a folder of its own.
+
+    Data, their division and the model are those of the config only if the words choose them.
+    """
+    typed = {word.partition("=")[0] for word in words}
+    config = dict(plan.config, engine={"name": "flower", "clients": plan.config["engine"]})
+    choices = dict(plan.choices, engine="flower")
+    mine = {"dataset": "nodes", "partition": "nodes", "model": type(model).__name__}
+    for group in mine.keys() - typed:
+        config[group] = {"name": mine[group]}
+        choices[group] = mine[group]
+    digest = hash_config(config)
+    name = f"flower-{choices['selector']}-s{plan.settings.seed}-{digest[:8]}"
+    folder = plan.folder.with_name(name)
+    return replace(plan, config=config, choices=choices, config_hash=digest, folder=folder)
+
+
+def _unfit(plan: Plan) -> Iterator[Problem | None]:
+    """Yield what the words ask for and only the simulator can do."""
+    settings = plan.settings
+    simulated = {
+        "clients": settings.clients,
+        "client_accuracy": settings.client_accuracy,
+        "init_seed": "per_client" if settings.init_seed == "per_client" else None,
+        "local.holdout_fraction": plan.local.holdout_fraction,
+    }
+    for key, value in simulated.items():
+        yield rule(not value, key, value, "only the simulator can do that", "leave it out")
+
+
+class Deployment(Simulation):
+    """The round loop over nodes: only connected clients are available, and silent ones are late."""
+
+    def __init__(self, components: Components, params: Params, engine: RemoteEngine) -> None:
+        super().__init__(components, params)
+        self.engine = engine
+
+    def step(self) -> Record:
+        """Run the next round, and return its record with what was measured on the network."""
+        nodes = self.engine.nodes
+        nodes.refresh()
+        nodes.bytes_down = nodes.bytes_up = 0
+        self.engine.silent.clear()
+        record = super().step()
+        silent = self.engine.silent.intersection(record.selected)
+        return replace(
+            record,
+            late=sorted(silent.union(record.late or ())),
+            wire_bytes_down=nodes.bytes_down,
+            wire_bytes_up=nodes.bytes_up,
+        )
+
+    def _context(self, t: int) -> RoundContext:
+        context = super()._context(t)
+        connected = list(self.engine.nodes.node_of)
+        return replace(context, available=np.intersect1d(context.available, connected))
+
+    def _arrivals(
+        self, context: RoundContext, cohort: Cohort, weights: Weights, asking_seconds: float
+    ) -> Arrivals:
+        """Take out the silent clients; the simulator decides about the others."""
+        answered = ~np.isin(cohort.ids, list(self.engine.silent))
+        context.ledger.uploaded.difference_update(cohort.ids[~answered].tolist())
+        if not answered.any():
+            return Arrivals(late=cohort.ids)
+        if not answered.all():
+            cohort, weights = keep_rows(cohort, weights, answered)
+        return super()._arrivals(context, cohort, weights, asking_seconds)

@@ -1,0 +1,391 @@
+"""Runs over nodes of Flower against the simulator: equal choices, equal ledgers, equal bits."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from argparse import Namespace
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Message
+
+from fedsim import load_runs, run_experiment
+from fedsim.api.experiments import compose
+from fedsim.config.plan import Plan
+from fedsim.core.errors import ConfigError, FedsimError
+from fedsim.flower import Example, command, example, strategy
+from fedsim.flower.messages import engine_of, packed
+from tests.clocks import NEED_A_CLOCK
+from tests.flower_grid import LocalGrid, through_bytes
+from tests.flower_runs import RUN, Run, grid_of, on_nodes, simulated
+from tests.goldens import SELECTORS
+
+SERVER = ("server.validation_fraction=0.1", "server.public_samples=20")
+DATA = {
+    "images of digits": (
+        "dataset=digits",
+        "partition=shards",
+        "model=logistic",
+        "local.batch_size=64",
+    ),
+    "writers": (
+        "dataset=femnist_generated",
+        "dataset.num_writers=10",
+        "dataset.samples_per_writer=30",
+        "dataset.test_samples=50",
+        "partition=natural",
+        "partition.min_samples=1",
+        "model=logistic",
+    ),
+    "clients of unequal size": (
+        "dataset=synthetic",
+        "dataset.num_owners=10",
+        "dataset.samples_per_owner=30",
+        "dataset.size_deviation=0.7",
+        "dataset.test_samples=60",
+        "partition=natural",
+        "partition.min_samples=1",
+        "model=logistic",
+    ),
+}
+UNEQUAL = (*DATA["clients of unequal size"], "dataset.num_owners=6")
+METHODS = {
+    "scaffold": ("local_algorithm=scaffold",),
+    "fedprox": ("local_algorithm=fedprox", "local_algorithm.mu=0.1"),
+    "by_size": ("aggregator=by_size",),
+    "uniform": ("aggregator=uniform",),
+}
+COUNTED = (
+    "contacted",
+    "trained",
+    "uploaded",
+    "bytes_down",
+    "bytes_up",
+    "forward_samples",
+    "train_samples",
+    "server_forward_samples",
+    "participation_ratio",
+    "test_accuracy",
+)
+
+
+def assert_equal_to_the_simulator(*words: str) -> None:
+    example = Example(*RUN, *words)
+    deployed = on_nodes(example, grid_of(example), *RUN, *words)
+    records, params = simulated(example)
+    chosen = [record["selected"] for record in deployed.records]
+    assert chosen == [record.selected for record in records]
+    for record, expected in zip(deployed.records, records, strict=True):
+        for name in COUNTED:
+            assert record[name] == getattr(expected, name), (record["round"], name)
+    for name, value in params.items():
+        assert torch.equal(deployed.model[name], value), name
+
+
+def words_of(selectors: Sequence[str]) -> list[str]:
+    """What the selectors need in addition; all of `selectors` need the same."""
+    words = [f"selector={','.join(selectors)}", *SERVER, "num_clients=10"]
+    if set(selectors) & set(NEED_A_CLOCK):
+        words.append("system=lognormal")
+    if "pncs_two" in selectors:  # its layers are those of another model
+        words.append("selector.layers=null")
+    return words
+
+
+def plans_of(data: str, selectors: Sequence[str]) -> dict[str, Plan]:
+    """The plans of selectors on a data set. To compose them together is faster."""
+    with_clock = [name for name in selectors if name in NEED_A_CLOCK]
+    two_layers = [name for name in selectors if name == "pncs_two"]
+    plain = [name for name in selectors if name not in (*with_clock, *two_layers)]
+    groups = [plain, with_clock, two_layers]
+    composed = {}
+    for group in filter(None, groups):
+        for plan in compose([*RUN, *DATA[data], *words_of(group)]):
+            composed[plan.choices["selector"]] = plan
+    return composed
+
+
+def assert_plan_is_equal(data: str, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (example, strategy):
+        monkeypatch.setattr(module, "compose", lambda words: [plan])
+    assert_equal_to_the_simulator(*DATA[data])
+
+
+TURNS = {data: SELECTORS[turn :: len(DATA)] for turn, data in enumerate(DATA)}
+"""The selectors of each data set in the fast test."""
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, Plan]:
+    composed = {}
+    for data, selectors in TURNS.items():
+        composed |= plans_of(data, selectors)
+    return composed
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("selector", SELECTORS)
+def test_every_selector_chooses_on_nodes_as_in_the_simulator(
+    selector: str, plans: dict[str, Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (data,) = (data for data, selectors in TURNS.items() if selector in selectors)
+    assert_plan_is_equal(data, plans[selector], monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("data", DATA)
+def test_every_selector_chooses_as_in_the_simulator_on_all_data_sets(
+    data: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for plan in plans_of(data, SELECTORS).values():
+        assert_plan_is_equal(data, plan, monkeypatch)
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_of_training_and_aggregation_are_those_of_the_simulator(method: str) -> None:
+    assert_equal_to_the_simulator(*UNEQUAL, *METHODS[method])
+
+
+class Faulty(LocalGrid):
+    """A Grid whose `spoil` changes the answers to training; it gets the round and the client."""
+
+    def __init__(self, grid: LocalGrid, spoil: Any) -> None:
+        self.__dict__.update(grid.__dict__)
+        self.spoil = spoil
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        replies = list(super().send_and_receive(messages, timeout=timeout))
+        if messages[0].metadata.message_type != "train":
+            return replies
+        round = messages[0].content.config_records["request"]["round"]
+        spoiled = []
+        for reply, message in zip(replies, messages[::-1], strict=True):
+            client = message.metadata.dst_node_id - 1000
+            spoiled += self.spoil(round, client, reply)
+        return spoiled
+
+
+def run_with(spoil: Any, *words: str) -> Run:
+    """Run all clients in 3 rounds; `spoil` returns the replies that arrive in place of one."""
+    words = (*RUN, *UNEQUAL, "selector=full", "num_rounds=3", *words)
+    example = Example(*words)
+    return on_nodes(example, Faulty(grid_of(example), spoil), *words)
+
+
+def changed(reply: Message, change: Any) -> Message:
+    """The reply with each array replaced by `change` of it."""
+    arrays = reply.content.array_records["arrays"]
+    tensors = {name: change(torch.tensor(a.numpy())) for name, a in arrays.items()}
+    reply.content["arrays"] = packed(tensors)
+    return reply
+
+
+def late_in(run: Run) -> list[list[int]]:
+    return [record["late"] for record in run.records]
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_client_that_sends_nothing_is_late_and_not_uploaded() -> None:
+    run = run_with(lambda t, client, reply: [] if (t, client) == (2, 4) else [reply])
+    assert late_in(run) == [[], [4], []]
+    assert [record["uploaded"] for record in run.records] == [6, 5, 6]
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_round_in_which_nobody_answers_leaves_the_model_and_the_run_goes_on() -> None:
+    run = run_with(lambda t, client, reply: [] if t == 2 else [reply])
+    first, second, third = (record["test_loss"] for record in run.records)
+    assert first == second != third
+    assert late_in(run) == [[], [0, 1, 2, 3, 4, 5], []]
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_an_update_of_another_shape_is_late() -> None:
+    def spoil(t: int, client: int, reply: Message) -> list[Message]:
+        return [changed(reply, lambda x: x[:1]) if (t, client) == (1, 0) else reply]
+
+    assert late_in(run_with(spoil)) == [[0], [], []]
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_an_update_with_nan_is_dropped() -> None:
+    def spoil(t: int, client: int, reply: Message) -> list[Message]:
+        return [changed(reply, lambda x: x * np.nan) if (t, client) == (1, 0) else reply]
+
+    run = run_with(spoil)
+    assert [record["dropped_updates"] for record in run.records] == [1, 0, 0]
+    assert all(value.isfinite().all() for value in run.model.values())
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_second_answer_changes_nothing() -> None:
+    once = run_with(lambda t, client, reply: [reply])
+    again = "name=again"
+    twice = run_with(
+        lambda t, client, reply: [reply, changed(through_bytes(reply), torch.zeros_like)], again
+    )
+    for name, value in once.model.items():
+        assert torch.equal(twice.model[name], value)
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_node_that_leaves_is_not_selected_and_comes_back_with_another_id() -> None:
+    words = (*RUN, *UNEQUAL, "selector=full", "num_rounds=3")
+    example = Example(*words)
+    grid = grid_of(example)
+    everybody = dict(grid.contexts)
+
+    def ids() -> list[int]:
+        """All nodes before round 1 and in it; two are gone in round 2; one has a new id in 3."""
+        ids.calls += 1
+        if ids.calls == 4:
+            grid.contexts[77] = everybody[1001]
+        gone = {3: {1001, 1002}, 4: {1001, 1002}}.get(ids.calls, set())
+        return [node for node in grid.contexts if node not in gone]
+
+    ids.calls = 0
+    grid.get_node_ids = ids
+    run = on_nodes(example, grid, *words)
+    assert [record["selected"] for record in run.records] == [
+        [0, 1, 2, 3, 4, 5],
+        [0, 3, 4, 5],
+        [0, 1, 3, 4, 5],
+    ]
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_killed_server_resumes_with_the_same_bits() -> None:
+    words = (*RUN, *UNEQUAL, "selector=oort", "aggregator=fedavgm", "checkpoint.every=1")
+    example = Example(*words)
+
+    class Killed(BaseException): ...
+
+    def kill_in_round_4(t: int, client: int, reply: Message) -> list[Message]:
+        if t == 4:
+            raise Killed
+        return [reply]
+
+    with pytest.raises(Killed):
+        on_nodes(example, Faulty(grid_of(example), kill_in_round_4), *words)
+    grid = grid_of(example)
+    resumed = on_nodes(example, grid, *words)
+    assert grid.num_messages["train"] == 3 * 2  # rounds 4 to 6, two clients each
+    records, params = simulated(example)
+    assert [record["selected"] for record in resumed.records] == [r.selected for r in records]
+    for name, value in params.items():
+        assert torch.equal(resumed.model[name], value), name
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_signal_that_an_app_does_not_answer_rejects_the_selector_before_round_1() -> None:
+    words = (*RUN, *UNEQUAL, "selector=power_of_choice")
+    example = Example(*words)
+    grid = grid_of(example, answers=["training_loss"])
+    expected = (
+        r"selector='power_of_choice': needs 'losses', which the client apps of "
+        r"\[0, 1, 2, 3, 4, 5\] do not answer\n.*answers=\[..., 'losses'\].*one number"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        on_nodes(example, grid, *words)
+    assert set(grid.num_messages) == {"query.about"}
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_missing_nodes_are_named() -> None:
+    words = (*RUN, *UNEQUAL)
+    example = Example(*words)
+    grid = grid_of(example)
+    del grid.contexts[1002]
+    with pytest.raises(FedsimError, match=r"num_clients=6: after 1 s no node .* clients \[2\]"):
+        on_nodes(example, grid, *words)
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_clients_evaluate_if_the_server_has_no_samples() -> None:
+    words = (*RUN, *UNEQUAL, "num_rounds=1")
+    example = Example(*words)
+    run = on_nodes(example, grid_of(example), *words, server=None)
+    engine = example.experiment.simulation.components.engine
+    accuracies = engine.accuracies(run.model, engine.data.train)
+    sizes = np.array([len(rows) for rows in engine.data.train])
+    assert run.records[0]["test_accuracy"] == pytest.approx(accuracies @ sizes / sizes.sum())
+
+
+def test_a_client_makes_no_objects_of_classes_outside_the_engine() -> None:
+    work = '{"optimizer": {"schedule": {"_target_": "os.system"}}}'
+    with pytest.raises(FedsimError, match="the server names os"):
+        engine_of(work, torch.nn.Linear(1, 1), torch.zeros(1, 1), torch.zeros(1).long(), 0)
+
+
+@pytest.mark.parametrize("word", ["clients=label_noise", "init_seed=per_client"])
+def test_what_only_the_simulator_can_do_is_rejected(word: str) -> None:
+    with pytest.raises(ConfigError, match="only the simulator can do that"):
+        strategy.Selecting(*RUN, *UNEQUAL, word, model=torch.nn.Linear(1, 1))
+
+
+def test_without_flower_the_error_names_the_extra() -> None:
+    code = """
+import sys
+sys.modules["flwr"] = None  # as if it were not installed
+import fedsim
+assert "fedsim.flower" not in sys.modules
+try:
+    fedsim.flower
+except fedsim.core.errors.ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "fedsim.flower: needs flwr, which is not installed" in done.stdout
+    assert "pip install 'fedsim-selection[flower]'" in done.stdout
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_report_shows_a_deployed_run_next_to_the_simulated_one() -> None:
+    words = (*RUN, *UNEQUAL, "num_rounds=2")
+    example = Example(*words)
+    on_nodes(example, grid_of(example), *words)
+    run_experiment(words)
+    runs = load_runs("outputs/default").sort_values("engine")
+    assert runs["engine"].tolist() == ["flower", "sequential"]
+    for same in ("dataset", "partition", "model", "selector", "final_accuracy"):
+        assert runs[same].nunique() == 1
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_new_writes_an_app_whose_two_sides_work_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["selector=oort", *RUN, "num_rounds=1"]
+    command.run(Namespace(folder=Path("my_app"), words=words))
+    project = tomllib.loads(Path("my_app/pyproject.toml").read_text())
+    assert project["tool"]["flwr"]["app"]["components"] == {
+        "serverapp": "server_app:app",
+        "clientapp": "client_app:app",
+    }
+    monkeypatch.syspath_prepend("my_app")
+    client, server = import_module("client_app"), import_module("server_app")
+    server.main(LocalGrid(client.app, range(6)), None)
+    (metrics,) = Path("outputs/default").glob("flower-oort-s0-*/metrics.jsonl")
+    assert len(metrics.read_text().splitlines()) == 1
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_new_overwrites_no_folder() -> None:
+    Path("my_app").mkdir()
+    with pytest.raises(ConfigError, match="exists already"):
+        command.run(Namespace(folder=Path("my_app"), words=["selector=oort"]))
+
+
+def test_telemetry_is_off() -> None:
+    assert os.environ["FLWR_TELEMETRY_ENABLED"] == "0"
+    assert os.environ["FLWR_DISABLE_UPDATE_CHECK"] == "1"

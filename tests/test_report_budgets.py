@@ -78,7 +78,7 @@ def test_the_verdict_says_what_the_best_method_costs(costly: Path) -> None:
         "best is full, 0.5120, with 2.0 times the clients and 2.0 times the bytes of random; at "
         "random's bytes it is behind (-0.0980 [-0.1030, -0.0930]); its lead over random: +0.2520 "
     )
-    assert sentence.endswith("both by Holm, 3 pairs), beyond chance")
+    assert sentence.endswith("p and interval by Holm, 3 pairs), beyond chance")
 
 
 def test_an_interval_that_is_corrected_stands_next_to_the_corrected_p(costly: Path) -> None:

@@ -1,4 +1,10 @@
-"""The first lines of a report, on the screen and on its page."""
+"""The opening of a report: its sentences on the best methods, and the tables on its first screen.
+
+The sentences are compared with values worked out by hand. `write_run` of `report_toys.py` writes a
+run's folder with made-up accuracies, one for each round. By default the data set is digits, the
+partition is called iid, each of the five phases of a round takes a second, and an upload has 10
+bytes.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,62 +18,82 @@ from fedsim.report.tables import by_group
 from tests.report_toys import frame_of, make_report, rows_of, two_methods, write_run
 
 
-def write_lines(folder: Path, lines: Mapping[str, tuple[float, ...]], shards: int = 2) -> None:
-    """Write runs of selectors with these final accuracies, one a seed."""
-    for selector, finals in lines.items():
-        for seed, final in enumerate(finals):
-            setting = {"choices": {"selector": selector}, "partition": {"shards": shards}}
-            write_run(folder / str(shards), [final], [[0]], seed=seed, **setting)
+def write_runs(folder: Path, accuracies: Mapping[str, tuple[float, ...]], shards: int = 2) -> None:
+    """Add runs of one round: each selector has the given final accuracies at seeds 0, 1, 2, ...
+
+    `shards` only makes a difference between settings.
+    """
+    for selector, of_seeds in accuracies.items():
+        for seed, accuracy in enumerate(of_seeds):
+            config = {"choices": {"selector": selector}, "partition": {"shards": shards}}
+            write_run(folder / str(shards), [accuracy], [[0]], seed=seed, **config)
 
 
-def test_the_best_is_compared_with_the_next_and_with_random_selection_by_hand(
-    tmp_path: Path,
-) -> None:
-    """Over afl: 0.01, -0.01, 0.03, so mean 0.01, t = 0.01 / (0.02 / sqrt 3) = 0.866, p = 0.478; the
-    interval reaches 4.303 * 0.01155. Over random: 0.11, 0.10, 0.12, so t = 19.05 and p = 0.0027,
-    which Holm's method doubles, because two methods are compared with random; the interval reaches
-    6.205 * 0.00577, by the quantile of t at 1 - 0.025 / 2."""
-    lines = {"random": (0.50, 0.52, 0.51), "afl": (0.60, 0.63, 0.60), "gpfl": (0.61, 0.62, 0.63)}
-    write_lines(tmp_path, lines)
-    over_afl = (
-        "over afl: +0.0100 [-0.0397, +0.0597] (p = 0.478, both by Holm, 3 pairs), not beyond chance"
-    )
-    over_random = (
-        "over random: +0.1100 [+0.0742, +0.1458] (p = 0.005, both by Holm, 3 pairs), beyond chance"
-    )
+def test_the_best_is_compared_with_the_next_and_with_random_selection(tmp_path: Path) -> None:
+    """Paired t-tests over 3 seeds, so with 2 degrees of freedom, and 95 % intervals.
+
+    gpfl minus afl: 0.01, -0.01, 0.03. Mean 0.01, standard deviation 0.02, standard error
+    0.02 / sqrt 3 = 0.01155, so t = 0.866 and p = 0.478. Half the interval is 4.303 * 0.01155, where
+    4.303 is the 0.975 quantile of t. It is the only comparison with a next method, so Holm's method
+    changes nothing.
+
+    gpfl minus random: 0.11, 0.10, 0.12. Standard error 0.00577, so t = 19.05 and p = 0.0027. Two
+    methods are compared with random, and this p is the smaller of the two (afl has t = 17.3). Holm's
+    method doubles it to 0.0055. Half the interval is 6.205 * 0.00577, where 6.205 is the quantile of
+    t at 1 - 0.05 / 2 / 2.
+    """
+    accuracies = {
+        "random": (0.50, 0.52, 0.51),
+        "afl": (0.60, 0.63, 0.60),
+        "gpfl": (0.61, 0.62, 0.63),
+    }
+    write_runs(tmp_path, accuracies)
+    over_afl = "over afl: +0.0100 [-0.0397, +0.0597] (p = 0.478, p and interval by Holm, 3 pairs), not beyond chance"
+    over_random = "over random: +0.1100 [+0.0742, +0.1458] (p = 0.005, p and interval by Holm, 3 pairs), beyond chance"
     expected = f"best is gpfl, 0.6200; its lead {over_afl}; {over_random}"
     assert best(frame_of(tmp_path)) == [expected]
 
 
-def test_two_pairs_decide_nothing_and_diverged_runs_do_not_count(tmp_path: Path) -> None:
-    write_lines(tmp_path, {"random": (0.5, 0.5), "gpfl": (0.6, 0.6)})
-    setting = {"choices": {"selector": "afl"}, "partition": {"shards": 2}}
-    write_run(tmp_path, [0.9], [[0]], status="diverged", **setting)
-    few = "too few seeds in common to tell (3 are needed)"
-    assert best(frame_of(tmp_path)) == [f"best is gpfl, 0.6000; its lead over random: {few}"]
+TOO_FEW = "too few seeds in common to tell (3 are needed)"
+
+
+def test_two_common_seeds_decide_nothing(tmp_path: Path) -> None:
+    write_runs(tmp_path, {"random": (0.5, 0.51), "gpfl": (0.6, 0.62)})
+    assert best(frame_of(tmp_path)) == [f"best is gpfl, 0.6100; its lead over random: {TOO_FEW}"]
+
+
+def test_a_diverged_run_is_not_the_best(tmp_path: Path) -> None:
+    write_runs(tmp_path, {"random": (0.5, 0.5), "gpfl": (0.6, 0.6)})
+    config = {"choices": {"selector": "afl"}, "partition": {"shards": 2}}
+    write_run(tmp_path, [0.9], [[0]], status="diverged", **config)
+    assert best(frame_of(tmp_path)) == [f"best is gpfl, 0.6000; its lead over random: {TOO_FEW}"]
 
 
 def test_leads_over_the_next_method_are_corrected_over_settings(tmp_path: Path) -> None:
-    """p = 0.035 in one setting is 0.070 in two, and t(0.9875) / t(0.975) = 1.4422 times as wide."""
-    lines = {"random": (0.62, 0.64, 0.63), "gpfl": (0.60, 0.60, 0.60)}
+    """random minus gpfl: 0.02, 0.04, 0.03. Standard error 0.00577, t = 5.196, p = 0.035.
+
+    A second setting with equal runs doubles p to 0.070. The interval becomes 1.4422 times as wide:
+    the 0.9875 quantile of t, divided by its 0.975 quantile.
+    """
+    accuracies = {"random": (0.62, 0.64, 0.63), "gpfl": (0.60, 0.60, 0.60)}
     lead = "over gpfl: +0.0300"
-    write_lines(tmp_path, lines, shards=2)
+    write_runs(tmp_path, accuracies, shards=2)
     (alone,) = best(frame_of(tmp_path))
-    own = "[+0.0052, +0.0548] (p = 0.035, both by Holm, 3 pairs), beyond chance"
-    assert alone.endswith(f"{lead} {own}")
-    write_lines(tmp_path, lines, shards=10)
+    uncorrected = "[+0.0052, +0.0548] (p = 0.035, p and interval by Holm, 3 pairs), beyond chance"
+    assert alone.endswith(f"{lead} {uncorrected}")
+    write_runs(tmp_path, accuracies, shards=10)  # in addition
     first, second = best(frame_of(tmp_path))
-    doubled = "[-0.0058, +0.0658] (p = 0.070, both by Holm, 3 pairs), not beyond chance"
-    text = f"best is random, 0.6300; its lead {lead} {doubled}"
+    corrected = "[-0.0058, +0.0658] (p = 0.070, p and interval by Holm, 3 pairs), not beyond chance"
+    text = f"best is random, 0.6300; its lead {lead} {corrected}"
     assert (first, second) == (f"shards=2: {text}", f"shards=10: {text}")
 
 
 def test_of_many_settings_the_first_are_listed(tmp_path: Path) -> None:
     num = MAX_LISTED + 2
     for shards in range(num):
-        write_lines(tmp_path, {"random": (0.5,), "gpfl": (0.6,)}, shards)
+        write_runs(tmp_path, {"random": (0.5,), "gpfl": (0.6,)}, shards)
     material = Material([], frame_of(tmp_path))
-    first, _ = opening(material).lines  # the second: one round is little
+    first, _ = opening(material).lines  # the second warns that the runs are short
     where = f"random, gpfl on digits · iid · mlp in {num} settings"
     assert first == f"{where}: 1 seed (0), rounds: 1, runs: {2 * num} ({2 * num} done)"
     *listed, last = conclusions(material).lines

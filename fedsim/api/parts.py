@@ -1,5 +1,14 @@
-"""Classes instead of files of conf/: the config node for a class, or for a `functools.partial` of
-one."""
+"""Classes of the user in place of choices of config groups, for experiments from Python.
+
+`fedsim.run_sweep(..., selector=MySelector)` uses a class that has no YAML file in conf/. Here the
+class becomes what such a file would give: a config node `{"_target_": "module.MySelector"}` from
+which Hydra builds the object. `functools.partial(MySelector, key=value)` adds values to the node.
+
+Other processes, for example workers of a sweep, import a class by its name. They cannot do so for a
+class that was defined in a notebook. Such a class is stored in the module `fedsim.api.session`, so
+that its `_target_` has a value in this process. Its runs stay in this process and cannot be resumed
+by another one (`is_lasting`).
+"""
 
 import functools
 import re
@@ -24,15 +33,16 @@ values by keyword."""
 
 
 def with_parts(job: ComposedJob, parts: Mapping[str, Part]) -> ComposedJob:
-    """Return `job` with `parts` instead of the choices of their groups.
+    """Return a copy of `job` in which each class of `parts` takes the place of its group's choice.
 
-    Raises `ConfigError` for a group that takes no class, for a part that is no class, and for
-    overrides that choose or change what a class replaces.
+    The keys of `parts` are config groups. Raises `ConfigError` for a group that takes no class, for
+    a part that is neither a class nor a function, for values that a config cannot hold, and for
+    overrides of a group whose choice is replaced (`selector=gpfl`, `selector.alpha=1`).
     """
     remedy = "give its values with it: functools.partial(..., key=value)"
     problems = []
     for key in sorted(job.typed):
-        group = re.split(r"[./@]", key)[0]
+        group = re.split(r"[./@]", key)[0]  # of selector.alpha and selector/sketch: selector
         if group in parts:
             text = f"has no effect: a class takes the place of {group}"
             problems.append(Problem(key, ..., text, remedy))
@@ -43,15 +53,20 @@ def with_parts(job: ComposedJob, parts: Mapping[str, Part]) -> ComposedJob:
             text = f"takes no class; those that do: {', '.join(BASES)}"
             raise ConfigError([Problem(group, part, text)])
         config[group], name = _node_of(group, part)
-        below = [key for key in choices if key.startswith(f"{group}/")]
-        for key in below:
+        # The choices that the replaced one included, such as selector/sketch, go with it.
+        included = [key for key in choices if key.startswith(f"{group}/")]
+        for key in included:
             del choices[key]
         choices[group] = name
     return replace(job, config=config, choices=choices)
 
 
 def _node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
-    """Return the config node of `part`, and the name of its class."""
+    """Return the config node of `part`, and the name of its class or function.
+
+    A class that other processes cannot import is stored in `session`, for as long as this process
+    lives. If another class has its name there, it gets a number: `Model_2`.
+    """
     values: dict[str, Any] = {}
     target: Any = part
     if isinstance(part, functools.partial):
@@ -65,21 +80,21 @@ def _node_of(group: str, part: Part) -> tuple[dict[str, Any], str]:
         raise ConfigError([Problem(group, part, "must be a class", remedy)])
     if is_importable(target):
         return {"_target_": f"{target.__module__}.{name}", **values}, name
-    free = name
+    stored_name = name
     number = 1
-    while getattr(session, free, target) is not target:  # another class has this name
+    while hasattr(session, stored_name) and getattr(session, stored_name) is not target:
         number += 1
-        free = f"{name}_{number}"
-    setattr(session, free, target)
-    return {"_target_": f"{session.__name__}.{free}", **values}, name
+        stored_name = f"{name}_{number}"
+    setattr(session, stored_name, target)
+    return {"_target_": f"{session.__name__}.{stored_name}", **values}, name
 
 
 def _plain(key: str, value: Any) -> Any:
-    """Return `value` with Python's numbers, truth values and strings instead of NumPy's scalars,
-    also in lists and dicts.
+    """Return `value` with NumPy's scalars replaced by Python's, also in lists, tuples and dicts.
 
-    Raises `ConfigError` for what a config cannot hold. A run's folder is named after its values as
-    text: two arrays may have the same text, and an object has another one in every process.
+    Raises `ConfigError`, which names the `key`, for arrays and other objects. A hash of all values
+    as text names a run's folder. Two different arrays may have the same text, and the text of an
+    object may contain its address, which differs between processes.
     """
     if isinstance(value, np.integer | np.floating | np.bool_ | np.str_):
         return value.item()
@@ -100,8 +115,11 @@ def _plain(key: str, value: Any) -> Any:
 
 
 def is_importable(target: Any) -> bool:
-    """Return whether another process finds the class or function by its name, so that it can resume
-    runs with it."""
+    """Return whether another process can import a class or function by its module and name.
+
+    It must be at the top level of its module (not within a function or a class), and the module
+    must be one that other processes find: not `__main__` or a notebook.
+    """
     module = sys.modules.get(target.__module__)
     return (
         target.__qualname__ == target.__name__
@@ -111,7 +129,7 @@ def is_importable(target: Any) -> bool:
 
 
 def is_lasting(plan: Plan) -> bool:
-    """Return whether all classes of a run can be imported by another process."""
+    """Return whether another process can run `plan`: none of its classes is stored in `session`."""
     nodes = [plan.config.get(group) for group in BASES]
     targets = [str(node.get("_target_")) for node in nodes if isinstance(node, Mapping)]
     return not any(target.startswith(f"{session.__name__}.") for target in targets)

@@ -221,7 +221,7 @@ def _verdict(lead: Difference | None, p_holm: float, corrected: tuple[float, flo
     if lead is None or lead.num < MIN_SEEDS:
         return f"too few seeds in common to tell ({MIN_SEEDS} are needed)"
     verdict = "beyond chance" if p_holm < ALPHA and lead.mean > 0 else "not beyond chance"
-    by_holm = f"p {_equal(p_holm)}, both by Holm, {lead.num} pairs"
+    by_holm = f"p {_equal(p_holm)}, p and interval by Holm, {lead.num} pairs"
     return f"{lead.mean:+.4f} {show_interval(corrected)} ({by_holm}), {verdict}"
 
 

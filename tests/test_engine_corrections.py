@@ -152,12 +152,15 @@ def test_a_correction_affects_its_own_round_only(backend: str) -> None:
     used = engine_of(BUILDS[backend], "dropout", "decay")
     task = initial(used.workload.model), np.arange(5), 2, 0.1
     corrections = [correction_of(used, kind, seed) for seed, kind in enumerate(KINDS)]
-    for correction in (None, *corrections, Correction(), *corrections):
+    expected = []
+    for correction in (None, *corrections):
         new = engine_of(BUILDS[backend], "dropout", "decay")
-        # A correction that adds nothing is none.
-        expected = new.train(*task, correction=correction or None).delta
+        expected.append(new.train(*task, correction=correction).delta)
+    # `Correction()` adds nothing, as None.
+    in_turn = (None, *corrections, Correction(), *corrections)
+    for correction, delta in zip(in_turn, 2 * expected, strict=True):
         actual = used.train(*task, correction=correction).delta
-        assert all(torch.equal(value, expected[name]) for name, value in actual.items())
+        assert all(torch.equal(value, delta[name]) for name, value in actual.items())
 
 
 @pytest.mark.parametrize("build", [graph, batched])

@@ -40,7 +40,7 @@ app = ServerApp()
 def main(grid, context):
     """Run all rounds, or those that are missing after a restart."""
     strategy = fedsim.flower.Selecting(*WORDS, model=Net(), server=example.server())
-    strategy.start(grid, timeout=60)
+    strategy.start(grid, timeout=300)
 '''
 PROJECT = """\
 [project]

@@ -141,6 +141,19 @@ def test_runs_of_three_windows_are_not_short() -> None:
     assert "final_window=10 " in (short_run_warning(32, 11) or "")
 
 
+def test_a_warning_suggests_no_window_that_is_in_use() -> None:
+    assert short_run_warning(5, 2) == (
+        "final accuracy is the mean of the last 2 of only 5 rounds, so early rounds weigh much "
+        "(final_window=1 averages a third)"
+    )
+    assert short_run_warning(8, 3) == (
+        "final accuracy is the mean of the last 3 of only 8 rounds, so early rounds weigh much "
+        "(final_window=2 averages a third)"
+    )
+    assert short_run_warning(1, 11) is None  # one round is no mean
+    assert short_run_warning(2, 1) is None
+
+
 def test_an_interval_that_is_corrected_alike_excludes_0_exactly_if_p_is_below_0_05() -> None:
     """For random families of one to eight comparisons with effects of many sizes."""
     rng = np.random.default_rng(0)

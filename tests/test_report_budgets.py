@@ -167,6 +167,26 @@ def test_runs_that_ended_at_stop_at_show_their_rounds(tmp_path: Path) -> None:
     assert line.startswith("runs with stop_at end when they reach it")
 
 
+def test_a_checkpoint_that_a_seed_did_not_run_to_has_no_mean_over_the_others(
+    tmp_path: Path,
+) -> None:
+    """The checkpoint at 50 % of 10 rounds is round 5. Seed 0 ended after 3 rounds, seed 1 after 6."""
+    for seed, length in enumerate((3, 6)):
+        write_run(
+            tmp_path,
+            [0.4] * length,
+            [PAIR] * length,
+            seed=seed,
+            status="reached",
+            num_rounds=10,
+            final_window=2,
+            stop_at=0.35,
+        )
+    (row,) = rows_of(by_group("checkpoints", frame_of(tmp_path)))
+    assert row["15 %"].startswith("0.4000")
+    assert row["50 %"] == "-"
+
+
 def test_short_runs_are_named(tmp_path: Path) -> None:
     write_run(tmp_path, [0.1] * 6, [PAIR] * 6)
     (line,) = warnings([only_run(tmp_path)])

@@ -139,14 +139,21 @@ SHORT = 3
 
 
 def short_run_warning(num_rounds: int, window: int) -> str | None:
-    """Return a warning on runs that are shorter than `SHORT` windows; None for longer ones."""
+    """Return a warning on runs that are shorter than `SHORT` windows; None for longer ones.
+
+    A single round is no mean, so it gets no warning either.
+    """
     if num_rounds >= SHORT * window:
         return None
-    third = max(num_rounds // SHORT, 1)
-    return (
-        f"final accuracy is the mean of the last {min(window, num_rounds)} of only {num_rounds} "
-        f"rounds, so early rounds weigh much (final_window={third} averages a third)"
+    num_averaged = min(window, num_rounds)
+    if num_averaged == 1:
+        return None
+    text = (
+        f"final accuracy is the mean of the last {num_averaged} of only {num_rounds} rounds, "
+        "so early rounds weigh much"
     )
+    third = max(num_rounds // SHORT, 1)
+    return text if third == num_averaged else f"{text} (final_window={third} averages a third)"
 
 
 def reaches(

@@ -73,9 +73,11 @@ class Natural(Partition):
         by_owner = ClientPositions(np.argsort(data.owners, kind="stable"), counts)
         eligible = np.flatnonzero(counts >= self.min_samples)
         if len(eligible) < num_clients:
+            all_count = len(eligible) == len(owners)
+            remedy = f"at most num_clients={len(owners)}" if all_count else "lower one of the two"
             raise DataError(
                 f"num_clients={num_clients}: only {len(eligible)} of {len(owners)} owners have "
-                f"partition.min_samples={self.min_samples} training samples; lower one of the two"
+                f"partition.min_samples={self.min_samples} training samples; {remedy}"
             )
         selected = np.sort(rng.choice(eligible, num_clients, replace=False))
         positions = by_owner.rows(selected)

@@ -37,6 +37,7 @@ from fedsim.core.record import FINAL_WINDOW
 from fedsim.core.text import printable_lines
 from fedsim.report.headline import listed
 from fedsim.report.page import Pictures, html_page
+from fedsim.report.presentation import FILE as PRESENTATION_FILE
 from fedsim.report.presentation import (
     KINDS,
     Presentation,
@@ -259,7 +260,14 @@ def report(
             f"fedsim report: {num_repeated} runs differ from others in name alone; "
             "each counts once\n"
         )
+    num_methods = frame["method"].nunique()
     frame, looks = presentation.arrange(frame)
+    num_hidden = num_methods - frame["method"].nunique()
+    if num_hidden and "only" not in choices:
+        sys.stderr.write(
+            f"fedsim report: {folder / PRESENTATION_FILE} keeps an earlier --only, "
+            f"which hides {num_hidden} of {num_methods} methods\n"
+        )
     material = Material(runs, frame, print_all, targets, presentation, looks)
     sections = make_sections(material)
     summary = make_summary(frame, sections)

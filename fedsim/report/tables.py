@@ -282,6 +282,12 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
                 best.append(final_head(runs) if title == FINAL else title)
                 title = best[-1]
             cells[title] = [_aggregate(values[place], form) for place in places]
+            if name == "checkpoints" and form == ACCURACY:
+                # A run that `stop_at` ended may not have the round of a checkpoint. A mean over the
+                # other seeds would be one of the slower runs.
+                for number, place in enumerate(places):
+                    if np.isnan(values[place]).any():
+                        cells[title][number] = MISSING
             if form != ACCURACY:
                 formats[title] = show_reached if form == REACHED else form
     rows = list(zip(*cells.values(), strict=True))

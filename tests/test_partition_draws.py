@@ -244,9 +244,9 @@ def test_owners_with_enough_samples_are_drawn_by_seed_and_ordered() -> None:
 def test_all_owners_with_enough_samples_may_be_clients() -> None:
     data = owned(5, 4, 5, 6, 3, 5)
     assert len(split("natural", data, 4, min_samples=5)) == 4
-    with pytest.raises(DataError, match="num_clients=5: only 4 of 6 owners have .* lower one of"):
+    with pytest.raises(DataError, match=r"num_clients=5: only 4 of 6 owners have .* lower one of"):
         split("natural", data, 5, min_samples=5)
-    with pytest.raises(DataError, match="only 6 of 6 owners .* at most num_clients=6"):
+    with pytest.raises(DataError, match=r"only 6 of 6 owners .* at most num_clients=6"):
         split("natural", data, 7, min_samples=1)
 
 

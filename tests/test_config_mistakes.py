@@ -309,7 +309,7 @@ def test_the_remedy_for_a_key_that_a_preset_sets_and_a_chosen_model_lacks() -> N
     (problem,) = problems(*PRESET, "model=cnn")
     assert str(problem) == (
         "model.dropout: is not a known key\n    it is a key of model=femnist_cnn|mlp|mlp_64|"
-        "vgg16_head; a file sets it, and '~model.dropout' leaves it out"
+        "text_transformer|vgg16_head; a file sets it, and '~model.dropout' leaves it out"
     )
     words = [*PRESET, "model=cnn", "~model.dropout"]
     assert len(check_jobs(compose_jobs(words, multirun=False))) == 1

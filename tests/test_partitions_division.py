@@ -291,5 +291,6 @@ def test_purposes_have_the_numbers_that_published_results_were_made_with() -> No
         "LABEL_NOISE": 32,
         "RANDOM_UPDATE": 33,
         "PRIVACY": 34,
+        "AUGMENT": 41,
         "REPLAY": 51,
     }

@@ -121,6 +121,7 @@ NEEDS = {
     "cnn1d": "dataset=smartwatch",
     "text_gru": "dataset=text_generated",
     "text_mlp": "dataset=text_generated",
+    "text_transformer": "dataset=text_generated",
 }
 """What some choices need to be sound."""
 

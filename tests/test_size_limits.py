@@ -48,9 +48,12 @@ MEMORY = 2**30
 SIZE_NOTHING = {
     "aggregator.denominator",
     "checkpoint.every",
+    "dataset.min_speeches",
     "dataset.seed",
+    "dataset.step",
     "engine.chunk_size",
     "eval_every",
+    "final_window",
     "init_seed",
     "local.batch_size",
     "model.backbone_seed",
@@ -167,6 +170,8 @@ def choices() -> Iterator[tuple[str, dict[str, Any]]]:
             changes: dict[str, Any] = {top: node}
             if name == "natural":
                 changes["dataset"] = DATA_WITH_OWNERS
+            if name == "shakespeare":
+                changes["model"] = files.config("model", "text_mlp")["model"]
             if "fedabc" in node["_target_"]:
                 changes["server"] = {
                     "validation_fraction": 0.05,

@@ -46,7 +46,8 @@ def short_names(keys: Iterable[str]) -> dict[str, str]:
         for start in (*reversed(starts), 0):
             names[key] = long_name[start:]
             ends = (f".{names[key]}", f"/{names[key]}")
-            if sum(f".{other}".endswith(ends) for other in long_names.values()) == 1:
+            is_unique = sum(f".{other}".endswith(ends) for other in long_names.values()) == 1
+            if is_unique and names[key] != "_target_":  # of which component, says what is before it
                 break
     return names
 

@@ -71,7 +71,7 @@ class Selecting(Strategy):
         self.summary()
         self.grid = grid
         self.timeout = timeout
-        outcome = execute(self.plan, build=self._build)
+        outcome = execute(self.plan, builder=self._build)
         if outcome.status not in ("done", "diverged"):
             raise FedsimError(outcome.summary["error"]) from outcome.cause
         return Result(arrays=packed(load_file(self.plan.folder / MODEL)))

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsim.core.disk import user_path
-from fedsim.core.errors import ConfigError, check, rule
+from fedsim.core.errors import ConfigError, between, check, rule
 from fedsim.data.cache import sha256_problem
 from fedsim.models.backbone import (
-    InputSize,
     checked_file,
     in_three_channels,
     load_weights,
@@ -23,7 +22,7 @@ from fedsim.models.backbone import (
     unfit_size,
     unknown_network,
 )
-from fedsim.models.shapes import Shape, require_images
+from fedsim.models.shapes import MAX_INPUT_SIZE, Shape, require_images
 
 
 class LibraryNetwork(nn.Module):
@@ -44,15 +43,19 @@ class LibraryNetwork(nn.Module):
         network: str,
         weights: str,
         sha256: str | None,
-        input_size: InputSize | None,
+        input_size: int | None,
     ) -> None:
         super().__init__()
         is_timm = library == "timm"
         is_file = weights != "random"
         require_images(input_shape, f"model={library}", 1, (1, 3))
+        size_problems = []
+        if input_size is not None:
+            size_problems.append(between("input_size", input_size, 32, MAX_INPUT_SIZE))
         check(
             unknown_network("network", network, is_timm=is_timm),
             sha256_problem(sha256),
+            *size_problems,
             rule(is_file or sha256 is None, "sha256", sha256, "is for a file of weights"),
         )
         self.input_size = input_size

@@ -63,12 +63,12 @@ def execute(
     plan: Plan,
     lane: Lane | None = None,
     watch: Watch = UNWATCHED,
-    build: Callable[[Plan], Experiment] = build,
+    builder: Callable[[Plan], Experiment] | None = None,
 ) -> Outcome:
     """Run `plan`, resume it from its checkpoint, or return the outcome that its folder records.
 
-    `lane` is given if the run trains together with others. `watch` learns of every round. `build`
-    makes the simulation of the plan.
+    `lane` is given if the run trains together with others. `watch` learns of every round.
+    `builder` makes the simulation of the plan; None: `build`.
 
     Raises a `FedsimError` that is found before round 1, `HeldError` if another process is running
     the plan, and KeyboardInterrupt or `Preempted` after a signal. All other errors are in the
@@ -90,7 +90,7 @@ def execute(
         raise files.HeldError(folder)
     try:
         with watch.setting_up():
-            experiment = RANKS.build(plan.config_hash, partial(build, plan))
+            experiment = RANKS.build(plan.config_hash, partial(builder or build, plan))
     except FedsimError:
         raise
     except (Exception, SystemExit) as error:

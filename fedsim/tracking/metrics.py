@@ -32,6 +32,8 @@ NAMES = {
     "coverage": "selection/coverage",
     "bytes_down": "cost/bytes_down",
     "bytes_up": "cost/bytes_up",
+    "wire_bytes_down": "cost/wire_bytes_down",
+    "wire_bytes_up": "cost/wire_bytes_up",
     "forward_samples": "cost/forward_samples",
     "train_samples": "cost/train_samples",
     "server_forward_samples": "cost/server_forward_samples",

@@ -213,9 +213,9 @@ def test_a_killed_and_resumed_run_has_every_round_once_and_in_order(
     make, read = READERS[name]
     killed = started(make, info)  # after round 3; its checkpoint is of round 2
     log_rounds(killed, info, range(1, 4))
-    for tracker in killed._trackers.values():
-        if isinstance(tracker, TensorBoardTracker):
-            tracker._writer.flush()
+    for ended in killed._trackers.values():
+        if isinstance(ended, TensorBoardTracker):
+            ended._writer.flush()
     first_two = (info.folder / METRICS).read_bytes().splitlines(keepends=True)[:2]
     RunFolder(info.folder).reopen({METRICS: len(b"".join(first_two))})
     resumed = started(make, info)

@@ -23,6 +23,7 @@ from fedsim.api.experiments import compose
 from fedsim.config.plan import Plan
 from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.flower import Example, command, example, strategy
+from fedsim.flower.engine import RemoteEngine
 from fedsim.flower.messages import engine_of, packed
 from tests.clocks import NEED_A_CLOCK
 from tests.flower_grid import LocalGrid, through_bytes
@@ -321,6 +322,29 @@ def test_clients_evaluate_if_the_server_has_no_samples() -> None:
     accuracies = engine.accuracies(run.model, engine.data.train)
     sizes = np.array([len(rows) for rows in engine.data.train])
     assert run.records[0]["test_accuracy"] == pytest.approx(accuracies @ sizes / sizes.sum())
+
+
+def test_positions_of_one_client_are_not_sent_to_the_next() -> None:
+    """Client 0 has positions 0 to 2 and is asked about 1; client 1 is asked about all it has."""
+    asked = []
+    engine = RemoteEngine.__new__(RemoteEngine)
+    engine._sizes, engine._ends = np.array([3, 2]), np.array([3, 5])
+    engine._client_work = ""
+    engine.nodes = Namespace(
+        ask=lambda clients, kind, contents: asked.extend(contents) or [None] * len(clients)
+    )
+    losses = engine.losses({"w": torch.zeros(1)}, [np.array([1]), np.array([3, 4])])
+    requests = [content.config_records["request"] for content in asked]
+    assert [request.get("positions") for request in requests] == [[1], None]
+    assert np.isnan(losses).all()
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_run_that_reaches_stop_at_returns_its_model() -> None:
+    words = (*RUN, *UNEQUAL, "stop_at=0.001", "final_window=1")
+    run = on_nodes(Example(*words), grid_of(Example(*words)), *words)
+    assert len(run.records) == 1
+    assert run.model
 
 
 def test_a_client_makes_no_objects_of_classes_outside_the_engine() -> None:

@@ -18,8 +18,9 @@ from fedsim.config.words import BAD_INPUT, as_hydra_reads, is_plain_assignment
 
 MAX_KEPT = 200
 """Maximum number of configs that are kept. Each takes some 20 kB."""
-NODE_OF_HYDRA = re.compile(r"\$\{[^}]*hydra")
-"""An interpolation of Hydra's own node, which has the words and the working folder."""
+NODE_OF_HYDRA = re.compile(r"\$\{.*hydra", re.DOTALL)
+"""What a text with an interpolation of Hydra's own node has, also in nested interpolations. That
+node has the words and the working folder. Other texts may match, too; they are only not kept."""
 
 KEPT: dict[object, bytes | None] = {}
 """Pickled configs of choices, by the choices and the state of all files. None: the config refers to

@@ -316,7 +316,7 @@ class ImageDataset(Dataset):
     """The base class of data sets of images [C, H, W], which may be augmented."""
 
     augment: Literal["crop_flip"] | None = None
-    """How images are changed at random in local training, and only there; None: not at all.
+    """The random changes of images in local training, and only there; None: no changes.
     `crop_flip` is the usual augmentation for CIFAR (fedsim.engine.augment)."""
 
 

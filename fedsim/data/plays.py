@@ -64,7 +64,7 @@ SAME_PERSON = {
     "timon_of_athens": "LUCULLIUS=LUCULLUS",
     "troilus_and_cressida": "ANDARUS=PANDARUS",
 }
-"""By play, other names (also misprints) of persons, and the names that they get."""
+"""Other names (also misprints) of persons and the names that they get, by play."""
 
 
 def roles_of(play: str, text: str) -> dict[str, list[list[str]]]:

@@ -17,7 +17,7 @@ from fedsim.engine.engine import Engine
 from fedsim.flower.messages import ANSWERS, engine_of, packed, unpacked
 
 DEFAULT_ANSWERS = frozenset(ANSWERS) - {Signal.LABEL_COUNTS}
-"""What an app answers if its author does not say it: it tells nothing about classes."""
+"""Signals that an app answers by default: all that tell nothing about classes."""
 
 
 class _Question:

@@ -1,7 +1,7 @@
-"""The engine of a deployed run: it asks nodes where the simulator's engine computes.
+"""The engine of a deployed run: it asks nodes to do what the simulator's engine computes itself.
 
-The server has no samples of clients. So a position of a client's sample is a number alone: client k
-has the next n_k positions after those of client k - 1.
+The server has no samples of clients, only their numbers n_k. A position of a sample only tells
+whose it is: client k has the next n_k positions after those of client k - 1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ class RemoteEngine(Engine):
 
     @property
     def description(self) -> str:
-        """What trains and what evaluates on the server, for the summary."""
+        """The nodes that train, and the backend that evaluates on the server, for the summary."""
         return f"flower, {len(self._sizes)} nodes; at the server {super().description}"
 
     def train(
@@ -50,9 +50,10 @@ class RemoteEngine(Engine):
     ) -> Cohort:
         """Let clients train. Those that send no usable update become `silent`.
 
-        The update of a silent client is zero, and its losses are nan; the round loop drops it.
-        `start` is not supported.
+        The update of a silent client is zero. `Deployment` drops the client with its losses, and
+        clears `silent` before each round. `start` must be None: clients start from `params`.
         """
+        assert start is None
         correction = correction or Correction()
         # 1. Ask.
         model = packed(params)
@@ -127,17 +128,22 @@ class RemoteEngine(Engine):
     def _ask(
         self, kind: str, params: Params, positions: Sequence[Ints], **request: Any
     ) -> tuple[list[int], Answers]:
-        """Ask a client about each list of positions; return the clients and their answers."""
+        """Ask a client about each list of positions; return the clients and their answers.
+
+        A list has positions of one client. If they are not all of its samples, they are sent along,
+        counted from its first sample.
+        """
         model = packed(params)
         clients = []
         contents = []
         for list_of_one in positions:
             client = int(np.searchsorted(self._ends, list_of_one[0], side="right"))
             first = self._ends[client] - self._sizes[client]
+            content = self._content(model, **request)
             if not np.array_equal(list_of_one, np.arange(first, self._ends[client])):
-                request["positions"] = (list_of_one - first).tolist()
+                content.config_records["request"]["positions"] = (list_of_one - first).tolist()
             clients.append(client)
-            contents.append(self._content(model, **request))
+            contents.append(content)
         return clients, self.nodes.ask(clients, kind, contents)
 
     def _content(self, model: Any, **request: Any) -> RecordDict:

@@ -35,7 +35,7 @@ class Nodes:
     timeout: float
     asks_labels: bool
     facts: dict[int, Any] = field(default_factory=dict)
-    """What each client has said about itself, by client."""
+    """The facts that each client has sent about itself, by client."""
     node_of: dict[int, int] = field(default_factory=dict)
     """The connected node of each client, by client."""
     bytes_down: int = 0

@@ -27,6 +27,7 @@ from fedsim.flower.messages import ANSWERS, packed
 from fedsim.flower.nodes import LOG, Nodes
 from fedsim.partitions.division import Division
 from fedsim.results.files import MODEL
+from fedsim.results.reading import FINAL
 from fedsim.rounds.loop import Arrivals, Components, Simulation
 from fedsim.running.assembly import Experiment, PreparedData, components_of
 from fedsim.running.experiment import execute
@@ -72,7 +73,7 @@ class Selecting(Strategy):
         self.grid = grid
         self.timeout = timeout
         outcome = execute(self.plan, builder=self._build)
-        if outcome.status not in ("done", "diverged"):
+        if outcome.status not in FINAL:
             raise FedsimError(outcome.summary["error"]) from outcome.cause
         return Result(arrays=packed(load_file(self.plan.folder / MODEL)))
 
@@ -96,7 +97,12 @@ class Selecting(Strategy):
         nodes = Nodes(self.grid, settings.num_clients, self.timeout, asks_labels=asks_labels)
         nodes.wait_for_all()
         facts = [nodes.facts[client] for client in range(settings.num_clients)]
-        check(*self._unanswered(needs, facts))
+        empty = [fact["client"] for fact in facts if not fact["samples"]]
+        fault = f"the nodes of the clients {empty} have no samples"
+        check(
+            rule(not empty, "num_clients", settings.num_clients, fault, "give each node samples"),
+            *self._unanswered(needs, facts),
+        )
         sizes = np.array([fact["samples"] for fact in facts], np.int64)
         num_classes = max(fact["classes"] for fact in facts)
         shape = tuple(facts[0]["shape"])

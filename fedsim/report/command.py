@@ -286,7 +286,7 @@ def report(
     tables = [table for section in sections for table in section.tables]
     # 3. The files.
     try:
-        write_files(folder, presentation_file(presentation))
+        write_files(folder, presentation_file(presentation, folder))
         write_files(folder, table_files(tables))
         pictures = None
         if with_figures:

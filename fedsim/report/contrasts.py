@@ -62,7 +62,7 @@ class Contrast(NamedTuple):
 
 
 class Preference(NamedTuple):
-    """How often a method chose imperfect clients, compared with their share of all clients.
+    """The share of imperfect clients among a method's choices, next to their share of all clients.
 
     - `chosen_share` holds one number for each seed: the share of the method's choices that were
       imperfect clients. It estimates their mean.

@@ -1,5 +1,4 @@
-"""How a report presents its methods: which ones, under which names, in which order, and in which
-style.
+"""The presentation of a report's methods: their selection, names, order and style.
 
 The choices are kept in the report's folder, in `report.yaml`, where the next report reads them.
 Users may edit the file.
@@ -178,9 +177,12 @@ def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
     return Presentation(**{**values, **changes})
 
 
-def presentation_file(presentation: Presentation) -> dict[str, bytes]:
-    """Return the content of the file by its name; nothing if all choices are the usual ones."""
-    if presentation == Presentation():
+def presentation_file(presentation: Presentation, folder: Path) -> dict[str, bytes]:
+    """Return the content of the file in a report's `folder` by its name.
+
+    Return nothing if all choices are the usual ones, unless an earlier file must be replaced.
+    """
+    if presentation == Presentation() and not (folder / FILE).exists():
         return {}
     text = yaml.safe_dump(asdict(presentation), sort_keys=False, allow_unicode=True)
     return {FILE: f"{HEAD}{text}".encode()}

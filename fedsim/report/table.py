@@ -23,7 +23,7 @@ from fedsim.results.statistics import Difference, Mean, Median, Share
 MISSING = "-"
 """The text of a value that is not known."""
 SPREAD_WORDS = {"interval": "[95 % interval]", "sd": "± standard deviation"}
-"""What follows a mean, in titles and notes."""
+"""Words for what follows a mean, in titles and notes."""
 Format = Any
 """How a value is written: a format specification for numbers, or a function that returns a text."""
 

@@ -75,7 +75,7 @@ class RoundMetrics:
         self._num_rounds = info.num_rounds
         self._totals = dict.fromkeys(SUMMED, 0)
         self.counts: Ints = np.zeros(min(num_clients, MAX_BINS), dtype=np.int64)
-        """How often the clients of each bin have been selected until now."""
+        """Number of selections of the clients of each bin until now."""
         self.edges = np.linspace(0, num_clients, len(self.counts) + 1)
         """The bounds of the bins: bin b has the clients from edge b up to, not including, b + 1."""
 

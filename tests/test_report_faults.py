@@ -19,7 +19,8 @@ from rich.console import Console
 
 from fedsim.core.disk import read_regular, write_files
 from fedsim.core.errors import FedsimError
-from fedsim.report.figures import all_plots, save, style
+from fedsim.report.drawing import save, style
+from fedsim.report.figures import all_plots
 from fedsim.report.table import Table, make_frame
 from fedsim.results.files import CLIENTS, IMPERFECT, PARTITION
 from fedsim.results.reading import CONFIG, METRICS, SUMMARY, read_metrics

@@ -15,22 +15,18 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from fedsim.report.accuracy_figures import accuracy_plots
+from fedsim.report.client_figures import clients_plot, partitions_plot, sorted_accuracies
 from fedsim.report.curves import accuracy_curve, smooth, spent_until
-from fedsim.report.figures import (
+from fedsim.report.drawing import Plot, save, style
+from fedsim.report.figures import all_plots
+from fedsim.report.selection_figures import (
     BINS,
-    Plot,
-    accuracy_plots,
-    all_plots,
-    clients_plot,
     coverage_plot,
     histogram_edges,
     histogram_plot,
     participation_plot,
-    partitions_plot,
     round_plots,
-    save,
-    sorted_accuracies,
-    style,
 )
 from fedsim.results.runs import read_runs
 from tests.report_toys import (

@@ -12,7 +12,8 @@ import yaml
 
 from fedsim.core.arrays import Floats
 from fedsim.core.disk import conf_dir
-from fedsim.report.figures import Plot, accuracy_plots, save, style
+from fedsim.report.accuracy_figures import accuracy_plots
+from fedsim.report.drawing import Plot, save, style
 from fedsim.report.looks import COLOURS, ON_DARK, make_looks
 from fedsim.report.presentation import Presentation, read_presentation
 from fedsim.report.sections import ASSETS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsim.report.figures import style
+from fedsim.report.drawing import style
 from fedsim.report.settings_figures import costs_plot, gains_plot
 from fedsim.report.settings_tables import advice_table, costs_table, over_settings, ranks_table
 from fedsim.results.frames import by

@@ -323,7 +323,7 @@ def _plot(
     x: str,
     axes: "Axes | None",
 ) -> "Axes":
-    from fedsim.report.figures import draw_accuracy  # here: it imports matplotlib
+    from fedsim.report.accuracy_figures import draw_accuracy  # here: it imports matplotlib
 
     runs = [run for members in lines.values() for run in members]
     check(rule(x in AXES, "x", x, f"must be one of {', '.join(AXES)}"))

@@ -110,7 +110,7 @@ def lead_of(plan: Plan) -> Plan:
 def _play_all(plans_by_seed: Mapping[int, Mapping[str, Plan]], num_cohorts: int) -> None:
     """Play seed after seed. At the end of each, write all files before a signal ends the
     process."""
-    from fedsim.report.figures import save, style  # imports matplotlib
+    from fedsim.report.drawing import save, style  # imports matplotlib
     from fedsim.running.replay import Replay  # imports PyTorch
 
     methods = list(next(iter(plans_by_seed.values())))

@@ -153,13 +153,14 @@ class Choices:
         return Table(name, title, frame, dict.fromkeys(header, ".4g"), note)
 
     def plots(self) -> list[Any]:
-        """Return the plots (`fedsim.report.figures.Plot`) of agreement, preferences and regret.
+        """Return the plots (`fedsim.report.drawing.Plot`) of agreement, preferences and regret.
 
         In the plot of agreement, methods are in the order of average linkage.
         """
         from matplotlib.figure import Figure
 
-        from fedsim.report.figures import COLUMN, Plot, style
+        from fedsim.report.drawing import Plot, style
+        from fedsim.report.layout import COLUMN
 
         names = [self.methods[method] for method in self.order]
         by_similarity = [0]

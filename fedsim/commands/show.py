@@ -134,7 +134,8 @@ def _draw(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
     Its title has the words in which it differs from others. Nothing is drawn if the data cannot be
     read.
     """
-    from fedsim.report.figures import labels_plot, save, style  # imports matplotlib
+    from fedsim.report.client_figures import labels_plot  # these import matplotlib
+    from fedsim.report.drawing import save, style
     from fedsim.running.assembly import division_of  # imports PyTorch
 
     common = set.intersection(*(set(job.overrides) for job in jobs))

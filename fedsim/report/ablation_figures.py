@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
-from fedsim.report.figures import CAPTIONS, Plot, dots_of, line_axes, make_axes
+from fedsim.report.drawing import CAPTIONS, Plot
+from fedsim.report.layout import dots_of, line_axes, make_axes
 from fedsim.report.looks import Look, make_looks
 from fedsim.results.ablations import Point, axis, by_grid, file_name
 

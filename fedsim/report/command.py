@@ -304,7 +304,7 @@ def report(
 
 def _draw(sections: Sequence[Section], folder: Path, presentation: Presentation) -> Pictures:
     """Save the figures of all sections; return captions and PNGs by their place on the page."""
-    from fedsim.report.figures import save, style  # here: matplotlib takes half a second to import
+    from fedsim.report.drawing import save, style  # here: matplotlib takes half a second to import
 
     gc.freeze()  # `save` collects garbage after large figures, which then leaves all runs alone
     pictures: dict[str, list[tuple[str, bytes]]] = {}

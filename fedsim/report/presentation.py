@@ -64,7 +64,7 @@ class Presentation:
         log_x: Whether accuracy is drawn against logarithmic axes; None: where costs differ much.
         width: The width of all figures: a number with a unit of `UNITS`, or one of `WIDTHS`. None:
             that of a column or of a page, depending on the figure.
-        style: The style of figures (`fedsim.report.figures.SHEETS`).
+        style: The style of figures (`fedsim.report.drawing.SHEETS`).
         spread: What follows a mean in tables: its 95 % `interval`, or the `sd` over seeds.
     """
 

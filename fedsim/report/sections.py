@@ -64,7 +64,7 @@ class Section:
     """The contributions of a section to a report.
 
     `brief` are the tables that are printed unless all are asked for, below the `lines`. `plots`
-    makes figures (`fedsim.report.figures.Plot`), which have their `place` on the page. `verdicts`
+    makes figures (`fedsim.report.drawing.Plot`), which have their `place` on the page. `verdicts`
     by id and further `measures` of runs go to summary.json. `sources` and `rules` end the page.
     """
 

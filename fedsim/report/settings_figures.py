@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from fedsim.report.figures import CAPTIONS, Plot, line_axes, new_figure
+from fedsim.report.drawing import CAPTIONS, Plot
+from fedsim.report.layout import line_axes, new_figure
 from fedsim.report.looks import COLOURS, Look
 from fedsim.results.measures import SPENT
 from fedsim.results.ranking import Comparison, profile, rank_tests

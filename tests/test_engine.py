@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine, mean_losses
+from fedsim.engine.graph import backend as graph_backend
 from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD, Adam, Constant, LocalOptimizer
 from fedsim.engine.schedule import LocalWork, Schedule
@@ -124,10 +126,20 @@ def taped(*task: Any, **parameters: Any) -> Engine:
     return engine  # type: ignore[no-any-return]
 
 
+def stacked(*task: Any, **parameters: Any) -> Engine:
+    """Build the graph engine whose clients all train together, as on a GPU."""
+    with mock.patch.object(graph_backend, "STACKING_DEVICES", ("cpu", "cuda")):
+        engine: Any = taped(*task, **parameters)
+    assert engine.backend.chain is not None or engine.backend._stacked is not None
+    engine.backend.min_share = 0.0
+    return engine  # type: ignore[no-any-return]
+
+
 BACKENDS: dict[str, Callable[..., Engine]] = {
     "batched": batched,
     "differentiated": differentiated,
     "graph": taped,
+    "stacked": stacked,
     "native": partial(native, workers=2),
     "side by side": partial(reference, workers=3),
 }
@@ -137,7 +149,9 @@ def supports(backend: str, model: str, optimizer: str = "sgd") -> bool:
     """Return whether the backend trains this model, and not as another backend does."""
     if backend == "native":
         return model in ("mlp", "dropout", "conv") and not optimizer.startswith("adam")
-    return backend != "differentiated" or model in ("mlp", "dropout")
+    if backend == "differentiated":
+        return model in ("mlp", "dropout")
+    return backend != "stacked" or model not in ("mlp", "dropout")
 
 
 def backends_and(*models: str) -> pytest.MarkDecorator:

@@ -20,6 +20,7 @@ from fedsim.engine import torch_backend
 from fedsim.engine.backend import TrainingResult
 from fedsim.engine.data import ClientData
 from fedsim.engine.engine import Engine
+from fedsim.engine.graph import backend as graph_backend
 from fedsim.engine.graph import recorder
 from fedsim.engine.graph import steps as graph_steps
 from fedsim.engine.graph.backend import (
@@ -281,10 +282,20 @@ CONVOLUTIONS = Case(
 )
 
 
-@pytest.mark.parametrize("case", [DROPOUT, CONVOLUTIONS, RESNET])
-def test_cuda_graphs_equal_tapes_on_the_cpu_to_the_last_bit(
-    case: Case, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("case", "stacked"),
+    [
+        (DROPOUT, False),
+        (CONVOLUTIONS, False),
+        (CONVOLUTIONS, True),
+        (RESNET, False),
+        (RESNET, True),
+    ],
+)
+def test_cuda_graphs_equal_tapes_on_the_cpu(
+    case: Case, stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(graph_backend, "STACKING_DEVICES", ("cpu", "cuda") if stacked else ())
     if case is not DROPOUT:
         monkeypatch.setattr(torch_backend, "layout_for", lambda *args: torch.channels_last)
     on_cpu = case.engine("cpu", taped)
@@ -294,8 +305,12 @@ def test_cuda_graphs_equal_tapes_on_the_cpu_to_the_last_bit(
         for round in (1, 2):
             actual, cohort = train(on_card, round), expected[round - 1]
             for name, value in cohort.delta.items():
-                assert torch.equal(held(actual.delta[name]), value)
-            np.testing.assert_array_equal(actual.loss, cohort.loss)
+                # Grouped convolutions add in another order on the pretended card.
+                tolerance = 1e-4 * float(value.abs().max()) if stacked else 0.0
+                torch.testing.assert_close(
+                    held(actual.delta[name]), value, rtol=0.0, atol=tolerance
+                )
+            np.testing.assert_allclose(actual.loss, cohort.loss, rtol=1e-5 if stacked else 0.0)
 
 
 def test_a_step_that_waits_for_the_device_is_not_recorded(
@@ -328,6 +343,7 @@ def test_recordings_that_replay_side_by_side_have_streams_and_workspaces_of_thei
 ) -> None:
     """Before torch 2.15, workspaces are cleared before each capture, so that it takes new ones."""
     events: list[Any] = []
+    monkeypatch.setattr(graph_backend, "STACKING_DEVICES", ())
     with PretendedCard():
         captured = torch.cuda.graph
 

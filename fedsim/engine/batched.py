@@ -22,7 +22,7 @@ from fedsim.engine.optimizers import SGD, LocalOptimizer
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch, StepProgram, run_steps
 from fedsim.engine.torch_backend import TorchBackend
-from fedsim.engine.training_copies import reject_hidden_randomness
+from fedsim.engine.training_copies import for_batched, reject_hidden_randomness
 from fedsim.engine.vmapped import StackedGradients
 
 
@@ -47,7 +47,7 @@ class BatchedBackend(TorchBackend):
     ) -> None:
         super().__init__(workload, precision, deterministic, chunk_size)
         model, x = workload.model, workload.data.x
-        self.stacked_gradients = StackedGradients(model, x.device, precision)
+        self.stacked_gradients = StackedGradients(for_batched(model), x.device, precision)
         self.chain = workload.linear_chain(precision)
         if self.chain is None:
             if len(x):

@@ -16,11 +16,7 @@ from fedsim.engine.device import Compiled, Precision, autocast
 from fedsim.engine.model import buffer_names, initial, trained_names
 from fedsim.engine.schedule import mean_weights
 from fedsim.engine.stacked import StackedBatch
-from fedsim.engine.training_copies import (
-    for_batched,
-    reject_if_it_fails,
-    reject_mixed_samples,
-)
+from fedsim.engine.training_copies import reject_if_it_fails, reject_mixed_samples
 from fedsim.engine.training_layers import keyed_dropouts, masked_norms
 
 LossGradients = tuple[Stack, tuple[Tensor, tuple[Tensor, Stack]]]
@@ -62,14 +58,13 @@ class FunctionalModule:
 class StackedGradients:
     """A function that returns the gradients of R models, and their samples' losses [R, B].
 
-    It updates running statistics in the stack in place.
+    It updates running statistics in the stack in place. `module` is a training copy of the model.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
-        """Raises `ConfigError` naming a layer that cannot run batched."""
+    def __init__(self, module: nn.Module, device: torch.device, precision: Precision) -> None:
         self.precision: Precision = precision
         self.device = device
-        self.module = FunctionalModule(for_batched(model).to(device))
+        self.module = FunctionalModule(module.to(device))
         self.trained = trained_names(self.module.module)
         self.buffers = buffer_names(self.module.module)
         self._full, self._padded = self._transforms()
@@ -84,8 +79,9 @@ class StackedGradients:
         else:
             result = self._padded(trained, fixed, batch.x, batch.y, batch.weights)
         grads, (_, (losses, statistics)) = result
-        for name in self.buffers:
-            stack[name].copy_(statistics[name])
+        if self.buffers:
+            targets = [stack[name] for name in self.buffers]
+            torch._foreach_copy_(targets, [statistics[name] for name in self.buffers])
         return grads, losses
 
     def compile(self) -> None:

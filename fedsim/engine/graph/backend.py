@@ -7,10 +7,12 @@ calls, which one launch replays. The steps are recorded once on buffers at fixed
 
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import groupby, zip_longest
 from typing import Literal
 
+import numpy as np
 import torch
 
 from fedsim.core.arrays import Ints
@@ -21,6 +23,7 @@ from fedsim.engine.backend import TrainingResult, Workload, fetched
 from fedsim.engine.device import Precision, tell
 from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable, round_up_to
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder, recorder_for
+from fedsim.engine.graph.stacked_steps import MIN_SHARE, StackedPasses, StackedSteps
 from fedsim.engine.graph.steps import (
     RecordableLinearSteps,
     RecordableSteps,
@@ -37,6 +40,8 @@ MAX_STEPS = 64
 MAX_KERNELS = 5_000
 """Maximum number of kernels in one recording. A node of a graph takes memory on the device, and
 time when the graph is made."""
+STACKING_DEVICES = ("cuda",)
+"""Types of devices on which models other than chains train all clients at once."""
 MAX_TRAINERS = 8
 """Maximum number of sizes of cohorts and batches whose recordings are kept."""
 
@@ -48,10 +53,12 @@ class GraphBackend(TorchBackend):
     fewer samples or steps are masked. For a chain of linear layers in float32, the products of all
     clients are computed at once. Two clients or more then train, with an unused row if need be:
     torch multiplies a single pair of matrices in another order of additions than several pairs.
-    For other models, each client has recordings of its own, and these are replayed side by side.
+    On a GPU, other models train all clients at once by torch.func, if most of them make most of the
+    steps. Otherwise each client has recordings of its own, and these are replayed side by side.
     """
 
     fewest_clients = 2
+    min_share = MIN_SHARE
 
     def __init__(
         self,
@@ -71,19 +78,28 @@ class GraphBackend(TorchBackend):
         self.chain = workload.linear_chain(precision)
         self.recorder = recorder_for(x.device)
         self._passes: TrainingPasses | None = None
+        self._stacked: StackedPasses | None = None
         if self.chain is None:
             self._passes = TrainingPasses(workload, precision, self.layout)
         if len(x):
             reject_hidden_randomness(workload.model, x)
             if self._passes is not None:
                 self._passes.try_out(x)
-        self._trainers: OrderedDict[tuple[int, int, bool], RecordedTrainer] = OrderedDict()
-        """Trainers by clients, batch size and whether there is a correction; the last is the
-        latest."""
+        if self.chain is None and x.device.type in STACKING_DEVICES:
+            with suppress(ConfigError):  # The model then trains one client a stream.
+                self._stacked = StackedPasses(workload, precision)
+        self._trainers: OrderedDict[tuple[int, int, bool, bool], RecordedTrainer] = OrderedDict()
+        """Trainers by clients, batch size, whether there is a correction and whether the clients
+        train together; the last is the latest."""
 
     @property
     def description(self) -> str:
-        kind = "one client a stream" if self.chain is None else "linear layers"
+        if self.chain is not None:
+            kind = "linear layers"
+        elif self._stacked is not None:
+            kind = "stacked clients"
+        else:
+            kind = "one client a stream"
         return f"graph, {kind}, {self.recorder.description}"
 
     def joint_key(self, schedule: Schedule) -> Hashable:
@@ -112,28 +128,39 @@ class GraphBackend(TorchBackend):
         possible."""
         num_clients, num_steps, batch = schedule.positions.shape
         corrected = bool(schedule.correction)
+        together = self._train_together(schedule)
         # 1. The rows of its buffers. Cohorts of almost the same size share a trainer.
-        fewest_rows = num_clients if self.chain is None else max(num_clients, self.fewest_clients)
+        fewest_rows = max(num_clients, self.fewest_clients) if together else num_clients
         num_rows = min(round_up(fewest_rows), max(fewest_rows, self.chunk_size))
-        if self.chain is None:
+        if not together:
             # Unused rows cost no time here, so a trainer with more rows serves as well.
             fitting = []
-            for rows, other_batch, other_corrected in self._trainers:
-                if rows >= num_rows and (other_batch, other_corrected) == (batch, corrected):
+            for rows, *others in self._trainers:
+                if rows >= num_rows and others == [batch, corrected, together]:
                     fitting.append(rows)
             num_rows = min(fitting, default=num_rows)
 
         # 2. Take the trainer, or make one, and put it last: the first is the least recently used.
-        trainer = self._trainers.pop((num_rows, batch, corrected), None)
+        key = (num_rows, batch, corrected, together)
+        trainer = self._trainers.pop(key, None)
         if trainer is None or trainer.table.num_steps < num_steps:
-            trainer = self._new_trainer(num_rows, round_up(num_steps), batch, corrected)
-        self._trainers[num_rows, batch, corrected] = trainer
+            trainer = self._new_trainer(num_rows, round_up(num_steps), batch, corrected, together)
+        self._trainers[key] = trainer
         if len(self._trainers) > MAX_TRAINERS:
             self._trainers.popitem(last=False)
         return trainer
 
+    def _train_together(self, schedule: Schedule) -> bool:
+        """Return whether one program makes the steps of all clients."""
+        if self.chain is not None:
+            return True
+        if self._stacked is None or len(schedule) < self.fewest_clients:
+            return False
+        num_steps = np.count_nonzero(schedule.counts)
+        return bool(num_steps >= self.min_share * schedule.counts.size)
+
     def _new_trainer(
-        self, num_rows: int, num_steps: int, batch: int, corrected: bool
+        self, num_rows: int, num_steps: int, batch: int, corrected: bool, together: bool
     ) -> "RecordedTrainer":
         data, optimizer = self.data, self.optimizer
         assert isinstance(optimizer, SGD | Adam)
@@ -143,10 +170,15 @@ class GraphBackend(TorchBackend):
         augmented = data.augment is not None
         table = ScheduleTable(num_steps, num_rows, batch, num_scalars, like, augmented=augmented)
         programs: list[RecordableSteps] = []
+        all_clients = slice(0, num_rows)
         if self.chain is not None:
-            all_clients = slice(0, num_rows)
             programs.append(
                 RecordableLinearSteps(data, table, models, optimizer, all_clients, self.chain)
+            )
+        elif together:
+            assert self._stacked is not None
+            programs.append(
+                StackedSteps(data, table, models, optimizer, all_clients, self._stacked)
             )
         else:
             assert self._passes is not None

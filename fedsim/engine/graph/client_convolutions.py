@@ -1,0 +1,296 @@
+"""Convolutions of R clients with weights of their own, computed in the faster of two ways.
+
+- `grouped`: one convolution in which each client is a group. There are few launches, but cuDNN's
+  kernels for groups can be slow.
+- `one by one`: a convolution for each client.
+
+Which way is faster depends on the layer, the precision and the card. Both are timed when the steps
+are recorded. The choice is kept in a file, because the ways add in different orders: a run that is
+resumed on the same machine has to compute the same.
+
+`ClientConv2d` takes the place of nn.Conv2d in a model that torch.func.vmap maps over the clients.
+Its tensors have the clients as the second axis, [B, R, C, H, W]. A grouped convolution takes and
+returns these as [B, R * C, H, W] without a copy.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedsim.core.disk import write_atomically
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Stride, padding and dilation of a convolution."""
+Gradients = tuple[Tensor | None, Tensor, Tensor | None]
+"""Gradients of a convolution's input, weight and bias; None if not needed."""
+NUM_TIMED = 4
+"""Number of calls in a graph that is timed."""
+NUM_REPLAYS = 3
+"""Number of replays, of which the fastest counts."""
+
+
+def use_client_convolutions(module: nn.Module) -> nn.Module:
+    """Replace the plain convolutions of a training copy, and return it."""
+    for layer in module.modules():
+        plain = type(layer) is nn.Conv2d and layer.groups == 1
+        if plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
+            layer.__class__ = ClientConv2d
+    return module
+
+
+class ClientConv2d(nn.Conv2d):
+    """A convolution whose clients are computed by `ClientConvolution` under vmap."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        kind = input.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            input, weight = input.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+        geometry = (self.stride, self.padding, self.dilation)
+        output: Tensor = ClientConvolution.apply(input, weight, bias, geometry)
+        return output
+
+
+class ClientConvolution(torch.autograd.Function):
+    """F.conv2d, with a rule of its own for vmap."""
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        return F.conv2d(x, weight, bias, *geometry)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.geometry = inputs
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        needed = (ctx.needs_input_grad[0], True, ctx.has_bias)
+        gradients = ConvolutionGradients.apply(slope, x, weight, needed, ctx.geometry)
+        return *gradients, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Sequence[int | None],
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+    ) -> tuple[Tensor, int]:
+        x = _with_clients(x, in_dims[0], info.batch_size, axis=1)
+        weight = _with_clients(weight, in_dims[1], info.batch_size, axis=0)
+        if bias is not None:
+            bias = _with_clients(bias, in_dims[2], info.batch_size, axis=0)
+        return convolve(x, weight, bias, geometry), 1
+
+
+class ConvolutionGradients(torch.autograd.Function):
+    """The gradients of F.conv2d, with a rule of its own for vmap. Has no gradients itself."""
+
+    @staticmethod
+    def forward(
+        slope: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool], geometry: Geometry
+    ) -> Gradients:
+        return _gradients(slope, x, weight, needed, geometry, groups=1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Sequence[int | None],
+        slope: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        needed: Sequence[bool],
+        geometry: Geometry,
+    ) -> tuple[Gradients, tuple[int | None, ...]]:
+        slope = _with_clients(slope, in_dims[0], info.batch_size, axis=1)
+        x = _with_clients(x, in_dims[1], info.batch_size, axis=1)
+        weight = _with_clients(weight, in_dims[2], info.batch_size, axis=0)
+        gradients = convolution_gradients(slope, x, weight, needed, geometry)
+        return gradients, (1 if needed[0] else None, 0, 0 if needed[2] else None)
+
+
+def _with_clients(value: Tensor, dim: int | None, num_clients: int, axis: int) -> Tensor:
+    """Return a tensor with the clients' axis at `axis`, from one with it at `dim` or nowhere."""
+    if dim is None:
+        value, dim = value.unsqueeze(0).expand(num_clients, *value.shape), 0
+    return value.movedim(dim, axis)
+
+
+# --- both ways ------------------------------------------------------------------------------------
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    """Return the outputs [B, R, O, H', W'] of inputs [B, R, C, H, W].
+
+    Weights are [R, O, C, h, w], and the bias is [R, O] or None.
+    """
+    ways: dict[str, Callable[[], Tensor]] = {
+        "grouped": lambda: _grouped_convolution(x, weight, bias, geometry),
+        "one by one": lambda: _single_convolutions(x, weight, bias, geometry),
+    }
+    return ways[_fastest("forward", x, weight, geometry, ways)]()
+
+
+def _grouped_convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    num_clients = len(weight)
+    flat_bias = None if bias is None else bias.flatten()
+    output = F.conv2d(
+        x.flatten(1, 2), weight.flatten(0, 1), flat_bias, *geometry, groups=num_clients
+    )
+    return output.unflatten(1, (num_clients, -1))
+
+
+def _single_convolutions(
+    x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    outputs = []
+    for client in range(len(weight)):
+        own_bias = None if bias is None else bias[client]
+        outputs.append(F.conv2d(x[:, client], weight[client], own_bias, *geometry))
+    return torch.stack(outputs, 1)
+
+
+def convolution_gradients(
+    slope: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool], geometry: Geometry
+) -> Gradients:
+    """Return the gradients of inputs [B, R, C, H, W], weights and bias, as far as they are needed.
+
+    `slope` [B, R, O, H', W'] is the gradient at the output.
+    """
+    ways: dict[str, Callable[[], Gradients]] = {
+        "grouped": lambda: _grouped_gradients(slope, x, weight, needed, geometry),
+        "one by one": lambda: _single_gradients(slope, x, weight, needed, geometry),
+    }
+    kind = "backward" if needed[0] else "backward without the input's"
+    return ways[_fastest(kind, x, weight, geometry, ways)]()
+
+
+def _gradients(
+    slope: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    needed: Sequence[bool],
+    geometry: Geometry,
+    groups: int,
+) -> Gradients:
+    bias_sizes = [weight.shape[0]] if needed[2] else None
+    stride, padding, dilation = geometry
+    gradients: Gradients = torch.ops.aten.convolution_backward(
+        slope, x, weight, bias_sizes, stride, padding, dilation, False, [0, 0], groups, list(needed)
+    )
+    return gradients
+
+
+def _grouped_gradients(
+    slope: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool], geometry: Geometry
+) -> Gradients:
+    num_clients = len(weight)
+    flat = slope.flatten(1, 2), x.flatten(1, 2), weight.flatten(0, 1)
+    of_input, of_weight, of_bias = _gradients(*flat, needed, geometry, groups=num_clients)
+    if of_input is not None:
+        of_input = of_input.unflatten(1, (num_clients, -1))
+    if of_bias is not None:
+        of_bias = of_bias.unflatten(0, (num_clients, -1))
+    return of_input, of_weight.unflatten(0, (num_clients, -1)), of_bias
+
+
+def _single_gradients(
+    slope: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool], geometry: Geometry
+) -> Gradients:
+    of_inputs, of_weights, of_biases = [], [], []
+    for client in range(len(weight)):
+        of_input, of_weight, of_bias = _gradients(
+            slope[:, client], x[:, client], weight[client], needed, geometry, groups=1
+        )
+        of_inputs.append(of_input)
+        of_weights.append(of_weight)
+        of_biases.append(of_bias)
+    return (
+        torch.stack(of_inputs, 1) if needed[0] else None,  # type: ignore[arg-type]
+        torch.stack(of_weights),
+        torch.stack(of_biases) if needed[2] else None,  # type: ignore[arg-type]
+    )
+
+
+# --- the choice -----------------------------------------------------------------------------------
+
+
+def _fastest(
+    kind: str, x: Tensor, weight: Tensor, geometry: Geometry, ways: dict[str, Callable[[], Any]]
+) -> str:
+    """Return the name of the way to take: on a CPU the first, on a GPU the fastest."""
+    if not x.is_cuda:
+        return next(iter(ways))
+    precision = f"{x.dtype} {torch.backends.cudnn.conv.fp32_precision}"  # type: ignore[attr-defined]
+    layer = f"{kind} {tuple(x.shape)} {tuple(weight.shape)} {geometry} {precision}"
+    known = _choices(_file_of_card(x.device))
+    if known.get(layer) not in ways:
+        times = {name: milliseconds(call) for name, call in ways.items()}
+        known[layer] = min(times, key=lambda name: times[name])
+        _remember(_file_of_card(x.device), known)
+    return known[layer]
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    """Return the time of a call on a GPU, as part of a CUDA graph."""
+    for _ in range(2):
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(NUM_TIMED):
+            call()
+    times = []
+    for _ in range(NUM_REPLAYS):
+        begin = torch.cuda.Event(enable_timing=True)
+        end = torch.cuda.Event(enable_timing=True)
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / NUM_TIMED)
+    return min(times)
+
+
+@functools.cache
+def _file_of_card(device: torch.device) -> Path:
+    """Return the file of choices for a card and the versions of what computes on it."""
+    card = torch.cuda.get_device_name(device).replace(" ", "_")
+    versions = f"torch{torch.__version__}-cudnn{torch.backends.cudnn.version()}"
+    return platformdirs.user_cache_path("fedsim") / "convolutions" / f"{card}-{versions}.json"
+
+
+@functools.cache
+def _choices(path: Path) -> dict[str, str]:
+    """Return the remembered choices, which the caller may add to."""
+    try:
+        choices = json.loads(path.read_text())
+    except (OSError, ValueError):  # none yet, or damaged
+        return {}
+    return choices if isinstance(choices, dict) else {}
+
+
+def _remember(path: Path, choices: dict[str, str]) -> None:
+    """Write the choices, if the folder can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(choices, indent=1).encode())
+    except OSError:
+        return  # This process keeps its choices. Another one may choose otherwise.

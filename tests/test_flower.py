@@ -64,6 +64,8 @@ METHODS = {
     "fedprox": ("local_algorithm=fedprox", "local_algorithm.mu=0.1"),
     "by_size": ("aggregator=by_size",),
     "uniform": ("aggregator=uniform",),
+    "unreliable": ("local.drop_out=0.3", "local.partial_rate=0.5", "local_algorithm=fednova"),
+    "by size": ("availability=by_size",),
 }
 COUNTED = (
     "contacted",
@@ -353,7 +355,10 @@ def test_a_client_makes_no_objects_of_classes_outside_the_engine() -> None:
         engine_of(work, torch.nn.Linear(1, 1), torch.zeros(1, 1), torch.zeros(1).long(), 0)
 
 
-@pytest.mark.parametrize("word", ["clients=label_noise", "init_seed=per_client"])
+ONLY_SIMULATED = ["clients=label_noise", "init_seed=per_client", "availability=cycles"]
+
+
+@pytest.mark.parametrize("word", ONLY_SIMULATED)
 def test_what_only_the_simulator_can_do_is_rejected(word: str) -> None:
     with pytest.raises(ConfigError, match="only the simulator can do that"):
         strategy.Selecting(*RUN, *UNEQUAL, word, model=torch.nn.Linear(1, 1))

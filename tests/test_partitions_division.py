@@ -287,6 +287,8 @@ def test_purposes_have_the_numbers_that_published_results_were_made_with() -> No
         "DEVICES": 21,
         "DEVICE_VARIATION": 22,
         "ARRIVAL_ORDER": 23,
+        "PARTIAL_WORK": 24,
+        "LOST_CLIENTS": 25,
         "IMPERFECT": 31,
         "LABEL_NOISE": 32,
         "RANDOM_UPDATE": 33,

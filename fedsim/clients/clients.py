@@ -367,6 +367,13 @@ class Clients:
         cohort = self._results.of(ids)
         return replace(cohort, ids=ids, durations=seconds, samples=None, momentum=None)
 
+    def server_has(self, ids: Ids) -> Bools:
+        """Return whose whole update the server has already [len(ids)]."""
+        has_all = np.ones(len(ids), bool)
+        for name in self._bytes:
+            has_all &= self._has_sent[name][ids]
+        return has_all
+
     def validate(self, params: Params) -> Evaluation:
         """Return accuracy and loss of `params` on the server's validation split. No client is
         contacted."""

@@ -133,19 +133,26 @@ class RoundClock:
         )
 
     def wait_for_updates(
-        self, ids: Ids, seconds: Floats, start: float, num_counted: int
+        self,
+        ids: Ids,
+        seconds: Floats,
+        start: float,
+        num_counted: int,
+        lost_after: Floats | float = np.inf,
     ) -> tuple[Bools, float]:
         """Return whose updates arrive in time [n], and the seconds until the server continues.
 
         The server requests the updates `start` seconds after the round has begun, and the clients
         `ids` take `seconds` [n] from then. The update of a client that leaves before it has
-        finished is lost. With over-selection only the first `num_counted` updates count, and ties
-        are broken at random. The server continues after the last update that counts, when nothing
+        finished is lost. A client leaves after `lost_after` [n] seconds, or when its device does.
+        With over-selection only the first `num_counted` updates count, and ties are broken at
+        random. The server continues after the last update that counts, when nothing
         more can arrive, or at the deadline, whichever is first.
         """
         leaving = np.full(len(ids), np.inf)
         if self._devices.presence is not None:
             leaving = self._devices.presence.of(ids).remaining(self._start + start)
+        leaving = np.minimum(leaving, lost_after)
         deadline = np.inf if self._system.deadline is None else self._system.deadline
         arrived = (seconds <= leaving) & (seconds <= deadline)
         end = float(np.minimum(seconds, leaving).max(initial=0.0))

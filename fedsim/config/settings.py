@@ -13,7 +13,7 @@ from annotated_types import Ge, Interval, Le
 
 from fedsim.config.build import construct
 from fedsim.core.errors import ConfigError, Problem, rule
-from fedsim.core.parameters import Count, CountOrZero, Problems, parameters
+from fedsim.core.parameters import Count, CountOrZero, Problems, Share, parameters
 
 T = TypeVar("T")
 MAX_CLIENTS = 1_000_000
@@ -115,7 +115,9 @@ class LocalSettings:
     `steps`. One of the two is None.
 
     `holdout_fraction` is the share of a client's samples on which it does not train. `evaluate_on`
-    says on which of its samples a client reports losses and accuracies.
+    says on which of its samples a client reports losses and accuracies. `drop_out` is the
+    probability that a selected client is lost in a round. `partial_rate` and `partial_draw` are
+    those of `LocalWork`. None stands for 0, and for `round`.
     """
 
     epochs: Annotated[int, Ge(1), Le(MAX_EPOCHS)] | None
@@ -123,6 +125,9 @@ class LocalSettings:
     batch_size: Count
     holdout_fraction: Annotated[float, Interval(ge=0, lt=1)]
     evaluate_on: Literal["train", "holdout"]
+    drop_out: Share | None = None
+    partial_rate: Share | None = None
+    partial_draw: Literal["round", "client"] | None = None
 
     def problems(self) -> Problems:
         """Yield a problem unless one of epochs and steps is given, and held-out samples if
@@ -140,6 +145,13 @@ class LocalSettings:
             self.evaluate_on,
             "needs samples that are held out",
             "set local.holdout_fraction=0.2, say",
+        )
+        yield rule(
+            self.partial_draw is None or self.partial_rate is not None,
+            "partial_draw",
+            self.partial_draw,
+            "needs a probability of partial work",
+            "set local.partial_rate=0.5, say",
         )
 
 

@@ -35,11 +35,16 @@ class LocalWork:
     Batches of `batch_size` samples are cut from consecutive shuffled epochs. The last batch of an
     epoch is smaller if `batch_size` does not divide the client's number of samples n_k. So
     `steps = epochs * ceil(n_k / batch_size)` is the same work as `epochs`.
+
+    With the probability `partial_rate` a client makes only a part of its steps. That is drawn in
+    each round (FedProx, Li et al. 2020), or once for each client if `partial_once`.
     """
 
     epochs: int | None
     steps: int | None
     batch_size: int
+    partial_rate: float = 0.0
+    partial_once: bool = False
 
     def num_steps(self, size: int) -> int:
         """Return the number of local steps of a client with `size` samples."""
@@ -50,10 +55,28 @@ class LocalWork:
         assert self.epochs is not None
         return self.epochs * -(-size // self.batch_size)
 
-    def num_samples(self, size: int) -> int:
-        """Return how many samples a client with `size` samples passes forward and backward."""
+    def drawn_steps(self, sizes: Ints, streams: Streams, round: int, ids: Ids) -> Ints:
+        """Return the local steps of clients `ids` with `sizes` [K] samples in a `round`.
+
+        Of S steps, partial work has max(1, floor(S u)), with a uniform u in [0, 1). The draws
+        depend on (seed, PARTIAL_WORK, round, client) only, and not on the rate.
+        """
+        steps = np.array([self.num_steps(size) for size in sizes.tolist()], dtype=np.int64)
+        if not self.partial_rate:
+            return steps
+        key = 0 if self.partial_once else round  # rounds count from 1
+        for row, rng in enumerate(streams.generators(Purpose.PARTIAL_WORK, key, last=ids)):
+            chance, part = rng.random(2)
+            if chance < self.partial_rate and steps[row]:
+                steps[row] = max(1, int(steps[row] * part))
+        return steps
+
+    def num_samples(self, size: int, steps: int | None = None) -> int:
+        """Return how many samples a client with `size` samples passes forward and backward in
+        `steps`; None: in all its steps."""
         steps_per_epoch = max(-(-size // self.batch_size), 1)
-        epochs, remaining_steps = divmod(self.num_steps(size), steps_per_epoch)
+        steps = self.num_steps(size) if steps is None else steps
+        epochs, remaining_steps = divmod(steps, steps_per_epoch)
         return epochs * size + min(remaining_steps * self.batch_size, size)
 
     def too_large(self, sizes: Ints, cohort_size: int) -> Problem | None:
@@ -196,7 +219,7 @@ def make_schedule(
     """
     chosen = positions_of(positions, ids)
     sizes = chosen.sizes
-    steps = np.array([work.num_steps(size) for size in sizes.tolist()], dtype=np.int64)
+    steps = work.drawn_steps(sizes, streams, round, ids)
     num_steps = int(steps.max(initial=0))
     width = min(work.batch_size, int(sizes.max(initial=0)))
     batches = np.zeros((len(ids), num_steps, width), np.int64)

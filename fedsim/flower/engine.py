@@ -76,6 +76,8 @@ class RemoteEngine(Engine):
             updates.append(update)
         # 3. Put them together. The server knows how much work it has asked for.
         sizes = self._sizes[ids]
+        steps = self.work.drawn_steps(sizes, self._streams, round, ids)
+        samples = map(self.work.num_samples, sizes.tolist(), steps.tolist())
         return Cohort(
             ids=ids,
             sizes=sizes,
@@ -83,9 +85,9 @@ class RemoteEngine(Engine):
             delta={name: torch.stack([update[name] for update in updates]) for name in params},
             loss=_numbers(answers, "training_loss"),
             rms_loss=_numbers(answers, "squared_loss"),
-            steps=np.array([self.work.num_steps(size) for size in sizes.tolist()], np.int64),
+            steps=steps,
             trained=self.trained,
-            samples=np.array([self.work.num_samples(size) for size in sizes.tolist()], np.int64),
+            samples=np.array(list(samples), np.int64),
         )
 
     def losses(self, params: Params, positions: Sequence[Ints]) -> Floats:

@@ -68,7 +68,8 @@ def engine_of(work: str, model: nn.Module, x: Tensor, y: Tensor, client: int) ->
     workload = Workload(model, data, optimizer, node["total_steps"])
     backend = instantiate(node["engine"], Backend, "engine", workload)
     local = node["local"]
-    local_work = LocalWork(local["epochs"], local["steps"], local["batch_size"])
+    partial = (local.get("partial_rate") or 0.0, local.get("partial_draw") == "client")
+    local_work = LocalWork(local["epochs"], local["steps"], local["batch_size"], *partial)
     return Engine(backend, workload, local_work, Streams(node["seed"]))
 
 

@@ -17,6 +17,7 @@ from fedsim.clients.context import LabelledSamples, RoundContext, Signal
 from fedsim.clients.server import ServerData
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan, hash_config
+from fedsim.core.arrays import Bools
 from fedsim.core.errors import FedsimError, Problem, check, rule
 from fedsim.core.record import Record
 from fedsim.core.rng import Streams
@@ -28,6 +29,7 @@ from fedsim.flower.nodes import LOG, Nodes
 from fedsim.partitions.division import Division
 from fedsim.results.files import MODEL
 from fedsim.results.reading import FINAL
+from fedsim.rounds.availability import Availability
 from fedsim.rounds.loop import Arrivals, Components, Simulation
 from fedsim.running.assembly import Experiment, PreparedData, components_of
 from fedsim.running.experiment import execute
@@ -186,6 +188,9 @@ def _unfit(plan: Plan) -> Iterator[Problem | None]:
         "init_seed": "per_client" if settings.init_seed == "per_client" else None,
         "local.holdout_fraction": plan.local.holdout_fraction,
     }
+    availability = instantiate(settings.availability, Availability, "availability")
+    if availability.needs_labels:
+        simulated["availability"] = plan.choices["availability"]
     for key, value in simulated.items():
         yield rule(not value, key, value, "only the simulator can do that", "leave it out")
 
@@ -218,7 +223,12 @@ class Deployment(Simulation):
         return replace(context, available=np.intersect1d(context.available, connected))
 
     def _arrivals(
-        self, context: RoundContext, cohort: Cohort, weights: Weights, asking_seconds: float
+        self,
+        context: RoundContext,
+        cohort: Cohort,
+        weights: Weights,
+        is_new: Bools,
+        asking_seconds: float,
     ) -> Arrivals:
         """Take out the silent clients; the simulator decides about the others."""
         answered = ~np.isin(cohort.ids, list(self.engine.silent))
@@ -227,4 +237,4 @@ class Deployment(Simulation):
             return Arrivals(late=cohort.ids)
         if not answered.all():
             cohort, weights = keep_rows(cohort, weights, answered)
-        return super()._arrivals(context, cohort, weights, asking_seconds)
+        return super()._arrivals(context, cohort, weights, is_new[answered], asking_seconds)

@@ -66,6 +66,7 @@ class Components:
     None: clients train from the server's model. `client_accuracy` measures the accuracy of each
     client at evaluations; None: it is not measured. `now` returns the time of the host's clock in
     seconds. `simulated_clock` measures time on the clients' devices; None: it is not simulated.
+    `drop_out` is the probability that a selected client is lost before its update arrives.
     """
 
     engine: Engine
@@ -83,6 +84,7 @@ class Components:
     simulated_clock: SimulatedClock | None = None
     behaviour: ClientBehaviour = HONEST
     local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
+    drop_out: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,8 @@ class Arrivals:
 
     `cohort` has the updates that arrive in time and are finite; None: there are none. `weights` are
     the selector's weights of these clients, scaled so that their sum is that of the whole cohort.
-    `late` are the clients whose updates do not arrive in time, or not among the first that count.
+    `late` are the clients whose updates do not arrive: they are lost, too late, or not among the
+    first that count.
     `seconds` is the simulated time from the request until the server continues. `num_dropped` is
     the number of updates in time that hold a nan or infinity. `train_loss` is the mean training
     loss over all updates in time; None: no loss is finite.
@@ -165,13 +168,14 @@ class Simulation:
 
         # 3. Train
         timer.enter("train")
+        is_new = ~clients.server_has(selection.ids)
         cohort = clients.collect(selection.ids) if len(selection.ids) else None
 
         # 4. Find out which updates arrive
         timer.enter("aggregate")
         arrivals = Arrivals(late=selection.ids)
         if cohort is not None:
-            arrivals = self._arrivals(context, cohort, selection.weights, asking_seconds)
+            arrivals = self._arrivals(context, cohort, selection.weights, is_new, asking_seconds)
 
         # 5. Aggregate. A private aggregator adds its noise even if no update arrives.
         params = self.params
@@ -255,30 +259,38 @@ class Simulation:
         return selection
 
     def _arrivals(
-        self, context: RoundContext, cohort: Cohort, weights: Weights, asking_seconds: float
+        self,
+        context: RoundContext,
+        cohort: Cohort,
+        weights: Weights,
+        is_new: Bools,
+        asking_seconds: float,
     ) -> Arrivals:
         """Return the updates of the `cohort` that arrive in time and are finite.
 
-        The server requests them `asking_seconds` after the start of the round. Without a simulated
-        clock all of them arrive in time.
+        The server requests them `asking_seconds` after the start of the round. `is_new` [K] says
+        whose update it did not have before. Without a simulated clock all updates arrive in time,
+        except those of clients that are lost.
         """
-        late = cohort.ids[:0]
+        parts_done = self._parts_done(context, cohort.ids)
+        parts_done[~is_new] = np.inf
+        arrived = np.isinf(parts_done)
         seconds = 0.0
         clock = self.components.simulated_clock
         if clock is not None and context.round_clock is not None:
             assert cohort.durations is not None
-            in_time, seconds = context.round_clock.wait_for_updates(
-                cohort.ids, cohort.durations, asking_seconds, clock.num_counted
+            # a client that takes no time is not lost; 0 times infinity is nan
+            lost_after = np.where(arrived, np.inf, cohort.durations * np.minimum(parts_done, 1))
+            arrived, seconds = context.round_clock.wait_for_updates(
+                cohort.ids, cohort.durations, asking_seconds, clock.num_counted, lost_after
             )
-            late = cohort.ids[~in_time]
-            # `collect` has noted all as uploaded. Late ones are not, but an update with a duration
-            # of 0 was at the server before the request.
-            was_sent_now = cohort.durations > 0
-            context.ledger.uploaded.difference_update(cohort.ids[~in_time & was_sent_now].tolist())
-            if not in_time.any():
+        late = cohort.ids[~arrived]
+        if len(late):
+            # `collect` has noted all as uploaded. Late ones are not, unless the server had them.
+            context.ledger.uploaded.difference_update(cohort.ids[~arrived & is_new].tolist())
+            if not arrived.any():
                 return Arrivals(late, seconds=seconds)
-            if len(late):
-                cohort, weights = keep_rows(cohort, weights, in_time)
+            cohort, weights = keep_rows(cohort, weights, arrived)
         train_loss = mean_loss(cohort)
         try:
             finite, weights, num_dropped = drop_nonfinite(cohort, weights)
@@ -290,6 +302,22 @@ class Simulation:
                 late, seconds=seconds, num_dropped=len(cohort.ids), train_loss=train_loss
             )
         return Arrivals(late, finite, weights, seconds, num_dropped, train_loss)
+
+    def _parts_done(self, context: RoundContext, ids: Ids) -> Floats:
+        """Return the part of its work, in [0, 1), after which each client of `ids` is lost [K];
+        infinity for clients that are not lost.
+
+        The draws depend on (seed, LOST_CLIENTS, round, client) only, and not on the probability.
+        """
+        parts = np.full(len(ids), np.inf)
+        if self.components.drop_out:
+            streams = self.components.streams
+            rngs = streams.generators(Purpose.LOST_CLIENTS, context.round, last=ids)
+            for row, rng in enumerate(rngs):
+                chance, part = rng.random(2)
+                if chance < self.components.drop_out:
+                    parts[row] = part
+        return parts
 
     def _aggregate(self, context: RoundContext, selected: Ids, arrivals: Arrivals) -> Params:
         """Return the next global model after checking it. Raises `AggregationError` and
@@ -440,6 +468,8 @@ class Simulation:
                 simulated_time=self.simulated_time,
                 late=arrivals.late.tolist(),
             )
+        elif components.drop_out:
+            record = replace(record, late=arrivals.late.tolist())
         if client_accuracies is not None:
             measures = aggregates(client_accuracies, self.covered)
             record = replace(

@@ -202,7 +202,8 @@ def components_of(
     else:
         client_data = ClientData(data.x, labels, *positions, data.num_classes)
     client_data = replace(client_data, true_y=data.y, augment=data.augment)
-    work = LocalWork(local.epochs, local.steps, local.batch_size)
+    partial = (local.partial_rate or 0.0, local.partial_draw == "client")
+    work = LocalWork(local.epochs, local.steps, local.batch_size, *partial)
     check(work.too_large(division.sizes, num_selected))
     total_steps = settings.num_rounds * work.median_steps(division.train)
     workload = Workload(model, client_data, optimizer, total_steps)
@@ -215,6 +216,9 @@ def components_of(
         test_labels = data.test.y.cpu().numpy()
         accuracy_measure = client_accuracy(settings.client_accuracy, division, test_labels, *owners)
     population = Population(division.sizes, num_selected, settings.num_rounds)
+    # Rounds have the keys from 1 on.
+    stream = streams.generator(Purpose.AVAILABILITY)
+    availability.begin(population.sizes, division.histograms, stream)
     selector = _part(config, "selector", Selector, population)
     unfit = selector.unfit_for(trained)
     if unfit is not None:
@@ -253,6 +257,7 @@ def components_of(
         client_accuracy=accuracy_measure,
         behaviour=behaviour,
         local_algorithm=local_algorithm,
+        drop_out=local.drop_out or 0.0,
     )
 
 

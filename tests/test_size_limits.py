@@ -47,6 +47,8 @@ MEMORY = 2**30
 """Bytes that a config may take above what the process has."""
 SIZE_NOTHING = {
     "aggregator.denominator",
+    "availability.period",
+    "availability.rounds_per_label",
     "checkpoint.every",
     "dataset.min_speeches",
     "dataset.seed",

@@ -4,21 +4,32 @@ import io
 import itertools
 import json
 from collections.abc import Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
+from fedsim.core.record import reaches
 from fedsim.papers.sections import verdicts
 from fedsim.report.command import with_window
-from fedsim.report.headline import best, warnings
+from fedsim.report.headline import best, fastest, warnings
 from fedsim.report.sections import Material
-from fedsim.report.table import Table, make_frame
-from fedsim.report.tables import budgets, by_group, pairs, reached
+from fedsim.report.table import Bold, Table, make_frame
+from fedsim.report.tables import budgets, by_group, pairs, targets
 from fedsim.results.frames import runs_frame
+from fedsim.results.measures import final_accuracy, rounds_until
 from fedsim.results.runs import ReportError, read_runs
-from tests.report_toys import frame_of, make_report, only_run, rows_of, write_run
+from tests.report_toys import (
+    change_run,
+    frame_of,
+    make_report,
+    only_run,
+    rows_of,
+    write_run,
+)
 
 PAIR, ALL = [0, 1], [0, 1, 2, 3]
 """The clients of a round. Each of them costs 20 bytes: a round costs 40 or 80."""
@@ -104,15 +115,33 @@ def test_targets_are_reached_by_the_mean_of_a_window_in_each_setting(tmp_path: P
         folder = tmp_path / str(shards)
         own = {"partition": {"shards": shards}, "choices": {"selector": selector}}
         write_run(folder, accuracies, [PAIR] * 4, seed=seed, final_window=2, **own)
-    rows = rows_of(reached(frame_of(tmp_path), [0.25, 0.355, 0.5]))
+    rows = rows_of(targets(frame_of(tmp_path), [0.25, 0.355, 0.5]))
     names = [(row[""], row["run"], row["target"]) for row in rows]
     assert len(set(names)) == 12  # two settings, two methods, three targets
     assert names[6] == ("shards=10", "random", "0.2500")
     low, middle, high = rows[6], rows[8], rows[10]
-    assert (low["rounds"], low["bytes"], low["seconds"]) == ("3", "120 B", "15.0 s")
-    assert (middle["rounds"], middle["bytes"]) == ("4 (2/3)", "160 B (2/3)")
-    assert (high["rounds"], high["seconds"]) == ("never (0/3)", "never (0/3)")
-    assert {row["simulated"] for row in rows} == {"-"}
+    assert (low["rounds"], low["bytes both ways"], low["time"]) == ("3", "120 B", "15.0 s")
+    assert (middle["rounds"], middle["bytes both ways"]) == ("4 (2/3)", "160 B (2/3)")
+    assert (high["rounds"], high["time"]) == ("never (0/3)", "never (0/3)")
+    assert {row["simulated time"] for row in rows} == {"-"}
+
+
+@pytest.mark.parametrize("num_rounds", [3, 30])
+def test_the_round_of_a_target_is_where_a_run_with_that_stop_at_ends(
+    tmp_path: Path, num_rounds: int
+) -> None:
+    """Some rounds are not evaluated. `reaches` is what the round loop calls after each round."""
+    random = np.random.default_rng(0)
+    accuracies = [None if t % 5 == 3 else float(random.uniform(0, 0.5)) for t in range(num_rounds)]
+    write_run(tmp_path, accuracies, [PAIR] * num_rounds, final_window=4)
+    run = only_run(tmp_path)
+    for target in (0.01, 0.2, 0.25, 0.3, final_accuracy(run), 0.5):
+        ends = [
+            end
+            for end in range(1, num_rounds + 1)
+            if reaches(accuracies[max(end - 4, 0) : end], target, 4, num_rounds)
+        ]
+        assert rounds_until(run, target) == pytest.approx(min(ends, default=nan), nan_ok=True)
 
 
 def test_another_window_needs_no_other_runs(tmp_path: Path) -> None:
@@ -165,6 +194,85 @@ def test_runs_that_ended_at_stop_at_show_their_rounds(tmp_path: Path) -> None:
     assert row["final accuracy (last 2)"].startswith("0.4000 [")  # of 0.35 and 0.45
     (line,) = warnings(list(frame["run"]))
     assert line.startswith("runs with stop_at end when they reach it")
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Path:
+    """Return a folder with runs that ended at 0.35: `full` one or two rounds earlier, with a higher
+    final accuracy and more bytes."""
+    for seed in range(3):
+        longest = 6 + seed % 2
+        for selector, cohort, length in (("random", PAIR, longest), ("full", ALL, 5)):
+            last = 0.4 if selector == "random" else 0.6
+            write_run(
+                tmp_path,
+                [*[0.3] * (length - 1), last],
+                [cohort] * length,
+                seed=seed,
+                status="reached",
+                num_rounds=10,
+                final_window=2,
+                stop_at=0.35,
+                choices={"selector": selector},
+            )
+    return tmp_path
+
+
+def test_of_runs_that_end_at_a_target_the_best_has_the_fewest_rounds(ended: Path) -> None:
+    frame = frame_of(ended)
+    assert best(frame) == []
+    (sentence,) = fastest(frame)
+    # 1, 2 and 1 rounds: their mean is 1.33, and the half width 4.3027 * 0.5774 / sqrt(3).
+    assert sentence == (
+        "fewest rounds to 0.35 has full, 5 (median); fewest bytes has random, 240 B (full: 400 B); "
+        "rounds saved over random: +1.3 [-0.1, +2.8] (p = 0.057, p and interval by Holm, 3 pairs), "
+        "not beyond chance"
+    )
+    results = by_group("results", frame)
+    bold = [[isinstance(cell, Bold) for cell in row] for row in results.texts.to_numpy()]
+    heads = [name for place, name in enumerate(results.texts) if any(row[place] for row in bold)]
+    assert heads == ["ended after"]  # not the final accuracy
+    assert [row["ended after"] for row in rows_of(results)] == ["6.333", "5"]
+    random, full = rows_of(targets(frame))
+    assert (random["target"], random["rounds"], full["rounds"]) == ("0.3500", "6", "5")
+    assert isinstance(full["rounds"], Bold)
+    assert isinstance(random["bytes both ways"], Bold)
+    assert not isinstance(full["bytes both ways"], Bold)
+
+
+def test_of_runs_that_end_at_a_target_final_accuracies_are_not_compared(
+    ended: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert make_report([str(ended), "--no-figures", "--all"]) == 0
+    assert "Paired differences" not in capsys.readouterr().out
+    assert not (ended / "report" / "pairs.csv").exists()
+    assert (ended / "report" / "targets.csv").exists()
+
+
+def test_runs_with_and_without_a_target_are_compared_among_themselves(ended: Path) -> None:
+    for selector, last in (("random", 0.4), ("full", 0.6)):
+        choices = {"selector": selector}
+        accuracies = [*[0.3] * 9, last]
+        write_run(ended, accuracies, [PAIR] * 10, lr=0.2, final_window=2, choices=choices)
+    frame = frame_of(ended)
+    (sentence,) = best(frame)
+    assert sentence.startswith("best is full lr=0.2 stop_at=-, 0.4500; its lead over random lr=0.2")
+    (sentence,) = fastest(frame)
+    assert sentence.startswith("fewest rounds to 0.35 has full lr=0.1 stop_at=0.35, 5 (median)")
+
+
+def test_rounds_are_not_tested_where_some_runs_do_not_reach_the_target(ended: Path) -> None:
+    accuracies = [*[0.3] * 9, 0.32]
+    own = {"final_window": 2, "stop_at": 0.35, "choices": {"selector": "random"}}
+    write_run(ended, accuracies, [PAIR] * 10, seed=3, num_rounds=10, **own)
+    (sentence,) = fastest(frame_of(ended))
+    assert sentence.endswith("saved over random: not tested, because not all of its runs reach it")
+    for path in ended.glob("full*"):
+        change_run(path, lambda records: [record.update(test_accuracy=0.2) for record in records])
+    for path in ended.glob("random*"):
+        change_run(path, lambda records: [record.update(test_accuracy=0.2) for record in records])
+    (sentence,) = fastest(frame_of(ended))
+    assert sentence == "no method reaches 0.35 in half of its runs"
 
 
 def test_a_checkpoint_that_a_seed_did_not_run_to_has_no_mean_over_the_others(

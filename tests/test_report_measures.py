@@ -30,8 +30,8 @@ FOUR_ROUNDS = {
     "rounds_to_cover@0.5": 1,
     "rounds_to@0.5": 2,
     "rounds_to@0.6": NAN,
-    "bytes_to@0.5": 60,  # 3 uploads at 20 bytes both ways
-    "bytes_to@0.6": NAN,
+    "bytes_until@0.3": 120,  # 6 uploads at 20 bytes both ways: shorter than a window of 11 rounds
+    "bytes_until@0.5": NAN,
     "participation": 6 / 16,
     "participation_rise": 3 / 8 - 3 / 8,
     "fewest_selections": 1,
@@ -248,13 +248,14 @@ def write_simulated(
 
 
 def test_simulated_seconds_until_an_accuracy_and_a_round(tmp_path: Path) -> None:
-    write_simulated(tmp_path / "with", [10, 20, 30, 40, 50])
-    write_run(tmp_path / "without", ACCURACIES, [[0]] * 5, seed=1)
+    """Means of two rounds: 0.3, 0.65 and 0.9 from round 2 on."""
+    write_simulated(tmp_path / "with", [10, 20, 30, 40, 50], final_window=2)
+    write_run(tmp_path / "without", ACCURACIES, [[0]] * 5, seed=1, final_window=2)
     timed, untimed = read_runs(tmp_path)
-    assert find_measure("simulated_seconds_to@0.4")(timed) == 10 + 20
-    assert find_measure("simulated_seconds_to@0.5")(timed) == 10 + 20 + 30
-    assert math.isnan(find_measure("simulated_seconds_to@0.95")(timed))
-    assert math.isnan(find_measure("simulated_seconds_to@0.4")(untimed))
+    assert find_measure("simulated_until@0.3")(timed) == 10 + 20
+    assert find_measure("simulated_until@0.5")(timed) == 10 + 20 + 30
+    assert math.isnan(find_measure("simulated_until@0.95")(timed))
+    assert math.isnan(find_measure("simulated_until@0.3")(untimed))
     minutes = np.array([10, 30, 60, 100, 150]) / 60
     assert spent_until([timed], "simulated") == pytest.approx(minutes)
     assert is_recorded([timed], AXES["simulated"].names)
@@ -287,29 +288,31 @@ def test_tables_of_runs_without_a_simulated_clock_show_none(tmp_path: Path) -> N
 
 
 def test_targets_by_hand(tmp_path: Path) -> None:
-    """The reference's final accuracy is (0.2 + 0.4 + 3 * 0.9) / 5 = 0.66. It gets there after 60 s,
-    and the other method after 30 s or never."""
-    write_simulated(tmp_path, [10, 20, 30, 40, 50])
+    """Single rounds have 0.9 from the third one on, and means of two rounds from the fourth one on.
+    The reference gets there after 100 s, and the other method after 50 s or never."""
+    write_simulated(tmp_path, [10, 20, 30, 40, 50], final_window=2)
     for seed, accuracies in enumerate((ACCURACIES, [0.2, 0.3, 0.3, 0.3, 0.3])):
-        fast = {"seed": seed, "choices": {"selector": "fast"}}
+        fast = {"seed": seed, "choices": {"selector": "fast"}, "final_window": 2}
         write_simulated(tmp_path, [5, 10, 15, 20, 25], accuracies, **fast)
     *_, random, fast = rows_of(targets(frame_of(tmp_path)))
-    target = {"": "", "target": "0.6600", "of the reference's final": "100%"}
+    target = {"": "", "target": "0.9000", "of the reference's final": "100%"}
     assert random == {
         "run": "random",
         **target,
-        "rounds": "3",
-        "bytes both ways": "120 B",
-        "simulated time": "60.0 s",
+        "rounds": "4",
+        "bytes both ways": "160 B",
+        "time": "20.0 s",
+        "simulated time": "1.7 min",
         "times as fast": "1.00",
     }
     assert fast == {
         "run": "fast",
         **target,
-        "rounds": "3 (1/2)",
-        "bytes both ways": "120 B (1/2)",
-        "simulated time": "30.0 s (1/2)",
+        "rounds": "4 (1/2)",
+        "bytes both ways": "160 B (1/2)",
+        "time": "20.0 s (1/2)",
+        "simulated time": "50.0 s (1/2)",
         "times as fast": "2.00",
     }
     levels = [row["target"] for row in rows_of(targets(frame_of(tmp_path)))[::2]]
-    assert levels == ["0.5940", "0.6270", "0.6600"]  # 90, 95 and 100 %
+    assert levels == ["0.8100", "0.8550", "0.9000"]  # 90, 95 and 100 %

@@ -10,7 +10,7 @@ from fedsim.report.drawing import style
 from fedsim.report.settings_figures import costs_plot, gains_plot
 from fedsim.report.settings_tables import advice_table, costs_table, over_settings, ranks_table
 from fedsim.results.frames import by
-from fedsim.results.measures import accuracy_by_bytes, find_measure
+from fedsim.results.measures import accuracy_by_bytes
 from fedsim.results.ranking import Comparison, class_of, compare
 from tests.report_toys import frame_of, make_report, only_run, rows_of, write_run
 
@@ -68,7 +68,8 @@ def test_the_table_ranks_and_judges(tmp_path: Path) -> None:
     assert (rows["random"]["rank"], rows["random"]["in its class"]) == ("3.00", "2.00")
     assert rows["gpfl"]["of possible gain"].startswith("+0.25 [")  # 0.1 of 0.4
     bytes_until = [row["bytes"] for row in rows.values()]
-    assert bytes_until == ["2.00", "1.00", "1.00", "never (0/6)"]
+    # Two of three seeds of random selection end at its mean or above it, in each setting.
+    assert bytes_until == ["2.00", "1.00", "1.00 (4/6)", "never (0/6)"]
 
 
 def test_costs_until_random_selections_accuracy_and_2_points_more(tmp_path: Path) -> None:
@@ -227,11 +228,10 @@ def test_summary_or_the_selectors_class_says_what_it_needs_at_the_server(tmp_pat
     assert class_of([frame_of(tmp_path / "old")]) == "nothing; server: the test set"
 
 
-def test_samples_until_an_accuracy_and_the_area_over_bytes(tmp_path: Path) -> None:
-    """Each round costs 20 bytes and 5 samples; round 2 was not evaluated."""
+def test_the_area_over_bytes(tmp_path: Path) -> None:
+    """Each round costs 20 bytes; round 2 was not evaluated."""
     write_run(tmp_path, [0.2, None, 0.6, 0.8], [[0]] * 4)
     run = only_run(tmp_path)
-    assert find_measure("samples_to@0.6")(run) == 15
     assert accuracy_by_bytes(run, 30) == pytest.approx((20 * 0 + 10 * 0.2) / 30)
     assert accuracy_by_bytes(run, 80) == pytest.approx((20 * 0 + 40 * 0.2 + 20 * 0.6) / 80)
     after_the_end = 80 * 0.8

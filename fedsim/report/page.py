@@ -32,8 +32,8 @@ OPENING = ("paper", "settings", "advice")
 """Tables at the head of the page."""
 COSTS = ("costs", "times")
 """Tables that are not folded."""
-FIRST = ("results", "budgets", "reached")
-"""Tables that follow the opening."""
+FIRST = ("results", "budgets", "targets")
+"""Tables that follow the opening if they are printed, too."""
 ON_PAGE_ALONE = ("configs", "runs", "results")
 """Tables that are in no file next to the page."""
 UNCOMPARED = ("preset", "tracker", "scale")
@@ -86,7 +86,9 @@ def html_page(
         thinned = _thinned(shown_runs, runs, data["points"])
         curves = json.dumps(data, separators=(",", ":"))
         curves = curves.replace("<", "\\u003c")  # no name of a run can end the script element
-    folded = [table for table in tables if table.name not in (*OPENING, *FIRST, *COSTS)]
+    first = [table for table in brief if table.name in FIRST]
+    unfolded = {*OPENING, *COSTS, *(table.name for table in first)}
+    folded = [table for table in tables if table.name not in unfolded]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True)
     template = environment.from_string((ASSETS / "page.html.j2").read_text(encoding="utf-8"))
     return template.render(
@@ -94,7 +96,7 @@ def html_page(
         headline=[line for section in sections for line in section.lines],
         opening=[_cells(table) for table in tables if table.name in OPENING],
         overview=images.get("overview", ()),
-        first=[_cells(table) for table in brief if table.name in FIRST],
+        first=[_cells(table) for table in first],
         costs=[_cells(table) for table in tables if table.name in COSTS],
         tables=[_cells(table) for table in folded],
         facts=header_facts(list(runs["run"])),

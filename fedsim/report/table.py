@@ -5,7 +5,7 @@ The same table is printed on the terminal, and written as Markdown, LaTeX, CSV a
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -47,8 +47,7 @@ class Table:
     - `rules`: rules of verdicts. They follow the note, except on the page, where all rules stand at
       the end.
     - `styles`: the CSS classes, on the page, of cells by their texts.
-    - `best`: the columns in which the highest estimate of each setting is bold.
-    - `settings`: the setting of each row.
+    - `best`: the places of the cells in bold by column (`best_places`).
     - `spread`: what follows the mean of an estimate: its 95 % `interval`, or the `sd` over seeds.
       `with_spread` changes it.
     - `num_names`: the number of first columns that may name the rows.
@@ -61,8 +60,7 @@ class Table:
     note: str = ""
     rules: str = ""
     styles: Mapping[str, str] = field(default_factory=dict)
-    best: Sequence[str] = ()
-    settings: Sequence[str] = ()
+    best: Mapping[str, Sequence[int]] = field(default_factory=dict)
     spread: str = "interval"
     num_names: int = 2
 
@@ -73,9 +71,8 @@ class Table:
         for name in self.values:
             form = self.formats.get(name, "")
             texts = [show(value, form, self.spread) for value in self.values[name]]
-            if name in self.best:
-                for place in _best_places(self.values[name], self.settings):
-                    texts[place] = Bold(texts[place])
+            for place in self.best.get(name, ()):
+                texts[place] = Bold(texts[place])
             columns[name] = texts
         return pd.DataFrame(columns, dtype=object)
 
@@ -187,12 +184,20 @@ def csv_text(frame: pd.DataFrame) -> str:
     return safe.to_csv(index=False, float_format="%.6g", lineterminator="\n")
 
 
-def _best_places(values: Iterable[Any], settings: Sequence[str]) -> list[int]:
-    """Return the places of the highest estimate of each setting that has several."""
-    means = pd.Series([number_in(value) for value in values], dtype=float)
-    by_setting = means.groupby(list(settings))
-    is_best = (means == by_setting.transform("max")) & (by_setting.transform("count") > 1)
-    return means.index[is_best].tolist()
+def best_places(
+    values: Iterable[Any], settings: Sequence[Hashable], *, lowest: bool = False
+) -> list[int]:
+    """Return the places of the highest value of each setting that has several, or of the `lowest`.
+
+    `settings` has the setting of each value; those of None are not compared. A target that was
+    never reached (inf) is no value.
+    """
+    numbers = pd.Series([number_in(value) for value in values], dtype=float)
+    known = numbers.replace([math.inf, -math.inf], math.nan)
+    by_setting = known.groupby(pd.Series(settings, dtype=object))
+    best = by_setting.transform("min" if lowest else "max")
+    is_best = (known == best) & (by_setting.transform("count") > 1)
+    return known.index[is_best].tolist()
 
 
 def show(value: Any, form: Format = "", spread: str = "interval") -> str:

@@ -32,6 +32,7 @@ from fedsim.report.table import (
     MISSING,
     Format,
     Table,
+    best_places,
     make_frame,
     median_reached,
     show_interval,
@@ -41,12 +42,14 @@ from fedsim.report.table import (
 from fedsim.results.frames import (
     by,
     by_setting,
+    by_target,
     done,
     first_run,
     is_setting,
     is_value,
     measured,
     show_labels,
+    without_target,
 )
 from fedsim.results.measures import (
     BYTES,
@@ -92,6 +95,8 @@ FINAL = "final accuracy"
 number of rounds (`final_head`)."""
 LAST = "last accuracy"
 """Column of the accuracy of the last evaluated round alone."""
+ENDED = "ended after"
+"""Column of the mean number of rounds of runs with `stop_at`. The lowest value is the best."""
 
 
 def final_head(runs: pd.DataFrame) -> str:
@@ -142,7 +147,7 @@ COLUMNS: Mapping[str, tuple[str, Format]] = {
     "Gini": ("selection_gini", ".3f"),
     "clients never selected": ("never_selected", ".3g"),
     "rounds": ("num_rounds", ".0f"),
-    "ended after": ("ended_after", ".4g"),
+    ENDED: ("ended_after", ".4g"),
     "start-up rounds": ("start_up_rounds", ".0f"),
     "down": ("bytes_down", show_bytes),
     "up": ("bytes_up", show_bytes),
@@ -173,7 +178,7 @@ CLIENT_COLUMNS = {
 }
 SEEDS_COLUMN, MEASURED_ON = "seeds", "measured on"
 BY_GROUP: Mapping[str, Sequence[str]] = {
-    "results": [SEEDS_COLUMN, FINAL, "ended after", "part.", "time", "simulated", "down", "up"],
+    "results": [SEEDS_COLUMN, FINAL, ENDED, "part.", "time", "simulated", "down", "up"],
     "overview": [
         SEEDS_COLUMN,
         FINAL,
@@ -218,8 +223,6 @@ BY_GROUP: Mapping[str, Sequence[str]] = {
 
 BEST = [title for title, (_, form) in COLUMNS.items() if form == ACCURACY]
 """The columns in which the highest value is the best."""
-BRIEF = ("budgets", "reached")
-"""Tables that are printed below the results."""
 
 
 def section(material: Material) -> Section:
@@ -227,21 +230,23 @@ def section(material: Material) -> Section:
     runs = material.frame
     finished = runs[runs["group"].isin(done(runs)["group"])]
     has_clients = [bool(run.config.get(CLIENT_ACCURACY)) for run in finished["run"]]
+    comparable = without_target(runs)
+    has_targets = bool(material.targets) or len(comparable) < len(runs)
     tables = [
         by_group("overview", runs),
         by_group("checkpoints", runs),
-        pairs(runs),
-        pooled_pairs(runs),
-        budgets(runs),
-        targets(runs),
-        reached(runs, material.targets),
+        pairs(comparable),
+        pooled_pairs(comparable),
+        budgets(comparable),
+        targets(runs, material.targets),
         by_group("selections", finished),
         imperfect(runs),
         by_group("clients", finished[has_clients]),
         by_group("costs", finished),
         by_group("times", finished),
     ]
-    brief = [by_group("results", runs), *(table for table in tables if table.name in BRIEF)]
+    shown_below = ("budgets", "targets") if has_targets else ("budgets",)
+    brief = [by_group("results", runs), *(table for table in tables if table.name in shown_below)]
     return Section(tables, brief, plots=lambda: _plots(material))
 
 
@@ -266,7 +271,14 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
     cells: dict[str, list[Any]] = name_columns(groups)
     num_names = max(len(cells), 2)
     formats: dict[str, Format] = {SEEDS_COLUMN: _show_seeds}
-    best: list[str] = []
+    # Methods are compared within a setting. Of runs that end at a target, final accuracies are not.
+    compared, raced = [], []
+    for rows in groups.values():
+        (target,) = by_target(rows)
+        setting = rows["setting"].iloc[0]
+        compared.append(setting if target is None else None)
+        raced.append((setting, target))
+    best: dict[str, list[int]] = {}
     for title in BY_GROUP[name]:
         if title == SEEDS_COLUMN:
             diverged = [int((rows["status"] == "diverged").sum()) for rows in groups.values()]
@@ -278,22 +290,23 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
         else:
             measure, form = columns[title]
             values = measured(finished, measure).to_numpy()
-            if title in BEST:
-                best.append(final_head(runs) if title == FINAL else title)
-                title = best[-1]
-            cells[title] = [_aggregate(values[place], form) for place in places]
+            head = final_head(runs) if title == FINAL else title
+            cells[head] = [_aggregate(values[place], form) for place in places]
             if name == "checkpoints" and form == ACCURACY:
                 # A run that `stop_at` ended may not have the round of a checkpoint. A mean over the
                 # other seeds would be one of the slower runs.
                 for number, place in enumerate(places):
                     if np.isnan(values[place]).any():
-                        cells[title][number] = MISSING
+                        cells[head][number] = MISSING
+            if title in BEST:
+                best[head] = best_places(cells[head], compared)
+            elif title == ENDED:
+                best[head] = best_places(cells[head], raced, lowest=True)
             if form != ACCURACY:
-                formats[title] = show_reached if form == REACHED else form
+                formats[head] = show_reached if form == REACHED else form
     rows = list(zip(*cells.values(), strict=True))
     table = make_table(name, list(cells), rows, formats)
-    settings = [rows["setting"].iloc[0] for rows in groups.values()]
-    return replace(table, best=best, settings=settings, num_names=num_names)
+    return replace(table, best=best, num_names=num_names)
 
 
 def name_columns(groups: Mapping[str, pd.DataFrame]) -> dict[str, list[Any]]:
@@ -482,79 +495,68 @@ def budgets(runs: pd.DataFrame) -> Table:
 SHOW_BYTES = partial(show_reached, show_number=show_bytes)
 SHOW_SECONDS = partial(show_reached, show_number=show_seconds)
 LEVELS = (0.9, 0.95, 1.0)
-"""Targets as shares of the reference's mean final accuracy."""
-
-
-def targets(runs: pd.DataFrame) -> Table:
-    """Return rounds, bytes and simulated time until runs first reach a target accuracy.
-
-    The targets are `LEVELS` of the mean final accuracy of the setting's reference. Settings whose
-    reference is not finished are skipped.
-    """
-    rows = []
-    for setting, members in by_setting(runs).items():
-        lines = by(members, "method")
-        reference = lines[main_reference(lines)]
-        final = float(reference["final_accuracy"].mean())
-        if math.isnan(final):
-            continue
-        for share in LEVELS:
-            target = share * final
-            reference_seconds = _reach(reference, "simulated_seconds_to", target, SIMULATED)
-            for method, line in lines.items():
-                seconds = _reach(line, "simulated_seconds_to", target, SIMULATED)
-                if seconds is not None and not seconds.median:  # 0 without a simulated clock
-                    seconds = None
-                row = [setting, method, target, share, _reach(line, "rounds_to", target)]
-                row += [_reach(line, "bytes_to", target), seconds]
-                row.append(_times_as_fast(reference_seconds, seconds))
-                rows.append(row)
-    formats = {
-        "target": ".4f",
-        "of the reference's final": ".0%",
-        "rounds": show_reached,
-        "bytes both ways": SHOW_BYTES,
-        "simulated time": SHOW_SECONDS,
-        "times as fast": ".2f",
-    }
-    return make_table("targets", ["", "run", *formats], rows, formats)
-
-
+"""Targets as shares of the reference's mean final accuracy, if no others are named."""
 UNTIL: Mapping[str, tuple[str, Sequence[str], Format]] = {
     "rounds": ("rounds_until", (), show_reached),
-    "bytes": ("bytes_until", BYTES, SHOW_BYTES),
-    "seconds": ("seconds_until", PHASE_SECONDS, SHOW_SECONDS),
-    "simulated": ("simulated_until", SIMULATED, SHOW_SECONDS),
+    "bytes both ways": ("bytes_until", BYTES, SHOW_BYTES),
+    "time": ("seconds_until", PHASE_SECONDS, SHOW_SECONDS),
+    "simulated time": ("simulated_until", SIMULATED, SHOW_SECONDS),
 }
 """Measures of what runs spend until they reach a target, the quantities that they need, and how
 they are shown."""
 
 
-def reached(runs: pd.DataFrame, accuracies: Sequence[float]) -> Table:
-    """Return rounds and costs until the mean of a window reaches each of these accuracies."""
-    rows = []
-    for setting, members in by_setting(done(runs)).items():
-        for target in accuracies:
-            for method, line in by(members, "method").items():
-                medians = [
-                    _reach(line, measure, target, names) for measure, names, _ in UNTIL.values()
-                ]
-                rows.append([setting, method, target, *medians])
-    formats = {name: form for name, (*_, form) in UNTIL.items()}
-    header = ["", "run", "target", *formats]
-    formats["target"] = ".4f"
-    return make_table("reached", header, rows, formats)
+def targets(runs: pd.DataFrame, accuracies: Sequence[float] = ()) -> Table:
+    """Return rounds and costs until the mean of a window reaches a target accuracy.
+
+    The targets are the `accuracies`. Without them they are those at which runs of a setting end
+    (`stop_at`), or otherwise `LEVELS` of the mean final accuracy of the setting's reference.
+    Settings whose reference is not finished have none of the latter.
+    """
+    rows: list[list[Any]] = []
+    panels = []  # the setting and the target of each row
+    for setting, members in by_setting(runs).items():
+        lines = by(members, "method")
+        reference = lines[main_reference(lines)]
+        for target, share in _targets_of(members, reference, accuracies):
+            reference_seconds = _reach(reference, "simulated time", target)
+            for method, line in lines.items():
+                medians = [_reach(line, name, target) for name in UNTIL]
+                times_as_fast = _times_as_fast(reference_seconds, medians[-1])
+                rows.append([setting, method, target, share, *medians, times_as_fast])
+                panels.append((setting, target))
+    formats: dict[str, Format] = {"target": ".4f", "of the reference's final": ".0%"}
+    formats.update({name: form for name, (*_, form) in UNTIL.items()})
+    formats["times as fast"] = ".2f"
+    table = make_table("targets", ["", "run", *formats], rows, formats)
+    compared = [name for name in UNTIL if name != "time"]
+    best = {name: best_places(table.values[name], panels, lowest=True) for name in compared}
+    return replace(table, best=best)
 
 
-def _reach(
-    line: pd.DataFrame, measure: str, target: float, names: Sequence[str] = ()
-) -> Median | None:
-    """Return the median over finished runs of a measure with the argument `target`; None without
-    finished runs, or if one of them did not record the quantities `names`."""
+def _targets_of(
+    members: pd.DataFrame, reference: pd.DataFrame, accuracies: Sequence[float]
+) -> list[tuple[float, float | None]]:
+    """Return the targets of a setting (`targets`), each with its share of the final accuracy of the
+    reference if it is defined by that."""
+    if accuracies:
+        return [(target, None) for target in accuracies]
+    goals = [(target, None) for target in by_target(members) if target is not None]
+    if goals:
+        return list(goals)
+    final = float(reference["final_accuracy"].mean())
+    return [] if math.isnan(final) else [(share * final, share) for share in LEVELS]
+
+
+def _reach(line: pd.DataFrame, name: str, target: float) -> Median | None:
+    """Return the median over finished runs of a measure in `UNTIL`; None without finished runs, or
+    if one of them did not record its quantities. 0 s is the time of runs without a clock."""
+    measure, names, _ = UNTIL[name]
     finished = done(line)
     if not is_recorded(list(finished["run"]), names):
         return None
-    return median_reached(measured(finished, f"{measure}@{target!r}"))
+    reached = median_reached(measured(finished, f"{measure}@{target!r}"))
+    return reached if reached is not None and reached.median else None
 
 
 def _times_as_fast(reference: Median | None, seconds: Median | None) -> float | None:

@@ -130,6 +130,23 @@ def first_run(rows: pd.DataFrame) -> Run:
     return rows["run"].iloc[0]
 
 
+def by_target(rows: pd.DataFrame) -> dict[float | None, pd.DataFrame]:
+    """Return the rows by the accuracy at which runs end (`stop_at`); None: at their last round.
+
+    Final accuracies of runs that end at an accuracy are near it, and cannot be compared.
+    """
+    targets = [run.config.get("stop_at") or None for run in rows["run"]]
+    return {
+        target: rows[[other == target for other in targets]]
+        for target in sorted(set(targets), key=lambda target: target or 0.0)
+    }
+
+
+def without_target(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of runs that do not end at an accuracy."""
+    return by_target(runs).get(None, runs[:0])
+
+
 def selector_of(rows: pd.DataFrame) -> str | None:
     """Return the selector that a group chose; None if its runs do not say it."""
     return first_run(rows).choices.get("selector")

@@ -27,8 +27,6 @@ from fedsim.results.statistics import UNBOUNDED, UNIT
 
 Measure = Callable[[Run], float]
 """A function of a run that returns a single number."""
-FirstRound = Callable[[Run, float], float]
-"""A function of a run and a target that returns the round in which the run reaches it."""
 PHASE_SECONDS = tuple(f"seconds_{phase}" for phase in PHASES)
 BYTES = ("bytes_down", "bytes_up")
 SAMPLES = ("train_samples", "forward_samples")
@@ -123,27 +121,36 @@ def rounds_to_cover(run: Run, share: float = 1.0) -> float:
 
 
 def rounds_to(run: Run, target: float) -> float:
-    """Return the first round after which the test accuracy is at least `target`."""
+    """Return the first round after which a single test accuracy is at least `target`.
+
+    Papers count so. fedsim's own tables use `rounds_until`.
+    """
     return _first_round(run.columns["test_accuracy"] >= target)
 
 
 def rounds_until(run: Run, target: float) -> float:
     """Return the first round at which the mean of the last `run.final_window` rounds is at least
     `target` (`reaches`). A run with `stop_at=target` ends there."""
-    accuracies = run.columns["test_accuracy"].tolist()
+    accuracies = run.columns["test_accuracy"]
     window = run.final_window
-    for end in range(1, len(accuracies) + 1):
-        if reaches(accuracies[max(end - window, 0) : end], target, window, run.num_rounds):
-            return end
+    if not len(accuracies):
+        return math.nan
+    # `reaches` decides, but only at the rounds whose mean is near the target or above it: for each
+    # round it takes longer than all of the means.
+    padded = np.concatenate([np.full(window - 1, math.nan), accuracies])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, window)
+    num_measured = np.isfinite(windows).sum(1)
+    means = np.nansum(windows, 1) / np.maximum(num_measured, 1)
+    for end in np.flatnonzero(means >= target - ROUNDING) + 1:
+        latest = accuracies[max(end - window, 0) : end].tolist()
+        if reaches(latest, target, window, run.num_rounds):
+            return float(end)
     return math.nan
 
 
-def spent_to(
-    run: Run, target: float, names: Sequence[str], first_round: FirstRound = rounds_to
-) -> float:
-    """Return the sum of quantities up to the round that `first_round` returns: by default the first
-    whose test accuracy is at least `target`."""
-    rounds = first_round(run, target)
+def cost_until(run: Run, target: float, names: Sequence[str]) -> float:
+    """Return the sum of quantities up to the round `rounds_until`."""
+    rounds = rounds_until(run, target)
     return math.nan if math.isnan(rounds) else float(spent(run, names)[: int(rounds)].sum())
 
 
@@ -326,8 +333,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "accuracy_around": accuracy_around,
     "accuracy_by_bytes": accuracy_by_bytes,
     "bytes_down": _total("bytes_down"),
-    "bytes_to": partial(spent_to, names=BYTES),
-    "bytes_until": partial(spent_to, names=BYTES, first_round=rounds_until),
+    "bytes_until": partial(cost_until, names=BYTES),
     "bytes_up": _total("bytes_up"),
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
     "ended_after": _ended_after,
@@ -356,15 +362,13 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "rounds_to_cover": rounds_to_cover,
     "rounds_until": rounds_until,
     "samples_deviation": _of_sizes(np.std),  # divisor N
-    "samples_to": partial(spent_to, names=SAMPLES),
     "samples_mean": _of_sizes(np.mean),
     "samples_total": _of_sizes(np.sum),
     "seconds_200": seconds_200,
-    "seconds_until": partial(spent_to, names=PHASE_SECONDS, first_round=rounds_until),
+    "seconds_until": partial(cost_until, names=PHASE_SECONDS),
     "selection_gini": selection_gini,
     "selection_overhead": selection_overhead,
-    "simulated_seconds_to": partial(spent_to, names=SIMULATED),
-    "simulated_until": partial(spent_to, names=SIMULATED, first_round=rounds_until),
+    "simulated_until": partial(cost_until, names=SIMULATED),
     "speed": lambda run: -seconds_200(run),  # claims compare measures of which more is better
     "start_up_rounds": _start_up_rounds,
     "steadiness": lambda run: -fluctuation(run),

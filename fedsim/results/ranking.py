@@ -36,8 +36,9 @@ from fedsim.results.frames import (
     done,
     first_run,
     selector_of,
+    without_target,
 )
-from fedsim.results.measures import spent_to, total_cost
+from fedsim.results.measures import cost_until, total_cost
 from fedsim.results.runs import Run
 from fedsim.results.statistics import (
     ALPHA,
@@ -257,10 +258,10 @@ class Comparison:
         """Return the cost of reaching a target accuracy, one value for each run of the method.
 
         The target is the mean final accuracy of random selection in the setting, plus `above`. The
-        cost is the sum of the recorded quantities `names` until the test accuracy first reaches
-        the target, divided by the mean cost of a whole run of random selection. It is inf if a run
-        never reaches the target. Settings in which random selection did not record the quantities
-        are skipped.
+        cost is the sum of the recorded quantities `names` until the mean of a window reaches the
+        target (`rounds_until`), divided by the mean cost of a whole run of random selection. It is
+        inf if a run never reaches the target. Settings in which random selection did not record
+        the quantities are skipped.
         """
         shares: list[float] = []
         for lines in self.settings.values():
@@ -270,7 +271,7 @@ class Comparison:
             if math.isnan(whole_cost):
                 continue
             for run in lines[method]["run"]:
-                share = spent_to(run, target, names) / whole_cost
+                share = cost_until(run, target, names) / whole_cost
                 shares.append(math.inf if math.isnan(share) else share)
         return shares
 
@@ -323,9 +324,12 @@ def compare(runs: pd.DataFrame) -> Comparison | None:
     """Return the comparison in the settings in which random selection is finished.
 
     A method takes part if in each of these settings it is finished at a seed that random selection
-    has, too. None with fewer than `MIN_SETTINGS` settings or `MIN_METHODS` methods.
+    has, too. Runs that end at an accuracy are skipped. None with fewer than
+    `MIN_SETTINGS` settings or `MIN_METHODS` methods.
     """
-    panels = by_setting(runs)
+    panels = by_setting(without_target(runs))
+    if len(panels) < MIN_SETTINGS:
+        return None
     settings = {title: by(done(rows), "method") for title, rows in panels.items()}
     examples = by(pd.concat(panels.values()), "method")
     selectors = {name: selector_of(rows) for name, rows in examples.items()}

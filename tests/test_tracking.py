@@ -322,6 +322,26 @@ def test_a_sweeps_table_shows_what_differs_and_means_over_seeds() -> None:
     assert "interval" not in shown(target)
 
 
+def test_a_sweeps_table_has_rounds_if_they_differ() -> None:
+    rows = [row("random", 0, 0.5), row("random", 1, 0.7), row("full", 0, 0.9), row("full", 1, 0.9)]
+    target = console()
+    sweep_table(rows, target)
+    assert "rounds " not in shown(target).partition("final:")[0]
+    for length, one in zip((18, 21, 11, 11), rows, strict=True):
+        one["summary"]["rounds"] = length
+    sweep_table(rows, target := console(width=120))
+    words = [line.split() for line in shown(target).splitlines()]
+    heads = [line for line in words if line[:1] == ["selector"]]
+    assert [line[1:4] for line in heads] == [
+        ["seed", "status", "rounds"],
+        ["seeds", "rounds", "final"],
+    ]
+    jobs = [line[3] for line in words if line[2:3] == ["done"]]
+    assert jobs == ["18", "21", "11", "11"]
+    means = [line[:3] for line in words if line[:2] in (["random", "2"], ["full", "2"])]
+    assert means == [["random", "2", "19.5"], ["full", "2", "11"]]
+
+
 def test_each_swept_key_has_a_column_under_the_word_that_was_typed() -> None:
     """`selector.alpha=0,1` sets selector.exploration.value."""
     target = console(width=120)

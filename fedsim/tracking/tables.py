@@ -213,16 +213,19 @@ Line = tuple[Sequence[str], Mapping[str, str]]
 def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     """Print a line for each job with the choices that differ, and then means over seeds.
 
-    Each key that differs has a column, under its short name.
+    Each key that differs has a column, under its short name. There is a column of rounds if jobs
+    ended after different numbers of them.
     """
     console = console or CONSOLE
+    lengths = {row["summary"]["rounds"] for row in rows if "rounds" in row["summary"]}
+    has_rounds = len(lengths) > 1
     differing = differing_keys([row["labels"] for row in rows])
     groups: dict[tuple[str, ...], list[Row]] = {}
     lines: list[Line] = []
     for row in rows:
         choices = tuple(str(row["labels"].get(key, "-")) for key in differing)
         groups.setdefault(choices, []).append(row)
-        lines.append((choices, _job_cells(row)))
+        lines.append((choices, _job_cells(row, has_rounds=has_rounds)))
     console.print(f"{len(rows)} jobs", style="italic")
     heads = list(short_names(differing).values())
     left_out = _print_table(heads, lines, console)
@@ -231,7 +234,10 @@ def sweep_table(rows: Sequence[Row], console: Console | None = None) -> None:
     if len(groups) < len(rows):
         title = "mean [95 % interval] over the seeds that are done"
         console.print(title, style="italic")
-        means = [(choices, _mean_cells(group)) for choices, group in groups.items()]
+        means = [
+            (choices, _mean_cells(group, has_rounds=has_rounds))
+            for choices, group in groups.items()
+        ]
         left_out = _print_table(heads, means, console)
         if left_out:
             console.print(left_out.removeprefix("; "), style="dim")
@@ -276,20 +282,24 @@ def _table(
     return table
 
 
-def _job_cells(row: Row) -> dict[str, str]:
+def _job_cells(row: Row, *, has_rounds: bool) -> dict[str, str]:
     summary = row["summary"]
     style = "green" if row["status"] in FINISHED else "red"
     cells = {"seed": str(row["seed"]), "status": f"[{style}]{_escaped(row['status'])}[/]"}
+    if has_rounds:
+        cells["rounds"] = str(summary.get("rounds", "-"))
     for name, text_of in COLUMNS.items():
         cells[name] = text_of(summary) if "totals" in summary else "-"
     return cells
 
 
-def _mean_cells(group: Sequence[Row]) -> dict[str, str]:
+def _mean_cells(group: Sequence[Row], *, has_rounds: bool) -> dict[str, str]:
     done = [row["summary"] for row in group if row["status"] in FINISHED]
     diverged = sum(row["status"] == "diverged" for row in group)
+    rounds = f"{statistics.fmean(summary['rounds'] for summary in done):.4g}" if done else "-"
     return {
-        "done": str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}",
+        "seeds": str(len(done)) if len(done) == len(group) else f"{len(done)}/{len(group)}",
+        "rounds": rounds if has_rounds else "",
         "final": _mean_and_interval([summary.get("final_accuracy") for summary in done]),
         "last": _mean_and_interval([summary.get("last_accuracy") for summary in done]),
         "diverged": f"{diverged}/{len(group)}" if diverged else "",

@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fedsim.engine.graph import client_convolutions, recorder
+from fedsim.engine.graph import backend, client_convolutions, recorder
 
 
 class Runtime:
@@ -112,6 +112,7 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
         stack.enter_context(mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0"))
         # Times of this machine say nothing about a card.
         stack.enter_context(mock.patch.object(client_convolutions, "_fastest", first_way))
+        stack.enter_context(mock.patch.object(backend, "can_run_triton", return_value=False))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         # torch.tensor makes tensors on the CPU and then copies them.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())

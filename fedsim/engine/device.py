@@ -7,6 +7,7 @@ passes, products are in full float32.
 
 import copy
 import functools
+import importlib.util
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -76,6 +77,13 @@ class Compiled:
 def warn_not_compiled(failure: str) -> None:
     """Print why a function is not compiled, once a process for each reason."""
     tell(f"engine.compile: not compiled (slower, same results): {failure}")
+
+
+def can_run_triton(device: torch.device) -> bool:
+    """Return whether the device is a GPU on which Triton computes products in tf32."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_properties(device).major >= 8
 
 
 # --- precision ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from fedsim.core.errors import ConfigError, Problem
 from fedsim.core.flat import real_dtype
 from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload, fetched
-from fedsim.engine.device import Precision, tell
+from fedsim.engine.device import Precision, can_run_triton, tell, worth_compiling
 from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable, round_up_to
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder, recorder_for
 from fedsim.engine.graph.stacked_steps import MIN_SHARE, StackedPasses, StackedSteps
@@ -30,8 +30,10 @@ from fedsim.engine.graph.steps import (
     SingleClientSteps,
     TrainingPasses,
 )
+from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD, Adam
 from fedsim.engine.schedule import Schedule
+from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.torch_backend import TorchBackend
 from fedsim.engine.training_copies import reject_hidden_randomness
 
@@ -40,6 +42,9 @@ MAX_STEPS = 64
 MAX_KERNELS = 5_000
 """Maximum number of kernels in one recording. A node of a graph takes memory on the device, and
 time when the graph is made."""
+KERNELS_WORTH_STEPS = 2_000
+"""Number of a client's local steps in a run from which Triton pays. It compiles for some seconds,
+once per machine."""
 STACKING_DEVICES = ("cuda",)
 """Types of devices on which models other than chains train all clients at once."""
 MAX_TRAINERS = 8
@@ -88,6 +93,7 @@ class GraphBackend(TorchBackend):
         if self.chain is None and x.device.type in STACKING_DEVICES:
             with suppress(ConfigError):  # The model then trains one client a stream.
                 self._stacked = StackedPasses(workload, precision)
+        self._use_kernels = self._kernels_pay(workload)
         self._trainers: OrderedDict[tuple[int, int, bool, bool], RecordedTrainer] = OrderedDict()
         """Trainers by clients, batch size, whether there is a correction and whether the clients
         train together; the last is the latest."""
@@ -95,7 +101,7 @@ class GraphBackend(TorchBackend):
     @property
     def description(self) -> str:
         if self.chain is not None:
-            kind = "linear layers"
+            kind = "linear layers in Triton" if self._use_kernels else "linear layers"
         elif self._stacked is not None:
             kind = "stacked clients"
         else:
@@ -150,6 +156,32 @@ class GraphBackend(TorchBackend):
             self._trainers.popitem(last=False)
         return trainer
 
+    def _kernels_pay(self, workload: Workload) -> bool:
+        """Return whether to compute a chain in Triton: if its kernels work here, and the run is so
+        long that it pays to compile them."""
+        x, y = self.data.x, self.data.y
+        chain = self.chain
+        if chain is None or len(x) < 2 or not can_run_triton(x.device):
+            return False
+        if not worth_compiling("auto", workload.total_steps, KERNELS_WORTH_STEPS):
+            return False
+        from fedsim.engine.graph.linear_kernels import MAX_CLASSES, LinearKernels
+
+        params = {name: value.unsqueeze(0) for name, value in initial(self.model).items()}
+        if params[chain.layers[-1].weight].shape[1] > MAX_CLASSES:
+            return False
+        grads = {name: torch.empty_like(value) for name, value in params.items()}
+        weights = x.new_full((1, 2), 0.5)
+        keys = torch.zeros(1, dtype=torch.int64, device=x.device)
+        try:
+            passes = LinearKernels(chain, params, grads, self.precision)
+            passes(StackedBatch(x[None, :2], y[None, :2], weights, keys))
+        except Exception as error:  # A driver or a compiler may fail in any way.
+            reason = str(error).strip().partition("\n")[0][:200]
+            tell(f"engine=graph: not in Triton (slower, same results): {reason}")
+            return False
+        return True
+
     def _train_together(self, schedule: Schedule) -> bool:
         """Return whether one program makes the steps of all clients."""
         if self.chain is not None:
@@ -173,7 +205,16 @@ class GraphBackend(TorchBackend):
         all_clients = slice(0, num_rows)
         if self.chain is not None:
             programs.append(
-                RecordableLinearSteps(data, table, models, optimizer, all_clients, self.chain)
+                RecordableLinearSteps(
+                    data,
+                    table,
+                    models,
+                    optimizer,
+                    all_clients,
+                    self.chain,
+                    precision=self.precision,
+                    use_kernels=self._use_kernels,
+                )
             )
         elif together:
             assert self._stacked is not None

@@ -6,6 +6,7 @@ model, each client has a program in plain PyTorch, and recordings of the program
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -94,8 +95,15 @@ class RecordableSteps(ABC):
         """
 
 
+GradientKernels = Callable[[StackedBatch], Tensor]
+"""Writes the gradients of a batch of all clients, and returns the losses [R, B]."""
+
+
 class RecordableLinearSteps(RecordableSteps):
-    """Local steps of all clients at once, for a chain of linear layers."""
+    """Local steps of all clients at once, for a chain of linear layers.
+
+    With `use_kernels`, Triton kernels compute the passes, in float32 or tf32.
+    """
 
     def __init__(
         self,
@@ -105,13 +113,24 @@ class RecordableLinearSteps(RecordableSteps):
         optimizer: RecordableOptimizer,
         clients: slice,
         chain: LayerChain,
+        *,
+        precision: Precision,
+        use_kernels: bool,
     ) -> None:
         super().__init__(data, table, models, optimizer, clients)
         self.chain = chain
-        self.layers = layers_of(chain, models.views(self.params))
-        self.layer_grads = layers_of(chain, models.views(self.grads))
+        params, grads = models.views(self.params), models.views(self.grads)
+        self.layers = layers_of(chain, params)
+        self.layer_grads = layers_of(chain, grads)
+        self._kernels: GradientKernels | None = None
+        if use_kernels:
+            from fedsim.engine.graph.linear_kernels import LinearKernels  # needs Triton
+
+            self._kernels = LinearKernels(chain, params, grads, precision)
 
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
+        if self._kernels is not None:
+            return self._kernels(batch)
         losses, inputs, slopes = forward_and_backward(self.chain, self.layers, batch)
         write_gradients(self.layer_grads, inputs, slopes)
         return losses

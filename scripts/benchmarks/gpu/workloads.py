@@ -24,6 +24,8 @@ from fedsim.models.resnet20 import ResNet20
 NUM_CLASSES = 10
 TEST_SAMPLES = 10_000
 NUM_LANES = 16
+LONG_RUN = 1_000_000
+"""Local steps of a client in a run that is long enough to compile for."""
 COLOUR_IMAGE = (3, 32, 32)
 GREY_IMAGE = (1, 28, 28)
 
@@ -145,7 +147,7 @@ def workload(bench: Bench, name: str, device: torch.device | None = None) -> tup
     y = torch.randint(NUM_CLASSES, (len(x),), generator=generator).to(device)
     positions = np.split(np.arange(len(x)), np.cumsum(sizes)[:-1])
     data = ClientData(x, y, positions, positions, NUM_CLASSES)
-    return case, Workload(case.make_model().to(device), data, case.optimizer)
+    return case, Workload(case.make_model().to(device), data, case.optimizer, LONG_RUN)
 
 
 def local_work(bench: Bench, case: Case) -> LocalWork:

@@ -25,6 +25,7 @@ from fedsim.core.errors import ConfigError, FedsimError
 from fedsim.flower import Example, command, example, strategy
 from fedsim.flower.engine import RemoteEngine
 from fedsim.flower.messages import engine_of, packed
+from fedsim.results.reading import read_summary
 from tests.clocks import NEED_A_CLOCK
 from tests.flower_grid import LocalGrid, through_bytes
 from tests.flower_runs import RUN, Run, grid_of, on_nodes, simulated
@@ -324,6 +325,38 @@ def test_clients_evaluate_if_the_server_has_no_samples() -> None:
     accuracies = engine.accuracies(run.model, engine.data.train)
     sizes = np.array([len(rows) for rows in engine.data.train])
     assert run.records[0]["test_accuracy"] == pytest.approx(accuracies @ sizes / sizes.sum())
+
+
+class Deaf(LocalGrid):
+    """A Grid whose nodes stop evaluating the model after some rounds."""
+
+    def __init__(self, grid: LocalGrid, num_rounds: int) -> None:
+        self.__dict__.update(grid.__dict__)
+        self.left = 2 * (1 + num_rounds)  # an evaluation has two exchanges; one is before round 1
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        messages = list(messages)
+        if messages[0].metadata.message_type.startswith("evaluate"):
+            self.left -= 1
+            if self.left < 0:
+                return []
+        return super().send_and_receive(messages, timeout=timeout)
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("num_evaluated", [0, 1])
+def test_a_round_that_no_client_evaluates_has_no_accuracy(num_evaluated: int) -> None:
+    words = (*RUN, *UNEQUAL, "num_rounds=2")
+    example = Example(*words)
+    run = on_nodes(example, Deaf(grid_of(example), num_evaluated), *words, server=None)
+    accuracies = [record["test_accuracy"] for record in run.records]
+    measured = [accuracy for accuracy in accuracies if accuracy is not None]
+    assert len(measured) == num_evaluated
+    assert accuracies[num_evaluated:] == [None] * (2 - num_evaluated)
+    summary = read_summary(run.strategy.plan.folder)
+    last = measured[-1] if measured else None
+    assert summary["last_accuracy"] == summary["best_accuracy"] == last
+    assert summary["final_accuracy"] == last
 
 
 def test_positions_of_one_client_are_not_sent_to_the_next() -> None:

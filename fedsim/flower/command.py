@@ -44,7 +44,7 @@ def main(grid, context):
 '''
 PROJECT = """\
 [project]
-name = "{name}"
+name = "fedsim-app"
 version = "0.1.0"
 description = "A deployment of fedsim"
 dependencies = ["fedsim-selection[flower]"]
@@ -92,7 +92,7 @@ def run(options: Namespace) -> int:
     files = {
         "client_app.py": CLIENT.format(words=words, answers="fedsim.flower.ANSWERS"),
         "server_app.py": SERVER,
-        "pyproject.toml": PROJECT.format(name=folder.name),
+        "pyproject.toml": PROJECT,
     }
     for name, content in files.items():
         (folder / name).write_text(content)

@@ -106,7 +106,8 @@ class RemoteEngine(Engine):
     ) -> Iterator[Tensor]:
         """Yield the gradient of each list of positions; zeros for clients that do not answer."""
         names = list(self.trained if names is None else names)
-        zeros = torch.zeros(sum(params[name].numel() for name in names))
+        num_values = sum(params[name].numel() for name in names)
+        zeros = torch.zeros(num_values, device=self.data.y.device)
         clients, answers = self._ask(GRADIENTS, params, positions, names=names)
         for client, answer in zip(clients, answers, strict=True):
             arrays = self._arrays(client, answer, {"gradient": zeros})
@@ -115,17 +116,21 @@ class RemoteEngine(Engine):
     def evaluate(self, params: Params, x: Tensor, y: Tensor) -> Evaluation:
         """Evaluate `params` on samples of the server, or by the clients if it has none.
 
-        The values of clients that answer count by their numbers of samples.
+        The values of clients that answer count by their numbers of samples. If no client answers,
+        they are nan.
         """
         if len(y):
             return super().evaluate(params, x, y)
         accuracies = self.accuracies(params, self.data.evaluate)
         losses = self.losses(params, self.data.evaluate)
-        sizes = np.where(np.isnan(accuracies + losses), 0, self._sizes)
-        weights = sizes / max(sizes.sum(), 1)
-        return Evaluation(
-            float(np.nansum(weights * accuracies)), float(np.nansum(weights * losses))
-        )
+        return Evaluation(self._mean(accuracies), self._mean(losses))
+
+    def _mean(self, values: Floats) -> float:
+        """Return the mean of the clients' values that are not nan, by their numbers of samples."""
+        answered = ~np.isnan(values)
+        if not answered.any():
+            return np.nan
+        return float(np.average(values[answered], weights=self._sizes[answered]))
 
     def _ask(
         self, kind: str, params: Params, positions: Sequence[Ints], **request: Any

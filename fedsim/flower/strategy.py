@@ -210,6 +210,8 @@ class Deployment(Simulation):
         self.engine.silent.clear()
         record = super().step()
         silent = self.engine.silent.intersection(record.selected)
+        if record.test_accuracy is not None and np.isnan(record.test_accuracy):
+            record = replace(record, test_accuracy=None, test_loss=None)  # nobody evaluated
         return replace(
             record,
             late=sorted(silent.union(record.late or ())),

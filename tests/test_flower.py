@@ -1,11 +1,12 @@
 """Runs over nodes of Flower against the simulator: equal choices, equal ledgers, equal bits."""
 
+import itertools
 import os
 import subprocess
 import sys
 import tomllib
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,9 @@ from fedsim.flower.messages import engine_of, packed
 from fedsim.results.reading import read_summary
 from tests.clocks import NEED_A_CLOCK
 from tests.flower_grid import LocalGrid, through_bytes
-from tests.flower_runs import RUN, Run, grid_of, on_nodes, simulated
+from tests.flower_runs import NUM_CLIENTS, RUN, Run, grid_of, on_nodes, simulated
 from tests.goldens import SELECTORS
+from tests.pretended_cuda import PretendedCard
 
 SERVER = ("server.validation_fraction=0.1", "server.public_samples=20")
 DATA = {
@@ -92,7 +94,7 @@ def assert_equal_to_the_simulator(*words: str) -> None:
         for name in COUNTED:
             assert record[name] == getattr(expected, name), (record["round"], name)
     for name, value in params.items():
-        assert torch.equal(deployed.model[name], value), name
+        assert torch.equal(deployed.model[name], value.cpu()), name
 
 
 def words_of(selectors: Sequence[str]) -> list[str]:
@@ -159,6 +161,40 @@ def test_every_selector_chooses_as_in_the_simulator_on_all_data_sets(
 @pytest.mark.parametrize("method", METHODS)
 def test_methods_of_training_and_aggregation_are_those_of_the_simulator(method: str) -> None:
     assert_equal_to_the_simulator(*UNEQUAL, *METHODS[method])
+
+
+@pytest.mark.usefixtures("empty_folder")
+@pytest.mark.parametrize("selector", ["divfl", "power_of_choice"])
+def test_nodes_and_server_compute_on_the_device_of_their_tensors(selector: str) -> None:
+    with PretendedCard():
+        assert_equal_to_the_simulator(
+            *DATA["images of digits"], f"selector={selector}", "device=cuda", "num_rounds=2"
+        )
+
+
+class Lossy(LocalGrid):
+    """A Grid that loses the replies of which `is_lost(message type, client)` is true."""
+
+    def __init__(self, grid: LocalGrid, is_lost: Callable[[str, int], bool]) -> None:
+        self.__dict__.update(grid.__dict__)
+        self.is_lost = is_lost
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        arrived = []
+        for reply in super().send_and_receive(messages, timeout=timeout):
+            client = reply.metadata.src_node_id - 1000
+            if not self.is_lost(reply.metadata.message_type, client):
+                arrived.append(reply)
+        return arrived
+
+
+@pytest.mark.usefixtures("empty_folder")
+def test_a_gradient_that_is_lost_is_zero_on_the_device() -> None:
+    words = (*RUN, *UNEQUAL, "selector=fl_dp3s", "device=cuda", "num_rounds=1")
+    with PretendedCard():
+        example = Example(*words)
+        grid = Lossy(grid_of(example), lambda kind, client: (kind, client) == ("train.gradients", 3))
+        assert len(on_nodes(example, grid, *words).records) == 1
 
 
 class Faulty(LocalGrid):
@@ -327,28 +363,19 @@ def test_clients_evaluate_if_the_server_has_no_samples() -> None:
     assert run.records[0]["test_accuracy"] == pytest.approx(accuracies @ sizes / sizes.sum())
 
 
-class Deaf(LocalGrid):
-    """A Grid whose nodes stop evaluating the model after some rounds."""
-
-    def __init__(self, grid: LocalGrid, num_rounds: int) -> None:
-        self.__dict__.update(grid.__dict__)
-        self.left = 2 * (1 + num_rounds)  # an evaluation has two exchanges; one is before round 1
-
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
-        messages = list(messages)
-        if messages[0].metadata.message_type.startswith("evaluate"):
-            self.left -= 1
-            if self.left < 0:
-                return []
-        return super().send_and_receive(messages, timeout=timeout)
-
-
 @pytest.mark.usefixtures("empty_folder")
 @pytest.mark.parametrize("num_evaluated", [0, 1])
 def test_a_round_that_no_client_evaluates_has_no_accuracy(num_evaluated: int) -> None:
     words = (*RUN, *UNEQUAL, "num_rounds=2")
     example = Example(*words)
-    run = on_nodes(example, Deaf(grid_of(example), num_evaluated), *words, server=None)
+    evaluations = itertools.count()
+
+    def is_lost(kind: str, client: int) -> bool:
+        """All evaluations are lost after round `num_evaluated`; the first is before round 1."""
+        in_time = 2 * NUM_CLIENTS * (1 + num_evaluated)
+        return kind.startswith("evaluate") and next(evaluations) >= in_time
+
+    run = on_nodes(example, Lossy(grid_of(example), is_lost), *words, server=None)
     accuracies = [record["test_accuracy"] for record in run.records]
     measured = [accuracy for accuracy in accuracies if accuracy is not None]
     assert len(measured) == num_evaluated

@@ -55,9 +55,9 @@ def client_app(
     """Return a Flower app that trains the user's model on the samples of its node.
 
     `make_model` returns a new model. `load` returns the samples x [n, ...] of the node as the model
-    takes them, and their labels y [n], int64 from 0 on. `answers` are the signals that this app
-    answers, of those in `ANSWERS`. The config of the node must have the client's number, from 0 on,
-    as `partition-id`.
+    takes them, and their labels y [n], int64 from 0 on. The client computes on the device of its
+    samples. `answers` are the signals that this app answers, of those in `ANSWERS`. The config of
+    the node must have the client's number, from 0 on, as `partition-id`.
     """
     for signal in answers:
         check(rule(signal in ANSWERS, "answers", signal, f"must be one of {', '.join(ANSWERS)}"))

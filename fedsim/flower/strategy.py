@@ -42,9 +42,10 @@ class Selecting(Strategy):
     """A Flower strategy in which a selector and an aggregator of fedsim choose.
 
     `words` are overrides as on fedsim's command line: the selector, the aggregator, the local
-    work, `num_clients` and `num_rounds`. `model` is the server's model, and `server` holds its
-    samples, as the model takes them. Without them, the clients evaluate the model. Raises
-    `ConfigError` if the words are wrong or do not fit a deployment.
+    work, `num_clients` and `num_rounds`. `model` is the server's model, on the device
+    on which the server computes. `server` holds the server's samples, as the model takes them, on
+    the same device. Without them, the clients evaluate the model. Raises `ConfigError` if the words
+    are wrong or do not fit a deployment.
 
     A round has as many exchanges with nodes as the selector asks questions, so fedsim's loop runs
     the rounds. Its files are those of a simulated run, with the choice `engine=flower`.
@@ -119,9 +120,10 @@ class Selecting(Strategy):
         nothing = ClientPositions(NOBODY, np.zeros_like(sizes))
         no_histograms = np.zeros((len(sizes), num_classes), np.int64)
         division = Division(positions, nothing, NOBODY, NOBODY, no_histograms)
-        no_samples = torch.empty(0, *shape)
+        device = next(self.model.parameters()).device
+        no_samples = torch.empty(0, *shape, device=device)
         server = self.server or ServerData(LabelledSamples(no_samples, no_samples.long()))
-        y = torch.from_numpy(np.concatenate(labels))
+        y = torch.from_numpy(np.concatenate(labels)).to(device)
         source = {"fingerprint": None, "sha256": None}
         data = PreparedData(no_samples, y, server.test, num_classes, shape, None, source)
         config = self.simulated.config

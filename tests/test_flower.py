@@ -193,7 +193,9 @@ def test_a_gradient_that_is_lost_is_zero_on_the_device() -> None:
     words = (*RUN, *UNEQUAL, "selector=fl_dp3s", "device=cuda", "num_rounds=1")
     with PretendedCard():
         example = Example(*words)
-        grid = Lossy(grid_of(example), lambda kind, client: (kind, client) == ("train.gradients", 3))
+        grid = Lossy(
+            grid_of(example), lambda kind, client: (kind, client) == ("train.gradients", 3)
+        )
         assert len(on_nodes(example, grid, *words).records) == 1
 
 
@@ -457,6 +459,8 @@ def test_new_writes_an_app_whose_two_sides_work_together(monkeypatch: pytest.Mon
     words = ["selector=oort", *RUN, "num_rounds=1"]
     command.run(Namespace(folder=Path("my_app"), words=words))
     project = tomllib.loads(Path("my_app/pyproject.toml").read_text())
+    # flwr accepts letters, digits and hyphens, whatever the name of the folder.
+    assert project["project"]["name"] == "fedsim-app"
     assert project["tool"]["flwr"]["app"]["components"] == {
         "serverapp": "server_app:app",
         "clientapp": "client_app:app",

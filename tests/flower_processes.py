@@ -58,7 +58,7 @@ class Federation:
     ) -> None:
         if error is not None:
             for log in sorted(self.home.glob("*.log")):
-                print(f"--- {log.name}\n{log.read_text()[-5000:]}")
+                error.add_note(f"--- {log.name}\n{log.read_text()[-5000:]}")
         self.kill_all()
 
     def start_link(self) -> None:

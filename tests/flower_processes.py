@@ -87,15 +87,16 @@ class Federation:
         """Kill the SuperNode of a client and what it has started, without any warning."""
         os.killpg(self.nodes.pop(client).pid, signal.SIGKILL)
 
-    def trains(self, client: int) -> bool:
-        """Return whether the SuperNode of a client runs its app now."""
+    def apps(self, client: int) -> list[int]:
+        """Return the ids of the processes in which the node of a client runs its app now."""
         group = self.nodes[client].pid
+        ids = []
         for pid in self.processes():
             with suppress(OSError):
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
                 if b"clientapp" in command and os.getpgid(pid) == group:
-                    return True
-        return False
+                    ids.append(pid)
+        return ids
 
     def processes(self) -> list[int]:
         """Return the ids of all processes of this deployment."""

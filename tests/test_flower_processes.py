@@ -1,0 +1,98 @@
+"""A deployment in processes of Flower: the clients that the simulator selects, and what happens when
+a node or the server is killed."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr")
+
+from fedsim.flower import Example, command
+from fedsim.results.reading import read_metrics
+from tests.flower_processes import WAIT_SECONDS, Federation, wait_until
+from tests.flower_runs import simulated
+
+pytestmark = pytest.mark.slow
+NUM_CLIENTS = 5
+COMMON = (
+    f"num_clients={NUM_CLIENTS}",
+    "dataset=digits",
+    "partition=shards",
+    "model=logistic",
+    "engine=sequential",
+    "device=cpu",
+    "local.epochs=1",
+)
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Federation]:
+    monkeypatch.chdir(tmp_path)
+    with Federation(Path("flower_home"), NUM_CLIENTS) as federation:
+        yield federation
+    assert federation.processes() == []
+
+
+def submit(deployment: Federation, *words: str) -> None:
+    """Write an app with `fedsim flower new`, and run it."""
+    command.run(Namespace(folder=Path("my_app"), words=[*words, *COMMON]))
+    server = Path("my_app/server_app.py")
+    text = server.read_text()
+    assert "timeout=300" in text
+    server.write_text(text.replace("timeout=300", f"timeout={WAIT_SECONDS}"))
+    deployment.run(Path("my_app"))
+
+
+def folder() -> Path:
+    """Return the folder of the run, which need not exist yet."""
+    return next(Path("outputs").glob("*/flower-*"), Path("outputs/none"))
+
+
+def records() -> list[dict[str, Any]]:
+    return read_metrics(folder())
+
+
+def test_processes_select_as_the_simulator_and_end_with_the_same_bits(
+    deployment: Federation,
+) -> None:
+    words = (
+        "selector=power_of_choice",
+        "selector.num_candidates=3",
+        "cohort_size=2",
+        "num_rounds=3",
+    )
+    submit(deployment, *words)
+    wait_until(lambda: (folder() / "summary.json").exists(), deployment.link)
+    expected, params = simulated(Example(*words, *COMMON))
+    assert [record["selected"] for record in records()] == [record.selected for record in expected]
+    assert [record["bytes_up"] for record in records()] == [record.bytes_up for record in expected]
+    model = load_file(folder() / "model.safetensors")
+    for name, value in params.items():
+        assert torch.equal(model[name], value), name
+
+
+def test_a_node_that_is_killed_in_a_round_is_late_and_comes_back(deployment: Federation) -> None:
+    victim = 3
+    apps: set[int] = set()
+
+    def trains_in_round_2() -> bool:
+        """The node starts a process for each message: who it is, then training."""
+        apps.update(deployment.apps(victim))
+        return len(apps) == 3
+
+    def is_back() -> bool:
+        return any(victim in record["selected"] for record in records()[2:])
+
+    submit(deployment, "selector=full", f"cohort_size={NUM_CLIENTS}", "num_rounds=100")
+    wait_until(trains_in_round_2, deployment.link)
+    deployment.kill_node(victim)
+    deployment.start_node(victim)
+    wait_until(is_back, deployment.link)
+    first, second, *others = (record["late"] for record in records())
+    assert (first, second) == ([], [victim])
+    assert not any(others)

@@ -219,7 +219,8 @@ def _intervals(row: Mapping[str, Any], period: float) -> Floats:
         )
     intervals = np.stack([starts, ends], 1)
     times = intervals.ravel()
-    if not ((np.diff(times) > 0).all() and times[0] >= 0 and times[-1] <= period):
+    is_inside = ((times >= 0) & (times <= period)).all()
+    if not ((np.diff(times) > 0).all() and is_inside):
         raise ValueError(
             f"active and inactive must rise strictly in turn, within [0, finish_time={period:g}]"
         )
@@ -227,8 +228,9 @@ def _intervals(row: Mapping[str, Any], period: float) -> Floats:
 
 
 def _numbers(row: Mapping[str, Any], name: str) -> Floats:
-    """Return the list of numbers in a cell, such as `[0, 10.5]` or `0;10.5`."""
-    return np.array(re.split(r"[;,\s]+", (row[name] or "").strip("[]() ")), dtype=np.float64)
+    """Return the list of numbers in a cell, such as `[0, 10.5]` or `0;10.5`; none for `[]`."""
+    text = (row[name] or "").strip("[]() ")
+    return np.array(re.split(r"[;,\s]+", text) if text else [], dtype=np.float64)
 
 
 def _error(path: Path, reason: str) -> ConfigError:

@@ -47,6 +47,7 @@ COMMANDS = {
     "verify": ("fedsim.commands.verify", "runs finished runs again: is every round equal?"),
     "doctor": ("fedsim.commands.doctor", "whether everything that a run needs is here"),
     "flower": ("fedsim.flower.command", "writes an app for Flower, which runs on real nodes"),
+    "trace": ("fedsim.commands.trace", "FedScale's traces of devices as a table for system=trace"),
     "sync": ("fedsim.commands.sync", "sends runs to Weights & Biases that are not there yet"),
 }
 """The module of each command, and what it does in a line.
@@ -65,7 +66,6 @@ clients take part in a round, what accuracy that buys, and at what cost.
 
 Usage
   fedsim [key=value ...]  run the experiment that these values describe
-  fedsim COMMAND ...      one of the commands below (fedsim COMMAND --help)
 
 Try
   fedsim                                     the default experiment (seconds)
@@ -74,7 +74,7 @@ Try
   fedsim show preset=gpfl_table2_fmnist      what a paper's table would run
   fedsim report default                      tables and figures of the runs
 
-Commands
+Commands: `fedsim COMMAND --help` explains one
 {commands}
 
 Groups: choose by GROUP=CHOICE; `fedsim list GROUP` has the choices

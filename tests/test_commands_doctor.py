@@ -114,7 +114,8 @@ def plans_of(*words: str) -> list[Plan]:
 def test_folders_that_are_none_are_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     words = [f"data_dir={tmp_path / 'file'}"]
-    assert [level for level, _ in told(lambda: doctor.data(plans_of(*words)))] == ["warn", "ok"]
+    levels = [level for level, _ in told(lambda: doctor.data(plans_of(*words)))]
+    assert levels == ["warn", "ok", "ok"]
     assert [level for level, _ in told(lambda: doctor.data(plans_of(*words, "dataset=mnist")))] == [
         "warn",
         "fail",
@@ -185,6 +186,40 @@ def test_a_path_that_leads_nowhere_is_told_with_what_is_missing_unless_its_runs_
     assert not [line for line in lines(capsys, *words, code=0) if line.startswith("fail")]
 
 
+def test_data_that_are_here_must_divide_among_the_clients(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["dataset=synthetic", "dataset.num_owners=10", "partition=natural"]
+    words += ["model=logistic", "data_dir=data"]
+    assert lines(capsys, *words, "num_clients=20", code=1)[-2:] == [
+        "fail data: num_clients=20: only 10 of 10 owners have partition.min_samples=10 training "
+        "samples at most num_clients=10",
+        "ok data: synthetic: all that it needs is here (data_dir=data)",
+    ]
+    words.append("num_clients=10")
+    line = "ok data: synthetic: partition=natural: 10 clients with 19 training samples"
+    assert lines(capsys, *words, code=0)[-1] == line
+
+
+def test_data_that_a_run_would_download_are_not_divided(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = lines(capsys, "dataset=mnist", "data_dir=data", code=0)
+    assert found[-1].startswith("ok data: mnist: the first run downloads train-images-idx3-ubyte, ")
+    assert found[-1].endswith(" to data_dir=data")
+
+
+def test_large_files_are_not_decoded_for_a_division(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pq.write_table(table(20), "train.parquet")
+    words = ["dataset=parquet", "dataset.path=.", "dataset.test_fraction=0.5", "model=logistic"]
+    assert " 2 clients with " in lines(capsys, *words, "num_clients=2", "cohort_size=1", code=0)[-1]
+    monkeypatch.setattr(doctor, "MAX_BYTES", 10)
+    line = lines(capsys, *words, code=0)[-1]
+    assert line.endswith("not checked, because the data would have to be decoded")
+
+
 def test_the_key_is_found_where_wandb_finds_it_and_never_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +265,9 @@ def test_a_parquet_folder_without_known_columns_cannot_run(
         "dataset.test_fraction=0.5",
         "model=logistic",
         "data_dir=data",
+        "partition=iid",
+        "num_clients=2",
+        "cohort_size=2",
     ]
     told = r"fail data: dataset\.label_column=None: the columns are img, kind in train\.parquet, and none of them may"
     assert any(re.match(told, line) for line in lines(capsys, *words, code=1))

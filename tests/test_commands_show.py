@@ -3,6 +3,7 @@ or written."""
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from fedsim.commands.dispatch import answer
 from fedsim.commands.show import run as show
-from fedsim.core.errors import DataError
+from fedsim.core.errors import ConfigError, DataError
 from fedsim.jobs.cli import run as run_jobs
 from fedsim.partitions.division import Division
 from fedsim.results.files import owned
@@ -185,7 +186,29 @@ def test_without_data_there_is_no_picture(
     def fail(*_: object) -> None:
         raise DataError("data_dir: no files")
 
-    monkeypatch.setattr("fedsim.running.assembly.division_of", fail)
+    monkeypatch.setattr("fedsim.running.assembly.Divider.division_of", fail)
     assert show(["partition=iid", *QUICK]) == 0
     assert "no picture of who holds which labels: data_dir: no files" in capsys.readouterr().out
     assert not Path("outputs").exists()
+    earlier = Path("outputs/default/show/partitions.png")
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("another division")
+    assert show(["partition=iid", *QUICK]) == 0
+    assert not earlier.exists()
+
+
+def test_the_picture_needs_no_model_that_fits_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["dataset=synthetic", "dataset.num_owners=6", "partition=natural", "model=cnn", *QUICK]
+    with pytest.raises(ConfigError, match="model=cnn needs images"):
+        show(words)
+    assert "6 clients hold" in capsys.readouterr().out
+    assert Path("outputs/default/show/partitions.png").exists()
+
+
+def test_equal_numbers_are_no_range(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        show(["partition=shards", "partition.shards_per_client=1", *QUICK, "num_clients=10"]) == 0
+    )
+    assert "of 1 to 2 labels" in " ".join(capsys.readouterr().out.split())
+    assert show(["partition=iid", *QUICK]) == 0
+    assert re.search(r"of 10 labels$", " ".join(capsys.readouterr().out.split()).split(" who")[0])

@@ -5,6 +5,7 @@ and data, and Weights & Biases. The command uses no network. It prints no secret
 W&B it tells only whether it is there.
 """
 
+import json
 import netrc
 import os
 import platform
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
 from packaging.requirements import Requirement
 
@@ -31,8 +33,9 @@ from fedsim.config.plan import Plan
 from fedsim.config.user_modules import DISTRIBUTION
 from fedsim.core.disk import existing_folder, reading_problem, space_problem
 from fedsim.core.errors import ConfigError, DataError, Problem
-from fedsim.core.text import command
+from fedsim.core.text import command, spanned
 from fedsim.data.base import Dataset
+from fedsim.data.images import FromPath
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.jobs.prepare import (
     BYTES_OF_RUN,
@@ -44,7 +47,11 @@ from fedsim.jobs.prepare import (
     source_problems,
 )
 from fedsim.jobs.sweep import to_come
+from fedsim.running.assembly import Divider
 from fedsim.running.provenance import driver_version
+
+MAX_BYTES = 200_000_000
+"""Files of images and texts of more bytes are not decoded here to divide their labels."""
 
 
 class Finding(NamedTuple):
@@ -177,41 +184,90 @@ def folders(plans: Sequence[Plan]) -> Findings:
 
 
 def data(plans: Sequence[Plan]) -> Findings:
-    """Check that data_dir can be read, and what is missing of the data sets of the experiment."""
+    """Check that data_dir can be read, what is missing of the data sets of the experiment, and
+    whether the data that are here can be divided among the clients."""
     for folder in dict.fromkeys(plan.data_dir for plan in plans):
         if unreadable := reading_problem("data_dir", folder):
             yield _finding(warn, "data", unreadable)
     plans_left = to_come(plans)
     problems = list(source_problems(plans_left))
-    descriptions: list[str] = []
+    lines: list[str] = []
     for plan in by_source(plans_left):
-        problems += _data_problems(plan, descriptions)
+        problems += _data_problems(plan, lines)
+    divider = Divider()
+    if not problems:
+        for plan in _by_division(plans_left):
+            problems += _division_problems(plan, divider, lines)
     for problem in problems:
         yield _finding(fail, "data", problem)
-    if not problems:
-        names = ", ".join(sorted({str(plan.choices["dataset"]) for plan in plans}))
-        place = f"data_dir={plans[0].data_dir}"
-        yield ok(f"data: {names}: nothing is missing that is not fetched ({place})")
-    yield from map(ok, descriptions)
+    yield from map(ok, lines)
 
 
-def _data_problems(plan: Plan, descriptions: list[str]) -> list[Problem]:
+def _data_problems(plan: Plan, lines: list[str]) -> list[Problem]:
     """Return what is missing of the data set of a job, or wrong with its files.
 
-    Lines that describe it are appended to `descriptions`.
+    Lines that describe it are appended to `lines`.
     """
-    node = plan.config["dataset"]
+    name = f"data: {plan.choices['dataset']}"
     try:
-        dataset = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir)
+        dataset = _dataset_of(plan)
         dataset.inspect()
         if dataset.source_problem() is None:
-            for line in dataset.describe():
-                descriptions.append(f"data: {plan.choices['dataset']}: {line}")
+            where = f"data_dir={plan.data_dir}"
+            if to_fetch := dataset.files_to_fetch():
+                lines.append(f"{name}: the first run downloads {', '.join(to_fetch)} to {where}")
+            else:
+                lines.append(f"{name}: all that it needs is here ({where})")
+            lines += [f"{name}: {line}" for line in dataset.describe()]
     except DataError as error:
-        key, _, fault = str(error).partition(": ")
-        text, _, remedy = fault.partition("; ")
-        return [Problem(key, ..., text, remedy)]
+        return [_problem_of(error)]
     return []
+
+
+def _by_division(plans: Sequence[Plan]) -> list[Plan]:
+    """Return one plan for each way to divide a data set among clients, that of the first seed."""
+    divisions: dict[str, Plan] = {}
+    for plan in plans:
+        parts = [plan.config[key] for key in ("dataset", "partition", "num_clients", "server")]
+        parts += [plan.local.holdout_fraction, plan.data_dir]
+        divisions.setdefault(json.dumps(parts, default=str), plan)
+    return list(divisions.values())
+
+
+def _division_problems(plan: Plan, divider: Divider, lines: list[str]) -> list[Problem]:
+    """Return why the data of a job cannot be divided among its clients.
+
+    A line about the clients is appended to `lines`, or the reason why this is not checked.
+    """
+    dataset = _dataset_of(plan)
+    choice = plan.choices.get("partition", "custom")
+    partition = f"data: {plan.choices['dataset']}: partition={choice}"
+    if not type(dataset).__module__.startswith("fedsim.") or dataset.files_to_fetch():
+        return []  # `load` may use the network
+    if isinstance(dataset, FromPath) and dataset.source_bytes() > MAX_BYTES:
+        lines.append(f"{partition}: not checked, because the data would have to be decoded")
+        return []
+    try:
+        sizes = np.sort(divider.division_of(plan).histograms.sum(1))
+    except DataError as error:
+        return [_problem_of(error)]
+    except ConfigError as error:
+        return list(error.problems)
+    counts = spanned(sizes[0], sizes[-1])
+    lines.append(f"{partition}: {len(sizes):,} clients with {counts} training samples")
+    return []
+
+
+def _dataset_of(plan: Plan) -> Dataset:
+    node = plan.config["dataset"]
+    return instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir)
+
+
+def _problem_of(error: DataError) -> Problem:
+    """Return an error of data as a problem: its key, text and remedy."""
+    key, _, fault = str(error).partition(": ")
+    text, _, remedy = fault.partition("; ")
+    return Problem(key, ..., text, remedy)
 
 
 def wandb(*output_dirs: Path) -> Findings:

@@ -23,6 +23,7 @@ from fedsim.config.plan import Plan
 from fedsim.core.arrays import Ints
 from fedsim.core.disk import unwritable
 from fedsim.core.errors import DataError
+from fedsim.core.text import spanned
 from fedsim.jobs.prepare import check_all, compose_words, prepare
 from fedsim.results import files
 from fedsim.running.checkpoint_file import checkpoint_content, header_of
@@ -35,6 +36,8 @@ OF_DIVISION = {"dataset", "partition"}
 """Config groups that decide who holds which labels. A picture shows it if one is in the words."""
 IN_PICTURE = {*OF_DIVISION, "num_clients", "seed", "partition_seed", "server"}
 """Keys that divisions of the data depend on."""
+PICTURE = "partitions"
+"""The name of the picture's files, as `fedsim.report.figures.labels_plot` calls them."""
 MAX_DIVISIONS = 6
 """Maximum number of divisions in the picture."""
 IN_FOLDER = ("dataset", "partition", "model", "selector", "seed", "preset", "scale", "name")
@@ -104,7 +107,7 @@ def _round_of(path: Path, plan: Plan) -> int:
 def run(words: Sequence[str]) -> int:
     """Print what `fedsim WORDS` would do, and make the same checks. Raises the same errors.
 
-    The checks that take time come after the page.
+    The checks that take time come after the page and the picture, which needs no sound model.
     """
     options, args = read_words(_parser(), words)
     jobs = compose_words(args)
@@ -117,9 +120,13 @@ def run(words: Sequence[str]) -> int:
         parts = [_preset(jobs[0], args.config_dir), _table(shown, max_shown), _totals(shown)]
         page = "\n\n".join(filter(None, parts))
     print(page, flush=True)
-    check_all(jobs, plans)
     if not options.json and any(_first_part(word) in OF_DIVISION for word in args.overrides):
-        _draw(jobs, plans)
+        try:
+            _draw(jobs, plans)
+        except Exception:
+            check_all(jobs, plans)  # it names all mistakes at once
+            raise
+    check_all(jobs, plans)
     return 0
 
 
@@ -132,38 +139,41 @@ def _draw(jobs: Sequence[ComposedJob], plans: Sequence[Plan]) -> None:
     """Print and draw who holds which labels, with a panel for each division of the data.
 
     Its title has the words in which it differs from others. Nothing is drawn if the data cannot be
-    read.
+    read, and an earlier picture is deleted.
     """
     from fedsim.report.client_figures import labels_plot  # these import matplotlib
     from fedsim.report.drawing import save, style
-    from fedsim.running.assembly import division_of  # imports PyTorch
+    from fedsim.running.assembly import Divider  # imports PyTorch
 
+    folder = plans[0].folder.parent / "show"
+    for file in folder.glob(f"{PICTURE}.*"):
+        file.unlink()
     common = set.intersection(*(set(job.overrides) for job in jobs))
     histograms: dict[str, Ints] = {}
+    divider = Divider()
     for job, plan in zip(jobs, plans, strict=True):
         words = [word for word in job.overrides if _first_part(word) in IN_PICTURE]
         title = " ".join(word for word in words if word not in common)
         if title in histograms or len(histograms) == MAX_DIVISIONS:
             continue
         try:
-            counts = division_of(plan).histograms
+            counts = divider.division_of(plan).histograms
         except DataError as error:
             print(f"\n{wrap(f'no picture of who holds which labels: {error}')}")
             return
         histograms[title] = counts
         sizes, labels = np.sort(counts.sum(1)), np.sort((counts > 0).sum(1))
         text = (
-            f"{title}: {len(counts)} clients hold {sizes[0]} to {sizes[-1]} samples (median "
-            f"{np.median(sizes):g}) of {labels[0]} to {labels[-1]} labels"
+            f"{title}: {len(counts)} clients hold {spanned(sizes[0], sizes[-1])} samples (median "
+            f"{np.median(sizes):g}) of {spanned(labels[0], labels[-1])} labels"
         )
         print(f"\n{wrap(text.removeprefix(': '))}")
-    folder = plans[0].folder.parent / "show"
     try:
         with style():
             save([labels_plot(histograms)], folder)
     except OSError as error:
         raise files.OutputError(unwritable("output_dir", folder, error)) from error
-    picture = folder / "partitions.png"
+    picture = folder / f"{PICTURE}.png"
     print(f"\n{wrap(f'who holds which labels: {picture} (also .pdf, .svg and .csv)')}")
 
 

@@ -29,6 +29,11 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def spanned(low: float, high: float) -> str:
+    """Return the range of some counts in words: `10 to 12`, or `10` if both ends are equal."""
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def command(*words: str) -> str:
     """Return a command that the user can type; it begins with `uv run` if this process did."""
     prefix = ("uv", "run") if "UV" in os.environ else ()

@@ -21,6 +21,7 @@ from fedsim.core.arrays import Floats, Ints
 from fedsim.core.errors import DataError, Problem, rule
 from fedsim.core.exact import exp
 from fedsim.core.parameters import Problems, parameters
+from fedsim.core.text import spanned
 
 
 class SampleSource(ABC):
@@ -194,7 +195,7 @@ def describe_loaded(data: LoadedData) -> list[str]:
         f"sample: {'x'.join(map(str, x.shape[1:]))}, {kind}",
         f"label: {data.num_classes} classes",
         f"samples: train {len(data.train):,}, test {len(data.test):,}",
-        f"clients: {len(sizes):,} with {sizes.min():,} to {sizes.max():,} training samples",
+        f"clients: {len(sizes):,} with {spanned(sizes.min(), sizes.max())} training samples",
     ]
 
 
@@ -284,6 +285,10 @@ class Dataset(ABC):
 
         Example: `train/ in /data/insects`.
         """
+        return []
+
+    def files_to_fetch(self) -> list[str]:
+        """Name the files that `load` would download. Read no file."""
         return []
 
     def inspect(self) -> Any:

@@ -31,6 +31,7 @@ from fedsim.data.cache import (
     require_memory,
     require_sha256,
     sha256_problem,
+    visible,
 )
 
 GREY = ("1", "L", "LA")
@@ -161,6 +162,14 @@ class FromPath(ImageDataset):
         if here.exists():
             return None
         return reading_problem("data_dir", self.data_dir, [below_data_dir])
+
+    def source_bytes(self) -> int:
+        """Return the size of all files at `path`."""
+        place = next((place for place in self._places() if place.exists()), None)
+        if place is None:
+            return 0
+        files = visible(place, "**/*") if place.is_dir() else [place]
+        return sum(file.stat().st_size for file in files if file.is_file())
 
     def _places(self) -> list[Path]:
         """Return the two places that `path` may mean; the first one has precedence."""

@@ -129,14 +129,24 @@ def build(plan: Plan) -> Experiment:
     return Experiment(simulation, division, model, data.source)
 
 
-def division_of(plan: Plan) -> Division:
-    """Return the division of a run's data, without anything else of the run.
+class Divider:
+    """Divides the data of runs without anything else of them. It reads each data set once."""
 
-    Raises `ConfigError`, `DataError`, and what a user's class raises.
-    """
-    dataset = instantiate(plan.config["dataset"], Dataset, "dataset", plan.data_dir, plan.cache_dir)
-    data = dataset.load()
-    return _divide(plan, Labelled(data.train.y.numpy(), data.num_classes, data.owners))
+    def __init__(self) -> None:
+        self._labelled: dict[str, Labelled] = {}
+
+    def division_of(self, plan: Plan) -> Division:
+        """Return the division of a run's data.
+
+        Raises `ConfigError`, `DataError`, and what a user's class raises.
+        """
+        node = plan.config["dataset"]
+        source = json.dumps([node, str(plan.data_dir)], sort_keys=True, default=str)
+        if source not in self._labelled:
+            data = instantiate(node, Dataset, "dataset", plan.data_dir, plan.cache_dir).load()
+            labelled = Labelled(data.train.y.numpy(), data.num_classes, data.owners)
+            self._labelled[source] = labelled
+        return _divide(plan, self._labelled[source])
 
 
 def _divide(plan: Plan, labelled: Labelled) -> Division:

@@ -138,13 +138,16 @@ def test_gradients_of_stacked_models_equal_those_of_each(
         ("text_gru", DIGITS, "1x8x8"),
         ("text_mlp", DIGITS, "1x8x8"),
         ("text_transformer", DIGITS, "1x8x8"),
+        ("cnn", (6, 100), "6x100"),
     ],
 )
 def test_a_data_set_that_does_not_fit_is_rejected_with_models_that_do(
     choice: str, shape: tuple[int, ...], shape_text: str
 ) -> None:
     need = rf"model: model={choice} (needs images|reads) .*has {shape_text}"
-    with pytest.raises(ConfigError, match=rf"{need}(\n.*)*model=mlp .*model=text_gru"):
+    fitting = {TEXT: "text_mlp, text_gru and text_transformer", (6, 100): "cnn1d .*, mlp and log"}
+    remedy = f"{fitting.get(shape, 'mlp and logistic')}.* fit .* smartwatch series, shakespeare"
+    with pytest.raises(ConfigError, match=rf"{need}(\n.*)*{remedy}"):
         build(choice, shape)
 
 

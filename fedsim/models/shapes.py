@@ -66,11 +66,14 @@ def misfit(input_shape: Shape, need: str) -> ConfigError:
     """Return the error of a model that `need`s other samples than the data set has."""
     if isinstance(input_shape, TokenShape):
         shape = f"texts of {input_shape[0]} tokens"
+        fitting = "text_mlp, text_gru and text_transformer"
     else:
         shape = "x".join(map(str, input_shape))
+        is_series = len(input_shape) == 2
+        fitting = "cnn1d (32 steps or more), mlp and logistic" if is_series else "mlp and logistic"
     remedy = (
-        "model=mlp and model=logistic fit images and features (dataset=digits), model=text_gru and "
-        "model=text_mlp texts (dataset=text_generated)"
+        f"of the models, {fitting} fit these data; of the data sets, digits has images, smartwatch "
+        "series, shakespeare and text_generated texts"
     )
     return ConfigError([Problem("", ..., f"{need}; the data set has {shape}", remedy)])
 

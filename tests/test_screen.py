@@ -142,6 +142,22 @@ def test_a_tracker_that_failed_is_told_where_no_other_could_tell_it(
     assert capsys.readouterr().out.count("tracker.pen") == 1
 
 
+def test_a_tracker_that_is_named_too_late_is_told_to_get_nothing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pen = "+tracker.pen={_target_: tests.test_tracking.OutOfInk}"
+    assert fedsim([*QUIET, "seed=1"]) == 0
+    capsys.readouterr()
+    for words in ([], ["tracker=console"]):
+        assert fedsim([*QUIET, "seed=1", *words]) == 0
+        assert capsys.readouterr().out.startswith("already done: ")
+    assert fedsim([*QUIET, "seed=1", pen]) == 0
+    assert capsys.readouterr().out.startswith(
+        "tracker.pen gets nothing of a run that has ended without it (overwrite=true runs it again)\n"
+        "already done: "
+    )
+
+
 def test_results_are_shown_before_wandb_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

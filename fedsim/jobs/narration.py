@@ -19,7 +19,7 @@ from fedsim.core.configs import differing_keys, labels_of, short_names
 from fedsim.core.text import command
 from fedsim.jobs.overwriting import Overwriting
 from fedsim.results.files import ERROR
-from fedsim.results.reading import FINISHED
+from fedsim.results.reading import FINISHED, DamagedError, read_config
 from fedsim.running.outcome import Outcome, outcome_on_file, worked_in
 from fedsim.running.process import Preempted
 from fedsim.tracking.base import SweepPosition
@@ -115,6 +115,8 @@ class Narration:
         pairs = zip(plans, overrides, strict=True)
         self._labels = {plan.folder: labels_of(words) for plan, words in pairs}
         self._names = short_names(differing_keys(list(self._labels.values())))
+        keys = [word.lstrip("+~") for words in overrides for word in words]
+        self._names_trackers = any(key.startswith(("tracker=", "tracker.")) for key in keys)
         self._command = command("fedsim", *argv)
         self._is_sweep = len(plans) > 1
         self._ended_before: set[Path] = set()  # folders of jobs that had ended at the start
@@ -125,11 +127,14 @@ class Narration:
         `cost` is what the jobs take. It is printed before a sweep that has work left.
         """
         num_unknown_code = 0  # results of earlier versions, which did not record the user's code
+        new_trackers: Counter[str] = Counter()  # of runs that ended without them
         for plan in self.plans:
             outcome = outcome_on_file(plan)
             if outcome.final and not plan.settings.overwrite:
                 self._ended_before.add(plan.folder)
                 self.progress.job_ended(plan.folder)
+                if self._names_trackers:
+                    new_trackers.update(_new_trackers(plan))
                 if "code" not in outcome.summary and user_code(plan.config):
                     num_unknown_code += 1
         if self._is_sweep:
@@ -146,6 +151,14 @@ class Narration:
                 "your code made them; the present version is assumed (overwrite=true "
                 "runs them again)"
             )
+        for name, count in new_trackers.items():
+            runs = (
+                f"{count} runs that have ended without it"
+                if count > 1
+                else "a run that has ended without it"
+            )
+            again = "them" if count > 1 else "it"
+            print_line(f"tracker.{name} gets nothing of {runs} (overwrite=true runs {again} again)")
         if self._overwriting.notice:
             print_line(self._overwriting.notice)
 
@@ -275,6 +288,20 @@ def _results(outcome: Outcome) -> list[str]:
         return [str(summary["error"])] if summary.get("error") else []
     accuracy = show_share(summary.get("final_accuracy"))
     return [f"final accuracy {accuracy}", show_seconds(summary["wall_seconds"])]
+
+
+def _new_trackers(plan: Plan) -> list[str]:
+    """Return the names of trackers that a finished run was made without, except the terminal."""
+    try:
+        recorded = read_config(plan.folder).get("tracker") or {}
+    except DamagedError:
+        return []
+    targets = {node.get("_target_") for node in recorded.values() if isinstance(node, Mapping)}
+    names = []
+    for name, node in (plan.config.get("tracker") or {}).items():
+        if isinstance(node, Mapping) and node["_target_"] not in {*targets, CONSOLE_TARGET}:
+            names.append(name)
+    return names
 
 
 # The `_target_` of the tracker on the terminal in a config.

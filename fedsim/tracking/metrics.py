@@ -50,6 +50,12 @@ NAMES = {
     "epsilon": "total/epsilon",
 }
 """The name of each number of a record but `round`. Numbers in `total/` are of all rounds so far."""
+ENDING = {
+    "final_accuracy": "final/accuracy",
+    "last_accuracy": "final/last_accuracy",
+    "best_accuracy": "final/best_accuracy",
+}
+"""The name of each number of summary.json that is logged once, when a run has ended."""
 SUMMED = {
     "total/bytes": ("bytes_down", "bytes_up"),
     "total/samples": ("train_samples", "forward_samples"),
@@ -61,6 +67,12 @@ NUM_HISTOGRAMS = 10
 """Number of histograms in a run, at equal distances."""
 MAX_BINS = 64
 """Maximum number of bins of a histogram. With more clients, a bin has several of them."""
+
+
+def final_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the accuracies of a run that has ended, by name, as far as they were measured."""
+    values = {name: summary.get(key) for key, name in ENDING.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 class RoundMetrics:

@@ -19,7 +19,7 @@ from fedsim.core.disk import read_regular, write_atomically
 from fedsim.results.files import MLFLOW_ID
 from fedsim.results.reading import FINISHED
 from fedsim.tracking.base import RunInfo, Tracker, require
-from fedsim.tracking.metrics import RoundMetrics
+from fedsim.tracking.metrics import RoundMetrics, final_numbers
 from fedsim.tracking.tables import print_if_slow
 
 DATABASE = "mlflow.db"
@@ -93,7 +93,11 @@ class MlflowTracker(Tracker):
             self._flush()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
+        milliseconds = int(1000 * time.time())
+        for name, value in final_numbers(summary).items():
+            self._waiting.append(self._metric(name, value, milliseconds, summary["rounds"]))
         self._flush()
+        self._client.set_tag(self._id, "status", summary["status"])
         is_done = summary["status"] in FINISHED
         self._client.set_terminated(self._id, "FINISHED" if is_done else "FAILED")
 

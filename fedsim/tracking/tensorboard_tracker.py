@@ -7,7 +7,7 @@ import numpy as np
 
 from fedsim.results.files import TENSORBOARD
 from fedsim.tracking.base import RunInfo, Tracker, require
-from fedsim.tracking.metrics import SELECTIONS, RoundMetrics
+from fedsim.tracking.metrics import SELECTIONS, RoundMetrics, final_numbers
 
 FLUSH_SECONDS = 10
 """Seconds after which TensorBoard can see what was logged."""
@@ -38,4 +38,7 @@ class TensorBoardTracker(Tracker):
             self._writer.add_histogram(SELECTIONS, selected, round, bins=metrics.edges)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
+        for name, value in final_numbers(summary).items():
+            self._writer.add_scalar(name, value, summary["rounds"])
+        self._writer.add_text("status", summary["status"], summary.get("rounds"))
         self._writer.close()

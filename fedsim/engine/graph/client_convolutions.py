@@ -88,10 +88,10 @@ class ClientConvolution(torch.autograd.Function):
         bias: Tensor | None,
         geometry: Geometry,
     ) -> tuple[Tensor, int]:
-        x = _with_clients(x, in_dims[0], info.batch_size, axis=1)
-        weight = _with_clients(weight, in_dims[1], info.batch_size, axis=0)
+        x = with_clients(x, in_dims[0], info.batch_size, axis=1)
+        weight = with_clients(weight, in_dims[1], info.batch_size, axis=0)
         if bias is not None:
-            bias = _with_clients(bias, in_dims[2], info.batch_size, axis=0)
+            bias = with_clients(bias, in_dims[2], info.batch_size, axis=0)
         return convolve(x, weight, bias, geometry), 1
 
 
@@ -118,14 +118,14 @@ class ConvolutionGradients(torch.autograd.Function):
         needed: Sequence[bool],
         geometry: Geometry,
     ) -> tuple[Gradients, tuple[int | None, ...]]:
-        slope = _with_clients(slope, in_dims[0], info.batch_size, axis=1)
-        x = _with_clients(x, in_dims[1], info.batch_size, axis=1)
-        weight = _with_clients(weight, in_dims[2], info.batch_size, axis=0)
+        slope = with_clients(slope, in_dims[0], info.batch_size, axis=1)
+        x = with_clients(x, in_dims[1], info.batch_size, axis=1)
+        weight = with_clients(weight, in_dims[2], info.batch_size, axis=0)
         gradients = convolution_gradients(slope, x, weight, needed, geometry)
         return gradients, (1 if needed[0] else None, 0, 0 if needed[2] else None)
 
 
-def _with_clients(value: Tensor, dim: int | None, num_clients: int, axis: int) -> Tensor:
+def with_clients(value: Tensor, dim: int | None, num_clients: int, axis: int) -> Tensor:
     """Return a tensor with the clients' axis at `axis`, from one with it at `dim` or nowhere."""
     if dim is None:
         value, dim = value.unsqueeze(0).expand(num_clients, *value.shape), 0

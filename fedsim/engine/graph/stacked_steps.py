@@ -1,17 +1,18 @@
 """Step programs of all clients at once, for models of any kind, through torch.func.vmap.
 
-A recording then has as many kernels for ten clients as for one. Its convolutions are those of
-`fedsim.engine.graph.client_convolutions`.
+A recording then has as many kernels for ten clients as for one. Convolutions and BatchNorms have
+rules of their own for that (client_convolutions.py and client_norms.py).
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedsim.engine.backend import Workload
 from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision
 from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable
 from fedsim.engine.graph.client_convolutions import use_client_convolutions
+from fedsim.engine.graph.client_norms import use_client_norms
 from fedsim.engine.graph.steps import RecordableSteps
 from fedsim.engine.optimizers import RecordableOptimizer
 from fedsim.engine.stacked import StackedBatch
@@ -40,10 +41,7 @@ class StackedPasses:
             self.masked.try_out(data.x, data.y)
         self.full = self.masked
         if self.masked.module.masks:
-            full = use_client_convolutions(for_sequential(workload.model))
-            for layer in full.modules():
-                if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d):
-                    layer.num_batches_tracked = None  # Nothing reads it if there is a momentum.
+            full = use_client_norms(use_client_convolutions(for_sequential(workload.model)))
             self.full = StackedGradients(full, device, precision)
 
 

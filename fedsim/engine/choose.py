@@ -5,27 +5,21 @@ The rule is fixed, so that a repeated run computes the same.
 
 from contextlib import suppress
 
-import numpy as np
-import torch
-
 from fedsim.core.errors import ConfigError
-from fedsim.engine.backend import Backend, TrainingResult, Workload
+from fedsim.engine.backend import Backend, Workload
 from fedsim.engine.batched import BatchedBackend
 from fedsim.engine.device import Compile, Precision, tell, warn_not_compiled, worth_compiling
 from fedsim.engine.graph.backend import GraphBackend
-from fedsim.engine.model import has_dropout, initial, is_convolutional
+from fedsim.engine.model import initial, is_convolutional
 from fedsim.engine.native.backend import NativeBackend, unfit
 from fedsim.engine.native.library import NotCompiledError, library
 from fedsim.engine.reference import ReferenceBackend
-from fedsim.engine.schedule import Schedule
+from fedsim.engine.trial import agree, trial_schedule
 
 WORTH_STEPS = {"linear": 2_000, "convolutional": 200}
 """Number of a client's local steps in a run from which C pays. Compiling takes 2 s, once per
 machine. A step of ten MLPs of workload W1 on two cores is some 0.8 ms shorter, and a step of a
 client of W2 some 5 ms of a core (docs/performance.md)."""
-TOLERANCE = {"float32": 0.02, "tf32": 0.05, "bf16": 0.2}
-"""Tolerance of the first losses and changes, relative to their size. Rounding is far below it, and
-a wrong kernel far above."""
 
 
 def choose_backend(
@@ -49,7 +43,7 @@ def choose_backend(
                 workload, precision=precision, chunk_size="auto", deterministic=deterministic
             )
             other = _torch_backend(workload, precision, False, deterministic, reason)
-            problem = _disagreement(graph, other, precision)
+            problem = _disagreement(workload, graph, other, precision)
             if problem is None:
                 graph.reason = device
                 return graph
@@ -101,32 +95,23 @@ def _torch_backend(
     return backend
 
 
-def _disagreement(graph: GraphBackend, other: Backend, precision: Precision) -> str | None:
+def _disagreement(
+    workload: Workload, graph: GraphBackend, other: Backend, precision: Precision
+) -> str | None:
     """Return why recorded steps cannot be trusted on this machine, or None.
 
     Two clients make two short steps with both backends. Results that are not finite say nothing.
     """
-    x, model = graph.data.x, graph.model
-    if not len(x):
+    if not len(workload.data.x):
         return None
-    positions = np.arange(16).reshape(2, 2, 4) % len(x)
-    keys = np.arange(4).reshape(2, 2) if has_dropout(model) else None
-    crops = positions.astype(np.uint8)  # any crops; they count if samples are augmented
-    schedule = Schedule(positions, np.array([[4, 4], [4, 3]]), keys, lr=0.01, crops=crops)
-    start = [initial(model)] * 2
+    schedule = trial_schedule(workload)
+    start = [initial(workload.model)] * len(schedule)
     expected = other.train(start, schedule)
     try:
         actual = graph.train(start, schedule)
     except Exception as error:  # A driver or a compiler may fail in any way.
         reason = str(error).strip().partition("\n")[0][:200]
         return f"which fails on this machine: {reason}"
-
-    def values(result: TrainingResult) -> tuple[torch.Tensor, torch.Tensor]:
-        changes = torch.cat([result.delta[name].flatten().cpu() for name in expected.delta])
-        return torch.as_tensor(result.losses[schedule.mask]), changes
-
-    for right, recorded in zip(values(expected), values(actual), strict=True):
-        close = (right - recorded).norm() <= TOLERANCE[precision] * right.norm()
-        if right.isfinite().all() and not close:
-            return "whose first steps on this machine differ from those of the other engines"
-    return None
+    if agree(actual, expected, schedule, precision):
+        return None
+    return "whose first steps on this machine differ from those of the other engines"

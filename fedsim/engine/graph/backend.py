@@ -10,7 +10,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import groupby, zip_longest
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -36,6 +36,10 @@ from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.torch_backend import TorchBackend
 from fedsim.engine.training_copies import reject_hidden_randomness
+from fedsim.engine.trial import agree, trial_schedule
+
+if TYPE_CHECKING:
+    from fedsim.engine.graph.convolution_steps import Network
 
 MAX_STEPS = 64
 """Maximum number of local steps in one recording."""
@@ -58,8 +62,9 @@ class GraphBackend(TorchBackend):
     fewer samples or steps are masked. For a chain of linear layers in float32, the products of all
     clients are computed at once. Two clients or more then train, with an unused row if need be:
     torch multiplies a single pair of matrices in another order of additions than several pairs.
-    On a GPU, other models train all clients at once by torch.func, if most of them make most of the
-    steps. Otherwise each client has recordings of its own, and these are replayed side by side.
+    On a GPU, convolutional chains train all clients at once by kernels of their own. Other models
+    do by torch.func, if most clients make most of the steps. Otherwise each client has recordings
+    of its own, and these are replayed side by side.
     """
 
     fewest_clients = 2
@@ -97,11 +102,49 @@ class GraphBackend(TorchBackend):
         self._trainers: OrderedDict[tuple[int, int, bool, bool], RecordedTrainer] = OrderedDict()
         """Trainers by clients, batch size, whether there is a correction and whether the clients
         train together; the last is the latest."""
+        self._network: Network | None = None
+        if self.chain is None:
+            self._network = self._working_network(workload)
+
+    def _working_network(self, workload: Workload) -> "Network | None":
+        """Return the network for Triton's kernels, or None.
+
+        Kernels that fail on this machine, or whose results differ from PyTorch's, are not used.
+        """
+        x = self.data.x
+        if workload.chain is None or not len(x) or not can_run_triton(x.device):
+            return None
+        if not worth_compiling("auto", workload.total_steps, KERNELS_WORTH_STEPS):
+            return None
+        problem = "differ from PyTorch on this machine"
+        try:
+            from fedsim.engine.graph.convolution_steps import find_network
+
+            self._network = network = find_network(workload, self.precision)
+            if network is None:
+                return None
+            schedule = trial_schedule(workload)
+            start = [initial(self.model)] * len(schedule)
+            with self.passes:
+                actual, expected = (
+                    self._new_trainer(2, 2, 4, False, together=together).train(
+                        start, schedule, Recorder("a trial")
+                    )
+                    for together in (True, False)
+                )
+            if agree(actual, expected, schedule, self.precision):
+                return network
+        except Exception as error:  # Triton, a compiler or a driver may fail in any way.
+            problem = f"fail: {str(error).strip().partition(chr(10))[0][:200]}"
+        tell(f"engine=graph: no Triton kernels (slower, same results), because they {problem}")
+        return None
 
     @property
     def description(self) -> str:
         if self.chain is not None:
             kind = "linear layers in Triton" if self._use_kernels else "linear layers"
+        elif self._network is not None:
+            kind = "convolutions in Triton"
         elif self._stacked is not None:
             kind = "stacked clients"
         else:
@@ -184,7 +227,7 @@ class GraphBackend(TorchBackend):
 
     def _train_together(self, schedule: Schedule) -> bool:
         """Return whether one program makes the steps of all clients."""
-        if self.chain is not None:
+        if self.chain is not None or self._network is not None:
             return True
         if self._stacked is None or len(schedule) < self.fewest_clients:
             return False
@@ -197,7 +240,9 @@ class GraphBackend(TorchBackend):
         data, optimizer = self.data, self.optimizer
         assert isinstance(optimizer, SGD | Adam)
         like = data.x.new_empty(0, dtype=real_dtype(data.x))
-        models = ModelBuffers(self.model, num_rows, like, optimizer.num_buffers, corrected)
+        network = self._network if together else None
+        storage = None if network is None else network.storage
+        models = ModelBuffers(self.model, num_rows, like, optimizer.num_buffers, corrected, storage)
         num_scalars = optimizer.scalars(0.0, 1).shape[1]
         augmented = data.augment is not None
         table = ScheduleTable(num_steps, num_rows, batch, num_scalars, like, augmented=augmented)
@@ -216,6 +261,10 @@ class GraphBackend(TorchBackend):
                     use_kernels=self._use_kernels,
                 )
             )
+        elif network is not None:
+            from fedsim.engine.graph.convolution_steps import ConvolutionSteps
+
+            programs.append(ConvolutionSteps(data, table, models, optimizer, all_clients, network))
         elif together:
             assert self._stacked is not None
             programs.append(

@@ -25,7 +25,7 @@ called within a step work on tensors only, so that they can be recorded.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,23 +58,38 @@ class ModelBuffers:
     - `shift` [R, P] is what a `Correction` adds to the gradients; None unless training is
       `corrected`.
 
-    Type and device are those of `like`.
+    Type and device are those of `like`. A tensor in `storage` is stored in another order, and with
+    more gaps: its entry there has, for each place, the number of the model's tensor that it holds
+    (counted in the flat tensor), or -1 for a gap.
     """
 
     def __init__(
-        self, model: nn.Module, num_rows: int, like: Tensor, num_state_tensors: int, corrected: bool
+        self,
+        model: nn.Module,
+        num_rows: int,
+        like: Tensor,
+        num_state_tensors: int,
+        corrected: bool,
+        storage: Mapping[str, Tensor] | None = None,
     ) -> None:
         # What clients and server send each other, the trained tensors first.
         self._tensors = traveling(model)
         self._num_trained = len(trained_names(model))
         self._first_columns: dict[str, int] = {}
+        self._stored_shapes: dict[str, torch.Size] = {}
         used_columns = []
         width = 0
         params_width = 0
         for number, (name, value) in enumerate(self._tensors.items(), 1):
+            numbers = torch.arange(value.numel()).view(value.shape)
+            if storage is not None and name in storage:
+                numbers = storage[name]
             self._first_columns[name] = width
-            used_columns.append(torch.arange(width, width + value.numel()))
-            width += round_up_to(ALIGNMENT, value.numel())
+            self._stored_shapes[name] = numbers.shape
+            places = (numbers.flatten() >= 0).nonzero().squeeze(1)
+            order = numbers.flatten()[places].argsort()
+            used_columns.append(width + places[order])
+            width += round_up_to(ALIGNMENT, numbers.numel())
             if number == self._num_trained:
                 params_width = width
         self._used_columns = torch.cat(used_columns).to(like.device)
@@ -88,14 +103,14 @@ class ModelBuffers:
         self.shift = torch.zeros_like(self.grads) if corrected else None
 
     def views(self, flat: Tensor, first_column: int = 0) -> Stack:
-        """Return the model's tensors that lie in `flat` [n, W], as views.
+        """Return the model's tensors that lie in `flat` [n, W], as views, in their stored order.
 
         The columns of `flat` are those of a row from `first_column` on, such as `grads` from 0 on,
         or `statistics` from P on.
         """
         views = {}
         for name, column in self._first_columns.items():
-            shape = self._tensors[name].shape
+            shape = self._stored_shapes[name]
             begin = column - first_column
             if 0 <= begin < flat.shape[1]:
                 views[name] = flat[:, begin : begin + shape.numel()].view(len(flat), *shape)

@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from fedsim.engine.device import prepare
+from scripts.benchmarks.gpu.convolutions import convolutions
 from scripts.benchmarks.gpu.sections import engines, environment, lanes, loop, native
 from scripts.benchmarks.gpu.workloads import CASES, Bench
 from scripts.benchmarks.processes import table
@@ -30,6 +31,7 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
     "loop": loop,
     "lanes": lanes,
     "native": native,
+    "convolutions": convolutions,
 }
 
 

@@ -1,0 +1,367 @@
+"""Triton kernels of convolutional networks. One launch computes a layer for all clients.
+
+A convolution is a product of matrices. A row of the left one is a *patch*: the numbers of the input
+from which a pixel of the output is computed. Patches are not stored. Kernels load them from where
+they lie. A linear layer is a convolution of an image of one pixel, with a kernel of one pixel.
+
+The memory of R clients with batches of B, inputs of H x W pixels with C channels, kernels of S x S
+pixels, and outputs of H' x W' pixels (after pooling) with N channels:
+
+    x        [R, B, H, W, C]        pixel (h, w) of the output has the patch of S x S pixels
+                  |                 from (h - PADDING, w - PADDING) on
+                  v
+    weight   [R, (S, S, C), N]      a client's rows lie `params_stride` after those of the last one
+                  |
+                  v                 With pooling, four products, for the pixels of windows:
+    products [R, (B, H', W'), N]    (2h, 2w), (2h, 2w + 1), (2h + 1, 2w), (2h + 1, 2w + 1)
+                  |
+                  v
+    y        [R, B, H', W', N]      maximum of the products, plus bias, ReLU
+    winners  [R, B, H', W', N]      uint8: the number of the largest product, 0 to 3
+    slopes   [R, B, H', W', N]      gradient of the loss with respect to y before its ReLU
+    sums     [R, parts, (S, S, C) + 1, N]   gradients of the weight and, in the last row, of the
+                                    bias. Each part is the sum over some of the pixels.
+
+Axes in parentheses are one axis. A program computes one tile of a product for one client: the
+last axis of the grid. So a client's bits do not depend on other clients. A tile is the product of
+[ROWS, DEPTH] and [DEPTH, COLUMNS]. ALIGNED says that each block of numbers of a patch comes from a
+single pixel, which makes addresses simple.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def add_product(total, left, right, PRECISION: tl.constexpr):
+    """Return total + left x right, in bf16 or tf32, or with the accuracy of float32 (tf32x3)."""
+    if PRECISION == "bf16":
+        return tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
+    else:
+        return tl.dot(left, right, total, input_precision=PRECISION)
+
+
+@triton.jit
+def split_patch(
+    first, CHANNELS: tl.constexpr, SIDE: tl.constexpr, COUNT: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """Return row, column and channel of COUNT numbers of a patch, from the number `first` on."""
+    if ALIGNED:
+        pixel = first // CHANNELS
+        channel = tl.multiple_of(first % CHANNELS, COUNT) + tl.arange(0, COUNT)
+    else:
+        number = first + tl.arange(0, COUNT)
+        pixel = number // CHANNELS
+        channel = number % CHANNELS
+    return pixel // SIDE, pixel % SIDE, channel
+
+
+@triton.jit
+def split_pixel(pixel, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
+    """Return sample, row and column of pixels."""
+    return pixel // (HEIGHT * WIDTH), pixel // WIDTH % HEIGHT, pixel % WIDTH
+
+
+@triton.jit
+def load_patches(
+    x,
+    sample,
+    h,
+    w,
+    dh,
+    dw,
+    channel,
+    inside,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PADDING: tl.constexpr,
+):
+    """Return some numbers of the patches of output pixels (h, w) before pooling."""
+    if PADDING:
+        h -= PADDING
+        w -= PADDING
+        hs = h[:, None] + dh
+        ws = w[:, None] + dw
+        inside = inside & (hs >= 0) & (hs < HEIGHT) & (ws >= 0) & (ws < WIDTH)
+    place = ((sample * HEIGHT + h) * WIDTH + w) * CHANNELS
+    step = (dh * WIDTH + dw) * CHANNELS + channel
+    return tl.load(x + (place[:, None] + step), mask=inside, other=0.0)
+
+
+@triton.jit(do_not_specialize=["num_samples"])
+def forward(
+    x,
+    weight,
+    bias,
+    y,
+    winners,
+    params_stride,
+    num_samples,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    POOL: tl.constexpr,
+    BIAS: tl.constexpr,
+    RELU: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write y, and the winners of pooling."""
+    STEP: tl.constexpr = 2 if POOL else 1
+    PATCH: tl.constexpr = SIDE * SIDE * CHANNELS
+    ALIGNED: tl.constexpr = CHANNELS % DEPTH == 0
+    client = tl.program_id(2).to(tl.int64)
+    num_pixels = num_samples * (OUT_HEIGHT * OUT_WIDTH)
+    x += client * num_samples * (HEIGHT * WIDTH * CHANNELS)
+    weight += client * params_stride
+    # 1. The pixels of the tile's rows
+    pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    sample, h, w = split_pixel(pixel, OUT_HEIGHT, OUT_WIDTH)
+    h *= STEP
+    w *= STEP
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+
+    # 2. The products
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    if POOL:
+        total_1 = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total_2 = tl.zeros((ROWS, COLUMNS), tl.float32)
+        total_3 = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, PATCH, DEPTH):
+        number = first + tl.arange(0, DEPTH)
+        dh, dw, channel = split_patch(first, CHANNELS, SIDE, DEPTH, ALIGNED)
+        inside = (number < PATCH)[:, None] & (column < OUTPUTS)
+        right = tl.load(weight + number[:, None] * OUTPUTS + column, mask=inside, other=0.0)
+        inside = (pixel < num_pixels)[:, None] & (ALIGNED | (number < PATCH))
+        left = load_patches(
+            x, sample, h, w, dh, dw, channel, inside, HEIGHT, WIDTH, CHANNELS, PADDING
+        )
+        total = add_product(total, left, right, PRECISION)
+        if POOL:
+            left = load_patches(
+                x, sample, h, w + 1, dh, dw, channel, inside, HEIGHT, WIDTH, CHANNELS, PADDING
+            )
+            total_1 = add_product(total_1, left, right, PRECISION)
+            left = load_patches(
+                x, sample, h + 1, w, dh, dw, channel, inside, HEIGHT, WIDTH, CHANNELS, PADDING
+            )
+            total_2 = add_product(total_2, left, right, PRECISION)
+            left = load_patches(
+                x, sample, h + 1, w + 1, dh, dw, channel, inside, HEIGHT, WIDTH, CHANNELS, PADDING
+            )
+            total_3 = add_product(total_3, left, right, PRECISION)
+
+    # 3. Pooling, bias and ReLU. (nan stays nan. The first of equal products wins.)
+    place = (client * num_pixels + pixel[:, None]) * OUTPUTS + column
+    inside = (pixel < num_pixels)[:, None] & (column < OUTPUTS)
+    if POOL:
+        winner = tl.where(total_1 > total, 1, 0)
+        total = tl.where(total_1 > total, total_1, total)
+        winner = tl.where(total_2 > total, 2, winner)
+        total = tl.where(total_2 > total, total_2, total)
+        winner = tl.where(total_3 > total, 3, winner)
+        total = tl.where(total_3 > total, total_3, total)
+        tl.store(winners + place, winner.to(tl.uint8), mask=inside)
+    if BIAS:
+        total += tl.load(bias + client * params_stride + column, mask=column < OUTPUTS, other=0.0)
+    if RELU:
+        total = tl.where(total < 0, 0.0, total)
+    tl.store(y + place, total.to(y.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_samples"])
+def input_gradient(
+    slopes,
+    winners,
+    weight,
+    x,
+    x_slopes,
+    params_stride,
+    num_samples,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    POOL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write x_slopes, the slopes of the layer whose output, after a ReLU, is x."""
+    STEP: tl.constexpr = 2 if POOL else 1
+    PATCH: tl.constexpr = SIDE * SIDE * OUTPUTS
+    ALIGNED: tl.constexpr = OUTPUTS % DEPTH == 0
+    client = tl.program_id(2).to(tl.int64)
+    num_pixels = num_samples * (HEIGHT * WIDTH)
+    slopes += client * num_samples * (OUT_HEIGHT * OUT_WIDTH * OUTPUTS)
+    winners += client * num_samples * (OUT_HEIGHT * OUT_WIDTH * OUTPUTS)
+    weight += client * params_stride
+    # 1. The pixels of the tile's rows. A pixel takes part in S x S pixels of the output, its patch.
+    pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    sample, h, w = split_pixel(pixel, HEIGHT, WIDTH)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+
+    # 2. The product with the transposed weight
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, PATCH, DEPTH):
+        number = first + tl.arange(0, DEPTH)
+        dh, dw, output = split_patch(first, OUTPUTS, SIDE, DEPTH, ALIGNED)
+        hs = (h + PADDING)[:, None] - dh
+        ws = (w + PADDING)[:, None] - dw
+        inside = (hs >= 0) & (hs < OUT_HEIGHT * STEP) & (ws >= 0) & (ws < OUT_WIDTH * STEP)
+        inside = inside & (pixel < num_pixels)[:, None] & (ALIGNED | (number < PATCH))
+        place = ((sample[:, None] * OUT_HEIGHT + hs // STEP) * OUT_WIDTH + ws // STEP) * OUTPUTS
+        left = tl.load(slopes + (place + output), mask=inside, other=0.0)
+        if POOL:
+            winner = tl.load(winners + (place + output), mask=inside, other=0)
+            left = tl.where(winner == hs % 2 * 2 + ws % 2, left, 0.0)
+        place = ((dh * SIDE + dw) * CHANNELS + column[:, None]) * OUTPUTS + output
+        inside = (column < CHANNELS)[:, None] & (number < PATCH)
+        right = tl.load(weight + place, mask=inside, other=0.0)
+        total = add_product(total, left, tl.trans(right), PRECISION)
+
+    # 3. The ReLU of the layer below
+    place = (client * num_pixels + pixel[:, None]) * CHANNELS + column
+    inside = (pixel < num_pixels)[:, None] & (column < CHANNELS)
+    is_positive = tl.load(x + place, mask=inside, other=0.0) > 0
+    total = tl.where(is_positive, total, 0.0)
+    tl.store(x_slopes + place, total.to(x_slopes.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_samples"])
+def weight_gradient(
+    x,
+    slopes,
+    winners,
+    sums,
+    sums_stride,
+    num_samples,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    POOL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write sums. The second axis of the grid is the part: a share of the pixels."""
+    STEP: tl.constexpr = 2 if POOL else 1
+    PATCH: tl.constexpr = SIDE * SIDE * CHANNELS
+    ALIGNED: tl.constexpr = CHANNELS % ROWS == 0
+    client = tl.program_id(2).to(tl.int64)
+    part = tl.program_id(1)
+    num_pixels = num_samples * (OUT_HEIGHT * OUT_WIDTH)
+    x += client * num_samples * (HEIGHT * WIDTH * CHANNELS)
+    slopes += client * num_pixels * OUTPUTS
+    winners += client * num_pixels * OUTPUTS
+    # 1. The tile: numbers of the patch by outputs
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    first_row = tl.program_id(0) // TILES * ROWS
+    row = first_row + tl.arange(0, ROWS)
+    column = tl.program_id(0) % TILES * COLUMNS + tl.arange(0, COLUMNS)
+    dh, dw, channel = split_patch(first_row, CHANNELS, SIDE, ROWS, ALIGNED)
+
+    # 2. The transposed product, over the part's pixels
+    blocks = tl.cdiv(tl.cdiv(num_pixels, DEPTH), tl.num_programs(1))
+    total = tl.zeros((COLUMNS, ROWS), tl.float32)
+    bias = tl.zeros((COLUMNS,), tl.float32)
+    for block in range(part * blocks, (part + 1) * blocks):
+        pixel = block * DEPTH + tl.arange(0, DEPTH)
+        sample, h, w = split_pixel(pixel, OUT_HEIGHT, OUT_WIDTH)
+        valid = (pixel < num_pixels)[:, None]
+        place = pixel[:, None] * OUTPUTS + column
+        slope = tl.load(slopes + place, mask=valid & (column < OUTPUTS), other=0.0)
+        if POOL:
+            winner = tl.load(winners + place, mask=valid & (column < OUTPUTS), other=0)
+        for window in tl.static_range(STEP * STEP):
+            left = tl.where(winner == window, slope, 0.0) if POOL else slope
+            hs = h * STEP + window // 2
+            ws = w * STEP + window % 2
+            inside = valid & (ALIGNED | (row < PATCH))
+            patch = load_patches(
+                x, sample, hs, ws, dh, dw, channel, inside, HEIGHT, WIDTH, CHANNELS, PADDING
+            )
+            # This mask changes nothing, but without it Triton loads single numbers.
+            patch = tl.where(valid, patch, 0.0)
+            total = add_product(total, tl.trans(left), patch, PRECISION)
+        bias += tl.sum(slope.to(tl.float32), 0)
+
+    sums += client * sums_stride + part * ((PATCH + 1) * OUTPUTS)
+    inside = (row < PATCH)[:, None] & (column < OUTPUTS)
+    tl.store(sums + row[:, None] * OUTPUTS + column, tl.trans(total), mask=inside)
+    if first_row == 0:
+        tl.store(sums + PATCH * OUTPUTS + column, bias, mask=column < OUTPUTS)
+
+
+@triton.jit
+def add_parts(sums, grads, table, sums_stride, grads_stride, BLOCK: tl.constexpr):
+    """Write the gradients of all layers: the sums of their parts.
+
+    A program adds one block of numbers. Its row of the `table` [blocks, 5] holds the block's first
+    place in `sums`, the distance between parts, the number of parts, the block's first place in
+    `grads`, and its length.
+    """
+    client = tl.program_id(1).to(tl.int64)
+    table += tl.program_id(0) * 5
+    number = tl.arange(0, BLOCK)
+    inside = number < tl.load(table + 4)
+    sums += client * sums_stride + tl.load(table) + number
+    distance = tl.load(table + 1)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for part in range(tl.load(table + 2)):
+        total += tl.load(sums + part * distance, mask=inside, other=0.0)
+    tl.store(grads + client * grads_stride + tl.load(table + 3) + number, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_samples"])
+def cross_entropy(
+    logits,
+    labels,
+    weights,
+    losses,
+    slopes,
+    num_samples,
+    CLASSES: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Write the losses of samples, and the gradients of the sum of weights x losses.
+
+    These are zero for weights of zero, also if logits are not finite.
+    """
+    sample = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, COLUMNS)
+    valid = sample < num_samples
+    place = sample[:, None].to(tl.int64) * CLASSES + column
+    inside = valid[:, None] & (column < CLASSES)
+    values = tl.load(logits + place, mask=inside, other=0.0).to(tl.float32)
+    values = tl.where(column < CLASSES, values, -float("inf"))
+    values -= tl.max(values, 1)[:, None]
+    exponentials = tl.exp(values)
+    total = tl.sum(exponentials, 1)
+    is_label = column == tl.load(labels + sample, mask=valid, other=0)[:, None]
+    loss = tl.log(total) - tl.sum(tl.where(is_label, values, 0.0), 1)
+    weight = tl.load(weights + sample, mask=valid, other=0.0)[:, None]
+    slope = (exponentials / total[:, None] - tl.where(is_label, 1.0, 0.0)) * weight
+    tl.store(losses + sample, loss, mask=valid)
+    slope = tl.where(weight > 0, slope, 0.0)
+    tl.store(slopes + place, slope.to(slopes.dtype.element_ty), mask=inside)

@@ -62,9 +62,9 @@ class Federation:
         self.kill_all()
 
     def start_link(self) -> None:
-        """Start the SuperLink, and wait until it listens."""
-        options = f"--insecure --disable-runtime-dependency-installation --port {self.port}"
-        self.link = self._start("superlink", *options.split())
+        """Start the SuperLink, and wait until it listens. It keeps its state in a file."""
+        options = "--insecure --disable-runtime-dependency-installation --database superlink.db"
+        self.link = self._start("superlink", *options.split(), "--port", str(self.port))
         wait_until(lambda: self._listens(self.port), self.link)
 
     def start_node(self, client: int) -> None:
@@ -86,6 +86,15 @@ class Federation:
     def kill_node(self, client: int) -> None:
         """Kill the SuperNode of a client and what it has started, without any warning."""
         os.killpg(self.nodes.pop(client).pid, signal.SIGKILL)
+
+    def kill_server(self) -> None:
+        """Kill the SuperLink and what it has started, without any warning."""
+        groups = {node.pid for node in self.nodes.values()}
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                if os.getpgid(pid) not in groups:
+                    os.kill(pid, signal.SIGKILL)
+        self.link.wait()
 
     def apps(self, client: int) -> list[int]:
         """Return the ids of the processes in which the node of a client runs its app now."""

@@ -29,10 +29,10 @@ from fedsim.engine.training_layers import GOLDEN, MAX_CALLS, MIX_1, MIX_2
 MAX_CLASSES = 128
 """One program computes all logits of a sample, for the softmax, and has registers for so many."""
 TILES: dict[str, dict[str, int]] = {
-    "hidden": {"TILE": 32, "DEPTH": 64, "num_warps": 4},
+    "hidden": {"TILE": 16, "DEPTH": 64, "num_warps": 2},
     "loss": {"TILE": 16, "DEPTH": 32, "num_warps": 4},
-    "slope": {"TILE": 32, "DEPTH": 32, "num_warps": 4},
-    "gradient": {"TILE": 32, "DEPTH": 64, "num_warps": 4},
+    "slope": {"TILE": 16, "DEPTH": 32, "num_warps": 1},
+    "gradient": {"TILE": 16, "DEPTH": 32, "num_warps": 1},
 }
 """For each kernel: samples, inputs or outputs of a tile, products that are added at a time, and
 warps of a program."""

@@ -96,7 +96,7 @@ def main() -> None:
     if sys.argv[1:2] == ["process"]:
         run_and_report(sys.argv[2], sys.argv[3:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--workload", nargs="+", choices=WORKLOADS, default=["W1", "W2"])
     parser.add_argument("--rounds", type=int, help="of each run (500 of W1, 30 of W2)")
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()

@@ -9,40 +9,65 @@ jax.tree_map = jax.tree_util.tree_map  # jax 0.6 removed it, and FedJAX 0.0.17 c
 import fedjax  # noqa: E402
 import haiku as hk  # noqa: E402
 
+from scripts.benchmarks.peers.jax_networks import channels_last, from_torch, prepare  # noqa: E402
 from scripts.benchmarks.peers.stopwatch import Stopwatch, parse_case  # noqa: E402
-from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Workload, read_arrays  # noqa: E402
-
-INITIAL = hk.initializers.VarianceScaling(1 / 3, "fan_in", "uniform")
+from scripts.benchmarks.peers.workloads import (  # noqa: E402
+    EVALUATION_BATCH,
+    Convolution,
+    Dropout,
+    Linear,
+    Workload,
+    read_arrays,
+)
 
 
 def as_examples(x: np.ndarray, y: np.ndarray) -> dict[str, np.ndarray]:
     """Return samples as FedJAX wants them, images with channels last."""
-    return {"x": np.moveaxis(x, -3, -1) if x.ndim == 4 else x, "y": y.astype(np.int32)}
+    return {"x": channels_last(x), "y": y.astype(np.int32)}
 
 
-def linear(width: int) -> hk.Linear:
-    return hk.Linear(width, w_init=INITIAL)
+def forward(workload: Workload, x: jax.Array, trains: bool) -> jax.Array:
+    """Return logits. Layers with weights are named by their position."""
+    for position, layer in enumerate(workload.layers):
+        name = f"layer_{position:02}"
+        match layer:
+            case Convolution(_, outputs, kernel, _):
+                x = hk.Conv2D(outputs, kernel, padding="VALID", name=name)(x)
+            case Linear(_, outputs):
+                x = hk.Linear(outputs, name=name)(x)
+            case Dropout(rate):
+                x = hk.dropout(hk.next_rng_key(), rate, x) if trains else x
+            case "pool":
+                x = hk.MaxPool(2, 2, "VALID")(x)
+            case "relu":
+                x = jax.nn.relu(x)
+            case "flatten":
+                x = x.reshape(len(x), -1)
+    return x
 
 
-def convolution(width: int) -> hk.Conv2D:
-    return hk.Conv2D(width, 3, padding="VALID", w_init=INITIAL)
-
-
-def layers(workload: Workload) -> list:
-    pool, relu = hk.MaxPool(2, 2, "VALID"), jax.nn.relu
-    if workload.name == "W1":
-        return [linear(64), relu, linear(30), relu, linear(10)]
-    convolutions = [convolution(32), pool, relu, convolution(64), pool, relu, convolution(64), relu]
-    return [*convolutions, hk.Flatten(), linear(64), relu, linear(10)]
+def initial_params(workload: Workload, initial: list[np.ndarray]) -> dict[str, dict]:
+    """Return the written initial model by the names of haiku."""
+    weights, _ = from_torch(initial)
+    tensors = iter(weights)
+    params = {}
+    for position, layer in enumerate(workload.layers):
+        if isinstance(layer, Convolution | Linear):
+            params[f"layer_{position:02}"] = {"w": next(tensors), "b": next(tensors)}
+    return params
 
 
 def model_of(workload: Workload, sample: dict[str, np.ndarray]) -> fedjax.Model:
     def loss(batch, output):
         return -jnp.take_along_axis(jax.nn.log_softmax(output), batch["y"][:, None], 1)[:, 0]
 
-    forward = hk.transform(lambda batch: hk.Sequential(layers(workload))(batch["x"]))
+    def apply(batch, trains=False):
+        return forward(workload, batch["x"], trains)
+
     metrics = {"accuracy": fedjax.metrics.Accuracy()}
-    return fedjax.create_model_from_haiku(forward, sample, loss, metrics)
+    return fedjax.create_model_from_haiku(
+        hk.transform(apply), sample, loss, metrics, train_kwargs={"trains": True}
+    )
 
 
 def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlgorithm:
@@ -68,22 +93,25 @@ def algorithm_of(workload: Workload, model: fedjax.Model) -> fedjax.FederatedAlg
 
 def main() -> None:
     case = parse_case()
+    prepare(case)
     workload, arrays = case.workload, read_arrays(case.data, case.workload)
     fedjax.set_for_each_client_backend("jit")
     examples = {i: as_examples(arrays.x[i], arrays.y[i]) for i in range(workload.num_clients)}
     clients = fedjax.InMemoryFederatedData(examples)
-    sampler = fedjax.client_samplers.UniformGetClientSampler(clients, workload.cohort_size, seed=0)
     model = model_of(workload, {name: values[:1] for name, values in examples[0].items()})
     test_set = fedjax.ClientDataset(as_examples(arrays.x_test, arrays.y_test))
     batches = fedjax.padded_batch_client_datasets([test_set], batch_size=EVALUATION_BATCH)
     test_batches = list(batches)
     algorithm = algorithm_of(workload, model)
     watch = Stopwatch(case)
-    state = algorithm.init(model.init(jax.random.PRNGKey(0)))
+    state = algorithm.init(initial_params(workload, arrays.initial))
     enough = False
     while not enough:
-        sampler.set_round_num(watch.round)
-        state, _ = algorithm.apply(state, sampler.sample())
+        key = jax.random.PRNGKey(watch.round)
+        cohort = [int(client) for client in arrays.cohort(watch.round)]
+        keys = jax.random.split(key, len(cohort))
+        pairs = zip(clients.get_clients(cohort), keys, strict=True)
+        state, _ = algorithm.apply(state, [(*pair, key) for pair, key in pairs])
         jax.block_until_ready(state.params)
         accuracy = None
         if watch.evaluates:

@@ -14,7 +14,7 @@ from fedlab.contrib.dataset.basic_dataset import FedDataset
 from fedlab.core.standalone import StandalonePipeline
 from torch import Tensor
 
-from scripts.benchmarks.peers.networks import accuracy, new_network
+from scripts.benchmarks.peers.networks import accuracy, new_network, prepare
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import Workload, read_arrays
 
@@ -72,12 +72,12 @@ class TimedPipeline(StandalonePipeline):
 def main() -> None:
     case = parse_case()
     workload = case.workload
-    torch.set_num_threads(case.threads)
-    torch.manual_seed(0)
+    prepare(case)
     random.seed(0)
-    x, y, *test = map(torch.from_numpy, read_arrays(case.data, workload))
+    arrays = read_arrays(case.data, workload)
+    x, y, *test = map(torch.from_numpy, arrays.data)
     share = workload.cohort_size / workload.num_clients
-    handler = SyncServerHandler(new_network(workload), ENDLESS, share)
+    handler = SyncServerHandler(new_network(workload, arrays.initial), ENDLESS, share)
     watch = Stopwatch(case)
     TimedPipeline(handler, Trainer(workload, InMemory(x, y)), watch, test).main()
     watch.report(["fedlab", "torch"])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsim.running.process import tune
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
-from scripts.benchmarks.peers.workloads import Workload
+from scripts.benchmarks.peers.workloads import CIFAR, Workload
 
 if TYPE_CHECKING:
     from fedsim.running.assembly import Experiment
@@ -22,12 +22,14 @@ read."""
 
 def overrides_of(workload: Workload, **changes: Any) -> list[str]:
     """Return the workload as overrides of the command `fedsim`, with other values for some keys."""
+    words = list(workload.fedsim)
+    if CIFAR in words and has_parquet(Path(os.environ.get("FEDSIM_DATA", ""))):
+        position = words.index(CIFAR)
+        words[position : position + 1] = ["dataset=parquet", f"dataset.path={CIFAR_FOLDER}"]
     values = {
-        "partition": "shards",
-        "partition.shards_per_client": 2,
         "selector": "random",
         "aggregator": "uniform",
-        "optimizer": "sgd",
+        "optimizer": workload.optimizer,
         "optimizer.lr": workload.lr,
         "optimizer.weight_decay": workload.weight_decay,
         "num_clients": workload.num_clients,
@@ -39,13 +41,11 @@ def overrides_of(workload: Workload, **changes: Any) -> list[str]:
         "server.validation_fraction": 0,
         "seed": 0,
     }
-    words = [f"{key}={value}" for key, value in (values | changes).items()]
-    if workload.name == "W1":
-        return ["dataset=fashion_mnist", "model=mlp", *words]
-    data_folder = Path(os.environ.get("FEDSIM_DATA", ""))
-    if any(data_folder.glob(f"{CIFAR_FOLDER}/*.parquet")):
-        return ["dataset=parquet", f"dataset.path={CIFAR_FOLDER}", "model=cnn", *words]
-    return ["dataset=cifar10", "model=cnn", *words]
+    return [*words, *(f"{key}={value}" for key, value in (values | changes).items())]
+
+
+def has_parquet(data_folder: Path) -> bool:
+    return any(data_folder.glob(f"{CIFAR_FOLDER}/*.parquet"))
 
 
 def experiment_of(overrides: Sequence[str]) -> "Experiment":
@@ -60,7 +60,8 @@ def main() -> None:
     tune()  # as the command `fedsim` does, before torch is imported
     case = parse_case()
     watch = Stopwatch(case)
-    words = [*overrides_of(case.workload), f"device={case.device}", *case.words]
+    precision = f"engine.precision={case.precision}"
+    words = [*overrides_of(case.workload), f"device={case.device}", precision, *case.words]
     simulation = experiment_of(words).simulation
     for record in simulation:
         if watch.end_round(record.test_accuracy):

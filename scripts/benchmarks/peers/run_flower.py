@@ -12,7 +12,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from scripts.benchmarks.peers.networks import accuracy, new_network, shuffled_batches, train
+from scripts.benchmarks.peers.networks import (
+    accuracy,
+    new_network,
+    prepare,
+    shuffled_batches,
+    train,
+)
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Case, Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import read_arrays
 
@@ -33,8 +39,7 @@ def train_client(case: Case, client: int, arrays: ArrayRecord) -> RecordDict:
     x, y = client_tensors(case)
     model = new_network(workload)
     model.load_state_dict(arrays.to_torch_state_dict())
-    batches = shuffled_batches(workload)
-    train(model, x[client], y[client], batches, workload.lr, workload.weight_decay)
+    train(model, x[client], y[client], shuffled_batches(workload), workload)
     metrics = MetricRecord({"num-examples": workload.samples})
     return RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})
 
@@ -59,11 +64,10 @@ def server_app(case: Case, watch: Stopwatch) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        torch.set_num_threads(case.threads)
-        torch.manual_seed(0)
+        prepare(case)
         arrays = read_arrays(case.data, workload)
         x_test, y_test = torch.from_numpy(arrays.x_test), torch.from_numpy(arrays.y_test)
-        model = new_network(workload)
+        model = new_network(workload, arrays.initial)
 
         def evaluate(round: int, arrays: ArrayRecord) -> MetricRecord | None:
             if round == 0:

@@ -1,109 +1,114 @@
 """Hand-written JAX.
 
-On W1 the whole round is one compiled function: `vmap` over the cohort and `scan` over local steps.
-XLA on a CPU has a slow path for convolutions inside a loop, or with weights of their own for each
-client. So on W2 one step is compiled and called client by client, which is the fastest.
+On a GPU, and on a CPU for W1, the whole round is one compiled function: `vmap` over the cohort and
+`scan` over local steps. XLA on a CPU has a slow path for convolutions inside a loop, or with
+weights of their own for each client. So there one step is compiled and called client by client,
+which is the fastest.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
+from scripts.benchmarks.peers.jax_networks import (
+    Statistics,
+    Weights,
+    channels_last,
+    cross_entropy,
+    from_torch,
+    logits,
+    prepare,
+)
 from scripts.benchmarks.peers.stopwatch import Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Workload, read_arrays
 
-Layer = dict[str, jax.Array]
-Params = list[Layer]
-Round = Callable[[Params, jax.Array, jax.Array], Params]
-"""Computes the next parameters from the last ones, the cohort and a random key."""
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+"""Adam's constants in torch."""
 
 
-def initial_params(workload: Workload, key: jax.Array) -> Params:
-    """Initialise as torch does: uniform within 1 / sqrt(fan-in)."""
-    params = []
-    for layer in workload.layers:
-        key, weight_key, bias_key = jax.random.split(key, 3)
-        bound = layer.fan_in**-0.5
-        shape = (layer.fan_in, layer.fan_out)
-        if layer.positions > 1:  # a convolution
-            shape = (3, 3, layer.fan_in // 9, layer.fan_out)
-        weight = jax.random.uniform(weight_key, shape, minval=-bound, maxval=bound)
-        bias = jax.random.uniform(bias_key, (layer.fan_out,), minval=-bound, maxval=bound)
-        params.append({"w": weight, "b": bias})
-    return params
+class Model(NamedTuple):
+    """What clients and server exchange."""
+
+    weights: Weights
+    statistics: Statistics
 
 
-def logits(params: Params, x: jax.Array) -> jax.Array:
-    """Return logits of x [b, 784], or [b, 32, 32, 3] for the network with three convolutions."""
-    if x.ndim == 4:
-        x = jax.nn.relu(_pooled(_convolved(params[0], x)))
-        x = jax.nn.relu(_pooled(_convolved(params[1], x)))
-        x = jax.nn.relu(_convolved(params[2], x))
-        x = x.reshape(len(x), -1)
-        params = params[3:]
-    for layer in params[:-1]:
-        x = jax.nn.relu(x @ layer["w"] + layer["b"])
-    return x @ params[-1]["w"] + params[-1]["b"]
+class Local(NamedTuple):
+    """A client's state between two steps: its model, and Adam's moments and number of steps."""
+
+    model: Model
+    moments: tuple[Weights, Weights]
+    step: jax.Array
 
 
-def _convolved(layer: Layer, x: jax.Array) -> jax.Array:
-    layout = ("NHWC", "HWIO", "NHWC")
-    w, b = layer["w"], layer["b"]
-    return jax.lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=layout) + b
+Round = Callable[[Model, jax.Array, jax.Array], Model]
+"""Computes the next model from the last one, the cohort and a random key."""
 
 
-def _pooled(x: jax.Array) -> jax.Array:
-    """Return the maxima of 2x2 cells.
-
-    The gradient of `lax.reduce_window` takes twice as long as all the rest.
-    """
-    height, width = x.shape[1] // 2, x.shape[2] // 2
-    cells = x[:, : 2 * height, : 2 * width].reshape(len(x), height, 2, width, 2, -1)
-    return cells.max((2, 4))
+def begin(workload: Workload, model: Model) -> Local:
+    zeros = []
+    if workload.optimizer == "adam":
+        zeros = [jnp.zeros_like(weight) for weight in model.weights]
+    return Local(model, (zeros, zeros), jnp.zeros((), jnp.int32))
 
 
-def cross_entropy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-    return -jnp.take_along_axis(jax.nn.log_softmax(logits(params, x)), y[:, None], 1).mean()
-
-
-def sgd_step(workload: Workload, params: Params, x: jax.Array, y: jax.Array) -> Params:
-    gradient = jax.grad(cross_entropy)(params, x, y)
-
-    def updated(p: jax.Array, g: jax.Array) -> jax.Array:
-        return p - workload.lr * (g + workload.weight_decay * p)
-
-    return jax.tree.map(updated, params, gradient)
+def local_step(
+    workload: Workload, local: Local, x: jax.Array, y: jax.Array, key: jax.Array
+) -> Local:
+    """Return a client's state after a step of its optimiser on one batch."""
+    (weights, statistics), moments, step = local
+    gradient_of = jax.grad(cross_entropy(workload), has_aux=True)
+    gradients, statistics = gradient_of(weights, statistics, x, y, key)
+    step = step + 1
+    pairs = zip(weights, gradients, strict=True)
+    gradients = [g + workload.weight_decay * w for w, g in pairs]
+    changes = gradients
+    if workload.optimizer == "adam":
+        first = [BETA1 * m + (1 - BETA1) * g for m, g in zip(moments[0], gradients, strict=True)]
+        second = [
+            BETA2 * v + (1 - BETA2) * g * g for v, g in zip(moments[1], gradients, strict=True)
+        ]
+        moments = (first, second)
+        mean, variance = 1 - BETA1**step, 1 - BETA2**step
+        changes = [
+            m / mean / (jnp.sqrt(v / variance) + EPSILON)
+            for m, v in zip(first, second, strict=True)
+        ]
+    weights = [w - workload.lr * change for w, change in zip(weights, changes, strict=True)]
+    return Local(Model(weights, statistics), moments, step)
 
 
 def compiled_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
     """Return the whole round as one compiled function."""
-    full = workload.samples // workload.batch_size
-    cut = full * workload.batch_size
+    size = workload.batch_size
+    full = min(workload.samples // size, workload.steps)
+    has_rest = workload.steps > full and workload.samples > full * size
 
-    def client(params: Params, x: jax.Array, y: jax.Array, key: jax.Array) -> Params:
-        def step(params: Params, batch: jax.Array) -> tuple[Params, None]:
-            return sgd_step(workload, params, x[batch], y[batch]), None
+    def client(model: Model, x: jax.Array, y: jax.Array, key: jax.Array) -> Model:
+        def step(local: Local, batch: tuple[jax.Array, jax.Array]) -> tuple[Local, None]:
+            positions, key = batch
+            return local_step(workload, local, x[positions], y[positions], key), None
 
-        def epoch(params: Params, key: jax.Array) -> tuple[Params, None]:
-            order = jax.random.permutation(key, workload.samples)
-            params, _ = jax.lax.scan(step, params, order[:cut].reshape(full, -1))
-            return step(params, order[cut:]) if cut < workload.samples else (params, None)
+        def epoch(local: Local, key: jax.Array) -> tuple[Local, None]:
+            key, order_key, rest_key = jax.random.split(key, 3)
+            order = jax.random.permutation(order_key, workload.samples)
+            batches = order[: full * size].reshape(full, size)
+            local, _ = jax.lax.scan(step, local, (batches, jax.random.split(key, full)))
+            return step(local, (order[full * size :], rest_key)) if has_rest else (local, None)
 
-        return jax.lax.scan(epoch, params, jax.random.split(key, workload.epochs))[0]
+        keys = jax.random.split(key, workload.epochs)
+        return jax.lax.scan(epoch, begin(workload, model), keys)[0].model
 
     @jax.jit
-    def run(
-        params: Params, x: jax.Array, y: jax.Array, cohort: jax.Array, key: jax.Array
-    ) -> Params:
+    def run(model: Model, x: jax.Array, y: jax.Array, cohort: jax.Array, key: jax.Array) -> Model:
         keys = jax.random.split(key, len(cohort))
-        trained = jax.vmap(client, (None, 0, 0, 0))(params, x[cohort], y[cohort], keys)
-        return jax.tree.map(lambda p: p.mean(0), trained)
+        trained = jax.vmap(client, (None, 0, 0, 0))(model, x[cohort], y[cohort], keys)
+        return jax.tree.map(lambda values: values.mean(0), trained)
 
-    return lambda params, cohort, key: run(params, x, y, cohort, key)
+    return lambda model, cohort, key: run(model, x, y, cohort, key)
 
 
 def stepwise_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
@@ -115,56 +120,61 @@ def stepwise_round(workload: Workload, x: jax.Array, y: jax.Array) -> Round:
         return jax.vmap(lambda k: jax.random.permutation(k, workload.samples))(keys)
 
     @jax.jit
-    def step(params: Params, x: jax.Array, y: jax.Array, batch: jax.Array) -> Params:
-        return sgd_step(workload, params, x[batch], y[batch])
+    def step(local: Local, x: jax.Array, y: jax.Array, batch: jax.Array, key: jax.Array) -> Local:
+        key = jax.random.fold_in(key, local.step)
+        return local_step(workload, local, x[batch], y[batch], key)
 
     @jax.jit
-    def mean(trained: Sequence[Params]) -> Params:
-        return jax.tree.map(lambda *p: jnp.stack(p).mean(0), *trained)
+    def mean(trained: Sequence[Model]) -> Model:
+        return jax.tree.map(lambda *values: jnp.stack(values).mean(0), *trained)
 
-    def client(params: Params, x: jax.Array, y: jax.Array, key: jax.Array) -> Params:
+    def client(model: Model, x: jax.Array, y: jax.Array, key: jax.Array) -> Model:
+        local = begin(workload, model)
+        steps_left = workload.steps
         for order in np.asarray(orders(key)):
-            for start in range(0, workload.samples, workload.batch_size):
-                params = step(params, x, y, order[start : start + workload.batch_size])
-        return params
+            starts = range(0, workload.samples, workload.batch_size)
+            for start in starts[:steps_left]:
+                local = step(local, x, y, order[start : start + workload.batch_size], key)
+            steps_left -= len(starts)
+        return local.model
 
-    def run(params: Params, cohort: jax.Array, key: jax.Array) -> Params:
+    def run(model: Model, cohort: jax.Array, key: jax.Array) -> Model:
         keys = jax.random.split(key, len(cohort))
-        return mean([client(params, x[i], y[i], k) for i, k in zip(cohort, keys, strict=True)])
+        return mean([client(model, x[i], y[i], k) for i, k in zip(cohort, keys, strict=True)])
 
     return run
 
 
-@jax.jit
-def accuracy(params: Params, x: jax.Array, y: jax.Array) -> jax.Array:
-    hits = 0
-    for start in range(0, len(x), EVALUATION_BATCH):
-        batch = slice(start, start + EVALUATION_BATCH)
-        hits += (logits(params, x[batch]).argmax(-1) == y[batch]).sum()
-    return hits / len(x)
+def accuracy_of(workload: Workload) -> Callable[[Model, jax.Array, jax.Array], jax.Array]:
+    @jax.jit
+    def accuracy(model: Model, x: jax.Array, y: jax.Array) -> jax.Array:
+        hits = 0
+        for start in range(0, len(x), EVALUATION_BATCH):
+            batch = slice(start, start + EVALUATION_BATCH)
+            values, _ = logits(workload, model.weights, model.statistics, x[batch])
+            hits += (values.argmax(-1) == y[batch]).sum()
+        return hits / len(x)
 
-
-def as_jax(array: NDArray[Any]) -> jax.Array:
-    """Return a JAX array, images with channels last."""
-    return jnp.asarray(np.moveaxis(array, -3, -1) if array.ndim > 3 else array)
+    return accuracy
 
 
 def main() -> None:
     case = parse_case()
     workload = case.workload
-    x, y, x_test, y_test = map(as_jax, read_arrays(case.data, workload))
-    make_round = compiled_round if workload.name == "W1" else stepwise_round
-    run = make_round(workload, x, y)
-    params = initial_params(workload, jax.random.key(0))
+    prepare(case)
+    arrays = read_arrays(case.data, workload)
+    x, y, x_test, y_test = (jnp.asarray(channels_last(array)) for array in arrays.data)
+    compiles = workload.name == "W1" or case.device != "cpu"
+    run = (compiled_round if compiles else stepwise_round)(workload, x, y)
+    accuracy = accuracy_of(workload)
+    model = Model(*from_torch(arrays.initial))
     key = jax.random.key(1)
-    rng = np.random.default_rng(0)
     watch = Stopwatch(case)
     enough = False
     while not enough:
-        cohort = rng.choice(workload.num_clients, workload.cohort_size, replace=False)
-        params = run(params, jnp.asarray(cohort), jax.random.fold_in(key, watch.round))
-        params = jax.block_until_ready(params)
-        value = float(accuracy(params, x_test, y_test)) if watch.evaluates else None
+        cohort = jnp.asarray(arrays.cohort(watch.round))
+        model = run(model, cohort, jax.random.fold_in(key, watch.round))
+        value = float(accuracy(model, x_test, y_test)) if watch.evaluates else None
         enough = watch.end_round(value)
     watch.report(["jax"])
 

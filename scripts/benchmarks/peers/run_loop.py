@@ -6,11 +6,17 @@ It runs in fedsim's own environment.
 import copy
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from scripts.benchmarks.peers.networks import accuracy, new_network, shuffled_batches, train
+from scripts.benchmarks.peers.networks import (
+    accuracy,
+    new_network,
+    prepare,
+    shuffled_batches,
+    state_of,
+    train,
+)
 from scripts.benchmarks.peers.stopwatch import Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import read_arrays
 
@@ -24,22 +30,19 @@ def average(states: Sequence[State]) -> State:
 def main() -> None:
     case = parse_case()
     workload = case.workload
-    torch.set_num_threads(case.threads)
-    torch.manual_seed(0)
+    prepare(case)
     arrays = read_arrays(case.data, workload)
-    x, y, x_test, y_test = (torch.from_numpy(array).to(case.device) for array in arrays)
-    model = new_network(workload).to(case.device)
-    rng = np.random.default_rng(0)
+    x, y, x_test, y_test = (torch.from_numpy(array).to(case.device) for array in arrays.data)
+    model = new_network(workload, arrays.initial).to(case.device)
     watch = Stopwatch(case)
     enough = False
     while not enough:
         states = []
-        for i in rng.choice(workload.num_clients, workload.cohort_size, replace=False):
+        for i in arrays.cohort(watch.round):
             local_model = copy.deepcopy(model)
-            batches = shuffled_batches(workload, case.device)
-            train(local_model, x[i], y[i], batches, workload.lr, workload.weight_decay)
-            states.append(local_model.state_dict())
-        model.load_state_dict(average(states))
+            train(local_model, x[i], y[i], shuffled_batches(workload, case.device), workload)
+            states.append(state_of(local_model))
+        model.load_state_dict(average(states), strict=False)  # without BatchNorm's counters
         enough = watch.end_round(accuracy(model, x_test, y_test) if watch.evaluates else None)
     watch.report(["torch"])
 

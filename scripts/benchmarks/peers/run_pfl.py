@@ -1,11 +1,13 @@
 """Apple's pfl: SimulatedBackend with federated averaging, in one process or several by torchrun.
 
 pfl keeps a client's batches from its first round on. So they are shuffled once and not in every
-epoch, which is less work than everybody else's.
+epoch, which is less work than everybody else's. On a GPU pfl takes it by itself.
 """
 
+import itertools
 import os
 import types
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,14 +18,13 @@ from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.data import FederatedDataset
 from pfl.data.dataset import Dataset
-from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
 from torch.nn import functional as F
 
-from scripts.benchmarks.peers.networks import new_network
+from scripts.benchmarks.peers.networks import new_network, prepare
 from scripts.benchmarks.peers.stopwatch import ENDLESS, Stopwatch, parse_case
 from scripts.benchmarks.peers.workloads import EVALUATION_BATCH, Arrays, Workload, read_arrays
 
@@ -82,24 +83,28 @@ def agreed(enough: bool) -> bool:
     return bool(flag)
 
 
-def federated(workload: Workload, arrays: Arrays) -> FederatedDataset:
+def sampler_of(arrays: Arrays) -> Callable[[], int]:
+    """Return a sampler of users that draws the written cohorts."""
+    order = itertools.cycle(arrays.cohorts.flatten().tolist())
+    return lambda: next(order)
+
+
+def federated(workload: Workload, arrays: Arrays, device: str) -> FederatedDataset:
     rng = np.random.default_rng(0)
     users = []
     for x, y in zip(arrays.x, arrays.y, strict=True):
         order = rng.permutation(workload.samples)
-        users.append((torch.from_numpy(x[order]), torch.from_numpy(y[order])))
-    sampler = get_user_sampler("random", range(workload.num_clients))
-    return FederatedDataset.from_slices(users, sampler)
+        users.append([torch.from_numpy(array[order]).to(device) for array in (x, y)])
+    return FederatedDataset.from_slices(users, sampler_of(arrays))
 
 
 def main() -> None:
     case = parse_case()
     workload, arrays = case.workload, read_arrays(case.data, case.workload)
+    prepare(case)
     torch.set_num_threads(max(case.threads // PROCESSES, 1))
-    torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002, pfl's sampler draws from it
-    network = for_pfl(new_network(workload))
-    clients = federated(workload, arrays)
+    network = for_pfl(new_network(workload, arrays.initial)).to(case.device)
+    clients = federated(workload, arrays, case.device)
 
     def local_optimizer(params, lr):
         return torch.optim.SGD(params, lr, weight_decay=workload.weight_decay)
@@ -111,7 +116,8 @@ def main() -> None:
     )
     watch = Stopwatch(case)
     evaluation = NNEvalHyperParams(local_batch_size=EVALUATION_BATCH)
-    test = Dataset(raw_data=[torch.from_numpy(arrays.x_test), torch.from_numpy(arrays.y_test)])
+    test_set = (torch.from_numpy(array).to(case.device) for array in arrays.data[2:])
+    test = Dataset(raw_data=list(test_set))
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=ENDLESS,

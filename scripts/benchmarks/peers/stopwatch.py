@@ -10,7 +10,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,10 @@ ENDLESS = 10**6
 
 @dataclass(frozen=True)
 class Case:
-    """What one process measures. `words` are the peer's own options."""
+    """What one process measures. `words` are the peer's own options.
+
+    `precision` of products and convolutions is `float32`, or `tf32` on a GPU.
+    """
 
     workload: Workload
     data: Path
@@ -35,6 +38,7 @@ class Case:
     threads: int
     words: tuple[str, ...]
     device: str = "cpu"
+    precision: str = "float32"
 
 
 def parse_case(arguments: Sequence[str] | None = None) -> Case:
@@ -44,15 +48,19 @@ def parse_case(arguments: Sequence[str] | None = None) -> Case:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--words", nargs="*", default=[])
+    parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args(arguments)
+    workload = WORKLOADS[options.workload]
     return Case(
-        workload=WORKLOADS[options.workload],
+        workload=workload.tiny() if options.tiny else workload,
         data=options.data.resolve(),
         seconds=options.seconds,
         threads=options.threads,
         words=tuple(options.words),
         device=options.device,
+        precision=options.precision,
     )
 
 
@@ -95,15 +103,24 @@ class Stopwatch:
 
     def report(self, packages: Sequence[str], **details: Any) -> None:
         """Print the result, with the versions of `packages`."""
-        versions = {name: version(name) for name in packages}
+        versions = {name: version_of(name) for name in packages}
         versions["python"] = platform.python_version()
         rounds = self.round - self.workload.warmup_rounds
         reported = (*MILESTONES, self.round)
         result = {
             "rounds": rounds,
             "rounds_per_second": rounds / self.measured,
+            "clients_per_second": rounds * self.workload.cohort_size / self.measured,
             "startup_seconds": self.startup,
             "accuracies": [pair for pair in self.accuracies if pair[0] in reported],
             "versions": versions,
         }
         print_result(result | details)
+
+
+def version_of(package: str) -> str:
+    """Return the version of a package, or nothing if it runs from its source."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

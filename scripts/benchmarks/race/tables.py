@@ -1,7 +1,7 @@
 """The table of the speed race."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scripts.benchmarks.peers.workloads import Workload
 from scripts.benchmarks.race.entries import Entry
@@ -11,6 +11,7 @@ COLUMNS = (
     "peer",
     "version",
     "rounds/s",
+    "clients/s",
     "range",
     "/ framework",
     "/ JAX",
@@ -30,6 +31,16 @@ def ceiling_of(results: Sequence[Result]) -> dict[str, float]:
     return best
 
 
+def common_round(results: Iterable[Sequence[Result]]) -> int | None:
+    """Return the last round that all peers evaluated, or None if there is none."""
+    rounds = [
+        {number for number, _ in repeats[0]["accuracies"]}
+        for repeats in results
+        if repeats and "error" not in repeats[0]
+    ]
+    return max(set.intersection(*rounds), default=None) if rounds else None
+
+
 def median_rate(results: Sequence[Result]) -> float | None:
     """Return the median rounds per second of the repeats that succeeded."""
     rates = [result["rounds_per_second"] for result in results if "error" not in result]
@@ -44,6 +55,7 @@ def rows_of(
     of_frameworks = [rate for entry, rate in rates.items() if rate and entry.peer.is_framework]
     fastest = max(of_frameworks, default=None)
     by_jax = rates.get(Entry("jax"))
+    evaluated = common_round(results.values())
     rows = []
     for entry, repeats in results.items():
         rate = rates[entry]
@@ -54,19 +66,20 @@ def rows_of(
             continue
         all_rates = [result["rounds_per_second"] for result in good]
         peak = ceiling.get(entry.precision)
-        accuracies = good[0]["accuracies"]
+        accuracies = dict(good[0]["accuracies"])
         startup = statistics.median(result["startup_seconds"] for result in good)
         rows.append(
             [
                 f"{entry.label} ({errors[0]})" if errors else entry.label,
                 good[0]["versions"].get(entry.peer.package, ""),
                 f"{rate:.4g}",
+                f"{rate * workload.cohort_size:.4g}",
                 f"{min(all_rates):.4g} - {max(all_rates):.4g}",
                 f"{rate / fastest:.2f}" if fastest else "-",
                 f"{rate / by_jax:.2f}" if by_jax else "-",
                 f"{rate * workload.round_flops / peak:.0%}" if peak else "-",
                 f"{startup:.1f}",
-                "{1:.3f} @ {0}".format(*accuracies[-1]) if accuracies else "-",
+                f"{accuracies[evaluated]:.4f} @ {evaluated}" if evaluated in accuracies else "-",
             ]
         )
     return rows

@@ -369,10 +369,20 @@ def test_the_last_accuracy_of_earlier_versions_is_not_taken_for_the_final_one() 
 
 def test_what_holds_no_runs_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("no")
-    cases = {"nowhere": "neither a folder with runs nor an archive", "": "no finished run below it"}
-    for name, told in (cases | {"x.parquet": "cannot be read as an archive"}).items():
+    cases = {
+        "nowhere": "neither a folder with runs, nor the name of results in outputs/",
+        "": "no finished run below it",
+        "x.parquet": "cannot be read as an archive",
+    }
+    for name, told in cases.items():
         with pytest.raises(FedsimError, match=told):
             load_runs(tmp_path / name)
+
+
+def test_results_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(Path("outputs/compare"), [0.1], [[0]])
+    assert load_runs("compare").equals(load_runs("outputs/compare"))
 
 
 def test_nothing_is_printed_without_a_tracker_on_the_terminal(

@@ -135,7 +135,7 @@ def test_a_choice_is_explained_without_its_group(ask: Ask) -> None:
         "selector/threshold=linear",
     ]
     assert ask("list", "fmnist").startswith("dataset=fashion_mnist\n")
-    assert " also fmnist, f-mnist," in ask("list", "dataset")
+    assert " also called fmnist, f-mnist," in ask("list", "dataset")
 
 
 def test_own_choices_and_classes_are_listed_and_not_imported(ask: Ask, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ seed=0,1 -> seed='0,1': has several values, and needs -m // put -m after fedsim
 name=a,b -> // put -m after fedsim; a text that has a comma is quoted: 'name="a,b"'
 selector=randon -> selector='randon': is not a choice of conf/selector/ // did you mean random?
 dataset=../../etc -> dataset='../../etc': is not a choice of conf/dataset/ // known here: cifar10
-partition=dirichlet -> did you mean one of these?
+partition=dirichlet -> // 3 of its choices are called dirichlet; write which one
 selector=Clustered -> clustered2: Clustered sampling
 selector=none -> selector='none': is not a choice of conf/selector/ // known here
 selector=a/own -> selector='a/own': is not a choice of conf/selector/ // known here

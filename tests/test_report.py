@@ -212,7 +212,10 @@ def test_a_folder_without_runs_is_told(
     for words, told in (
         ([str(tmp_path)], "no finished run"),
         ([str(runs), "--no-figures", "--to", str(tmp_path), "--against", absent], "--against"),
-        (["nonsense", "--output-dir", str(tmp_path)], "neither a folder nor a preset"),
+        (
+            ["nonsense", "--output-dir", str(tmp_path)],
+            "neither a folder with runs, nor the name of results",
+        ),
         (
             [str(runs), "--where", "selector=oort,"],
             "selector=oort,: holds of no run; there are gpfl, random",

@@ -170,10 +170,11 @@ def test_runs_of_different_windows_are_compared_by_one(tmp_path: Path) -> None:
 
 
 def test_words_that_are_no_accuracies_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
-    for word in ("80", "0", "x", "0.5,"):
+    for word in ("80", "0", "abc", "0.5,"):
         with pytest.raises(SystemExit):
             make_report(["anything", "--target", word])
-        assert "argument --target" in capsys.readouterr().err
+        message = f"argument --target: {word}: must be accuracies above 0 and up to 1"
+        assert message in capsys.readouterr().err
 
 
 def test_runs_that_ended_at_stop_at_show_their_rounds(tmp_path: Path) -> None:
@@ -325,6 +326,42 @@ def test_the_papers_number_stands_next_to_ours_at_any_size(
         "ours": "0.6500 [0.0147, 1.0000]",
         "seeds": "2",
     }
+
+
+def test_notes_explain_only_columns_that_are_there(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1, 0.2], [PAIR] * 2)
+    table = by_group("results", frame_of(tmp_path))
+    assert table.title == "Results"  # nothing is averaged over seeds
+    note = "time: means something only if runs did not share their machine."
+    assert table.full_note == note
+    assert f"\\caption{{Results. {note}}}" in table.latex()
+    columns = {"simulated_seconds": [1.0, 2.0]}
+    config = {"status": "reached", "stop_at": 0.1, "lr": 0.2}
+    for seed in range(2):
+        write_run(tmp_path, [0.1, 0.2], [PAIR] * 2, seed=seed, columns=columns, **config)
+    table = by_group("results", frame_of(tmp_path))
+    assert table.title == "Results: mean [95 % interval] over seeds"
+    assert table.with_spread("sd").title == "Results: mean ± standard deviation over seeds"
+    stopped = "ended after: number of rounds of runs with stop_at."
+    clock = "simulated: time on the clock of clients' devices."
+    assert table.full_note == f"{stopped} {clock} {note}"
+    overview = by_group("overview", frame_of(tmp_path))
+    assert overview.full_note.startswith("final accuracy: mean of the last rounds of a run;")
+
+
+def test_a_report_in_a_pipe_is_as_wide_as_columns_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, [0.1, 0.2], [PAIR] * 2)
+    widths = []
+    for columns in (None, "70"):
+        if columns:
+            monkeypatch.setenv("COLUMNS", columns)
+        assert make_report([str(tmp_path), "--no-figures"]) == 0
+        *lines, last = capsys.readouterr().out.splitlines()
+        assert last.startswith("report in ")
+        widths.append(max(map(len, lines)))
+    assert widths[1] <= 70 < widths[0] <= 180
 
 
 def printed(table: Table, width: int) -> list[str]:

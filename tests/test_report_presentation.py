@@ -179,7 +179,7 @@ def test_the_same_command_uses_the_choices_again(
     assert make_report(words) == 0
     assert make_report([*words, "--only", ""]) == 0
     out, err = capsys.readouterr()
-    narrow, again, wide = re.findall(r"Results: .*?\n(.*?)Times mean", out, re.DOTALL)
+    narrow, again, wide = re.findall(r"Results\n(.*?)time: means", out, re.DOTALL)
     assert err.count("report.yaml keeps an earlier --only, which hides 1 of 3 methods") == 1
     assert re.findall(r"^(\w+) +1 ", narrow, re.MULTILINE) == ["random", "GPFL"]
     assert again == narrow

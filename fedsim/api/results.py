@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
@@ -29,7 +29,7 @@ from fedsim.results.frames import by, by_setting, done, runs_frame
 from fedsim.results.measures import BYTES, SAMPLES, is_recorded
 from fedsim.results.reading import read_metrics
 from fedsim.results.runs import Run
-from fedsim.results.sources import read_source
+from fedsim.results.sources import find_source, read_source
 from fedsim.tracking.tables import show_share
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def load_report(source: str | PathLike[str]) -> Report:
 
 def load_runs(source: str | PathLike[str]) -> pd.DataFrame:
     """Return a row for each run that has ended below a folder, or that is in an archive of the
-    report (`--archive runs.parquet`).
+    report (`--archive runs.parquet`). A name such as `default` means the folder in `outputs/`.
 
     Columns (accuracies, shares and ratios are in [0, 1]):
 
@@ -311,10 +311,7 @@ def load_ablations(source: str | PathLike[str]) -> pd.DataFrame:
 
 
 def _read(source: str | PathLike[str]) -> list[Run]:
-    path = Path(source)
-    if not path.exists():
-        raise FedsimError(f"{path}: neither a folder with runs nor an archive of them (.parquet)")
-    return read_source(path)
+    return read_source(find_source(fspath(source)))
 
 
 def _plot(

@@ -37,7 +37,7 @@ FACTS = {
     "bytes": "adds ",
     "state": "keeps ",
     "needs": "needs ",
-    "also": "also ",
+    "also": "also called ",
 }
 """The fields that are shown in one line, and the word before each."""
 
@@ -156,7 +156,7 @@ def group_text(group: Group) -> str:
             if variants := group.builds_on(choice.name):
                 lines.append(wrap(f"variants {', '.join(v.name for v in variants)}", 6))
         elif "also" in choice.fields:
-            lines.append(wrap(f"also {choice.fields['also']}", column))
+            lines.append(wrap(f"also called {choice.fields['also']}", column))
     parts = [f"{group.name}: {group.about}" if group.about else group.name, "\n".join(lines)]
     if has_costs:
         parts.append(wrap(SYMBOLS))

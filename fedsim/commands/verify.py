@@ -24,10 +24,9 @@ from fedsim.core.disk import user_path
 from fedsim.core.errors import ConfigError, DataError, check, rule
 from fedsim.core.record import Record
 from fedsim.core.text import printable
-from fedsim.report.command import find_source
 from fedsim.results.reading import FINAL
 from fedsim.results.runs import ReportError, Run
-from fedsim.results.sources import read_source
+from fedsim.results.sources import find_source, read_source
 from fedsim.running.experiment import execute
 from fedsim.running.process import CODES, STOP
 

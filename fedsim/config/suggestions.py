@@ -62,10 +62,14 @@ def mistaken_choice(override: Override) -> Problem | None:
 
 
 def _choices_called(group: str, name: str) -> str:
-    """List the choices of the group that the literature calls `name`; "" if there are none."""
+    """List the choices of the group that the literature calls `name`; "" if there are none.
+
+    A name of a single choice is no mistake: it stands for that choice.
+    """
     choices = known_choices().also_called(group, name)
     lines = [f"{choice}: {idea}" for choice, idea in choices.items()]
-    return "\n      ".join(["did you mean one of these?", *lines]) if lines else ""
+    head = f"{len(lines)} of its choices are called {name}; write which one"
+    return "\n      ".join([head, *lines]) if lines else ""
 
 
 def _choice_elsewhere(group: str, choice: str) -> str:

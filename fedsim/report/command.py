@@ -20,9 +20,11 @@ compare. Options such as --names are kept in report.yaml (`fedsim.report.present
 
 import gc
 import json
+import os
 import sys
 from argparse import Action, ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -51,11 +53,11 @@ from fedsim.results.archive import write_archive
 from fedsim.results.files import OutputError
 from fedsim.results.frames import runs_frame
 from fedsim.results.runs import ReportError, Run
-from fedsim.results.sources import read_source
+from fedsim.results.sources import OUTPUTS, find_source, read_source
 from fedsim.tracking.tables import Output
 
 DEFAULT_WIDTH = 180
-"""Width of the output in characters if it is not a terminal."""
+"""Width of the output in characters if it is no terminal and COLUMNS is not set."""
 
 
 class PrintRules(Action):
@@ -78,7 +80,7 @@ def arguments(parser: ArgumentParser) -> None:
     add(
         "--output-dir",
         type=user_path,
-        default=Path("outputs"),
+        default=OUTPUTS,
         help="where presets' folders are (outputs)",
     )
     add(
@@ -172,10 +174,11 @@ def run(options: Namespace) -> int:
 
 
 def accuracies(word: str) -> list[float]:
-    """Return the accuracies in a word such as `0.75,0.80`. Raises `ArgumentTypeError`, and
-    ValueError for other texts than numbers."""
-    targets = list(map(float, word.split(",")))
-    if not 0 < min(targets) <= max(targets) <= 1:
+    """Return the accuracies in a word such as `0.75,0.80`. Raises `ArgumentTypeError`."""
+    targets: list[float] = []
+    with suppress(ValueError):
+        targets = list(map(float, word.split(",")))
+    if not (targets and 0 < min(targets) <= max(targets) <= 1):
         raise ArgumentTypeError(f"{word}: must be accuracies above 0 and up to 1, as in 0.75,0.80")
     return targets
 
@@ -193,19 +196,6 @@ def with_window(runs: list[Run], window: int | None) -> list[Run]:
         raise ReportError(f"--window {window}: must be a number of rounds, 1 or more")
     value = None if window == FINAL_WINDOW else window
     return [replace(run, config={**run.config, "final_window": value}) for run in runs]
-
-
-def find_source(name: str, output_dir: Path) -> Path:
-    """Return the archive or folder `name`, or the folder of the preset `name` below `output_dir`.
-    Raises `ReportError` if none of them exists."""
-    for path in (Path(name), output_dir / name):
-        if path.is_dir():
-            return path
-    if Path(name).is_file():
-        return Path(name)
-    raise ReportError(
-        f"{name}: neither a folder nor a preset with results in {output_dir}/; run it first"
-    )
 
 
 def filtered(runs: Sequence[Run], word: str) -> list[Run]:
@@ -276,7 +266,8 @@ def report(
         sections += [Section([changes], brief=[changes])]
     # 2. What is printed. The files are written even if nobody reads the tables to their end.
     screen = Output()
-    width = None if screen.isatty() else DEFAULT_WIDTH
+    has_width = screen.isatty() or "COLUMNS" in os.environ
+    width = None if has_width else DEFAULT_WIDTH
     console = Console(highlight=False, file=cast(IO[str], screen), width=width)
     for section in sections:
         for line in section.lines:

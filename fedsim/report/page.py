@@ -284,7 +284,7 @@ def _cells(table: Table) -> dict[str, Any]:
             cells.append({"text": text, "sort": number, "bold": is_bold, "kind": style})
         columns.append(cells)
     rows = list(zip(*columns, strict=True))
-    note = table.note
+    note = table.shown_note
     if len(rows) < len(table.values):
         file = "" if table.name in ON_PAGE_ALONE else f": {table.name}.csv has all of them"
         note = f"The first {len(rows)} of {len(table.values)} rows{file}. {note}".strip()

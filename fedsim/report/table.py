@@ -43,7 +43,8 @@ class Table:
     - `name`: the name of its files, without suffix; `title`: its heading.
     - `values`: a frame of texts, numbers and statistics, with None for values that are not known.
     - `formats`: the formats of columns by their names.
-    - `note`: the text below the table.
+    - `note`: the text below the table, and `meanings`: what columns mean, which is added for those
+      that are shown. A key names a column or several, with commas between them.
     - `rules`: rules of verdicts. They follow the note, except on the page, where all rules stand at
       the end.
     - `styles`: the CSS classes, on the page, of cells by their texts.
@@ -58,6 +59,7 @@ class Table:
     values: pd.DataFrame
     formats: Mapping[str, Format] = field(default_factory=dict)
     note: str = ""
+    meanings: Mapping[str, str] = field(default_factory=dict)
     rules: str = ""
     styles: Mapping[str, str] = field(default_factory=dict)
     best: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -108,8 +110,8 @@ class Table:
             yield ""
             yield self._part(part, widths)
         yield ""
-        if self.full_note:
-            yield Text(printable_lines(self.full_note) + "\n", style="dim italic")
+        if note := self.full_note:
+            yield Text(printable_lines(note) + "\n", style="dim italic")
 
     def _part(self, names: list[str], widths: Mapping[str, int]) -> rich.table.Table:
         """Return some columns for a terminal, those that name rows flush left.
@@ -135,8 +137,8 @@ class Table:
         for row in (header, ["---"] * len(header), *self.shown.to_numpy()):
             lines.append(f"| {' | '.join(map(_escape_markdown, row))} |")
         lines.append("")
-        if self.full_note:
-            lines += [*map(_escape_markdown, self.full_note.splitlines()), ""]
+        if note := self.full_note:
+            lines += [*map(_escape_markdown, note.splitlines()), ""]
         return "\n".join(lines)
 
     def latex(self) -> str:
@@ -150,7 +152,7 @@ class Table:
                 :num_columns
             ],  # text, then numbers
             position_float="centering",
-            caption=_escape_latex(f"{self.title}. {self.full_note}"),
+            caption=_escape_latex(f"{self.title}. {self.full_note}".strip()),
             label=f"tab:{self.name}",
         )
 
@@ -162,12 +164,29 @@ class Table:
         """Return the table with another spread, which its title and note name."""
         old, new = SPREAD_WORDS[self.spread], SPREAD_WORDS[spread]
         title, note = self.title.replace(old, new), self.note.replace(old, new)
-        return replace(self, title=title, note=note, spread=spread)
+        meanings = {names: text.replace(old, new) for names, text in self.meanings.items()}
+        return replace(self, title=title, note=note, meanings=meanings, spread=spread)
+
+    @property
+    def shown_note(self) -> str:
+        """The note, and the meanings of the columns that are shown.
+
+        `final accuracy` also names a column with a number after it in brackets.
+        """
+        sentences = [self.note]
+        for names, meaning in self.meanings.items():
+            shown = []
+            for name in names.split(", "):
+                if any(head == name or head.startswith(f"{name} (last") for head in self.shown):
+                    shown.append(name)
+            if shown:
+                sentences.append(f"{', '.join(shown)}: {meaning}.")
+        return " ".join(filter(None, sentences))
 
     @property
     def full_note(self) -> str:
         """The note and the rules."""
-        return f"{self.note} {self.rules}".strip()
+        return f"{self.shown_note} {self.rules}".strip()
 
 
 def make_frame(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> pd.DataFrame:

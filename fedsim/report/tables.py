@@ -109,15 +109,24 @@ def make_table(
     header: Sequence[str],
     rows: Sequence[Sequence[Any]],
     formats: Mapping[str, Format] | None = None,
+    runs: pd.DataFrame | None = None,
     **numbers: str,
 ) -> Table:
     """Return a table with the title and note of assets/tables.yaml.
 
-    `NUMBERS` and `numbers` are filled into the note.
+    If a group of `runs` has several seeds, the title says how these are summarised. `NUMBERS` and
+    `numbers` are filled into the note.
     """
-    title, note = TEXTS[name]["title"], TEXTS[name]["note"]
+    texts = TEXTS[name]
+    title, note = texts["title"], texts.get("note", "")
+    if runs is not None and max(map(len, by(done(runs), "group").values()), default=0) > 1:
+        title = f"{title}: {texts['over_seeds']}"
+    values: dict[str, Any] = {**NUMBERS, **numbers}
+    meanings = {
+        columns: text.format(**values) for columns, text in texts.get("columns", {}).items()
+    }
     frame = make_frame(header, rows)
-    return Table(name, title, frame, formats or {}, note.format(**NUMBERS, **numbers))
+    return Table(name, title, frame, formats or {}, note.format(**values), meanings)
 
 
 ACCURACY, REACHED = "accuracy", "reached"
@@ -305,7 +314,7 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
             if form != ACCURACY:
                 formats[head] = show_reached if form == REACHED else form
     rows = list(zip(*cells.values(), strict=True))
-    table = make_table(name, list(cells), rows, formats)
+    table = make_table(name, list(cells), rows, formats, runs)
     return replace(table, best=best, num_names=num_names)
 
 
@@ -453,7 +462,7 @@ def imperfect(runs: pd.DataFrame) -> Table:
         "p": show_p,
         "p (Holm)": show_p,
     }
-    return make_table("imperfect", [*header, "p", "p (Holm)"], rows, formats)
+    return make_table("imperfect", [*header, "p", "p (Holm)"], rows, formats, runs)
 
 
 BUDGETS: Mapping[Sequence[str], tuple[str, Format]] = {
@@ -489,7 +498,7 @@ def budgets(runs: pd.DataFrame) -> Table:
             rows.append(row)
     is_empty = all(cell == MISSING for row in rows for cell in row[3:])
     header = ["", "run", *formats]
-    return make_table("budgets", header, [] if is_empty else rows, formats)
+    return make_table("budgets", header, [] if is_empty else rows, formats, runs)
 
 
 SHOW_BYTES = partial(show_reached, show_number=show_bytes)
@@ -528,7 +537,9 @@ def targets(runs: pd.DataFrame, accuracies: Sequence[float] = ()) -> Table:
     formats: dict[str, Format] = {"target": ".4f", "of the reference's final": ".0%"}
     formats.update({name: form for name, (*_, form) in UNTIL.items()})
     formats["times as fast"] = ".2f"
-    table = make_table("targets", ["", "run", *formats], rows, formats)
+    has_ended = len(without_target(runs)) < len(runs)
+    ended = " A run that stop_at ended does not reach more than that." if has_ended else ""
+    table = make_table("targets", ["", "run", *formats], rows, formats, runs, ended=ended)
     compared = [name for name in UNTIL if name != "time"]
     best = {name: best_places(table.values[name], panels, lowest=True) for name in compared}
     return replace(table, best=best)

@@ -1,9 +1,26 @@
-"""The runs that a path names: a folder of runs, or an archive."""
+"""The runs that a path or a name stands for: a folder of runs, or an archive."""
 
 from pathlib import Path
 
 from fedsim.results.archive import read_archive
-from fedsim.results.runs import Run, read_runs
+from fedsim.results.runs import ReportError, Run, read_runs
+
+OUTPUTS = Path("outputs")
+"""The usual folder of all results."""
+
+
+def find_source(name: str, output_dir: Path = OUTPUTS) -> Path:
+    """Return the archive or folder `name`, or the folder of the results `name` in `output_dir`.
+    Raises `ReportError` if none of them exists."""
+    for path in (Path(name), output_dir / name):
+        if path.is_dir():
+            return path
+    if Path(name).is_file():
+        return Path(name)
+    raise ReportError(
+        f"{name}: neither a folder with runs, nor the name of results in {output_dir}/, nor an "
+        "archive (.parquet); run it first"
+    )
 
 
 def read_source(path: Path, left_out: list[str] | None = None) -> list[Run]:

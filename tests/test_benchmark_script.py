@@ -352,7 +352,8 @@ def test_torch_func_by_hand_trains_as_the_loop_by_hand_does(
         local_model = deepcopy(network)
         train(local_model, x[client], y[client], batches, workload)
         for name, value in local_model.named_parameters():
-            torch.testing.assert_close(weights[name][client], value, atol=1e-6, rtol=1e-5)
+            # Adam divides small gradients by their size, so rounding shows
+            torch.testing.assert_close(weights[name][client], value, atol=1e-4, rtol=0)
 
 
 def test_the_loop_by_hand_trains_as_the_sequential_engine_does() -> None:

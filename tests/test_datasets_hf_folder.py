@@ -104,6 +104,100 @@ def test_a_column_names_the_clients(tmp_path: Path) -> None:
     assert (data.owners.tolist(), data.test_owners.tolist()) == ([1, 0, 1], [-1, 1])
 
 
+# --- README.md and dataset_info.json -------------------------------------------------------------
+
+CARD = """---
+license: mit
+configs:
+- config_name: small
+  data_files: small/*.parquet
+- config_name: default
+  data_files:
+  - split: train
+    path: data/part-*
+  - split: unseen
+    path: [data/last.parquet]
+dataset_info:
+  config_name: default
+  features:
+  - name: photo
+    dtype: image
+  - name: thumbnail
+    dtype: binary
+  - name: species
+    dtype:
+      class_label:
+        names:
+          '0': ant
+          '1': bee
+          '2': cat
+          '3': dog
+---
+# Insects
+"""
+
+
+def undescribed(labels: list[int]) -> pa.Table:
+    """Return a table as other programs than the library datasets write it."""
+    bytes_of = [encoded(image) for image in random_pixels(len(labels), grey=True)]
+    return pa.table({"thumbnail": bytes_of, "photo": bytes_of, "species": labels})
+
+
+def write_insects(folder: Path) -> None:
+    for name, labels in (("part-0", [0, 1]), ("part-1", [1, 0]), ("last", [2])):
+        write(folder / "data" / f"{name}.parquet", undescribed(labels))
+    write(folder / "small" / "train.parquet", undescribed([0]))
+
+
+def test_the_head_of_the_readme_names_columns_classes_and_splits(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    write_insects(folder)
+    values = {"test_split": "unseen"}
+    with pytest.raises(DataError, match="thumbnail and photo may be meant"):
+        load(folder, **values)
+    (folder / "README.md").write_text(CARD)
+    data = load(folder, **values)
+    assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 1, 1, 0], [2])
+    assert data.num_classes == 4  # although no sample is a dog
+    lines = build("hf_folder", tmp_path, path=str(folder), **values).describe()
+    assert lines[2] == "column species: int64, 4 classes (ant, bee, cat, dog) (the label)"
+    # Another number of classes is other data.
+    (folder / "README.md").write_text(CARD.replace("'3': dog", "'3': dog\n          '4': eel"))
+    assert load(folder, **values).num_classes == 5
+
+
+def test_dataset_info_next_to_files_without_a_description_names_columns(tmp_path: Path) -> None:
+    features = {"photo": IMAGE, "thumbnail": {"_type": "Value"}, "species": CLASSES}
+    for split, labels in (("train", [0, 1]), ("test", [1])):
+        write(tmp_path / "set" / split / "data.arrow", undescribed(labels))
+        info = json.dumps({"features": features, "splits": {}})
+        (tmp_path / "set" / split / "dataset_info.json").write_text(info)
+    data = load(tmp_path / "set")
+    assert (data.train.y.tolist(), data.num_classes) == ([0, 1], 3)
+    for path in (tmp_path / "set").glob("*/dataset_info.json"):
+        path.write_text(path.read_text().replace('"cat"', '"cat", "dog"'))
+    assert load(tmp_path / "set").num_classes == 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "no head",
+        "---\nconfigs: [\n---\n",
+        "---\n- a\n---\n",
+        "---\nconfigs: 3\ndataset_info: {features: [1, {name: 2}, {name: x, dtype: [1]}]}\n---\n",
+        "---\nconfigs: [{data_files: [{split: 1, path: a}, {path: b}, 3]}]\n---\n",
+    ],
+)
+def test_a_readme_that_describes_nothing_changes_nothing(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "set" / "train.parquet", texts_table(["a", "b"], [0, 1]))
+    write(tmp_path / "set" / "test.parquet", texts_table(["a"], [1]))
+    fingerprint = load(tmp_path / "set").fingerprint
+    (tmp_path / "set" / "README.md").write_text(text)
+    (tmp_path / "set" / "dataset_info.json").write_text(text)
+    assert load(tmp_path / "set").fingerprint == fingerprint
+
+
 # --- texts ---------------------------------------------------------------------------------------
 
 
@@ -203,7 +297,7 @@ def test_columns_splits_and_clients_are_described(tmp_path: Path) -> None:
     dataset = build("hf_folder", tmp_path, path=str(tmp_path / "set"), client_column="user")
     assert dataset.describe() == [
         "column body: string, for example a word a word a word a word a word [...] (the sample)",
-        "column kind: int64, 3 classes (the label)",
+        "column kind: int64, 3 classes (ant, bee, cat) (the label)",
         "column user: string, for example y (the client)",
         "split test: 2 samples of 2 clients",
         "split train: 4 samples of 3 clients",

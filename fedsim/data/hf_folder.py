@@ -1,12 +1,16 @@
 """Any local data set of images or texts from the Hugging Face Hub, by its own description.
 
-The description is in the metadata of the files: the type of each column, and the names of classes.
-`Parquet` reads the files. Shapes: n texts.
+The description is in the metadata of the files, or in README.md and dataset_info.json next to them
+(`fedsim.data.hf_description`): the type of each column, the names of classes, and splits. `Parquet`
+reads the files. Shapes: n texts.
 """
 
+import json
 import re
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from zlib import crc32
 
 import torch
@@ -15,7 +19,15 @@ from torch import Tensor
 
 from fedsim.core.parameters import parameters
 from fedsim.data.base import LoadedData
-from fedsim.data.parquet import SPLITS, Parquet, described_as, is_type, pick_column
+from fedsim.data.hf_description import Description, read_description
+from fedsim.data.parquet import (
+    SPLITS,
+    Parquet,
+    described_as,
+    features_of,
+    is_type,
+    pick_column,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,9 +55,31 @@ class HFFolder(Parquet):
     length: Annotated[int, Interval(ge=1, le=10_000)]
     vocabulary: Annotated[int, Interval(ge=2, le=1_000_000)]
 
+    @cached_property
+    def _description(self) -> Description:
+        """The description in README.md and dataset_info.json."""
+        root, _ = self._find_files()
+        return read_description(root.parent if root.is_file() else root)
+
+    def _features(self, path: Path) -> Mapping[str, Any]:
+        """Return the description of a file's columns in README.md and dataset_info.json."""
+        return self._description.features or read_description(path.parent).features
+
+    def _described(self, path: Path, schema: "pa.Schema") -> "pa.Schema":
+        """Return the schema with its own description, or otherwise with that of the folder."""
+        features = self._features(path)
+        if features_of(schema) or not features:
+            return schema
+        text = json.dumps({"info": {"features": features}})
+        return schema.with_metadata({**(schema.metadata or {}), b"huggingface": text.encode()})
+
     def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
-        """Return the split that a part of a file's name, or its folder, is called."""
+        """Return the split that README.md gives a file, or that a part of its name, or its folder,
+        is called."""
         names = {*file.stem.split("-"), file.parent.name}
+        if self._description.data_files:
+            folder = root.parent if root.is_file() else root
+            names = {str(self._description.split_of(file.relative_to(folder)))}
         if self.train_split in names or is_only_file:
             return "train"
         if self.test_split is not None:
@@ -69,7 +103,10 @@ class HFFolder(Parquet):
         return described_as("ClassLabel", schema) or super()._label_columns(schema)
 
     def _further_facts(self) -> list[str]:
-        return [str(["hf_folder 1", self.text_column, self.length, self.vocabulary])]
+        facts = [str(["hf_folder 1", self.text_column, self.length, self.vocabulary])]
+        _, files = self._find_files()
+        texts = {json.dumps(self._features(file), sort_keys=True) for file in files}
+        return [*facts, *sorted(texts - {"{}"})]
 
     def _samples(self, values: "list[pa.Scalar]") -> Tensor:
         """Return images [n, C, H, W] uint8, or texts [n, length] int64."""

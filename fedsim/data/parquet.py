@@ -125,7 +125,7 @@ class Parquet(FromPath):
             splits.setdefault(split, []).append(path)
             stat_of(path)
             with path.open("rb") as file:
-                self._columns(path, open_table(path, file).schema_arrow)
+                self._columns(path, self._described(path, open_table(path, file).schema_arrow))
         for split, files in splits.items():
             _require_unique_rows(files, split)
         if "train" not in splits:
@@ -140,7 +140,7 @@ class Parquet(FromPath):
         _, splits = self.inspect()
         file = splits["train"][0]
         table = open_table(file, file)
-        schema = table.schema_arrow
+        schema = self._described(file, table.schema_arrow)
         sample, *others = self._columns(file, schema)
         chosen = (sample.removesuffix(".bytes"), *others)
         uses = dict(zip(chosen, ("sample", "label", "client"), strict=False))
@@ -148,9 +148,9 @@ class Parquet(FromPath):
         lines = []
         for field in schema:
             line = f"column {field.name}: {field.type}"
-            num_classes = _num_named_classes(schema, field.name)
-            if num_classes:
-                line += f", {num_classes} classes"
+            classes = _class_names(schema, field.name)
+            if classes:
+                line += f", {len(classes)} classes ({shorten(', '.join(classes), 40)})"
             elif not _holds_bytes(field.type):
                 line += f", for example {shorten(str(rows[0][field.name]), 40)}"
             if field.name in uses:
@@ -207,6 +207,10 @@ class Parquet(FromPath):
             raise ConfigError(problem.within("dataset") for problem in problems)
         num_classes = int(tensors["num_classes"])
         return LoadedData.of(tensors, num_classes, mean, std, fingerprint, sha256=sha256)
+
+    def _described(self, path: Path, schema: "pa.Schema") -> "pa.Schema":
+        """Return the schema of a file with the description of its columns, if there is one."""
+        return schema
 
     def _split_of(self, file: Path, root: Path, *, is_only_file: bool) -> str | None:
         """Return the split of a file below `root`; None: the file is not read."""
@@ -287,14 +291,16 @@ class Parquet(FromPath):
 
         content = sources.read(path)
         file = open_table(path, pa.BufferReader(content))
-        columns = self._columns(path, file.schema_arrow)
+        schema = self._described(path, file.schema_arrow)
+        columns = self._columns(path, schema)
         num_bytes = _bytes_needed(file.metadata, columns)
         require_memory(num_bytes, str(path), max(LARGE_BYTES, MAX_EXPANSION * len(content)))
         if num_bytes < LARGE_BYTES:
             # As a dictionary, an image that is in many rows is in memory once.
             file = open_table(path, pa.BufferReader(content), read_dictionary=columns[:1])
         with _data_errors(path):
-            return file.read(columns=columns), num_bytes, columns[1]
+            table = file.read(columns=columns).replace_schema_metadata(schema.metadata)
+            return table, num_bytes, columns[1]
 
     def _split_rows(self, num_train: int, num_rows: int | None) -> tuple[Ints, Ints]:
         """Return the positions of the training rows and of the test rows.
@@ -529,13 +535,13 @@ def _class_labels(table: "pa.Table", name: str) -> tuple[Ints, int]:
             f"0..{MAX_CLASSES - 1}, found {low}..{high}; number the classes from 0, or store the "
             "labels as strings"
         )
-    return values.astype(np.int64), max(high + 1, _num_named_classes(table.schema, name))
+    return values.astype(np.int64), max(high + 1, len(_class_names(table.schema, name)))
 
 
-def _num_named_classes(schema: "pa.Schema", name: str) -> int:
-    """Return the number of class names in a column's Hugging Face metadata; 0 without any."""
+def _class_names(schema: "pa.Schema", name: str) -> list[str]:
+    """Return the names of classes in a column's Hugging Face metadata; none without any."""
     names = features_of(schema).get(name, {}).get("names")
-    return len(names) if isinstance(names, list) else 0
+    return list(map(str, names)) if isinstance(names, list) else []
 
 
 def features_of(schema: "pa.Schema") -> dict[str, dict[str, Any]]:

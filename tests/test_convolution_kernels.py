@@ -47,23 +47,30 @@ class Case:
         return nn.Sequential(*self.layers)
 
 
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter takes milliseconds for each program."""
+    monkeypatch.setattr(convolution_steps, "PART_PROGRAMS", 6)
+
+
 def cases() -> dict[str, Case]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return {
-            # 9 pixels become 7, and pooling drops the last row and column.
+            # Pooling drops the last row and column of 7 pixels. The gradient of the first weight
+            # comes from the patches of winners, that of the 2x2 pixels below from all patches.
             "3x3": Case(
                 [
-                    *(nn.Conv2d(2, 5, 3), nn.MaxPool2d(2), nn.ReLU()),
+                    *(nn.Conv2d(2, 5, 3, padding=1), nn.MaxPool2d(2), nn.ReLU()),
                     *(nn.Conv2d(5, 6, 3, padding=1, bias=False), nn.ReLU()),
                     *(nn.Flatten(), nn.Linear(54, CLASSES)),
                 ],
-                (2, 9, 9),
+                (2, 7, 7),
             ),
             "5x5": Case(
                 [
-                    *(nn.Conv2d(1, 3, 5, padding=1), nn.ReLU()),
-                    *(nn.Conv2d(3, 4, 2, padding=1), nn.MaxPool2d(2), nn.ReLU()),
+                    *(nn.Conv2d(1, 5, 5, padding=1), nn.ReLU()),
+                    *(nn.Conv2d(5, 4, 2, padding=1), nn.MaxPool2d(2), nn.ReLU()),
                     *(nn.Flatten(), nn.Linear(16, CLASSES)),
                 ],
                 (1, 5, 6),

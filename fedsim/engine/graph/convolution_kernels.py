@@ -312,23 +312,100 @@ def weight_gradient(
         tl.store(sums + PATCH * OUTPUTS + column, bias, mask=column < OUTPUTS)
 
 
+@triton.jit(do_not_specialize=["num_samples"])
+def weight_gradient_of_winners(
+    x,
+    slopes,
+    winners,
+    sums,
+    sums_stride,
+    num_samples,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    OUT_HEIGHT: tl.constexpr,
+    OUT_WIDTH: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SIDE: tl.constexpr,
+    PADDING: tl.constexpr,
+    POOL: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Write sums, like `weight_gradient`, for a layer with pooling and few channels.
+
+    Of the four patches of a window, only the winner's has a slope. This kernel loads it alone, for
+    each output, and adds in float32. A program computes one row of the S x S pixels: its numbers,
+    at most ROWS, lie next to one another in x.
+    """
+    NUMBERS: tl.constexpr = SIDE * CHANNELS
+    client = tl.program_id(2).to(tl.int64)
+    part = tl.program_id(1)
+    num_pixels = num_samples * (OUT_HEIGHT * OUT_WIDTH)
+    x += client * num_samples * (HEIGHT * WIDTH * CHANNELS)
+    slopes += client * num_pixels * OUTPUTS
+    winners += client * num_pixels * OUTPUTS
+    TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
+    dh = tl.program_id(0) // TILES
+    column = tl.program_id(0) % TILES * COLUMNS + tl.arange(0, COLUMNS)
+    number = tl.arange(0, ROWS)
+
+    blocks = tl.cdiv(tl.cdiv(num_pixels, DEPTH), tl.num_programs(1))
+    totals = tl.zeros((DEPTH, COLUMNS, ROWS), tl.float32)
+    bias = tl.zeros((DEPTH, COLUMNS), tl.float32)
+    for block in range(part * blocks, (part + 1) * blocks):
+        pixel = block * DEPTH + tl.arange(0, DEPTH)
+        sample, h, w = split_pixel(pixel, OUT_HEIGHT, OUT_WIDTH)
+        valid = (pixel < num_pixels)[:, None] & (column < OUTPUTS)
+        place = pixel[:, None] * OUTPUTS + column
+        slope = tl.load(slopes + place, mask=valid, other=0.0).to(tl.float32)
+        winner = tl.load(winners + place, mask=valid, other=0).to(tl.int32)
+        hs = (h * 2 + dh - PADDING)[:, None] + winner // 2
+        ws = (w * 2 - PADDING)[:, None] + winner % 2
+        place = ((sample[:, None] * HEIGHT + hs) * WIDTH + ws) * CHANNELS
+        inside = valid[:, :, None] & (number < NUMBERS)
+        if PADDING:
+            in_row = ws[:, :, None] + number // CHANNELS
+            inside = inside & ((hs >= 0) & (hs < HEIGHT))[:, :, None]
+            inside = inside & (in_row >= 0) & (in_row < WIDTH)
+        patch = tl.load(x + (place[:, :, None] + number), mask=inside, other=0.0)
+        totals += slope[:, :, None] * patch.to(tl.float32)
+        bias += slope
+
+    sums += client * sums_stride + part * ((SIDE * NUMBERS + 1) * OUTPUTS) + column
+    total = tl.trans(tl.sum(totals, 0))
+    inside = (number < NUMBERS)[:, None] & (column < OUTPUTS)
+    tl.store(sums + (dh * NUMBERS + number)[:, None] * OUTPUTS, total, mask=inside)
+    if dh == 0:
+        bias_place = SIDE * NUMBERS * OUTPUTS
+        tl.store(sums + bias_place, tl.sum(bias, 0), mask=column < OUTPUTS)
+
+
 @triton.jit
-def add_parts(sums, grads, table, sums_stride, grads_stride, BLOCK: tl.constexpr):
+def add_parts(
+    sums, grads, table, sums_stride, grads_stride, BLOCK: tl.constexpr, PARTS: tl.constexpr
+):
     """Write the gradients of all layers: the sums of their parts.
 
-    A program adds one block of numbers. Its row of the `table` [blocks, 5] holds the block's first
-    place in `sums`, the distance between parts, the number of parts, the block's first place in
-    `grads`, and its length.
+    A program adds one block of numbers, of up to PARTS parts at a time. Its row of the `table`
+    [blocks, 5] holds the block's first place in `sums`, the distance between parts, the number of
+    parts, the block's first place in `grads`, and its length.
     """
     client = tl.program_id(1).to(tl.int64)
     table += tl.program_id(0) * 5
     number = tl.arange(0, BLOCK)
     inside = number < tl.load(table + 4)
-    sums += client * sums_stride + tl.load(table) + number
+    sums += client * sums_stride + tl.load(table)
     distance = tl.load(table + 1)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for part in range(tl.load(table + 2)):
-        total += tl.load(sums + part * distance, mask=inside, other=0.0)
+    num_parts = tl.load(table + 2)
+    totals = tl.zeros((PARTS, BLOCK), tl.float32)
+    for first in range(0, num_parts, PARTS):
+        part = first + tl.arange(0, PARTS)[:, None]
+        mask = inside & (part < num_parts)
+        totals += tl.load(sums + (part * distance + number), mask=mask, other=0.0)
+    total = tl.sum(totals, 0)
     tl.store(grads + client * grads_stride + tl.load(table + 3) + number, total, mask=inside)
 
 

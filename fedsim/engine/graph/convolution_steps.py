@@ -28,10 +28,16 @@ PRODUCTS = {"float32": "tf32x3", "tf32": "tf32", "bf16": "bf16"}
 """Kinds of products in the kernels, by precision."""
 PIECE = 4
 """Images are stored with a multiple of so many channels, which a kernel loads in one piece."""
-BLOCK = 512
+BLOCK = 128
 """Numbers that a program of `add_parts` adds."""
-MAX_PARTS = 32
+PARTS_AT_A_TIME = 8
+"""Number of parts that a program of `add_parts` loads at a time."""
+PART_PROGRAMS = 256
+"""Number of programs for a client's gradient of a weight, which determines the number of parts."""
+MAX_PARTS = 128
 """Maximum number of parts of a weight's gradient."""
+FEW_CHANNELS = 4
+"""Up to so many channels, a layer with pooling loads only patches of winners for its gradient."""
 SMALLEST_SIDE = 16
 """Smallest side of a tile that Triton multiplies."""
 
@@ -60,13 +66,21 @@ class LayerShape:
         return self.out_height * self.out_width
 
     @property
+    def has_few_channels(self) -> bool:
+        """True if the gradient of the weight needs only the patches of pooling's winners."""
+        return self.pool and self.channels <= FEW_CHANNELS
+
+    @property
     def parts(self) -> int:
         """Number of parts of the weight's gradient, a power of two.
 
         With more parts, there is work for more processors of the GPU. The number does not depend
         on the clients, because it determines the order of additions.
         """
-        return min(MAX_PARTS, triton.next_power_of_2(triton.cdiv(self.out_pixels, 8)))
+        programs = triton.cdiv(PART_PROGRAMS, weight_tiles(self, weight_tile(self)))
+        return min(
+            MAX_PARTS, triton.next_power_of_2(programs), triton.next_power_of_2(self.out_pixels)
+        )
 
 
 @dataclass(frozen=True)
@@ -98,9 +112,18 @@ def input_tile(shape: LayerShape) -> Tile:
 
 def weight_tile(shape: LayerShape) -> Tile:
     """Return the tile of numbers of a patch by outputs."""
+    columns = _side(shape.outputs, 32 if shape.has_few_channels else 64)
+    if shape.has_few_channels:
+        return Tile(triton.next_power_of_2(shape.side * shape.channels), columns, 8)
     rows = 64 if shape.channels % 64 == 0 else 32
     depth = 16 if shape.pool else 32
-    return Tile(rows, _side(shape.outputs, 64), depth)
+    return Tile(rows, columns, depth)
+
+
+def weight_tiles(shape: LayerShape, tile: Tile) -> int:
+    """Return the number of tiles of the weight's gradient."""
+    rows = shape.side if shape.has_few_channels else triton.cdiv(shape.patch, tile.ROWS)
+    return rows * triton.cdiv(shape.outputs, tile.COLUMNS)
 
 
 def _side(count: int, largest: int) -> int:
@@ -180,6 +203,7 @@ class LayerKernels:
         self.weight = weight
         self.bias = bias
         self.sums = sums
+        self.parts = shape.parts
         self.num_clients, self.batch = x.shape[:2]
         outside = (self.num_clients, self.batch)
         self.y = x.new_empty(*outside, shape.out_height, shape.out_width, shape.outputs)
@@ -215,10 +239,11 @@ class LayerKernels:
     def weight_gradient(self, tile: Tile | None = None) -> None:
         """Compute the parts of the gradients of weight and bias."""
         shape, tile = self.shape, tile or weight_tile(self.shape)
-        num_tiles = triton.cdiv(shape.patch, tile.ROWS) * triton.cdiv(shape.outputs, tile.COLUMNS)
         self._launch(
-            kernels.weight_gradient,
-            (num_tiles, shape.parts, self.num_clients),
+            kernels.weight_gradient_of_winners
+            if shape.has_few_channels
+            else kernels.weight_gradient,
+            (weight_tiles(shape, tile), self.parts, self.num_clients),
             *(self.x, self.slopes, self.winners, self.sums, self.sums.stride(0), self.batch),
             **asdict(tile),
         )
@@ -305,6 +330,7 @@ class ConvolutionSteps(RecordableSteps):
         kernels.add_parts[len(self.blocks), len(self.params)](
             *(self.sums, self.grads, self.blocks, self.sums.stride(0), self.grads.stride(0)),
             BLOCK=BLOCK,
+            PARTS=PARTS_AT_A_TIME,
         )
         return losses
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedsim.engine.device import Precision, passes_in
+from fedsim.engine.graph.buffers import ALIGNMENT, round_up_to
 from scripts.benchmarks.gpu.workloads import Bench
 
 PRECISIONS: tuple[Precision, ...] = ("float32", "tf32", "bf16")
@@ -180,6 +181,8 @@ class TritonCase:
     precision: Precision
     kind: str
     tile: Any
+    parts: int = 0
+    """Number of parts of the weight's gradient; 0 for the usual number."""
 
 
 def other_tiles(kind: str, shape: Any) -> Iterator[Any]:
@@ -271,10 +274,16 @@ class _TritonRun:
         layer, shape = case.layer, case.layer.shape
         dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
         x = layer.x.permute(0, 1, 3, 4, 2).contiguous().to(dtype)
-        weight = layer.weight.permute(0, 3, 4, 2, 1).flatten(1, 2).contiguous()
-        sums = layer.x.new_zeros(len(x), shape.parts, shape.patch + 1, shape.outputs)
+        # A client's weight and bias lie in one row, as in the buffers of the engine.
+        width = layer.weight[0].numel()
+        params = layer.x.new_zeros(len(x), round_up_to(ALIGNMENT, width + shape.outputs))
+        weight = params[:, :width].unflatten(1, (-1, shape.outputs))
+        weight.copy_(layer.weight.permute(0, 3, 4, 2, 1).flatten(1, 3))
+        bias = params[:, width : width + shape.outputs].copy_(layer.bias)
+        sums = layer.x.new_zeros(len(x), case.parts or shape.parts, shape.patch + 1, shape.outputs)
         products = PRODUCTS[case.precision]
-        self.kernels = Kernels(shape, products, x, weight, layer.bias, sums.flatten(1))
+        self.kernels = Kernels(shape, products, x, weight, bias, sums.flatten(1))
+        self.kernels.parts = sums.shape[1]
         self.sums = sums
         self.kernels.slopes.copy_(layer.slopes.permute(0, 1, 3, 4, 2))
         self.x_slopes = torch.empty_like(x)

@@ -112,13 +112,15 @@ def test_a_client_alone_equals_itself_in_company() -> None:
         assert torch.equal(own_losses[0], losses[client])
 
 
-@pytest.mark.parametrize("name", ["mlp", "dropout"])
-def test_local_training_by_kernels_equals_plain_torch(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "optimizer"), [("mlp", "momentum"), ("dropout", "decay"), ("mlp", "sgd")]
+)
+def test_local_training_by_kernels_equals_plain_torch(name: str, optimizer: str) -> None:
     task: Any = (
         model_of(name, torch.float32),
         problem([7, 1, 13], torch.float32),
         WORKS["steps"],
-        OPTIMIZERS["momentum"],
+        OPTIMIZERS[optimizer],
     )
     engine: Any = graph(*task, Streams(3))
     engine.backend._use_kernels = True

@@ -13,4 +13,5 @@ def interpreted(name: str) -> ModuleType:
     """Return the module `name` of fedsim.engine.graph with interpreted kernels."""
     with mock.patch.dict(os.environ, {"TRITON_INTERPRET": "1"}):
         importlib.import_module("triton.experimental.gluon")  # Triton imports it at the first call.
+        importlib.import_module("fedsim.engine.graph.update_kernels")  # Step programs import it.
         return importlib.import_module(f"fedsim.engine.graph.{name}")

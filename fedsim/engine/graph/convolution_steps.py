@@ -299,6 +299,7 @@ class ConvolutionSteps(RecordableSteps):
             self.layers.append(LayerKernels(shape, products, x, weight, bias, sums))
             x = self.layers[-1].y
             first += width
+        self.use_sgd_kernel()
         self.blocks = torch.tensor(blocks, dtype=torch.int32, device=self.params.device)
 
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fedsim.core.types import Stack
 from fedsim.engine.chain import ChainLayer, LayerChain
+from fedsim.engine.graph.recorder import SideStream
 from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.training_layers import GOLDEN, MAX_CALLS, MIX_1, MIX_2
 
@@ -246,6 +247,7 @@ class LinearKernels:
         self._layers = chain.layers
         self._params = params
         self._grads = grads
+        self._side = SideStream(grads[chain.layers[0].weight].device)
         self._precision = "tf32" if precision == "tf32" else "tf32x3"
 
     def __call__(self, batch: StackedBatch) -> Tensor:
@@ -254,11 +256,14 @@ class LinearKernels:
         for layer in self._layers[:-1]:
             inputs.append(self._hidden_layer(layer, inputs[-1], batch.keys))
         losses, slope = self._loss_layer(inputs[-1], batch)
+        slopes = [slope]  # All are kept until the side stream has read them.
         for number in reversed(range(len(self._layers))):
             layer, x = self._layers[number], inputs[number]
-            self._write_gradients(layer, x, slope)
+            with self._side.part():
+                self._write_gradients(layer, x, slopes[-1])
             if number:
-                slope = self._input_slope(layer, slope, x, self._layers[number - 1])
+                slopes.append(self._input_slope(layer, slopes[-1], x, self._layers[number - 1]))
+        self._side.join()
         return losses
 
     def _sizes(self, layer: ChainLayer) -> tuple[int, int, int]:

@@ -66,6 +66,32 @@ class Recorder:
         return nullcontext()
 
 
+class SideStream:
+    """A second stream for a part of a step, which then runs next to the rest of the step.
+
+    Tensors that a part uses must not be freed before `join`: their memory could be given to the
+    rest. On a CPU everything runs in order.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """Run what is in the context next to what comes after it, until `join`."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream wait for all parts."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+
 class CudaGraphs(Recorder):
     """A recorder that makes CUDA graphs.
 

@@ -20,7 +20,7 @@ from fedsim.engine.data import ClientData, samples_at
 from fedsim.engine.device import Precision, autocast
 from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable
 from fedsim.engine.linear_passes import forward_and_backward, layers_of, write_gradients
-from fedsim.engine.optimizers import RecordableOptimizer, clip
+from fedsim.engine.optimizers import SGD, RecordableOptimizer, clip
 from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.training_copies import (
     for_batched,
@@ -29,6 +29,9 @@ from fedsim.engine.training_copies import (
     reject_mixed_samples,
 )
 from fedsim.engine.vmapped import FunctionalModule
+
+SGDKernel = Callable[[Tensor, Tensor, Tensor, Tensor], None]
+"""Updates parameters by gradients, counts and scalars (`sgd_step` in update_kernels.py)."""
 
 
 class RecordableSteps(ABC):
@@ -61,6 +64,7 @@ class RecordableSteps(ABC):
         self.grads = models.grads[clients]
         self.state = [buffer[clients] for buffer in models.state]
         self.shift = None if models.shift is None else models.shift[clients]
+        self.sgd_kernel: SGDKernel | None = None
 
     @torch.no_grad()
     def step(self, *, full: bool) -> None:
@@ -84,7 +88,17 @@ class RecordableSteps(ABC):
             grads = grads.clone()
             clip({"all": grads}, self.optimizer.max_grad_norm)
             grads.masked_fill_(self.grads == 0, 0)  # The gaps stay 0, even if the norm is nan.
-        self.optimizer.recorded_step(self.params, grads, self.state, live, scalars)
+        if self.sgd_kernel is not None:
+            self.sgd_kernel(self.params, grads, fields["counts"], scalars)
+        else:
+            self.optimizer.recorded_step(self.params, grads, self.state, live, scalars)
+
+    def use_sgd_kernel(self) -> None:
+        """Update by a Triton kernel, if the optimiser is SGD without momentum."""
+        if isinstance(self.optimizer, SGD) and not self.optimizer.momentum:
+            from fedsim.engine.graph.update_kernels import sgd_step  # needs Triton
+
+            self.sgd_kernel = sgd_step
 
     @abstractmethod
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
@@ -127,6 +141,7 @@ class RecordableLinearSteps(RecordableSteps):
             from fedsim.engine.graph.linear_kernels import LinearKernels  # needs Triton
 
             self._kernels = LinearKernels(chain, params, grads, precision)
+            self.use_sgd_kernel()
 
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
         if self._kernels is not None:

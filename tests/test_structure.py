@@ -26,7 +26,7 @@ ALLOWED = {
         "jobs": "core data results tracking config running",
         "report": "core results tracking",
         "api": "core results tracking config running jobs report",
-        "flower": "core partitions engine results clients selectors rounds config running api",
+        "flower": "core partitions engine clients selectors rounds config running api",
         "commands": "core data engine results tracking config running jobs report",
         "search": "core results tracking config running jobs",
     }.items()

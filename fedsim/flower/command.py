@@ -84,7 +84,7 @@ def run(options: Namespace) -> int:
     check(rule(not folder.exists(), "folder", str(folder), text, "name another folder"))
     words = [*options.words, f"output_dir={folder.parent / 'outputs'}", "checkpoint.every=1"]
     if not any(word.startswith("tracker") for word in words):
-        words.append("tracker=files_only")
+        words.append("tracker=console")
     plans = compose(words)
     if len(plans) > 1:
         check(Problem("words", ..., f"describe {len(plans)} runs", "name one value of each key"))

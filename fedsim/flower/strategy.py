@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
-from safetensors.torch import load_file
 from torch import nn
 
 from fedsim.api.experiments import compose
+from fedsim.api.results import RunResult
 from fedsim.clients.context import LabelledSamples, RoundContext, Signal
 from fedsim.clients.server import ServerData
 from fedsim.config.build import instantiate
@@ -27,8 +27,6 @@ from fedsim.flower.engine import RemoteEngine
 from fedsim.flower.messages import ANSWERS, packed
 from fedsim.flower.nodes import LOG, Nodes
 from fedsim.partitions.division import Division
-from fedsim.results.files import MODEL
-from fedsim.results.reading import FINAL
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.loop import Arrivals, Components, Simulation
 from fedsim.running.assembly import Experiment, PreparedData, components_of
@@ -42,10 +40,10 @@ class Selecting(Strategy):
     """A Flower strategy in which a selector and an aggregator of fedsim choose.
 
     `words` are overrides as on fedsim's command line: the selector, the aggregator, the local
-    work, `num_clients` and `num_rounds`. `model` is the server's model, on the device
-    on which the server computes. `server` holds the server's samples, as the model takes them, on
-    the same device. Without them, the clients evaluate the model. Raises `ConfigError` if the words
-    are wrong or do not fit a deployment.
+    work, `num_clients` and `num_rounds`. `model` is the server's model, on the device on
+    which the server computes. `server` holds the server's samples, as the model takes them, on the
+    same device. Without them, the clients evaluate the model. Raises `ConfigError` if the words are
+    wrong or do not fit a deployment.
 
     A round has as many exchanges with nodes as the selector asks questions, so fedsim's loop runs
     the rounds. Its files are those of a simulated run, with the choice `engine=flower`.
@@ -76,9 +74,10 @@ class Selecting(Strategy):
         self.grid = grid
         self.timeout = timeout
         outcome = execute(self.plan, builder=self._build)
-        if outcome.status not in FINAL:
+        if not outcome.final:
             raise FedsimError(outcome.summary["error"]) from outcome.cause
-        return Result(arrays=packed(load_file(self.plan.folder / MODEL)))
+        run = RunResult(self.plan, outcome.status, outcome.summary)
+        return Result(arrays=packed(run.params or {}))
 
     def summary(self) -> None:
         """Log the selector and the folder of the run."""

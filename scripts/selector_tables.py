@@ -16,12 +16,13 @@ from fedsim.commands.catalogue import Catalogue, Choice, Group
 
 PAGE = Path(__file__).parents[1] / "docs" / "selectors.md"
 TABLE = re.compile(r"(<!-- selectors: ([\w, ]+) -->\n\n)(?:\|.*\n)*")
-COSTS = ("asks", "server", "bytes", "samples")
+COSTS = ("asks", "sees", "server", "bytes", "samples")
 HEADER = (
     "`selector=`",
     "idea",
     "source",
     "asks of clients",
+    "the server sees",
     "needs at the server",
     "extra bytes a round",
     "extra samples a round",

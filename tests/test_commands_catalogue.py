@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from fedsim.clients.context import SERVER_SIGNALS, Signal
+from fedsim.clients.context import UNASKED_SIGNALS, Signal
 from fedsim.commands.catalogue import GROUP, INHERITED, KEY, Catalogue, comments
 from fedsim.config.compose import search_path
 from fedsim.config.composition import compose_config
 from fedsim.config.sources import options
 from fedsim.config.yaml_files import head_of
-from fedsim.core.server_data import SERVER_DATA, declared_signals, server_data
+from fedsim.core.server_data import SERVER_DATA, declared_signals, server_data, server_sees
 from fedsim.results.ranking import ASKED
 from tests.test_selector_contract import CHOICES as SELECTORS
 from tests.test_selector_contract import build, simulation
@@ -88,13 +88,13 @@ def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) 
     assert (
         {"source", "asks", "bytes", "samples"}
         <= fields.keys()
-        <= {*INHERITED, "also", "tune", "server"}
+        <= {*INHERITED, "also", "tune", "server", "sees"}
     )
     needs = build(name, toy_population([2] * N, K, 12)).needs
     for signal in needs & WORDS.keys():
         assert WORDS[signal] in fields["asks"]
-    assert fields["asks"].startswith("nothing") == (not needs - {Signal.VALIDATION, Signal.TEST})
-    told = ("; ".join(sorted(needs - SERVER_SIGNALS)) or "nothing", fields["asks"])
+    assert fields["asks"].startswith("nothing") == (not needs - UNASKED_SIGNALS)
+    told = ("; ".join(sorted(needs - UNASKED_SIGNALS)) or "nothing", fields["asks"])
     assert (
         len({next(key for key, tells in ASKED.items() if re.search(tells, text)) for text in told})
         == 1
@@ -102,6 +102,7 @@ def test_every_method_has_source_and_costs_and_asks_what_it_declares(name: str) 
     assert fields["server"] == server_data(
         needs
     )  # read in the source of the class, and declared by the object
+    assert fields["sees"] == server_sees(needs)
     assert (Signal.PUBLIC in needs) == (fields.get("needs") == "server.public_samples")
 
 

@@ -82,7 +82,7 @@ def test_sums_of_powers_over_coordinates_are_unbiased_up_to_their_number() -> No
 
 def test_clients_are_charged_for_the_compressed_vector() -> None:
     ledger = Ledger()
-    needs = frozenset({Signal.GRADIENTS, Signal.TRAINING})
+    needs = frozenset({Signal.GRADIENTS, Signal.TRAINING, Signal.UPDATES})
     clients = toy_clients([2, 2], needs, ledger=ledger)
     gradients = list(clients.gradients(clients.available, compressor=Coordinates(size=1)))
     assert [len(gradient) for gradient in gradients] == [1, 1]

@@ -370,7 +370,7 @@ def test_momentum_buffers_need_an_optimizer_with_momentum() -> None:
     engine = ToyEngine([2, 2])
     train = engine.train
     engine.train = lambda *args: replace(train(*args), momentum=None)  # type: ignore[method-assign]
-    clients = toy_clients([2, 2], frozenset({Signal.TRAINING}), engine=engine)
+    clients = toy_clients([2, 2], frozenset({Signal.TRAINING, Signal.UPDATES}), engine=engine)
     with pytest.raises(FedsimError, match=r"set optimizer=sgd optimizer\.momentum=0\.9"):
         clients.momentum_buffers(clients.available)
 

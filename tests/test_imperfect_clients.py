@@ -263,7 +263,7 @@ def test_the_server_averages_the_updates_that_clients_send(
 def test_updates_momentum_gradients_and_norms_are_falsified_alike(
     cls: Any, values: dict[str, Any], falsify: Callable[[Floats], Floats]
 ) -> None:
-    needs = frozenset({Signal.TRAINING, Signal.GRADIENTS})
+    needs = frozenset({Signal.TRAINING, Signal.GRADIENTS, Signal.UPDATES})
     ids = np.array([1, 2])
     honest = toy_clients(SIZES, needs)
     gradient_1, gradient_2 = (gradient.numpy() for gradient in honest.gradients(ids))

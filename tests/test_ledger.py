@@ -25,8 +25,9 @@ from tests.toys import ToyEngine, toy_clients, toy_params
 SIZES = [1, 2, 3, 4, 5, 6]
 MODEL = 2 * 4
 NUMBER = 4
+UPDATES = frozenset({Signal.UPDATES})
 LOSSES = frozenset({Signal.LOSSES})
-TRAINING = frozenset({Signal.TRAINING})
+TRAINING = frozenset({Signal.TRAINING, Signal.UPDATES})
 GRADIENTS = frozenset({Signal.GRADIENTS})
 
 
@@ -44,7 +45,7 @@ def test_a_question_without_its_signal_is_rejected_and_charges_nothing() -> None
 
 def test_training_is_charged_with_models_both_ways_and_every_sample_of_every_epoch() -> None:
     ledger = Ledger()
-    toy_clients(SIZES, frozenset(), ledger=ledger).collect(ids(1, 4))
+    toy_clients(SIZES, UPDATES, ledger=ledger).collect(ids(1, 4))
     assert (ledger.bytes_down, ledger.bytes_up) == (2 * MODEL, 2 * MODEL)
     assert (ledger.train_samples, ledger.forward_samples) == (2 * (2 + 5), 0)
     assert ledger.contacted == ledger.trained == ledger.uploaded == {1, 4}
@@ -52,7 +53,7 @@ def test_training_is_charged_with_models_both_ways_and_every_sample_of_every_epo
 
 def test_a_client_that_has_the_model_does_not_download_it_again() -> None:
     ledger = Ledger()
-    clients = toy_clients(SIZES, LOSSES, ledger=ledger)
+    clients = toy_clients(SIZES, LOSSES | UPDATES, ledger=ledger)
     clients.losses(ids(0, 1, 2))
     clients.losses(ids(1, 2, 3))
     clients.collect(ids(2, 3))
@@ -154,7 +155,7 @@ def test_a_declared_training_loss_is_one_number_with_each_collected_update() -> 
 def test_clients_that_trained_together_can_be_collected_apart() -> None:
     sizes = [5, 1, 4, 2]
     ledger = Ledger()
-    clients = toy_clients(sizes, frozenset(), ledger=ledger)
+    clients = toy_clients(sizes, UPDATES, ledger=ledger)
     clients.collect(ids(1, 2, 3))
     for some in ([1, 2], [2, 3], [1, 2, 3], [0, 3]):
         cohort = clients.collect(ids(*some))
@@ -278,7 +279,7 @@ LAYERS = [
 def test_layers_are_named_whole(layers: list[str], names: list[str]) -> None:
     engine = ToyEngine([2, 2])
     engine.trained = ["fc1.weight", "fc1.bias", "fc10.weight", "out"]
-    clients = toy_clients([2, 2], frozenset(), engine=engine)
+    clients = toy_clients([2, 2], UPDATES, engine=engine)
     assert clients.layer_names(layers) == names
 
 

@@ -53,6 +53,7 @@ DECISIVE: dict[str, Any] = {
     "cohort_size": 2,
     "eval_every": 3,
     "client_accuracy": "train",
+    "secure_aggregation": True,
     "device": "cpu",
     "local.epochs": 9,
     "server.validation_fraction": 0.2,

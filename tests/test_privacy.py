@@ -29,6 +29,7 @@ from fedsim.core.rng import Streams
 from fedsim.core.types import Cohort, Population, Selection
 from fedsim.results.reading import read_metrics, read_summary
 from fedsim.rounds.aggregators import Aggregator, FedAvg
+from fedsim.rounds.availability import Always, BySize, SineOfDay
 from fedsim.rounds.loop import Simulation
 from fedsim.rounds.privacy import Accountant, why_no_epsilon
 from fedsim.rounds.robust import DPFedAvg
@@ -275,18 +276,19 @@ POPULATION = toy_population([1] * 20, 5)
 RANDOM = Random(POPULATION, mode="uniform")
 POISSON = Poisson(POPULATION)
 PLAIN = LocalAlgorithm()
+ALWAYS = Always()
 OVER_SELECTION = fixed_clock(20, 5, over_selection=1.5)
 
 
 @pytest.mark.parametrize("selector", [RANDOM, POISSON, Full(POPULATION)])
 def test_runs_with_an_epsilon(selector: Selector) -> None:
     deadline = fixed_clock(20, 5, deadline=3.0)
-    assert why_no_epsilon(selector, PLAIN, None) is None
-    assert why_no_epsilon(selector, FedProx(mu=0.1), deadline) is None
+    assert why_no_epsilon(selector, PLAIN, None, ALWAYS) is None
+    assert why_no_epsilon(selector, FedProx(mu=0.1), deadline, ALWAYS) is None
 
 
 def test_over_selection_of_a_fixed_number_of_clients_has_an_epsilon() -> None:
-    assert why_no_epsilon(RANDOM, PLAIN, OVER_SELECTION) is None
+    assert why_no_epsilon(RANDOM, PLAIN, OVER_SELECTION, ALWAYS) is None
 
 
 NO_EPSILON = [
@@ -318,9 +320,16 @@ NO_EPSILON = [
 ]
 
 
+def test_absence_that_depends_on_data_has_no_epsilon() -> None:
+    by_size = BySize(beta=0.5, favours="large")
+    reason = why_no_epsilon(RANDOM, PLAIN, None, by_size)
+    assert reason == "BySize lets clients be reached by what data they hold"
+    assert why_no_epsilon(RANDOM, PLAIN, None, SineOfDay(beta=0.5, period=24)) is None
+
+
 @pytest.mark.parametrize(("selector", "algorithm", "clock", "reason"), NO_EPSILON)
 def test_runs_without_an_epsilon(selector: Any, algorithm: Any, clock: Any, reason: str) -> None:
-    assert reason in (why_no_epsilon(selector, algorithm, clock) or "")
+    assert reason in (why_no_epsilon(selector, algorithm, clock, ALWAYS) or "")
 
 
 # --- the mechanism ---
@@ -335,7 +344,7 @@ def private(selector: Selector = RANDOM, **values: Any) -> DPFedAvg:
     """Return an aggregator that is ready for its first round."""
     server = dp(**values)
     server.begin(selector, START)
-    server.account(selector, PLAIN, None)
+    server.account(selector, PLAIN, None, ALWAYS)
     return server
 
 

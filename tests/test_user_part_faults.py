@@ -183,7 +183,7 @@ def test_a_selector_that_modifies_what_clients_have_trained_is_named(
         change(clients)
         return Selection(np.array([1, 3]))
 
-    monkeypatch.setattr(Faulty, "needs", frozenset({Signal.TRAINING}))
+    monkeypatch.setattr(Faulty, "needs", frozenset({Signal.TRAINING, Signal.UPDATES}))
     run = simulate(select)
     run.step()
     with pytest.raises(SelectionError, match=f"round 2: Faulty {told}"):

@@ -2,7 +2,7 @@
 
 The round loop (`fedsim.rounds.loop`) makes one `Clients` in each round, and passes it to
 `Selector.select`. The selector learns everything about clients from it. After the selection, the
-loop calls `collect` for the cohort (the selected clients). `Clients` computes answers with the
+loop calls `receive` for the cohort (the selected clients). `Clients` computes answers with the
 engine, and enters their cost in the round's ledger.
 
 Each question is one exchange between the server and some clients. The first contact of a client
@@ -10,7 +10,7 @@ with a version of the model charges one download. Each answer charges its upload
 that the client passes through its model.
 
 A client does not send its loss or a tensor of its update twice. The server already has them, once
-`losses`, `updates` or `collect` has brought them. A question that needs a signal (a kind of
+`losses`, `updates` or `receive` has brought them. A question that needs a signal (a kind of
 information, `Signal`) which the selector does not declare raises `UndeclaredSignalError`.
 
 The clients of an exchange work in parallel. On a simulated clock an exchange takes as long as its
@@ -91,7 +91,7 @@ class Clients:
         self._has_model = np.zeros(num_clients, bool)
         """Clients that have downloaded this model [N]."""
         self._is_collected = np.zeros(num_clients, bool)
-        """Clients whose whole update `collect` has brought [N]."""
+        """Clients whose whole update `receive` has brought [N]."""
         self._owes_extra_download = np.zeros(num_clients, bool)
         """Clients that have trained, and are not charged yet for what the local algorithm sends to
         them before training [N]."""
@@ -227,10 +227,16 @@ class Clients:
         self._context.require(Signal.TRAINING)
         self._exchange(ids, train=self._train(ids), up=None)
 
-    def update_norms(self, ids: Ids) -> Floats:
+    def update_norms(self, ids: Ids, *, only_sum: bool = False) -> Floats:
         """Return the Euclidean norm of each client's update, after training [len(ids)]. Each client
-        sends one number."""
+        sends one number.
+
+        With `only_sum`, `Signal.UPDATES` need not be declared. The method must then be one in which
+        the server uses the sum only, and each client its own norm.
+        """
         self._context.require(Signal.TRAINING)
+        if not only_sum:
+            self._context.require(Signal.UPDATES)
         self._exchange(ids, train=self._train(ids), up=NUMBER)
         with self._timer("ask"):
             return row_norms(self._matrices(ids, self._engine.trained)) if len(ids) else np.empty(0)
@@ -249,7 +255,7 @@ class Clients:
         `compressor` the result is one matrix "sketch" of compressed updates. The server then has no
         tensor of these updates, so collecting one later sends all of it.
         """
-        self._context.require(Signal.TRAINING)
+        self._context.require(Signal.TRAINING, Signal.UPDATES)
         names = self.layer_names(layers)
         samples = self._train(ids)
         matrices = self._matrices(ids, names)
@@ -300,7 +306,7 @@ class Clients:
     def momentum_buffers(self, ids: Ids) -> dict[str, Tensor]:
         """Return each client's momentum buffer at the end of its training [len(ids), ...] for each
         parameter. Each client sends P numbers."""
-        self._context.require(Signal.TRAINING)
+        self._context.require(Signal.TRAINING, Signal.UPDATES)
         samples = self._train(ids)
         buffers = self._results.of(ids).momentum
         if buffers is None:
@@ -351,10 +357,15 @@ class Clients:
         """Return the whole updates of `ids`, after training those that have not trained on this
         model yet.
 
-        The round loop calls this for the cohort; a selector may call it for other clients, too. All
-        of them count as uploaded in the ledger. Tensors that `updates` has brought, and clients
+        All of them count as uploaded in the ledger. Tensors that `updates` has brought, and clients
         that were collected before, cost nothing.
         """
+        self._context.require(Signal.UPDATES)
+        return self.receive(ids)
+
+    def receive(self, ids: Ids) -> Cohort:
+        """Return the same as `collect`. The round loop calls this for the cohort, whatever the
+        selector declares."""
         samples = self._train(ids)
         num_losses = len({Signal.TRAINING_LOSS, Signal.SQUARED_LOSS} & self._context.needs)
         extra_up = self._context.local_algorithm.extra_up * self._trained_bytes

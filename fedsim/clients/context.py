@@ -5,9 +5,10 @@ The round loop makes one `RoundContext` a round. A selector does not see it; it 
 `Server`, which check its declared signals here.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -19,13 +20,16 @@ from fedsim.clients.system import RoundClock
 from fedsim.core.arrays import Ints
 from fedsim.core.errors import FedsimError
 from fedsim.core.rng import Purpose, Streams
-from fedsim.core.types import Evaluation, Ids, Params
+from fedsim.core.types import Cohort, Evaluation, Ids, Params
 from fedsim.engine.engine import Engine
 
 
 class Signal(StrEnum):
-    """A kind of information that a selector requests, and declares in `Selector.needs`."""
+    """A kind of information that a selector requests or reads, and declares in `Selector.needs`."""
 
+    UPDATES = "updates"
+    """The updates of single clients: those of the participants in `observe`, and requested ones, or
+    numbers that clients compute from them."""
     LOSSES = "losses"
     """Losses of clients at the current global model, before training."""
     TRAINING_LOSS = "training_loss"
@@ -54,12 +58,38 @@ class Signal(StrEnum):
 
 CLOCK_SIGNALS = frozenset({Signal.RESOURCES, Signal.RESPONSE_TIMES})
 """Signals that need a simulated clock."""
-SERVER_SIGNALS = frozenset({Signal.VALIDATION, Signal.TEST})
-"""Signals that no client sends."""
+UNASKED_SIGNALS = frozenset({Signal.VALIDATION, Signal.TEST, Signal.UPDATES})
+"""Signals that the server has without a question: no client sends them, or all participants do."""
+HIDDEN_SIGNALS = frozenset(
+    {
+        Signal.UPDATES,
+        Signal.LOSSES,
+        Signal.TRAINING_LOSS,
+        Signal.SQUARED_LOSS,
+        Signal.GRADIENTS,
+        Signal.PUBLIC,
+        Signal.ACCURACIES,
+    }
+)
+"""Signals that secure aggregation hides: everything that a client computes from a model and its
+samples. The server then sees only sums over clients."""
 
 
 class UndeclaredSignalError(FedsimError):
     """A selector requested a signal that is not in its `needs`."""
+
+
+class HiddenUpdates(dict[str, Tensor]):
+    """The place of updates that a selector does not declare: reading it raises an error."""
+
+    def _hidden(self, *_: object) -> Any:
+        raise UndeclaredSignalError(
+            "the selector read the updates of single clients without declaring it; "
+            "add Signal.UPDATES to its `needs`"
+        )
+
+    __getitem__ = __iter__ = __len__ = __contains__ = __or__ = _hidden
+    get = keys = values = items = copy = _hidden
 
 
 @dataclass(frozen=True)
@@ -104,6 +134,20 @@ class RoundContext:
                     f"the selector asked for '{signal}' without declaring it; "
                     f"add Signal.{signal.name} to its `needs`"
                 )
+
+    def visible(self, cohort: Cohort) -> Cohort:
+        """Return the part of a `cohort` that the selector may see in `observe`.
+
+        Losses are None unless it declares them. Reading updates raises `UndeclaredSignalError`
+        unless it declares these.
+        """
+        needs = self.needs
+        return replace(
+            cohort,
+            delta=cohort.delta if Signal.UPDATES in needs else HiddenUpdates(),
+            loss=cohort.loss if Signal.TRAINING_LOSS in needs else None,
+            rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in needs else None,
+        )
 
     def validate(self, engine: Engine, params: Params) -> Evaluation:
         """Evaluate `params` on the server's validation split, and charge the samples to the

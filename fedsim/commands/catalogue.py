@@ -18,7 +18,7 @@ from fedsim.config.yaml_files import first_sentence, head_of
 from fedsim.core.configs import leaves
 from fedsim.core.disk import conf_dir
 from fedsim.core.errors import ConfigError, Problem
-from fedsim.core.server_data import declared_signals, server_data, tree_of
+from fedsim.core.server_data import declared_signals, server_data, server_sees, tree_of
 
 COMMENT = r".*?(?: #(.*(?:\n\s{8,}#.*)*))?$"
 """The comment after a key, to the end of its line, and comments on the lines below it."""
@@ -64,8 +64,9 @@ class Choice:
     """A file of a config group.
 
     `base`: the choice of the same group that it builds on, if any. `text` and `fields`: what the
-    comment at the head of the file says. A selector has the field `server`: the samples that its
-    class needs at the server. `comments`: those after its keys and after its base's keys.
+    comment at the head of the file says. A selector has the fields `server`, the samples that its
+    class needs at the server, and `sees`, what the server must see of single clients. `comments`:
+    those after its keys and after its base's keys.
     """
 
     file: ChoiceFile
@@ -85,7 +86,9 @@ class Choice:
             all_comments.update(base.comments)
         fields.update(own_fields)
         if "asks" in fields:
-            fields["server"] = server_data(declared_signals(file.values))
+            signals = declared_signals(file.values)
+            fields["server"] = server_data(signals)
+            fields["sees"] = server_sees(signals)
         all_comments.update(comments(file.text, KEY))
         return cls(file, base, text, fields, all_comments)
 

@@ -34,6 +34,7 @@ FACTS = {
     "source": "",
     "asks": "asks ",
     "server": "at the server ",
+    "sees": "server sees ",
     "bytes": "adds ",
     "state": "keeps ",
     "needs": "needs ",

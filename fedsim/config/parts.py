@@ -16,13 +16,14 @@ import torch
 from torch import nn
 
 from fedsim.clients.behaviour import ClientBehaviour
-from fedsim.clients.context import CLOCK_SIGNALS, Signal
+from fedsim.clients.context import CLOCK_SIGNALS, HIDDEN_SIGNALS, Signal
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import System
 from fedsim.config.build import ProblemCollector, inspect_node, instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import Problem, check, rule
 from fedsim.core.rng import Streams
+from fedsim.core.server_data import server_sees
 from fedsim.core.types import Population
 from fedsim.data.base import Dataset
 from fedsim.engine.backend import Backend
@@ -225,16 +226,42 @@ def _check_selector(plan: Plan, components: Mapping[str, Any], collector: Proble
             "choose system=lognormal, say, in every run that is compared with this one",
         ),
     )
+    aggregator: Aggregator | None = components["aggregator"]
+    if settings.secure_aggregation:
+        collector.add(*_secrecy_problems(plan, selector, aggregator))
     for signal, key, number, example in samples:
         remedy = f"set it to {example}, say, in every run that is compared with this one"
         is_met = number > 0 or signal not in selector.needs
         collector.add(rule(is_met, f"server.{key}", number, f"must be > 0 for {name}", remedy))
-    aggregator: Aggregator | None = components["aggregator"]
     if aggregator is not None:
         # an adaptive selector decides the number in each round: it is at most all clients
         num_updates = num_clients if selector.adaptive else settings.cohort_size
         for problem in aggregator.unfit_for(selector, num_updates):
             collector.add(problem and problem.within("aggregator"))
+
+
+def _secrecy_problems(
+    plan: Plan, selector: Selector, aggregator: Aggregator | None
+) -> Iterator[Problem | None]:
+    """Yield what selector and aggregator need of single clients, which secure aggregation hides."""
+    hidden = selector.needs & HIDDEN_SIGNALS
+    yield rule(
+        not hidden,
+        "selector",
+        plan.choices.get("selector"),
+        f"needs {server_sees(hidden)} of single clients, which secure_aggregation=true hides from "
+        "the server",
+        "choose random or aocs, say; `fedsim list selectors` says what the server sees",
+    )
+    if aggregator is not None:
+        yield rule(
+            aggregator.is_mean or aggregator.is_private,
+            "aggregator",
+            plan.choices.get("aggregator"),
+            "needs more than the mean of the updates, and secure_aggregation=true hides single "
+            "ones from the server (a mean is a class with `is_mean = True`)",
+            "aggregator=by_size or uniform",
+        )
 
 
 def _device_problem(device: str) -> Problem | None:

@@ -45,6 +45,7 @@ class RunSettings:
     eval_every: Count
     final_window: Count | None = None
     stop_at: Annotated[float, Interval(ge=0, le=1)] | None = None
+    secure_aggregation: bool | None = None
     client_accuracy: Literal["labels", "test", "holdout", "train"] | None = None
     device: str
     data_dir: Path | None

@@ -1,13 +1,15 @@
-"""The samples that a selector needs at the server, by the signals that it declares in `needs`.
+"""The samples that a selector needs at the server, and what the server must see of single clients,
+by the signals that the selector declares in `needs`.
 
 Lists and reports read the declaration in the source of the class. They do not import its module: an
 import runs code and takes time.
 """
 
 import ast
-import re
+import operator
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -22,6 +24,26 @@ SERVER_DATA = {
 }
 """Samples of the server by the signal (`fedsim.clients.context.Signal`) that a selector declares
 for them."""
+SEEN = {
+    "updates": "updates",
+    "gradients": "gradients",
+    "losses": "losses",
+    "training_loss": "losses",
+    "squared_loss": "losses",
+    "accuracies": "accuracies",
+    "public": "predictions",
+    "label_counts": "label counts",
+    "resources": "times",
+    "response_times": "times",
+}
+"""What the server sees of single clients, by the signal that a selector declares for it."""
+COMPARISONS: dict[type, Callable[[Any, Any], object]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+"""The comparisons that are understood in a class's `needs`."""
 
 
 def server_data(signals: Collection[str]) -> str:
@@ -30,51 +52,152 @@ def server_data(signals: Collection[str]) -> str:
     return ", ".join(words) or "nothing"
 
 
+def server_sees(signals: Collection[str]) -> str:
+    """Return what the server must see of single clients for `signals`, in words: "updates, losses".
+
+    "only sums" if sums over the participants suffice, as under secure aggregation.
+    """
+    words = [thing for signal, thing in SEEN.items() if signal in signals]
+    return ", ".join(dict.fromkeys(words)) or "only sums"
+
+
 def declared_signals(node: Any) -> set[str]:
     """Return the signals in the `needs` of the class that a config's `node` names, and of its
     bases.
 
-    `Signal(self.key)` is the signal that `node` has at this key. Both branches of a condition
-    count.
+    A condition on the values of `node` decides which signals count. Of a condition that cannot be
+    read here, both branches count.
     """
     values = node if isinstance(node, Mapping) else {}
     signals: set[str] = set()
     classes = [str(values.get("_target_"))]
     for path in classes:  # the list grows while the loop runs: bases are appended
-        declaration, bases = _declaration(path)
-        for member in re.findall(r"\bSignal\.(\w+)", declaration):
-            signals.add(member.lower())
-        for key in re.findall(r"\bSignal\(self\.(\w+)\)", declaration):
-            signals.add(str(values.get(key)))
+        declarations, names, bases = _declaration(path)
+        for declaration in declarations:
+            signals |= _Reader(names, values).signals(declaration)
         classes += [base for base in bases if base not in classes]
     return signals
 
 
-def _declaration(path: str) -> tuple[str, list[str]]:
-    """Return the source of the `needs` of the class at `path`, with the constants that it uses, and
-    the paths of the class's bases."""
+@cache
+def _declaration(path: str) -> tuple[list[ast.expr], dict[str, ast.expr], list[str]]:
+    """Return the expressions assigned to `needs` in the class at `path`, the expressions of the
+    names in its module and its methods, and the paths of the class's bases."""
     module, _, name = path.rpartition(".")
-    declaration = ""
+    of_class: list[ast.expr] = []
+    of_object: list[ast.expr] = []
+    names: dict[str, ast.expr] = {}
     bases: dict[str, str] = {}
-    # backwards, because constants and imports stand above the class
+    # backwards, because imports stand above the class
     for statement in reversed(tree_of(module)):
         if isinstance(statement, ast.ClassDef) and statement.name == name:
             for base in map(ast.unparse, statement.bases):
                 bases[base] = f"{module}.{base}"
-            source = ast.unparse(statement)
-            # an assignment to an object takes the place of the class's
-            found = re.findall(r"\bself\.needs\b.*? = (.*)", source)
-            declaration = " ".join(found or re.findall(r"\bneeds\b.*? = (.*)", source))
-        elif isinstance(statement, ast.Assign):
-            constant = re.escape(ast.unparse(statement.targets[0]))
-            if re.search(rf"\b{constant}\b", declaration):
-                declaration += ast.unparse(statement.value)
+            for target, value in _assignments(ast.walk(statement)):
+                if target == "self.needs":
+                    of_object.append(value)
+                elif target == "needs":
+                    of_class.append(value)
+                else:
+                    names[target] = value
         elif isinstance(statement, ast.ImportFrom):
             for alias in statement.names:
                 local_name = alias.asname or alias.name
                 if local_name in bases:
                     bases[local_name] = f"{statement.module}.{alias.name}"
-    return declaration, list(bases.values())
+        else:
+            for target, value in _assignments([statement]):
+                names.setdefault(target, value)
+    # an assignment to an object takes the place of the class's
+    return of_object or of_class, names, list(bases.values())
+
+
+def _assignments(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield the target and the value of each assignment to one target."""
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            yield ast.unparse(node.targets[0]), node.value
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield ast.unparse(node.target), node.value
+
+
+class UnknownError(Exception):
+    """The value of an expression does not follow from the config."""
+
+
+class _Reader:
+    """Reads signals in expressions, without running code.
+
+    `names` are the expressions of variables and constants, and `values` those of the config's node.
+    """
+
+    def __init__(self, names: Mapping[str, ast.expr], values: Mapping[str, Any]) -> None:
+        self.names = names
+        self.values = values
+
+    def signals(self, node: ast.AST) -> set[str]:
+        """Return the signals in an expression."""
+        match node:
+            case ast.Attribute(value=ast.Name(id="Signal"), attr=member):
+                return {member.lower()}
+            case ast.Call(func=ast.Name(id="Signal"), args=[ast.Attribute(attr=key)]):
+                return {str(self.values.get(key))}
+            case ast.Name(id=name) if name in self.names:
+                return self._without(name).signals(self.names[name])
+        signals = set()
+        for part in self._parts(node):
+            signals |= self.signals(part)
+        return signals
+
+    def _without(self, name: str) -> "_Reader":
+        """Return a reader that does not know a name, so that no name leads back to itself."""
+        names = {other: node for other, node in self.names.items() if other != name}
+        return _Reader(names, self.values)
+
+    def _parts(self, node: ast.AST) -> Iterable[ast.AST]:
+        """Return the branch of a condition, or the entry of a dictionary, that the values choose;
+        all parts of any other expression, or if the values do not tell."""
+        with suppress(UnknownError):
+            match node:
+                case ast.IfExp(test=test, body=body, orelse=other):
+                    return [body if self._is_true(test) else other]
+                case (
+                    ast.Subscript(value=ast.Name(id=name), slice=key)
+                    | ast.Call(
+                        func=ast.Attribute(value=ast.Name(id=name), attr="get"), args=[key, *_]
+                    )
+                ):
+                    table = self.names.get(name)
+                    if isinstance(table, ast.Dict):
+                        return self._entry(table, self._value(key))
+        return ast.iter_child_nodes(node)
+
+    def _entry(self, table: ast.Dict, wanted: object) -> list[ast.expr]:
+        """Return the expression at a key of a dictionary; [] if it is not there."""
+        for key, entry in zip(table.keys, table.values, strict=True):
+            if key is not None and self._value(key) == wanted:
+                return [entry]
+        return []
+
+    def _is_true(self, test: ast.expr) -> bool:
+        """Return whether a comparison of two values holds."""
+        match test:
+            case ast.Compare(left=left, ops=[operator], comparators=[right]):
+                compare = COMPARISONS.get(type(operator))
+                if compare is not None:
+                    return bool(compare(self._value(left), self._value(right)))
+        raise UnknownError
+
+    def _value(self, node: ast.expr) -> object:
+        """Return the value of a constant, of a key of the config, or of a name for one of them."""
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Attribute(value=ast.Name(id="self"), attr=key) if key in self.values:
+                return self.values[key]
+            case ast.Name(id=name) if name in self.names:
+                return self._without(name)._value(self.names[name])
+        raise UnknownError
 
 
 @cache

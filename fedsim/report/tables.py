@@ -60,7 +60,7 @@ from fedsim.results.measures import (
     is_recorded,
     total_cost,
 )
-from fedsim.results.ranking import EQUAL, WHOLE
+from fedsim.results.ranking import EQUAL, WHOLE, seen_by_server
 from fedsim.results.statistics import (
     UNIT,
     Difference,
@@ -185,7 +185,7 @@ CLIENT_COLUMNS = {
     name.replace("_", " "): (f"{CLIENT_ACCURACY}_{name}", ACCURACY)
     for name in CLIENT_ACCURACY_MEASURES
 }
-SEEDS_COLUMN, MEASURED_ON = "seeds", "measured on"
+SEEDS_COLUMN, MEASURED_ON, SERVER_SEES = "seeds", "measured on", "server sees"
 BY_GROUP: Mapping[str, Sequence[str]] = {
     "results": [SEEDS_COLUMN, FINAL, ENDED, "part.", "time", "simulated", "down", "up"],
     "overview": [
@@ -203,6 +203,7 @@ BY_GROUP: Mapping[str, Sequence[str]] = {
     "selections": ["covered after", "never", "min", "median", "max", "Gini"],
     "clients": [SEEDS_COLUMN, MEASURED_ON, *CLIENT_COLUMNS, "clients never selected"],
     "costs": [
+        SERVER_SEES,
         "rounds",
         "start-up rounds",
         "time",
@@ -296,6 +297,8 @@ def by_group(name: str, runs: pd.DataFrame) -> Table:
             cells[title] = [
                 str(first_run(rows).config[CLIENT_ACCURACY]) for rows in groups.values()
             ]
+        elif title == SERVER_SEES:
+            cells[title] = [seen_by_server(first_run(rows)) for rows in groups.values()]
         else:
             measure, form = columns[title]
             values = measured(finished, measure).to_numpy()

@@ -25,7 +25,7 @@ from scipy import special
 
 from fedsim.core.arrays import Floats
 from fedsim.core.disk import conf_dir
-from fedsim.core.server_data import declared_signals, server_data
+from fedsim.core.server_data import declared_signals, server_data, server_sees
 from fedsim.results.frames import (
     CEILING,
     CONTROL,
@@ -392,6 +392,15 @@ def class_of(settings: Sequence[pd.DataFrame]) -> str:
     signals = declared_signals(run.config.get("selector"))
     data_at_server = str(run.summary.get("server_data") or server_data(signals))
     return asked if data_at_server == "nothing" else f"{asked}{AT_SERVER}{data_at_server}"
+
+
+def seen_by_server(run: Run) -> str:
+    """Return what the server must see of single clients in a run, such as "updates, losses".
+
+    Earlier versions did not write that: then the declaration of the selector's class says it.
+    """
+    signals = declared_signals(run.config.get("selector"))
+    return str(run.summary.get("server_sees") or server_sees(signals))
 
 
 @cache

@@ -171,6 +171,7 @@ OF_SUMMARY: Mapping[str, Kinds] = {
     "start_up_rounds": INT | NONE,
     "wall_seconds": NUMBER,
     "asks": TEXT | NONE,
+    "server_sees": TEXT | NONE,
     "engine": TEXT | NONE,
     "error": TEXT | NONE,
     "initial_accuracy": NUMBER | NONE,

@@ -25,6 +25,7 @@ from fedsim.core.arrays import Floats
 from fedsim.core.flat import add_models, to_device, weighted_sums
 from fedsim.core.parameters import Positive, Problems, Stateful, parameters
 from fedsim.core.types import Cohort, Ids, Params, Stack, Weights
+from fedsim.rounds.availability import Availability
 from fedsim.selectors.base import Selector
 
 Weighting = Literal["uniform", "by_size"]
@@ -82,7 +83,11 @@ class Aggregator(Stateful, ABC):
         round."""
 
     def account(
-        self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
+        self,
+        selector: Selector,
+        algorithm: LocalAlgorithm,
+        clock: SimulatedClock | None,
+        availability: Availability,
     ) -> None:
         """Receive the components on which a private aggregator's epsilon depends; called once,
         after `begin`."""

@@ -31,6 +31,8 @@ class Availability(ABC):
     """The interface of availability models. Hyper-parameters are keyword-only fields, as in
     selectors."""
 
+    depends_on_data: ClassVar[bool] = False
+    """Whether a client's data decide when it can be reached. A private run then has no epsilon."""
     needs_labels: ClassVar[bool] = False
     """Whether `begin` reads label counts, which the server of real nodes does not have."""
 
@@ -108,6 +110,7 @@ class ByLabel(Unchanging):
     client with the lowest label, or with a single one, has x = 1.
     """
 
+    depends_on_data: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
 
     beta: Share
@@ -140,6 +143,8 @@ class BySize(Unchanging):
     n_max and n_min are the largest and the smallest number of training samples of a client that has
     any.
     """
+
+    depends_on_data: ClassVar[bool] = True
 
     beta: NonNegative
     favours: Literal["large", "small"]
@@ -203,6 +208,7 @@ class Cycles(Independent):
     T = L x `rounds_per_label`. So each label has as many rounds in a row.
     """
 
+    depends_on_data: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
 
     beta: Share

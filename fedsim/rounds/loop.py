@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsim.clients.behaviour import HONEST, ClientBehaviour
 from fedsim.clients.clients import Clients
-from fedsim.clients.context import RoundContext, Signal, UndeclaredSignalError
+from fedsim.clients.context import RoundContext, UndeclaredSignalError
 from fedsim.clients.ledger import Ledger
 from fedsim.clients.local_algorithms import LocalAlgorithm, LocalTraining
 from fedsim.clients.local_results import GuardedTensors
@@ -123,7 +123,8 @@ class Simulation:
         """The global model after `round`."""
         selector, aggregator = components.selector, components.aggregator
         aggregator.begin(selector, params)
-        aggregator.account(selector, components.local_algorithm, components.simulated_clock)
+        clock, availability = components.simulated_clock, components.availability
+        aggregator.account(selector, components.local_algorithm, clock, availability)
         self.round = 0
         """The number of the latest complete round; 0 before the first."""
         self.wall_seconds = 0.0
@@ -169,7 +170,7 @@ class Simulation:
         # 3. Train
         timer.enter("train")
         is_new = ~clients.server_has(selection.ids)
-        cohort = clients.collect(selection.ids) if len(selection.ids) else None
+        cohort = clients.receive(selection.ids) if len(selection.ids) else None
 
         # 4. Find out which updates arrive
         timer.enter("aggregate")
@@ -286,7 +287,7 @@ class Simulation:
             )
         late = cohort.ids[~arrived]
         if len(late):
-            # `collect` has noted all as uploaded. Late ones are not, unless the server had them.
+            # `receive` has noted all as uploaded. Late ones are not, unless the server had them.
             context.ledger.uploaded.difference_update(cohort.ids[~arrived & is_new].tolist())
             if not arrived.any():
                 return Arrivals(late, seconds=seconds)
@@ -382,18 +383,13 @@ class Simulation:
     def _observe(self, context: RoundContext, cohort: Cohort, params: Params) -> None:
         """Call the selector's `observe` with the updates as they were sent and the new model.
 
-        It sees training losses only if it declares them. Raises `SelectionError` if it modifies the
-        model.
+        It sees updates and training losses only if it declares them. Raises `SelectionError` if it
+        modifies the model.
         """
         components = self.components
         selector = components.selector
         server = Server(components.engine, components.server_data, context, params)
-        observed = replace(
-            cohort,
-            loss=cohort.loss if Signal.TRAINING_LOSS in selector.needs else None,
-            rms_loss=cohort.rms_loss if Signal.SQUARED_LOSS in selector.needs else None,
-        )
-        selector.observe(context.round, observed, server)
+        selector.observe(context.round, context.visible(cohort), server)
         check_unmodified(selector, context.round, server.modified)
 
     def measure(self) -> tuple[Evaluation, Floats | None]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.system import SimulatedClock
+from fedsim.rounds.availability import Availability
 from fedsim.selectors.base import Sampling, Selector
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def why_no_epsilon(
-    selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
+    selector: Selector,
+    algorithm: LocalAlgorithm,
+    clock: SimulatedClock | None,
+    availability: Availability,
 ) -> str | None:
     """Return why a run with clipped and noisy updates has no epsilon, or None if it has one.
 
@@ -34,6 +38,8 @@ def why_no_epsilon(
         return f"{name} does not say that it draws clients with equal chances, whatever they hold"
     if type(algorithm).combine is not LocalAlgorithm.combine:
         return f"{type(algorithm).__name__} combines updates before they are clipped"
+    if availability.depends_on_data:
+        return f"{type(availability).__name__} lets clients be reached by what data they hold"
     if clock is None:
         return None
     if clock.devices.presence is not None:

@@ -44,6 +44,7 @@ from fedsim.core.rng import Purpose
 from fedsim.core.rounding import floor
 from fedsim.core.types import Cohort, Ids, Params, Stack, Weights
 from fedsim.rounds.aggregators import Aggregator, Weighting
+from fedsim.rounds.availability import Availability
 from fedsim.rounds.privacy import Accountant, why_no_epsilon
 from fedsim.selectors.base import Sampling, Selector
 
@@ -287,7 +288,11 @@ class DPFedAvg(Unweighted):
         check(rule(not self.buffers, "aggregator", type(self).__name__, text, remedy))
 
     def account(
-        self, selector: Selector, algorithm: LocalAlgorithm, clock: SimulatedClock | None
+        self,
+        selector: Selector,
+        algorithm: LocalAlgorithm,
+        clock: SimulatedClock | None,
+        availability: Availability,
     ) -> None:
         """Store what epsilon depends on: how the selector draws, and what it releases."""
         population = selector.population
@@ -297,7 +302,7 @@ class DPFedAvg(Unweighted):
             self._expected_number = population.num_clients
         self._expected_rate = self._expected_number / population.num_clients
         self._accountant = Accountant(self._sampling, self.noise_multiplier)
-        self._why_no_epsilon = why_no_epsilon(selector, algorithm, clock)
+        self._why_no_epsilon = why_no_epsilon(selector, algorithm, clock, availability)
 
     @property
     def warning(self) -> str:

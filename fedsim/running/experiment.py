@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsim.clients.context import SERVER_SIGNALS
+from fedsim.clients.context import UNASKED_SIGNALS
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan
 from fedsim.core.errors import DivergedError, FedsimError
 from fedsim.core.record import Record, reaches, short_run_warning
-from fedsim.core.server_data import server_data
+from fedsim.core.server_data import server_data, server_sees
 from fedsim.results import files
 from fedsim.results.files import OutputError, RunFolder
 from fedsim.results.reading import FINAL, read_summary, window_of
@@ -336,8 +336,9 @@ class _RunInProgress:
             "start_up_rounds": self.start_up_rounds,
             "seed": seed,
             "choices": dict(choices),
-            "asks": "; ".join(sorted(needs - SERVER_SIGNALS)) or "nothing",
+            "asks": "; ".join(sorted(needs - UNASKED_SIGNALS)) or "nothing",
             "server_data": server_data(needs),
+            "server_sees": server_sees(needs),
             "engine": engine.description,
             "data": dict(self.experiment.data_source),
             "incidents": self.incidents.counts,

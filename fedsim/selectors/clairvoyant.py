@@ -71,7 +71,7 @@ share of the way from the global model to the average of the cohort's models."""
 class Clairvoyant(Selector):
     """Selects the cohort whose average of models has the lowest validation loss."""
 
-    needs = frozenset({Signal.VALIDATION})
+    needs = frozenset({Signal.VALIDATION, Signal.UPDATES})
 
     average: Literal["uniform", "by_size"]  # how the models of a cohort are averaged
     max_cohorts: Annotated[int, Ge(1), Le(100_000)]  # number of cohorts up to which all are tried

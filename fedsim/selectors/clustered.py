@@ -39,6 +39,7 @@ from fedsim.selectors.base import (
     Selection,
     Selector,
     Server,
+    Signal,
     parameters,
 )
 from fedsim.selectors.similarity import (
@@ -89,6 +90,7 @@ class ClusteredBySimilarity(ClusteredBySize):
 
     # With many clients, products and distances are float32. The tree takes half as many in float64.
     pair_bytes = 20
+    needs = frozenset({Signal.UPDATES})
     state = ("updates", "products")
 
     distance: Literal["cosine", "l1", "l2"]  # angle arccos(cosine), or norm (L1: N^2 P operations)

@@ -46,7 +46,7 @@ class Delta(Selector):
     """Draws K clients with replacement by the diversity and the variance of their gradients."""
 
     adaptive = True
-    needs = frozenset({Signal.GRADIENTS})
+    needs = frozenset({Signal.GRADIENTS, Signal.UPDATES})
     state = ("probabilities",)
 
     diversity: NonNegative  # alpha_1, the weight of zeta_k^2

@@ -131,7 +131,7 @@ class FedABC(Selector):
 
     adaptive = True
     start_up_rounds = 1
-    needs = frozenset({Signal.LOSSES, Signal.PUBLIC})
+    needs = frozenset({Signal.LOSSES, Signal.PUBLIC, Signal.UPDATES})
     # Divergences in float32 and float64, and the attention with its intermediate values.
     pair_bytes = 36
     state = ("predictions",)

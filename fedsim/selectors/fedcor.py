@@ -79,7 +79,7 @@ MIN_DISCOUNT = 1e-12
 class FedCor(Selector):
     """Selects the K clients with the largest expected fall of all clients' losses."""
 
-    needs = frozenset({Signal.LOSSES})
+    needs = frozenset({Signal.LOSSES, Signal.UPDATES})
     exact = False  # fits solve linear equations
     state = (
         "losses",

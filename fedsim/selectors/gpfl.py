@@ -151,7 +151,7 @@ class GPFL(Selector):
       authors' code), or steps accumulated with `server_momentum`.
     """
 
-    needs = frozenset({Signal.VALIDATION})
+    needs = frozenset({Signal.VALIDATION, Signal.UPDATES})
     state = (
         "projections",
         "reward_sum",
@@ -183,9 +183,8 @@ class GPFL(Selector):
         num_clients = self.population.num_clients
         self.adaptive = self.init == "cover" or self.init_aggregate != "topk"
         self.start_up_rounds = {"all_clients": 1, "cover": self.cover_rounds, "none": 0}[self.init]
-        self.needs = frozenset(
-            {Signal(self.reward_eval), *REPORTED_DIRECTIONS.get(self.local_direction, ())}
-        )
+        reported = REPORTED_DIRECTIONS.get(self.local_direction, ())
+        self.needs = frozenset({Signal(self.reward_eval), Signal.UPDATES, *reported})
         self.first_pulls = 1.0 if self.init == "all_clients" else 0.0  # step 1 counts once for all
         self.projections = np.zeros(num_clients)  # c [N]
         self.reward_sum = np.zeros(num_clients)  # sum of each client's rewards [N]

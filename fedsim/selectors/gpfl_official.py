@@ -63,7 +63,7 @@ class GPFLOfficial(Selector):
 
     def __post_init__(self) -> None:
         num_clients = self.population.num_clients
-        self.needs = frozenset({Signal(self.reward_eval)})
+        self.needs = frozenset({Signal(self.reward_eval), Signal.UPDATES})
         self.reward_sum = np.zeros(num_clients)  # sum of each client's rewards [N]
         self.pulls = np.zeros(num_clients)  # selections of each client [N]
         # of the global model after the latest round in which updates arrived

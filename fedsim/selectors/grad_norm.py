@@ -27,7 +27,8 @@ class GradNorm(Selector):
     of: Literal["gradient", "update"]  # norm of the full gradient, or of the update after training
 
     def __post_init__(self) -> None:
-        self.needs = frozenset({Signal.GRADIENTS if self.of == "gradient" else Signal.TRAINING})
+        of_update = frozenset({Signal.TRAINING, Signal.UPDATES})
+        self.needs = frozenset({Signal.GRADIENTS}) if self.of == "gradient" else of_update
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         request = clients.gradient_norms if self.of == "gradient" else clients.update_norms

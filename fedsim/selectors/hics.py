@@ -54,6 +54,7 @@ from fedsim.selectors.base import (
     Selection,
     Selector,
     Server,
+    Signal,
     ascending,
     exp,
     log,
@@ -77,6 +78,7 @@ class HiCS(Selector):
 
     # With many clients, products and angles are float32. Differences of entropies are float64.
     pair_bytes = 36
+    needs = frozenset({Signal.UPDATES})
     state = ("updates", "products", "entropy", "seen", "last_tried")
 
     source: Literal["bias", "weight"]  # tensor of the output layer that gives db_k

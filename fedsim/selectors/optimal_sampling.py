@@ -45,16 +45,21 @@ class OptimalSampling(Selector):
     """Lets each client upload with a probability that grows with the norm of its update."""
 
     adaptive = True
-    needs = frozenset({Signal.TRAINING})
 
     probabilities: Literal["exact", "aggregated"]  # Algorithm 1 (OCS), or 2 (AOCS)
     iterations: Count  # maximum number of exchanges of `aggregated`
+
+    def __post_init__(self) -> None:
+        sums = frozenset({Signal.TRAINING})
+        self.needs = sums if self.probabilities == "aggregated" else sums | {Signal.UPDATES}
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
         available = clients.available
         sizes = self.population.sizes[available]
         shares = sizes / sizes.sum()  # p_k
-        scores = shares * clients.update_norms(available)  # u_k
+        scores = shares * clients.update_norms(
+            available, only_sum=self.probabilities == "aggregated"
+        )  # u_k
         scores = np.nan_to_num(scores, nan=0, posinf=0)
         count = self.cohort_size(clients)
         if self.probabilities == "exact":

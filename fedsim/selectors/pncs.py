@@ -118,9 +118,8 @@ class PNCS(Selector):
 
     def __post_init__(self) -> None:
         self.adaptive = self.on_shortage == "shrink"
-        self.needs = frozenset(
-            {Signal.TRAINING if self.grad == "local_update" else Signal.GRADIENTS}
-        )
+        of_update = frozenset({Signal.TRAINING, Signal.UPDATES})
+        self.needs = of_update if self.grad == "local_update" else frozenset({Signal.GRADIENTS})
         # a batch of clients for each round, in order of selection, the oldest round first
         self.queue: list[list[int]] = []
         # the round of each client's last selection [N], 0: never

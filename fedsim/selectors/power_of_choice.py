@@ -49,6 +49,15 @@ from fedsim.selectors.base import (
 )
 from fedsim.selectors.tools import clients_to_try
 
+ESTIMATES = {
+    "full": {Signal.LOSSES},
+    "batch": {Signal.LOSSES},
+    "last": {Signal.TRAINING_LOSS},
+    # candidates send their updates with the loss
+    "trained": {Signal.TRAINING_LOSS, Signal.UPDATES},
+}
+"""The signals that each estimate of losses needs."""
+
 
 @parameters
 class PowerOfChoice(Selector):
@@ -83,9 +92,7 @@ class PowerOfChoice(Selector):
         self.last_tried = np.zeros(num_clients, np.int64)  # latest selection [N], 0: never
         if self.schedule == "adaptive":
             self.start_up_rounds = self.population.num_rounds // 2
-        self.needs = frozenset(
-            {Signal.TRAINING_LOSS if self.estimate in ("last", "trained") else Signal.LOSSES}
-        )
+        self.needs = frozenset(ESTIMATES[self.estimate])
 
     @property
     def usual_num_candidates(self) -> int:

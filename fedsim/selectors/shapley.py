@@ -173,7 +173,7 @@ class ByShapleyValues(Selector):
     Subclasses implement `choose` and `learn`.
     """
 
-    needs = frozenset({Signal.VALIDATION})
+    needs = frozenset({Signal.VALIDATION, Signal.UPDATES})
     # The random stream of the round. `select` sets it, and `observe` continues it.
     _rng = np.random.default_rng(0)
 

@@ -89,9 +89,8 @@ class TiFL(Selector):
         num_tiers, num_rounds = self.num_tiers, self.population.num_rounds
         static = self.probabilities
         self.adapts = static is None
-        self.needs = frozenset(
-            {Signal.RESPONSE_TIMES, Signal.ACCURACIES} if self.adapts else {Signal.RESPONSE_TIMES}
-        )
+        times = {Signal.RESPONSE_TIMES}
+        self.needs = frozenset(times | {Signal.ACCURACIES} if static is None else times)
         weights = [1.0] * num_tiers if static is None else static
         self.tier_probabilities = np.array(weights) / sum(weights)  # [num_tiers]
         credits = ceil(min(self.credits * num_rounds / num_tiers, num_rounds))

@@ -117,6 +117,7 @@ def test_a_run_that_is_all_start_up_says_nothing_of_missing_rounds(tmp_path: Pat
 WITHOUT_CLOCK = {"simulated": "-", "simulated a round": "-"}
 WHOLE_RUN = {
     "run": "random",
+    "server sees": "losses",
     "rounds": "4",
     "time": "20.0 s",
     "down": "144 B",
@@ -141,11 +142,24 @@ def test_costs_of_whole_runs_have_their_start_up_apart(
     """The rounds cost 90, 50, 10 and 10 bytes and 607 samples, and each of five phases a second."""
     columns = {"bytes_down": [86, 46, 6, 6], "bytes_up": [4] * 4}
     columns |= {"train_samples": [600] * 4, "forward_samples": [7] * 4}
-    summary = {"start_up_rounds": start_up_rounds}
+    summary = {"start_up_rounds": start_up_rounds, "server_sees": "losses"}
     write_run(tmp_path, [0.1] * 4, [[0], [1], [2], [3]], columns=columns, summary=summary)
     (row,) = rows_of(by_group("costs", frame_of(tmp_path)))
     names = ["start-up rounds", "start-up bytes", "start-up time", "bytes a round", "time a round"]
     assert row == {**WHOLE_RUN, **dict(zip(names, parts, strict=True))}
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [("fedsim.selectors.oort.Oort", "losses"), ("fedsim.selectors.md.MD", "only sums")]
+    + [("my_lab.Nearest", "unknown"), (None, "unknown")],
+)
+def test_the_class_of_an_earlier_run_says_what_the_server_sees(
+    target: str | None, expected: str, tmp_path: Path
+) -> None:
+    write_run(tmp_path, [0.1], [[0]], selector={"_target_": target})
+    (row,) = rows_of(by_group("costs", frame_of(tmp_path)))
+    assert row["server sees"] == expected
 
 
 def test_the_final_accuracy_is_the_mean_of_the_last_rounds_and_stands_before_the_last_round(

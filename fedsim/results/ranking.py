@@ -398,9 +398,13 @@ def seen_by_server(run: Run) -> str:
     """Return what the server must see of single clients in a run, such as "updates, losses".
 
     Earlier versions did not write that: then the declaration of the selector's class says it.
+    "unknown" for other classes than those of fedsim.
     """
-    signals = declared_signals(run.config.get("selector"))
-    return str(run.summary.get("server_sees") or server_sees(signals))
+    if seen := run.summary.get("server_sees"):
+        return str(seen)
+    selector = run.config.get("selector", {})
+    is_shipped = str(selector.get("_target_")).startswith("fedsim.selectors.")
+    return server_sees(declared_signals(selector)) if is_shipped else "unknown"
 
 
 @cache

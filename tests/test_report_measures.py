@@ -151,8 +151,12 @@ def test_costs_of_whole_runs_have_their_start_up_apart(
 
 @pytest.mark.parametrize(
     ("target", "expected"),
-    [("fedsim.selectors.oort.Oort", "losses"), ("fedsim.selectors.md.MD", "only sums")]
-    + [("my_lab.Nearest", "unknown"), (None, "unknown")],
+    [
+        ("fedsim.selectors.oort.Oort", "losses"),
+        ("fedsim.selectors.md.MD", "only sums"),
+        ("my_lab.Nearest", "unknown"),
+        (None, "unknown"),
+    ],
 )
 def test_the_class_of_an_earlier_run_says_what_the_server_sees(
     target: str | None, expected: str, tmp_path: Path

@@ -20,6 +20,7 @@ from fedsim.engine.data import ClientData
 from fedsim.engine.device import Precision
 from fedsim.engine.graph import convolution_kernels as kernels
 from fedsim.engine.graph.buffers import ALIGNMENT, ModelBuffers, ScheduleTable, round_up_to
+from fedsim.engine.graph.recorder import SideStream
 from fedsim.engine.graph.steps import RecordableSteps
 from fedsim.engine.optimizers import RecordableOptimizer
 from fedsim.engine.stacked import StackedBatch
@@ -300,6 +301,7 @@ class ConvolutionSteps(RecordableSteps):
             x = self.layers[-1].y
             first += width
         self.use_sgd_kernel()
+        self.side = SideStream(self.params.device)
         self.blocks = torch.tensor(blocks, dtype=torch.int32, device=self.params.device)
 
     def compute_gradients(self, batch: StackedBatch, live: Tensor, *, full: bool) -> Tensor:
@@ -325,9 +327,11 @@ class ConvolutionSteps(RecordableSteps):
 
         # 3. Backward pass
         for number in range(len(self.layers) - 1, -1, -1):
-            self.layers[number].weight_gradient()
+            with self.side.part():
+                self.layers[number].weight_gradient()
             if number:
                 self.layers[number].input_gradient(self.layers[number - 1].slopes)
+        self.side.join()
         kernels.add_parts[len(self.blocks), len(self.params)](
             *(self.sums, self.grads, self.blocks, self.sums.stride(0), self.grads.stride(0)),
             BLOCK=BLOCK,

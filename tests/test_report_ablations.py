@@ -76,7 +76,7 @@ def test_the_figure_of_a_line_has_means_intervals_and_seeds(alphas: Path) -> Non
     drawn = [np.asarray(line.get_ydata(), float).round(4).tolist() for line in axes.get_lines()]
     assert [0.3133, 0.5133, 0.5233] in drawn
     assert [0.55, 0.53, 0.49] in drawn
-    assert (axes.get_xlabel(), axes.get_xscale()) == ("selector.alpha", "symlog")
+    assert (axes.get_xlabel(), axes.get_xscale()) == ("selector.alpha (log scale)", "symlog")
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0.1", "0.2", "0.4"]
     low, high = axes.get_ylim()
     assert low < 0.3133 - 0.0379 < 0.5233 + 0.0759 < high

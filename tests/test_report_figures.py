@@ -6,17 +6,23 @@ import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import LogNorm, to_hex
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.report.accuracy_figures import accuracy_plots
-from fedsim.report.client_figures import clients_plot, partitions_plot, sorted_accuracies
+from fedsim.report.client_figures import (
+    clients_plot,
+    labels_plot,
+    partitions_plot,
+    sorted_accuracies,
+)
 from fedsim.report.curves import accuracy_curve, smooth, spent_until
 from fedsim.report.drawing import Plot, save, style
 from fedsim.report.figures import all_plots
@@ -28,6 +34,7 @@ from fedsim.report.selection_figures import (
     participation_plot,
     round_plots,
 )
+from fedsim.report.time_figures import phases_plot
 from fedsim.results.runs import read_runs
 from tests.report_toys import (
     PHASES,
@@ -39,6 +46,7 @@ from tests.report_toys import (
     write_run,
 )
 from tests.test_report_measures import with_clients
+from tests.test_report_presentation import BLINDNESS, cie_lab
 
 
 def write_two_settings(folder: Path) -> None:
@@ -111,9 +119,14 @@ def test_many_methods_have_one_legend(tmp_path: Path) -> None:
     assert "faintly" not in plot.caption  # single rounds are all there is
     (legend,) = plot.figure.legends
     looks = looks_of(drawn_runs(tmp_path))
-    assert [text.get_text() for text in legend.get_texts()] == list(looks)
-    shown = [(line.get_color(), line.get_marker()) for line in legend.get_lines()]
-    assert shown == [(look["color"], look["marker"]) for look in looks.values()]
+    places = {}
+    plot.figure.draw_without_rendering()
+    for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True):
+        look = looks[text.get_text()]
+        assert (line.get_color(), line.get_marker()) == (look["color"], look["marker"])
+        box = text.get_window_extent()
+        places[-round(box.y0), box.x0] = text.get_text()
+    assert [places[place] for place in sorted(places)] == list(looks)  # read row by row
 
 
 def test_the_smoothed_curve_ends_at_the_final_accuracy_with_the_raw_one_behind(
@@ -208,6 +221,44 @@ def test_participation_and_coverage_are_rows_that_cannot_hide_each_other(
     assert second == [0.25, 0.25 if make is participation_plot else 0.5]
 
 
+def test_shares_have_a_scale_from_0_to_1_whose_least_can_be_told_from_paper(
+    tmp_path: Path,
+) -> None:
+    """Half of the clients upload in each round. 0 is at least 14 darker than white (CIE L*)."""
+    write_run(tmp_path, [0.1, 0.2], [[0, 1], [0, 1]])
+    with style():
+        for make in (participation_plot, coverage_plot):
+            mesh = first_axes(make(drawn_runs(tmp_path))).collections[0]
+            assert mesh.get_clim() == (0, 1)
+            assert lightness(mesh.get_cmap()(0.0)) < 86
+
+
+def lightness(colour: Any) -> float:
+    """Return the CIE L* of a colour: 0 for black, 100 for white."""
+    return float(cie_lab(to_hex(colour), BLINDNESS["none"])[0])
+
+
+def test_all_phases_can_be_seen_on_a_dark_background(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1], [[0]])
+    with style("dark"):
+        figure = phases_plot(
+            "phases", lines_of(drawn_runs(tmp_path)), PHASES, "seconds_", ""
+        ).figure
+        background = lightness(figure.get_facecolor())
+    for patch in figure.axes[0].patches:
+        assert lightness(patch.get_facecolor()) > background + 25
+
+
+def test_axes_of_costs_and_coverage_show_that_they_are_logarithmic(tmp_path: Path) -> None:
+    write_run(tmp_path, [0.1] * 30, [[0]] * 30)
+    with style():
+        axes = first_axes(coverage_plot(drawn_runs(tmp_path)))
+        axes.figure.draw_without_rendering()
+    assert axes.get_xlabel() == "round (log scale)"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "5", "10", "20"]
+    assert len(axes.get_xticks(minor=True)) > 10
+
+
 def map_of(folder: Path) -> np.ndarray:
     """Return the only map of selections, clients by columns. Cells without any are empty."""
     (plot,) = round_plots(lines_of(drawn_runs(folder)))
@@ -262,6 +313,18 @@ def test_settings_of_one_division_share_its_map_of_labels(tmp_path: Path) -> Non
     columns = {key: np.asarray(values).tolist() for key, values in plot.data[1].items()}
     held = {"client": [0, 1, 1, 2], "label": [0, 0, 1, 1], "samples": [4, 6, 6, 2]}
     assert columns == {"division": "s=10", **held}
+
+
+def test_many_labels_are_sorted_and_have_a_logarithmic_scale() -> None:
+    """Client 1 has 100 samples of label 24 and client 0 has 10 of label 3: the top two rows."""
+    histograms = np.ones((2, 25), int)
+    histograms[0, 3], histograms[1, 24] = 10, 100
+    axes = labels_plot({"": histograms}).figure.axes[0]
+    (image,) = axes.images
+    drawn = np.asarray(image.get_array())
+    assert drawn[:3].tolist() == [[100, 1], [1, 10], [1, 1]]
+    assert isinstance(image.norm, LogNorm)
+    assert axes.get_ylabel() == "label, most frequent first"
 
 
 def test_clients_are_drawn_by_rank(tmp_path: Path) -> None:

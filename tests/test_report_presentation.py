@@ -14,7 +14,7 @@ from fedsim.core.arrays import Floats
 from fedsim.core.disk import conf_dir
 from fedsim.report.accuracy_figures import accuracy_plots
 from fedsim.report.drawing import Plot, save, style
-from fedsim.report.looks import COLOURS, ON_DARK, make_looks
+from fedsim.report.looks import CLASS_COLOURS, COLOURS, ON_DARK, make_looks
 from fedsim.report.presentation import Presentation, read_presentation
 from fedsim.report.sections import ASSETS
 from fedsim.report.tables import by_group
@@ -64,7 +64,7 @@ def cie_lab(colour: str, matrix: list[list[float]]) -> Floats:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("palette", [COLOURS, ON_DARK])
+@pytest.mark.parametrize("palette", [COLOURS, ON_DARK, CLASS_COLOURS])
 @pytest.mark.parametrize("blindness", BLINDNESS)
 def test_colours_are_told_apart_with_any_colour_blindness(
     palette: tuple[str, ...], blindness: str
@@ -73,6 +73,13 @@ def test_colours_are_told_apart_with_any_colour_blindness(
     sky blue with tritanopia."""
     seen = [cie_lab(colour, BLINDNESS[blindness]) for colour in palette]
     assert min(np.linalg.norm(one - other) for one, other in combinations(seen, 2)) > 16
+
+
+def test_classes_of_methods_have_colours_that_no_method_has() -> None:
+    plain = BLINDNESS["none"]
+    for colour in CLASS_COLOURS:
+        for other in (*COLOURS, *ON_DARK):
+            assert np.linalg.norm(cie_lab(colour, plain) - cie_lab(other, plain)) > 16
 
 
 def test_common_selectors_have_different_colours_and_all_have_different_looks() -> None:
@@ -188,6 +195,48 @@ def test_the_same_command_uses_the_choices_again(
         assert "GPFL" in (tmp_path / "report" / file).read_text()
     stored = yaml.safe_load((tmp_path / "report" / "report.yaml").read_text())
     assert (stored["names"], stored["only"]) == ({"gpfl": "GPFL"}, [])
+
+
+def test_names_in_the_file_of_methods_that_left_are_noted_and_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file names gpfl, of which the second report has no run."""
+    write_three(tmp_path)
+    words = [str(tmp_path), "--no-figures"]
+    assert make_report([*words, "--names", "gpfl=GPFL,afl=AFL", "--only", "gpfl"]) == 0
+    capsys.readouterr()
+    path = tmp_path / "report" / "report.yaml"
+    before = path.read_text()
+    assert make_report([*words, "--where", "selector=random,afl"]) == 0
+    out, err = capsys.readouterr()
+    assert "AFL" in out
+    remedy = "it is ignored; correct {key} in the file, or delete the name there"
+    for key in ("names", "only"):
+        note = f"{path}: {key}: gpfl is no method of this report; there are random, afl; "
+        assert note + remedy.format(key=key) in err
+    assert f"{path}: only: none of its names is left, so all methods are shown" in err
+    assert path.read_text() == before
+    assert make_report([*words, "--where", "selector=random,afl", "--only", "gpfl"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("style: papr", "style=papr: must be paper or slides or dark"),
+        ("names: {afl: random}", "names: methods must have different names"),
+    ],
+)
+def test_errors_in_the_file_name_it(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_three(tmp_path)
+    path = tmp_path / "report" / "report.yaml"
+    path.parent.mkdir()
+    path.write_text(text)
+    assert make_report([str(tmp_path), "--no-figures"]) == 3
+    assert f"{path}: {message}" in capsys.readouterr().err
+    if text.startswith("style"):
+        assert make_report([str(tmp_path), "--no-figures", "--style", "paper"]) == 0
 
 
 def test_a_report_without_choices_has_no_file_of_them(tmp_path: Path) -> None:

@@ -252,7 +252,7 @@ def test_the_figure_of_costs_has_gains_and_the_front_of_both(tmp_path: Path) -> 
     means = [float(bars[0].get_xdata()[0]) for bars in gains.containers]
     assert means == pytest.approx([20.05, 10.05, 5.05, 0, -14.95])
     assert [axes.get_xlabel() for axes in costs] == ["bytes", "samples"]  # no time was simulated
-    points = [(float(line.get_xdata()[0]), line.get_fillstyle()) for line in costs[0].lines[:5]]
+    points = [(float(line.get_xdata()[0]), line.get_fillstyle()) for line in costs[0].lines[1:6]]
     oort, gpfl = (2, "full"), (1, "full")
     assert points == [(1, "none"), oort, gpfl, (1, "none"), (1, "none")]
 

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike, fspath
@@ -21,8 +23,9 @@ from fedsim.core.configs import IRRELEVANT_KEYS, leaves
 from fedsim.core.errors import FedsimError, check, rule
 from fedsim.core.record import CLIENT_ACCURACY, TOTAL_FIELDS
 from fedsim.report.curves import AXES
-from fedsim.report.looks import make_looks
-from fedsim.report.presentation import Presentation
+from fedsim.report.looks import Look, make_looks
+from fedsim.report.presentation import FILE as PRESENTATION_FILE
+from fedsim.report.presentation import Presentation, read_presentation, report_folder
 from fedsim.results.ablations import find_ablations
 from fedsim.results.files import MODEL
 from fedsim.results.frames import by, by_setting, done, runs_frame
@@ -176,9 +179,13 @@ class SweepResult(tuple[RunResult, ...]):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Report:
-    """Runs that have ended, with methods and settings as `fedsim report` names them."""
+    """Runs that have ended, with methods and settings as `fedsim report` names them.
+
+    `folder` is that of their report, whose file report.yaml says how they are presented.
+    """
 
     found: Sequence[Run]
+    folder: Path | None = None
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -192,9 +199,11 @@ class Report:
 
     @cached_property
     def settings(self) -> dict[str, dict[str, list[Run]]]:
-        """The finished runs by setting and method. A single setting has the name ""."""
+        """The finished runs by setting and method, as report.yaml selects, orders and names them. A
+        single setting has the name ""."""
         settings: dict[str, dict[str, list[Run]]] = {}
-        for setting, rows in by_setting(done(self._frame)).items():
+        frame, _ = self._arranged
+        for setting, rows in by_setting(done(frame)).items():
             lines = by(rows, "method")
             settings[setting] = {method: list(line["run"]) for method, line in lines.items()}
         return settings
@@ -208,18 +217,40 @@ class Report:
         `x` is `rounds`, `bytes`, `samples`, `seconds` or `simulated`. `setting` is one of
         `settings`; it can be left out if there is only one. `axes` are yours, or those of a new
         figure. Methods look as in the figures of `fedsim report`.
+
+        report.yaml in the report's folder says which methods are drawn, their order and names,
+        where the names are, and whether the x axis is logarithmic. A new figure also has its width
+        and style. Without that file, a new figure has the style of matplotlib.
         """
         settings = self.settings
         if setting is None and len(settings) == 1:
             (setting,) = settings
         text = f"must be one of {list(settings)}" if settings else "no run is finished"
         check(rule(setting in settings, "setting", setting, text))
-        _, looks = Presentation().arrange(self._frame)
-        return _plot(settings[str(setting)], looks, x, axes)
+        _, looks = self._arranged
+        return _plot(settings[str(setting)], looks, x, axes, self.presentation)
+
+    @cached_property
+    def presentation(self) -> Presentation | None:
+        """The choices in report.yaml; None if there is no such file."""
+        if self.folder is None or not (self.folder / PRESENTATION_FILE).exists():
+            return None
+        return read_presentation(self.folder, {})
 
     @cached_property
     def _frame(self) -> pd.DataFrame:
         return runs_frame(self.found)
+
+    @cached_property
+    def _arranged(self) -> tuple[pd.DataFrame, dict[str, Look]]:
+        """The frame as report.yaml arranges it, and the looks of methods."""
+        if self.presentation is None or self.folder is None:
+            return Presentation().arrange(self._frame)
+        path = self.folder / PRESENTATION_FILE
+        frame, looks, notes = self.presentation.arrange_stored(self._frame, path)
+        for note in notes:
+            warnings.warn(note, stacklevel=2)
+        return frame, looks
 
     def __repr__(self) -> str:
         methods = ", ".join(dict.fromkeys(self._frame["method"]))
@@ -227,11 +258,15 @@ class Report:
 
 
 def load_report(source: str | PathLike[str]) -> Report:
-    """Return the runs that `load_runs` takes as a report compares them.
+    """Return the runs that `load_runs` takes as a report compares and presents them.
+
+    Raises `FedsimError` as `load_runs` does, and if report.yaml of the runs' report is damaged.
 
     fedsim.load_report("outputs/default").plot(x="bytes")
     """
-    return Report(_read(source))
+    report = Report(_read(source), report_folder(Path(source)))
+    _ = report.presentation  # raises an error in its file here
+    return report
 
 
 def load_runs(source: str | PathLike[str]) -> pd.DataFrame:
@@ -319,15 +354,28 @@ def _plot(
     looks: Mapping[str, Any],
     x: str,
     axes: "Axes | None",
+    presentation: Presentation | None = None,
 ) -> "Axes":
-    from fedsim.report.accuracy_figures import draw_accuracy  # here: it imports matplotlib
+    # Here: these import matplotlib.
+    from fedsim.report.accuracy_figures import draw_accuracy
+    from fedsim.report.drawing import style
+    from fedsim.report.layout import figure_size
 
     runs = [run for members in lines.values() for run in members]
     check(rule(x in AXES, "x", x, f"must be one of {', '.join(AXES)}"))
     check(rule(all(run.rounds.num for run in runs), "x", x, "needs a run with rounds"))
     is_known = is_recorded(runs, AXES[x].names)
     check(rule(is_known, "x", x, "was not recorded in all of these runs"))
-    return draw_accuracy(lines, looks, x, axes)
+    choices = presentation or Presentation()
+    is_styled = presentation is not None and axes is None
+    with style(choices.style, choices.inches) if is_styled else nullcontext():
+        if axes is None:
+            from matplotlib import pyplot  # here: it may open a window
+
+            size = figure_size() if is_styled else None
+            axes = pyplot.figure(figsize=size, layout="constrained").subplots()
+        draw_accuracy(lines, looks, x, axes, choices.log_x, choices.labels)
+    return axes
 
 
 def rounds_frame(runs: Sequence[Run]) -> pd.DataFrame:

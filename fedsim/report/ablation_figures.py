@@ -10,9 +10,21 @@ from matplotlib.patches import Rectangle
 from matplotlib.transforms import ScaledTranslation
 
 from fedsim.report.drawing import CAPTIONS, Plot
-from fedsim.report.layout import dots_of, line_axes, make_axes
+from fedsim.report.layout import (
+    BESIDE_LINES,
+    dots_of,
+    line_axes,
+    make_axes,
+    num_columns_of,
+    text_scale,
+    write_around,
+)
 from fedsim.report.looks import Look, make_looks
+from fedsim.report.ticks import FittingTicks
 from fedsim.results.ablations import Point, axis, by_grid, file_name
+
+SHIFT = 5.0
+"""Distance in points (1/72 inch) of lines at the same value, so that all intervals can be seen."""
 
 
 def ablation_plots(
@@ -43,17 +55,23 @@ def _line_plot(points: Sequence[Point], selectors: Mapping[str, str]) -> Plot:
         panels.setdefault(setting, {})[method] = line
     values = axis(points, 0)
     looks = make_looks({point.method: selectors[point.group] for point in points})
-    figure, all_axes = line_axes(list(panels), looks)
+    is_log = is_logarithmic(values)
+    label = f"{points[0].keys[0]} (log scale)" if is_log else points[0].keys[0]
+    figure, all_axes = line_axes(list(panels), looks, label)
     for lines, axes in zip(panels.values(), all_axes, strict=True):
-        if is_logarithmic(values):
+        if is_log:
             lowest = min(value for value in values if value > 0)
             axes.set_xscale("symlog", linthresh=lowest, linscale=0.5)
+        furthest = SHIFT * (len(lines) - 1) / 2
         for number, (method, line) in enumerate(lines.items()):
-            shift = 5.0 * (number - (len(lines) - 1) / 2)  # so that all intervals can be seen
+            shift = SHIFT * number - furthest
             _draw_line(axes, line, looks[method], shift)
-        axes.set_xticks(values, [f"{value:g}" for value in values])
+        points_wide = 72 * (figure.get_figwidth() / num_columns_of(axes) - BESIDE_LINES)
+        axes.margins(x=min(0.3, 0.05 + furthest / points_wide))  # all shifted markers are seen
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_major_locator(FittingTicks([[values[0], values[-1]], values]))
         axes.set_xticks([], minor=True)
-        axes.set(xlabel=points[0].keys[0], ylabel="final test accuracy")
+        axes.set_ylabel("final test accuracy")
     caption = CAPTIONS["ablation"].format(key=points[0].keys[0])
     return Plot(file_name(points), caption, figure, _data(points))
 
@@ -111,7 +129,8 @@ def _map_plot(points: Sequence[Point]) -> Plot:
         image = axes.imshow(cells, aspect="auto", origin="lower", **limits)
         axes.set_xticks(range(len(columns)), [f"{value:g}" for value in columns])
         axes.set_yticks(range(len(rows)), [f"{value:g}" for value in rows])
-        axes.set(xlabel=points[0].keys[1], ylabel=points[0].keys[0], title=" ".join(name).strip())
+        write_around(figure, axes, " ".join(name), points[0].keys[1], text_scale() * BESIDE_LINES)
+        axes.set_ylabel(points[0].keys[0])
     figure.colorbar(image, ax=all_axes, label="final test accuracy", pad=0.02)
     caption = CAPTIONS["ablation_map"].format(keys=" and ".join(points[0].keys))
     return Plot(file_name(points), caption, figure, _data(points))

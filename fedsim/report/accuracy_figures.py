@@ -4,13 +4,16 @@ from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.colors import to_rgb
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from fedsim.core.arrays import Floats
 from fedsim.report.curves import AXES, AccuracyCurve, accuracy_curve, spent_until
-from fedsim.report.drawing import CAPTIONS, Plot
+from fedsim.report.drawing import CAPTIONS, LABELS, Plot
+from fedsim.report.end_labels import label_ends
 from fedsim.report.layout import MARKS, MAX_BEHIND, MAX_RANGES, Lines, line_axes
 from fedsim.report.looks import Look, colour_on_page
+from fedsim.report.ticks import set_log_scale
 from fedsim.results.measures import is_recorded
 from fedsim.results.runs import Run
 
@@ -41,12 +44,15 @@ def accuracy_plots(
             x = spent_until(panels[title][method], axis_name)
             spent[title, method] = x[curve.rounds - 1]
         is_log = log_x if log_x is not None else _differ_much(spent)
-        figure, all_axes = line_axes(list(panels), looks)
+        label = f"{axis.label} (log scale)" if is_log else axis.label
+        has_ends = LABELS.get() == "ends"
+        figure, all_axes = line_axes(list(panels), looks, label, has_legend=not has_ends)
         data = []
         for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
-            axes.set_xscale("log" if is_log else "linear")
+            ends = {}
             for method, runs in lines.items():
                 x, curve = spent[title, method], curves[title, method]
+                ends[method] = x[-1], curve.smoothed[-1]
                 number = list(looks).index(method)
                 _draw_curve(axes, x, curve, looks[method], number, len(runs), len(lines))
                 data.append(
@@ -61,7 +67,9 @@ def accuracy_plots(
                         "single_rounds": curve.raw,
                     }
                 )
-            _label_axes(axes, axis_name, is_log)
+            _set_ticks(axes, axis_name, is_log)
+            if has_ends and len(looks) > 1:
+                label_ends(axes, ends, looks)
         name = f"accuracy_{axis_name}"
         drawn = _drawn(panels, curves)
         plots.append(Plot(name, CAPTIONS[name].format(drawn=drawn), figure, data))
@@ -69,38 +77,50 @@ def accuracy_plots(
 
 
 def draw_accuracy(
-    lines: Lines, looks: Mapping[str, Look], axis_name: str, axes: Axes | None = None
-) -> Axes:
-    """Draw the test accuracy of the lines against one of `AXES`, in the caller's style.
+    lines: Lines,
+    looks: Mapping[str, Look],
+    axis_name: str,
+    axes: Axes,
+    log_x: bool | None = None,
+    labels: str = "legend",
+) -> None:
+    """Draw the test accuracy of the lines against one of `AXES` into axes of the caller.
 
-    The `axes` are the caller's, or those of a new figure of pyplot. They are returned. `lines` may
-    have unfinished runs, which need at least one round.
+    `lines` may have unfinished runs, which need at least one round. `log_x` is as in
+    `accuracy_plots`, `labels` as in `fedsim.report.drawing.LABELS`.
     """
-    if axes is None:
-        from matplotlib import pyplot  # here: it may open a window
-
-        axes = pyplot.figure(layout="constrained").subplots()
-    for number, (method, runs) in enumerate(lines.items()):
-        curve = accuracy_curve(runs)
-        x = spent_until(runs, axis_name)[curve.rounds - 1]
-        colour = colour_on_page(looks[method])  # C0 would be a colour of the caller's palette
-        look = {**looks[method], "color": colour, "label": method, "markerfacecolor": "white"}
-        _draw_curve(axes, x, curve, look, number, len(runs), len(lines))
-    _label_axes(axes, axis_name, is_log=False)
+    curves = {method: accuracy_curve(runs) for method, runs in lines.items()}
+    spent = {}
+    for method, runs in lines.items():
+        spent["", method] = spent_until(runs, axis_name)[curves[method].rounds - 1]
+    is_log = log_x if log_x is not None else _differ_much(spent)
+    ends = {}
+    own_looks = {}
+    background = axes.get_facecolor()
+    for number, (method, curve) in enumerate(curves.items()):
+        # C0 would be a colour of the caller's palette.
+        colour = colour_on_page(looks[method], is_dark=sum(to_rgb(background)) < 1)
+        look = {**looks[method], "color": colour, "label": method, "markerfacecolor": background}
+        own_looks[method] = look
+        x = spent["", method]
+        ends[method] = x[-1], curve.smoothed[-1]
+        _draw_curve(axes, x, curve, look, number, len(lines[method]), len(lines))
+    label = AXES[axis_name].label
+    axes.set_xlabel(f"{label} (log scale)" if is_log else label)
+    _set_ticks(axes, axis_name, is_log)
     axes.grid(alpha=0.3)
-    axes.legend()
-    return axes
+    if labels == "ends":
+        label_ends(axes, ends, own_looks)
+    else:
+        axes.legend()
 
 
-def _label_axes(axes: Axes, axis_name: str, is_log: bool) -> None:
-    """Set labels and ticks of test accuracy against one of `AXES`."""
+def _set_ticks(axes: Axes, axis_name: str, is_log: bool) -> None:
+    """Set the scale and ticks of test accuracy against one of `AXES`."""
     axis = AXES[axis_name]
-    axes.set(xlabel=f"{axis.label} (log scale)" if is_log else axis.label)
     axes.set_ylabel("test accuracy")
     if is_log:
-        axes.xaxis.set_major_locator(LogLocator(numticks=6))
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        set_log_scale(axes, is_whole=axis_name == "rounds")
     elif axis_name == "rounds" or axis.unit is not None:
         axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis_name == "rounds"))
     if axis.unit is not None:

@@ -4,15 +4,31 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.ticker import MaxNLocator
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from fedsim.core.arrays import Floats, Ints
 from fedsim.report.drawing import CAPTIONS, Plot
-from fedsim.report.layout import MARKS, MAX_RANGES, Lines, line_axes, make_axes
+from fedsim.report.layout import (
+    MARKS,
+    MAX_RANGES,
+    Lines,
+    fit_text,
+    line_axes,
+    make_axes,
+    num_columns_of,
+    text_scale,
+)
 from fedsim.report.looks import Look
 from fedsim.results.frames import by, by_setting, first_run, show_labels
 from fedsim.results.runs import Run
 
+MAX_LABELS = 20
+"""Largest number of labels in the order of their numbers, with a linear scale of colours."""
+LABELS_HEIGHT = 2.7
+"""Height in inches of a panel of labels, in which the numbers of ten labels have room."""
+BESIDE_LABELS = 1.0
+"""Width in inches of what is next to a map of labels: its ticks, label, and bar of colours."""
 DIVISION = ("cell", "dataset", "partition")
 """Config groups whose choices and values define how the data are divided."""
 
@@ -31,7 +47,7 @@ def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot
                 shown.setdefault(title, {})[method] = values
     if not shown:
         return None
-    figure, all_axes = line_axes(list(shown), looks)
+    figure, all_axes = line_axes(list(shown), looks, "clients, sorted by accuracy [%]")
     data = []
     for (title, accuracies), axes in zip(shown.items(), all_axes, strict=True):
         for method, values in accuracies.items():
@@ -54,7 +70,7 @@ def clients_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot
             )
             if len(values) > 1 and len(accuracies) <= MAX_RANGES:
                 axes.fill_between(share, low, high, color=look["color"], alpha=0.12, linewidth=0)
-        axes.set(xlabel="clients, sorted by accuracy [%]", ylabel="accuracy on the client")
+        axes.set_ylabel("accuracy on the client")
     return Plot("clients", CAPTIONS["clients"], figure, data)
 
 
@@ -103,31 +119,40 @@ def labels_plot(divisions: Mapping[str, Ints]) -> Plot:
 
     `divisions` has the training samples of each client by label, [N, C]. Clients are sorted by
     their most frequent label, and by their number of its samples. Bars above show all samples of a
-    client.
+    client. Of more than `MAX_LABELS` labels, the most frequent are at the top, and the scale of
+    colours is logarithmic: few labels and clients have most samples of a text.
     """
-    figure, places = make_axes(len(divisions), 2.3)
+    figure, places = make_axes(len(divisions), LABELS_HEIGHT)
     data = []
     for (title, histograms), place in zip(divisions.items(), places, strict=True):
+        has_many = histograms.shape[1] > MAX_LABELS
+        frequencies = histograms.sum(0) if has_many else np.zeros(histograms.shape[1])
+        counts = histograms[:, np.argsort(-frequencies, kind="stable")]
+        counts = counts[np.lexsort((-counts.max(1), counts.argmax(1)))]
+        num_clients, num_labels = counts.shape
+        width = figure.get_figwidth() / num_columns_of(place) - text_scale() * BESIDE_LABELS
         spec = place.get_subplotspec()
         assert spec is not None  # `make_axes` has placed it in a grid
         place.remove()
         grid = spec.subgridspec(2, 1, height_ratios=(2, 5), hspace=0)
         axes = figure.add_subplot(grid[1])
         totals = figure.add_subplot(grid[0], sharex=axes)
-        order = np.lexsort((-histograms.max(1), histograms.argmax(1)))
-        counts = histograms[order]
-        num_clients, num_labels = counts.shape
         held = np.where(counts > 0, counts, np.nan).T  # cells without samples stay empty
-        image = axes.imshow(held, vmin=0, aspect="auto", interpolation="none", rasterized=True)
-        figure.colorbar(image, ax=axes, label="samples of a label", pad=0.02)
-        axes.set(xlabel="clients, sorted by their most frequent label", ylabel="label")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        norm = (LogNorm if has_many else Normalize)(1, max(2, counts.max()))
+        image = axes.imshow(held, norm=norm, aspect="auto", interpolation="none", rasterized=True)
+        scale = " (log scale)" if has_many else ""
+        bar = figure.colorbar(image, ax=axes, label=f"samples of a label{scale}", pad=0.02)
+        bar.ax.yaxis.set_major_formatter("{x:g}")
+        bar.ax.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel(fit_text("clients, sorted by their most frequent label", width))
+        axes.set_ylabel("label, most frequent first" if has_many else "label")
+        axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
         if num_labels <= 10:
             axes.set_yticks(range(num_labels))
         edges = np.arange(num_clients + 1) - 0.5
         totals.stairs(counts.sum(1), edges, fill=True, color="grey")
         totals.tick_params(axis="x", labelbottom=False, length=0)
-        totals.set(title=title, ylabel="samples")
+        totals.set(title=fit_text(title, width), ylabel="samples")
         clients, labels = np.nonzero(histograms)
         samples = histograms[clients, labels]
         data.append({"division": title, "client": clients, "label": labels, "samples": samples})

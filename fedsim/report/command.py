@@ -45,6 +45,7 @@ from fedsim.report.presentation import (
     Presentation,
     presentation_file,
     read_presentation,
+    report_folder,
 )
 from fedsim.report.sections import Material, Section, all_rules, make_sections
 from fedsim.report.summary import compare_summaries, make_summary, read_summary_file
@@ -129,6 +130,7 @@ def arguments(parser: ArgumentParser) -> None:
     )
     add("--width", help="of all figures: column, page, 3.3in, 84mm, ...")
     add("--style", help="paper (default), slides or dark")
+    add("--labels", help="names of lines: in a legend (default) or at their ends")
     add("--spread", help="after means in tables: interval (95 %%, default) or sd")
 
 
@@ -241,7 +243,7 @@ def report(
     """
     # 1. A data frame of the runs, and what all sections make of it. `to` is followed if the user
     #    typed a link, but no link that lies in a folder.
-    default = (source.parent if source.is_file() else source) / "report"
+    default = report_folder(source)
     folder = to.resolve() if to else default
     presentation = read_presentation(folder, choices)
     frame = runs_frame(runs)
@@ -251,11 +253,14 @@ def report(
             "each counts once\n"
         )
     num_methods = frame["method"].nunique()
-    frame, looks = presentation.arrange(frame)
+    path = folder / PRESENTATION_FILE
+    frame, looks, notes = presentation.arrange_stored(frame, path, choices.keys())
+    for note in notes:
+        sys.stderr.write(f"fedsim report: {note}\n")
     num_hidden = num_methods - frame["method"].nunique()
     if num_hidden and "only" not in choices:
         sys.stderr.write(
-            f"fedsim report: {folder / PRESENTATION_FILE} keeps an earlier --only, "
+            f"fedsim report: {path} keeps an earlier --only, "
             f"which hides {num_hidden} of {num_methods} methods\n"
         )
     material = Material(runs, frame, print_all, targets, presentation, looks)
@@ -299,7 +304,7 @@ def _draw(sections: Sequence[Section], folder: Path, presentation: Presentation)
 
     gc.freeze()  # `save` collects garbage after large figures, which then leaves all runs alone
     pictures: dict[str, list[tuple[str, bytes]]] = {}
-    with style(presentation.style, presentation.inches):
+    with style(presentation.style, presentation.inches, presentation.labels):
         for section in sections:
             if plots := section.plots():
                 pictures.setdefault(section.place, []).extend(save(plots, folder))

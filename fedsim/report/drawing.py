@@ -18,6 +18,7 @@ from cycler import cycler
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import ListedColormap, to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -41,11 +42,21 @@ SHEETS: Mapping[str, Sequence[str | Path]] = {
 WIDTH: ContextVar[float | None] = ContextVar("width", default=None)
 """The width of all figures in inches, inside of `style`. None: that of a column or of a page,
 depending on the number of panels."""
+LABELS: ContextVar[str] = ContextVar("labels", default="legend")
+"""Where lines of accuracy have names, inside of `style`: in a `legend`, or at their `ends`."""
 DPI, PREVIEW_DPI = 300, 110
 """Dots per inch of PNG files, and of the smaller pictures on the page."""
 LARGE = 1000
 """Height in pixels from which garbage is collected after a figure is saved: such figures leave up
 to 600 MB in reference cycles."""
+SHARES = "fedsim_shares"
+"""The colours of shares and numbers: matplotlib's viridis_r without its lightest tenth, which can
+hardly be told from white paper."""
+matplotlib.colormaps.register(
+    ListedColormap(matplotlib.colormaps["viridis_r"](np.linspace(0.12, 1, 256))),
+    name=SHARES,
+    force=True,
+)
 CAPTIONS: Mapping[str, str] = yaml.load((ASSETS / "figures.yaml").read_text("utf-8"), YAML_LOADER)
 
 
@@ -63,15 +74,25 @@ class Plot:
 
 
 @contextmanager
-def style(name: str = "paper", width: float | None = None) -> Iterator[None]:
-    """Enter the context in which figures are drawn and saved: a style of `SHEETS`, and `WIDTH`."""
+def style(
+    name: str = "paper", width: float | None = None, labels: str = "legend"
+) -> Iterator[None]:
+    """Enter the context in which figures are drawn and saved: a style of `SHEETS`, `WIDTH` and
+    `LABELS`."""
     palette = cycler(color=ON_DARK if name == "dark" else COLOURS)
-    token = WIDTH.set(width)
+    width_before = WIDTH.set(width)
+    labels_before = LABELS.set(labels)
     try:
         with matplotlib.style.context([*SHEETS[name], {"axes.prop_cycle": palette}]):
             yield
     finally:
-        WIDTH.reset(token)
+        WIDTH.reset(width_before)
+        LABELS.reset(labels_before)
+
+
+def is_dark() -> bool:
+    """Return whether figures have a dark background, inside of `style`."""
+    return sum(to_rgb(matplotlib.rcParams["figure.facecolor"])) < 1
 
 
 def save(plots: Sequence[Plot], folder: Path) -> list[tuple[str, bytes]]:

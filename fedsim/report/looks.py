@@ -33,6 +33,9 @@ COLOURS = (
 scheme "muted" (2021) replaces its yellow, which cannot be seen on white paper."""
 ON_DARK = ("#FFFFFF", *COLOURS[1:7], "#F0E442")
 """The palette for dark backgrounds: white for black, and the yellow for the wine."""
+CLASS_COLOURS = ("#AA4499", "#999933", "#EE6677", "#9F8FEF", "#666633", "#BBCC33")
+"""The palette of classes of methods, on any background: colours that are none of methods. Most are
+from Tol's schemes (2021). They, too, are told apart with any colour blindness."""
 DASHES = {"-": "solid", "--": "dash", ":": "dot", "-.": "dashdot"}
 MARKERS = {
     "o": "circle",
@@ -89,6 +92,6 @@ def _look(number: int) -> Look:
     }
 
 
-def colour_on_page(look: Look) -> str:
-    """Return the colour of a look as the page has it, such as `#0072B2`."""
-    return COLOURS[int(look["color"].removeprefix("C"))]
+def colour_on_page(look: Look, *, is_dark: bool = False) -> str:
+    """Return the colour of a look as the page has it, or a dark background, such as `#0072B2`."""
+    return (ON_DARK if is_dark else COLOURS)[int(look["color"].removeprefix("C"))]

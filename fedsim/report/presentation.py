@@ -5,8 +5,8 @@ Users may edit the file.
 """
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,17 @@ KINDS = {
     "width": TEXT | NONE,
     "style": TEXT,
     "spread": TEXT,
+    "labels": TEXT,
 }
 """Types of the values in the file."""
-KNOWN = {"style": ("paper", "slides", "dark"), "spread": ("interval", "sd")}
+KNOWN = {
+    "style": ("paper", "slides", "dark"),
+    "spread": ("interval", "sd"),
+    "labels": ("legend", "ends"),
+}
 """The values that there are."""
+METHOD_KEYS = ("names", "order", "only")
+"""Keys whose values name methods."""
 WIDTHS = {"column": "3.5in", "page": "7.16in"}
 """Widths of a column and of the text of a two-column page (IEEE)."""
 UNITS = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72}
@@ -66,6 +73,7 @@ class Presentation:
             that of a column or of a page, depending on the figure.
         style: The style of figures (`fedsim.report.drawing.SHEETS`).
         spread: What follows a mean in tables: its 95 % `interval`, or the `sd` over seeds.
+        labels: Where lines of accuracy have their names: in a `legend`, or at their `ends`.
     """
 
     names: Mapping[str, str] = field(default_factory=dict)
@@ -75,6 +83,7 @@ class Presentation:
     width: str | None = None
     style: str = "paper"
     spread: str = "interval"
+    labels: str = "legend"
 
     def __post_init__(self) -> None:
         """Raise `ReportError` for a value that is not allowed."""
@@ -107,7 +116,9 @@ class Presentation:
         """
         # 1. Methods in the order of legends.
         methods = sorted(set(frame["method"]), key=sort_key)
-        self._check_words(methods)
+        for key in METHOD_KEYS:
+            for word, remark in self._unknown(key, methods):
+                raise ReportError(f"{key}: {word} {remark}")
         only = self.only or methods
         shown = [method for method in methods if _place(method, only) < len(only)]
         ordered = sorted(shown, key=lambda method: _place(method, self.order))
@@ -137,18 +148,54 @@ class Presentation:
         name = f"{self.names.get(selector, selector)}{space}{rest}"
         return str(self.names.get(method, name))
 
-    def _check_words(self, methods: Sequence[str]) -> None:
-        """Raise `ReportError` if an option names no method of the report."""
+    def arrange_stored(
+        self, frame: pd.DataFrame, path: Path, changed: Collection[str] = ()
+    ) -> tuple[pd.DataFrame, dict[str, Look], list[str]]:
+        """Return what `arrange` does, and notes on names of no method in the file `path`, which are
+        ignored.
+
+        The methods of a study change, and a report on some of them is no reason to edit the file.
+        The keys `changed` are not those of the file. Raises `ReportError` as `arrange` does, with
+        the file's name for two methods of the same name.
+        """
+        presentation, notes = self._without_unknown(frame, path, changed)
+        try:
+            return *presentation.arrange(frame), notes
+        except ReportError as error:
+            if "names" in changed or not self.names:
+                raise
+            raise ReportError(f"{path}: {error}; correct names in the file") from error
+
+    def _without_unknown(
+        self, frame: pd.DataFrame, path: Path, changed: Collection[str]
+    ) -> tuple["Presentation", list[str]]:
+        """Return the presentation without names of no method of the frame, and a note for each."""
+        methods = sorted(set(frame["method"]), key=sort_key)
+        notes = []
+        values: dict[str, Any] = {}
+        for key in METHOD_KEYS:
+            unknown = {} if key in changed else dict(self._unknown(key, methods))
+            for word, remark in unknown.items():
+                remedy = f"it is ignored; correct {key} in the file, or delete the name there"
+                notes.append(f"{path}: {key}: {word} {remark}; {remedy}")
+            words = getattr(self, key)
+            if isinstance(words, Mapping):
+                values[key] = {word: words[word] for word in words if word not in unknown}
+            else:
+                values[key] = [word for word in words if word not in unknown]
+            if unknown and key == "only" and not values[key]:
+                notes.append(f"{path}: {key}: none of its names is left, so all methods are shown")
+        return replace(self, **values), notes
+
+    def _unknown(self, key: str, methods: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield the words of one of `METHOD_KEYS` that name no method, and remarks on them."""
         known = dict.fromkeys([*methods, *(method.partition(" ")[0] for method in methods)])
-        for key in ("names", "order", "only"):
-            for word in getattr(self, key):
-                if word not in known:
-                    similar = nearest(str(word), known)
-                    hint = f"did you mean {similar}? " if similar else ""
-                    raise ReportError(
-                        f"{key}: {word} is no method of this report; {hint}there are "
-                        f"{', '.join(known)}"
-                    )
+        for word in getattr(self, key):
+            if word not in known:
+                similar = nearest(str(word), known)
+                hint = f"did you mean {similar}? " if similar else ""
+                remark = f"is no method of this report; {hint}there are {', '.join(known)}"
+                yield word, remark
 
 
 def _place(method: str, words: Sequence[str]) -> int:
@@ -160,10 +207,16 @@ def _place(method: str, words: Sequence[str]) -> int:
     return len(words)
 
 
+def report_folder(source: Path) -> Path:
+    """Return the folder of the report on a folder of runs or on an archive."""
+    return (source.parent if source.is_file() else source) / "report"
+
+
 def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
     """Return the choices in the file of a report's `folder`, if there is one, with `changes`.
 
-    Raises `ReportError` if the file has other keys or values than those of `Presentation`.
+    Raises `ReportError` with the file's name if it has other keys or values than those of
+    `Presentation`.
     """
     path = folder / FILE
     values: dict[str, Any] = {}
@@ -174,7 +227,12 @@ def read_presentation(folder: Path, changes: Mapping[str, Any]) -> Presentation:
                 f"{path}: must have values of {', '.join(KINDS)} as fedsim report writes them; "
                 "correct or delete it"
             )
-    return Presentation(**{**values, **changes})
+    kept = {key: value for key, value in values.items() if key not in changes}
+    try:
+        presentation = Presentation(**kept)
+    except ReportError as error:
+        raise ReportError(f"{path}: {error}; correct the file or give the option") from error
+    return replace(presentation, **changes)
 
 
 def presentation_file(presentation: Presentation, folder: Path) -> dict[str, bytes]:

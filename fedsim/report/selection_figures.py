@@ -12,14 +12,28 @@ from fedsim.core.arrays import Floats
 from fedsim.report.contrasts import Preference, preferences
 from fedsim.report.curves import stack_series
 from fedsim.report.drawing import CAPTIONS, Plot
-from fedsim.report.layout import Lines, dots_of, make_axes, row_axes, write_beside_rows
+from fedsim.report.layout import (
+    Lines,
+    add_color_bar,
+    dots_of,
+    fit_text,
+    make_axes,
+    num_columns_of,
+    row_axes,
+    text_scale,
+    write_around,
+    write_beside_rows,
+)
 from fedsim.report.looks import Look
 from fedsim.report.table import median_reached, show_reached
+from fedsim.report.ticks import set_log_scale
 from fedsim.results.frames import by, by_setting, measured
 from fedsim.results.runs import Run
 
 BINS = 30
 """Largest number of bars of a histogram."""
+BESIDE_MAP = 0.3
+"""Width in inches of what is next to a map: the ticks of its y axis, and on average its label."""
 MAX_COLUMNS = 125
 """Largest number of columns of a map of selections, so that each can be seen in print. A column of
 a longer run stands for several rounds."""
@@ -31,7 +45,7 @@ def coverage_plot(runs: pd.DataFrame) -> Plot:
     def median(rows: pd.DataFrame) -> str:
         return show_reached(median_reached(measured(rows, "rounds_to_cover")))
 
-    return _strips("coverage", runs, "coverage", "log", median)
+    return _strips("coverage", runs, "coverage", True, median)
 
 
 def participation_plot(runs: pd.DataFrame) -> Plot:
@@ -41,25 +55,24 @@ def participation_plot(runs: pd.DataFrame) -> Plot:
         mean = measured(rows, "participation").mean()
         return "-" if math.isnan(mean) else f"{100 * mean:.3g} %"
 
-    return _strips("participation", runs, "participation_ratio", "linear", percent)
+    return _strips("participation", runs, "participation_ratio", False, percent)
 
 
 def _strips(
-    name: str, runs: pd.DataFrame, key: str, scale: str, describe: Callable[[pd.DataFrame], str]
+    name: str, runs: pd.DataFrame, key: str, is_log: bool, describe: Callable[[pd.DataFrame], str]
 ) -> Plot:
     """Return a figure with a strip for each method, whose colour shows a value for each round.
 
     The value is the mean over seeds of the recorded quantity `key`. `describe` returns the text to
-    the right of a method's strip. `scale` is that of the axis of rounds.
+    the right of a method's strip. `is_log` says whether the axis of rounds is logarithmic.
     """
     panels = {title: by(rows, "method") for title, rows in by_setting(runs).items()}
     means = {}
     for group, rows in by(runs, "group").items():
         means[group] = stack_series(list(rows["run"]), key).mean(0)
-    # Coverage, the figure with a logarithmic axis, ends at 1. Participation may stay far below.
-    highest = 1.0 if scale == "log" else max(float(values.max()) for values in means.values())
     titles = {title: list(lines) for title, lines in panels.items()}
-    figure, all_axes = row_axes(titles, 0.17, 0.8)
+    label = "round (log scale)" if is_log else "round"
+    figure, all_axes = row_axes(titles, 0.17, 0.8, label)
     data = []
     for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
         for number, (method, rows) in enumerate(lines.items()):
@@ -68,19 +81,18 @@ def _strips(
             data.append({"setting": title, "method": method, "round": rounds, name: values})
             x = np.arange(len(values) + 1) + 0.5  # edges of cells: a round is in the middle
             y = [number - 0.4, number + 0.4]
-            mesh = axes.pcolormesh(x, y, values[None], vmin=0, vmax=highest, rasterized=True)
+            mesh = axes.pcolormesh(x, y, values[None], vmin=0, vmax=1, rasterized=True)
         write_beside_rows(axes, [describe(rows) for rows in lines.values()])
-        axes.set(xlabel="round", xscale=scale)
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.xaxis.set_minor_formatter("")
-    aspect = 30 * all_axes[0].get_position().height
-    figure.colorbar(mesh, ax=all_axes, label=name, fraction=0.05, aspect=aspect)
+        if is_log:
+            set_log_scale(axes, is_whole=True)
+    add_color_bar(figure, mesh, all_axes, name)
     return Plot(name, CAPTIONS[name], figure, data)
 
 
 def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Plot:
     """Return a figure with a histogram for each method: how often clients were selected."""
-    figure, all_axes = row_axes({title: list(lines) for title, lines in panels.items()}, 0.3, 0.7)
+    titles = {title: list(lines) for title, lines in panels.items()}
+    figure, all_axes = row_axes(titles, 0.3, 0.7, "selections of a client")
     data = []
     for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
         counts = {
@@ -104,7 +116,6 @@ def histogram_plot(panels: Mapping[str, Lines], looks: Mapping[str, Look]) -> Pl
                 }
             )
         write_beside_rows(axes, never)
-        axes.set(xlabel="selections of a client")
     return Plot("selections", CAPTIONS["selections"], figure, data)
 
 
@@ -124,7 +135,9 @@ def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None
         by_title.setdefault(preference.setting, {})[preference.method] = preference
     if not by_title:
         return None
-    figure, all_axes = row_axes({title: list(rows) for title, rows in by_title.items()}, 0.2, 0.8)
+    titles = {title: list(rows) for title, rows in by_title.items()}
+    label = "share of its choices that are imperfect clients"
+    figure, all_axes = row_axes(titles, 0.2, 0.8, label)
     data = []
     for rows, axes in zip(by_title.values(), all_axes, strict=True):
         for row, preference in enumerate(rows.values()):
@@ -148,7 +161,7 @@ def imperfect_plot(runs: pd.DataFrame, looks: Mapping[str, Look]) -> Plot | None
             axes.plot(expected, ends, color="grey", linestyle="--", linewidth=0.8)
             axes.plot(share.values, [row] * share.num, ".", **dots_of(look))
             axes.errorbar(share.mean, row, xerr=reach, elinewidth=0.8, capsize=2, **look)
-        axes.set(xlabel="share of its choices that are imperfect clients", xlim=(0, None))
+        axes.set_xlim(0, None)
     return Plot("imperfect", CAPTIONS["imperfect"], figure, data)
 
 
@@ -172,26 +185,30 @@ def round_plots(panels: Mapping[str, Lines]) -> list[Plot]:
 def _maps(title: str, lines: Lines) -> Figure:
     """Return the figure of one setting for `round_plots`."""
     maps = {method: _selected_by_round(runs[0]) for method, runs in lines.items()}
-    highest = max(values.max() for values in maps.values())
+    shares = np.concatenate([values[values > 0] for values in maps.values()])
+    # In short runs each column is a round, so that all shares are 1.
+    lowest = 0 if len(set(shares)) == 1 else shares.min()
     figure, all_axes = make_axes(len(maps), 1.5, 0.4, max_columns=4)
-    for axes, (method, values) in zip(all_axes, maps.items(), strict=True):
+    num_columns = num_columns_of(all_axes[0])
+    for number, (axes, (method, values)) in enumerate(zip(all_axes, maps.items(), strict=True)):
         extent = (0.5, lines[method][0].rounds.num + 0.5, len(values) - 0.5, -0.5)
         image = axes.imshow(
             np.where(values > 0, values, np.nan),
-            vmin=0,
-            vmax=highest,
+            vmin=lowest,
+            vmax=shares.max(),
             aspect="auto",
             interpolation="nearest",
             extent=extent,
             rasterized=True,
         )
-        axes.set_title(method)
-    for axes in all_axes[::4]:  # the first panel of each row
-        axes.set_ylabel("client")
-    figure.supxlabel("round", fontsize="medium")
+        is_lowest = number >= len(maps) - num_columns
+        write_around(figure, axes, method, "round" if is_lowest else "", text_scale() * BESIDE_MAP)
+        if number % num_columns == 0:
+            axes.set_ylabel("client")
     if title:
-        figure.suptitle(title)
-    figure.colorbar(image, ax=all_axes, label="share of rounds", fraction=0.03)
+        figure.suptitle(fit_text(title, figure.get_figwidth()))
+    if lowest:
+        add_color_bar(figure, image, all_axes, "share of rounds")
     return figure
 
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 import matplotlib
 import numpy as np
 
-from fedsim.report.drawing import CAPTIONS, Plot
-from fedsim.report.layout import Lines, row_axes
+from fedsim.report.drawing import CAPTIONS, Plot, is_dark
+from fedsim.report.layout import Lines, add_legend, row_axes
 
 
 def phases_plot(
@@ -18,8 +18,9 @@ def phases_plot(
     quantity `prefix` + phase.
     """
     titles = {title: list(lines) for title, lines in panels.items()}
-    figure, all_axes = row_axes(titles, 0.2, 0.7, 0.25)
-    colours = matplotlib.colormaps["cividis"](np.linspace(0, 1, len(phases)))
+    figure, all_axes = row_axes(titles, 0.2, 0.7, label)
+    darkest = 0.3 if is_dark() else 0.0
+    colours = matplotlib.colormaps["cividis"](np.linspace(darkest, 0.95, len(phases)))
     data = []
     for (title, lines), axes in zip(panels.items(), all_axes, strict=True):
         left = np.zeros(len(lines))
@@ -29,12 +30,6 @@ def phases_plot(
             axes.barh(range(len(left)), means, left=left, color=colour, height=0.7, label=phase)
             left += means
             data.append({"setting": title, "method": list(lines), "phase": phase, "seconds": means})
-        axes.set(xlabel=label)
-    figure.legend(
-        *all_axes[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=len(phases),
-        columnspacing=1,
-        handlelength=1,
-    )
+    handles, _ = all_axes[0].get_legend_handles_labels()
+    add_legend(figure, handles, handle_length=1)
     return Plot(name, CAPTIONS[name], figure, data)

@@ -1,0 +1,72 @@
+"""Ticks of horizontal axes whose labels do not overlap, at any width."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import Locator, LogLocator, NullFormatter
+
+from fedsim.report.layout import text_width
+
+ENOUGH = 5
+"""Number of ticks from which on no rarer ones are added."""
+GAP = 0.06
+"""Smallest distance in inches between the labels of two ticks."""
+DECADES = range(-9, 16)
+"""Powers of ten of the ticks of logarithmic axes."""
+MANTISSAS = ((1.0,), (2.0, 5.0), (3.0, 4.0, 6.0, 7.0, 8.0, 9.0, 1.5))
+"""Digits of the ticks of logarithmic axes. Later ones are drawn if there are few ticks."""
+
+
+class FittingTicks(Locator):
+    """Ticks of an x axis, of which those are drawn whose labels have room.
+
+    `tiers` are values; earlier ones have precedence. A tier is left out if there are `ENOUGH` ticks
+    of earlier ones.
+    """
+
+    def __init__(self, tiers: Sequence[Sequence[float]]) -> None:
+        self.tiers = tiers
+
+    def __call__(self) -> list[float]:
+        """Return the values of the ticks."""
+        axes = self.axis.axes  # type: ignore[union-attr]
+        formatter = self.axis.get_major_formatter()  # type: ignore[union-attr]
+        lowest, highest = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
+        drawn: dict[float, tuple[float, float]] = {}
+        for tier in self.tiers:
+            if len(drawn) >= ENOUGH:
+                break
+            for value in tier:
+                if lowest <= value <= highest:
+                    pixel, _ = axes.transData.transform((value, axes.get_ylim()[0]))
+                    middle = pixel / axes.figure.dpi
+                    half = (text_width(formatter(value)) + GAP) / 2
+                    ends = middle - half, middle + half
+                    if all(ends[1] <= left or ends[0] >= right for left, right in drawn.values()):
+                        drawn[value] = ends
+        return sorted(drawn)
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        """Return all values, as matplotlib's other users of locators expect."""
+        return sorted(value for tier in self.tiers for value in tier)
+
+
+def set_log_scale(axes: Axes, *, is_whole: bool = False) -> None:
+    """Make the x axis of `axes` logarithmic. Small ticks between its labels show that it is.
+
+    With `is_whole` only whole numbers have labels.
+    """
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_locator(FittingTicks(log_ticks(is_whole=is_whole)))
+    axes.xaxis.set_minor_locator(LogLocator(subs=range(1, 10), numticks=100))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def log_ticks(*, is_whole: bool) -> list[list[float]]:
+    """Return the tiers of ticks of a logarithmic axis, with `is_whole` only whole numbers."""
+    tiers = []
+    for digits in MANTISSAS:
+        values = [float(f"{digit}e{decade}") for decade in DECADES for digit in digits]
+        tiers.append([value for value in values if value.is_integer() or not is_whole])
+    return tiers

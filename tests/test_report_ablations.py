@@ -59,6 +59,12 @@ def test_a_line_has_means_the_best_value_and_p_values_of_the_others(alphas: Path
     assert p_values == pytest.approx([0.0309, 0.7418, np.nan], abs=1e-3, nan_ok=True)
 
 
+def test_runs_that_end_at_an_accuracy_have_no_best_value(alphas: Path) -> None:
+    for path in alphas.glob("*/*/config.yaml"):
+        path.write_text(f"{path.read_text()}stop_at: 0.5\n")
+    assert find_ablations(frame_of(alphas)) == []
+
+
 def test_the_table_marks_the_best_and_what_is_level_with_it(alphas: Path) -> None:
     table = ablation_table(only_ablation(alphas))
     low, level = "0.3133 [0.2754, 0.3513]", "0.5133 [0.4754, 0.5513] ≈"

@@ -15,10 +15,11 @@ from rich.console import Console
 from fedsim.core.record import reaches
 from fedsim.papers.sections import verdicts
 from fedsim.report.command import with_window
-from fedsim.report.headline import best, fastest, warnings
+from fedsim.report.headline import best, warnings
 from fedsim.report.sections import Material
 from fedsim.report.table import Bold, Table, make_frame
-from fedsim.report.tables import budgets, by_group, pairs, targets
+from fedsim.report.tables import budgets, by_group, pairs
+from fedsim.report.targets import fastest, targets
 from fedsim.results.frames import runs_frame
 from fedsim.results.measures import final_accuracy, rounds_until
 from fedsim.results.runs import ReportError, read_runs
@@ -225,7 +226,7 @@ def test_of_runs_that_end_at_a_target_the_best_has_the_fewest_rounds(ended: Path
     (sentence,) = fastest(frame)
     # 1, 2 and 1 rounds: their mean is 1.33, and the half width 4.3027 * 0.5774 / sqrt(3).
     assert sentence == (
-        "fewest rounds to 0.35 has full, 5 (median); fewest bytes has random, 240 B (full: 400 B); "
+        "fewest rounds to 0.35: full, 5 (median); fewest bytes: random, 240 B (full: 400 B); "
         "rounds saved over random: +1.3 [-0.1, +2.8] (p = 0.057, p and interval by Holm, 3 pairs), "
         "not beyond chance"
     )
@@ -259,7 +260,7 @@ def test_runs_with_and_without_a_target_are_compared_among_themselves(ended: Pat
     (sentence,) = best(frame)
     assert sentence.startswith("best is full lr=0.2 stop_at=-, 0.4500; its lead over random lr=0.2")
     (sentence,) = fastest(frame)
-    assert sentence.startswith("fewest rounds to 0.35 has full lr=0.1 stop_at=0.35, 5 (median)")
+    assert sentence.startswith("fewest rounds to 0.35: full lr=0.1 stop_at=0.35, 5 (median)")
 
 
 def test_rounds_are_not_tested_where_some_runs_do_not_reach_the_target(ended: Path) -> None:
@@ -267,7 +268,7 @@ def test_rounds_are_not_tested_where_some_runs_do_not_reach_the_target(ended: Pa
     own = {"final_window": 2, "stop_at": 0.35, "choices": {"selector": "random"}}
     write_run(ended, accuracies, [PAIR] * 10, seed=3, num_rounds=10, **own)
     (sentence,) = fastest(frame_of(ended))
-    assert sentence.endswith("saved over random: not tested, because not all of its runs reach it")
+    assert sentence.endswith("saved over random: not tested, because not all runs reach it")
     for path in ended.glob("full*"):
         change_run(path, lambda records: [record.update(test_accuracy=0.2) for record in records])
     for path in ended.glob("random*"):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from fedsim.report.curves import AXES, spent_until
-from fedsim.report.tables import by_group, pairs, targets
+from fedsim.report.tables import by_group, pairs
+from fedsim.report.targets import targets
 from fedsim.results import measures
 from fedsim.results.files import CLIENTS
 from fedsim.results.measures import find_measure, is_recorded

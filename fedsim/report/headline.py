@@ -14,24 +14,20 @@ import pandas as pd
 
 from fedsim.core.record import short_run_warning
 from fedsim.report.contrasts import (
-    Lines,
     Preference,
     by_accuracy,
     lead_over,
-    main_reference,
     mean_accuracy,
     preferences,
     to_references,
 )
 from fedsim.report.sections import Material, Section
-from fedsim.report.table import median_reached, show_p, show_result
+from fedsim.report.table import show_p, show_result
 from fedsim.results.frames import (
     CEILING,
     by,
     by_setting,
-    by_target,
     done,
-    measured,
     selector_of,
     without_target,
 )
@@ -46,7 +42,6 @@ from fedsim.results.statistics import (
     paired,
     pooled,
 )
-from fedsim.tracking.tables import show_bytes
 
 MAX_LISTED = 8
 """Number of values of a fact, and of settings, that are listed. Of more, the number is given."""
@@ -121,12 +116,19 @@ def warnings(runs: Sequence[Run]) -> list[str]:
 
 def conclusions(material: Material) -> Section:
     """Return a line on the best of each setting that has several methods, and further findings."""
-    lines = [*best(material.frame), *fastest(material.frame)]
-    num_hidden = 0 if material.is_full else len(lines) - MAX_LISTED
-    if num_hidden > 0:
-        hidden = f"and {num_hidden} more settings (all of them: fedsim report --all)"
-        lines = [*lines[:MAX_LISTED], hidden]
+    lines = best(material.frame)
+    lines = first_lines(lines, is_full=material.is_full)
     return Section(lines=[*lines, *codes(material.frame), *imperfect_chosen(material.frame)])
+
+
+def first_lines(lines: list[str], *, is_full: bool) -> list[str]:
+    """Return the lines on the first `MAX_LISTED` settings, and how many there are besides; all
+    lines if the report `is_full`."""
+    num_hidden = 0 if is_full else len(lines) - MAX_LISTED
+    if num_hidden <= 0:
+        return lines
+    hidden = f"and {num_hidden} more settings (all of them: fedsim report --all)"
+    return [*lines[:MAX_LISTED], hidden]
 
 
 def codes(runs: pd.DataFrame) -> list[str]:
@@ -149,8 +151,8 @@ def codes(runs: pd.DataFrame) -> list[str]:
 def best(runs: pd.DataFrame) -> list[str]:
     """Return a sentence for each setting that has finished runs of at least two methods.
 
-    The best method has the highest mean final accuracy. Runs that end at a target are for
-    `fastest`.
+    The best method has the highest mean final accuracy. Runs that end at a target are
+    compared by `fedsim.report.targets`.
     """
     comparable = without_target(runs)
     ranked = []
@@ -168,111 +170,19 @@ def best(runs: pd.DataFrame) -> list[str]:
     for (setting, lines, (first, second, *_)), lead, alike in zip(
         ranked, leads, corrected, strict=True
     ):
-        verdicts = {second: _verdict(lead, *alike)}
+        verdicts = {second: show_lead(lead, *alike)}
         cost = ""
         if contrast := contrasts.get((setting, first)):
             reference = contrast.reference
-            verdicts[reference] = _verdict(contrast.difference, contrast.p_holm, contrast.corrected)
+            verdicts[reference] = show_lead(
+                contrast.difference, contrast.p_holm, contrast.corrected
+            )
             cost = cost_of_lead(done(lines[first]), done(lines[reference]), reference)
         shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
         mean = mean_accuracy(lines[first])
         sentence = f"{setting}: best is {first}, {mean:.4f}{cost}; its lead {shown}"
         sentences.append(sentence.removeprefix(": "))
     return sentences
-
-
-def fastest(runs: pd.DataFrame) -> list[str]:
-    """Return a sentence for each setting with runs that end at a target (`stop_at`): which method
-    reaches it in the fewest rounds, and in the fewest bytes.
-
-    The rounds that it saves are tested against the next method and the reference. All differences
-    to the fastest method of a setting are corrected together, over all settings.
-    """
-    raced = []
-    for setting, rows in by_setting(done(runs)).items():
-        for target, members in by_target(rows).items():
-            lines = {
-                method: line
-                for method, line in by(members, "method").items()
-                if selector_of(line) != CEILING
-            }
-            if target is not None and len(lines) > 1:
-                raced.append((setting, target, lines, _by_rounds(lines, target)))
-    saved = {}
-    for setting, target, lines, (first, *others) in raced:
-        for method in others:
-            saved[setting, target, method] = _rounds_saved(lines[first], lines[method], target)
-    corrected = dict(zip(saved, corrected_alike(list(saved.values())), strict=True))
-    sentences = []
-    for setting, target, lines, (first, *others) in raced:
-        rounds = _median_until(lines[first], "rounds_until", target)
-        if math.isinf(rounds):
-            sentence = f"{setting}: no method reaches {target:g} in half of its runs"
-            sentences.append(sentence.removeprefix(": "))
-            continue
-        reference = main_reference(lines)
-        verdicts = {}
-        for name in (others[0], *([reference] if reference != first else [])):
-            lead = saved[setting, target, name]
-            verdicts[name] = _verdict(lead, *corrected[setting, target, name], digits=1)
-            if lead is None and not _all_reach(lines[name], target):
-                verdicts[name] = "not tested, because not all of its runs reach it"
-        shown = "; ".join(f"over {name}: {verdict}" for name, verdict in verdicts.items())
-        sentence = (
-            f"{setting}: fewest rounds to {target:g} has {first}, {rounds:g} (median)"
-            f"{_fewest_bytes(lines, target, first)}; rounds saved {shown}"
-        )
-        sentences.append(sentence.removeprefix(": "))
-    return sentences
-
-
-def _by_rounds(lines: Lines, target: float) -> list[str]:
-    """Return the methods from the fewest rounds until `target` to the most: by the median, then by
-    the mean, in which runs that do not reach it count with all rounds."""
-
-    def key(method: str) -> tuple[float, float]:
-        rounds = _rounds_until(lines[method], target)
-        ends = [run.num_rounds for run in lines[method]["run"]]
-        mean = float(rounds.fillna(pd.Series(ends, rounds.index)).mean())
-        return _median_until(lines[method], "rounds_until", target), mean
-
-    return sorted(lines, key=key)
-
-
-def _median_until(rows: pd.DataFrame, measure: str, target: float) -> float:
-    """Return the median of a measure with the argument `target`; inf if half of the runs or more
-    lack it."""
-    reached = median_reached(measured(rows, f"{measure}@{target!r}").tolist())
-    return math.inf if reached is None else reached.median
-
-
-def _rounds_until(rows: pd.DataFrame, target: float) -> pd.Series:
-    return measured(rows, f"rounds_until@{target!r}")
-
-
-def _all_reach(rows: pd.DataFrame, target: float) -> bool:
-    return bool(_rounds_until(rows, target).notna().all())
-
-
-def _rounds_saved(first: pd.DataFrame, rows: pd.DataFrame, target: float) -> Difference | None:
-    """Return the rounds of `rows` until `target` minus those of `first`, paired by seed; None if a
-    run does not reach it, because the rounds of the others would be too few."""
-    if not (_all_reach(first, target) and _all_reach(rows, target)):
-        return None
-    return pooled([paired(_rounds_until(rows, target), _rounds_until(first, target))])
-
-
-def _fewest_bytes(lines: Lines, target: float, first: str) -> str:
-    """Return which method needs the fewest bytes until `target`, next to those of `first`; empty if
-    no method reaches it or bytes were not recorded."""
-    medians = {name: _median_until(rows, "bytes_until", target) for name, rows in lines.items()}
-    least = min(medians, key=lambda name: medians[name])
-    if math.isinf(medians[least]):
-        return ""
-    shown = show_bytes(medians[least])
-    if medians[first] == medians[least]:
-        return f", and fewest bytes, {shown}"
-    return f"; fewest bytes has {least}, {shown} ({first}: {show_bytes(medians[first])})"
 
 
 def cost_of_lead(rows: pd.DataFrame, reference: pd.DataFrame, name: str) -> str:
@@ -328,7 +238,7 @@ def _sort_by_p(preference: Preference) -> tuple[bool, float]:
     return math.isnan(preference.p_holm), preference.p_holm
 
 
-def _verdict(
+def show_lead(
     lead: Difference | None, p_holm: float, corrected: tuple[float, float], digits: int = 4
 ) -> str:
     """Return a difference, its interval and p-value, both corrected by Holm's method, and whether

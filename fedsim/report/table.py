@@ -152,7 +152,7 @@ class Table:
                 :num_columns
             ],  # text, then numbers
             position_float="centering",
-            caption=_escape_latex(f"{self.title}. {self.full_note}".strip()),
+            caption=_escape_latex(f"{self.title.removesuffix('?')}. {self.full_note}".strip()),
             label=f"tab:{self.name}",
         )
 

@@ -1,5 +1,5 @@
 """The tables of a report that compare methods within a setting: results, paired differences,
-targets, costs, times.
+costs, times.
 
 Many of them have a row for each group (runs that differ in seeds alone), and columns that are
 measures of runs, aggregated over seeds: `COLUMNS` and `BY_GROUP`. The other tables compare methods
@@ -7,11 +7,9 @@ with the reference of their setting (`fedsim.report.contrasts`). Titles and note
 assets/tables.yaml.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +21,6 @@ from fedsim.core.configs import SYMBOLS, YAML_LOADER, short_names
 from fedsim.core.record import CLIENT_ACCURACY, CLIENT_ACCURACY_MEASURES, PHASES
 from fedsim.report.contrasts import (
     choose_reference,
-    main_reference,
     preferences,
     to_references,
 )
@@ -57,14 +54,12 @@ from fedsim.results.measures import (
     SAMPLES,
     SIMULATED,
     cut,
-    is_recorded,
     total_cost,
 )
 from fedsim.results.ranking import EQUAL, WHOLE, seen_by_server
 from fedsim.results.statistics import (
     UNIT,
     Difference,
-    Median,
     corrected_alike,
     estimate,
     half_width_in_sd,
@@ -241,22 +236,19 @@ def section(material: Material) -> Section:
     finished = runs[runs["group"].isin(done(runs)["group"])]
     has_clients = [bool(run.config.get(CLIENT_ACCURACY)) for run in finished["run"]]
     comparable = without_target(runs)
-    has_targets = bool(material.targets) or len(comparable) < len(runs)
     tables = [
         by_group("overview", runs),
         by_group("checkpoints", runs),
         pairs(comparable),
         pooled_pairs(comparable),
         budgets(comparable),
-        targets(runs, material.targets),
         by_group("selections", finished),
         imperfect(runs),
         by_group("clients", finished[has_clients]),
         by_group("costs", finished),
         by_group("times", finished),
     ]
-    shown_below = ("budgets", "targets") if has_targets else ("budgets",)
-    brief = [by_group("results", runs), *(table for table in tables if table.name in shown_below)]
+    brief = [by_group("results", runs), *(table for table in tables if table.name == "budgets")]
     return Section(tables, brief, plots=lambda: _plots(material))
 
 
@@ -502,83 +494,3 @@ def budgets(runs: pd.DataFrame) -> Table:
     is_empty = all(cell == MISSING for row in rows for cell in row[3:])
     header = ["", "run", *formats]
     return make_table("budgets", header, [] if is_empty else rows, formats, runs)
-
-
-SHOW_BYTES = partial(show_reached, show_number=show_bytes)
-SHOW_SECONDS = partial(show_reached, show_number=show_seconds)
-LEVELS = (0.9, 0.95, 1.0)
-"""Targets as shares of the reference's mean final accuracy, if no others are named."""
-UNTIL: Mapping[str, tuple[str, Sequence[str], Format]] = {
-    "rounds": ("rounds_until", (), show_reached),
-    "bytes both ways": ("bytes_until", BYTES, SHOW_BYTES),
-    "time": ("seconds_until", PHASE_SECONDS, SHOW_SECONDS),
-    "simulated time": ("simulated_until", SIMULATED, SHOW_SECONDS),
-}
-"""Measures of what runs spend until they reach a target, the quantities that they need, and how
-they are shown."""
-
-
-def targets(runs: pd.DataFrame, accuracies: Sequence[float] = ()) -> Table:
-    """Return rounds and costs until the mean of a window reaches a target accuracy.
-
-    The targets are the `accuracies`. Without them they are those at which runs of a setting end
-    (`stop_at`), or otherwise `LEVELS` of the mean final accuracy of the setting's reference.
-    Settings whose reference is not finished have none of the latter.
-    """
-    rows: list[list[Any]] = []
-    panels = []  # the setting and the target of each row
-    for setting, members in by_setting(runs).items():
-        lines = by(members, "method")
-        reference = lines[main_reference(lines)]
-        for target, share in _targets_of(members, reference, accuracies):
-            reference_seconds = _reach(reference, "simulated time", target)
-            for method, line in lines.items():
-                medians = [_reach(line, name, target) for name in UNTIL]
-                times_as_fast = _times_as_fast(reference_seconds, medians[-1])
-                rows.append([setting, method, target, share, *medians, times_as_fast])
-                panels.append((setting, target))
-    formats: dict[str, Format] = {"target": ".4f", "of the reference's final": ".0%"}
-    formats.update({name: form for name, (*_, form) in UNTIL.items()})
-    formats["times as fast"] = ".2f"
-    has_ended = len(without_target(runs)) < len(runs)
-    ended = " A run that stop_at ended does not reach more than that." if has_ended else ""
-    table = make_table("targets", ["", "run", *formats], rows, formats, runs, ended=ended)
-    compared = [name for name in UNTIL if name != "time"]
-    best = {name: best_places(table.values[name], panels, lowest=True) for name in compared}
-    return replace(table, best=best)
-
-
-def _targets_of(
-    members: pd.DataFrame, reference: pd.DataFrame, accuracies: Sequence[float]
-) -> list[tuple[float, float | None]]:
-    """Return the targets of a setting (`targets`), each with its share of the final accuracy of the
-    reference if it is defined by that."""
-    if accuracies:
-        return [(target, None) for target in accuracies]
-    goals = [(target, None) for target in by_target(members) if target is not None]
-    if goals:
-        return list(goals)
-    final = float(reference["final_accuracy"].mean())
-    return [] if math.isnan(final) else [(share * final, share) for share in LEVELS]
-
-
-def _reach(line: pd.DataFrame, name: str, target: float) -> Median | None:
-    """Return the median over finished runs of a measure in `UNTIL`; None without finished runs, or
-    if one of them did not record its quantities. 0 s is the time of runs without a clock."""
-    measure, names, _ = UNTIL[name]
-    finished = done(line)
-    if not is_recorded(list(finished["run"]), names):
-        return None
-    reached = median_reached(measured(finished, f"{measure}@{target!r}"))
-    return reached if reached is not None and reached.median else None
-
-
-def _times_as_fast(reference: Median | None, seconds: Median | None) -> float | None:
-    """Return the median time of the reference divided by that of a method.
-
-    None if one of them is not known, or never reaches the target.
-    """
-    if reference is None or seconds is None or not reference.median:
-        return None
-    is_finite = math.isfinite(reference.median) and math.isfinite(seconds.median)
-    return reference.median / seconds.median if is_finite else None

@@ -32,6 +32,7 @@ from fedsim.results.frames import (
     first_run,
     selector_of,
     split_labels,
+    without_target,
 )
 from fedsim.results.statistics import ALPHA, MIN_SEEDS, UNIT, Estimate, holm, paired, pooled
 
@@ -92,9 +93,10 @@ def find_ablations(runs: pd.DataFrame) -> list[list[Point]]:
     """Return the points of each ablation among the finished runs.
 
     `runs` is the frame of `runs_frame`. An ablation has all lines or maps of the same numbers, one
-    after another. Within each of them, points are sorted by value, ascending.
+    after another. Within each of them, points are sorted by value, ascending. Runs that end at an
+    accuracy (`stop_at`) are skipped: their final accuracies are near it.
     """
-    groups = by(done(runs), "group")
+    groups = by(done(without_target(runs)), "group")
     ablations: dict[tuple[str, ...], list[Point]] = {}
     for numbers in _families(groups):
         for keys, grid, other_numbers in _grids(numbers):

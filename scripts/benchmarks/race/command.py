@@ -125,20 +125,22 @@ def main() -> None:
     }
     entries = entries_of(options.peers, options.fedsim)
     console = Console(width=160 if options.markdown or not sys.stdout.isatty() else None)
-    for name in options.workload:
-        workload = WORKLOADS[name].tiny() if options.tiny else WORKLOADS[name]
-        prepare(workload)
+    workloads = [WORKLOADS[name] for name in options.workload]
+    prepare(workloads, processes=max(options.threads // 4, 1))  # each needs 2 GB
+    if options.tiny:
+        workloads = [workload.tiny() for workload in workloads]
+    for workload in workloads:
         results, ceilings = race(entries, workload, options)
         ceiling = ceiling_of(ceilings)
         rates = ", ".join(f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in ceiling.items())
-        note = f"{workload.round_flops / 1e9:.3g} GFLOP a round; matrix products: {rates}"
-        title = f"{name}: {workload.title}"
+        note = f"{workload.round_flops / 1e9:.3g} GFLOP a round; matrix products: {rates or '-'}"
+        title = f"{workload.name}: {workload.title}"
         shown = table(title, COLUMNS, rows_of(results, workload, ceiling), note)
         if options.markdown:
             shown.box = box.MARKDOWN
         console.print(shown)
         by_label = {entry.label: repeats for entry, repeats in results.items()}
-        measured[name] = {"ceiling": ceiling, "results": by_label}
+        measured[workload.name] = {"ceiling": ceiling, "results": by_label}
     if options.json:
         write_json(options.json, measured)
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 from scripts.benchmarks.peers.stopwatch import STARTED
@@ -93,15 +94,21 @@ def last_error(errors: str) -> str:
     return re.sub(r"(?<![\w.])(/[\w.+-]+)+/", "", text)[:200]
 
 
-def prepare(workload: Workload) -> None:
-    """Write the arrays of a workload unless they are there."""
-    if folder_of(DATA, workload).is_dir():
-        return
-    print(f"{workload.name}: writing the arrays", flush=True)
-    module = "scripts.benchmarks.peers.write_data"
-    command = [sys.executable, "-m", module, workload.name, str(DATA)]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode:
-        sys.exit(f"{workload.name}: the arrays could not be written")
+def prepare(workloads: Sequence[Workload], processes: int) -> None:
+    """Write the arrays of workloads unless they are there, in several processes at a time."""
+    missing = [workload for workload in workloads if not folder_of(DATA, workload).is_dir()]
+
+    def write(workload: Workload) -> int:
+        print(f"{workload.name}: writing the arrays", flush=True)
+        module = "scripts.benchmarks.peers.write_data"
+        command = [sys.executable, "-m", module, workload.name, str(DATA)]
+        return subprocess.run(command, cwd=ROOT, check=False).returncode
+
+    with ThreadPoolExecutor(processes) as pool:
+        exit_codes = list(pool.map(write, missing))
+    for workload, exit_code in zip(missing, exit_codes, strict=True):
+        if exit_code:
+            sys.exit(f"{workload.name}: the arrays could not be written")
 
 
 def race(

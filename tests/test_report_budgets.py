@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from math import nan
 from pathlib import Path
@@ -249,6 +250,12 @@ def test_of_runs_that_end_at_a_target_final_accuracies_are_not_compared(
     assert "Paired differences" not in capsys.readouterr().out
     assert not (ended / "report" / "pairs.csv").exists()
     assert (ended / "report" / "targets.csv").exists()
+    page = (ended / "report" / "report.html").read_text()
+    headings = re.findall("<h2>(.*?)</h2>", page)
+    assert headings[:2] == [
+        "Until the mean of a window reaches a target: medians over seeds",
+        "Results: mean [95 % interval] over seeds",
+    ]
 
 
 def test_runs_with_and_without_a_target_are_compared_among_themselves(ended: Path) -> None:

@@ -1,4 +1,4 @@
-"""Convolutions of several clients: both ways give what single convolutions give, and the faster
+"""Convolutions of several clients: all ways give what single convolutions give, and the fastest
 one is remembered."""
 
 import json
@@ -33,9 +33,9 @@ def gradients(layer: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Any:
     return vmap(grad(loss, argnums=(0, 1)))(tensors, x)
 
 
-@pytest.mark.parametrize("way", ["grouped", "one by one"])
+@pytest.mark.parametrize("way", ["grouped", "channels last", "one by one"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_both_ways_equal_torch(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ways_equal_torch(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_convolutions, "_fastest", lambda *layer: way)
     generator = torch.Generator().manual_seed(0)
     shape = (NUM_CLIENTS, 5, 2, 7, 6)

@@ -295,7 +295,7 @@ CONVOLUTIONS = Case(
 def test_cuda_graphs_equal_tapes_on_the_cpu(
     case: Case, stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_backend, "STACKING_DEVICES", ("cpu", "cuda") if stacked else ())
+    monkeypatch.setattr(graph_backend, "stacking_pays", lambda *task: stacked)
     if case is not DROPOUT:
         monkeypatch.setattr(torch_backend, "layout_for", lambda *args: torch.channels_last)
     on_cpu = case.engine("cpu", taped)
@@ -343,7 +343,7 @@ def test_recordings_that_replay_side_by_side_have_streams_and_workspaces_of_thei
 ) -> None:
     """Before torch 2.15, workspaces are cleared before each capture, so that it takes new ones."""
     events: list[Any] = []
-    monkeypatch.setattr(graph_backend, "STACKING_DEVICES", ())
+    monkeypatch.setattr(graph_backend, "stacking_pays", lambda *task: False)
     with PretendedCard():
         captured = torch.cuda.graph
 

@@ -102,7 +102,7 @@ class NormalisationGradients(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         [slope] = _flat(info.batch_size, in_dims[:1], arguments[:1])
         flat = _flat(info.batch_size, in_dims[1:5], arguments[1:5])
-        results = _gradients(slope.contiguous(), flat, arguments[5])
+        results = _gradients(slope, flat, arguments[5])
         return _unflattened(info.batch_size, results), (1, 0, 0)
 
 

@@ -15,6 +15,7 @@ from fedsim.core.errors import FedsimError, check, rule
 from fedsim.core.types import Cohort, Correction, Params
 from fedsim.engine.engine import Engine
 from fedsim.flower.messages import ANSWERS, engine_of, packed, unpacked
+from fedsim.flower.secagg import is_secure, masked_if_asked, to_be_masked
 
 DEFAULT_ANSWERS = frozenset(ANSWERS) - {Signal.LABEL_COUNTS}
 """Signals that an app answers by default: all that tell nothing about classes."""
@@ -51,13 +52,15 @@ def client_app(
     load: Callable[[Context], tuple[Tensor, Tensor]],
     *,
     answers: Collection[str] = DEFAULT_ANSWERS,
+    only_masked: bool = False,
 ) -> ClientApp:
     """Return a Flower app that trains the user's model on the samples of its node.
 
     `make_model` returns a new model. `load` returns the samples x [n, ...] of the node as the model
     takes them, and their labels y [n], int64 from 0 on. The client computes on the device of its
-    samples. `answers` are the signals that this app answers, of those in `ANSWERS`. The config of
-    the node must have the client's number, from 0 on, as `partition-id`.
+    samples. `answers` are the signals that this app answers, of those in `ANSWERS`. With
+    `only_masked` it sends its update only if SecAgg+ masks it (`secure_aggregation=true`). The
+    config of the node must have the client's number, from 0 on, as `partition-id`.
     """
     for signal in answers:
         check(rule(signal in ANSWERS, "answers", signal, f"must be one of {', '.join(ANSWERS)}"))
@@ -87,6 +90,7 @@ def client_app(
                 "shape": list(x.shape[1:]),
                 "classes": int(y.max()) + 1,
                 "answers": sorted(answers),
+                "only_masked": only_masked,
             }
         )
         wants_labels = message.content.config_records["request"]["labels"]
@@ -94,10 +98,16 @@ def client_app(
             facts["label_counts"] = torch.bincount(y).tolist()
         return Message(RecordDict({"facts": facts}), reply_to=message)
 
-    @app.train()
+    @app.train(mods=[masked_if_asked])
     def train(message: Message, context: Context) -> Message:
+        if only_masked and not is_secure(message):
+            raise FedsimError("this app sends its update only for a secure sum")
         question = question_in(message, context)
         update = question.train()
+        if is_secure(message):
+            row = {name: rows[0] for name, rows in update.delta.items()}
+            content = to_be_masked(row, question.request["scale"])
+            return Message(content, reply_to=message)
         numbers = MetricRecord()
         if Signal.TRAINING_LOSS in answers and update.loss is not None:
             numbers["training_loss"] = float(update.loss[0])

@@ -5,6 +5,7 @@ whose it is: client k has the next n_k positions after those of client k - 1.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from fedsim.core.types import Cohort, Correction, Evaluation, Ids, Params
 from fedsim.engine.engine import Engine
 from fedsim.flower.messages import ACCURACIES, GRADIENTS, LOSSES, TRAIN, packed, unpacked
 from fedsim.flower.nodes import LOG, Answers, Nodes
+from fedsim.flower.secagg import SecureSum
 
 
 class RemoteEngine(Engine):
@@ -33,6 +35,9 @@ class RemoteEngine(Engine):
         self._ends = np.cumsum(self._sizes)
         self.silent: set[int] = set()
         """Clients that were asked to train in this round and sent no usable update."""
+        self.weights: Floats | None = None
+        """The weights of the selected clients in a secure sum [K]; None: updates come one by
+        one."""
 
     @property
     def description(self) -> str:
@@ -54,8 +59,28 @@ class RemoteEngine(Engine):
         clears `silent` before each round. `start` must be None: clients start from `params`.
         """
         assert start is None
-        correction = correction or Correction()
-        # 1. Ask.
+        contents = self._training(params, ids, round, lr, correction or Correction())
+        if self.weights is not None:
+            delta = self._masked_updates(params, ids, round, contents, self.weights)
+            return self._cohort(ids, params, delta, round)
+        clients = ids.tolist()
+        answers = self.nodes.ask(clients, TRAIN, contents)
+        updates = []
+        for client, answer in zip(clients, answers, strict=True):
+            update = self._arrays(client, answer, params)
+            if update is None:
+                self.silent.add(client)
+                update = {name: torch.zeros_like(value) for name, value in params.items()}
+            updates.append(update)
+        delta = {name: torch.stack([update[name] for update in updates]) for name in params}
+        cohort = self._cohort(ids, params, delta, round)
+        loss, rms_loss = _numbers(answers, "training_loss"), _numbers(answers, "squared_loss")
+        return replace(cohort, loss=loss, rms_loss=rms_loss)
+
+    def _training(
+        self, params: Params, ids: Ids, round: int, lr: float, correction: Correction
+    ) -> list[RecordDict]:
+        """Return the request to train for each client."""
         model = packed(params)
         contents = []
         for row in range(len(ids)):
@@ -64,17 +89,41 @@ class RemoteEngine(Engine):
                 rows = correction.shift.items()
                 content["shift"] = packed({name: value[row] for name, value in rows})
             contents.append(content)
-        clients = ids.tolist()
-        answers = self.nodes.ask(clients, TRAIN, contents)
-        # 2. Read the answers.
-        updates = []
-        for client, answer in zip(clients, answers, strict=True):
-            update = self._arrays(client, answer, params)
-            if update is None:
-                self.silent.add(client)
-                update = {name: torch.zeros_like(value) for name, value in params.items()}
-            updates.append(update)
-        # 3. Put them together. The server knows how much work it has asked for.
+        return contents
+
+    def _masked_updates(
+        self,
+        params: Params,
+        ids: Ids,
+        round: int,
+        contents: Sequence[RecordDict],
+        weights: Floats,
+    ) -> Params:
+        """Let clients train, and return the mean of their updates by `weights` [K] as the update of
+        each of them [K, ...].
+
+        The weighted sum that an aggregator forms is then the right one. Clients that are not in the
+        mean become `silent`.
+        """
+        # SecAgg+ cuts large numbers off, so no weight is above 1.
+        scales = dict(zip(ids.tolist(), (weights / weights.max()).tolist(), strict=True))
+        connected: dict[int, RecordDict] = {}
+        for client, content in zip(ids.tolist(), contents, strict=True):
+            content.config_records["request"]["scale"] = scales[client]
+            if client in self.nodes.node_of:
+                connected[client] = content
+        total, clients = SecureSum(self.nodes, round, connected).collect(params)
+        self.silent.update(set(scales).difference(clients))
+        sum_of_scales = sum(scales[client] for client in clients)
+        delta = {}
+        for name, value in params.items():
+            mean = total[name] / sum_of_scales if clients else torch.zeros_like(value)
+            delta[name] = torch.stack([mean] * len(ids))
+        return delta
+
+    def _cohort(self, ids: Ids, params: Params, delta: Params, round: int) -> Cohort:
+        """Return the cohort of clients with the updates `delta` [K, ...]. The server knows how much
+        work it has asked for."""
         sizes = self._sizes[ids]
         steps = self.work.drawn_steps(sizes, self._streams, round, ids)
         samples = map(self.work.num_samples, sizes.tolist(), steps.tolist())
@@ -82,9 +131,9 @@ class RemoteEngine(Engine):
             ids=ids,
             sizes=sizes,
             start=params,
-            delta={name: torch.stack([update[name] for update in updates]) for name in params},
-            loss=_numbers(answers, "training_loss"),
-            rms_loss=_numbers(answers, "squared_loss"),
+            delta=delta,
+            loss=None,
+            rms_loss=None,
             steps=steps,
             trained=self.trained,
             samples=np.array(list(samples), np.int64),

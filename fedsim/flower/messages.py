@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor, nn
 
 from fedsim.clients.context import Signal
@@ -94,4 +94,20 @@ def unpacked(content: RecordDict, name: str, device: torch.device) -> Params:
 
 def num_bytes(content: RecordDict) -> int:
     """Return the bytes of a message's records, without the envelopes of gRPC."""
-    return sum(record.count_bytes() for record in content.values())
+    total = 0
+    for record in content.values():
+        total += _config_bytes(record) if isinstance(record, ConfigRecord) else record.count_bytes()
+    return total
+
+
+def _config_bytes(record: ConfigRecord) -> int:
+    """Return the bytes of names and values. Flower's own count fails for empty lists and texts."""
+    total = 0
+    for name, value in record.items():
+        total += len(name)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str | bytes):
+                total += len(item)
+            else:
+                total += 1 if isinstance(item, bool) else 8
+    return total

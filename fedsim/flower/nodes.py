@@ -6,7 +6,7 @@ comes back may have another id, so new nodes are asked who they are.
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,19 +89,30 @@ class Nodes:
             answers[row] = answer
         return answers
 
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None
+    ) -> Iterable[Message]:
+        """Send messages, and return the replies. Counts the bytes of both."""
+        messages = list(messages)
+        for message in messages:
+            self.bytes_down += num_bytes(message.content)
+        replies = list(self.grid.send_and_receive(messages, timeout=timeout))
+        for reply in replies:
+            if reply.has_content():
+                self.bytes_up += num_bytes(reply.content)
+        return replies
+
     def _exchange(self, nodes: Sequence[int], kind: str, contents: Sequence[RecordDict]) -> Answers:
         """Send messages to nodes, and return the answers that come in time."""
         messages = []
         for node, content in zip(nodes, contents, strict=True):
             messages.append(Message(content, node, kind))
-            self.bytes_down += num_bytes(content)
         answers: dict[str, RecordDict] = {}
-        replies = self.grid.send_and_receive(messages, timeout=self.timeout) if messages else []
+        replies = self.send_and_receive(messages, timeout=self.timeout) if messages else []
         for reply in replies:
             if reply.has_error():
                 LOG.warning("node %d: %s", reply.metadata.src_node_id, reply.error.reason)
                 continue
-            self.bytes_up += num_bytes(reply.content)
             # Replies come in any order. A second reply to a message counts for nothing.
             answers.setdefault(reply.metadata.reply_to_message_id, reply.content)
         return [answers.get(message.metadata.message_id) for message in messages]

@@ -13,7 +13,9 @@ from torch import nn
 
 from fedsim.api.experiments import compose
 from fedsim.api.results import RunResult
+from fedsim.clients.clients import Clients
 from fedsim.clients.context import LabelledSamples, RoundContext, Signal
+from fedsim.clients.local_algorithms import LocalAlgorithm
 from fedsim.clients.server import ServerData
 from fedsim.config.build import instantiate
 from fedsim.config.plan import Plan, hash_config
@@ -21,12 +23,23 @@ from fedsim.core.arrays import Bools
 from fedsim.core.errors import FedsimError, Problem, check, rule
 from fedsim.core.record import Record
 from fedsim.core.rng import Streams
-from fedsim.core.types import ClientPositions, Cohort, Params, Population, Weights, keep_rows
+from fedsim.core.types import (
+    ClientPositions,
+    Cohort,
+    Ids,
+    Params,
+    Population,
+    Selection,
+    Weights,
+    keep_rows,
+)
 from fedsim.engine.model import initial
 from fedsim.flower.engine import RemoteEngine
 from fedsim.flower.messages import ANSWERS, packed
 from fedsim.flower.nodes import LOG, Nodes
+from fedsim.flower.secagg import MAX_CLIENTS
 from fedsim.partitions.division import Division
+from fedsim.rounds.aggregators import Aggregator
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.loop import Arrivals, Components, Simulation
 from fedsim.running.assembly import Experiment, PreparedData, components_of
@@ -62,6 +75,8 @@ class Selecting(Strategy):
         self.model = model
         self.server = server
         check(*_unfit(self.simulated))
+        if self.plan.settings.secure_aggregation:
+            check(*_unfit_for_sums(self.simulated, has_server=server is not None))
 
     def start(self, grid: Grid, timeout: float = 3600) -> Result:  # type: ignore[override]
         """Run all rounds, or those that are missing in the run's folder; return the final model.
@@ -141,7 +156,8 @@ class Selecting(Strategy):
             work[key] = config[key]
         engine = RemoteEngine(components.engine, nodes, json.dumps(work))
         components = replace(components, engine=engine, server_data=server)
-        simulation = Deployment(components, initial(self.model), engine)
+        is_secure = bool(settings.secure_aggregation)
+        simulation = Deployment(components, initial(self.model), engine, is_secure)
         return Experiment(simulation, division, self.model, source)
 
     def _unanswered(
@@ -151,6 +167,10 @@ class Selecting(Strategy):
         if self.server is None:
             needs |= {Signal.LOSSES, Signal.ACCURACIES}
         selector = self.plan.choices["selector"]
+        secure = bool(self.plan.settings.secure_aggregation)
+        masked = [fact["client"] for fact in facts if fact["only_masked"]]
+        fault = f"must be true: the client apps of {masked} send masked updates only"
+        yield rule(secure or not masked, "secure_aggregation", secure, fault)
         for signal, cost in ANSWERS.items():
             silent = [fact["client"] for fact in facts if signal not in fact["answers"]]
             fault = f"needs '{signal}', which the client apps of {silent} do not answer"
@@ -196,12 +216,44 @@ def _unfit(plan: Plan) -> Iterator[Problem | None]:
         yield rule(not value, key, value, "only the simulator can do that", "leave it out")
 
 
+def _unfit_for_sums(plan: Plan, has_server: bool) -> Iterator[Problem | None]:
+    """Yield what does not work with SecAgg+ yet, by which the server gets one sum a round."""
+    settings = plan.settings
+    population = Population(np.ones(settings.num_clients, np.int64), settings.cohort_size, 1)
+    selector = instantiate(settings.selector, Selector, "selector", population)
+    aggregator = instantiate(settings.aggregator, Aggregator, "aggregator", frozenset())
+    algorithm = LocalAlgorithm()
+    if settings.local_algorithm is not None:
+        algorithm = instantiate(settings.local_algorithm, LocalAlgorithm, "local_algorithm")
+    is_plain = type(algorithm).combine is LocalAlgorithm.combine
+    choices = plan.choices
+    text = "does not work with SecAgg+ (secure_aggregation=true): "
+    asks = f"{text}it asks clients to train before the selection"
+    yield rule(Signal.TRAINING not in selector.needs, "selector", choices["selector"], asks)
+    clips = f"{text}clients would have to clip updates"
+    yield rule(aggregator.is_mean, "aggregator", choices["aggregator"], clips)
+    combines = f"{text}it combines single updates"
+    yield rule(is_plain, "local_algorithm", choices.get("local_algorithm"), combines)
+    late = f"{text}the sum has no update that the server could count as late"
+    yield rule(settings.system is None, "system", choices.get("system"), late)
+    yield rule(not plan.local.drop_out, "local.drop_out", plan.local.drop_out, late)
+    many = f"{text}the sum of more than {MAX_CLIENTS} clients may overflow"
+    num_clients = settings.num_clients
+    yield rule(num_clients <= MAX_CLIENTS, "num_clients", num_clients, many)
+    losses = f"{text}the clients would send single losses to evaluate the model"
+    yield rule(has_server, "server", None, losses, "give the server test samples: ServerData(test)")
+
+
 class Deployment(Simulation):
     """The round loop over nodes: only connected clients are available, and silent ones are late."""
 
-    def __init__(self, components: Components, params: Params, engine: RemoteEngine) -> None:
+    def __init__(
+        self, components: Components, params: Params, engine: RemoteEngine, is_secure: bool
+    ) -> None:
+        """`is_secure`: the server gets a secure sum of the updates."""
         super().__init__(components, params)
         self.engine = engine
+        self.is_secure = is_secure
 
     def step(self) -> Record:
         """Run the next round, and return its record with what was measured on the network."""
@@ -224,6 +276,17 @@ class Deployment(Simulation):
         context = super()._context(t)
         connected = list(self.engine.nodes.node_of)
         return replace(context, available=np.intersect1d(context.available, connected))
+
+    def _select(self, t: int, clients: Clients, available: Ids) -> Selection:
+        """Select, and give the engine the weights of a secure sum."""
+        selection = super()._select(t, clients, available)
+        if self.is_secure:
+            sizes = self.components.population.sizes[selection.ids]
+            if self.components.aggregator.weighting == "uniform":
+                sizes = np.ones_like(sizes)
+            weights = sizes if selection.weights is None else selection.weights
+            self.engine.weights = np.asarray(weights, np.float64)
+        return selection
 
     def _arrivals(
         self,

@@ -4,6 +4,7 @@ DataFrames."""
 import doctest
 import json
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from matplotlib import pyplot
+from matplotlib.colors import to_hex
 from omegaconf import OmegaConf
 
 import fedsim
@@ -316,6 +319,34 @@ def test_a_report_draws_its_methods_as_the_figures_of_reports_do(tmp_path: Path)
     assert list(lines["gpfl"].get_xdata()) == [20, 60]
     assert list(lines["gpfl"].get_ydata()) == pytest.approx([0.1, 0.3])
     assert report.plot(axes=axes) is axes
+
+
+def test_a_report_is_drawn_as_its_file_says(tmp_path: Path) -> None:
+    """The file hides afl, and names a method that has left the results."""
+    for selector in ("gpfl", "random", "afl"):
+        write_run(tmp_path, [0.1, 0.2], [[0], [1]], choices={"selector": selector})
+    path = tmp_path / "report" / "report.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        "{names: {gpfl: GPFL, oort: Oort}, order: [gpfl], only: [gpfl, random], log_x: true,"
+        " width: 3.3in, style: dark, labels: ends}"
+    )
+    report = fedsim.load_report(tmp_path)
+    with pytest.warns(UserWarning, match=re.escape(f"{path}: names: oort is no method")):
+        axes = report.plot(x="bytes")
+    assert [text.get_text() for text in axes.texts if text.get_text()] == ["GPFL", "random"]
+    assert axes.get_legend() is None
+    assert axes.get_xscale() == "log"
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert lines["random"].get_color() == "#FFFFFF"  # on a dark background
+    assert axes.figure.get_figwidth() == pytest.approx(3.3)
+    assert to_hex(axes.figure.get_facecolor()) == "#111111"
+    own_axes = pyplot.figure().subplots()  # a figure of the caller keeps its size and style
+    assert report.plot(axes=own_axes) is own_axes
+    assert own_axes.figure.get_figwidth() > 3.3
+    path.write_text("style: papr")
+    with pytest.raises(FedsimError, match=re.escape(f"{path}: style=papr: must be paper")):
+        fedsim.load_report(tmp_path)
 
 
 def test_a_report_asks_which_of_several_settings_it_shall_draw(tmp_path: Path) -> None:

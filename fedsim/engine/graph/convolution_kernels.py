@@ -18,7 +18,9 @@ pixels, and outputs of H' x W' pixels (after pooling) with N channels:
                   v
     y        [R, B, H', W', N]      maximum of the products, plus bias, ReLU
     winners  [R, B, H', W', N]      uint8: the number of the largest product, 0 to 3
-    slopes   [R, B, H', W', N]      gradient of the loss with respect to y before its ReLU
+    slopes   [R, B, H'', W'', N]    gradient of the loss with respect to the pixels before pooling:
+                                    zero except for winners. Layers whose gradient is computed by
+                                    `weight_gradient_of_winners` have slopes [R, B, H', W', N].
     sums     [R, parts, (S, S, C) + 1, N]   gradients of the weight and, in the last row, of the
                                     bias. Each part is the sum over some of the pixels.
 
@@ -180,9 +182,9 @@ def forward(
 @triton.jit(do_not_specialize=["num_samples"])
 def input_gradient(
     slopes,
-    winners,
     weight,
     x,
+    x_winners,
     x_slopes,
     params_stride,
     num_samples,
@@ -194,20 +196,27 @@ def input_gradient(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     PADDING: tl.constexpr,
-    POOL: tl.constexpr,
+    X_HEIGHT: tl.constexpr,
+    X_WIDTH: tl.constexpr,
+    X_CHANNELS: tl.constexpr,
+    SLOPE_HEIGHT: tl.constexpr,
+    SLOPE_WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write x_slopes, the slopes of the layer whose output, after a ReLU, is x."""
-    STEP: tl.constexpr = 2 if POOL else 1
+    """Write x_slopes, the slopes of the layer whose output, after a ReLU, is x.
+
+    That layer's output has X_HEIGHT x X_WIDTH pixels with X_CHANNELS channels, and its slopes have
+    SLOPE_HEIGHT x SLOPE_WIDTH pixels. Slopes before pooling are written for whole windows. Pixels
+    that pooling drops are left alone.
+    """
     PATCH: tl.constexpr = SIDE * SIDE * OUTPUTS
     ALIGNED: tl.constexpr = OUTPUTS % DEPTH == 0
     client = tl.program_id(2).to(tl.int64)
     num_pixels = num_samples * (HEIGHT * WIDTH)
     slopes += client * num_samples * (OUT_HEIGHT * OUT_WIDTH * OUTPUTS)
-    winners += client * num_samples * (OUT_HEIGHT * OUT_WIDTH * OUTPUTS)
     weight += client * params_stride
     # 1. The pixels of the tile's rows. A pixel takes part in S x S pixels of the output, its patch.
     pixel = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -221,31 +230,41 @@ def input_gradient(
         dh, dw, output = split_patch(first, OUTPUTS, SIDE, DEPTH, ALIGNED)
         hs = (h + PADDING)[:, None] - dh
         ws = (w + PADDING)[:, None] - dw
-        inside = (hs >= 0) & (hs < OUT_HEIGHT * STEP) & (ws >= 0) & (ws < OUT_WIDTH * STEP)
+        inside = (hs >= 0) & (hs < OUT_HEIGHT) & (ws >= 0) & (ws < OUT_WIDTH)
         inside = inside & (pixel < num_pixels)[:, None] & (ALIGNED | (number < PATCH))
-        place = ((sample[:, None] * OUT_HEIGHT + hs // STEP) * OUT_WIDTH + ws // STEP) * OUTPUTS
+        place = ((sample[:, None] * OUT_HEIGHT + hs) * OUT_WIDTH + ws) * OUTPUTS
         left = tl.load(slopes + (place + output), mask=inside, other=0.0)
-        if POOL:
-            winner = tl.load(winners + (place + output), mask=inside, other=0)
-            left = tl.where(winner == hs % 2 * 2 + ws % 2, left, 0.0)
         place = ((dh * SIDE + dw) * CHANNELS + column[:, None]) * OUTPUTS + output
         inside = (column < CHANNELS)[:, None] & (number < PATCH)
         right = tl.load(weight + place, mask=inside, other=0.0)
         total = add_product(total, left, tl.trans(right), PRECISION)
 
     # 3. The ReLU of the layer below
-    place = (client * num_pixels + pixel[:, None]) * CHANNELS + column
+    number = pixel[:, None] * CHANNELS + column
     inside = (pixel < num_pixels)[:, None] & (column < CHANNELS)
+    place = client * num_pixels * CHANNELS + number
     is_positive = tl.load(x + place, mask=inside, other=0.0) > 0
-    total = tl.where(is_positive, total, 0.0)
-    tl.store(x_slopes + place, total.to(x_slopes.dtype.element_ty), mask=inside)
+    total = tl.where(is_positive, total, 0.0).to(x_slopes.dtype.element_ty)
+
+    # 4. The pooling of the layer below
+    if SLOPE_HEIGHT > X_HEIGHT:
+        winner = tl.load(x_winners + place, mask=inside, other=0)
+        sample, h, w = split_pixel(number // X_CHANNELS, X_HEIGHT, X_WIDTH)
+        place = ((sample * SLOPE_HEIGHT + h * 2) * SLOPE_WIDTH + w * 2) * X_CHANNELS
+        place += number % X_CHANNELS
+        x_slopes += client * num_samples * (SLOPE_HEIGHT * SLOPE_WIDTH * X_CHANNELS)
+        for window in tl.static_range(4):
+            step = (window // 2 * SLOPE_WIDTH + window % 2) * X_CHANNELS
+            slope = tl.where(winner == window, total, 0.0)
+            tl.store(x_slopes + (place + step), slope, mask=inside)
+    else:
+        tl.store(x_slopes + place, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=["num_samples"])
 def weight_gradient(
     x,
     slopes,
-    winners,
     sums,
     sums_stride,
     num_samples,
@@ -257,14 +276,12 @@ def weight_gradient(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     PADDING: tl.constexpr,
-    POOL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Write sums. The second axis of the grid is the part: a share of the pixels."""
-    STEP: tl.constexpr = 2 if POOL else 1
     PATCH: tl.constexpr = SIDE * SIDE * CHANNELS
     ALIGNED: tl.constexpr = CHANNELS % ROWS == 0
     client = tl.program_id(2).to(tl.int64)
@@ -272,7 +289,6 @@ def weight_gradient(
     num_pixels = num_samples * (OUT_HEIGHT * OUT_WIDTH)
     x += client * num_samples * (HEIGHT * WIDTH * CHANNELS)
     slopes += client * num_pixels * OUTPUTS
-    winners += client * num_pixels * OUTPUTS
     # 1. The tile: numbers of the patch by outputs
     TILES: tl.constexpr = (OUTPUTS + COLUMNS - 1) // COLUMNS
     first_row = tl.program_id(0) // TILES * ROWS
@@ -290,19 +306,13 @@ def weight_gradient(
         valid = (pixel < num_pixels)[:, None]
         place = pixel[:, None] * OUTPUTS + column
         slope = tl.load(slopes + place, mask=valid & (column < OUTPUTS), other=0.0)
-        if POOL:
-            winner = tl.load(winners + place, mask=valid & (column < OUTPUTS), other=0)
-        for window in tl.static_range(STEP * STEP):
-            left = tl.where(winner == window, slope, 0.0) if POOL else slope
-            hs = h * STEP + window // 2
-            ws = w * STEP + window % 2
-            inside = valid & (ALIGNED | (row < PATCH))
-            patch = load_patches(
-                x, sample, hs, ws, dh, dw, channel, inside, HEIGHT, WIDTH, CHANNELS, PADDING
-            )
-            # This mask changes nothing, but without it Triton loads single numbers.
-            patch = tl.where(valid, patch, 0.0)
-            total = add_product(total, tl.trans(left), patch, PRECISION)
+        inside = valid & (ALIGNED | (row < PATCH))
+        patch = load_patches(
+            x, sample, h, w, dh, dw, channel, inside, HEIGHT, WIDTH, CHANNELS, PADDING
+        )
+        # This mask changes nothing, but without it Triton loads single numbers.
+        patch = tl.where(valid, patch, 0.0)
+        total = add_product(total, tl.trans(slope), patch, PRECISION)
         bias += tl.sum(slope.to(tl.float32), 0)
 
     sums += client * sums_stride + part * ((PATCH + 1) * OUTPUTS)
@@ -328,13 +338,12 @@ def weight_gradient_of_winners(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     PADDING: tl.constexpr,
-    POOL: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write sums, like `weight_gradient`, for a layer with pooling and few channels.
+    """Write sums, like `weight_gradient`, for a first layer with pooling and few channels.
 
     Of the four patches of a window, only the winner's has a slope. This kernel loads it alone, for
     each output, and adds in float32. A program computes one row of the S x S pixels: its numbers,

@@ -4,6 +4,7 @@ A step has about three launches for each layer, whatever the number of clients. 
 convolution_kernels.py describes the kernels and their memory.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,31 +32,31 @@ PIECE = 4
 """Images are stored with a multiple of so many channels, which a kernel loads in one piece."""
 BLOCK = 128
 """Numbers that a program of `add_parts` adds."""
-PARTS_AT_A_TIME = 8
+PARTS_AT_A_TIME = 4
 """Number of parts that a program of `add_parts` loads at a time."""
-PART_PROGRAMS = 256
-"""Number of programs for a client's gradient of a weight, which determines the number of parts."""
+PART_PROGRAMS = 300
+"""Maximum number of programs for a client's gradient of a weight, if it has several parts."""
 MAX_PARTS = 128
 """Maximum number of parts of a weight's gradient."""
 FEW_CHANNELS = 4
-"""Up to so many channels, a layer with pooling loads only patches of winners for its gradient."""
+"""Up to so many channels, a first layer with pooling may load only patches of winners."""
 SMALLEST_SIDE = 16
 """Smallest side of a tile that Triton multiplies."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The sizes of a layer: its input, its output after pooling, and its square kernel."""
+    """The sizes of a layer, with a square kernel, and the precision of its products."""
 
     height: int
     width: int
     channels: int
-    out_height: int
-    out_width: int
     outputs: int
     side: int = 1
     padding: int = 0
     pool: bool = False
+    precision: Precision = "float32"
+    is_first: bool = False
 
     @property
     def patch(self) -> int:
@@ -63,25 +64,44 @@ class LayerShape:
         return self.side**2 * self.channels
 
     @property
-    def out_pixels(self) -> int:
-        return self.out_height * self.out_width
+    def full_size(self) -> tuple[int, int]:
+        """Height and width of the output before pooling."""
+        border = 2 * self.padding - self.side + 1
+        return self.height + border, self.width + border
 
     @property
-    def has_few_channels(self) -> bool:
-        """True if the gradient of the weight needs only the patches of pooling's winners."""
-        return self.pool and self.channels <= FEW_CHANNELS
+    def out_size(self) -> tuple[int, int]:
+        """Height and width of the output after pooling."""
+        height, width = self.full_size
+        return (height // 2, width // 2) if self.pool else (height, width)
+
+    @property
+    def pooled_slopes(self) -> bool:
+        """True if slopes are stored after pooling, for `weight_gradient_of_winners`.
+
+        Other layers store them before pooling, so that their gradients are those without pooling.
+        In bf16, products with all patches take less time than additions with those of winners.
+        """
+        few_channels = self.is_first and self.channels <= FEW_CHANNELS
+        return self.pool and few_channels and self.precision != "bf16"
+
+    @property
+    def slope_size(self) -> tuple[int, int]:
+        """Height and width of the slopes."""
+        return self.out_size if self.pooled_slopes else self.full_size
 
     @property
     def parts(self) -> int:
         """Number of parts of the weight's gradient, a power of two.
 
-        With more parts, there is work for more processors of the GPU. The number does not depend
-        on the clients, because it determines the order of additions.
+        With more parts, there is work for more processors of the GPU, but also more to add. A part
+        has at least four pixels of each sample, or two if products are fast. The number does not
+        depend on the clients, because it determines the order of additions.
         """
-        programs = triton.cdiv(PART_PROGRAMS, weight_tiles(self, weight_tile(self)))
-        return min(
-            MAX_PARTS, triton.next_power_of_2(programs), triton.next_power_of_2(self.out_pixels)
-        )
+        pixels = math.prod(self.slope_size) // (4 if self.precision == "float32" else 2)
+        programs = PART_PROGRAMS // weight_tiles(self, weight_tile(self))
+        parts = max(1, min(MAX_PARTS, programs, pixels))
+        return int(2 ** (parts.bit_length() - 1))
 
 
 @dataclass(frozen=True)
@@ -95,41 +115,64 @@ class Tile:
     num_stages: int = 3
 
 
+# These tiles were among the fastest of many on an H200, in float32 and bf16. A product in float32
+# is three products in tf32, which need more registers. So its tiles are smaller.
+
+
 def forward_tile(shape: LayerShape) -> Tile:
     """Return the tile of output pixels by outputs."""
-    depth = 32 if shape.channels % 32 == 0 else SMALLEST_SIDE
+    is_float32 = shape.precision == "float32"
+    if shape.full_size == (1, 1):
+        if is_float32:
+            return Tile(16, _side(shape.outputs, 32), _depth(shape.channels, 64))
+        return Tile(16, 16, _depth(shape.channels, 128), num_warps=2)
+    if is_float32:
+        columns = _side(shape.outputs, 64)
+        num_warps = 2 if shape.pool and columns <= 32 else 4
+        return Tile(32, columns, _depth(shape.channels, 32), num_warps)
     if shape.pool:
-        return Tile(64, _side(shape.outputs, 32), depth)
-    rows = 32 if shape.out_pixels > 1 else 16
-    return Tile(rows, _side(shape.outputs, 64), depth)
+        return Tile(64, _side(shape.outputs, 64), _depth(shape.channels, 32), num_stages=2)
+    return Tile(64, _side(shape.outputs, 32), _depth(shape.channels, 64))
 
 
 def input_tile(shape: LayerShape) -> Tile:
     """Return the tile of input pixels by channels."""
-    rows = 128 if shape.out_pixels > 16 else 64 if shape.out_pixels > 1 else 16
-    depth = 32 if shape.outputs % 32 == 0 else SMALLEST_SIDE
-    return Tile(rows, _side(shape.channels, 64), depth)
+    columns, depth = _side(shape.channels, 32), _depth(shape.outputs, 64)
+    if shape.precision != "float32" and shape.height * shape.width > 64:
+        return Tile(128, columns, depth, num_stages=2)
+    return Tile(64, columns, depth)
 
 
 def weight_tile(shape: LayerShape) -> Tile:
     """Return the tile of numbers of a patch by outputs."""
-    columns = _side(shape.outputs, 32 if shape.has_few_channels else 64)
-    if shape.has_few_channels:
-        return Tile(triton.next_power_of_2(shape.side * shape.channels), columns, 8)
-    rows = 64 if shape.channels % 64 == 0 else 32
-    depth = 16 if shape.pool else 32
-    return Tile(rows, columns, depth)
+    if shape.pooled_slopes:
+        rows = triton.next_power_of_2(shape.side * shape.channels)
+        return Tile(rows, _side(shape.outputs, 32), 8)
+    columns = _side(shape.outputs, 64)
+    if shape.precision != "float32":
+        return Tile(64, columns, 64, num_stages=2)
+    if shape.full_size == (1, 1):
+        return Tile(32, columns, 64, num_stages=2)
+    return Tile(32, columns, 32)
 
 
 def weight_tiles(shape: LayerShape, tile: Tile) -> int:
     """Return the number of tiles of the weight's gradient."""
-    rows = shape.side if shape.has_few_channels else triton.cdiv(shape.patch, tile.ROWS)
+    rows = shape.side if shape.pooled_slopes else triton.cdiv(shape.patch, tile.ROWS)
     return rows * triton.cdiv(shape.outputs, tile.COLUMNS)
 
 
 def _side(count: int, largest: int) -> int:
     """Return the side of a tile for `count` numbers."""
     return min(max(triton.next_power_of_2(count), SMALLEST_SIDE), largest)
+
+
+def _depth(count: int, largest: int) -> int:
+    """Return the depth of a tile for patches of pixels with `count` numbers.
+
+    It divides `count` if possible, so that a block of a patch comes from a single pixel.
+    """
+    return max(SMALLEST_SIDE, math.gcd(count, largest))
 
 
 @dataclass(frozen=True)
@@ -142,7 +185,6 @@ class Network:
     layers: Sequence[ChainLayer]
     shapes: Sequence[LayerShape]
     storage: Stack
-    precision: Precision
 
 
 def find_network(workload: Workload, precision: Precision) -> Network | None:
@@ -168,20 +210,18 @@ def find_network(workload: Workload, precision: Precision) -> Network | None:
         numbers = F.pad(numbers, (0, 0, 0, stored_channels - channels), value=-1)
         storage[layer.weight] = numbers
         if layer.kernel:
-            border = 2 * layer.padding - layer.kernel + 1
-            step = 2 if layer.pool else 1
-            out_height, out_width = (height + border) // step, (width + border) // step
             shape = LayerShape(
-                *(height, width, stored_channels),
-                *(out_height, out_width, outputs),
-                *(layer.kernel, layer.padding, layer.pool),
+                *(height, width, stored_channels, outputs),
+                *(layer.kernel, layer.padding, layer.pool, precision),
+                is_first=not shapes,
             )
         else:
-            shape = LayerShape(1, 1, height * width * stored_channels, 1, 1, outputs)
+            inputs = height * width * stored_channels
+            shape = LayerShape(1, 1, inputs, outputs, precision=precision)
         shapes.append(shape)
-        height, width, channels = shape.out_height, shape.out_width, outputs
+        (height, width), channels = shape.out_size, outputs
         stored_channels = outputs
-    return Network(chain.layers, shapes, storage, precision)
+    return Network(chain.layers, shapes, storage)
 
 
 class LayerKernels:
@@ -193,7 +233,6 @@ class LayerKernels:
     def __init__(
         self,
         shape: LayerShape,
-        products: str,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
@@ -206,46 +245,56 @@ class LayerKernels:
         self.sums = sums
         self.parts = shape.parts
         self.num_clients, self.batch = x.shape[:2]
-        outside = (self.num_clients, self.batch)
-        self.y = x.new_empty(*outside, shape.out_height, shape.out_width, shape.outputs)
-        self.slopes = torch.empty_like(self.y)
+        self.y = x.new_empty(*x.shape[:2], *shape.out_size, shape.outputs)
+        # Nothing is written to pixels that pooling drops. Their slopes stay zero.
+        self.slopes = x.new_zeros(*x.shape[:2], *shape.slope_size, shape.outputs)
         self.winners = torch.empty_like(self.y, dtype=torch.uint8) if shape.pool else self.y
-        self._sizes = {name.upper(): value for name, value in asdict(shape).items()}
-        self._sizes["PRECISION"] = products
 
     def forward(self, *, relu: bool, tile: Tile | None = None) -> None:
         """Compute y and the winners."""
         shape, tile = self.shape, tile or forward_tile(self.shape)
         self._launch(
             kernels.forward,
-            self._grid(shape.out_pixels, shape.outputs, tile),
+            self._grid(math.prod(shape.out_size), shape.outputs, tile),
+            shape.out_size,
             *(self.x, self.weight, self.weight if self.bias is None else self.bias),
             *(self.y, self.winners, self.weight.stride(0), self.batch),
+            POOL=shape.pool,
             BIAS=self.bias is not None,
             RELU=relu,
             **asdict(tile),
         )
 
-    def input_gradient(self, x_slopes: Tensor, tile: Tile | None = None) -> None:
-        """Compute the slopes of the layer below from the slopes of this layer."""
+    def input_gradient(self, x_slopes: Tensor, x_winners: Tensor, tile: Tile | None = None) -> None:
+        """Compute the slopes of the layer below, which has `x_winners`, from this layer's."""
         shape, tile = self.shape, tile or input_tile(self.shape)
+        x_height, x_width, x_channels = x_winners.shape[2:]
         self._launch(
             kernels.input_gradient,
             self._grid(shape.height * shape.width, shape.channels, tile),
-            *(self.slopes, self.winners, self.weight, self.x, x_slopes),
+            shape.slope_size,
+            *(self.slopes, self.weight, self.x, x_winners, x_slopes),
             *(self.weight.stride(0), self.batch),
+            X_HEIGHT=x_height,
+            X_WIDTH=x_width,
+            X_CHANNELS=x_channels,
+            SLOPE_HEIGHT=x_slopes.shape[2],
+            SLOPE_WIDTH=x_slopes.shape[3],
             **asdict(tile),
         )
 
     def weight_gradient(self, tile: Tile | None = None) -> None:
         """Compute the parts of the gradients of weight and bias."""
         shape, tile = self.shape, tile or weight_tile(self.shape)
+        kernel, inputs = kernels.weight_gradient, [self.x, self.slopes]
+        if shape.pooled_slopes:
+            kernel, inputs = kernels.weight_gradient_of_winners, [*inputs, self.winners]
         self._launch(
-            kernels.weight_gradient_of_winners
-            if shape.has_few_channels
-            else kernels.weight_gradient,
+            kernel,
             (weight_tiles(shape, tile), self.parts, self.num_clients),
-            *(self.x, self.slopes, self.winners, self.sums, self.sums.stride(0), self.batch),
+            shape.slope_size,
+            *inputs,
+            *(self.sums, self.sums.stride(0), self.batch),
             **asdict(tile),
         )
 
@@ -254,9 +303,27 @@ class LayerKernels:
         return rows, triton.cdiv(columns, tile.COLUMNS), self.num_clients
 
     def _launch(
-        self, kernel: Any, grid: tuple[int, int, int], *arguments: Tensor | int, **options: Any
+        self,
+        kernel: Any,
+        grid: tuple[int, int, int],
+        out_size: tuple[int, int],
+        *arguments: Tensor | int,
+        **options: Any,
     ) -> None:
-        kernel[grid](*arguments, **self._sizes, **options)
+        shape = self.shape
+        kernel[grid](
+            *arguments,
+            HEIGHT=shape.height,
+            WIDTH=shape.width,
+            CHANNELS=shape.channels,
+            OUT_HEIGHT=out_size[0],
+            OUT_WIDTH=out_size[1],
+            OUTPUTS=shape.outputs,
+            SIDE=shape.side,
+            PADDING=shape.padding,
+            PRECISION=PRODUCTS[shape.precision],
+            **options,
+        )
 
 
 class ConvolutionSteps(RecordableSteps):
@@ -272,14 +339,13 @@ class ConvolutionSteps(RecordableSteps):
         network: Network,
     ) -> None:
         super().__init__(data, table, models, optimizer, clients)
-        products = PRODUCTS[network.precision]
         params, grads = models.views(self.params), models.views(self.grads)
         num_clients, shapes = len(self.params), network.shapes
         widths = [round_up_to(ALIGNMENT, s.parts * (s.patch + 1) * s.outputs) for s in shapes]
         self.sums = self.params.new_zeros(num_clients, sum(widths))
         self.images = self.params.new_zeros(
             *(num_clients, table.batch, shapes[0].height, shapes[0].width, shapes[0].channels),
-            dtype=torch.bfloat16 if products == "bf16" else torch.float32,
+            dtype=torch.bfloat16 if shapes[0].precision == "bf16" else torch.float32,
         )
         self.layers: list[LayerKernels] = []
         blocks: list[tuple[int, ...]] = []
@@ -297,7 +363,7 @@ class ConvolutionSteps(RecordableSteps):
                 blocks += _blocks(source, distance, shape.parts, target, shape.outputs)
             sums = self.sums[:, first : first + width]
             x = x.view(*x.shape[:2], shape.height, shape.width, shape.channels)
-            self.layers.append(LayerKernels(shape, products, x, weight, bias, sums))
+            self.layers.append(LayerKernels(shape, x, weight, bias, sums))
             x = self.layers[-1].y
             first += width
         self.use_sgd_kernel()
@@ -330,7 +396,8 @@ class ConvolutionSteps(RecordableSteps):
             with self.side.part():
                 self.layers[number].weight_gradient()
             if number:
-                self.layers[number].input_gradient(self.layers[number - 1].slopes)
+                below = self.layers[number - 1]
+                self.layers[number].input_gradient(below.slopes, below.winners)
         self.side.join()
         kernels.add_parts[len(self.blocks), len(self.params)](
             *(self.sums, self.grads, self.blocks, self.sums.stride(0), self.grads.stride(0)),

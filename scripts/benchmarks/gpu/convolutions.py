@@ -33,28 +33,26 @@ def layers() -> Iterator[tuple[str, int, int, Any]]:
     """Yield name, clients, batch and shape of each layer."""
     from fedsim.engine.graph.convolution_steps import LayerShape
 
-    yield "W2 1", 5, 50, LayerShape(32, 32, 4, 15, 15, 32, 3, 0, True)
-    yield "W2 2", 5, 50, LayerShape(15, 15, 32, 6, 6, 64, 3, 0, True)
-    yield "W2 3", 5, 50, LayerShape(6, 6, 64, 4, 4, 64, 3, 0, False)
-    yield "W2 4", 5, 50, LayerShape(1, 1, 1024, 1, 1, 64)
-    yield "W2 5", 5, 50, LayerShape(1, 1, 64, 1, 1, 10)
-    yield "ResNet-20 8x8", 10, 64, LayerShape(8, 8, 64, 8, 8, 64, 3, 1, False)
-    yield "ResNet-20 32x32", 10, 64, LayerShape(32, 32, 16, 32, 32, 16, 3, 1, False)
+    yield "W2 1", 5, 50, LayerShape(32, 32, 4, 32, 3, 0, True, is_first=True)
+    yield "W2 2", 5, 50, LayerShape(15, 15, 32, 64, 3, 0, True)
+    yield "W2 3", 5, 50, LayerShape(6, 6, 64, 64, 3)
+    yield "W2 4", 5, 50, LayerShape(1, 1, 1024, 64)
+    yield "W2 5", 5, 50, LayerShape(1, 1, 64, 10)
+    yield "ResNet-20 8x8", 10, 64, LayerShape(8, 8, 64, 64, 3, 1)
+    yield "ResNet-20 32x32", 10, 64, LayerShape(32, 32, 16, 16, 3, 1)
 
 
 @dataclass(frozen=True)
 class Layer:
     """A layer of R clients with random numbers, in float32.
 
-    `x` [R, B, C, H, W], `weight` [R, N, C, S, S], `bias` [R, N], and `slopes` [R, B, N, H', W'] at
-    the output after pooling.
+    `x` [R, B, C, H, W], `weight` [R, N, C, S, S], and `bias` [R, N].
     """
 
     shape: Any
     x: Tensor
     weight: Tensor
     bias: Tensor
-    slopes: Tensor
 
     @classmethod
     def random(cls, bench: Bench, clients: int, batch: int, shape: Any) -> "Layer":
@@ -63,8 +61,7 @@ class Layer:
         x = new(clients, batch, shape.channels, shape.height, shape.width).relu_()
         weight = new(clients, shape.outputs, shape.channels, shape.side, shape.side)
         weight /= math.sqrt(shape.patch)
-        slopes = new(clients, batch, shape.outputs, shape.out_height, shape.out_width)
-        return cls(shape, x, weight, new(clients, shape.outputs), slopes)
+        return cls(shape, x, weight, new(clients, shape.outputs))
 
 
 def convolutions(bench: Bench) -> None:
@@ -150,13 +147,15 @@ def _put_triton(bench: Bench, named: list[tuple[str, Layer]], begin: float) -> N
     for name, layer in named:
         for precision, (kind, tile_of) in product(PRECISIONS, usual.items()):
             if kind != "input" or name != "W2 1":
-                cases.append(TritonCase(name, layer, precision, kind, tile_of(layer.shape)))
+                shape = replace(layer.shape, precision=precision)
+                typed_layer = replace(layer, shape=shape)
+                cases.append(TritonCase(name, typed_layer, kind, tile_of(shape)))
     _put_cases(bench, cases)
     if not bench.on_gpu:
         return
     others: list[TritonCase] = []
     for case in cases:
-        if case.precision == "tf32" or case.name == "W2 5":
+        if case.layer.shape.precision == "tf32" or case.name == "W2 5":
             continue
         for tile in other_tiles(case.kind, case.layer.shape):
             if tile != case.tile:
@@ -178,7 +177,6 @@ class TritonCase:
 
     name: str
     layer: Layer
-    precision: Precision
     kind: str
     tile: Any
     parts: int = 0
@@ -250,14 +248,15 @@ def _put_cases(bench: Bench, cases: list[TritonCase]) -> None:
             row["error"] = run.error()
         except Exception as error:  # a tile may need too much memory
             row["failed"] = f"{type(error).__name__}: {error}"[:120]
-        bench.put("convolutions", f"{case.name}, {case.precision}, Triton {options}", **row)
+        precision = case.layer.shape.precision
+        bench.put("convolutions", f"{case.name}, {precision}, Triton {options}", **row)
 
 
 class _TritonRun:
     """The tensors of a case, and its launch."""
 
     def __init__(self, case: TritonCase) -> None:
-        from fedsim.engine.graph.convolution_steps import PRODUCTS, LayerKernels
+        from fedsim.engine.graph.convolution_steps import LayerKernels
 
         class Kernels(LayerKernels):
             """Kernels that may be compiled only."""
@@ -266,13 +265,12 @@ class _TritonRun:
 
             def _launch(self, kernel: Any, grid: Any, *arguments: Any, **options: Any) -> None:
                 if self.compile_only:
-                    kernel.warmup(*arguments, grid=grid, **self._sizes, **options)
-                else:
-                    super()._launch(kernel, grid, *arguments, **options)
+                    kernel = {grid: partial(kernel.warmup, grid=grid)}
+                super()._launch(kernel, grid, *arguments, **options)
 
         self.case = case
         layer, shape = case.layer, case.layer.shape
-        dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
+        dtype = torch.bfloat16 if shape.precision == "bf16" else torch.float32
         x = layer.x.permute(0, 1, 3, 4, 2).contiguous().to(dtype)
         # A client's weight and bias lie in one row, as in the buffers of the engine.
         width = layer.weight[0].numel()
@@ -281,11 +279,10 @@ class _TritonRun:
         weight.copy_(layer.weight.permute(0, 3, 4, 2, 1).flatten(1, 3))
         bias = params[:, width : width + shape.outputs].copy_(layer.bias)
         sums = layer.x.new_zeros(len(x), case.parts or shape.parts, shape.patch + 1, shape.outputs)
-        products = PRODUCTS[case.precision]
-        self.kernels = Kernels(shape, products, x, weight, bias, sums.flatten(1))
+        self.kernels = Kernels(shape, x, weight, bias, sums.flatten(1))
         self.kernels.parts = sums.shape[1]
         self.sums = sums
-        self.kernels.slopes.copy_(layer.slopes.permute(0, 1, 3, 4, 2))
+        self.kernels.slopes.normal_()
         self.x_slopes = torch.empty_like(x)
         if shape.pool and case.kind != "forward":
             self.kernels.winners.copy_(torch.randint_like(self.kernels.winners, 4))
@@ -295,7 +292,7 @@ class _TritonRun:
         if self.case.kind == "forward":
             self.kernels.forward(relu=True, tile=self.case.tile)
         elif self.case.kind == "input":
-            self.kernels.input_gradient(self.x_slopes, tile=self.case.tile)
+            self.kernels.input_gradient(self.x_slopes, self.x_slopes, tile=self.case.tile)
         else:
             self.kernels.weight_gradient(tile=self.case.tile)
 
@@ -309,7 +306,7 @@ class _TritonRun:
             expected = (F.max_pool2d(output, 2) if shape.pool else output).relu().detach()
             return _distance(kernels.y[0].permute(0, 3, 1, 2), expected)
         slopes = kernels.slopes[0].permute(0, 3, 1, 2).double()
-        if shape.pool:
+        if shape.pooled_slopes:
             windows = F.one_hot(kernels.winners[0].permute(0, 3, 1, 2).long(), 4).double()
             windows = (windows * slopes.unsqueeze(-1)).unflatten(-1, (2, 2))
             full = windows.transpose(3, 4).flatten(4, 5).flatten(2, 3)

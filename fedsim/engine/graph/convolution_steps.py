@@ -7,6 +7,7 @@ convolution_kernels.py describes the kernels and their memory.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -392,12 +393,11 @@ class ConvolutionSteps(RecordableSteps):
         )
 
         # 3. Backward pass
-        for number in range(len(self.layers) - 1, -1, -1):
+        for below, layer in reversed(list(pairwise(self.layers))):
             with self.side.part():
-                self.layers[number].weight_gradient()
-            if number:
-                below = self.layers[number - 1]
-                self.layers[number].input_gradient(below.slopes, below.winners)
+                layer.weight_gradient()
+            layer.input_gradient(below.slopes, below.winners)
+        self.layers[0].weight_gradient()
         self.side.join()
         kernels.add_parts[len(self.blocks), len(self.params)](
             *(self.sums, self.grads, self.blocks, self.sums.stride(0), self.grads.stride(0)),

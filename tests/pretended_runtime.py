@@ -111,7 +111,8 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
         # Whatever torch is installed:
         stack.enter_context(mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0"))
         # Times of this machine say nothing about a card.
-        stack.enter_context(mock.patch.object(client_convolutions, "_fastest", first_way))
+        stack.enter_context(mock.patch.object(client_convolutions, "fastest", first_way))
+        stack.enter_context(mock.patch.object(backend, "fastest", first_way))
         stack.enter_context(mock.patch.object(backend, "can_run_triton", return_value=False))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         # torch.tensor makes tensors on the CPU and then copies them.

@@ -2,16 +2,16 @@
 one is remembered."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fedsim.engine.graph import client_convolutions
+from fedsim.engine.graph import choices, client_convolutions
 from fedsim.engine.graph.client_convolutions import ClientConv2d, use_client_convolutions
 from tests.pretended_cuda import PretendedCard
 
@@ -87,28 +87,15 @@ def test_the_faster_way_is_remembered(
     if content is not None:
         path.parent.mkdir()
         path.write_text(content)
-    monkeypatch.setattr(client_convolutions, "_file_of_card", lambda device: path)
-    times = {"slow": 2.0, "fast": 1.0}
-    timed = []
-
-    def milliseconds(call: Callable[[], Any]) -> float:
-        timed.append(call())
-        return times[call()]
-
-    fastest = client_convolutions._fastest
-    ways = {name: (lambda name=name: name) for name in times}
-    geometry = ((1, 1), (0, 0), (1, 1))
-    with PretendedCard():
-        monkeypatch.setattr(client_convolutions, "milliseconds", milliseconds)
-        x = torch.ones(1, 2, 1, 4, 4, device="cuda")
-        weight = torch.ones(2, 1, 1, 3, 3, device="cuda")
-        for _ in range(2):
-            client_convolutions._choices.cache_clear()  # as another process begins
-            assert fastest("forward", x, weight, geometry, ways) == "fast"
-        assert timed == ["slow", "fast"]
-        assert list(json.loads(path.read_text()).values())[-1] == "fast"
-        fastest("backward", x, weight, geometry, ways)
-    assert timed == ["slow", "fast"] * 2
+    monkeypatch.setattr(choices, "_file_of_card", lambda device: path)
+    times = {"slow": mock.Mock(return_value=2.0), "fast": mock.Mock(return_value=1.0)}
+    for _ in range(2):
+        choices._choices.cache_clear()  # as another process begins
+        assert choices.fastest(torch.device("cuda"), "a layer", times) == "fast"
+    assert times["slow"].call_count == 1
+    assert json.loads(path.read_text())["a layer"] == "fast"
+    choices.fastest(torch.device("cuda"), "another layer", times)
+    assert times["slow"].call_count == 2
 
 
 def test_a_way_is_timed_as_a_graph() -> None:

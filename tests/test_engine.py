@@ -128,10 +128,11 @@ def taped(*task: Any, **parameters: Any) -> Engine:
 
 def stacked(*task: Any, **parameters: Any) -> Engine:
     """Build the graph engine whose clients all train together, as on a GPU."""
-    with mock.patch.object(graph_backend, "stacking_pays", return_value=True):
+    with mock.patch.object(graph_backend, "STACKING_DEVICES", ("cpu", "cuda")):
         engine: Any = taped(*task, **parameters)
     assert engine.backend.chain is not None or engine.backend._stacked is not None
     engine.backend.min_share = 0.0
+    engine.backend._faster_together = lambda *training: True
     return engine  # type: ignore[no-any-return]
 
 

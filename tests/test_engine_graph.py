@@ -295,7 +295,7 @@ CONVOLUTIONS = Case(
 def test_cuda_graphs_equal_tapes_on_the_cpu(
     case: Case, stacked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph_backend, "stacking_pays", lambda *task: stacked)
+    monkeypatch.setattr(graph_backend, "STACKING_DEVICES", ("cpu", "cuda") if stacked else ())
     if case is not DROPOUT:
         monkeypatch.setattr(torch_backend, "layout_for", lambda *args: torch.channels_last)
     on_cpu = case.engine("cpu", taped)
@@ -311,6 +311,28 @@ def test_cuda_graphs_equal_tapes_on_the_cpu(
                     held(actual.delta[name]), value, rtol=0.0, atol=tolerance
                 )
             np.testing.assert_allclose(actual.loss, cohort.loss, rtol=1e-5 if stacked else 0.0)
+
+
+@pytest.mark.parametrize(("choice", "num_programs"), [("together", 1), ("side by side", 3)])
+def test_the_faster_program_trains(
+    choice: str, num_programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(small_resnet, (1, 4, 4), [2, 2, 2], LocalWork(1, None, 2), "adam")
+    timed = []
+
+    def fastest(device: torch.device, what: str, times: Any) -> str:
+        timed.append(what)
+        assert all(measure() > 0 for measure in times.values())
+        return choice
+
+    with PretendedCard():
+        on_card = case.engine("cuda", graph)
+        monkeypatch.setattr(graph_backend, "fastest", fastest)
+        train(on_card, 1)
+    assert len(timed) == 1
+    assert "3 clients, batches of 2" in timed[0]
+    *_, trainer = on_card.backend._trainers.values()
+    assert len(trainer.programs) == num_programs
 
 
 def test_a_step_that_waits_for_the_device_is_not_recorded(
@@ -343,7 +365,7 @@ def test_recordings_that_replay_side_by_side_have_streams_and_workspaces_of_thei
 ) -> None:
     """Before torch 2.15, workspaces are cleared before each capture, so that it takes new ones."""
     events: list[Any] = []
-    monkeypatch.setattr(graph_backend, "stacking_pays", lambda *task: False)
+    monkeypatch.setattr(graph_backend, "STACKING_DEVICES", ())
     with PretendedCard():
         captured = torch.cuda.graph
 

@@ -5,6 +5,8 @@ calls, which one launch replays. The steps are recorded once on buffers at fixed
 (buffers.py), and replayed in every round.
 """
 
+import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -14,7 +16,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedsim.core.arrays import Ints
 from fedsim.core.errors import ConfigError, Problem
@@ -23,6 +24,7 @@ from fedsim.core.types import Params
 from fedsim.engine.backend import TrainingResult, Workload, fetched
 from fedsim.engine.device import Precision, can_run_triton, tell, worth_compiling
 from fedsim.engine.graph.buffers import ModelBuffers, ScheduleTable, round_up_to
+from fedsim.engine.graph.choices import fastest
 from fedsim.engine.graph.recorder import Body, NotRecordedError, Recorder, recorder_for
 from fedsim.engine.graph.stacked_steps import MIN_SHARE, StackedPasses, StackedSteps
 from fedsim.engine.graph.steps import (
@@ -31,7 +33,7 @@ from fedsim.engine.graph.steps import (
     SingleClientSteps,
     TrainingPasses,
 )
-from fedsim.engine.model import initial, is_convolutional
+from fedsim.engine.model import initial
 from fedsim.engine.optimizers import SGD, Adam
 from fedsim.engine.schedule import Schedule
 from fedsim.engine.stacked import StackedBatch
@@ -50,6 +52,8 @@ time when the graph is made."""
 KERNELS_WORTH_STEPS = 2_000
 """Number of a client's local steps in a run from which Triton pays. It compiles for some seconds,
 once per machine."""
+STACKING_DEVICES = ("cuda",)
+"""Types of devices on which models other than chains may train all clients at once."""
 MAX_TRAINERS = 8
 """Maximum number of sizes of cohorts and batches whose recordings are kept."""
 
@@ -62,8 +66,8 @@ class GraphBackend(TorchBackend):
     clients are computed at once. Two clients or more then train, with an unused row if need be:
     torch multiplies a single pair of matrices in another order of additions than several pairs.
     On a GPU, convolutional chains train all clients at once by kernels of their own. Other models
-    do by torch.func, if most clients make most of the steps. Otherwise each client has recordings
-    of its own, and these are replayed side by side.
+    do by torch.func, if most clients make most of the steps and the card is faster so. Otherwise
+    each client has recordings of its own, and these are replayed side by side.
     """
 
     fewest_clients = 2
@@ -94,7 +98,7 @@ class GraphBackend(TorchBackend):
             reject_hidden_randomness(workload.model, x)
             if self._passes is not None:
                 self._passes.try_out(x)
-        if self.chain is None and stacking_pays(workload.model, x.device, precision):
+        if self.chain is None and x.device.type in STACKING_DEVICES:
             with suppress(ConfigError):  # The model then trains one client a stream.
                 self._stacked = StackedPasses(workload, precision)
         self._use_kernels = self._kernels_pay(workload)
@@ -160,7 +164,8 @@ class GraphBackend(TorchBackend):
 
     def _train_chunk(self, start: Sequence[Params], schedule: Schedule) -> TrainingResult:
         try:
-            return self._trainer(schedule).train(start, schedule, self.recorder)
+            together = self._train_together(start, schedule)
+            return self._trainer(schedule, together).train(start, schedule, self.recorder)
         except NotRecordedError as error:
             tell(f"engine=graph: not recorded (slower, same results): {error}")
             self.recorder = Recorder(str(error))
@@ -171,12 +176,13 @@ class GraphBackend(TorchBackend):
         self._trainers.clear()
         super()._free_memory()
 
-    def _trainer(self, schedule: Schedule) -> "RecordedTrainer":
-        """Return a trainer that fits the `schedule`, with recordings of earlier rounds if
-        possible."""
+    def _trainer(self, schedule: Schedule, together: bool) -> "RecordedTrainer":
+        """Return a trainer that fits the `schedule`, with recordings of earlier rounds if possible.
+
+        `together` says that one program makes the steps of all clients.
+        """
         num_clients, num_steps, batch = schedule.positions.shape
         corrected = bool(schedule.correction)
-        together = self._train_together(schedule)
         # 1. The rows of its buffers. Cohorts of almost the same size share a trainer.
         fewest_rows = max(num_clients, self.fewest_clients) if together else num_clients
         num_rows = min(round_up(fewest_rows), max(fewest_rows, self.chunk_size))
@@ -224,14 +230,38 @@ class GraphBackend(TorchBackend):
             return False
         return True
 
-    def _train_together(self, schedule: Schedule) -> bool:
+    def _train_together(self, start: Sequence[Params], schedule: Schedule) -> bool:
         """Return whether one program makes the steps of all clients."""
         if self.chain is not None or self._network is not None:
             return True
         if self._stacked is None or len(schedule) < self.fewest_clients:
             return False
         num_steps = np.count_nonzero(schedule.counts)
-        return bool(num_steps >= self.min_share * schedule.counts.size)
+        if num_steps < self.min_share * schedule.counts.size:
+            return False
+        # For two clients, as in a trial, either way is fast.
+        return len(schedule) <= self.fewest_clients or self._faster_together(start, schedule)
+
+    def _faster_together(self, start: Sequence[Params], schedule: Schedule) -> bool:
+        """Return whether these clients train faster together than side by side on this card."""
+        num_clients, _, batch = schedule.positions.shape
+        shapes = str([tuple(value.shape) for value in self._tensors.values()])
+        model = f"{type(self.model).__name__} {zlib.crc32(shapes.encode()):08x}"
+        what = f"{model} {self.precision} {round_up(num_clients)} clients, batches of {batch}"
+        times = {}
+        for name, together in {"together": True, "side by side": False}.items():
+            times[name] = partial(self._seconds, start, schedule, together)
+        return fastest(self.data.x.device, what, times) == "together"
+
+    def _seconds(self, start: Sequence[Params], schedule: Schedule, together: bool) -> float:
+        """Return the time of a round's training, without that of recording it."""
+        trainer = self._trainer(schedule, together)
+        seconds = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            trainer.train(start, schedule, self.recorder)  # The host waits for its results.
+            seconds.append(time.perf_counter() - begin)
+        return min(seconds)
 
     def _new_trainer(
         self, num_rows: int, num_steps: int, batch: int, corrected: bool, together: bool
@@ -356,17 +386,6 @@ class RecordedTrainer:
                 )
             bodies.append(self._recorded[key])
         return bodies
-
-
-def stacking_pays(model: nn.Module, device: torch.device, precision: Precision) -> bool:
-    """Return whether all clients of a model that is no chain of linear layers train at once.
-
-    On a CPU they do not. On a GPU, cuDNN has slow kernels for groups in float32: on one H200, ten
-    clients' ResNet-20 took 248 ms at once and 176 ms side by side.
-    """
-    if device.type != "cuda":
-        return False
-    return precision != "float32" or not is_convolutional(model)
 
 
 def longest_recording(kernels_per_step: int) -> int:

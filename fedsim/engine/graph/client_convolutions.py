@@ -7,26 +7,22 @@
 - `one by one`: a convolution for each client.
 
 Which way is fastest depends on the layer, the precision and the card. All are timed when the steps
-are recorded. The choice is kept in a file, because the ways add in different orders: a run that is
-resumed on the same machine has to compute the same.
+are recorded (choices.py).
 
 `ClientConv2d` takes the place of nn.Conv2d in a model that torch.func.vmap maps over the clients.
 Its tensors have the clients as the second axis, [B, R, C, H, W]. A grouped convolution takes and
 returns these as [B, R * C, H, W] without a copy.
 """
 
-import functools
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import platformdirs
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedsim.core.disk import write_atomically
+from fedsim.engine.graph.choices import fastest
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Stride, padding and dilation of a convolution."""
@@ -253,12 +249,9 @@ def _fastest(
         return next(iter(ways))
     precision = f"{x.dtype} {torch.backends.cudnn.conv.fp32_precision}"  # type: ignore[attr-defined]
     layer = f"{kind} {tuple(x.shape)} {tuple(weight.shape)} {geometry} {precision}"
-    known = _choices(_file_of_card(x.device))
-    if known.get(layer) not in ways:
-        times = {name: milliseconds(call) for name, call in ways.items()}
-        known[layer] = min(times, key=lambda name: times[name])
-        _remember(_file_of_card(x.device), known)
-    return known[layer]
+    return fastest(
+        x.device, layer, {name: partial(milliseconds, call) for name, call in ways.items()}
+    )
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -279,30 +272,3 @@ def milliseconds(call: Callable[[], object]) -> float:
         end.synchronize()
         times.append(begin.elapsed_time(end) / NUM_TIMED)
     return min(times)
-
-
-@functools.cache
-def _file_of_card(device: torch.device) -> Path:
-    """Return the file of choices for a card and the versions of what computes on it."""
-    card = torch.cuda.get_device_name(device).replace(" ", "_")
-    versions = f"torch{torch.__version__}-cudnn{torch.backends.cudnn.version()}"
-    return platformdirs.user_cache_path("fedsim") / "convolutions" / f"{card}-{versions}.json"
-
-
-@functools.cache
-def _choices(path: Path) -> dict[str, str]:
-    """Return the remembered choices, which the caller may add to."""
-    try:
-        choices = json.loads(path.read_text())
-    except (OSError, ValueError):  # none yet, or damaged
-        return {}
-    return choices if isinstance(choices, dict) else {}
-
-
-def _remember(path: Path, choices: dict[str, str]) -> None:
-    """Write the choices, if the folder can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(choices, indent=1).encode())
-    except OSError:
-        return  # This process keeps its choices. Another one may choose otherwise.

@@ -283,3 +283,15 @@ def test_the_map_of_gains_sets_what_chance_does_not_explain_in_bold(tmp_path: Pa
     cells = [(text.get_text(), text.get_weight()) for text in axes.texts]
     expected = [("+20", "bold"), ("+10", "bold"), ("+0.1", "normal"), ("-15", "bold")]
     assert cells[::3] == cells[1::3] == cells[2::3] == expected
+
+
+@pytest.mark.parametrize(("width", "blocks"), [(7.16, 1), (2.5, 1), (1.5, 3)])
+def test_a_narrow_map_of_gains_has_its_settings_in_blocks(
+    width: float, blocks: int, tmp_path: Path
+) -> None:
+    write_settings(tmp_path)
+    with style(width=width):
+        *maps, _ = gains_plot(comparison_in(tmp_path)).figure.axes
+    assert len(maps) == blocks
+    titles = [text.get_text() for axes in maps for text in axes.get_xticklabels()]
+    assert titles == ["all settings", "shards=1", "shards=2"]

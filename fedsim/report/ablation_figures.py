@@ -67,7 +67,7 @@ def _line_plot(points: Sequence[Point], selectors: Mapping[str, str]) -> Plot:
             shift = SHIFT * number - furthest
             _draw_line(axes, line, looks[method], shift)
         points_wide = 72 * (figure.get_figwidth() / num_columns_of(axes) - BESIDE_LINES)
-        axes.margins(x=min(0.3, 0.05 + furthest / points_wide))  # all shifted markers are seen
+        axes.margins(x=min(0.3, 0.08 + furthest / points_wide))  # all shifted markers are seen
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_major_locator(FittingTicks([[values[0], values[-1]], values]))
         axes.set_xticks([], minor=True)

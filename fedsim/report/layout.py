@@ -54,16 +54,12 @@ def text_scale() -> float:
 def text_width(text: str) -> float:
     """Return the width in inches of a text in the style's size and font, that of its widest
     line."""
-    if "\n" in text:
-        return widest(text.split("\n"))
-    return (
-        _text_points(text, matplotlib.rcParams["font.size"], *matplotlib.rcParams["font.family"])
-        / 72
-    )
+    size, family = matplotlib.rcParams["font.size"], matplotlib.rcParams["font.family"]
+    return max(_line_points(line, size, *family) for line in text.split("\n")) / 72
 
 
 @cache
-def _text_points(text: str, size: float, *family: str) -> float:
+def _line_points(text: str, size: float, *family: str) -> float:
     font = FontProperties(size=size, family=list(family))
     return float(text_to_path.get_text_width_height_descent(text, font, ismath=False)[0])
 
@@ -197,8 +193,8 @@ def row_axes(
     for (title, methods), axes in zip(panels.items(), all_axes, strict=True):
         names = fit_names(methods, figure.get_figwidth() / num_columns_of(axes))
         height = max(height, row_height(names, row))
-        num_lines = max(num_lines, axes.get_xlabel().count("\n") + 1)
         write_around(figure, axes, title, xlabel, widest(names))
+        num_lines = max(num_lines, axes.get_xlabel().count("\n") + 1)
         axes.set_yticks(range(len(methods)), names)
         axes.set_ylim(len(methods) - 0.5, -0.5)
         axes.tick_params(axis="y", length=0)
@@ -233,6 +229,7 @@ def add_color_bar(
 ) -> None:
     """Add a horizontal bar of colours below all panels. The figure grows by its height."""
     before = figure.get_figheight()
+    length = 0.6 * figure.get_figwidth()  # names of rows and texts next to them take the rest
     grow(figure, BAR)
     share = 1 - before / figure.get_figheight()
     figure.colorbar(
@@ -241,7 +238,7 @@ def add_color_bar(
         label=label,
         location="bottom",
         shrink=0.9,
-        aspect=0.6 * figure.get_figwidth() / (text_scale() * BAR_THICKNESS),
+        aspect=length / (text_scale() * BAR_THICKNESS),
         fraction=share,
         pad=0.02,
     )

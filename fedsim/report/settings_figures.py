@@ -76,7 +76,7 @@ def ranks_plot(comparison: Comparison) -> Plot:
     is_narrow = 2 * widest(list(comparison.ranks)) + text_scale() * RANKS_AXIS > width
     half = num if is_narrow else math.ceil(num / 2)
     names = fit_names(list(comparison.ranks), width)
-    step = max(1.0, row_height(names, 0.0) / RANK_ROW)
+    step = row_height(names, RANK_ROW) / RANK_ROW
     bars = _bars(ranks, critical)
     top = 1.2 + 0.4 * len(bars)  # place of the names, in rows below the axis
     bottom = top + step * half
@@ -139,8 +139,8 @@ def gains_plot(comparison: Comparison) -> Plot:
     )
     figure = new_figure(0)
     texts = fit_names(names, figure.get_figwidth())
-    room = figure.get_figwidth() - widest(texts) - text_scale() * BESIDE_GAINS
-    num_blocks = math.ceil(len(titles) * text_scale() * GAIN_WIDTH / room)
+    room = (figure.get_figwidth() - widest(texts)) / text_scale() - BESIDE_GAINS
+    num_blocks = math.ceil(len(titles) / max(1, math.floor(room / GAIN_WIDTH)))
     blocks = np.array_split(np.arange(len(titles)), num_blocks)
     grow(figure, num_blocks * (row_height(texts, 0.18) * len(names) + 0.2) + 0.2)
     figure.set_figheight(figure.get_figheight() + num_blocks * widest(titles))

@@ -29,8 +29,6 @@ class FittingTicks(Locator):
 
     def __call__(self) -> list[float]:
         """Return the values of the ticks."""
-        axes = self.axis.axes  # type: ignore[union-attr]
-        formatter = self.axis.get_major_formatter()  # type: ignore[union-attr]
         lowest, highest = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
         drawn: dict[float, tuple[float, float]] = {}
         for tier in self.tiers:
@@ -38,13 +36,20 @@ class FittingTicks(Locator):
                 break
             for value in tier:
                 if lowest <= value <= highest:
-                    pixel, _ = axes.transData.transform((value, axes.get_ylim()[0]))
-                    middle = pixel / axes.figure.dpi
-                    half = (text_width(formatter(value)) + GAP) / 2
-                    ends = middle - half, middle + half
-                    if all(ends[1] <= left or ends[0] >= right for left, right in drawn.values()):
-                        drawn[value] = ends
+                    start, end = self._label_ends(value)
+                    if all(end <= left or start >= right for left, right in drawn.values()):
+                        drawn[value] = start, end
         return sorted(drawn)
+
+    def _label_ends(self, value: float) -> tuple[float, float]:
+        """Return where the label of a tick begins and ends, with half of `GAP` on both sides, in
+        inches from the left of the figure."""
+        axes = self.axis.axes  # type: ignore[union-attr]
+        pixel, _ = axes.transData.transform((value, axes.get_ylim()[0]))
+        middle = float(pixel) / axes.figure.dpi
+        label = self.axis.get_major_formatter()(value)  # type: ignore[union-attr]
+        half = (text_width(label) + GAP) / 2
+        return middle - half, middle + half
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
         """Return all values, as matplotlib's other users of locators expect."""

@@ -117,3 +117,17 @@ def test_a_node_that_is_killed_in_a_round_is_late_and_comes_back(deployment: Fed
     first, second, *others = (record["late"] for record in records())
     assert (first, second) == ([], [victim])
     assert not any(others)
+
+
+def test_a_secure_sum_over_processes_is_the_simulators_up_to_rounding(
+    deployment: Federation,
+) -> None:
+    words = ("secure_aggregation=true", "cohort_size=2", "num_rounds=2")
+    submit(deployment, *words)
+    wait_for_the_end(deployment)
+    expected, params = simulated(Example(*words, *COMMON))
+    assert [record["selected"] for record in records()] == [record.selected for record in expected]
+    assert [record["late"] for record in records()] == [[], []]
+    model = load_file(folder() / "model.safetensors")
+    for name, value in params.items():
+        torch.testing.assert_close(model[name], value, rtol=0, atol=1e-4)

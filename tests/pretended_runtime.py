@@ -10,7 +10,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fedsim.engine.graph import backend, client_convolutions, recorder
+from fedsim.engine.graph import backend, recorder
 
 
 class Runtime:
@@ -64,11 +64,6 @@ class Event:
         return (end.seconds - self.seconds) * 1000
 
 
-def first_way(*layer: Any) -> str:
-    """Return the name of the first of a convolution's ways, the last argument."""
-    return next(iter(layer[-1]))
-
-
 @contextmanager
 def patched_runtime(runtime: Runtime) -> Iterator[None]:
     """Make torch.cuda describe `runtime`.
@@ -110,9 +105,8 @@ def patched_runtime(runtime: Runtime) -> Iterator[None]:
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         # Whatever torch is installed:
         stack.enter_context(mock.patch.object(recorder, "FIRST_WITH_OWN_WORKSPACES", "0"))
-        # Times of this machine say nothing about a card.
-        stack.enter_context(mock.patch.object(client_convolutions, "fastest", first_way))
-        stack.enter_context(mock.patch.object(backend, "fastest", first_way))
+        # vmap gives functions with rules of their own tensors that hold nothing here.
+        stack.enter_context(mock.patch.object(backend, "STACKING_DEVICES", ()))
         stack.enter_context(mock.patch.object(backend, "can_run_triton", return_value=False))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         # torch.tensor makes tensors on the CPU and then copies them.

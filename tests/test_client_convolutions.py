@@ -45,7 +45,7 @@ def test_all_ways_equal_torch(name: str, way: str, monkeypatch: pytest.MonkeyPat
     for tensor_name, value in plain.named_parameters():
         size = (NUM_CLIENTS, *value.shape)
         tensors[tensor_name] = torch.randn(size, generator=generator, dtype=torch.float64)
-    clients = use_client_convolutions(nn.Sequential(LAYERS[name])).double()
+    clients = use_client_convolutions(nn.Sequential(LAYERS[name]), "float32").double()
     layer = clients[0]  # type: ignore[index]
     assert type(layer) is ClientConv2d
     actual = gradients(clients, tensors, x)
@@ -62,7 +62,9 @@ def test_the_input_of_the_first_layer_needs_no_gradient(monkeypatch: pytest.Monk
 
     original = client_convolutions.convolution_gradients
     monkeypatch.setattr(client_convolutions, "convolution_gradients", noted)
-    model = use_client_convolutions(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3)))
+    model = use_client_convolutions(
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3)), "float32"
+    )
     tensors = {n: torch.stack([p.detach()] * 2) for n, p in model.named_parameters()}
 
     def loss(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ def test_the_input_of_the_first_layer_needs_no_gradient(monkeypatch: pytest.Monk
 def test_other_convolutions_stay() -> None:
     layers = [nn.Conv2d(4, 4, 3, groups=2), nn.Conv2d(1, 1, 3, padding="same"), nn.Conv1d(1, 1, 3)]
     layers.append(nn.Conv2d(1, 1, 3, padding=1, padding_mode="circular"))
-    model = use_client_convolutions(nn.Sequential(*layers))
+    model = use_client_convolutions(nn.Sequential(*layers), "float32")
     assert not any(isinstance(layer, ClientConv2d) for layer in model.modules())
 
 

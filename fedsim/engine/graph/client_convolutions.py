@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedsim.engine.device import Precision
 from fedsim.engine.graph.choices import fastest
 
 Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -34,24 +35,29 @@ NUM_REPLAYS = 3
 """Number of replays, of which the fastest counts."""
 
 
-def use_client_convolutions(module: nn.Module) -> nn.Module:
+def use_client_convolutions(module: nn.Module, precision: Precision) -> nn.Module:
     """Replace the plain convolutions of a training copy, and return it."""
     for layer in module.modules():
         plain = type(layer) is nn.Conv2d and layer.groups == 1
         if plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
             layer.__class__ = ClientConv2d
+            assert isinstance(layer, ClientConv2d)
+            layer.in_bf16 = precision == "bf16"
     return module
 
 
 class ClientConv2d(nn.Conv2d):
-    """A convolution whose clients are computed by `ClientConvolution` under vmap."""
+    """A convolution whose clients are computed by `ClientConvolution` under vmap.
+
+    Autocast does not know that class, so it computes in bfloat16 itself if it is `in_bf16`.
+    """
+
+    in_bf16: bool
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        kind = input.device.type
-        if torch.is_autocast_enabled(kind):
-            dtype = torch.get_autocast_dtype(kind)
-            input, weight = input.to(dtype), weight.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
+        if self.in_bf16:
+            input, weight = input.bfloat16(), weight.bfloat16()
+            bias = None if bias is None else bias.bfloat16()
         geometry = (self.stride, self.padding, self.dilation)
         output: Tensor = ClientConvolution.apply(input, weight, bias, geometry)
         return output

@@ -35,13 +35,14 @@ class StackedPasses:
         """Raises `ConfigError` if the model cannot run for several clients at once."""
         data = workload.data
         device = data.x.device
-        masked = use_client_convolutions(for_batched(workload.model))
+        masked = use_client_convolutions(for_batched(workload.model), precision)
         self.masked = StackedGradients(masked, device, precision)
         if len(data.x):
             self.masked.try_out(data.x, data.y)
         self.full = self.masked
         if self.masked.module.masks:
-            full = use_client_norms(use_client_convolutions(for_sequential(workload.model)))
+            full = use_client_convolutions(for_sequential(workload.model), precision)
+            full = use_client_norms(full)
             self.full = StackedGradients(full, device, precision)
 
 

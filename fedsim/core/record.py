@@ -40,8 +40,9 @@ class Record:
     covers the differential privacy of all rounds until now. `learning_rate` is the rate of the
     round's local training; records of earlier versions lack it.
 
-    Runs on real nodes (`fedsim.flower`) have `late`, and the bytes that crossed the network next to
-    those of the ledger: `wire_bytes_down` and `wire_bytes_up`.
+    Runs with `local.drop_out`, and on real nodes (`fedsim.flower`), have `late`, too. Those on real
+    nodes have the bytes that crossed the network next to those of the ledger: `wire_bytes_down` and
+    `wire_bytes_up`.
     """
 
     round: int
@@ -123,7 +124,8 @@ CLOCK_FIELDS = (
     "simulated_time",
     "late",
 )
-"""Fields that only runs with a simulated clock have; `late` also runs on real nodes."""
+"""Fields that only runs with a simulated clock have; `late` also runs on real nodes, and with
+`local.drop_out`."""
 WIRE_FIELDS = ("wire_bytes_down", "wire_bytes_up")
 """Fields that only runs on real nodes have, and that summary.json adds up."""
 CLIENT_ACCURACY_FIELDS = tuple(f"client_accuracy_{name}" for name in CLIENT_ACCURACY_MEASURES)

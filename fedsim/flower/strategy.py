@@ -40,8 +40,9 @@ from fedsim.flower.nodes import LOG, Nodes
 from fedsim.flower.secagg import MAX_CLIENTS
 from fedsim.partitions.division import Division
 from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.arrivals import Arrivals
 from fedsim.rounds.availability import Availability
-from fedsim.rounds.loop import Arrivals, Components, Simulation
+from fedsim.rounds.loop import Components, Simulation
 from fedsim.running.assembly import Experiment, PreparedData, components_of
 from fedsim.running.experiment import execute
 from fedsim.selectors.base import Selector

@@ -42,6 +42,7 @@ from fedsim.core.types import (
 )
 from fedsim.engine.engine import Engine
 from fedsim.rounds.aggregators import Aggregator
+from fedsim.rounds.arrivals import Arrivals, mean_loss, parts_before_loss
 from fedsim.rounds.availability import Availability
 from fedsim.rounds.checks import (
     SelectionError,
@@ -85,27 +86,6 @@ class Components:
     behaviour: ClientBehaviour = HONEST
     local_algorithm: LocalAlgorithm = field(default_factory=LocalAlgorithm)
     drop_out: float = 0.0
-
-
-@dataclass(frozen=True)
-class Arrivals:
-    """The part of a cohort's updates that reaches the server.
-
-    `cohort` has the updates that arrive in time and are finite; None: there are none. `weights` are
-    the selector's weights of these clients, scaled so that their sum is that of the whole cohort.
-    `late` are the clients whose updates do not arrive: they are lost, too late, or not among the
-    first that count.
-    `seconds` is the simulated time from the request until the server continues. `num_dropped` is
-    the number of updates in time that hold a nan or infinity. `train_loss` is the mean training
-    loss over all updates in time; None: no loss is finite.
-    """
-
-    late: Ids
-    cohort: Cohort | None = None
-    weights: Weights = None
-    seconds: float = 0.0
-    num_dropped: int = 0
-    train_loss: float | None = None
 
 
 class Simulation:
@@ -273,14 +253,17 @@ class Simulation:
         whose update it did not have before. Without a simulated clock all updates arrive in time,
         except those of clients that are lost.
         """
-        parts_done = self._parts_done(context, cohort.ids)
+        components = self.components
+        parts_done = parts_before_loss(
+            components.streams, components.drop_out, context.round, cohort.ids
+        )
         parts_done[~is_new] = np.inf
         arrived = np.isinf(parts_done)
         seconds = 0.0
-        clock = self.components.simulated_clock
+        clock = components.simulated_clock
         if clock is not None and context.round_clock is not None:
             assert cohort.durations is not None
-            # a client that takes no time is not lost; 0 times infinity is nan
+            # not infinity times the duration, which is nan for a duration of 0
             lost_after = np.where(arrived, np.inf, cohort.durations * np.minimum(parts_done, 1))
             arrived, seconds = context.round_clock.wait_for_updates(
                 cohort.ids, cohort.durations, asking_seconds, clock.num_counted, lost_after
@@ -296,29 +279,13 @@ class Simulation:
         try:
             finite, weights, num_dropped = drop_nonfinite(cohort, weights)
         except DivergedError:
-            if not self.components.aggregator.is_private:
+            if not components.aggregator.is_private:
                 raise
             # a private run continues: its end would disclose something about a client
             return Arrivals(
                 late, seconds=seconds, num_dropped=len(cohort.ids), train_loss=train_loss
             )
         return Arrivals(late, finite, weights, seconds, num_dropped, train_loss)
-
-    def _parts_done(self, context: RoundContext, ids: Ids) -> Floats:
-        """Return the part of its work, in [0, 1), after which each client of `ids` is lost [K];
-        infinity for clients that are not lost.
-
-        The draws depend on (seed, LOST_CLIENTS, round, client) only, and not on the probability.
-        """
-        parts = np.full(len(ids), np.inf)
-        if self.components.drop_out:
-            streams = self.components.streams
-            rngs = streams.generators(Purpose.LOST_CLIENTS, context.round, last=ids)
-            for row, rng in enumerate(rngs):
-                chance, part = rng.random(2)
-                if chance < self.components.drop_out:
-                    parts[row] = part
-        return parts
 
     def _aggregate(self, context: RoundContext, selected: Ids, arrivals: Arrivals) -> Params:
         """Return the next global model after checking it. Raises `AggregationError` and
@@ -511,11 +478,3 @@ class Simulation:
         components.selector.load_state_dict(state["selector"])
         components.aggregator.load_state_dict(state["aggregator"])
         components.local_algorithm.load_state_dict(state["local_algorithm"])
-
-
-def mean_loss(cohort: Cohort) -> float | None:
-    """Return the mean of the cohort's finite training losses; None if there are none."""
-    if cohort.loss is None:
-        return None
-    finite = cohort.loss[np.isfinite(cohort.loss)]
-    return float(finite.mean()) if len(finite) else None

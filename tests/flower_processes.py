@@ -79,7 +79,12 @@ class Federation:
         """Submit an app, as `flwr run APP local`."""
         command = [BINARIES / "flwr", "run", app, "local"]
         done = subprocess.run(
-            command, env=self.environment, capture_output=True, text=True, check=False
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=WAIT_SECONDS,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

@@ -17,7 +17,10 @@ from fedsim.results.reading import read_metrics
 from tests.flower_processes import WAIT_SECONDS, Federation, wait_until
 from tests.flower_runs import simulated
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc").exists(), reason="processes are found in /proc"),
+]
 NUM_CLIENTS = 5
 COMMON = (
     f"num_clients={NUM_CLIENTS}",

@@ -180,6 +180,14 @@ def test_names_at_the_ends_of_lines_do_not_overlap(study: Path) -> None:
         assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
+def test_numbers_of_a_linear_axis_have_room_next_to_names(study: Path) -> None:
+    """Text for slides leaves less than an inch for axes next to names of three inches."""
+    choices = Presentation(width="5in", style="slides", labels="ends", log_x=False)
+    figure = next(figure for name, figure in drawn(study, choices) if name == "accuracy_bytes")
+    assert problems(figure) == []
+    assert all(len(tick_labels(axes)[0]) > 1 for axes in figure.axes)
+
+
 def test_heights_are_spread_as_little_as_possible() -> None:
     """0.5 and 0.52 must be 0.1 apart, so each moves by 0.04. 0.99 can only move down."""
     assert spread_out(np.array([0.5, 0.1, 0.52]), 0.1) == pytest.approx([0.46, 0.1, 0.56])

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter
 
 from fedsim.core.arrays import Floats
 from fedsim.report.curves import AXES, AccuracyCurve, accuracy_curve, spent_until
@@ -13,7 +13,7 @@ from fedsim.report.drawing import CAPTIONS, LABELS, Plot
 from fedsim.report.end_labels import label_ends
 from fedsim.report.layout import MARKS, MAX_BEHIND, MAX_RANGES, Lines, line_axes
 from fedsim.report.looks import Look, colour_on_page
-from fedsim.report.ticks import set_log_scale
+from fedsim.report.ticks import FittingSteps, set_log_scale
 from fedsim.results.measures import is_recorded
 from fedsim.results.runs import Run
 
@@ -122,7 +122,7 @@ def _set_ticks(axes: Axes, axis_name: str, is_log: bool) -> None:
     if is_log:
         set_log_scale(axes, is_whole=axis_name == "rounds")
     elif axis_name == "rounds" or axis.unit is not None:
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=axis_name == "rounds"))
+        axes.xaxis.set_major_locator(FittingSteps(integer=axis_name == "rounds"))
     if axis.unit is not None:
         axes.xaxis.set_major_formatter(EngFormatter(axis.unit))
 

@@ -27,7 +27,8 @@ def label_ends(
     heights = to_axes.transform(list(ends.values()))[:, 1]
     # The layout makes axes at most a tenth lower than they are now.
     inches = 0.9 * axes.bbox.height / axes.figure.dpi
-    distance = LINE_HEIGHT * matplotlib.rcParams["font.size"] / 72 / inches
+    size = matplotlib.rcParams["font.size"]
+    distance = LINE_HEIGHT * size / 72 / inches
     names = list(ends)
     for name, place in zip(names, spread_out(heights, distance), strict=True):
         line = {
@@ -50,7 +51,7 @@ def label_ends(
         axes.annotate(
             name,
             marker_place,
-            (5, 0),
+            (0.6 * size, 0),
             xycoords="axes fraction",
             textcoords="offset points",
             va="center",

@@ -51,11 +51,14 @@ def text_scale() -> float:
     return float(matplotlib.rcParams["font.size"]) / PAPER_TEXT
 
 
-def text_width(text: str) -> float:
-    """Return the width in inches of a text in the style's size and font, that of its widest
-    line."""
-    size, family = matplotlib.rcParams["font.size"], matplotlib.rcParams["font.family"]
-    return max(_line_points(line, size, *family) for line in text.split("\n")) / 72
+def text_width(text: str, size: float | None = None) -> float:
+    """Return the width in inches of a text in the style's font, that of its widest line.
+
+    `size` is in points; None: that of the style.
+    """
+    points = size or matplotlib.rcParams["font.size"]
+    family = matplotlib.rcParams["font.family"]
+    return max(_line_points(line, points, *family) for line in text.split("\n")) / 72
 
 
 @cache

@@ -1,9 +1,11 @@
 """Ticks of horizontal axes whose labels do not overlap, at any width."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import Locator, LogLocator, NullFormatter
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullFormatter
 
 from fedsim.report.layout import text_width
 
@@ -36,24 +38,43 @@ class FittingTicks(Locator):
                 break
             for value in tier:
                 if lowest <= value <= highest:
-                    start, end = self._label_ends(value)
+                    start, end = _label_ends(self.axis, value)
                     if all(end <= left or start >= right for left, right in drawn.values()):
                         drawn[value] = start, end
         return sorted(drawn)
 
-    def _label_ends(self, value: float) -> tuple[float, float]:
-        """Return where the label of a tick begins and ends, with half of `GAP` on both sides, in
-        inches from the left of the figure."""
-        axes = self.axis.axes  # type: ignore[union-attr]
-        pixel, _ = axes.transData.transform((value, axes.get_ylim()[0]))
-        middle = float(pixel) / axes.figure.dpi
-        label = self.axis.get_major_formatter()(value)  # type: ignore[union-attr]
-        half = (text_width(label) + GAP) / 2
-        return middle - half, middle + half
-
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
         """Return all values, as matplotlib's other users of locators expect."""
         return sorted(value for tier in self.tiers for value in tier)
+
+
+class FittingSteps(MaxNLocator):
+    """Ticks of an x axis at equal steps: at most `ENOUGH` steps, and fewer if labels would
+    overlap."""
+
+    def __call__(self) -> Any:
+        """Return the values of the ticks."""
+        lowest, highest = sorted(self.axis.get_view_interval())  # type: ignore[union-attr]
+        for num_steps in range(ENOUGH, 0, -1):
+            self.set_params(nbins=num_steps)
+            values = super().__call__()
+            shown = [value for value in values if lowest <= value <= highest]
+            ends = [_label_ends(self.axis, value) for value in shown]
+            if all(end <= start for (_, end), (start, _) in pairwise(ends)):
+                break
+        return values
+
+
+def _label_ends(axis: Any, value: float) -> tuple[float, float]:
+    """Return where the label of a tick begins and ends, with half of `GAP` on both sides, in inches
+    from the left of the figure."""
+    axes = axis.axes
+    pixel, _ = axes.transData.transform((value, axes.get_ylim()[0]))
+    middle = float(pixel) / axes.figure.dpi
+    # A figure may be drawn outside of the style in which it was made.
+    size = axis.get_major_ticks(1)[0].label1.get_fontsize()
+    half = (text_width(axis.get_major_formatter()(value), size) + GAP) / 2
+    return middle - half, middle + half
 
 
 def set_log_scale(axes: Axes, *, is_whole: bool = False) -> None:

@@ -147,7 +147,7 @@ def explained(problems: Sequence[Problem], job: ComposedJob) -> list[Problem]:
         key, value = problem.key, problem.value
         if problem.rule == UNKNOWN_KEY:
             problem = _explained_key(key, job)
-        elif isinstance(value, str) and key in job.files.groups:
+        elif isinstance(value, str) and key in job.files.groups and job.config.get(key) == value:
             remedy = f"choose it in the file's defaults list: `- override /{key}: {value}`"
             problem = replace(problem, remedy=remedy)
         elif isinstance(value, int | float) and re.search("a string|a path", problem.rule):

@@ -52,8 +52,8 @@ selector=power_of_choice selector.num_candidates=4 -> selector.num_candidates=4:
 local.evaluate_on=holdout -> local.evaluate_on='holdout': needs samples that are held out
 selector=fedabc -> server.public_samples=0: must be > 0 for FedABC // set it to 100, say
 selector=gpfl server.validation_fraction=0 -> server.validation_fraction=0.0: must be > 0 for GPFL
-secure_aggregation=true selector=gpfl -> selector='gpfl': needs updates // choose random or aocs, say
-secure_aggregation=true aggregator=krum -> needs more than the mean // aggregator=by_size or uniform
+secure_aggregation=true selector=gpfl -> =true hides from the server // choose random or aocs, say
+secure_aggregation=true aggregator=krum -> `is_mean = True`) // aggregator=by_size or uniform
 local.epochs=null -> one of local.epochs and local.steps must be given
 local.steps=5 local.epochs=2 -> local.epochs=2: has no effect while local.steps=5
 model=cnn -> model: model=cnn needs images

@@ -140,6 +140,7 @@ CASES = [
     ("ucb_shapley", {}, lambda r: base(r, server=2**K), None),
     ("fedcbs", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
     ("entropy_greedy", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
+    ("flips", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
     ("fedgs", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
     ("lefl", {}, base, all_clients_train(N * PUBLIC * 3 * NUMBER, forward=N * PUBLIC)),
     (

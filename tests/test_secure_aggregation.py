@@ -34,7 +34,7 @@ PERMITTED = {
         "refl",
         "round_robin",
     },
-    "label counts": {"entropy_greedy", "fedcbs", "fedgs"},
+    "label counts": {"entropy_greedy", "fedcbs", "fedgs", "flips"},
     "times": {"fedcs", "fedcs_sequential", "tifl_uniform"},
 }
 """The selectors that secure aggregation permits, by what the server sees of single clients."""

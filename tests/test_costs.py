@@ -106,6 +106,13 @@ def all_clients_train(up: int, forward: int = 0, server: int = 0) -> Any:
 
 
 LABEL_COUNTS = N * 3 * NUMBER
+
+
+def with_losses_and_label_counts_of_all(record: Record) -> Costs:
+    up = N * NUMBER + LABEL_COUNTS
+    return base(record, down=(N - K) * MODEL, up=up, forward=ALL_SAMPLES)
+
+
 UPDATES_OF_OTHERS = (N - K) * MODEL
 CASES = [
     *((choice, {}, base, None) for choice in ("random", "round_robin", "md", "full")),
@@ -141,6 +148,7 @@ CASES = [
     ("fedcbs", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
     ("entropy_greedy", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
     ("flips", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
+    ("fedlecc", {}, with_losses_of_all, with_losses_and_label_counts_of_all),
     ("fedgs", {}, base, lambda r: base(r, up=LABEL_COUNTS)),
     ("lefl", {}, base, all_clients_train(N * PUBLIC * 3 * NUMBER, forward=N * PUBLIC)),
     (

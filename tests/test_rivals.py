@@ -1,13 +1,30 @@
-"""FLIPS: examples by hand, and its clusters by the definitions of what they minimise."""
+"""FLIPS and FedLECC: examples by hand, and clusters by the definitions of what they minimise."""
 
 import itertools
 
 import numpy as np
 import pytest
 
+from fedsim.clients.clients import Clients
+from fedsim.clients.context import Signal
+from fedsim.clients.ledger import Ledger
+from fedsim.selectors.fedlecc import FedLECC, pick_by_loss
 from fedsim.selectors.flips import FLIPS, label_clusters
-from tests.test_sampling_selectors import clients_with
-from tests.toys import toy_population
+from fedsim.selectors.optics import density_clusters, hellinger_distances
+from tests.toys import ToyEngine, toy_clients, toy_population
+
+ALL_SIGNALS = frozenset(Signal)
+
+
+def clients_with(
+    labels: list[list[int]], available: list[int] | None = None, ledger: Ledger | None = None
+) -> Clients:
+    """Return clients with these labels, who answer every request."""
+    sizes = [len(of_client) for of_client in labels]
+    engine = ToyEngine(sizes)
+    engine.data.y[:] = engine.data.y.new_tensor(sum(labels, []))
+    return toy_clients(sizes, ALL_SIGNALS, engine=engine, available=available, ledger=ledger)
+
 
 # Shares of class 0: 1.0, 0.9, 0.1 and 0.0.
 FOUR = np.array([[10, 0], [9, 1], [1, 9], [0, 10]])
@@ -93,3 +110,72 @@ def test_flips_goes_on_in_other_clusters_if_one_has_no_client_left() -> None:
     assert selector.select(2, clients_with(labels, available=[0, 1, 2]), rng).ids.tolist() == [
         *range(3)
     ]
+
+
+# --- FedLECC ------------------------------------------------------------------------------------
+
+
+def test_hellinger_distances_by_hand() -> None:
+    """sqrt(1 - sum sqrt(p q)): disjoint labels 1, equal labels 0, and (1/2, 1/2) to (1, 0) 0.5412."""
+    distances = hellinger_distances(np.array([[1, 0], [0, 1], [0.5, 0.5], [1, 0]]))
+    half = np.sqrt(1 - np.sqrt(0.5))
+    expected = [[0, 1, half, 0], [1, 0, half, 1], [half, half, 0, half], [0, 1, half, 0]]
+    assert distances == pytest.approx(np.array(expected))
+
+
+def test_clients_outside_of_clusters_get_one_of_their_own() -> None:
+    """Two dense groups, and a client between them."""
+    points = np.array([0.0, 0.01, 0.02, 2.5, 5.0, 5.01, 5.02])
+    labels = density_clusters(np.abs(points[:, None] - points))
+    assert partition_of(labels) == {frozenset({0, 1, 2}), frozenset({3}), frozenset({4, 5, 6})}
+    assert sorted(set(labels.tolist())) == [0, 1, 2]
+    assert density_clusters(np.zeros((1, 1))).tolist() == [0]
+
+
+# Clusters A: 2.0, 1.0 (mean 1.5), B: 1.8, 1.6 (1.7), C: 0.5.
+LABELS = np.array([0, 0, 1, 1, 2])
+LOSSES = np.array([2.0, 1.0, 1.8, 1.6, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("num_clusters", "count", "expected"),
+    [
+        (2, 3, [2, 3, 0]),  # z = 2: both of B, one of A
+        (1, 2, [2, 3]),  # only B, although 2.0 is the highest loss
+        (None, 3, [2, 3, 0]),  # J = 2 of 3 clusters
+        (9, 3, [2, 0, 4]),  # J = 3, z = 1
+        (2, 2, [2, 0]),  # z = 1
+        (1, 3, [2, 3, 0]),  # z = 3: B has two, and A follows
+        (3, 4, [2, 3, 0, 1]),  # z = 2
+        (3, 5, [2, 3, 0, 1, 4]),
+    ],
+)
+def test_fedlecc_picks_by_hand(num_clusters: int | None, count: int, expected: list[int]) -> None:
+    picks = pick_by_loss(LABELS, LOSSES, num_clusters, count, np.random.default_rng(0))
+    assert picks.tolist() == expected
+
+
+def test_fedlecc_fills_up_by_the_highest_loss() -> None:
+    """J = 2, z = 2: three of A are left after two of A and the only one of B."""
+    labels, losses = np.array([0, 0, 0, 0, 1]), np.array([9.0, 8.0, 6.0, 7.0, 1.0])
+    picks = pick_by_loss(labels, losses, 2, 4, np.random.default_rng(0))
+    assert picks.tolist() == [0, 1, 4, 3]
+
+
+def test_fedlecc_ranks_losses_that_are_not_finite_last() -> None:
+    labels, losses = np.array([0, 0, 1, 2]), np.array([np.nan, 3.0, 2.0, np.nan])
+    picks = pick_by_loss(labels, losses, 3, 4, np.random.default_rng(0))
+    assert picks.tolist() == [1, 0, 2, 3]
+
+
+def test_fedlecc_clusters_by_labels_and_asks_for_losses_in_each_round() -> None:
+    """Clients 0 to 2 have class 0, and 3 to 5 class 1. With J = 1 one of the two groups is
+    selected."""
+    labels = [[0]] * 3 + [[1]] * 3
+    ledger = Ledger()
+    selector = FedLECC(toy_population([1] * 6, 3), num_clusters=1)
+    for round in (1, 2):
+        clients = clients_with(labels, ledger=ledger)
+        chosen = selector.select(round, clients, np.random.default_rng(0)).ids.tolist()
+        assert chosen in ([0, 1, 2], [3, 4, 5])
+        assert ledger.bytes_up == 6 * 3 * 4 + round * 6 * 4

@@ -32,6 +32,7 @@ ALL_PAIRS = {
     "divfl_no_overhead",
     "fedabc",
     "fedgs",
+    "fedlecc",
     "fl_dp3s",
     "hics",
     "hics_code",

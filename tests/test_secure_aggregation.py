@@ -132,7 +132,7 @@ def test_the_switch_permits_or_rejects_before_round_1(sees: str) -> None:
             assert plan_of(*words_of(choice), SECURE).settings.secure_aggregation
         return
     message = problems(*words_of(choice), SECURE)
-    hidden = [word for word in sees.split(", ") if word != "times"]
+    hidden = [word for word in sees.split(", ") if word not in ("times", "label counts")]
     assert f"selector='{choice}': needs {', '.join(hidden)} of single clients" in message
     assert "fedsim list selectors" in message
 

@@ -22,7 +22,18 @@ def test_a_first_round_that_costs_most_belongs_to_the_start_up(choice: str) -> N
 
 @pytest.mark.parametrize(
     "choice",
-    ["gpfl", "afl", "top_loss", "fedabc", "lefl", "divfl_no_overhead", "fedcbs", "fedgs", "flips"],
+    [
+        "gpfl",
+        "afl",
+        "top_loss",
+        "fedabc",
+        "lefl",
+        "divfl_no_overhead",
+        "fedcbs",
+        "fedgs",
+        "flips",
+        "fedlecc",
+    ],
 )
 def test_methods_that_ask_everybody_once_start_up_in_one_round(choice: str) -> None:
     start_up, (first, second, *_) = bytes_by_round(choice)

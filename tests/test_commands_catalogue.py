@@ -177,7 +177,7 @@ def bytes_of(text: str, direction: str, d: int, selected: int = K) -> int:
         if "then 0" in text
         else re.sub(r"; (in round 1|sketches).*", "", text)
     )
-    total, symbols = 0, {"N": N, "K": selected, "B": B, "d": d}
+    total, symbols = 0, {"N": N, "K": selected, "B": B, "C": 3, "d": d}
     for term in text.replace("down and up", "down, 0 up" if direction == "down" else "up").split(
         ", "
     ):

@@ -90,7 +90,7 @@ def test_only_selectors_that_need_scipy_import_it() -> None:
     files = (conf_dir().parent / "fedsim" / "selectors").glob("*.py")
     importing = re.compile(r"^(import|from) (scipy|fedsim\.selectors\.ward)\b", re.MULTILINE)
     names = {file.stem for file in files if importing.search(file.read_text())}
-    assert names == {"ward", "hics", "lefl", "pair_study"}
+    assert names == {"ward", "hics", "lefl", "optics", "pair_study"}
 
 
 SWEEP = "-m num_rounds=1 tracker=files_only selector=random,gpfl seed=0,1"

@@ -116,7 +116,10 @@ def with_losses_and_label_counts_of_all(record: Record) -> Costs:
 UPDATES_OF_OTHERS = (N - K) * MODEL
 CASES = [
     *((choice, {}, base, None) for choice in ("random", "round_robin", "md", "full")),
-    *((choice, {}, base, None) for choice in ("clustered1", "clustered2", "hics", "refl", "f3ast")),
+    *(
+        (choice, {}, base, None)
+        for choice in ("clustered1", "clustered2", "hics", "refl", "f3ast", "kvib")
+    ),
     ("rpow_d", {}, with_losses_of_cohort, None),
     ("oort", {}, with_losses_of_cohort, None),
     ("linucb", {}, with_losses_of_cohort, None),

@@ -11,7 +11,7 @@ from fedsim.core.rng import Streams
 THREE: dict[str, Any] = {"forward": [0.5, 1, 2], "down": [8, 4, 2], "up": [4, 2, 1]}
 """Three devices: seconds to pass a sample forward, bytes down and up per second."""
 
-NEED_A_CLOCK = ("fedcs", "fedcs_sequential", "oort_by_speed", "tifl", "tifl_uniform")
+NEED_A_CLOCK = ("fedcs", "fedcs_sequential", "haccs", "oort_by_speed", "tifl", "tifl_uniform")
 """Selectors of conf/selector/ that need a simulated clock."""
 
 

@@ -10,20 +10,25 @@ from fedsim.clients.context import Signal
 from fedsim.clients.ledger import Ledger
 from fedsim.selectors.fedlecc import FedLECC, pick_by_loss
 from fedsim.selectors.flips import FLIPS, label_clusters
-from fedsim.selectors.optics import density_clusters, hellinger_distances
+from fedsim.selectors.optics import density_clusters, label_distances
 from tests.toys import ToyEngine, toy_clients, toy_population
 
 ALL_SIGNALS = frozenset(Signal)
 
 
 def clients_with(
-    labels: list[list[int]], available: list[int] | None = None, ledger: Ledger | None = None
+    labels: list[list[int]],
+    available: list[int] | None = None,
+    ledger: Ledger | None = None,
+    round: int = 1,
 ) -> Clients:
     """Return clients with these labels, who answer every request."""
     sizes = [len(of_client) for of_client in labels]
     engine = ToyEngine(sizes)
     engine.data.y[:] = engine.data.y.new_tensor(sum(labels, []))
-    return toy_clients(sizes, ALL_SIGNALS, engine=engine, available=available, ledger=ledger)
+    return toy_clients(
+        sizes, ALL_SIGNALS, engine=engine, available=available, ledger=ledger, round=round
+    )
 
 
 # Shares of class 0: 1.0, 0.9, 0.1 and 0.0.
@@ -117,7 +122,7 @@ def test_flips_goes_on_in_other_clusters_if_one_has_no_client_left() -> None:
 
 def test_hellinger_distances_by_hand() -> None:
     """sqrt(1 - sum sqrt(p q)): disjoint labels 1, equal labels 0, and (1/2, 1/2) to (1, 0) 0.5412."""
-    distances = hellinger_distances(np.array([[1, 0], [0, 1], [0.5, 0.5], [1, 0]]))
+    distances = label_distances(np.array([[1, 0], [0, 1], [0.5, 0.5], [1, 0]]), "hellinger")
     half = np.sqrt(1 - np.sqrt(0.5))
     expected = [[0, 1, half, 0], [1, 0, half, 1], [half, half, 0, half], [0, 1, half, 0]]
     assert distances == pytest.approx(np.array(expected))

@@ -34,6 +34,7 @@ ALL_PAIRS = {
     "fedgs",
     "fedlecc",
     "fl_dp3s",
+    "haccs",
     "hics",
     "hics_code",
     "lefl",

@@ -71,11 +71,11 @@ class FedLECC(Selector):
         known = np.flatnonzero((self.counts >= 0).any(1))
         if (self.labels[known] < 0).any():
             # scikit-learn takes long to import.
-            from fedsim.selectors.optics import density_clusters, hellinger_distances
+            from fedsim.selectors.optics import density_clusters, label_distances
 
             counts = self.counts[known]
             shares = counts / counts.sum(1, keepdims=True)
-            self.labels[known] = density_clusters(hellinger_distances(shares))
+            self.labels[known] = density_clusters(label_distances(shares, "hellinger"))
         # 2 to 4. Losses and picks
         losses = without_infinity(clients.losses(available))
         count = self.cohort_size(clients)

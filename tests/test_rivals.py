@@ -70,6 +70,15 @@ def test_flips_takes_the_number_of_clusters_of_lowest_davies_bouldin_index() -> 
     assert sorted(np.bincount(labels)) == [1, 1, 2]
 
 
+def test_flips_finds_three_groups_of_clients() -> None:
+    """Up to ten clusters would be possible. Three have the lowest index."""
+    counts = np.array([[90 - k, k, 10] for k in range(5)] + [[10, 90 - k, k] for k in range(5)])
+    counts = np.concatenate([counts, [[k, 10, 90 - k] for k in range(5)]])
+    labels = label_clusters(counts, None, np.random.default_rng(0))
+    groups = {frozenset(range(start, start + 5)) for start in (0, 5, 10)}
+    assert partition_of(labels) == groups
+
+
 def test_flips_clusters_are_those_of_least_squares() -> None:
     """All divisions of seven clients into three clusters."""
     counts = np.random.default_rng(3).integers(1, 30, (7, 3))

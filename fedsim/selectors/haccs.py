@@ -81,8 +81,8 @@ class HACCS(Selector):
     distance: Literal["euclidean", "hellinger"]  # of label distributions
 
     def __post_init__(self) -> None:
-        needs = {Signal.LABEL_COUNTS, Signal.ACCURACIES}
-        self.needs = frozenset(needs | {Signal.RESOURCES} if self.rho > 0 else needs)
+        asked = {Signal.LABEL_COUNTS, Signal.ACCURACIES}
+        self.needs = frozenset(asked | {Signal.RESOURCES} if self.rho > 0 else asked)
         num_clients = self.population.num_clients
         self.counts = np.empty((num_clients, 0), np.int64)  # label counts [N, C]
         self.summaries = np.empty((num_clients, 0))  # label distributions with noise [N, C]

@@ -11,6 +11,12 @@ From Python, an experiment is composed of the words of the command line and run 
 These names are imported at their first use, because they import PyTorch.
 """
 
+import os
+
+# MKL, which computes PyTorch's products, then gives the same bits wherever numbers lie in memory.
+# On some processors, runs in lanes would otherwise differ from the same runs alone.
+os.environ.setdefault("MKL_CBWR", "AUTO")
+
 TYPE_CHECKING = False  # `python -m fedsim` would import typing from the working folder
 if TYPE_CHECKING:
     from typing import Any

@@ -11,6 +11,8 @@ from tests import environment
 # torch and other libraries read the environment when they are imported; child processes inherit it
 environment.clear(os.environ)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if not environment.ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton's kernels run on the CPU.
 
 pytest_plugins = ["tests.fixtures"]
 MAX_WORKERS = 8

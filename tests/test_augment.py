@@ -183,11 +183,12 @@ def test_the_c_engine_declines_and_auto_takes_another() -> None:
 def test_auto_compares_recorded_steps_with_others_on_augmented_images() -> None:
     model = convolutional()
     task = (WORK, OPTIMIZERS["sgd"], Streams(3))
-    other = reference(model, augmented([16]), *task).backend
+    other = reference(model, augmented([16]), *task)
+    workload = other.workload
     recorded: Any = graph(model, augmented([16]), *task).backend
-    assert _disagreement(recorded, other, "float32") is None
+    assert _disagreement(workload, recorded, other.backend, "float32") is None
     without_crops: Any = graph(model, images([16]), *task).backend
-    assert _disagreement(without_crops, other, "float32") is not None
+    assert _disagreement(workload, without_crops, other.backend, "float32") is not None
 
 
 class Images(SampleSource):

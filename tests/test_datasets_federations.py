@@ -462,5 +462,5 @@ def test_plays_are_described(
         "sample: 80, 80 tokens",
         "label: 80 classes",
         "samples: train 12, test 4",
-        "clients: 2 with 6 to 6 training samples",
+        "clients: 2 with 6 training samples",
     ]

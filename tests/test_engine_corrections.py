@@ -120,7 +120,7 @@ def cases() -> list[Any]:
     found = []
     for backend in BUILDS:
         for name, rule, kind in TASKS:
-            cannot_record = backend in ("native", "graph") and rule == "halved"
+            cannot_record = backend in ("native", "graph", "stacked") and rule == "halved"
             if not supports(backend, name, rule) or cannot_record:
                 continue
             is_fast = rule in FAST_RULES[name]

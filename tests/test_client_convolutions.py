@@ -36,7 +36,7 @@ def gradients(layer: nn.Module, tensors: dict[str, Tensor], x: Tensor) -> Any:
 @pytest.mark.parametrize("way", ["grouped", "channels last", "one by one"])
 @pytest.mark.parametrize("name", LAYERS)
 def test_all_ways_equal_torch(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_convolutions, "_fastest", lambda *layer: way)
+    monkeypatch.setattr(client_convolutions, "_choose_way", lambda *layer: way)
     generator = torch.Generator().manual_seed(0)
     shape = (NUM_CLIENTS, 5, 2, 7, 6)
     x = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -89,7 +89,7 @@ def test_the_faster_way_is_remembered(
     if content is not None:
         path.parent.mkdir()
         path.write_text(content)
-    monkeypatch.setattr(choices, "_file_of_card", lambda device: path)
+    monkeypatch.setattr(choices, "_choices_path", lambda device: path)
     times = {"slow": mock.Mock(return_value=2.0), "fast": mock.Mock(return_value=1.0)}
     for _ in range(2):
         choices._choices.cache_clear()  # as another process begins

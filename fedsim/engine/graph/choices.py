@@ -1,7 +1,8 @@
 """The fastest of several ways to compute something on a GPU, timed once and remembered.
 
-The choice is kept in a file for each card and its libraries. For the ways add in different orders,
-and a run that is resumed on the same machine has to compute the same.
+Choices are kept in a file for each type of card and version of torch and cuDNN. The ways add in
+different orders, so that last digits differ. A run that is resumed on the same machine must choose
+as before to get the same bits. It does, unless the file could not be written.
 """
 
 import functools
@@ -15,23 +16,24 @@ import torch
 from fedsim.core.disk import write_atomically
 
 
-def fastest(device: torch.device, what: str, times: Mapping[str, Callable[[], float]]) -> str:
-    """Return the name of the fastest way to compute `what`.
+def fastest(device: torch.device, key: str, timers: Mapping[str, Callable[[], float]]) -> str:
+    """Return the name of the fastest way to compute what `key` describes.
 
-    `times` are functions that measure the ways. They are called if the card has no choice yet.
+    `timers` measure the ways. They are called if the card has no choice yet, or one that is no
+    longer among them.
     """
-    path = _file_of_card(device)
+    path = _choices_path(device)
     known = _choices(path)
-    if known.get(what) not in times:
-        measured = {name: measure() for name, measure in times.items()}
-        known[what] = min(measured, key=lambda name: measured[name])
+    if known.get(key) not in timers:
+        measured = {name: measure() for name, measure in timers.items()}
+        known[key] = min(measured, key=lambda name: measured[name])
         _remember(path, known)
-    return known[what]
+    return known[key]
 
 
 @functools.cache
-def _file_of_card(device: torch.device) -> Path:
-    """Return the file of choices for a card and the versions of what computes on it."""
+def _choices_path(device: torch.device) -> Path:
+    """Return the file of choices for a card and the versions of torch and cuDNN."""
     card = torch.cuda.get_device_name(device).replace(" ", "_")
     versions = f"torch{torch.__version__}-cudnn{torch.backends.cudnn.version()}"
     return platformdirs.user_cache_path("fedsim") / "choices" / f"{card}-{versions}.json"

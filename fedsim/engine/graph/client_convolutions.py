@@ -3,15 +3,17 @@
 - `grouped`: one convolution in which each client is a group. There are few launches, but cuDNN's
   kernels for groups can be slow.
 - `channels last`: the same, on images whose channels lie next to each other in memory. cuDNN's
-  kernels for tensor cores take them so, and otherwise copy their inputs and outputs.
+  kernels for tensor cores need that layout, and otherwise transpose inputs and outputs.
 - `one by one`: a convolution for each client.
 
-Which way is fastest depends on the layer, the precision and the card. All are timed when the steps
-are recorded (choices.py).
+Which way is fastest depends on the layer, the precision and the card. All are timed in the first
+steps on a GPU, before any is recorded, and the choice is remembered (choices.py). On a CPU it is
+always `grouped`.
 
 `ClientConv2d` takes the place of nn.Conv2d in a model that torch.func.vmap maps over the clients.
-Its tensors have the clients as the second axis, [B, R, C, H, W]. A grouped convolution takes and
-returns these as [B, R * C, H, W] without a copy.
+Within the rules for vmap, images are [B, R, C, H, W], and weights and biases have R first. A
+grouped convolution takes and returns images as [B, R * C, H, W] without a copy. A slope is the
+gradient of the loss with respect to an output.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,13 +32,16 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 Gradients = tuple[Tensor | None, Tensor, Tensor | None]
 """Gradients of a convolution's input, weight and bias; None if not needed."""
 NUM_TIMED = 4
-"""Number of calls in a graph that is timed."""
+"""Number of calls in one timed graph."""
 NUM_REPLAYS = 3
-"""Number of replays, of which the fastest counts."""
+"""Number of replays of it. The shortest time is kept."""
 
 
 def use_client_convolutions(module: nn.Module, precision: Precision) -> nn.Module:
-    """Replace the plain convolutions of a training copy, and return it."""
+    """Replace the plain convolutions of a training copy in place, by changing their class.
+
+    Returns the module.
+    """
     for layer in module.modules():
         plain = type(layer) is nn.Conv2d and layer.groups == 1
         if plain and layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
@@ -47,9 +52,10 @@ def use_client_convolutions(module: nn.Module, precision: Precision) -> nn.Modul
 
 
 class ClientConv2d(nn.Conv2d):
-    """A convolution whose clients are computed by `ClientConvolution` under vmap.
+    """A convolution that computes all clients in the fastest way under vmap.
 
-    Autocast does not know that class, so it computes in bfloat16 itself if it is `in_bf16`.
+    Autocast does not convert the inputs of a function with a gradient of its own. So the layer
+    converts them to bfloat16 itself if it is `in_bf16`.
     """
 
     in_bf16: bool
@@ -79,6 +85,7 @@ class ClientConvolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        # Weights are always trained.
         needed = (ctx.needs_input_grad[0], True, ctx.has_bias)
         gradients = ConvolutionGradients.apply(slope, x, weight, needed, ctx.geometry)
         return *gradients, None
@@ -106,7 +113,7 @@ class ConvolutionGradients(torch.autograd.Function):
     def forward(
         slope: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool], geometry: Geometry
     ) -> Gradients:
-        return _gradients(slope, x, weight, needed, geometry, groups=1)
+        return _aten_gradients(slope, x, weight, needed, geometry, groups=1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Gradients) -> None:
@@ -146,13 +153,13 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry)
     """
     ways: dict[str, Callable[[], Tensor]] = {
         "grouped": lambda: _grouped_convolution(x.flatten(1, 2), weight, bias, geometry),
-        "channels last": lambda: _grouped_convolution(_last(x), weight, bias, geometry),
-        "one by one": lambda: _single_convolutions(x, weight, bias, geometry),
+        "channels last": lambda: _grouped_convolution(_to_channels_last(x), weight, bias, geometry),
+        "one by one": lambda: _convolutions_one_by_one(x, weight, bias, geometry),
     }
-    return ways[_fastest("forward", x, weight, geometry, ways)]()
+    return ways[_choose_way("forward", x, weight, geometry, ways)]()
 
 
-def _last(x: Tensor) -> Tensor:
+def _to_channels_last(x: Tensor) -> Tensor:
     """Return images [B, R, C, H, W] as [B, R * C, H, W] with the channels last in memory."""
     return x.flatten(1, 2).contiguous(memory_format=torch.channels_last)
 
@@ -166,7 +173,7 @@ def _grouped_convolution(
     return output.unflatten(1, (num_clients, -1))
 
 
-def _single_convolutions(
+def _convolutions_one_by_one(
     x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     outputs = []
@@ -188,15 +195,15 @@ def convolution_gradients(
             slope.flatten(1, 2), x.flatten(1, 2), weight, needed, geometry
         ),
         "channels last": lambda: _grouped_gradients(
-            _last(slope), _last(x), weight, needed, geometry
+            _to_channels_last(slope), _to_channels_last(x), weight, needed, geometry
         ),
-        "one by one": lambda: _single_gradients(slope, x, weight, needed, geometry),
+        "one by one": lambda: _gradients_one_by_one(slope, x, weight, needed, geometry),
     }
-    kind = "backward" if needed[0] else "backward without the input's"
-    return ways[_fastest(kind, x, weight, geometry, ways)]()
+    kind = "backward" if needed[0] else "backward without input gradient"
+    return ways[_choose_way(kind, x, weight, geometry, ways)]()
 
 
-def _gradients(
+def _aten_gradients(
     slope: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -216,7 +223,7 @@ def _grouped_gradients(
     slope: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool], geometry: Geometry
 ) -> Gradients:
     num_clients = len(weight)
-    of_input, of_weight, of_bias = _gradients(
+    of_input, of_weight, of_bias = _aten_gradients(
         slope, x, weight.flatten(0, 1), needed, geometry, groups=num_clients
     )
     if of_input is not None:
@@ -226,12 +233,12 @@ def _grouped_gradients(
     return of_input, of_weight.unflatten(0, (num_clients, -1)), of_bias
 
 
-def _single_gradients(
+def _gradients_one_by_one(
     slope: Tensor, x: Tensor, weight: Tensor, needed: Sequence[bool], geometry: Geometry
 ) -> Gradients:
     of_inputs, of_weights, of_biases = [], [], []
     for client in range(len(weight)):
-        of_input, of_weight, of_bias = _gradients(
+        of_input, of_weight, of_bias = _aten_gradients(
             slope[:, client], x[:, client], weight[client], needed, geometry, groups=1
         )
         of_inputs.append(of_input)
@@ -247,7 +254,7 @@ def _single_gradients(
 # --- the choice -----------------------------------------------------------------------------------
 
 
-def _fastest(
+def _choose_way(
     kind: str, x: Tensor, weight: Tensor, geometry: Geometry, ways: dict[str, Callable[[], Any]]
 ) -> str:
     """Return the name of the way to take: on a CPU the first, on a GPU the fastest."""
@@ -261,7 +268,8 @@ def _fastest(
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """Return the time of a call on a GPU, as part of a CUDA graph."""
+    """Return the milliseconds of one call on a GPU, as part of a CUDA graph."""
+    # Libraries choose kernels and allocate memory before the capture.
     for _ in range(2):
         call()
     graph = torch.cuda.CUDAGraph()

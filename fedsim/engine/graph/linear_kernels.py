@@ -6,8 +6,11 @@ outputs, everything is row after row in memory:
 
     x, slope of the input    [R, B, I]      of each sample
     output, slope            [R, B, O]      its slope is the gradient of the loss at the output
-    weight                   [R, O, I]      client r begins at r * `stride`, the width of a row of
-    bias                     [R, O]         ModelBuffers; so do the gradients of both
+    weight                   [R, O, I]
+    bias                     [R, O]
+
+Weights, biases and their gradients are views of rows of ModelBuffers: client r begins at r *
+`stride`, the width of a row.
 
 A program computes a tile of one client's result: axis 0 of the grid is the client, axes 1 and 2 are
 tiles. It adds in an order that does not depend on the other clients, so a client gets the same bits
@@ -28,15 +31,15 @@ from fedsim.engine.stacked import StackedBatch
 from fedsim.engine.training_layers import GOLDEN, MAX_CALLS, MIX_1, MIX_2
 
 MAX_CLASSES = 128
-"""One program computes all logits of a sample, for the softmax, and has registers for so many."""
+"""One program holds all logits of a sample, for the softmax, and its registers are few."""
 TILES: dict[str, dict[str, int]] = {
     "hidden": {"TILE": 16, "DEPTH": 64, "num_warps": 2},
     "loss": {"TILE": 16, "DEPTH": 32, "num_warps": 4},
     "slope": {"TILE": 16, "DEPTH": 32, "num_warps": 1},
     "gradient": {"TILE": 16, "DEPTH": 32, "num_warps": 1},
 }
-"""For each kernel: samples, inputs or outputs of a tile, products that are added at a time, and
-warps of a program."""
+"""For each kernel: the side of a tile of results, the length of the block of products that is added
+at a time, and the number of warps. The loss has tiles of samples only."""
 _GOLDEN = tl.constexpr(GOLDEN)
 _MIX_1 = tl.constexpr(MIX_1)
 _MIX_2 = tl.constexpr(MIX_2)
@@ -84,12 +87,15 @@ def _mix(z):
 
 
 @triton.jit
-def hidden_layer(
+def hidden_kernel(
     x, weight, bias, keys, output,
     num_samples, num_inputs, num_outputs, stride, salt, dropped, scale,
     TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """output = relu(dropout(x weight^T + bias)). `dropped` of 2^24 elements are dropped."""
+    """output = relu(dropout(x weight^T + bias)).
+
+    An element is dropped with probability `dropped` / 2^24, and none if there are no `keys`.
+    """
     client = tl.program_id(0)
     samples = tl.program_id(1) * TILE + tl.arange(0, TILE)
     outputs = tl.program_id(2) * TILE + tl.arange(0, TILE)
@@ -119,7 +125,7 @@ def hidden_layer(
 
 
 @triton.jit
-def loss_layer(
+def loss_kernel(
     x, weight, bias, labels, sample_weights, slope, losses,
     num_samples, num_inputs, num_outputs, stride, weights_stride,
     TILE: tl.constexpr, CLASSES: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
@@ -160,11 +166,14 @@ def loss_layer(
 
 
 @triton.jit
-def slope_layer(
+def input_slope_kernel(
     slope, weight, x, input_slope, num_samples, num_inputs, num_outputs, stride, scale,
     TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """input_slope = scale * (slope weight) where x > 0. (There, dropout has kept the input.)"""
+    """input_slope = scale * (slope weight) where x > 0, otherwise 0.
+
+    Where x > 0, ReLU and dropout have passed the element, so no mask is stored.
+    """
     client = tl.program_id(0)
     samples = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inputs = tl.program_id(2) * TILE + tl.arange(0, TILE)
@@ -199,7 +208,7 @@ def slope_layer(
 
 
 @triton.jit
-def gradient_layer(
+def weight_gradient_kernel(
     slope, x, weight_gradient, bias_gradient, num_samples, num_inputs, num_outputs, stride,
     TILE: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -235,7 +244,7 @@ def gradient_layer(
     offsets = client * stride + outputs[:, None] * num_inputs + inputs[None, :]
     tl.store(weight_gradient + offsets, total, mask=inside)
     if bias_gradient is not None:
-        # Every tile of inputs has the sum. The first one writes it.
+        # Every program along axis 2 computes the same sum. The first one writes it.
         end = tl.where(tl.program_id(2) == 0, num_outputs, 0)
         tl.store(bias_gradient + client * stride + outputs, of_bias, mask=outputs < end)
 
@@ -285,7 +294,7 @@ class LinearKernels:
         salt = (1 + layer.dropout * MAX_CALLS) * GOLDEN
         salt = (salt + 2**63) % 2**64 - 2**63  # as an int64 holds it
         grid = (num_clients, *_num_tiles(options, num_samples, num_outputs))
-        hidden_layer[grid](
+        hidden_kernel[grid](
             x, self._params[layer.weight], self._bias(layer, self._params),
             keys if layer.rate else None, output, num_samples, num_inputs, num_outputs, stride,
             salt, round(layer.rate * 2**24), layer.scale, **options,
@@ -301,7 +310,7 @@ class LinearKernels:
         num_inputs, num_classes, stride = self._sizes(layer)
         slope = x.new_empty(num_clients, num_samples, num_classes)
         losses = x.new_empty(num_clients, num_samples)
-        loss_layer[(num_clients, *_num_tiles(options, num_samples))](
+        loss_kernel[(num_clients, *_num_tiles(options, num_samples))](
             x, self._params[layer.weight], self._bias(layer, self._params), batch.y,
             batch.weights, slope, losses, num_samples, num_inputs, num_classes, stride,
             batch.weights.stride(0), CLASSES=max(16, triton.next_power_of_2(num_classes)),
@@ -317,7 +326,7 @@ class LinearKernels:
         _, num_outputs, stride = self._sizes(layer)
         input_slope = torch.empty_like(x)
         grid = (num_clients, *_num_tiles(options, num_samples, num_inputs))
-        slope_layer[grid](
+        input_slope_kernel[grid](
             slope, self._params[layer.weight], x, input_slope, num_samples, num_inputs,
             num_outputs, stride, below.scale, **options,
         )  # fmt: skip
@@ -328,7 +337,7 @@ class LinearKernels:
         num_clients, num_samples, num_inputs = x.shape
         _, num_outputs, stride = self._sizes(layer)
         grid = (num_clients, *_num_tiles(options, num_outputs, num_inputs))
-        gradient_layer[grid](
+        weight_gradient_kernel[grid](
             slope, x, self._grads[layer.weight], self._bias(layer, self._grads), num_samples,
             num_inputs, num_outputs, stride, **options,
         )  # fmt: skip

@@ -26,7 +26,7 @@ from fedsim.core.errors import DataError
 HEADER = ("client_id", "computation", "communication")
 PRESENCE_HEADER = ("active", "inactive", "finish_time")
 MISSING_CAPACITY = {"computation": 1.0, "communication": 1.0}
-"""What FedScale takes for a key that the file of capacities lacks."""
+"""FedScale takes these values for keys that the file of capacities lacks."""
 
 
 def arguments(parser: ArgumentParser) -> None:

@@ -36,7 +36,7 @@ SEEN = {
     "resources": "times",
     "response_times": "times",
 }
-"""What the server sees of single clients, by the signal that a selector declares for it."""
+"""The table says what the server sees of single clients, by the signal that a selector declares."""
 COMPARISONS: dict[type, Callable[[Any, Any], object]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,

@@ -24,7 +24,7 @@ MAX_BYTES = 10_000_000
 
 @dataclass(frozen=True)
 class Description:
-    """What a folder says about its data set.
+    """A folder's own description of its data set.
 
     - `features`: the description of columns by name, as files have it: `_type` is "Image",
       "ClassLabel" (which has `names`) or "Value".

@@ -1,4 +1,4 @@
-"""How figures are drawn and saved: their style, width, captions and files."""
+"""Draw and save figures: their style, width, captions and files."""
 
 import gc
 import io
@@ -43,7 +43,7 @@ WIDTH: ContextVar[float | None] = ContextVar("width", default=None)
 """The width of all figures in inches, inside of `style`. None: that of a column or of a page,
 depending on the number of panels."""
 LABELS: ContextVar[str] = ContextVar("labels", default="legend")
-"""Where lines of accuracy have names, inside of `style`: in a `legend`, or at their `ends`."""
+"""Lines of accuracy have their names in a `legend` or at their `ends`, within a `style`."""
 DPI, PREVIEW_DPI = 300, 110
 """Dots per inch of PNG files, and of the smaller pictures on the page."""
 LARGE = 1000

@@ -32,9 +32,9 @@ class Availability(ABC):
     selectors."""
 
     depends_on_data: ClassVar[bool] = False
-    """Whether a client's data decide when it can be reached. A private run then has no epsilon."""
+    """True if a client's data decide when it can be reached. A private run then has no epsilon."""
     needs_labels: ClassVar[bool] = False
-    """Whether `begin` reads label counts, which the server of real nodes does not have."""
+    """True if `begin` reads label counts, which the server of real nodes does not have."""
 
     def begin(  # noqa: B027 - most models need no preparation
         self, sizes: Ints, label_counts: Ints, rng: np.random.Generator

@@ -38,8 +38,8 @@ TILES: dict[str, dict[str, int]] = {
     "slope": {"TILE": 16, "DEPTH": 32, "num_warps": 1},
     "gradient": {"TILE": 16, "DEPTH": 32, "num_warps": 1},
 }
-"""For each kernel: the side of a tile of results, the length of the block of products that is added
-at a time, and the number of warps. The loss has tiles of samples only."""
+"""The table has the options of each kernel: the side of a tile of results, the length of the block
+of products that is added at a time, and the number of warps. The loss has tiles of samples only."""
 _GOLDEN = tl.constexpr(GOLDEN)
 _MIX_1 = tl.constexpr(MIX_1)
 _MIX_2 = tl.constexpr(MIX_2)

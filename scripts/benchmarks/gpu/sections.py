@@ -127,8 +127,8 @@ def lanes(bench: Bench) -> None:
         start = []
         for _ in range(num_lanes):
             start += [initial(task.model)] * case.clients
-        for label, build in {"batched": batched, "graph": graph}.items():
-            backend = build(task)
+        for label in ("batched", "graph", "graph, bf16"):
+            backend = BACKENDS[label](task)
             train = bench.milliseconds(partial(backend.train, start, schedule), 2.0)
             bench.put(
                 "lanes",

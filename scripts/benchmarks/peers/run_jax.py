@@ -30,7 +30,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 class Model(NamedTuple):
-    """What clients and server exchange."""
+    """The parameters that clients and server exchange."""
 
     weights: Weights
     statistics: Statistics

@@ -27,7 +27,7 @@ ENDLESS = 10**6
 
 @dataclass(frozen=True)
 class Case:
-    """What one process measures. `words` are the peer's own options.
+    """The case that one process measures. `words` are the peer's own options.
 
     `precision` of products and convolutions is `float32`, or `tf32` on a GPU.
     """

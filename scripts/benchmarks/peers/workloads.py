@@ -129,7 +129,7 @@ class Workload:
 
     @property
     def is_chain(self) -> bool:
-        """Whether the network is a chain of layers."""
+        """True if the network is a chain of layers."""
         return not isinstance(self.network, Residual)
 
     @property

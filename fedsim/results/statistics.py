@@ -12,12 +12,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from scipy import special
 
 from fedsim.core.arrays import Floats
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LEVEL = 0.95
 """Confidence level of all intervals."""
@@ -182,17 +185,19 @@ def differences(values: Sequence[float], strata: int = 1) -> Difference | None:
     return Difference(tuple(map(float, values)), strata=strata) if len(values) > 1 else None
 
 
-def paired(first: pd.Series, second: pd.Series) -> pd.Series:
+def paired(first: "pd.Series", second: "pd.Series") -> "pd.Series":
     """Return `first` - `second` at the seeds that both have. The index of a series holds seeds."""
     return (first - second.reindex(first.index)).dropna()
 
 
-def pooled_values(strata: Sequence[pd.Series]) -> pd.Series:
+def pooled_values(strata: "Sequence[pd.Series]") -> "pd.Series":
     """Return the mean over strata (settings, for example) at each seed that all strata have."""
+    import pandas as pd  # here: the table at the end of a sweep needs this module, but not pandas
+
     return pd.concat(strata, axis=1, join="inner").mean(axis=1)
 
 
-def pooled(strata: Sequence[pd.Series]) -> Difference | None:
+def pooled(strata: "Sequence[pd.Series]") -> Difference | None:
     """Return the mean of paired differences by seed, averaged over strata; None with fewer than
     two common seeds.
 

@@ -307,7 +307,7 @@ def _mean_cells(group: Sequence[Row], *, has_rounds: bool) -> dict[str, str]:
 
 
 def _mean_and_interval(accuracies: Sequence[float | None]) -> str:
-    from fedsim.results.statistics import UNIT, estimate  # here: it imports pandas
+    from fedsim.results.statistics import UNIT, estimate  # here: it imports scipy
 
     mean = estimate([value for value in accuracies if value is not None], UNIT)
     return "-" if mean is None else str(mean)

@@ -59,6 +59,7 @@ DECISIVE: dict[str, Any] = {
     "server.validation_fraction": 0.2,
     "final_window": 5,
     "stop_at": 0.8,
+    "test_on": "holdout",
     "dataset.mean": [0.1],
     "partition.x": 9,
     "availability.x": 1,

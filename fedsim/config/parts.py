@@ -80,7 +80,14 @@ def check_parts(plan: Plan, *, elsewhere: bool = False) -> None:
             settings.client_accuracy,
             "needs samples that are held out",
             "set local.holdout_fraction=0.2, say, or client_accuracy=labels",
-        )
+        ),
+        rule(
+            settings.test_on != "holdout" or plan.local.holdout_fraction > 0,
+            "test_on",
+            settings.test_on,
+            "needs samples that are held out",
+            "set local.holdout_fraction=0.1, say",
+        ),
     )
     check(*collector.problems)
 

@@ -46,6 +46,7 @@ class RunSettings:
     final_window: Count | None = None
     stop_at: Annotated[float, Interval(ge=0, le=1)] | None = None
     secure_aggregation: bool | None = None
+    test_on: Literal["holdout"] | None = None
     client_accuracy: Literal["labels", "test", "holdout", "train"] | None = None
     device: str
     data_dir: Path | None

@@ -207,6 +207,7 @@ def _unfit(plan: Plan) -> Iterator[Problem | None]:
     simulated = {
         "clients": settings.clients,
         "client_accuracy": settings.client_accuracy,
+        "test_on": settings.test_on,
         "init_seed": "per_client" if settings.init_seed == "per_client" else None,
         "local.holdout_fraction": plan.local.holdout_fraction,
     }

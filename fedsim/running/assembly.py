@@ -88,6 +88,12 @@ class PreparedData:
         labels = self.y[torch.as_tensor(positions, device=self.y.device)]
         return LabelledSamples(self.samples(positions), labels)
 
+    def tested_on(self, positions: Ints) -> "PreparedData":
+        """Return these data with the training samples at `positions` [m] in place of the test
+        set."""
+        owners = None if self.owners is None else self.owners[positions]
+        return replace(self, test=self.labelled(positions), test_owners=owners)
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -123,6 +129,8 @@ def build(plan: Plan) -> Experiment:
         remedy = "raise it, or lower num_clients"
         raise DataError(f"local.holdout_fraction={fraction}: {fault}; {remedy}")
     # 3. Everything that acts in a round.
+    if settings.test_on == "holdout":
+        data = data.tested_on(division.holdout.flat)
     model = model.to(data.y.device)
     components = components_of(plan.config, settings, plan.local, data, division, model, streams)
     simulation = Simulation(components, initial(model))

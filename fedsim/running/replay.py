@@ -112,8 +112,9 @@ class Replay:
 
     def __init__(self, lead: Plan, methods: Mapping[str, Plan], num_cohorts: int) -> None:
         experiment = build(lead)
-        data = prepare(lead)
         self.lead = experiment.simulation
+        # The test samples are those of the lead, which `test_on` may have chosen.
+        data = replace(prepare(lead), test=self.lead.components.server_data.test)
         self.num_cohorts = num_cohorts
         self.engine = TrainsOnce(self.lead.components.engine)
         self.lead.components = replace(self.lead.components, engine=self.engine)

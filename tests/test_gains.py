@@ -1,4 +1,4 @@
-"""The numbers of docs/benchmark.md that scripts/benchmarks/gains.py prints, for a few runs."""
+"""The numbers of docs/benchmark_v0.md that scripts/benchmarks/gains.py prints, for a few runs."""
 
 import numpy as np
 import pandas as pd

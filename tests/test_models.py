@@ -51,6 +51,7 @@ def num_parameters(model: nn.Module) -> int:
         ("mlp_64", FASHION, {}, 50890),
         ("cnn", CIFAR, {}, 122570),
         ("femnist_cnn", FASHION, {}, 1199882),
+        ("lenet", CIFAR, {}, 62006),  # the number that BlazeFL's benchmark has
         ("resnet20", CIFAR, {}, 269722),
         ("resnet20", CIFAR, {"shortcut": "conv"}, 272474),
         ("resnet18", CIFAR, {}, 11173962),
@@ -88,6 +89,7 @@ def test_parameter_counts_are_those_of_the_papers(
         ("mlp", DIGITS, {}),
         ("cnn", FASHION, {}),
         ("femnist_cnn", FASHION, {}),
+        ("lenet", FASHION, {}),
         ("resnet20", DIGITS, {}),
         ("resnet20", DIGITS, {"norm": "group"}),
         ("resnet20", DIGITS, {"shortcut": "conv"}),
@@ -125,6 +127,7 @@ def test_gradients_of_stacked_models_equal_those_of_each(
     [
         ("cnn", DIGITS, "1x8x8"),
         ("femnist_cnn", (1, 5, 5), "1x5x5"),
+        ("lenet", DIGITS, "1x8x8"),
         ("resnet20", (64,), "64"),
         ("resnet18", (64,), "64"),
         ("torchvision", (4, 8, 8), "4x8x8"),

@@ -29,7 +29,7 @@ PAGES = pages.pages() if RESULTS.is_dir() else []
 WITHOUT_VERDICTS = ("overview", "pairs", "selections", "times")
 """Tables that one folder decides. Verdicts are corrected over all presets of a paper."""
 DIVERGED = "fashion_mnist-shards_2-mlp-fedabc-s2-7803815e"
-"""The one shipped run that diverged, with SCAFFOLD: docs/benchmark.md says so."""
+"""The one shipped run that diverged, with SCAFFOLD: docs/benchmark_v0.md says so."""
 
 
 # --- shipped runs ---

@@ -118,6 +118,7 @@ NEEDS = {
     "shakespeare": "model=text_mlp",
     "cnn": "dataset=fashion_mnist",  # the digits are too small for its convolutions
     "femnist_cnn": "dataset=fashion_mnist",
+    "lenet": "dataset=fashion_mnist",
     "cnn1d": "dataset=smartwatch",
     "text_gru": "dataset=text_generated",
     "text_mlp": "dataset=text_generated",

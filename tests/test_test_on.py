@@ -32,7 +32,7 @@ def test_the_accuracy_is_that_on_the_held_out_samples(fedsim: Run, tmp_path: Pat
     [plan] = compose([*HELD_OUT])
     data = prepare(plan)
     experiment = build(plan)
-    held_out = torch.as_tensor(experiment.division.holdout.flat)
+    held_out = torch.as_tensor(np.concatenate(experiment.division.holdout))
     experiment.model.load_state_dict(
         load_file(folder_below(tmp_path / "tuning") / "model.safetensors")
     )

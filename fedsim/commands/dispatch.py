@@ -38,6 +38,10 @@ COMMANDS = {
     "search": ("fedsim.search.command", "hyper-parameters found by Optuna, over ordinary runs"),
     "race": ("fedsim.search.race", "a sweep in which methods that are beaten get no more seeds"),
     "tune": ("fedsim.search.tune", "each selector in the search space that its file declares"),
+    "benchmark": (
+        "fedsim.benchmark.study",
+        "tunes methods in settings of the selection benchmark, and runs them there",
+    ),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
     "cite": ("fedsim.commands.cite", "BibTeX entries of the papers behind choices"),
     "replay": (

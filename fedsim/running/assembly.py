@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -130,7 +131,7 @@ def build(plan: Plan) -> Experiment:
         raise DataError(f"local.holdout_fraction={fraction}: {fault}; {remedy}")
     # 3. Everything that acts in a round.
     if settings.test_on == "holdout":
-        data = data.tested_on(division.holdout.flat)
+        data = data.tested_on(np.concatenate(division.holdout))
     model = model.to(data.y.device)
     components = components_of(plan.config, settings, plan.local, data, division, model, streams)
     simulation = Simulation(components, initial(model))

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsim.selectors.base import (
     Clients,
+    Count,
     Generator,
     Sampling,
     Selection,
@@ -46,16 +47,20 @@ class Random(Selector):
         return Selection(ascending(available[drawn]))
 
 
+@parameters
 class OtherRandom(Random):
     """Draws as `Random`, but with other random numbers at the same seed.
 
-    The two differ by chance only, so a report must not find a difference between them.
+    The two differ by chance only, so a report must not find a difference between them. Different
+    numbers `stream` give different controls; None is 1.
     """
+
+    stream: Count | None = None
 
     sampling = Random.sampling
 
     def select(self, round: int, clients: Clients, rng: Generator) -> Selection:
-        other_rng = rng.spawn(1)[0]
+        other_rng = rng.spawn(self.stream or 1)[-1]
         return super().select(round, clients, other_rng)
 
 

@@ -3,7 +3,7 @@
     uv run python scripts/benchmark.py gains
     uv run python scripts/benchmark.py gains --runs FOLDER_OR_PARQUET ... --methods fedcor,refl
 
-Every number of docs/benchmark.md that `fedsim report` does not print comes from here.
+Every number of docs/benchmark_v0.md that `fedsim report` does not print comes from here.
 
 - A setting is a file of conf/cell/: a data set, a partition, and what else it has. A method is a
   selector.

@@ -189,7 +189,6 @@ CIFAR = "dataset=cifar10"
 CENTRED = (CIFAR, "dataset.mean=[0.5,0.5,0.5]", "dataset.std=[0.5,0.5,0.5]")
 """CIFAR-10 scaled to [-1, 1]."""
 STANDARDISED = (CIFAR, "dataset.mean=[0.4914,0.4822,0.4465]", "dataset.std=[0.247,0.2435,0.2616]")
-LENET_CLASS = "scripts.benchmarks.peers.lenet.LeNet"
 
 _ALL = [
     Workload(
@@ -289,7 +288,7 @@ _ALL = [
             "relu",
             Linear(84, 10),
         ),
-        fedsim=(*CENTRED, *SHARDS, "model=logistic", f"model._target_={LENET_CLASS}"),
+        fedsim=(*CENTRED, *SHARDS, "model=lenet"),
     ),
     Workload(
         name="ResNet-20",

@@ -1,0 +1,277 @@
+"""`fedsim benchmark`: tune methods in settings of the selection benchmark, and run them there.
+
+A study of a setting has three phases. Each phase is a sweep of ordinary runs, in the folder
+outputs/benchmark_v1, and needs the results of those before it:
+
+1. Trials of the learning rate: each method, with its defaults, for each schedule.
+2. Trials of a method's own parameters, at its rate for the constant schedule.
+3. The scored runs: each method with its chosen values, in each regime, at each seed.
+
+Runs that have ended are not run again, so the same command resumes.
+"""
+
+import json
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.benchmark.rules import (
+    CONTROLS,
+    HORIZONS,
+    NUM_POINTS,
+    PRESET,
+    RATES,
+    SCALED_SPACES,
+    SCHEDULES,
+    SEEDS,
+    TUNING_SEEDS,
+    TUNING_WORDS,
+)
+from fedsim.config.command_line import read_words
+from fedsim.config.compose import check_jobs, compose_jobs, outlined, search_path
+from fedsim.config.job import ComposedJob
+from fedsim.core.disk import write_atomically
+from fedsim.core.errors import ConfigError, check, rule
+from fedsim.jobs.cli import run_jobs
+from fedsim.running.outcome import outcome_on_file
+from fedsim.search.command import take_settings
+from fedsim.search.tune import points_of, space_of
+from fedsim.tracking.tables import print_line
+
+Key = tuple[str, ...]
+"""What a group of runs at different seeds has in common, such as a method and a schedule."""
+
+
+def method_words(method: str) -> list[str]:
+    """Return the words that choose a method: its selector, and values that it has by its name."""
+    return list(CONTROLS.get(method, (f"selector={method}",)))
+
+
+def regime_words(schedule: str, num_rounds: int) -> list[str]:
+    """Return the words of a regime. A step schedule divides the rate by 10 after a half and after
+    three quarters of the rounds."""
+    words = [f"optimizer/schedule={schedule}", f"num_rounds={num_rounds}"]
+    if schedule == "step":
+        milestones = f"[{num_rounds // 2},{3 * num_rounds // 4}]"
+        words += [f"optimizer.schedule.milestones={milestones}", "optimizer.schedule.factor=0.1"]
+    return words
+
+
+def seed_word(seeds: Sequence[int]) -> str:
+    """Return the word that sweeps over seeds."""
+    return f"seed={','.join(map(str, seeds))}"
+
+
+@dataclass
+class Phase:
+    """Runs of one phase of a study, in groups. A group has a run for each seed."""
+
+    groups: dict[Key, list[ComposedJob]] = field(default_factory=dict)
+
+    def run(self, words: Sequence[str]) -> None:
+        """Run everything that has not ended. `words` are those of the command.
+
+        Raises `ConfigError` and `FedsimError` as `run_jobs` does.
+        """
+        jobs: list[ComposedJob] = []
+        for group in self.groups.values():
+            jobs += group
+        if jobs:
+            run_jobs(jobs, ["benchmark", *words])
+
+    def accuracies(self) -> dict[Key, float]:
+        """Return the mean final accuracy of each group. A run that diverged counts as 0.
+
+        Raises `ConfigError` if a run has not ended.
+        """
+        means = {}
+        for key, jobs in self.groups.items():
+            values = []
+            for plan in outlined(jobs):
+                outcome = outcome_on_file(plan)
+                fault = "has not ended, so that nothing can be chosen"
+                remedy = "see its error.txt; the same command resumes"
+                check(rule(outcome.final, "run", plan.folder.name, fault, remedy))
+                diverged = outcome.status == "diverged"
+                values.append(0.0 if diverged else float(outcome.summary["final_accuracy"]))
+            means[key] = float(np.mean(values))
+        return means
+
+
+class Study:
+    """The study of one setting.
+
+    `words` are further words of all runs. `chosen_rates` has the learning rate by method and
+    schedule, and `chosen_words` the words of the chosen point by method.
+    """
+
+    def __init__(self, setting: str, methods: Sequence[str], words: Sequence[str]) -> None:
+        self.setting = setting
+        self.methods = methods
+        self.words = [f"preset={PRESET}", f"cell={setting}", *words]
+        self.chosen_rates: dict[tuple[str, str], float] = {}
+        self.chosen_words: dict[str, Sequence[str]] = {}
+
+    def run(self, words: Sequence[str]) -> Path:
+        """Run all phases, and return the file of the chosen values. `words` are the command's."""
+        trials = self._rate_trials()
+        trials.run(words)
+        self._choose_rates(trials.accuracies())
+        points = self._point_trials()
+        points.run(words)
+        self._choose_points(points.accuracies())
+        scored = self._scored()
+        scored.run(words)
+        scored.accuracies()  # raises if a run has failed
+        return self._write(next(iter(scored.groups.values()))[0])
+
+    def _compose(self, words: Sequence[str]) -> list[ComposedJob]:
+        return compose_jobs([*self.words, *words], multirun=True)
+
+    def _tuned_methods(self) -> list[str]:
+        """Return the methods that need trials, with random selection if there are controls."""
+        needed = ["random" if method in CONTROLS else method for method in self.methods]
+        return list(dict.fromkeys(needed))
+
+    def _rate_trials(self) -> Phase:
+        phase = Phase()
+        for method in self._tuned_methods():
+            for schedule in SCHEDULES:
+                for rate in RATES:
+                    words = [
+                        *method_words(method),
+                        *regime_words(schedule, HORIZONS[0]),
+                        *TUNING_WORDS,
+                        f"optimizer.lr={rate}",
+                        seed_word(TUNING_SEEDS),
+                    ]
+                    phase.groups[method, schedule, str(rate)] = self._compose(words)
+        return phase
+
+    def _choose_rates(self, accuracies: Mapping[Key, float]) -> None:
+        """Choose the rate of highest accuracy; of equal ones the lowest."""
+        for method in self._tuned_methods():
+            for schedule in SCHEDULES:
+                means = [accuracies[method, schedule, str(rate)] for rate in RATES]
+                self.chosen_rates[method, schedule] = RATES[int(np.argmax(means))]
+        for control in CONTROLS:
+            for schedule in SCHEDULES:
+                if control in self.methods:
+                    rate = self.chosen_rates["random", schedule]
+                    self.chosen_rates[control, schedule] = rate
+
+    def _point_trials(self) -> Phase:
+        """Return trials of the points of each method's space, the defaults first.
+
+        Points that are not valid in the setting are left out.
+        """
+        phase = Phase()
+        for method in self.methods:
+            if method in CONTROLS:
+                continue
+            common = [
+                *method_words(method),
+                *regime_words("constant", HORIZONS[0]),
+                *TUNING_WORDS,
+                f"optimizer.lr={self.chosen_rates[method, 'constant']}",
+                seed_word(TUNING_SEEDS),
+            ]
+            defaults = self._compose(common)
+            phase.groups[method,] = defaults
+            for point in points(method, defaults[0]):
+                jobs = self._compose([*common, *point])
+                try:
+                    check_jobs(jobs)
+                except ConfigError:
+                    print_line(f"{self.setting}, {method}: {' '.join(point)} is not valid here")
+                    continue
+                if jobs[0].config != defaults[0].config:
+                    phase.groups[method, *point] = jobs
+        return phase
+
+    def _choose_points(self, accuracies: Mapping[Key, float]) -> None:
+        """Choose the point of highest accuracy; of equal ones the first, so the defaults stay if
+        nothing is better."""
+        best: dict[str, float] = {}
+        for (method, *point), accuracy in accuracies.items():
+            if method not in best or accuracy > best[method]:
+                best[method] = accuracy
+                self.chosen_words[method] = point
+
+    def _scored(self) -> Phase:
+        phase = Phase()
+        for method in self.methods:
+            for schedule in SCHEDULES:
+                for num_rounds in HORIZONS:
+                    words = [
+                        *method_words(method),
+                        *self.chosen_words.get(method, ()),
+                        *regime_words(schedule, num_rounds),
+                        f"optimizer.lr={self.chosen_rates[method, schedule]}",
+                        seed_word(SEEDS),
+                    ]
+                    phase.groups[method, schedule, str(num_rounds)] = self._compose(words)
+        return phase
+
+    def _write(self, job: ComposedJob) -> Path:
+        """Write the chosen values next to the runs, for users. `job` is any run of the study."""
+        chosen: dict[str, object] = {}
+        for method in self.methods:
+            rates = {schedule: self.chosen_rates[method, schedule] for schedule in SCHEDULES}
+            chosen[method] = {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
+        [plan] = outlined([job])
+        path = plan.folder.parent / f"{self.setting}.json"
+        write_atomically(path, json.dumps(chosen, indent=1).encode(), alone=False)
+        return path
+
+
+def points(method: str, job: ComposedJob) -> list[Sequence[str]]:
+    """Return the words of the points of a method's search space besides its defaults.
+
+    `job` is a run of the method, which has the numbers of the setting. Raises `ConfigError`.
+    """
+    if method in SCALED_SPACES:
+        parameter, number, multiples = SCALED_SPACES[method]
+        values = [round(multiple * job.config[number]) for multiple in multiples]
+        return [[f"{parameter}={value}"] for value in dict.fromkeys(values)]
+    space = space_of(job.choices["selector"])
+    if not space:
+        return []
+    return [point.words for point in points_of(space, NUM_POINTS)[1:]]
+
+
+def run(words: Sequence[str]) -> int:
+    """Study the settings of the command line. Raises `FedsimError` before any work is done."""
+    _, args = read_words(_parser(), words)
+    with search_path(args.config_dir, args.config_path):
+        settings, methods = _names(args)
+        for setting in settings:
+            path = Study(setting, methods, args.overrides).run(words)
+            print_line(f"{setting}: all runs have ended; chosen values in {path}")
+    return 0
+
+
+def _names(args: Namespace) -> tuple[list[str], list[str]]:
+    """Remove the settings and methods from `args.overrides`, and return their names."""
+    values = take_settings(args, ("cell", "selector"))
+    names = []
+    for key, example in (("cell", "v1_watch_10"), ("selector", "random,flips")):
+        value = values.get(key)
+        remedy = f"for example {key}={example}"
+        check(rule(value is not None, key, ..., "must be given", remedy))
+        names.append(value if isinstance(value, list) else [str(value)])
+    return names[0], names[1]
+
+
+def _parser() -> ArgumentParser:
+    return ArgumentParser(
+        prog="fedsim benchmark",
+        usage="fedsim benchmark cell=SETTINGS selector=METHODS [KEY=VALUE ...] [--config-dir DIR]",
+        description="Tunes methods in settings of the selection benchmark (conf/cell/v1_*.yaml) "
+        "and runs them there, by the rules of docs/benchmark.md. The same command resumes.",
+        epilog="example: fedsim benchmark cell=v1_watch_10 selector=random,flips",
+        allow_abbrev=False,
+    )

@@ -43,7 +43,8 @@ def test_help_says_on_one_screen_what_there_is(ask: Ask) -> None:
         assert f"fedsim {fedsim.__version__} compares client selection methods" in " ".join(
             page.split()
         )
-        assert all(f"  {name:<6}  {about}" in page for name, (_, about) in COMMANDS.items())
+        width = max(map(len, COMMANDS))
+        assert all(f"  {name:<{width}}  {about}" in page for name, (_, about) in COMMANDS.items())
         assert all("/" in name or f"\n  {name} " in page for name in Catalogue().names)
         assert len(page.splitlines()) <= 50
     assert ask("--version") == f"fedsim {fedsim.__version__}\n"

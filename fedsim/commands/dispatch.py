@@ -40,7 +40,7 @@ COMMANDS = {
     "tune": ("fedsim.search.tune", "each selector in the search space that its file declares"),
     "benchmark": (
         "fedsim.benchmark.study",
-        "tunes methods in settings of the selection benchmark, and runs them there",
+        "tunes and runs methods in settings of the selection benchmark",
     ),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
     "cite": ("fedsim.commands.cite", "BibTeX entries of the papers behind choices"),
@@ -75,7 +75,6 @@ Try
   fedsim                                     the default experiment (seconds)
   fedsim -m selector=random,gpfl seed=0,1,2  a sweep: six runs, one table
   fedsim list selectors                      all methods, with source and cost
-  fedsim show preset=gpfl_table2_fmnist      what a paper's table would run
   fedsim report default                      tables and figures of the runs
 
 Commands: `fedsim COMMAND --help` explains one
@@ -88,7 +87,6 @@ Options
   -m, --multirun    sweep over all combinations of values with commas
   --config-dir DIR  a folder with choices of your own, DIR/selector/mine.yaml
   --cfg job         print the config that the values make
-  --version         print the version of fedsim
 Docs: README.md and docs/ of the repository; conf/ explains every value"""
 
 

@@ -5,7 +5,7 @@ The round loop makes the records; the summary of a run and reports read them.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 Phase = Literal["select", "ask", "train", "aggregate", "evaluate"]
@@ -85,7 +85,7 @@ class Record:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields in order, without those that do not apply to the run."""
-        values = asdict(self)
+        values = dict(vars(self))
         for name in (*CLOCK_FIELDS, *WIRE_FIELDS):
             if values[name] is None:
                 del values[name]

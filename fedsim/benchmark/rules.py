@@ -26,17 +26,17 @@ RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """The learning rates among which each method's is chosen, in each setting and for each schedule."""
 TUNING_SEEDS = (1000, 1001)
 TUNING_WORDS = ("test_on=holdout", "local.holdout_fraction=0.1")
-"""What makes a run a trial: it is tested on a tenth of the clients' training samples, on which
-nobody trains."""
+"""Words of a trial: it is tested on a tenth of each client's training samples, and nobody trains on
+these."""
 NUM_POINTS = 5
-"""Number of points of a method's own parameters, besides its defaults. With the defaults there are
-as many as there are rates."""
+"""Number of points of a method's own parameters. The defaults are one more, so there are as many as
+rates."""
 CONTROLS = {
     "random_control": ("selector=random_control",),
     "random_control_2": ("selector=random_control", "selector.stream=2"),
 }
-"""Methods that are random selection with other draws, with their words. They are not tuned: they
-have the rates of random selection."""
+"""Methods that are random selection with other draws, each with the words that choose it. They are
+not tuned: they have the rates of random selection."""
 # For the search spaces of other methods see the line `tune:` in their files.
 SCALED_SPACES: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "entropy_greedy": ("selector.queue_length", "num_clients", (0.0, 0.2, 0.4, 0.7, 0.9)),
@@ -44,9 +44,9 @@ SCALED_SPACES: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "power_of_choice": ("selector.num_candidates", "cohort_size", (3, 4, 6, 8, 10)),
     "rpow_d": ("selector.num_candidates", "cohort_size", (3, 4, 6, 8, 10)),
 }
-"""Search spaces whose declared values suit only 100 clients, by method: a parameter, and its values
-as multiples of a number of the setting. Values are rounded. All other methods have the space that
-their file declares."""
+"""Search spaces by method, in place of those that their files declare, which suit only 100 clients.
+A space has a parameter, a key of the setting, and multiples of that key's value. The parameter
+takes these multiples, rounded. All other methods have the space that their file declares."""
 
 # --- methods ---
 
@@ -64,7 +64,7 @@ COSTLY_METHODS = ("full", "fedabc", "pncs", "divfl", "ocs", "clairvoyant")
 
 DRAW_SEED = 20261127
 COHORT_SHARES = (0.03, 0.05, 0.1)
-"""Shares K / N of the clients, among which each setting's is drawn."""
+"""Shares K / N. Each setting draws one of them."""
 LABEL_SKEWS = ("shards_1", "shards_2", "dirichlet_01", "dirichlet_05", "dirichlet_client")
 SKEWS = (*LABEL_SKEWS, "quantity_skew")
 MAX_COHORT = 50
@@ -72,15 +72,15 @@ MAX_COHORT = 50
 NOT_FOR_1000 = ("dirichlet_01", "dirichlet_05")
 """Partitions that do not exist with 1,000 clients: some clients would have no sample."""
 BASE = ("fmnist", "shards_2", 100)
-"""Data, skew and number of clients of the second block's base, which the first block lacks."""
+"""Data, skew and number of clients of the second block's base. The first block never draws them."""
 
 
 @dataclass(frozen=True)
 class Stratum:
     """Settings with the same data and model, of which `count` are drawn.
 
-    `data` is the name of the data. Strata with the same data share no partition. `sizes` are the
-    numbers of clients.
+    A setting has one of `skews` and a number of clients out of `sizes`. Strata with the same `data`
+    differ in their models. They never draw the same pair of skew and number of clients.
     """
 
     name: str
@@ -102,7 +102,10 @@ STRATA = (
 
 @dataclass(frozen=True)
 class Draw:
-    """A setting that was drawn. `wave` is its place within its stratum, from 0."""
+    """A setting that was drawn: the `wave`-th of its stratum, from 0.
+
+    `cohort_size` is K, the number of clients that are selected in each round.
+    """
 
     stratum: str
     skew: str
@@ -133,11 +136,12 @@ def draw_settings() -> list[Draw]:
                 exists = num_clients < 1000 or skew not in NOT_FOR_1000
                 if exists and (stratum.data, skew, num_clients) not in used:
                     pairs.append((skew, num_clients))
-        order = rng.permutation(len(pairs))[: stratum.count]
-        for wave, number in enumerate(order):
-            skew, num_clients = pairs[number]
+        drawn = rng.permutation(len(pairs))[: stratum.count]
+        for wave, index in enumerate(drawn):
+            skew, num_clients = pairs[index]
             share = COHORT_SHARES[rng.integers(len(COHORT_SHARES))]
-            cohort_size = min(int(np.ceil(round(share * num_clients, 6))), MAX_COHORT)
+            exact_size = round(share * num_clients, 6)  # without the error of 0.03 as a float
+            cohort_size = min(int(np.ceil(exact_size)), MAX_COHORT)
             used.add((stratum.data, skew, num_clients))
             draws.append(Draw(stratum.name, skew, num_clients, cohort_size, wave))
     return draws

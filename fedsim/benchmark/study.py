@@ -7,7 +7,8 @@ outputs/benchmark_v1, and needs the results of those before it:
 2. Trials of a method's own parameters, at its rate for the constant schedule.
 3. The scored runs: each method with its chosen values, in each regime, at each seed.
 
-Runs that have ended are not run again, so the same command resumes.
+Runs that have ended are not run again, so the same command resumes. A word is an override such as
+`num_rounds=200`, as on the command line.
 """
 
 import json
@@ -42,17 +43,19 @@ from fedsim.search.tune import points_of, space_of
 from fedsim.tracking.tables import print_line
 
 Key = tuple[str, ...]
-"""What a group of runs at different seeds has in common, such as a method and a schedule."""
+"""Name of a group of runs that differ only in their seeds: a method, and what its phase varies."""
 
 
 def method_words(method: str) -> list[str]:
-    """Return the words that choose a method: its selector, and values that it has by its name."""
+    """Return the words that choose a method: its selector, and for a control also its values."""
     return list(CONTROLS.get(method, (f"selector={method}",)))
 
 
 def regime_words(schedule: str, num_rounds: int) -> list[str]:
-    """Return the words of a regime. A step schedule divides the rate by 10 after a half and after
-    three quarters of the rounds."""
+    """Return the words of a regime.
+
+    A step schedule divides the rate by 10 after a half and after three quarters of the rounds.
+    """
     words = [f"optimizer/schedule={schedule}", f"num_rounds={num_rounds}"]
     if schedule == "step":
         milestones = f"[{num_rounds // 2},{3 * num_rounds // 4}]"
@@ -67,20 +70,24 @@ def seed_word(seeds: Sequence[int]) -> str:
 
 @dataclass
 class Phase:
-    """Runs of one phase of a study, in groups. A group has a run for each seed."""
+    """Runs of one phase of a study, in groups. A group has a run for each seed.
+
+    The keys of `groups` begin with the method. Then come the schedule and the rate in the first
+    phase, the words of the point in the second, the schedule and the number of rounds in the third.
+    """
 
     groups: dict[Key, list[ComposedJob]] = field(default_factory=dict)
 
-    def run(self, words: Sequence[str]) -> None:
-        """Run everything that has not ended. `words` are those of the command.
+    def run(self, command: Sequence[str]) -> None:
+        """Run everything that has not ended. Raises `FedsimError` as `run_jobs` does.
 
-        Raises `ConfigError` and `FedsimError` as `run_jobs` does.
+        `command` are the words after `fedsim benchmark`: `run_jobs` prints how to resume.
         """
         jobs: list[ComposedJob] = []
         for group in self.groups.values():
             jobs += group
         if jobs:
-            run_jobs(jobs, ["benchmark", *words])
+            run_jobs(jobs, ["benchmark", *command])
 
     def accuracies(self) -> dict[Key, float]:
         """Return the mean final accuracy of each group. A run that diverged counts as 0.
@@ -92,7 +99,7 @@ class Phase:
             values = []
             for plan in outlined(jobs):
                 outcome = outcome_on_file(plan)
-                fault = "has not ended, so that nothing can be chosen"
+                fault = "has not ended, so the study cannot continue"
                 remedy = "see its error.txt; the same command resumes"
                 check(rule(outcome.final, "run", plan.folder.name, fault, remedy))
                 diverged = outcome.status == "diverged"
@@ -100,12 +107,17 @@ class Phase:
             means[key] = float(np.mean(values))
         return means
 
+    def folder(self) -> Path:
+        """Return the folder that holds the folders of the runs."""
+        [plan, *_] = outlined(next(iter(self.groups.values())))
+        return plan.folder.parent
+
 
 class Study:
-    """The study of one setting.
+    """The study of one setting: its three phases, and what they choose.
 
-    `words` are further words of all runs. `chosen_rates` has the learning rate by method and
-    schedule, and `chosen_words` the words of the chosen point by method.
+    `words` are words of all runs. `chosen_rates` has the learning rate by method and schedule, and
+    `chosen_words` the words of the chosen point by method; the defaults have none.
     """
 
     def __init__(self, setting: str, methods: Sequence[str], words: Sequence[str]) -> None:
@@ -115,24 +127,27 @@ class Study:
         self.chosen_rates: dict[tuple[str, str], float] = {}
         self.chosen_words: dict[str, Sequence[str]] = {}
 
-    def run(self, words: Sequence[str]) -> Path:
-        """Run all phases, and return the file of the chosen values. `words` are the command's."""
-        trials = self._rate_trials()
-        trials.run(words)
-        self._choose_rates(trials.accuracies())
-        points = self._point_trials()
-        points.run(words)
-        self._choose_points(points.accuracies())
-        scored = self._scored()
-        scored.run(words)
-        scored.accuracies()  # raises if a run has failed
-        return self._write(next(iter(scored.groups.values()))[0])
+    def run(self, command: Sequence[str]) -> Path:
+        """Run all phases, and return the file of the chosen values.
+
+        `command` are the words after `fedsim benchmark`. Raises `FedsimError`.
+        """
+        rate_trials = self._rate_trials()
+        rate_trials.run(command)
+        self._choose_rates(rate_trials.accuracies())
+        point_trials = self._point_trials()
+        point_trials.run(command)
+        self._choose_points(point_trials.accuracies())
+        scored_runs = self._scored_runs()
+        scored_runs.run(command)
+        scored_runs.accuracies()  # raises if a run has failed
+        return self._write_chosen(scored_runs.folder())
 
     def _compose(self, words: Sequence[str]) -> list[ComposedJob]:
         return compose_jobs([*self.words, *words], multirun=True)
 
     def _tuned_methods(self) -> list[str]:
-        """Return the methods that need trials, with random selection if there are controls."""
+        """Return the methods that need trials of the rate. A control needs those of random."""
         needed = ["random" if method in CONTROLS else method for method in self.methods]
         return list(dict.fromkeys(needed))
 
@@ -166,7 +181,7 @@ class Study:
     def _point_trials(self) -> Phase:
         """Return trials of the points of each method's space, the defaults first.
 
-        Points that are not valid in the setting are left out.
+        Points that are not valid in the setting, or that are the defaults, are left out.
         """
         phase = Phase()
         for method in self.methods:
@@ -181,7 +196,7 @@ class Study:
             ]
             defaults = self._compose(common)
             phase.groups[method,] = defaults
-            for point in points(method, defaults[0]):
+            for point in point_words(method, defaults[0]):
                 jobs = self._compose([*common, *point])
                 try:
                     check_jobs(jobs)
@@ -193,7 +208,7 @@ class Study:
         return phase
 
     def _choose_points(self, accuracies: Mapping[Key, float]) -> None:
-        """Choose the point of highest accuracy; of equal ones the first, so the defaults stay if
+        """Choose the point of highest accuracy. Of equal ones it is the first: the defaults stay if
         nothing is better."""
         best: dict[str, float] = {}
         for (method, *point), accuracy in accuracies.items():
@@ -201,7 +216,7 @@ class Study:
                 best[method] = accuracy
                 self.chosen_words[method] = point
 
-    def _scored(self) -> Phase:
+    def _scored_runs(self) -> Phase:
         phase = Phase()
         for method in self.methods:
             for schedule in SCHEDULES:
@@ -216,22 +231,22 @@ class Study:
                     phase.groups[method, schedule, str(num_rounds)] = self._compose(words)
         return phase
 
-    def _write(self, job: ComposedJob) -> Path:
-        """Write the chosen values next to the runs, for users. `job` is any run of the study."""
+    def _write_chosen(self, folder: Path) -> Path:
+        """Write the chosen values into `folder`, for users. Return the file."""
         chosen: dict[str, object] = {}
         for method in self.methods:
             rates = {schedule: self.chosen_rates[method, schedule] for schedule in SCHEDULES}
             chosen[method] = {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
-        [plan] = outlined([job])
-        path = plan.folder.parent / f"{self.setting}.json"
+        path = folder / f"{self.setting}.json"
         write_atomically(path, json.dumps(chosen, indent=1).encode(), alone=False)
         return path
 
 
-def points(method: str, job: ComposedJob) -> list[Sequence[str]]:
-    """Return the words of the points of a method's search space besides its defaults.
+def point_words(method: str, job: ComposedJob) -> list[Sequence[str]]:
+    """Return the words of each point of a method's search space, without the defaults.
 
-    `job` is a run of the method, which has the numbers of the setting. Raises `ConfigError`.
+    `job` is a run of the method. Its config has the setting's numbers, of which the values in
+    `SCALED_SPACES` are multiples. Raises `ConfigError`.
     """
     if method in SCALED_SPACES:
         parameter, number, multiples = SCALED_SPACES[method]

@@ -3,9 +3,9 @@
     uv run python -m scripts.reproduction.pages            # writes them
     uv run python -m scripts.reproduction.pages --check    # exit code 1 if one is not up to date
 
-The pages are docs/reproduction.md, verdicts.md, benchmark_v0.md and reproduction/*.md. A table stands
-between `<!-- table: <maker> <words> -->` and `<!-- end of table -->`. The makers are in tables.py,
-verdict_tables.py and open_items.py. `TABLE_FILES` are tables that pages link to.
+The pages are docs/reproduction.md, verdicts.md, benchmark_v0.md and reproduction/*.md. A table
+stands between `<!-- table: <maker> <words> -->` and `<!-- end of table -->`. The makers are in
+tables.py, verdict_tables.py and open_items.py. `TABLE_FILES` are tables that pages link to.
 """
 
 import argparse

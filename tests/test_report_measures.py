@@ -194,7 +194,8 @@ def test_the_gini_coefficient(selected: Sequence[int], expected: float, tmp_path
     """Selections 1, 1, 1, 1; 4, 0, 0, 0; and 1, 3, 0, 0, of which all pairs differ by 20 in sum:
     20 / (2 * 16 * mean 1)."""
     write_run(tmp_path, [0.5] * 4, [[client] for client in selected])
-    assert measures.selection_gini(only_run(tmp_path)) == pytest.approx(expected)
+    gini = find_measure("selection_gini")
+    assert gini(only_run(tmp_path)) == pytest.approx(expected)
 
 
 def test_the_table_of_selections_and_an_accuracy_whose_interval_ends_at_1(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from fedsim.commands.dispatch import MistakeError
@@ -212,31 +213,28 @@ def _first_difference(run: Run, repetition: Run) -> str | None:
     now = repetition.summary.get("initial_accuracy")
     if was != now:
         return f"differs before round 1: initial_accuracy {was}, now {now}"
+    single = _single_precision(run)
     for number, (old, new) in enumerate(zip_longest(run.records, repetition.records), 1):
         if old is None or new is None:
             state = "not recorded" if old is None else "missing now"
             return f"differs from round {number} on: it is {state}"
         texts = []
         for name in COMPARED:
-            if not _is_same(name, old, new, archived=bool(run.archived)):
-                is_list = isinstance(old.get(name), list)
-                texts.append(name if is_list else f"{name} {old.get(name)}, now {new.get(name)}")
+            was, now = old.get(name), new.get(name)
+            if name in single and was is not None and now is not None:
+                now = float(np.float32(now))
+            if was != now and not (run.archived and was is None):  # archives may lack fields
+                texts.append(name if isinstance(was, list) else f"{name} {was}, now {now}")
         if texts:
             return f"differs from round {number} on: {'; '.join(texts)}"
     return outcome
 
 
-def _is_same(name: str, old: Mapping[str, Any], new: Mapping[str, Any], *, archived: bool) -> bool:
-    """Return whether a field of two records is equal.
-
-    An archive has losses in single precision, and may lack fields.
-    """
-    was, now = old.get(name), new.get(name)
-    if archived and was is None:
-        return True
-    if archived and name.endswith("_loss") and now is not None:
-        return bool(np.float32(was) == np.float32(now))
-    return bool(was == now)
+def _single_precision(run: Run) -> set[str]:
+    """Return the fields that the archive of a run holds in single precision; none of a folder."""
+    if not run.archived:
+        return set()
+    return {field.name for field in run.archived["rows"].schema if field.type == pa.float32()}
 
 
 def _circumstances(run: Run) -> dict[str, Any]:

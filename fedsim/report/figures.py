@@ -43,8 +43,10 @@ def all_plots(
     all_runs = list(runs["run"])
     clock = [f"simulated_seconds_{phase}" for phase in SIMULATED]
     plots = [imperfect_plot(runs, looks), *accuracy_plots(panels, looks, log_x)]
-    plots += [coverage_plot(runs), participation_plot(runs), histogram_plot(panels, looks)]
-    plots += [*round_plots(panels), clients_plot(panels, looks)]
+    plots += [coverage_plot(runs), participation_plot(runs)]
+    if is_recorded(all_runs, ["selected"]):
+        plots += [histogram_plot(panels, looks), *round_plots(panels)]
+    plots.append(clients_plot(panels, looks))
     if is_recorded(all_runs, PHASE_SECONDS):
         label = "seconds of a run"
         plots.append(phases_plot("phases", panels, PHASES, "seconds_", label))

@@ -8,12 +8,17 @@ The first row of a run also holds what is true of the whole run, as JSON in the 
 Three things make the file small. Seconds and losses have single precision. `selected` holds the
 sorted ids of a round as differences: 3, 7, 8 is stored as 3, 4, 1. Parquet stores repeated values
 once. Archives of format 1 hold the ids themselves.
+
+A compact archive has the fields `COMPACT_FIELDS` of a record alone, and no histograms or
+accuracies of clients. It lacks who was selected, so that reports have no figures and measures of
+selections.
 """
 
 import io
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +67,17 @@ COLUMN_TYPES = {
     **dict.fromkeys(RUN_COLUMNS, pa.string()),
 }
 """Types of columns that do not follow from their values."""
+COMPACT_FIELDS = (
+    "round",
+    "test_accuracy",
+    "participation_ratio",
+    "coverage",
+    "bytes_down",
+    "bytes_up",
+    "simulated_time",
+)
+"""Fields of a record in a compact archive. The simulated time is there where the accuracy was
+measured, in single precision."""
 MAX_VALUES = 2**29
 """Maximum number of values in an archive that is read."""
 MAX_BYTES = 2**33
@@ -71,7 +87,7 @@ MAX_BYTES = 2**33
 # --- writing ---
 
 
-def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
+def write_archive(runs: Sequence[Run], root: Path, path: Path, *, compact: bool = False) -> None:
     """Write runs, whose folders are below `root`, to the file `path`.
 
     Raises `OutputError` if the file cannot be written.
@@ -81,17 +97,26 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
     groups: set[str] = set()
     for number, run in enumerate(runs):
         records = run.records
-        rows += _rows_of_run(number, run, records, root)
+        if compact:
+            run, records = _compact(run, records)
+        rows_of_run = _rows_of_run(number, run, records, root)
+        if compact:
+            rows_of_run[0] |= {"histograms": None, "client_accuracies": None}
+        rows += rows_of_run
         groups.update(run.choices)
         for record in records:
             record_names.update(dict.fromkeys(record))
     choice_names = sorted(f"choice.{group}" for group in groups)
     names = ["run", "seed", "engine", "commit", *choice_names, *record_names, *RUN_COLUMNS]
-    columns = {name: pa.array([row.get(name) for row in rows], _type_of(name)) for name in names}
+    columns = {}
+    for name in names:
+        is_single = compact and name == "simulated_time"
+        column_type = pa.float32() if is_single else _type_of(name)
+        columns[name] = pa.array([row.get(name) for row in rows], column_type)
     metadata = {"format": FORMAT, "records": list(record_names)}
     table = pa.table(columns).replace_schema_metadata({METADATA_KEY: json.dumps(metadata).encode()})
     # Seconds and losses seldom repeat, so that a dictionary does not help. Their bytes are split
-    # into streams instead, which compress better.
+    # into streams instead, which compress better. Of round numbers the differences are stored.
     noisy = [name for name in names if table[name].type == pa.float32()]
     file = io.BytesIO()
     pq.write_table(
@@ -99,14 +124,33 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path) -> None:
         file,
         compression="zstd",
         compression_level=19,
-        use_dictionary=[name for name in names if name not in noisy],
+        use_dictionary=[name for name in names if name not in (*noisy, "round")],
         use_byte_stream_split=noisy,
+        column_encoding={"round": "DELTA_BINARY_PACKED"} if record_names else None,
+        write_statistics=[name for name in names if name not in RUN_COLUMNS],
     )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, file.getvalue(), alone=False)
     except OSError as error:
         raise OutputError(unwritable("--archive", path, error)) from error
+
+
+def _compact(run: Run, records: Sequence[Mapping[str, Any]]) -> tuple[Run, list[dict[str, Any]]]:
+    """Return a run and its records without what a compact archive leaves out.
+
+    Of the summary these are totals of measured seconds. The caller leaves out what the files of
+    the partition and the clients hold.
+    """
+    short_records = []
+    for record in records:
+        short = {name: record[name] for name in COMPACT_FIELDS if name in record}
+        if short["test_accuracy"] is None:
+            short.pop("simulated_time", None)
+        short_records.append(short)
+    totals = run.summary.get("totals", {})
+    short_totals = {key: value for key, value in totals.items() if not key.startswith("seconds_")}
+    return replace(run, summary={**run.summary, "totals": short_totals}), short_records
 
 
 def _rows_of_run(
@@ -123,9 +167,11 @@ def _rows_of_run(
         same_in_all[f"choice.{group}"] = choice
     rows = []
     for record in records:
-        selected = np.array(record["selected"], np.int64)
-        differences = np.diff(selected, prepend=0).tolist()
-        rows.append(same_in_all | dict(record) | {"selected": differences})
+        row = same_in_all | dict(record)
+        if "selected" in record:
+            selected = np.array(record["selected"], np.int64)
+            row["selected"] = np.diff(selected, prepend=0).tolist()
+        rows.append(row)
     if not rows:
         rows.append(same_in_all)
     folder = run.folder
@@ -266,15 +312,19 @@ def _run_in(rows: pa.Table, record_names: Sequence[str]) -> Run:
 def rounds_in(rows: pa.Table) -> Rounds:
     """Return the rounds in rows of an archive as arrays. Raises `DamagedError`."""
     names = [name for name in rows.column_names if _is_recorded(name, rows[name])]
-    check_kinds({name: _kinds(rows[name]) for name in names})
-    columns: dict[str, Floats] = {}
+    kinds = {name: _kinds(rows[name]) for name in names}
+    if names and "selected" not in rows.column_names:
+        kinds["selected"] = LIST  # the archive is compact
+    check_kinds(kinds)
+    # Without records, every column is there and empty.
+    columns: dict[str, Floats] = {} if names else defaultdict(lambda: np.empty(0))
     for name in names:
         column = rows[name]
         if pa.types.is_list(column.type):
             column = pc.list_value_length(column)
         columns[name] = column.to_numpy().astype(np.float64)
-    if not names:
-        return Rounds(len(rows), defaultdict(lambda: np.empty(0)), np.empty((2, 0), np.int32))
+    if "selected" not in names:
+        return Rounds(len(rows), columns, np.empty((2, 0), np.int32))
     selected = rows["selected"].combine_chunks()
     chosen = np.array([pc.list_parent_indices(selected), pc.list_flatten(selected)], np.int32)
     return Rounds(len(rows), columns, chosen)

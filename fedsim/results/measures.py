@@ -9,6 +9,7 @@ clients and T the number of recorded rounds.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -200,24 +201,36 @@ def imperfect_share(run: Run) -> float:
     return math.nan if run.imperfect is None else len(run.imperfect) / run.num_clients
 
 
-def peak_selections(run: Run) -> float:
+def _of_selections(measure: Callable[[Ints], Any]) -> Measure:
+    """Return the measure of the clients' numbers of selections [N] of a run.
+
+    It is nan if the run does not hold who was selected (a compact archive).
+    """
+
+    def of_run(run: Run) -> float:
+        return float(measure(run.selections)) if is_recorded([run], ["selected"]) else math.nan
+
+    return of_run
+
+
+def peak_selections(selections: Ints) -> float:
     """Return the number of selections that most clients have.
 
     It is the mode of the clients' numbers of selections, and the median of the modes if there are
     several.
     """
-    num_clients = np.bincount(run.selections)  # by number of selections
+    num_clients = np.bincount(selections)  # by number of selections
     return float(np.median(np.flatnonzero(num_clients == num_clients.max())))
 
 
-def selection_gini(run: Run) -> float:
+def selection_gini(selections: Ints) -> float:
     """Return the Gini coefficient of the clients' numbers of selections.
 
     It is the mean absolute difference of all pairs, divided by twice the mean. It is 0 if all
     numbers are equal, and near 1 if a few clients have all selections.
     """
     # With ascending x_i it is sum((2 i - N - 1) x_i) / (N sum(x_i)).
-    ordered = np.sort(run.selections.astype(np.float64))
+    ordered = np.sort(selections.astype(np.float64))
     num = len(ordered)
     weights = 2 * np.arange(1, num + 1) - num - 1
     total = ordered.sum()
@@ -337,7 +350,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "bytes_up": _total("bytes_up"),
     "choosing_seconds_200": partial(seconds_200, phases=("select", "ask")),
     "ended_after": _ended_after,
-    "fewest_selections": lambda run: float(run.selections.min()),
+    "fewest_selections": _of_selections(np.min),
     "final_accuracy": final_accuracy,
     "fluctuation": fluctuation,
     "gain_after": gain_after,
@@ -347,17 +360,17 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "late_a_round": lambda run: _finite_mean(run.columns.get("late", np.empty(0))),
     "longest_selection": _longest_selection,
     "mean_accuracy": mean_accuracy,
-    "mean_selections": lambda run: float(run.selections.mean()),
-    "median_selections": lambda run: float(np.median(run.selections)),
-    "most_selections": lambda run: float(run.selections.max()),
-    "never_selected": lambda run: float((run.selections == 0).sum()),
+    "mean_selections": _of_selections(np.mean),
+    "median_selections": _of_selections(np.median),
+    "most_selections": _of_selections(np.max),
+    "never_selected": _of_selections(lambda selections: (selections == 0).sum()),
     "num_clients": _of_sizes(len),
     "num_rounds": lambda run: run.rounds.num,
     "participation": lambda run: _finite_mean(run.columns["participation_ratio"]),
     "participation_rise": participation_rise,
     # The number of clients at the mode, that is, with `peak_selections` selections.
-    "peak_height": lambda run: float(np.bincount(run.selections).max()),
-    "peak_selections": peak_selections,
+    "peak_height": _of_selections(lambda selections: np.bincount(selections).max()),
+    "peak_selections": _of_selections(peak_selections),
     "rounds_to": rounds_to,
     "rounds_to_cover": rounds_to_cover,
     "rounds_until": rounds_until,
@@ -366,7 +379,7 @@ MEASURES: Mapping[str, Callable[..., float]] = {
     "samples_total": _of_sizes(np.sum),
     "seconds_200": seconds_200,
     "seconds_until": partial(cost_until, names=PHASE_SECONDS),
-    "selection_gini": selection_gini,
+    "selection_gini": _of_selections(selection_gini),
     "selection_overhead": selection_overhead,
     "simulated_until": partial(cost_until, names=SIMULATED),
     "speed": lambda run: -seconds_200(run),  # claims compare measures of which more is better

@@ -29,7 +29,7 @@ ALLOWED = {
         "flower": "core partitions engine clients selectors rounds config running api",
         "commands": "core data engine results tracking config running jobs report",
         "search": "core results tracking config running jobs",
-        "benchmark": "core tracking config running jobs search",
+        "benchmark": "core results tracking config running jobs search",
     }.items()
 }
 DOORS = {"__init__", "__main__", "run"}

@@ -1,14 +1,47 @@
 """Submissions to the selection benchmark: what is checked, shipped and read back."""
 
+import json
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
 
+from fedsim.benchmark import study
 from fedsim.benchmark.reader import read_submissions
+from fedsim.commands.dispatch import answer
 from fedsim.results.archive import read_archive, write_archive
 from fedsim.results.measures import find_measure
+from fedsim.results.reading import read_metrics
 from fedsim.results.runs import read_runs
-from tests.report_toys import make_report, write_run
+from fedsim.running import experiment
+from tests.report_toys import make_report, summary_of, write_records, write_run
+
+RULES: dict[str, Any] = {
+    "SCHEDULES": ("constant", "step"),
+    "HORIZONS": (4,),
+    "SEEDS": (0, 1),
+    "RATES": (0.01, 0.1),
+    "TUNING_SEEDS": (1000,),
+}
+"""Rules of a tiny benchmark."""
+CELL = """# @package _global_
+defaults:
+  - override /dataset: digits
+  - override /partition: iid
+  - override /model: linear
+  - _self_
+num_clients: 10
+cohort_size: 2
+eval_every: 2
+final_window: 2
+"""
+"""A setting whose final accuracy is that of the last of four rounds."""
 
 
 def write_scored_runs(folder: Path, archive: Path) -> None:
@@ -63,3 +96,187 @@ def test_a_compact_archive_has_a_report_without_selections(tmp_path: Path) -> No
     figures = {path.stem for path in (tmp_path / "report" / "figures").glob("*.csv")}
     assert "coverage" in figures
     assert not figures & {"selections", "selections_rounds"}
+
+
+# --- real runs ---
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the setting `v1_toy` in `mine`, and the runs of two methods in `outputs`."""
+    folder = tmp_path_factory.mktemp("honest")
+    (folder / "mine/cell").mkdir(parents=True)
+    (folder / "mine/cell/v1_toy.yaml").write_text(CELL)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in RULES.items():
+            patch.setattr(study, name, value)
+        patch.setattr(experiment, "own_revision", lambda: {"commit": "abc", "dirty": False})
+        patch.chdir(folder)
+        words = ["cell=v1_toy", "selector=random,power_of_choice", "--config-dir", "mine"]
+        assert study.run(words) == 0
+        yield folder
+
+
+@pytest.fixture
+def runs(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the honest runs, below the working folder."""
+    shutil.copytree(honest, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "outputs/benchmark_v1"
+
+
+def submit(method: str, code: int = 0) -> None:
+    """Submit a method to the folder `to`."""
+    words = ["outputs", "--to", "to", "--config-dir", "mine", "--author", "Ann"]
+    assert answer(["submit", *words, "--method", method]) == code
+    assert Path(f"to/{method}.parquet").exists() == (code == 0)
+
+
+def folder_of(runs: Path, *, seed: int, **values: Any) -> Path:
+    """Return the folder of power_of_choice's only run with this seed and these values."""
+    folders = []
+    for path in runs.glob(f"*-power_of_choice-s{seed}-*"):
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        own = {
+            "lr": config["optimizer"]["lr"],
+            "schedule": config["optimizer"]["schedule"]["_target_"].rpartition(".")[2].lower(),
+            "candidates": config["selector"]["num_candidates"],
+        }
+        if own | values == own:
+            folders.append(path)
+    [folder] = folders
+    return folder
+
+
+def change_accuracy(folder: Path, accuracy: float) -> None:
+    """Give a run another accuracy in the last round. Its summary agrees."""
+    records = read_metrics(folder)
+    records[-1]["test_accuracy"] = accuracy
+    write_records(folder, records)
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | summary_of(records, window=2)))
+
+
+def test_an_honest_submission_is_written_read_and_verified(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit("power_of_choice")
+    submit("random")
+    # 1. The scored runs, and the trials: two rates for each schedule, and a second point. Of the
+    #    five points 3, 4, 6, 8 and 10 times K, the last two are more than N. 5 K is the default.
+    rows = read_submissions(Path("to"))
+    of_runs = rows.groupby(["method", "schedule", "num_rounds", "seed"])["round"].agg(list)
+    assert of_runs.tolist() == [[0, 2, 4]] * 8
+    assert set(rows["num_classes"]) == {10}
+    trials = pd.read_csv("to/power_of_choice.csv", keep_default_na=False)
+    points = trials.groupby("point").size().to_dict()
+    assert points.pop("") == 4
+    assert set(points.values()) == {1}
+    # 2. The card.
+    card = yaml.safe_load(Path("to/power_of_choice.yaml").read_text())
+    assert (card["source"], card["author"], card["class"]) == ("Cho et al. 2022", "Ann", "losses")
+    assert card["commits"] == ["abc"]
+    best = trials[trials["point"] == ""].sort_values("final_accuracy").groupby("schedule").last()
+    assert card["settings"]["v1_toy"]["rates"] == best["learning_rate"].to_dict()
+    # 3. Others can run it again.
+    capsys.readouterr()
+    assert answer(["verify", "to/power_of_choice.parquet", "--all"]) == 0
+    assert "4 of 4 equal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("field", "differences"), [("test_accuracy", [-0.1]), ("bytes_up", [1, -1])]
+)
+def test_verify_finds_an_altered_number_in_a_submission(
+    field: str, differences: list[float], runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The altered numbers are those from round 2 on. Totals and final accuracies stay."""
+    submit("power_of_choice")
+    table = pq.read_table("to/power_of_choice.parquet")
+    values = table[field].to_pylist()
+    for number, difference in enumerate(differences, 1):
+        values[number] += difference
+    place = table.column_names.index(field)
+    table = table.set_column(place, table.field(field), pa.array(values, table.field(field).type))
+    pq.write_table(table, "to/power_of_choice.parquet")
+    capsys.readouterr()
+    assert answer(["verify", "to/power_of_choice.parquet", "--all"]) == 1
+    printed = capsys.readouterr().out
+    assert f"differs from round 2 on: {field}" in printed
+    assert "3 of 4 equal" in printed
+
+
+def test_altered_files_of_a_run_are_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A final accuracy in the summary, one in the records, a model, a config and a commit."""
+    folders = sorted(runs.glob("*-power_of_choice-s[01]-*"))
+    summary = json.loads((folders[0] / "summary.json").read_text())
+    changes = {"final_accuracy": summary["final_accuracy"] + 1e-7, "revision": {"commit": None}}
+    (folders[0] / "summary.json").write_text(json.dumps(summary | changes))
+    (folders[1] / "model.safetensors").unlink()
+    metrics = (folders[2] / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(metrics[-1]) | {"test_accuracy": 0.99}
+    (folders[2] / "metrics.jsonl").write_text("\n".join([*metrics[:-1], json.dumps(last)]) + "\n")
+    config = (folders[3] / "config.yaml").read_text()
+    (folders[3] / "config.yaml").write_text(config.replace("batch_size: 32", "batch_size: 64"))
+    submit("power_of_choice", code=1)
+    printed = capsys.readouterr().out
+    for folder, text in (
+        (folders[0], "and its summary another"),
+        (folders[0], "was not run by a commit of fedsim"),
+        (folders[1], "model.safetensors is missing"),
+        (folders[2], "summary.json has final_accuracy="),
+        (folders[3], "has local.batch_size=64 for 32"),
+    ):
+        [line] = [line for line in printed.splitlines() if text in line]
+        assert folder.name in line
+
+
+def test_a_config_that_the_run_did_not_have_is_found(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = next(runs.glob("*-power_of_choice-s0-*")) / "summary.json"
+    path.write_text(path.read_text().replace('"config_hash": "', '"config_hash": "f'))
+    submit("power_of_choice", code=1)
+    assert "its config is not the one that it was run with" in capsys.readouterr().out
+
+
+def test_missing_runs_are_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(folder_of(runs, seed=1, schedule="step"))
+    submit("power_of_choice", code=1)
+    printed = capsys.readouterr().out
+    assert "v1_toy, power_of_choice step 4: no finished run with optimizer.lr=" in printed
+    assert "at seed 1\n" in printed
+    shutil.rmtree(folder_of(runs, seed=1000, schedule="step", lr=0.01))
+    submit("power_of_choice", code=1)
+    assert "power_of_choice step 0.01: no finished run" in capsys.readouterr().out
+
+
+def test_a_rate_that_the_trials_did_not_choose_is_found(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit("power_of_choice")
+    card = yaml.safe_load(Path("to/power_of_choice.yaml").read_text())
+    Path("to/power_of_choice.parquet").unlink()
+    chosen = card["settings"]["v1_toy"]["rates"]["step"]
+    [other] = {0.01, 0.1} - {chosen}
+    change_accuracy(folder_of(runs, seed=1000, schedule="step", lr=other), 1.0)
+    submit("power_of_choice", code=1)
+    printed = capsys.readouterr().out
+    assert f"no finished run with optimizer.lr={other} at seed 0, 1; " in printed
+    assert f"has optimizer.lr={chosen} for {other}" in printed
+
+
+def test_other_data_than_those_of_earlier_submissions_are_found(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit("random")
+    path = Path("to/digests.csv")
+    header, first, *rest = path.read_text().splitlines()
+    assert first.startswith("v1_toy,0,10,")
+    *values, _partition, data = first.split(",")
+    path.write_text("\n".join([header, ",".join([*values, "0123", data]), *rest]) + "\n")
+    submit("power_of_choice", code=1)
+    assert ", not 0123 (to/digests.csv)" in capsys.readouterr().out
+    path.write_text("\n".join([path.read_text().strip(), first]) + "\n")  # a maintainer adds a row
+    submit("power_of_choice")
+    assert len(path.read_text().splitlines()) == 5  # a header, three seeds, and a second row

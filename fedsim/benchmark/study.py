@@ -13,9 +13,10 @@ Runs that have ended are not run again, so the same command resumes. A word is a
 
 import json
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,6 +35,7 @@ from fedsim.benchmark.rules import (
 from fedsim.config.command_line import read_words
 from fedsim.config.compose import check_jobs, compose_jobs, outlined, search_path
 from fedsim.config.job import ComposedJob
+from fedsim.config.plan import Plan
 from fedsim.core.disk import write_atomically
 from fedsim.core.errors import ConfigError, check, rule
 from fedsim.jobs.cli import run_jobs
@@ -44,6 +46,8 @@ from fedsim.tracking.tables import print_line
 
 Key = tuple[str, ...]
 """Name of a group of runs that differ only in their seeds: a method, and what its phase varies."""
+SummaryOf = Callable[[Plan], Mapping[str, Any]]
+"""A function that returns the summary of a planned run that has ended."""
 
 
 def method_words(method: str) -> list[str]:
@@ -63,6 +67,15 @@ def regime_words(schedule: str, num_rounds: int) -> list[str]:
     return words
 
 
+def summary_on_file(plan: Plan) -> Mapping[str, Any]:
+    """Return the summary of a planned run. Raises `ConfigError` if the run has not ended."""
+    outcome = outcome_on_file(plan)
+    fault = "has not ended, so the study cannot continue"
+    remedy = "see its error.txt; the same command resumes"
+    check(rule(outcome.final, "run", plan.folder.name, fault, remedy))
+    return outcome.summary
+
+
 def seed_word(seeds: Sequence[int]) -> str:
     """Return the word that sweeps over seeds."""
     return f"seed={','.join(map(str, seeds))}"
@@ -76,6 +89,7 @@ class Phase:
     phase, the words of the point in the second, the schedule and the number of rounds in the third.
     """
 
+    kind: Literal["rates", "points", "scored"]
     groups: dict[Key, list[ComposedJob]] = field(default_factory=dict)
 
     def run(self, command: Sequence[str]) -> None:
@@ -89,21 +103,17 @@ class Phase:
         if jobs:
             run_jobs(jobs, ["benchmark", *command])
 
-    def accuracies(self) -> dict[Key, float]:
+    def accuracies(self, summary_of: SummaryOf) -> dict[Key, float]:
         """Return the mean final accuracy of each group. A run that diverged counts as 0.
 
-        Raises `ConfigError` if a run has not ended.
+        Raises whatever `summary_of` raises.
         """
         means = {}
         for key, jobs in self.groups.items():
             values = []
-            for plan in outlined(jobs):
-                outcome = outcome_on_file(plan)
-                fault = "has not ended, so the study cannot continue"
-                remedy = "see its error.txt; the same command resumes"
-                check(rule(outcome.final, "run", plan.folder.name, fault, remedy))
-                diverged = outcome.status == "diverged"
-                values.append(0.0 if diverged else float(outcome.summary["final_accuracy"]))
+            for summary in map(summary_of, outlined(jobs)):
+                diverged = summary["status"] == "diverged"
+                values.append(0.0 if diverged else float(summary["final_accuracy"]))
             means[key] = float(np.mean(values))
         return means
 
@@ -132,16 +142,23 @@ class Study:
 
         `command` are the words after `fedsim benchmark`. Raises `FedsimError`.
         """
+        for phase in self.phases(summary_on_file):
+            phase.run(command)
+        phase.accuracies(summary_on_file)  # raises if a scored run has failed
+        return self._write_chosen(phase.folder())
+
+    def phases(self, summary_of: SummaryOf) -> Iterator[Phase]:
+        """Yield the three phases in turn. The runs of a phase must have ended before the next.
+
+        Raises whatever `summary_of` raises.
+        """
         rate_trials = self._rate_trials()
-        rate_trials.run(command)
-        self._choose_rates(rate_trials.accuracies())
+        yield rate_trials
+        self._choose_rates(rate_trials.accuracies(summary_of))
         point_trials = self._point_trials()
-        point_trials.run(command)
-        self._choose_points(point_trials.accuracies())
-        scored_runs = self._scored_runs()
-        scored_runs.run(command)
-        scored_runs.accuracies()  # raises if a run has failed
-        return self._write_chosen(scored_runs.folder())
+        yield point_trials
+        self._choose_points(point_trials.accuracies(summary_of))
+        yield self._scored_runs()
 
     def _compose(self, words: Sequence[str]) -> list[ComposedJob]:
         return compose_jobs([*self.words, *words], multirun=True)
@@ -152,18 +169,19 @@ class Study:
         return list(dict.fromkeys(needed))
 
     def _rate_trials(self) -> Phase:
-        phase = Phase()
+        phase = Phase("rates")
         for method in self._tuned_methods():
             for schedule in SCHEDULES:
-                for rate in RATES:
-                    words = [
-                        *method_words(method),
-                        *regime_words(schedule, HORIZONS[0]),
-                        *TUNING_WORDS,
-                        f"optimizer.lr={rate}",
-                        seed_word(TUNING_SEEDS),
-                    ]
-                    phase.groups[method, schedule, str(rate)] = self._compose(words)
+                words = [
+                    *method_words(method),
+                    *regime_words(schedule, HORIZONS[0]),
+                    *TUNING_WORDS,
+                    f"optimizer.lr={','.join(map(str, RATES))}",
+                    seed_word(TUNING_SEEDS),
+                ]
+                for job in self._compose(words):
+                    key = (method, schedule, str(job.config["optimizer"]["lr"]))
+                    phase.groups.setdefault(key, []).append(job)
         return phase
 
     def _choose_rates(self, accuracies: Mapping[Key, float]) -> None:
@@ -183,7 +201,7 @@ class Study:
 
         Points that are not valid in the setting, or that are the defaults, are left out.
         """
-        phase = Phase()
+        phase = Phase("points")
         for method in self.methods:
             if method in CONTROLS:
                 continue
@@ -217,7 +235,7 @@ class Study:
                 self.chosen_words[method] = point
 
     def _scored_runs(self) -> Phase:
-        phase = Phase()
+        phase = Phase("scored")
         for method in self.methods:
             for schedule in SCHEDULES:
                 for num_rounds in HORIZONS:
@@ -231,12 +249,15 @@ class Study:
                     phase.groups[method, schedule, str(num_rounds)] = self._compose(words)
         return phase
 
+    def chosen(self, method: str) -> dict[str, Any]:
+        """Return the rates by schedule, and the words of the point that were chosen for a
+        method."""
+        rates = {schedule: self.chosen_rates[method, schedule] for schedule in SCHEDULES}
+        return {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
+
     def _write_chosen(self, folder: Path) -> Path:
         """Write the chosen values into `folder`, for users. Return the file."""
-        chosen: dict[str, object] = {}
-        for method in self.methods:
-            rates = {schedule: self.chosen_rates[method, schedule] for schedule in SCHEDULES}
-            chosen[method] = {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
+        chosen = {method: self.chosen(method) for method in self.methods}
         path = folder / f"{self.setting}.json"
         write_atomically(path, json.dumps(chosen, indent=1).encode(), alone=False)
         return path

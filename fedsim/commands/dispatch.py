@@ -42,6 +42,7 @@ COMMANDS = {
         "fedsim.benchmark.study",
         "tunes and runs methods in settings of the selection benchmark",
     ),
+    "submit": ("fedsim.benchmark.submit", "checks runs of the selection benchmark, to submit them"),
     "report": ("fedsim.report.command", "tables, figures and a page of finished runs"),
     "cite": ("fedsim.commands.cite", "BibTeX entries of the papers behind choices"),
     "replay": (

@@ -222,13 +222,14 @@ class Run:
             return None
 
 
-def read_runs(folder: Path, left_out: list[str] | None = None) -> list[Run]:
+def read_runs(folder: Path, left_out: list[str] | None = None, names: str = "") -> list[Run]:
     """Return all runs below `folder` that have ended, sorted by path, without damaged ones.
 
-    `left_out` as in `read_source`. Raises `ReportError` if there are none.
+    `left_out` as in `read_source`. `names` is a pattern of the names of the runs' folders; all if
+    it is empty. Raises `ReportError` if there are none.
     """
     runs = []
-    for path in sorted(folder.rglob(SUMMARY)):
+    for path in sorted(folder.rglob(f"{names}/{SUMMARY}" if names else SUMMARY)):
         run_folder = path.parent
         if REPLACEMENTS in path.parts or not (run_folder / CONFIG).exists():
             continue  # an incomplete replacement, or a summary of something else

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ eval_every: 2
 final_window: 2
 """
 """A setting whose final accuracy is that of the last of four rounds."""
+CLASS = "from fedsim.selectors.random import Random\n\nclass Mine(Random):\n    pass\n"
 
 
 def write_scored_runs(folder: Path, archive: Path) -> None:
@@ -103,17 +105,24 @@ def test_a_compact_archive_has_a_report_without_selections(tmp_path: Path) -> No
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with the setting `v1_toy` in `mine`, and the runs of two methods in `outputs`."""
+    """A folder with the setting `v1_toy` in `mine`, and the runs of three methods in `outputs`."""
     folder = tmp_path_factory.mktemp("honest")
-    (folder / "mine/cell").mkdir(parents=True)
-    (folder / "mine/cell/v1_toy.yaml").write_text(CELL)
+    files = {
+        "mine/cell/v1_toy.yaml": CELL,
+        "mine/selector/mine.yaml": "_target_: my_lab.Mine\nmode: uniform\n",
+        "my_lab.py": CLASS,
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in RULES.items():
             patch.setattr(study, name, value)
         patch.setattr(experiment, "own_revision", lambda: {"commit": "abc", "dirty": False})
         patch.chdir(folder)
-        words = ["cell=v1_toy", "selector=random,power_of_choice", "--config-dir", "mine"]
+        words = ["cell=v1_toy", "selector=random,power_of_choice,mine", "--config-dir", "mine"]
         assert study.run(words) == 0
+        sys.modules.pop("my_lab")
         yield folder
 
 
@@ -180,7 +189,7 @@ def test_an_honest_submission_is_written_read_and_verified(
     assert card["settings"]["v1_toy"]["rates"] == best["learning_rate"].to_dict()
     # 3. Others can run it again.
     capsys.readouterr()
-    assert answer(["verify", "to/power_of_choice.parquet", "--all"]) == 0
+    assert answer(["verify", "to/power_of_choice.parquet", "--runs", "9", "--random"]) == 0
     assert "4 of 4 equal" in capsys.readouterr().out
 
 
@@ -280,3 +289,17 @@ def test_other_data_than_those_of_earlier_submissions_are_found(
     path.write_text("\n".join([path.read_text().strip(), first]) + "\n")  # a maintainer adds a row
     submit("power_of_choice")
     assert len(path.read_text().splitlines()) == 5  # a header, three seeds, and a second row
+
+
+def test_a_class_of_ones_own_is_on_the_card_and_may_not_change(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    submit("mine")
+    card = yaml.safe_load(Path("to/mine.yaml").read_text())
+    assert card["selector"] == "my_lab.Mine"
+    assert card["code"].startswith("my_lab ")
+    Path("to/mine.parquet").unlink()
+    sys.modules.pop("my_lab", None)
+    Path("my_lab.py").write_text(CLASS.replace("pass", "name = 'another'"))
+    submit("mine", code=1)
+    assert "the code of its class has changed since" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """`fedsim verify`: run finished runs of a folder or archive again, and compare them round by
 round."""
 
+import random
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -63,7 +64,8 @@ def run(words: Sequence[str]) -> int:
     runs = _runnable_here(all_runs, changed)
     for text in damaged:
         print(text)
-    sample = runs if options.all else spread(runs, options.runs)
+    size = len(runs) if options.all else min(options.runs, len(runs))
+    sample = random.sample(runs, size) if options.random else spread(runs, size)
     num_equal = 0
     with TemporaryDirectory(prefix="fedsim-verify-") as folder, STOP.working():
         plans = [plan_of(run, changed, f"{folder}/{n}") for n, run in enumerate(sample)]
@@ -102,6 +104,8 @@ def _parser() -> ArgumentParser:
     parser.add_argument("words", nargs="*", help=words_help)
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="how many (3)")
     parser.add_argument("--all", action="store_true", help="all of them")
+    random_help = "random runs, not the quickest of each selector"
+    parser.add_argument("--random", action="store_true", help=random_help)
     output_help = "where presets' folders are (outputs)"
     parser.add_argument("--output-dir", type=user_path, default=Path("outputs"), help=output_help)
     return parser

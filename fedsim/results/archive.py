@@ -139,8 +139,8 @@ def write_archive(runs: Sequence[Run], root: Path, path: Path, *, compact: bool 
 def _compact(run: Run, records: Sequence[Mapping[str, Any]]) -> tuple[Run, list[dict[str, Any]]]:
     """Return a run and its records without what a compact archive leaves out.
 
-    Of the summary these are totals of measured seconds. The caller leaves out what the files of
-    the partition and the clients hold.
+    Of the summary these are totals of measured seconds, and what follows from the config. The
+    caller leaves out what the files of the partition and the clients hold.
     """
     short_records = []
     for record in records:
@@ -148,9 +148,11 @@ def _compact(run: Run, records: Sequence[Mapping[str, Any]]) -> tuple[Run, list[
         if short["test_accuracy"] is None:
             short.pop("simulated_time", None)
         short_records.append(short)
+    left_out = ("config_hash", "swept")
+    summary = {key: value for key, value in run.summary.items() if key not in left_out}
     totals = run.summary.get("totals", {})
     short_totals = {key: value for key, value in totals.items() if not key.startswith("seconds_")}
-    return replace(run, summary={**run.summary, "totals": short_totals}), short_records
+    return replace(run, summary={**summary, "totals": short_totals}), short_records
 
 
 def _rows_of_run(

@@ -130,6 +130,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def runs(honest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the honest runs, below the working folder."""
     shutil.copytree(honest, tmp_path, dirs_exist_ok=True)
+    places = [place for place in sys.path if place != str(honest)]
+    monkeypatch.setattr(sys, "path", places)  # `my_lab` is that of the copy
     monkeypatch.chdir(tmp_path)
     return tmp_path / "outputs/benchmark_v1"
 

@@ -45,7 +45,8 @@ def fault_of(folder: Path, config: Mapping[str, Any], summary: Mapping[str, Any]
     try:
         records = read_metrics(folder, whole=True)
         check_rounds(Rounds.of(records), config, summary)
-        if None in signatures or not is_whole_model(folder / MODEL):
+        # A run that diverged in round 1 has no records, and then no file for them.
+        if signatures[-1] is None or not is_whole_model(folder / MODEL):
             return f"{MODEL} is missing or cut short"
     except OSError as error:
         return f"{MODEL} cannot be read ({error.strerror})"

@@ -39,6 +39,7 @@ SETTING = [
 ]
 MLP = ["model=mlp", "model.hidden=[21,13]", "model.dropout=0.2"]
 CONVOLUTIONS = ["model=logistic", "model._target_=tests.goldens.Convolutions"]
+FEMNIST_CNN = ["model=femnist_cnn", "model.dropout=0.5"]
 MORE = {
     "fedadam": ["selector=random", "aggregator=fedadam", "aggregator.weighting=uniform"],
     "fedavgm": [
@@ -47,6 +48,7 @@ MORE = {
         "aggregator.weighting=uniform",
         *CONVOLUTIONS,
     ],
+    "femnist_cnn": ["selector=random", *FEMNIST_CNN],
     "gpfl full_gradient": [
         "selector=gpfl",
         "selector.local_direction=full_gradient",
@@ -76,8 +78,8 @@ for selector in SELECTORS:
 def words_of(name: str) -> list[str]:
     """Return the overrides of a config, without those of `SETTING`."""
     words = (MORE | FASHION_MNIST).get(name, [f"selector={name}"])
-    if name not in FASHION_MNIST:
-        words = [*(CONVOLUTIONS if CONVOLUTIONS[1] in words else MLP), *words]
+    if not any(word.startswith("model=") for word in words):
+        words = [*MLP, *words]
     return ["system=tiers", *words] if name in NEED_A_CLOCK else words
 
 

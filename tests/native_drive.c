@@ -22,9 +22,10 @@ static const struct layer_spec LINEAR[] = {
     {.inputs = 9, .outputs = 4, .height = 1, .width = 1},
 };
 static const struct layer_spec CONVOLUTIONAL[] = {
-    {.inputs = 1, .outputs = 5, .kernel = 3, .padding = 1, .pool = 1, .height = 9, .width = 11},
-    {.inputs = 5, .outputs = 20, .kernel = 5, .padding = 2, .height = 4, .width = 5},
-    {.inputs = 400, .outputs = 12, .height = 4, .width = 5, .dropout_rate = .4},
+    {.inputs = 1, .outputs = 5, .kernel = 3, .padding = 1, .pool = 1, .height = 9, .width = 11, .dropout_rate = .2},
+    {.inputs = 5, .outputs = 20, .kernel = 5, .padding = 2, .height = 4, .width = 5, .dropout_index = 1,
+     .dropout_rate = .3},
+    {.inputs = 400, .outputs = 12, .dropout_index = 2, .height = 4, .width = 5, .dropout_rate = .4},
     {.inputs = 12, .outputs = 4, .height = 1, .width = 1},
 };
 static const struct layer_spec ONE_CONVOLUTION[] = {

@@ -217,6 +217,11 @@ def test_short_runs_and_models_that_the_kernels_cannot_train_do_without_them(
     task = workload_of(small_case())
     arguments = (task.data, LocalWork(None, 2, 2), OPTIMIZERS["sgd"], Streams(3))
     assert "one client a stream" in graph(task.model, *arguments, rounds=1).description
-    layers = [*small_case().layers, nn.ReLU(), nn.Dropout(0.5), nn.Linear(CLASSES, CLASSES)]
-    with_dropout = Workload(nn.Sequential(*layers), task.data, task.optimizer)
-    assert convolution_steps.find_network(with_dropout, "float32") is None
+    last_layers = [nn.ReLU(), nn.Dropout(0.5), nn.Linear(CLASSES, CLASSES)]
+    after_linear = nn.Sequential(*small_case().layers, *last_layers)
+    convolution, linear = small_case().layers[:3], small_case().layers[3:]
+    after_convolution = nn.Sequential(*convolution, nn.Dropout(0.5), *linear)
+    for model in (after_linear, after_convolution):
+        with_dropout = Workload(model, task.data, task.optimizer)
+        assert with_dropout.chain is not None
+        assert convolution_steps.find_network(with_dropout, "float32") is None

@@ -118,6 +118,13 @@ CONVOLUTIONS: Models = {
     "conv": lambda: model_of("conv"),
     "pool after relu": images(nn.Conv2d(1, 2, 3, padding=2), nn.ReLU(), nn.MaxPool2d(2), flat=18),
     "conv without bias": convolution(8, 1, 2, 3, bias=False),
+    "dropout after convolution": after_convolution(nn.Dropout(0.5), 8, kernel=3),
+    "dropouts between convolutions": images(
+        *(nn.Conv2d(1, 2, 2, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5)),
+        *(nn.Conv2d(2, 4, 2, padding=1), nn.Dropout(0.3), nn.ReLU()),
+        *(nn.Conv2d(4, 5, 2), nn.MaxPool2d(2), nn.Dropout(0.2), nn.ReLU()),
+        flat=5,
+    ),
 }
 OTHERS: Models = {
     "dropout first": lambda: linear(nn.Dropout(0.5), nn.Linear(16, 3)),
@@ -148,7 +155,10 @@ OTHERS: Models = {
     "padding by name": convolution(32, 1, 2, 3, padding="same"),
     "reflections": convolution(32, 1, 2, 3, padding=1, padding_mode="reflect"),
     "no relu": images(nn.Conv2d(1, 2, 3), flat=8),
-    "dropout after convolution": after_convolution(nn.Dropout(0.5), 8, kernel=3),
+    "dropout before pooling": after_convolution(
+        nn.Sequential(nn.Dropout(0.5), nn.MaxPool2d(2)), 2, kernel=3
+    ),
+    "two dropouts": after_convolution(nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5)), 8, kernel=3),
     "three by three": after_convolution(nn.MaxPool2d(3), 2),
     "sliding pool": after_convolution(nn.MaxPool2d(2, stride=1), 8),
     "padded pool": after_convolution(nn.MaxPool2d(2, padding=1), 8, kernel=3),

@@ -26,12 +26,12 @@ from fedsim.engine.native import library as native_library
 from fedsim.engine.native.calls import ChainCalls
 from fedsim.engine.native.library import library
 from fedsim.engine.schedule import LocalWork
-from fedsim.models.cnn import CNN
+from fedsim.models.cnn import CNN, FemnistCNN
 from fedsim.models.mlp import MLP
 from fedsim.running.lanes import TrainingCall, train_jointly
 from tests.engines import auto, native, reference, schedule_of
 from tests.test_engine import OPTIMIZERS, SIZES, WORKS, assert_engines_equal, model_of, problem
-from tests.test_engine_chain import CHAINS, images, linear
+from tests.test_engine_chain import CHAINS, CONVOLUTIONS, images, linear
 
 pytestmark = pytest.mark.usefixtures("compiled")
 SGDS = ["sgd", "decay", "momentum", "nesterov"]
@@ -93,8 +93,23 @@ def padded() -> nn.Module:
     )
 
 
+def femnist_cnn(dropout: float) -> Callable[[], nn.Module]:
+    return lambda: FemnistCNN((2, 10, 12), 5, dropout=dropout)
+
+
+def all_dropped() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Dropout(1.0)),
+        *(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)),
+    )
+
+
 IMAGES: dict[str, tuple[tuple[int, ...], int, Callable[[], nn.Module]]] = {
     "cnn": ((3, 32, 32), 10, lambda: CNN((3, 32, 32), 10)),
+    "femnist_cnn": ((2, 10, 12), 5, femnist_cnn(dropout=0.5)),
+    "femnist_cnn without dropout": ((2, 10, 12), 5, femnist_cnn(dropout=0.0)),
+    "dropouts": ((1, 4, 4), 3, CONVOLUTIONS["dropouts between convolutions"]),
+    "dropout of everything": ((1, 4, 4), 3, all_dropped),
     "padded": ((1, 9, 11), 4, padded),
     "one pixel": ((2, 5, 5), 3, images(nn.Conv2d(2, 3, 1), nn.ReLU(), flat=75)),
 }
@@ -122,8 +137,11 @@ def test_convolutions_equal_the_reference(name: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", ["decay", "momentum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_client_has_the_same_bits_next_to_any_others(dtype: torch.dtype, optimizer: str) -> None:
-    model, data = CHAINS["dropout"]().to(dtype), problem(SIZES["ragged"], dtype)
+@pytest.mark.parametrize("name", ["dropout", "dropouts between convolutions"])
+def test_a_client_has_the_same_bits_next_to_any_others(
+    name: str, dtype: torch.dtype, optimizer: str
+) -> None:
+    model, data = (CHAINS | CONVOLUTIONS)[name]().to(dtype), problem(SIZES["ragged"], dtype)
     one_worker, three_workers = (
         engines(model, data, WORKS["epochs"], optimizer, workers)[0] for workers in (1, 3)
     )

@@ -21,7 +21,7 @@ class ChainLayer:
     """A linear layer, or a convolution of stride 1 if there is a `kernel`.
 
     - `weight` and `bias` are names of parameters; `bias` is None if there is none.
-    - `dropout` and `rate`: number and rate of the dropout after a linear layer.
+    - `dropout` and `rate`: number and rate of the dropout after the layer.
     - `kernel`, `padding` and `pool`: a convolution's sizes, and whether 2 x 2 pooling follows.
     """
 
@@ -43,7 +43,8 @@ class ChainLayer:
 class LayerChain:
     """A model y = L_n(relu(drop(... relu(drop(L_1(flatten(x))))))), with dropout in training only.
 
-    If there are convolutions, relu(pool(conv(... relu(pool(conv(x)))))) takes the place of x.
+    If there are convolutions, drop(relu(pool(conv(... drop(relu(pool(conv(x)))))))) takes the place
+    of x.
 
     `flattens_late`: the first flattening follows a linear layer. The chain then describes the model
     on vectors only. On samples with several axes, the layers before it work along the last one.
@@ -57,7 +58,7 @@ class LayerChain:
         return not any(layer.kernel for layer in self.layers)
 
 
-CHAIN = re.compile("(c(rp?|pr))*(l(d?r|rd))*l")
+CHAIN = re.compile("(c(p?(d?r|rd)|rpd?))*(l(d?r|rd))*l")
 """Chains as letters (see `_letter`), without flattening."""
 
 
@@ -65,10 +66,10 @@ def find_chain(model: nn.Module) -> LayerChain | None:
     """Return the chain of layers that `model` is, or None if it is anything else.
 
     A chain has convolutions, if any, and then linear layers, with a ReLU between any two of them.
-    All are trained, and each is used once. Dropout may follow a linear layer before or after its
-    ReLU, and max pooling a convolution, because the order does not matter. Convolutions have square
-    kernels, stride 1, and zero padding narrower than the kernel. Flatten, Identity and Dropout of
-    rate 0 count as nothing.
+    All are trained, and each is used once. Max pooling may follow a convolution and dropout either
+    kind of layer, before or after the ReLU, because the order does not matter. Dropout follows
+    pooling: before it, the order does matter. Convolutions have square kernels, stride 1, and zero
+    padding narrower than the kernel. Flatten, Identity and Dropout of rate 0 count as nothing.
 
     The forward pass is the same in training and eval mode. Nothing has hooks, or a `forward` that
     was set on the object, because a trace does not see them.

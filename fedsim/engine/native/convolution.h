@@ -1,4 +1,5 @@
-/* Convolutions, 2 x 2 max pooling and ReLU, one sample after another, so that a sample's images stay in the cache.
+/* Convolutions, 2 x 2 max pooling, ReLU and dropout, one sample after another, so that a sample's images stay in the
+   cache.
 
    The input pixels under one row of the kernel are contiguous in memory. A convolution is therefore one matrix product
    for each row of the kernel, whose A [output pixels][kernel * inputs] are overlapping windows of the input image:
@@ -93,8 +94,18 @@ static inline void convolution_forward(const struct thread *thread, const struct
         }
 }
 
-/* The gradients [channels] of the four pixels of a window from that of its maximum: passed on where ReLU passed the
-   value (positive or NaN) and the pixel was the maximum, else 0. */
+/* Dropout of sample b in the next layer's input. Elements are counted with channels first, as torch has them. */
+static inline void convolution_dropout(const struct layer *layer, int64_t b, uint64_t key)
+{
+    int64_t outputs = layer->spec.outputs, area = layer->pooled.area, width = layer->pooled.width;
+    for (int64_t i = 0; i < layer->pooled.height; i++)
+        for (int64_t j = 0; j < width; j++)
+            apply_dropout(layer, next_input_pixel(layer, b, i, j), outputs, key, b * outputs * area + i * width + j,
+                          area);
+}
+
+/* The gradients [channels] of the four pixels of a window from that of its maximum: passed on where ReLU and dropout
+   passed the value (positive or NaN) and the pixel was the maximum, else 0. */
 static inline void window_gradients(const real *value, const real *argmax, const real *gradient, int64_t channels,
                                     real *restrict pixel0, real *restrict pixel1, real *restrict pixel2,
                                     real *restrict pixel3)
@@ -161,7 +172,8 @@ static inline void rotate_kernel(const struct layer *layer, struct range pixels)
                     layer->weight[(p * inputs + c) * layer->ld + o];
 }
 
-/* input_gradient [height * width][leading dimension of inputs], for these pixels. */
+/* input_gradient [height * width][leading dimension of inputs], for these pixels, divided by what the dropout of the
+   layer before keeps. */
 static inline void convolution_input_gradient(const struct layer *layer, struct range pixels,
                                               const real *padded_output_gradient, real *input_gradient)
 {
@@ -170,7 +182,8 @@ static inline void convolution_input_gradient(const struct layer *layer, struct 
         (struct gemm){.a = padded_output_gradient, .row_offsets = layer->gradient_row_offsets,
                       .b = layer->weight_transposed, .c = input_gradient, .n = input_ld,
                       .k = layer->spec.kernel * layer->ld, .ld = input_ld, .segments = layer->spec.kernel,
-                      .segment_step = layer->padded_gradient.width * layer->ld, .alpha = 1},
+                      .segment_step = layer->padded_gradient.width * layer->ld,
+                      .alpha = 1 / (1 - layer[-1].spec.dropout_rate)},
         pixels.first, pixels.end);
 }
 

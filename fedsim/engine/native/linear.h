@@ -21,19 +21,27 @@ static inline uint64_t splitmix64_mix(uint64_t z)
     return z ^ z >> 31;
 }
 
-/* Inverted dropout of the samples' values [batch][ld]: 0 with probability dropout_rate, else value / (1 - rate). The
-   mask is a function of the step's key, the layer and the element: that of fedsim/engine/model/layers.py. */
-static inline void apply_dropout(const struct layer *layer, real *values, struct range samples, uint64_t key)
+/* Inverted dropout of values [count]: 0 with probability dropout_rate, else value / (1 - rate). The mask is a function
+   of the step's key, the layer and the element: that of fedsim/engine/training_layers.py. The element is the value's
+   place in torch's layout of the batch: `first` for the first value, and `step` more for each next one. */
+static inline void apply_dropout(const struct layer *layer, real *values, int64_t count, uint64_t key, int64_t first,
+                                 int64_t step)
 {
     const uint64_t golden = 0x9E3779B97F4A7C15u, threshold = (uint64_t)llrint(layer->spec.dropout_rate * (1 << 24));
     uint64_t start = splitmix64_mix(key + (1 + ((uint64_t)layer->spec.dropout_index << 20)) * golden);
     real scale = 1 / (1 - layer->spec.dropout_rate);
+    for (int64_t i = 0; i < count; i++) {
+        uint64_t bits = splitmix64_mix(start + (uint64_t)(first + i * step) * golden);
+        values[i] *= bits >> 40 >= threshold ? scale : 0;
+    }
+}
+
+/* Dropout of the samples' outputs [batch][ld]. */
+static inline void linear_dropout(const struct layer *layer, real *output, struct range samples, uint64_t key)
+{
     int64_t outputs = layer->spec.outputs;
     for (int64_t b = samples.first; b < samples.end; b++)
-        for (int64_t o = 0; o < outputs; o++) {
-            uint64_t bits = splitmix64_mix(start + (uint64_t)(b * outputs + o) * golden);
-            values[b * layer->ld + o] *= bits >> 40 >= threshold ? scale : 0;
-        }
+        apply_dropout(layer, output + b * layer->ld, outputs, key, b * outputs, 1);
 }
 
 /* max(0, value); NaN stays NaN, as in torch. */
@@ -61,13 +69,12 @@ static inline void transpose_weight(const struct layer *layer, struct range outp
 }
 
 /* input_gradient [batch][input_stride] = (output_gradient W') / (1 - rate) where the input is positive or NaN, else 0,
-   for these samples: the input is what ReLU and, behind a linear layer, dropout with this rate have left, and where
-   either of them has set it to 0 no gradient passes. */
+   for these samples: the input is what ReLU and dropout with this rate have left, and where either of them has set it
+   to 0 no gradient passes. */
 static inline void linear_input_gradient(const struct layer *layer, const int64_t *gradient_row_offsets,
                                          struct range samples, const real *output_gradient, real *input_gradient)
 {
-    const struct layer_spec *previous = &layer[-1].spec;
-    real scale = previous->kernel ? 1 : 1 / (1 - previous->dropout_rate);
+    real scale = 1 / (1 - layer[-1].spec.dropout_rate);
     gemm_rows(
         (struct gemm){.a = output_gradient, .row_offsets = gradient_row_offsets, .b = layer->weight_transposed,
                       .c = input_gradient, .n = layer->input_stride, .k = layer->spec.outputs,

@@ -41,19 +41,23 @@ static struct range forward(const struct thread *thread, int64_t step, int with_
 {
     const struct network *network = thread->network;
     int64_t batch = thread->task->counts[step];
+    uint64_t key = with_dropout ? (uint64_t)thread->task->dropout_keys[step] : 0;
     struct range rows = team_share(thread, batch, TILE_ROWS);
     struct range images = network->num_convolutions ? team_share(thread, batch, 1) : rows;
     load_batch(thread, step, images);
     for (int64_t b = images.first; b < images.end; b++)
-        for (int64_t l = 0; l < network->num_convolutions; l++) convolution_forward(thread, network->layers + l, b);
+        for (int64_t l = 0; l < network->num_convolutions; l++) {
+            const struct layer *layer = network->layers + l;
+            convolution_forward(thread, layer, b);
+            if (with_dropout && layer->spec.dropout_rate != 0) convolution_dropout(layer, b, key);
+        }
     if (network->num_convolutions) team_barrier(thread);
     for (int64_t l = network->num_convolutions; l < network->num_layers; l++) {
         const struct layer *layer = network->layers + l;
         real *output = l + 1 < network->num_layers ? (real *)layer[1].input : network->logits;
         linear_forward(layer, rows, output);
         if (output == network->logits) break;
-        if (with_dropout && layer->spec.dropout_rate != 0)
-            apply_dropout(layer, output, rows, (uint64_t)thread->task->dropout_keys[step]);
+        if (with_dropout && layer->spec.dropout_rate != 0) linear_dropout(layer, output, rows, key);
         relu(output + rows.first * layer->ld, (rows.end - rows.first) * layer->ld);
     }
     return rows;

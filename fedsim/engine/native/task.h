@@ -19,8 +19,8 @@ enum status {
     STATUS_BAD_LABEL = 6,    /* a label is not in 0..outputs - 1 of the last layer */
 };
 
-/* A convolution of stride 1 with a square kernel, followed by 2 x 2 max pooling (if `pool`) and ReLU; or a linear
-   layer, followed by dropout and ReLU, the last one by nothing. */
+/* A convolution of stride 1 with a square kernel, followed by 2 x 2 max pooling (if `pool`), ReLU and dropout; or a
+   linear layer, followed by dropout and ReLU, the last one by nothing. */
 struct layer_spec {
     int64_t inputs, outputs; /* of a convolution: channels */
     int64_t dropout_index;   /* which of the model's dropouts is behind the layer, where dropout_rate is not 0 */

@@ -60,12 +60,14 @@ static inline void linear_forward(const struct layer *layer, struct range sample
         samples.first, samples.end);
 }
 
-/* weight_transposed [outputs][input_stride] = W', for these outputs. */
+/* weight_transposed [outputs][input_stride] = W', for these outputs, in blocks of inputs: their rows stay in the cache
+   until the last output. */
 static inline void transpose_weight(const struct layer *layer, struct range outputs)
 {
-    for (int64_t o = outputs.first; o < outputs.end; o++)
-        for (int64_t i = 0; i < layer->fan_in; i++)
-            layer->weight_transposed[o * layer->input_stride + i] = layer->weight[i * layer->ld + o];
+    for (int64_t first = 0; first < layer->fan_in; first += LINE_REALS)
+        for (int64_t o = outputs.first; o < outputs.end; o++)
+            for (int64_t i = first; i < min_int(first + LINE_REALS, layer->fan_in); i++)
+                layer->weight_transposed[o * layer->input_stride + i] = layer->weight[i * layer->ld + o];
 }
 
 /* input_gradient [batch][input_stride] = (output_gradient W') / (1 - rate) where the input is positive or NaN, else 0,

@@ -6,8 +6,9 @@
 
 A mutant changes one operator, number or name in one function. The script copies the checkout,
 writes the mutant into the copy, and runs the tests there: the test files that import the mutant's
-module, or the files after --tests. A mutant is killed if a test fails. A survivor shows that a test
-is missing, unless tests/mutants_survivors.yaml gives the reason why no test can kill it.
+module, or the files after --tests. A mutant is killed if a test fails that passes without it. A
+survivor shows that a test is missing, unless tests/mutants_survivors.yaml gives the reason why no
+test can kill it.
 """
 
 import argparse
@@ -33,6 +34,7 @@ NOT_MUTATED = ("engine/graph", "engine/native")
 TIME_LIMIT = 900
 """Seconds for the tests of one mutant, which may be an endless loop."""
 SURVIVED = "survived"
+NO_END = "no end"
 
 OPERATORS = {
     "<": ast.Lt,
@@ -250,13 +252,40 @@ def tests_that_import(file: str) -> list[str]:
     ]
 
 
-def first_failure(tests: Sequence[str], checkout: Path) -> str:
-    """Run `tests` in a checkout. Return the first test that fails, or `survived`."""
+def fate(mutant: Mutant, tests: Sequence[str], checkout: Path, left_out: list[str]) -> str:
+    """Return the first test that fails with a mutant and passes without it, or `survived`.
+
+    A test that fails without the mutant proves nothing. It is printed and added to `left_out`.
+    """
+    path = checkout / mutant.file
+    original = path.read_text(encoding="utf-8")
+    while True:
+        path.write_text(mutant.source, encoding="utf-8")
+        result = first_failure(tests, checkout, left_out)
+        path.write_text(original, encoding="utf-8")
+        if result == SURVIVED:
+            return result
+        is_test = result.startswith("tests/")
+        without = first_failure([result] if is_test else tests, checkout, left_out)
+        if without == SURVIVED:
+            return result
+        if "::" not in result:
+            sys.exit(f"without a mutant, {' '.join(tests)}: {without}. Mend this first.")
+        print(f"   left out, because it fails without a mutant: {result}", flush=True)
+        left_out.append(result)
+
+
+def first_failure(tests: Sequence[str], checkout: Path, left_out: Sequence[str]) -> str:
+    """Run `tests` in a checkout, except those in `left_out`.
+
+    Return the first test that fails, `survived`, `no end`, or pytest's exit status.
+    """
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-n0", "-rfE", "--tb=no"]
+    deselected = [f"--deselect={test}" for test in left_out]
     try:
         finished = subprocess.run(
-            [*command, "-p", "no:cacheprovider", *tests],
+            [*command, "-p", "no:cacheprovider", *deselected, *tests],
             cwd=checkout,
             env=environment,
             check=False,
@@ -265,40 +294,29 @@ def first_failure(tests: Sequence[str], checkout: Path) -> str:
             timeout=TIME_LIMIT,
         )
     except subprocess.TimeoutExpired:
-        return "no end"
+        return NO_END
     if finished.returncode == 0:
         return SURVIVED
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", finished.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", finished.stdout, re.MULTILINE)
     return failed[1] if failed else f"pytest exits with {finished.returncode}"
 
 
 def run(mutants: Sequence[Mutant], tests: Sequence[str]) -> list[Mutant]:
-    """Run and print each mutant. Return those that no test kills and no entry explains.
-
-    The tests of a module must pass before it is changed, because nothing is known otherwise.
-    """
+    """Run and print each mutant. Return those that no test kills and no entry explains."""
     explained = yaml.safe_load(SURVIVORS.read_text(encoding="utf-8"))
     accepted = {(entry["file"], entry["function"], entry["kind"]) for entry in explained}
-    unchanged: dict[tuple[str, ...], str] = {}
+    left_out: list[str] = []
     survivors = []
     with tempfile.TemporaryDirectory(prefix="fedsim-mutants-") as folder:
         checkout = Path(folder)
         copy_checkout(checkout)
         for mutant in mutants:
-            chosen = tuple(tests or tests_that_import(mutant.file))
+            chosen = tests or tests_that_import(mutant.file)
             if not chosen:
                 print(f"!! {mutant} | no test imports this module: name tests with --tests")
                 survivors.append(mutant)
                 continue
-            if chosen not in unchanged:
-                unchanged[chosen] = first_failure(chosen, checkout)
-            if unchanged[chosen] != SURVIVED:
-                sys.exit(f"{unchanged[chosen]} fails without a mutant: mend it first")
-            path = checkout / mutant.file
-            original = path.read_text(encoding="utf-8")
-            path.write_text(mutant.source, encoding="utf-8")
-            result = first_failure(chosen, checkout)
-            path.write_text(original, encoding="utf-8")
+            result = fate(mutant, chosen, checkout, left_out)
             known = (mutant.file, mutant.function, mutant.kind) in accepted
             unexplained = result == SURVIVED and not known
             if unexplained:

@@ -1,10 +1,14 @@
 """scripts/mutants.py: which mutants a file has. No mutant is run here."""
 
 import ast
+from collections.abc import Sequence
+from pathlib import Path
 
+import pytest
 import yaml
 
-from scripts.mutants import ROOT, SURVIVORS, Mutant, mutants_of
+from scripts import mutants as script
+from scripts.mutants import ROOT, SURVIVED, SURVIVORS, Mutant, mutants_of
 
 SOURCE = '''\
 LIMIT: int = 3
@@ -45,6 +49,26 @@ def test_mutants_change_what_a_function_computes_and_nothing_else() -> None:
 
 def test_methods_are_named_with_their_class() -> None:
     assert {mutant.function for mutant in mutants_of("box.py", SOURCE)} == {"Box.size"}
+
+
+def test_a_test_that_fails_without_the_mutant_does_not_kill_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killer, flaky = "tests/test_box.py::test_size", "tests/test_box.py::test_time"
+    path = tmp_path / "box.py"
+    path.write_text(SOURCE)
+
+    def first_failure(tests: Sequence[str], checkout: Path, left_out: Sequence[str]) -> str:
+        if flaky not in left_out:
+            return flaky
+        return killer if path.read_text() != SOURCE else SURVIVED
+
+    monkeypatch.setattr(script, "first_failure", first_failure)
+    left_out: list[str] = []
+    mutant = mutants_of("box.py", SOURCE)[0]
+    assert script.fate(mutant, ["tests/test_box.py"], tmp_path, left_out) == killer
+    assert left_out == [flaky]
+    assert path.read_text() == SOURCE
 
 
 def test_each_accepted_survivor_is_a_mutant_and_has_a_reason() -> None:

@@ -262,6 +262,13 @@ def test_missing_runs_are_found(runs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "power_of_choice step 0.01: no finished run" in capsys.readouterr().out
 
 
+def test_a_run_that_is_there_twice_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folder_of(runs, seed=1, schedule="step")
+    shutil.copytree(folder, f"{folder}-again")
+    submit("power_of_choice", code=1)
+    assert f"{folder.name}: has the config of another run" in capsys.readouterr().out
+
+
 def test_a_rate_that_the_trials_did_not_choose_is_found(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

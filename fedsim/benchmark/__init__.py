@@ -2,4 +2,7 @@
 
 1. `rules` has the rules of docs/benchmark.md as code: settings, rates, seeds and regimes.
 2. `study` tunes methods in a setting and runs them (`fedsim benchmark`).
+3. `submission` checks the runs of a method, and `submit` writes the files to submit (`fedsim
+   submit`).
+4. `reader` reads submissions for their analysis.
 """

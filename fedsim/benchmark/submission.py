@@ -102,7 +102,8 @@ def _read(method: str, folder: Path, problems: list[str]) -> Iterator[Run]:
             runs = []
         for run in runs:
             is_set_aside = "-code-" in run.folder.name  # a result of other code of the user's
-            if name_of(run) == name and run.status in FINAL and not is_set_aside:
+            is_of_benchmark = {"cell", "preset"} <= run.choices.keys() and not is_set_aside
+            if is_of_benchmark and name_of(run) == name and run.status in FINAL:
                 yield run
 
 
@@ -139,6 +140,9 @@ class _Runs:
 def _add_setting(submission: Submission, setting: str, runs: Sequence[Run]) -> None:
     """Add the runs of a setting to a submission, and a problem for each violated rule."""
     found = _Runs(runs)
+    for run in set(runs) - set(found.by_digest.values()):
+        text = "has the config of another run, but perhaps for the device; keep one of them"
+        submission.problems.append(f"{run.folder}: {text}")
     study = Study(setting, [submission.method], [])
     trials: dict[Path, dict[str, Any]] = {}
     faulty: dict[str, list[Path]] = {}

@@ -140,9 +140,9 @@ class _Runs:
 def _add_setting(submission: Submission, setting: str, runs: Sequence[Run]) -> None:
     """Add the runs of a setting to a submission, and a problem for each violated rule."""
     found = _Runs(runs)
-    for run in set(runs) - set(found.by_digest.values()):
+    for twin in set(runs) - set(found.by_digest.values()):
         text = "has the config of another run, but perhaps for the device; keep one of them"
-        submission.problems.append(f"{run.folder}: {text}")
+        submission.problems.append(f"{twin.folder}: {text}")
     study = Study(setting, [submission.method], [])
     trials: dict[Path, dict[str, Any]] = {}
     faulty: dict[str, list[Path]] = {}

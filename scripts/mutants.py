@@ -271,7 +271,7 @@ def fate(mutant: Mutant, tests: Sequence[str], checkout: Path, left_out: list[st
             return result
         if "::" not in result:
             sys.exit(f"without a mutant, {' '.join(tests)}: {without}. Mend this first.")
-        print(f"   left out, because it fails without a mutant: {result}", flush=True)
+        print(f"   left out: {result}. Without a mutant, too: {without}", flush=True)
         left_out.append(result)
 
 

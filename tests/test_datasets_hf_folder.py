@@ -179,6 +179,16 @@ def test_dataset_info_next_to_files_without_a_description_names_columns(tmp_path
     assert load(tmp_path / "set").num_classes == 4
 
 
+def test_the_description_in_a_file_comes_before_that_of_its_folder(tmp_path: Path) -> None:
+    table = described({"photo": images(2), "species": [0, 1]}, {"photo": IMAGE, "species": CLASSES})
+    four_classes = {"_type": "ClassLabel", "names": ["ant", "bee", "cat", "dog"]}
+    info = json.dumps({"features": {"photo": IMAGE, "species": four_classes}})
+    for split in ("train", "test"):
+        write(tmp_path / "set" / split / "data.parquet", table)
+        (tmp_path / "set" / split / "dataset_info.json").write_text(info)
+    assert load(tmp_path / "set").num_classes == 3
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsim.report.table import show_result
 from fedsim.results.statistics import (
     UNIT,
     Median,
@@ -170,6 +171,12 @@ def test_a_median_of_values_that_are_partly_unknown() -> None:
 
 def test_five_values_do_not_bound_their_median() -> None:
     assert Median((1.0, 2.0, 3.0, 4.0, 5.0), 9).interval == (-math.inf, math.inf)
+
+
+def test_medians_and_ends_that_no_run_reached_are_shown_as_beyond_the_last_round() -> None:
+    """With fewer than six runs the interval is infinite."""
+    assert show_result(Median((100.0, 200.0, 300.0), 500)) == "median 200 [0, > 500]"
+    assert show_result(Median((100.0, math.inf, math.inf), 500)) == "median > 500 [0, > 500]"
 
 
 @pytest.mark.parametrize(

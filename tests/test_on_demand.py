@@ -96,6 +96,12 @@ def test_a_sample_depends_on_its_position_and_the_seed_only() -> None:
     assert len(torch.unique(samples, dim=0)) == len(samples)
 
 
+def test_the_draws_of_an_owner_are_those_of_philox_with_the_seed_and_the_owner_as_key() -> None:
+    drawn = dataset(seed=3)._generator(owner=5, stream=2).random(4)
+    philox = np.random.Philox(key=[3, 5], counter=[0, 0, 0, 2])
+    assert np.array_equal(drawn, np.random.Generator(philox).random(4))
+
+
 def test_samples_have_the_distribution_of_the_paper() -> None:
     """Feature j has variance j^-1.2 within an owner. Means of owners have variance beta^2 + 1."""
     owners = dataset(num_owners=400, samples_per_owner=50.0, beta=2.0, num_features=5)

@@ -15,7 +15,8 @@ checkpoints   the cost of checkpoints
 start-up      the time until the first answer
 sweep         the cost of a sweep besides its rounds
 reports       the time and memory of a report of 3,000 runs
-gains         the selection benchmark's answer at other horizons, budgets and settings
+answer        the selection benchmark's answer, version 1: fills docs/benchmark.md
+gains         the answer of version 0 at other horizons, budgets and settings
 server-only   the accuracy that the server's labelled samples give by themselves
 """
 
@@ -35,6 +36,7 @@ MODULES = {
     "start-up": "start_up",
     "sweep": "sweep",
     "reports": "reports",
+    "answer": "answer.command",
     "gains": "gains",
     "server-only": "server_only",
 }

@@ -1,0 +1,197 @@
+"""Everything that docs/benchmark.md says of the scored runs, computed once."""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
+
+from fedsim.benchmark.rules import CONTROLS
+from fedsim.commands.catalogue import Catalogue
+from fedsim.results.frames import REFERENCE
+from fedsim.results.ranking import ASKED, AT_SERVER
+from fedsim.results.statistics import ALPHA, holm, t_quantile
+from scripts.benchmarks.answer import inference, scores
+from scripts.benchmarks.answer.scores import CEILING
+
+NUM_CURVES = 3
+"""Number of methods whose curves are drawn, next to a control."""
+CURVE_SHARES = tuple(np.linspace(0.05, 1, 20).round(2))
+BUDGETS = ("round", "bytes", "seconds")
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """The benchmark's answer from scored runs (`scores`).
+
+    `server` has the accuracies of the server's samples alone (scripts/benchmarks/server_only.py).
+    It may be empty. Tests are over the sampled settings of `all_rounds`.
+    """
+
+    all_rounds: pd.DataFrame
+    server: pd.DataFrame
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """The rows of the sampled settings."""
+        return scores.sampled(self.all_rounds)
+
+    @cached_property
+    def finals(self) -> pd.Series:
+        return scores.finals(self.rounds)
+
+    @cached_property
+    def gains(self) -> pd.DataFrame:
+        return scores.gains(self.finals)
+
+    @cached_property
+    def intervals(self) -> pd.DataFrame:
+        """Each method's gain in each regime (`inference.intervals`).
+
+        `p_class` is corrected over the methods of the same class alone.
+        """
+        rows = inference.intervals(self.gains)
+        kinds = rows.index.get_level_values("method").map(class_of)
+        rows["p_class"] = rows.groupby(kinds)["p"].transform(lambda p: holm(p.tolist()))
+        return rows
+
+    @cached_property
+    def mean_gains(self) -> pd.Series:
+        """The mean over regimes of each method's gain, the highest first."""
+        return self.intervals["gain"].groupby("method").mean().sort_values(ascending=False)
+
+    @property
+    def methods(self) -> list[str]:
+        """All methods by their mean gain; controls and the ceiling are among them."""
+        return list(self.mean_gains.index)
+
+    @property
+    def rivals(self) -> list[str]:
+        """The methods without controls and without the ceiling."""
+        return [name for name in self.methods if name not in (*CONTROLS, CEILING)]
+
+    @property
+    def settings(self) -> list[str]:
+        """The sampled settings that have run, in the order of the page."""
+        have_run = set(self.rounds["setting"])
+        return [name for name in scores.FIRST_BLOCK if name in have_run]
+
+    @cached_property
+    def classes(self) -> dict[str, str]:
+        """The class of each method (`class_of`)."""
+        return {name: class_of(name) for name in self.methods}
+
+    def beyond_chance(self, sign: int, p: str = "p_holm") -> list[str]:
+        """Return the methods that gain (1) or lose (-1) beyond chance in at least one regime.
+
+        `p` is the column of corrected p-values.
+        """
+        rows = self.intervals
+        is_beyond = (rows[p] < ALPHA) & (np.sign(rows["gain"]) == sign)
+        names = set(rows.index[is_beyond].get_level_values("method"))
+        return [name for name in self.rivals if name in names]
+
+    @cached_property
+    def needed(self) -> float:
+        """How large a gain had to be to lie beyond chance: the median over methods and regimes,
+        with Holm's first factor."""
+        rows = self.intervals.dropna(subset=["half", "p_holm"])
+        quantiles = rows["df"].map(lambda df: t_quantile(1 - ALPHA / 2 / len(rows), df))
+        return float((rows["error"] * quantiles).median())
+
+    @cached_property
+    def ranks(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Mean ranks and their tests (`inference.ranks`)."""
+        return inference.ranks(self.rounds)
+
+    @cached_property
+    def references(self) -> pd.DataFrame:
+        """The gains of what is no method, as `intervals`: the schedule, and the server alone."""
+        tables = {"schedule": scores.schedule_gains(self.finals)}
+        if len(self.server):
+            server = self.server.assign(method="server").set_index(scores.KEYS)["accuracy"]
+            of_random = self.finals.xs(REFERENCE, level="method", drop_level=False)
+            tables["server"] = scores.gains(pd.concat([of_random, server]))
+        rows = []
+        for name, table in tables.items():
+            row = inference.intervals(table).droplevel("method").drop(columns="p_holm")
+            rows.append(pd.concat({name: row}, names=["method"]))
+        return pd.concat(rows)
+
+    @cached_property
+    def budgets(self) -> dict[str, pd.DataFrame]:
+        """The gains at the bytes and at the simulated time of random selection, and of each run's
+        best round."""
+        return {
+            "best round": scores.gains(scores.best_rounds(self.rounds)),
+            "equal bytes": scores.gains(scores.at_budget(self.rounds, "bytes")),
+            "equal time": scores.gains(scores.at_budget(self.rounds, "seconds")),
+        }
+
+    @cached_property
+    def changes(self) -> pd.DataFrame:
+        """What changes each method's mean gain over regimes (`inference.what_changes`)."""
+        others = {name: scores.over_regimes(table) for name, table in self.budgets.items()}
+        return inference.what_changes(scores.over_regimes(self.gains), others)
+
+    @cached_property
+    def details(self) -> pd.DataFrame:
+        """`intervals` and what changes them in each regime."""
+        changes = inference.what_changes(self.gains, self.budgets)
+        return self.intervals.join(changes.drop(columns=["settings", "gain"]))
+
+    @cached_property
+    def prices(self) -> dict[str, pd.Series]:
+        """What each run spends until random selection's final accuracy, by cost."""
+        return {cost: scores.price(self.rounds, cost) for cost in ("bytes", "seconds")}
+
+    @cached_property
+    def failures(self) -> pd.Series:
+        """The number of runs of each method that diverged."""
+        status = scores.all_runs(self.rounds)["status"]
+        return (status != "done").groupby("method").sum()
+
+    @cached_property
+    def drawn(self) -> list[str]:
+        """The methods whose curves are drawn: the ones of highest mean gain, and a control."""
+        controls = [name for name in self.methods if name in CONTROLS]
+        return [*self.rivals[:NUM_CURVES], *controls[:1]]
+
+    @cached_property
+    def curves(self) -> pd.DataFrame:
+        """The gains of the drawn methods at shares of random selection's rounds, bytes and time.
+
+        The columns are those of `intervals`, budget and share.
+        """
+        rounds = self.rounds[self.rounds["method"].isin([REFERENCE, *self.drawn])]
+        rows = []
+        for budget in BUDGETS:
+            for share in CURVE_SHARES:
+                table = scores.gains(scores.at_budget(rounds, budget, share))
+                row = inference.intervals(table).reset_index()
+                rows.append(row.assign(budget=budget, share=share))
+        return pd.concat(rows, ignore_index=True)
+
+
+def class_of(method: str) -> str:
+    """Return what a method asks of clients and needs at the server, by the head of its file;
+    "unknown" for a method that fedsim does not have."""
+    choices = Catalogue().group("selector").choices
+    name = "random_control" if method in CONTROLS else method
+    if name not in choices:
+        return "unknown"
+    fields = choices[name].fields
+    if method == "full":
+        return "everybody trains"
+    kinds = [kind for kind, pattern in ASKED.items() if re.search(pattern, fields["asks"])]
+    kind = next(iter(kinds), "unknown")
+    return kind if fields["server"] == "nothing" else f"{kind}{AT_SERVER}{fields['server']}"
+
+
+def best_of_classes(answer: Answer) -> dict[str, str]:
+    """Return the method of highest mean gain in each class, the best class first."""
+    best: dict[str, str] = {}
+    for name in answer.rivals:
+        best.setdefault(answer.classes[name], name)
+    return best

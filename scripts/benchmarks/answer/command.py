@@ -1,0 +1,77 @@
+"""Answer the selection benchmark, version 1, from the shipped runs: fill docs/benchmark.md.
+
+    uv run python scripts/benchmark.py answer              # prints the tables and sentences
+    uv run python scripts/benchmark.py answer --write      # writes the page, figures and details
+    uv run python scripts/benchmark.py answer --check      # exit code 1 if the page is stale
+
+Parts of the page stand between `<!-- answer: NAME -->` and `<!-- end of answer -->`. Details of the
+gains in all regimes are in docs/measured/benchmark_v1_gains.csv.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from fedsim.benchmark.reader import read_submissions
+from fedsim.report.drawing import style
+from scripts.benchmarks.answer.answer import Answer
+from scripts.benchmarks.answer.figures import curves, forest, save
+from scripts.benchmarks.answer.tables import MAKERS
+from scripts.benchmarks.processes import ROOT
+from scripts.benchmarks.server_only import FILE as SERVER
+
+DOCS = ROOT / "docs"
+PAGE = DOCS / "benchmark.md"
+RUNS = DOCS / "results" / "benchmark_v1"
+DETAILS = DOCS / "measured" / "benchmark_v1_gains.csv"
+FIGURES = {"benchmark_answer.png": forest, "benchmark_curves.png": curves}
+PART = re.compile(r"(<!-- answer: (\w+) -->\n).*?(<!-- end of answer -->)", re.DOTALL)
+
+
+def fill(text: str, answer: Answer) -> str:
+    """Return the text of the page with new parts."""
+    return PART.sub(lambda part: f"{part[1]}\n{MAKERS[part[2]](answer)}\n\n{part[3]}", text)
+
+
+def read_answer(runs: Path = RUNS) -> Answer:
+    """Read the scored runs in a folder of submissions, or in a file of the same rows."""
+    rounds = pd.read_parquet(runs) if runs.is_file() else read_submissions(runs)
+    server = pd.read_csv(SERVER) if SERVER.is_file() else pd.DataFrame()
+    return Answer(rounds, server)
+
+
+def write(answer: Answer, page: Path) -> None:
+    """Write the page, the figures and the details."""
+    page.write_text(fill(page.read_text("utf-8"), answer), "utf-8")
+    answer.details.reset_index().round(4).to_csv(DETAILS, index=False)
+    for name, draw in FIGURES.items():
+        with style():
+            save(draw(answer), DOCS / "figures" / name)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of submissions")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(arguments)
+    answer = read_answer(options.runs)
+    if options.write:
+        write(answer, PAGE)
+    elif options.check:
+        text = PAGE.read_text("utf-8")
+        return int(fill(text, answer) != text)
+    else:
+        for name, make in MAKERS.items():
+            print(f"\n{name}\n\n{make(answer)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,282 @@
+"""The tables and sentences of docs/benchmark.md, as Markdown from an `Answer`."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from fedsim.benchmark.rules import CONTROLS, HORIZONS, SCHEDULES, VARIATIONS
+from fedsim.results.frames import REFERENCE
+from fedsim.results.statistics import ALPHA
+from scripts.benchmarks.answer import scores
+from scripts.benchmarks.answer.answer import Answer, best_of_classes
+from scripts.benchmarks.answer.scores import CEILING, FIRST_BLOCK
+from scripts.reproduction.cells import markdown
+
+REGIMES = [(schedule, num_rounds) for num_rounds in HORIZONS for schedule in SCHEDULES]
+"""The regimes in the order of all tables and figures."""
+HEADER = [f"{schedule}, {num_rounds}" for schedule, num_rounds in REGIMES]
+DATA = {
+    "watch": "smartwatch",
+    "cifar": "CIFAR-10",
+    "writers": "synthetic handwriting",
+    "fmnist": "Fashion-MNIST",
+    "plays": "Shakespeare",
+}
+"""The names of data sets on the page."""
+SCHEDULE_ROW, SERVER_ROW = "*the schedule*", "*the server alone*"
+
+
+def points(value: float) -> str:
+    return "" if np.isnan(value) else f"{round(value, 2) + 0.0:+.2f}"  # +0.00 and not -0.00
+
+
+def share(value: float) -> str:
+    """Return a share of random selection's total; "never" for inf."""
+    return "never" if np.isinf(value) else f"{value:.2f}"
+
+
+def gain(row: pd.Series) -> str:
+    """Return a gain with half its interval, bold if it is beyond chance."""
+    text = points(row["gain"])
+    if not np.isnan(row["half"]):
+        text += f" ± {row['half']:.2f}"
+    return f"**{text}**" if row.get("p_holm", 1) < ALPHA else text
+
+
+def name_of(answer: Answer, method: str) -> str:
+    """Return a method's cell: italic for controls and the ceiling, with the number of settings if
+    it has not run in all of them."""
+    text = f"*{method}*" if method in (*CONTROLS, CEILING) else method
+    num = int(answer.intervals.loc[method, "settings"].min())
+    return text if num == len(answer.settings) else f"{text} ({num})"
+
+
+# --- tables ---
+
+
+def gains_table(answer: Answer) -> str:
+    """Show each method's gain in each regime, the highest mean gain first, then the references."""
+    rows = []
+    for method in answer.methods:
+        cells = _by_regime(answer.intervals, method, gain)
+        rows.append([name_of(answer, method), answer.classes[method], *cells])
+    names = {"schedule": SCHEDULE_ROW, "server": SERVER_ROW}
+    for key, name in names.items():
+        if key in answer.references.index.unique("method"):
+            rows.append([name, "", *_by_regime(answer.references, key, gain)])
+    return markdown(["method", "asks for", *HEADER], rows)
+
+
+def _by_regime(rows: pd.DataFrame, method: str, cell: Callable[[pd.Series], str]) -> list[str]:
+    keys = [(method, *regime) for regime in REGIMES]
+    return [cell(rows.loc[key]) if key in rows.index else "" for key in keys]
+
+
+def ranks_table(answer: Answer) -> str:
+    """Show mean ranks over settings, the best first, then the tests of each regime."""
+    mean_ranks, tests = answer.ranks
+    mean_ranks = mean_ranks.loc[mean_ranks.mean(axis="columns").sort_values().index]
+    rows = []
+    for method, of_method in mean_ranks.iterrows():
+        name = f"*{method}*" if method in CONTROLS else str(method)
+        rows.append([name, *(f"{of_method[regime]:.1f}" for regime in REGIMES)])
+    labels = {"critical": "*critical difference*", "friedman": "*Friedman's p*"}
+    for key, label in labels.items():
+        rows.append([label, *(f"{tests.loc[key, regime]:.2g}" for regime in REGIMES)])
+    return markdown(["method", *HEADER], rows)
+
+
+def prices_table(answer: Answer) -> str:
+    """Show what methods spend until random selection's final accuracy, and failures."""
+    rows = []
+    for method in [REFERENCE, *answer.methods]:
+        cells = []
+        for prices in answer.prices.values():
+            of_method = prices.xs(method, level="method")
+            for num_rounds in HORIZONS:
+                of_horizon = of_method.xs(num_rounds, level="num_rounds")
+                cells.append(share(float(of_horizon.median())))
+        reached = np.isfinite(answer.prices["bytes"].xs(method, level="method")).mean()
+        name = method if method == REFERENCE else name_of(answer, method)
+        rows.append([name, *cells, f"{100 * reached:.0f} %", str(answer.failures[method])])
+    header = [f"{cost}, {num}" for cost in ("bytes", "time") for num in HORIZONS]
+    return markdown(["method", *header, "reached", "failed"], rows)
+
+
+def changes_table(answer: Answer) -> str:
+    """Show what changes the mean gain over all regimes."""
+    changes = answer.changes.loc[[name for name in answer.methods if name in answer.changes.index]]
+    rows = []
+    for method, row in changes.iterrows():
+        without_one = f"{points(row['lowest'])} to {points(row['highest'])}"
+        others = [points(value) for value in row.drop(["settings", "gain", "lowest", "highest"])]
+        rows.append([name_of(answer, str(method)), points(row["gain"]), without_one, *others])
+    columns = list(changes.columns)
+    others = [DATA.get(name, name) for name in columns[columns.index("median") :]]
+    return markdown(["method", "gain", "without one setting", *others], rows)
+
+
+def classes_table(answer: Answer) -> str:
+    """Show for each class of requests the best method, and what is beyond chance within it."""
+    rows = []
+    for kind, best in best_of_classes(answer).items():
+        names = [name for name in answer.rivals if answer.classes[name] == kind]
+        cells = [f"`{best}` {points(answer.mean_gains[best])}", str(len(names))]
+        for sign in (1, -1):
+            beyond = answer.beyond_chance(sign, "p_class")
+            cells.append(_listed([name for name in names if name in beyond]) or "none")
+        rows.append([kind, *cells])
+    header = ["asks for", "highest mean gain", "methods", "ahead within the class", "behind"]
+    return markdown(header, rows)
+
+
+def settings_table(answer: Answer) -> str:
+    """Show random selection's final accuracy in each setting and regime, and the best method."""
+    means = answer.finals.xs(REFERENCE, level="method").groupby(["setting", *scores.REGIME]).mean()
+    by_setting = scores.over_regimes(answer.gains).mean(axis="columns").unstack("method")
+    rows = []
+    for setting in answer.settings:
+        gains = by_setting.loc[setting, answer.rivals].sort_values(ascending=False)
+        accuracies = [f"{means[setting, *regime]:.1f}" for regime in REGIMES]
+        best = f"{gains.index[0]} {points(gains.iloc[0])}"
+        controls = by_setting.loc[setting].reindex(list(CONTROLS)).dropna()
+        rows.append([setting, *accuracies, best, ", ".join(map(points, controls))])
+    return markdown(["setting", *HEADER, "best method", "controls"], rows)
+
+
+def variations_table(answer: Answer) -> str:
+    """Show mean gains over regimes in the settings of the second block that have run."""
+    rounds = answer.all_rounds[answer.all_rounds["setting"].isin(VARIATIONS)]
+    settings = [name for name in VARIATIONS if name in set(rounds["setting"])]
+    if not settings:
+        return "No setting of the second block has run."
+    gains = scores.over_regimes(scores.gains(scores.finals(rounds))).mean(axis="columns")
+    by_setting = gains.unstack("setting")[settings]
+    by_setting = by_setting.sort_values(settings[0], ascending=False)
+    rows = []
+    for method, row in by_setting.iterrows():
+        rows.append([str(method), *map(points, row)])
+    return markdown(["method", *settings], rows)
+
+
+def not_run(answer: Answer) -> str:
+    """Name the settings that have not run, as bullets."""
+    have_run = set(answer.all_rounds["setting"])
+    lines = []
+    for title, settings in (("first", FIRST_BLOCK), ("second", VARIATIONS)):
+        missing = [name for name in settings if name not in have_run]
+        if missing:
+            names = ", ".join(f"`{name}`" for name in missing)
+            lines.append(f"- {len(missing)} of {len(settings)} of the {title} block: {names}")
+    return "\n".join(lines) or "All settings have run."
+
+
+# --- sentences ---
+
+
+def sentences(answer: Answer) -> str:
+    """Return the five sentences of the answer."""
+    return "\n".join(
+        f"- {sentence}"
+        for sentence in (
+            whether(answer),
+            how_much(answer),
+            at_what_price(answer),
+            for_whom(answer),
+            not_shown(answer),
+        )
+    )
+
+
+def whether(answer: Answer) -> str:
+    """Say how many methods gain beyond chance, in how many settings, and what it would take."""
+    num, num_all = len(answer.settings), len(FIRST_BLOCK)
+    better, worse = answer.beyond_chance(1), answer.beyond_chance(-1)
+    text = f"**Preliminary, from {num} of {num_all} settings:**" if num < num_all else "**Answer:**"
+    text += f" with learning rates of their own, {_methods(better, len(answer.rivals))} ahead of "
+    text += "random selection beyond chance "
+    text += "in at least one of six regimes" if better else "in any of six regimes"
+    if worse:
+        text += f", and {_methods(worse, len(answer.rivals))} behind it"
+    return f"{text}. A gain had to be some {answer.needed:.1f} points to be told from chance."
+
+
+def _methods(names: Sequence[str], num_all: int) -> str:
+    """Return "none of 17 methods is", or how many with their names and their verb."""
+    if not names:
+        return f"none of {num_all} methods is"
+    verb = "is" if len(names) == 1 else "are"
+    return f"{len(names)} of {num_all} methods ({_listed(names)}) {verb}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def how_much(answer: Answer) -> str:
+    """Compare the best method's gain with what a schedule gives random selection."""
+    best = answer.rivals[0]
+    rows = answer.intervals.loc[best]
+    first, last = rows.loc[("constant", HORIZONS[0])], rows.loc[("cosine", HORIZONS[1])]
+    schedule = answer.references.loc["schedule"]
+    of_schedule = [gain(schedule.loc[("cosine", num)]) for num in HORIZONS]
+    return (
+        f"`{best}` gains most on average. It is {gain(first)} points ahead after {HORIZONS[0]} "
+        f"rounds at a constant rate, and {gain(last)} after {HORIZONS[1]} under a cosine schedule. "
+        f"As the best of {len(answer.rivals)}, it is likely to be overrated. The cosine schedule "
+        f"itself changes random selection's accuracy by {' and '.join(of_schedule)} points after "
+        f"{' and '.join(map(str, HORIZONS))} rounds."
+    )
+
+
+def at_what_price(answer: Answer) -> str:
+    """Say what the best method spends, and its gain at equal cost."""
+    best = answer.rivals[0]
+    medians = {}
+    for cost, prices in answer.prices.items():
+        medians[cost] = share(float(prices.xs(best, level="method").median()))
+    row = answer.changes.loc[best]
+    return (
+        f"**Price**: until random selection's final accuracy, `{best}` spends {medians['bytes']} of "
+        f"its bytes and {medians['seconds']} of its simulated time (medians over runs). "
+        f"At equal bytes it gains {points(row['equal bytes'])} points, and at equal simulated time "
+        f"{points(row['equal time'])} (means over regimes)."
+    )
+
+
+def for_whom(answer: Answer) -> str:
+    """Name the best method of each class of requests."""
+    parts = []
+    for kind, method in best_of_classes(answer).items():
+        parts.append(f"{kind}: `{method}` ({points(answer.mean_gains[method])})")
+    controls = [points(answer.mean_gains[name]) for name in CONTROLS if name in answer.mean_gains]
+    return (
+        "**By what a method asks of clients**, the highest mean gains over regimes are: "
+        f"{'; '.join(parts)}. Two controls, which are random selection with other draws, differ "
+        f"from it by {' and '.join(controls)}."
+    )
+
+
+def not_shown(answer: Answer) -> str:
+    """Name the population that has run, and what the benchmark does not show."""
+    data = dict.fromkeys(DATA[FIRST_BLOCK[name]] for name in answer.settings)
+    return (
+        f"**Not shown**: the answer speaks for sampled settings of {', '.join(data)} with a small "
+        "model. It says nothing about settings that have not run, larger models, real devices, "
+        "fairness between clients or privacy."
+    )
+
+
+MAKERS: Mapping[str, Callable[[Answer], str]] = {
+    "sentences": sentences,
+    "gains": gains_table,
+    "ranks": ranks_table,
+    "prices": prices_table,
+    "changes": changes_table,
+    "classes": classes_table,
+    "settings": settings_table,
+    "variations": variations_table,
+    "not_run": not_run,
+}
+"""Makers of the parts of the page, by the name in their marker."""

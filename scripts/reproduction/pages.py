@@ -97,7 +97,7 @@ def as_csv(table: str) -> str:
 
 
 def pages() -> list[Path]:
-    names = ("reproduction", "verdicts", "benchmark")
+    names = ("reproduction", "verdicts", "benchmark_v0")
     return [*(DOCS / f"{name}.md" for name in names), *sorted(DOCS.glob("reproduction/*.md"))]
 
 

@@ -238,8 +238,8 @@ def at_what_price(answer: Answer) -> str:
         medians[cost] = share(float(prices.xs(best, level="method").median()))
     row = answer.changes.loc[best]
     return (
-        f"**Price**: until random selection's final accuracy, `{best}` spends {medians['bytes']} of "
-        f"its bytes and {medians['seconds']} of its simulated time (medians over runs). "
+        f"**Price**: until random selection's final accuracy, `{best}` spends {medians['bytes']} "
+        f"of its bytes and {medians['seconds']} of its simulated time (medians over runs). "
         f"At equal bytes it gains {points(row['equal bytes'])} points, and at equal simulated time "
         f"{points(row['equal time'])} (means over regimes)."
     )
@@ -271,12 +271,12 @@ def not_shown(answer: Answer) -> str:
 MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "sentences": sentences,
     "gains": gains_table,
+    "classes": classes_table,
     "ranks": ranks_table,
     "prices": prices_table,
     "changes": changes_table,
-    "classes": classes_table,
     "settings": settings_table,
     "variations": variations_table,
     "not_run": not_run,
 }
-"""Makers of the parts of the page, by the name in their marker."""
+"""Makers of the parts of the page, by the name in their marker, in the order of the page."""

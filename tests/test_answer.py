@@ -1,0 +1,278 @@
+"""The answer of the selection benchmark, version 1: scores, tests and the page, on small frames."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from fedsim.report.drawing import style
+from scripts.benchmarks.answer import command, inference, scores
+from scripts.benchmarks.answer.answer import Answer, best_of_classes, class_of
+from scripts.benchmarks.answer.figures import curves, forest, save
+from scripts.benchmarks.answer.tables import MAKERS, REGIMES, not_run, prices_table, sentences
+
+SETTINGS = ("v1_watch_10", "v1_watch_20", "v1_writers_100")
+Curve = list[tuple[int, float, float]]
+"""The round, accuracy and cost of each evaluated round."""
+
+
+def rows_of(curve: Curve, status: str = "done", **keys: object) -> pd.DataFrame:
+    """Return the rows of a run, as `read_submissions` does. Bytes and seconds are the same."""
+    run = {"setting": SETTINGS[0], "method": "random", "schedule": "constant"}
+    rows = pd.DataFrame(curve, columns=["round", "accuracy", "bytes"])
+    rows = rows.assign(seconds=rows["bytes"], status=status, num_classes=4)
+    return rows.assign(**(run | {"num_rounds": 40, "seed": 0} | keys))
+
+
+def steady(accuracies: list[float], cost: float = 1.0) -> Curve:
+    """Return a curve of accuracies in every fifth round, with the same cost of each round."""
+    curve = [(0, 0.25, 0.0)]
+    for number, accuracy in enumerate(accuracies, 1):
+        curve.append((5 * number, accuracy, 5 * number * cost))
+    return curve
+
+
+def small_frame(lead: float) -> pd.DataFrame:
+    """Return runs of four methods in three settings and all regimes.
+
+    flips is `lead` above random selection, and top_loss as far below it. clairvoyant is 0.1 above.
+    """
+    rng = np.random.default_rng(0)
+    leads = {"random": 0.0, "flips": lead, "top_loss": -lead, "random_control": 0.0}
+    leads["clairvoyant"] = 0.1
+    frames = []
+    for setting in (*SETTINGS, "v1_base"):
+        for method, gain in leads.items():
+            for schedule, num_rounds in REGIMES:
+                for seed in range(3):
+                    level = 0.5 + gain + 0.02 * (schedule == "cosine") + 0.001 * rng.normal()
+                    curve = steady([level] * (num_rounds // 5), 2.0 if method == "flips" else 1.0)
+                    keys = {"setting": setting, "method": method, "schedule": schedule}
+                    frames.append(rows_of(curve, num_rounds=num_rounds, seed=seed, **keys))
+    return pd.concat(frames, ignore_index=True)
+
+
+@pytest.fixture(scope="module")
+def answer() -> Answer:
+    return Answer(small_frame(0.05), pd.DataFrame())
+
+
+# --- scores ---
+
+
+def test_the_final_accuracy_is_the_mean_of_the_four_measurements_of_the_last_20_rounds() -> None:
+    rounds = rows_of(steady([0.1, 0.1, 0.1, 0.1, 0.6, 0.7, 0.8, 0.9]))
+    assert scores.finals(rounds).tolist() == pytest.approx([75])
+    assert scores.best_rounds(rounds).tolist() == pytest.approx([90])
+
+
+def test_a_run_that_diverged_has_the_accuracy_of_a_guess() -> None:
+    late = rows_of(steady([0.9] * 7), "diverged", method="flips")
+    at_once = rows_of(steady([]), "diverged", method="full")
+    rounds = pd.concat([rows_of(steady([0.9] * 8)), late, at_once])
+    for score in (scores.finals, scores.best_rounds, lambda r: scores.at_budget(r, "bytes")):
+        assert score(rounds).droplevel([0, 2, 3, 4]).to_dict() == pytest.approx(
+            {"flips": 25, "full": 25, "random": 90}
+        )
+    assert np.isinf(scores.price(rounds, "bytes").xs("flips", level="method")).all()
+
+
+def test_a_run_that_ended_without_its_last_rounds_is_an_error() -> None:
+    with pytest.raises(ValueError, match="v1_watch_10"):
+        scores.finals(rows_of(steady([0.5] * 4)))
+
+
+def test_at_equal_bytes_the_last_measurement_within_random_selections_total_counts() -> None:
+    """Random selection spends 40. flips spends 3 a round, so that round 10 is the last one below
+    it. pncs spends 9 a round: not even round 5 fits."""
+    flips = rows_of(steady([0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.9], 3), method="flips")
+    pncs = rows_of(steady([0.9] * 8, 9), method="pncs")
+    rounds = pd.concat([rows_of(steady([0.5] * 8)), flips, pncs])
+    for cost in ("bytes", "seconds"):
+        accuracies = scores.at_budget(rounds, cost).droplevel([0, 2, 3, 4])
+        assert accuracies.to_dict() == pytest.approx({"flips": 40, "pncs": 25, "random": 50})
+    half = scores.at_budget(rounds, "bytes", 0.5).droplevel([0, 2, 3, 4])
+    assert half["flips"] == pytest.approx(30)
+    at_round = scores.at_budget(rounds, "round", 0.5).droplevel([0, 2, 3, 4])
+    assert at_round.to_dict() == pytest.approx({"flips": 60, "pncs": 90, "random": 50})
+
+
+def test_the_price_is_what_is_spent_until_four_measurements_reach_random_selections_mean() -> None:
+    """The target is 60 %. The means of four of flips are 50 % in round 20 and 60 % in round 25."""
+    random = rows_of(steady([0.2, 0.2, 0.2, 0.2, 0.6, 0.6, 0.6, 0.6]))
+    flips = rows_of(steady([0.4, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8, 0.8], 3), method="flips")
+    never = rows_of(steady([0.7, 0.5] * 4, 1), method="pncs").assign(accuracy=0.59)
+    prices = scores.price(pd.concat([random, flips, never]), "bytes").droplevel([0, 2, 3, 4])
+    assert prices.to_dict() == {"random": 1.0, "flips": 75 / 40, "pncs": np.inf}
+
+
+def test_gains_are_paired_and_a_schedule_is_compared_at_equal_rounds() -> None:
+    frames = []
+    for seed, (random, flips, cosine) in enumerate([(0.5, 0.6, 0.7), (0.4, 0.7, 0.5)]):
+        frames.append(rows_of(steady([random] * 8), seed=seed))
+        frames.append(rows_of(steady([flips] * 8), seed=seed, method="flips"))
+        frames.append(rows_of(steady([cosine] * 8), seed=seed, schedule="cosine"))
+    finals = scores.finals(pd.concat(frames))
+    key = (SETTINGS[0],)
+    assert scores.gains(finals).loc[("flips", "constant", 40, *key)].tolist() == pytest.approx(
+        [10, 30]
+    )
+    schedule = scores.schedule_gains(finals)
+    assert schedule.loc[("random", "cosine", 40, *key)].tolist() == pytest.approx([20, 10])
+    assert len(schedule) == 1
+
+
+# --- tests ---
+
+
+def test_the_interval_of_two_settings_and_three_seeds_by_hand() -> None:
+    """Mean squares: settings 13.5, seeds 1.5, rest 0.5."""
+    row = inference.crossed_mean(np.array([[1.0, 2, 3], [5, 4, 6]]))
+    error = (14.5 / 6) ** 0.5
+    df = 14.5**2 / (13.5**2 / 1 + 1.5**2 / 2 + 0.5**2 / 2)
+    assert (row["gain"], row["error"], row["df"]) == pytest.approx((3.5, error, df))
+    assert row["p"] == pytest.approx(2 * stats.t.sf(3.5 / error, df))
+    assert row["half"] == pytest.approx(stats.t.ppf(0.975, df) * error)
+
+
+def test_the_variance_is_not_below_that_of_settings_or_of_seeds_alone() -> None:
+    """Seeds have equal means in the first table: 13.5 + 0 - 2 would be less than settings alone."""
+    values = np.array([[1.0, 3, 2], [6, 4, 5]])
+    row = inference.crossed_mean(values)
+    assert (row["error"], row["df"]) == pytest.approx(((13.5 / 6) ** 0.5, 1))
+    transposed = inference.crossed_mean(values.T)
+    assert (transposed["error"], transposed["df"]) == pytest.approx(((13.5 / 6) ** 0.5, 1))
+    assert np.isnan(inference.crossed_mean(values[:1])["half"])
+
+
+@pytest.mark.parametrize("sds", [(1, 0.5, 1), (1, 0, 1), (0, 0, 1)])
+def test_the_interval_covers_the_true_mean_in_about_95_of_100_cases(
+    sds: tuple[float, float, float],
+) -> None:
+    """Seven settings, three seeds; standard deviations of settings, of seeds, and of the rest."""
+    rng = np.random.default_rng(0)
+    num_covered = 0
+    for _ in range(1000):
+        of_settings, of_seeds = rng.normal(size=(7, 1)), rng.normal(size=(1, 3))
+        rest = rng.normal(size=(7, 3))
+        row = inference.crossed_mean(sds[0] * of_settings + sds[1] * of_seeds + sds[2] * rest)
+        num_covered += abs(row["gain"]) <= row["half"]
+    assert 930 < num_covered < 995
+
+
+def test_holms_correction_is_over_methods_and_regimes_without_the_ceiling() -> None:
+    rng = np.random.default_rng(0)
+    names = ["method", "schedule", "num_rounds", "setting"]
+    keys = []
+    for method in ("flips", "clairvoyant"):
+        for schedule in ("constant", "cosine"):
+            keys += [(method, schedule, 200, setting) for setting in SETTINGS]
+    table = pd.DataFrame(1 + rng.normal(size=(12, 3)), pd.MultiIndex.from_tuples(keys, names=names))
+    rows = inference.intervals(table)
+    p = rows.loc["flips", "p"].sort_values()
+    corrected = [2 * p.iloc[0], max(2 * p.iloc[0], p.iloc[1])]
+    assert rows.loc["flips", "p_holm"].loc[p.index].tolist() == pytest.approx(corrected)
+    assert rows.loc["clairvoyant", "p_holm"].isna().all()
+    table.iloc[0, 0] = np.nan  # the first setting lacks a seed: it does not count
+    assert inference.intervals(table)["settings"].tolist() == [3, 3, 2, 3]
+
+
+def test_what_changes_a_gain_by_hand() -> None:
+    names = ["method", "setting"]
+    index = pd.MultiIndex.from_product([["flips"], SETTINGS], names=names)
+    table = pd.DataFrame({0: [1.0, 2, 6], 1: [3.0, 2, 10]}, index)  # means 2, 2, 8
+    row = inference.what_changes(table, {"best round": table + 1}).loc["flips"]
+    assert row.to_dict() == {
+        "settings": 3,
+        "gain": 4,
+        "lowest": 2,
+        "highest": 5,
+        "median": 2,
+        "best round": 5,
+        "watch": 2,
+        "writers": 8,
+    }
+
+
+def test_ranks_are_over_sampled_settings_and_without_the_ceiling(answer: Answer) -> None:
+    """Demsar (2006) has q = 2.569 for four methods at 5 %, so that the critical difference of three
+    settings is 2.569 sqrt(4 * 5 / (6 * 3)) = 2.708."""
+    ranks, tests = answer.ranks
+    assert ranks.loc["flips"].tolist() == [1] * 6
+    assert ranks.loc["top_loss"].tolist() == [4] * 6
+    assert "clairvoyant" not in ranks.index
+    assert tests.loc["critical"].tolist() == pytest.approx([2.708] * 6, abs=1e-3)
+    assert tests.loc["settings"].tolist() == [3] * 6
+
+
+# --- the page ---
+
+
+def test_classes_are_those_of_the_methods_heads(answer: Answer) -> None:
+    assert class_of("random_control_2") == "nothing"
+    assert class_of("haccs") == "label counts"
+    assert class_of("gpfl") == "nothing; server: labelled samples"
+    assert class_of("mine") == "unknown"
+    assert best_of_classes(answer) == {"label counts": "flips", "losses": "top_loss"}
+
+
+def test_sentences_say_what_is_beyond_chance(answer: Answer) -> None:
+    first, second, third, fourth, fifth = sentences(answer).splitlines()
+    assert "from 3 of 20 settings" in first
+    assert "1 of 2 methods (`flips`) is ahead" in first
+    assert "1 of 2 methods (`top_loss`) is behind" in first
+    assert "`flips` gains most" in second
+    assert "+2.0" in second  # the cosine schedule
+    assert "`flips` spends 0.12 of" in third  # half of its runs 0.20, half 0.05
+    assert "label counts: `flips` (+5.0" in fourth
+    assert "smartwatch, synthetic handwriting" in fifth
+    alike = sentences(Answer(small_frame(0.0), pd.DataFrame())).splitlines()[0]
+    assert "none of 2 methods is ahead" in alike
+    assert "behind" not in alike
+
+
+def test_the_price_of_a_method_that_leads_from_the_start(answer: Answer) -> None:
+    """flips reaches the target in round 20, at twice the cost of a round: 40 of 200, 40 of 800."""
+    [row] = [line for line in prices_table(answer).splitlines() if line.startswith("| flips")]
+    assert row == "| flips | 0.20 | 0.05 | 0.20 | 0.05 | 100 % | 0 |"
+
+
+def test_settings_that_have_not_run_are_named(answer: Answer) -> None:
+    first, second = not_run(answer).splitlines()
+    assert first.startswith("- 17 of 20 of the first block: ")
+    assert second.startswith("- 4 of 5 of the second block: `v1_base_noisy`")
+    assert "`v1_watch_10`" not in first
+
+
+def test_the_servers_accuracy_is_compared_in_the_same_setting_regime_and_seed() -> None:
+    rounds = small_frame(0.05)
+    keys = [
+        (setting, *regime, seed) for setting in SETTINGS for regime in REGIMES for seed in (0, 1)
+    ]
+    server = pd.DataFrame(keys, columns=["setting", "schedule", "num_rounds", "seed"])
+    answer = Answer(rounds, server.assign(accuracy=60.0))
+    finals = answer.finals.xs("random", level="method").xs(("constant", 200), level=[1, 2])
+    gain = answer.references.loc[("server", "constant", 200), "gain"]
+    assert gain == pytest.approx(60 - finals[:, :1].mean())
+
+
+def test_a_page_is_filled_and_figures_are_small(answer: Answer, tmp_path: Path) -> None:
+    page = "".join(f"<!-- answer: {name} -->\nstale\n<!-- end of answer -->\n" for name in MAKERS)
+    filled = command.fill(page, answer)
+    assert "stale" not in filled
+    assert command.fill(filled, answer) == filled
+    with style():
+        for draw in (forest, curves):
+            path = tmp_path / f"{draw.__name__}.png"
+            save(draw(answer), path)
+            assert 1e4 < path.stat().st_size < 2e5
+
+
+@pytest.mark.skipif(not command.PAGE.is_file(), reason="the docs are not in this copy")
+def test_the_page_has_all_parts_and_is_up_to_date() -> None:
+    text = command.PAGE.read_text("utf-8")
+    assert [part[2] for part in command.PART.finditer(text)] == list(MAKERS)
+    if any(command.RUNS.glob("*.parquet")):
+        assert command.main(["--check"]) == 0, "uv run python scripts/benchmark.py answer --write"

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from fedsim.report.drawing import style
-from scripts.benchmarks.answer import command, inference, scores
+from scripts.benchmarks.answer import command, inference, scores, tuning
 from scripts.benchmarks.answer.answer import Answer, best_of_classes, class_of
 from scripts.benchmarks.answer.figures import curves, forest, save
 from scripts.benchmarks.answer.tables import MAKERS, REGIMES, not_run, prices_table, sentences
@@ -205,6 +205,35 @@ def test_ranks_are_over_sampled_settings_and_without_the_ceiling(answer: Answer)
     assert "clairvoyant" not in ranks.index
     assert tests.loc["critical"].tolist() == pytest.approx([2.708] * 6, abs=1e-3)
     assert tests.loc["settings"].tolist() == [3] * 6
+
+
+def test_a_summary_of_trials_by_hand() -> None:
+    """Random selection's best rate is 0.1 in both settings, and its neighbours cost 10 and 20, or 5
+    and 15. That of flips is 1 and 0.1; the point q=2 is better than its defaults in one setting."""
+    rows = []
+    accuracies = {
+        ("random", SETTINGS[0]): {0.03: 0.7, 0.1: 0.8, 0.3: 0.6},
+        ("random", SETTINGS[1]): {0.03: 0.75, 0.1: 0.8, 0.3: 0.65},
+        ("flips", SETTINGS[0]): {0.3: 0.7, 1.0: 0.8},
+        ("flips", SETTINGS[1]): {0.03: 0.8, 0.1: 0.8, 0.3: "diverged"},
+    }
+    for (method, setting), by_rate in accuracies.items():
+        for rate, accuracy in by_rate.items():
+            rows.append((method, setting, "constant", "", rate, accuracy))
+    rows.append(("flips", SETTINGS[0], "constant", "q=2", 1.0, 0.9))
+    rows.append(("flips", SETTINGS[1], "constant", "q=2", 0.03, 0.8))
+    names = ["method", "setting", "schedule", "point", "learning_rate", "final_accuracy"]
+    trials = pd.DataFrame(rows, columns=names)
+    trials["accuracy"] = 100 * pd.to_numeric(trials["final_accuracy"].replace("diverged", 0.0))
+    summary = tuning.summarise(trials)
+    assert summary.loc["random"].to_dict() == pytest.approx(
+        {"same": 1, "edge": 0, "neighbour": 12.5, "own": 0}
+    )
+    # Rate 1.0 has one neighbour, 10 points below. Of the equal 0.03 and 0.1 the lower is chosen,
+    # whose neighbours are 0.01, which was not tried here, and 0.1: 0 points below.
+    assert summary.loc["flips"].to_dict() == pytest.approx(
+        {"same": 0, "edge": 0.5, "neighbour": 5, "own": 0.5}
+    )
 
 
 # --- the page ---

@@ -1,7 +1,7 @@
 """Everything that docs/benchmark.md says of the scored runs, computed once."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +12,7 @@ from fedsim.commands.catalogue import Catalogue
 from fedsim.results.frames import REFERENCE
 from fedsim.results.ranking import ASKED, AT_SERVER
 from fedsim.results.statistics import ALPHA, holm, t_quantile
-from scripts.benchmarks.answer import inference, scores
+from scripts.benchmarks.answer import inference, scores, tuning
 from scripts.benchmarks.answer.scores import CEILING
 
 NUM_CURVES = 3
@@ -25,12 +25,14 @@ BUDGETS = ("round", "bytes", "seconds")
 class Answer:
     """The benchmark's answer from scored runs (`scores`).
 
-    `server` has the accuracies of the server's samples alone (scripts/benchmarks/server_only.py).
-    It may be empty. Tests are over the sampled settings of `all_rounds`.
+    `server` has the accuracies of the server's samples alone (scripts/benchmarks/server_only.py),
+    and `trials` those of tuning (`tuning.read_trials`). Both may be empty. Tests are over the
+    sampled settings of `all_rounds`.
     """
 
     all_rounds: pd.DataFrame
     server: pd.DataFrame
+    trials: pd.DataFrame = field(default_factory=pd.DataFrame)
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
@@ -140,6 +142,11 @@ class Answer:
         """`intervals` and what changes them in each regime."""
         changes = inference.what_changes(self.gains, self.budgets)
         return self.intervals.join(changes.drop(columns=["settings", "gain"]))
+
+    @cached_property
+    def tuning(self) -> pd.DataFrame:
+        """What the trials chose in the sampled settings (`tuning.summarise`)."""
+        return tuning.summarise(self.trials[self.trials["setting"].isin(scores.FIRST_BLOCK)])
 
     @cached_property
     def prices(self) -> dict[str, pd.Series]:

@@ -21,6 +21,7 @@ from fedsim.report.drawing import style
 from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.figures import curves, forest, save
 from scripts.benchmarks.answer.tables import MAKERS
+from scripts.benchmarks.answer.tuning import read_trials
 from scripts.benchmarks.processes import ROOT
 from scripts.benchmarks.server_only import FILE as SERVER
 
@@ -41,7 +42,7 @@ def read_answer(runs: Path = RUNS) -> Answer:
     """Read the scored runs in a folder of submissions, or in a file of the same rows."""
     rounds = pd.read_parquet(runs) if runs.is_file() else read_submissions(runs)
     server = pd.read_csv(SERVER) if SERVER.is_file() else pd.DataFrame()
-    return Answer(rounds, server)
+    return Answer(rounds, server, read_trials(runs))
 
 
 def write(answer: Answer, page: Path) -> None:

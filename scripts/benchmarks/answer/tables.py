@@ -117,6 +117,19 @@ def changes_table(answer: Answer) -> str:
     return markdown(["method", "gain", "without one setting", *others], rows)
 
 
+def tuning_table(answer: Answer) -> str:
+    """Show what the trials chose for each method, and what a neighbouring rate costs."""
+    if not len(answer.trials):
+        return "No trials are there."
+    rows = []
+    for method in [REFERENCE, *(name for name in answer.methods if name in answer.tuning.index)]:
+        row = answer.tuning.loc[method]
+        shares = [f"{100 * row[name]:.0f} %" for name in ("same", "edge", "own")]
+        rows.append([method, f"{row['neighbour']:.2f}", *shares])
+    header = ["method", "cost of a neighbouring rate", "random's rate", "at the edge", "own values"]
+    return markdown(header, rows)
+
+
 def classes_table(answer: Answer) -> str:
     """Show for each class of requests the best method, and what is beyond chance within it."""
     rows = []
@@ -226,8 +239,16 @@ def how_much(answer: Answer) -> str:
         f"rounds at a constant rate, and {gain(last)} after {HORIZONS[1]} under a cosine schedule. "
         f"As the best of {len(answer.rivals)}, it is likely to be overrated. The cosine schedule "
         f"itself changes random selection's accuracy by {' and '.join(of_schedule)} points after "
-        f"{' and '.join(map(str, HORIZONS))} rounds."
+        f"{' and '.join(map(str, HORIZONS))} rounds.{_rate(answer)}"
     )
+
+
+def _rate(answer: Answer) -> str:
+    """Say what a wrong learning rate costs random selection, if trials are there."""
+    if not len(answer.trials):
+        return ""
+    cost = answer.tuning.loc[REFERENCE, "neighbour"]
+    return f" A learning rate that is three times too low or too high costs it {cost:.1f} points."
 
 
 def at_what_price(answer: Answer) -> str:
@@ -277,6 +298,7 @@ MAKERS: Mapping[str, Callable[[Answer], str]] = {
     "changes": changes_table,
     "settings": settings_table,
     "variations": variations_table,
+    "tuning": tuning_table,
     "not_run": not_run,
 }
 """Makers of the parts of the page, by the name in their marker, in the order of the page."""

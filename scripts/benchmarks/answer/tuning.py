@@ -1,0 +1,70 @@
+"""What the trials of tuning chose, and what a wrong learning rate costs."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedsim.benchmark.rules import RATES
+from fedsim.results.frames import REFERENCE
+
+CASE = ["method", "setting", "schedule"]
+"""A method has one learning rate for each setting and schedule."""
+
+
+def read_trials(folder: Path) -> pd.DataFrame:
+    """Return the trials of all submissions in a folder, with their method and accuracy in per cent.
+
+    A trial that diverged has the accuracy 0, as in tuning. `point` is empty for the defaults.
+    """
+    frames = []
+    for card in sorted(folder.glob("*.yaml")):
+        path = card.with_suffix(".csv")
+        if path.is_file():
+            frames.append(pd.read_csv(path).assign(method=card.stem))
+    if not frames:
+        return pd.DataFrame()
+    trials = pd.concat(frames, ignore_index=True)
+    shares = pd.to_numeric(trials["final_accuracy"].replace("diverged", 0.0))
+    return trials.assign(accuracy=100 * shares, point=trials["point"].fillna(""))
+
+
+def by_rate(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean accuracy over seeds with a method's defaults: rows by `CASE`, a column for
+    each rate."""
+    defaults = trials[trials["point"] == ""]
+    means = defaults.groupby([*CASE, "learning_rate"])["accuracy"].mean()
+    return means.unstack("learning_rate").reindex(columns=list(RATES))
+
+
+def summarise(trials: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each method.
+
+    `same` is the share of cases in which its rate is that of random selection, and `edge` the share
+    in which it is the lowest or the highest of all. `neighbour` is how many points the rates next
+    to the chosen one cost, as a mean. `own` is the share of settings in which a point of its own
+    parameters was chosen.
+    """
+    accuracies = by_rate(trials)
+    chosen = accuracies.idxmax(axis="columns")  # of equal ones the lowest
+    of_random = chosen.xs(REFERENCE, level="method").rename("of_random")
+    cases = chosen.rename("rate").to_frame().join(of_random, on=CASE[1:])
+    cases["same"] = cases["rate"] == cases["of_random"]
+    cases["edge"] = cases["rate"].isin([RATES[0], RATES[-1]])
+    lower, higher = accuracies.shift(1, axis="columns"), accuracies.shift(-1, axis="columns")
+    neighbours = (lower.add(higher, fill_value=0)) / (lower.notna().astype(int) + higher.notna())
+    is_chosen = accuracies.columns.to_numpy() == chosen.to_numpy()[:, None]
+    cases["neighbour"] = np.nansum(np.where(is_chosen, accuracies - neighbours, np.nan), axis=1)
+    summary = cases.groupby("method")[["same", "edge", "neighbour"]].mean()
+    return summary.assign(own=_share_of_own_points(trials, chosen))
+
+
+def _share_of_own_points(trials: pd.DataFrame, chosen: pd.Series) -> pd.Series:
+    """Return for each method the share of settings in which a point beats the defaults."""
+    rates = chosen.xs("constant", level="schedule").rename("rate")
+    points = trials[trials["schedule"] == "constant"].join(rates, on=CASE[:2])
+    points = points[points["learning_rate"] == points["rate"]]
+    means = points.groupby([*CASE[:2], "point"])["accuracy"].mean()
+    best = means.groupby(CASE[:2]).max()
+    of_defaults = means.xs("", level="point")
+    return (best > of_defaults).groupby("method").mean()

@@ -211,7 +211,7 @@ def test_a_summary_of_trials_by_hand() -> None:
     """Random selection's best rate is 0.1 in both settings, and its neighbours cost 10 and 20, or 5
     and 15. That of flips is 1 and 0.1; the point q=2 is better than its defaults in one setting."""
     rows = []
-    accuracies = {
+    accuracies: dict[tuple[str, str], dict[float, float | str]] = {
         ("random", SETTINGS[0]): {0.03: 0.7, 0.1: 0.8, 0.3: 0.6},
         ("random", SETTINGS[1]): {0.03: 0.75, 0.1: 0.8, 0.3: 0.65},
         ("flips", SETTINGS[0]): {0.3: 0.7, 1.0: 0.8},

@@ -1,0 +1,148 @@
+"""Write docs/leaderboard.md: what each submission to the selection benchmark gains over random
+selection.
+
+    uv run python scripts/benchmark.py leaderboard            # prints the page
+    uv run python scripts/benchmark.py leaderboard --write    # writes it
+    uv run python scripts/benchmark.py leaderboard --check    # exit code 1 if it is not up to date
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from fedsim.benchmark.reader import read_submissions
+from fedsim.benchmark.rules import CONTROLS
+from fedsim.results.frames import CEILING, REFERENCE
+from scripts.benchmarks.answer import inference, scores
+from scripts.benchmarks.processes import ROOT
+
+PAGE = ROOT / "docs" / "leaderboard.md"
+RUNS = ROOT / "docs" / "results" / "benchmark_v1"
+HEAD = """# Leaderboard
+
+This page lists all submissions to the [selection benchmark](benchmark.md#submit), the highest
+gain first. A gain is the accuracy of a method minus that of random selection in the same setting,
+regime and seed, in percentage points. It is the mean over the sampled settings in which the method
+has run in all regimes. **Gains over different settings do not compare.** Which gains are beyond
+chance, the page of the benchmark says.
+
+`scripts/benchmark.py leaderboard --write` makes this page from `docs/results/benchmark_v1`.
+"""
+GAINS = """## Gains
+
+The interval covers settings and seeds (95 %). *Bytes* are those of a run divided by those of random
+selection. *Failed* is the number of scored runs that diverged. Controls are random selection with
+other draws.
+"""
+REGIMES = """## Gains by regime
+
+A regime is a schedule of the learning rate with a number of rounds.
+"""
+NO_METHODS = {**dict.fromkeys(CONTROLS, " (control)"), CEILING: " (no method)"}
+EMPTY = "There is no submission of a method and of random selection yet.\n"
+
+
+def page(folder: Path) -> str:
+    """Return the text of the page for the submissions in a folder."""
+    cards = {}
+    for path in sorted(folder.glob("*.yaml")):
+        card = yaml.safe_load(path.read_text("utf-8"))
+        cards[card["method"]] = card
+    if not cards.keys() - {REFERENCE} or REFERENCE not in cards:
+        return f"{HEAD}\n{EMPTY}"
+    rounds = scores.sampled(read_submissions(folder))
+    table = scores.gains(scores.finals(rounds))
+    overall = overall_gains(table)
+    if overall.empty:
+        return f"{HEAD}\n{EMPTY}"
+    costs = relative_bytes(rounds)
+    statuses = scores.all_runs(rounds)["status"]
+    failed = (statuses != "done").groupby("method").sum()
+    rows = []
+    for method, row in overall.iterrows():
+        card = cards[method]
+        rows.append(
+            {
+                "method": f"{method}{NO_METHODS.get(method, '')}",
+                "asks clients; needs at the server": card["class"],
+                "settings": f"{row['settings']:.0f}",
+                "gain": _with_interval(row),
+                "bytes": f"{costs[method]:.2f}",
+                "failed": str(failed[method]),
+                "source": "; ".join(_sources(card)),
+            }
+        )
+    by_regime = table.mean(axis="columns").groupby(["method", *scores.REGIME]).mean()
+    lines = []
+    for method, gains in by_regime.unstack(scores.REGIME).loc[overall.index].iterrows():
+        line = {
+            f"{schedule}, {number}": f"{gain:+.1f}" for (schedule, number), gain in gains.items()
+        }
+        lines.append({"method": method} | line)
+    return "\n".join([HEAD, GAINS, markdown(rows), REGIMES, markdown(lines)])
+
+
+def overall_gains(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean gain over regimes of each method with its interval, the highest first."""
+    gains = {}
+    for method, of_method in scores.over_regimes(table).groupby("method"):
+        gains[method] = inference.crossed_mean(of_method.to_numpy())
+    rows = pd.DataFrame(gains, index=["settings", "gain", "half"]).T
+    return rows.sort_values("gain", ascending=False)
+
+
+def relative_bytes(rounds: pd.DataFrame) -> pd.Series:
+    """Return the mean over runs of each method's bytes, divided by those of random selection."""
+    done = rounds[rounds["status"] == "done"]
+    totals = done.groupby(scores.KEYS)["bytes"].max()
+    of_random = scores.totals_of_random(done, "bytes").rename("of_random")
+    pairs = totals.to_frame().join(of_random, on=scores.PAIR)
+    return (pairs["bytes"] / pairs["of_random"]).groupby("method").mean()
+
+
+def markdown(rows: Sequence[dict[str, str]]) -> str:
+    """Return the Markdown table of rows with equal keys."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def _with_interval(row: pd.Series) -> str:
+    """Return a gain with its interval, if there are two settings or more."""
+    if pd.isna(row["half"]):
+        return f"{row['gain']:+.2f}"
+    low, high = row["gain"] - row["half"], row["gain"] + row["half"]
+    return f"{row['gain']:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def _sources(card: dict[str, Any]) -> list[str]:
+    """Return what a card says of where the method comes from."""
+    link = f"[code]({card['link']})" if "link" in card else ""
+    author = f"run by {card['author']}" if "author" in card else ""
+    return [text for text in (card["source"], link, author) if text]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of submissions")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(arguments)
+    text = page(options.runs)
+    if options.check:
+        return int(not PAGE.is_file() or PAGE.read_text("utf-8") != text)
+    if options.write:
+        PAGE.write_text(text, "utf-8")
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -143,6 +143,7 @@ def study_all(settings: Sequence[str]) -> None:
         else:
             rows = results[results["setting"] == twin].assign(setting=setting)
         results = pd.concat([results, rows], ignore_index=True)
+        results = results.astype({"num_rounds": int, "seed": int})
         results.to_csv(FILE, index=False)
         print(f"{setting}: {rows['accuracy'].mean():.1f} % over all regimes")
 

@@ -284,8 +284,8 @@ def not_shown(answer: Answer) -> str:
     data = dict.fromkeys(DATA[FIRST_BLOCK[name]] for name in answer.settings)
     return (
         f"**Not shown**: the answer speaks for sampled settings of {', '.join(data)} with a small "
-        "model. It says nothing about settings that have not run, larger models, real devices, "
-        "fairness between clients or privacy."
+        "model. It says nothing about settings that have not run, rates tuned at 800 rounds, "
+        "larger models, real devices, fairness between clients or privacy."
     )
 
 

@@ -50,7 +50,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_if_it_had_not_been(
 ) -> None:
     words = ["num_clients=6", "cohort_size=2", "local.epochs=1", "tracker=files_only"]
     words += ["selector=oort", "engine=batched", "aggregator=fedadam"]
-    words += ["checkpoint.every=1", f"num_rounds={15 * kills}"]
+    words += ["checkpoint.every=1", f"num_rounds={100 * kills}"]
     command = [sys.executable, "-c", SCRIPT, json.dumps(words), str(kills), str(seed)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(

@@ -4,13 +4,13 @@ Symbols: N clients, K of them to select in a round, n_k samples of client k, n s
 clients.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
+from annotated_types import Interval
 
 from fedsim.selectors.base import (
     Clients,
-    Count,
     Generator,
     Sampling,
     Selection,
@@ -55,7 +55,7 @@ class OtherRandom(Random):
     numbers `stream` give different controls; None is 1.
     """
 
-    stream: Count | None = None
+    stream: Annotated[int, Interval(ge=1, le=9)] | None = None
 
     sampling = Random.sampling
 

@@ -52,8 +52,8 @@ def run(options: Namespace) -> int:
     num_faulty = 0
     with search_path(options.config_dir):
         methods = options.method.split(",") if options.method else methods_in(options.folder)
-        remedy = "name a folder with runs of `fedsim benchmark`"
-        check(rule(bool(methods), str(options.folder), ..., "has no such run", remedy))
+        fault, remedy = "has no run of the benchmark", "name a folder of `fedsim benchmark`"
+        check(rule(bool(methods), str(options.folder), ..., fault, remedy))
         for method in methods:
             submission = gather(method, options.folder, settings)
             digests = _compare_digests(submission, options.to / DIGESTS)

@@ -16,10 +16,11 @@ import pandas as pd
 import yaml
 
 from fedsim.benchmark.reader import read_submissions
-from fedsim.benchmark.rules import CONTROLS
+from fedsim.benchmark.rules import CONTROLS, SCHEDULES
 from fedsim.results.frames import CEILING, REFERENCE
 from scripts.benchmarks.answer import inference, scores
 from scripts.benchmarks.processes import ROOT
+from scripts.reproduction.cells import markdown
 
 PAGE = ROOT / "docs" / "leaderboard.md"
 RUNS = ROOT / "docs" / "results" / "benchmark_v1"
@@ -39,7 +40,7 @@ The interval covers settings and seeds (95 %). *Bytes* are those of a run divide
 selection. *Failed* is the number of scored runs that diverged. Controls are random selection with
 other draws.
 """
-REGIMES = """## Gains by regime
+BY_REGIME = """## Gains by regime
 
 A regime is a schedule of the learning rate with a number of rounds.
 """
@@ -77,14 +78,15 @@ def page(folder: Path) -> str:
                 "source": "; ".join(_sources(card)),
             }
         )
-    by_regime = table.mean(axis="columns").groupby(["method", *scores.REGIME]).mean()
+    by_method = table.mean(axis="columns").groupby(["method", *scores.REGIME]).mean()
+    by_regime = by_method.unstack(scores.REGIME).loc[overall.index]
+    by_regime = by_regime[sorted(by_regime, key=lambda key: (key[1], SCHEDULES.index(key[0])))]
+    header = ["method", *(f"{schedule}, {number}" for schedule, number in by_regime)]
     lines = []
-    for method, gains in by_regime.unstack(scores.REGIME).loc[overall.index].iterrows():
-        line = {
-            f"{schedule}, {number}": f"{gain:+.1f}" for (schedule, number), gain in gains.items()
-        }
-        lines.append({"method": method} | line)
-    return "\n".join([HEAD, GAINS, markdown(rows), REGIMES, markdown(lines)])
+    for method, gains in by_regime.iterrows():
+        lines.append([str(method), *(f"{gain:+.1f}" for gain in gains)])
+    all_gains = markdown(list(rows[0]), [list(row.values()) for row in rows])
+    return "\n".join([HEAD, GAINS, all_gains, "", BY_REGIME, markdown(header, lines), ""])
 
 
 def overall_gains(table: pd.DataFrame) -> pd.DataFrame:
@@ -103,12 +105,6 @@ def relative_bytes(rounds: pd.DataFrame) -> pd.Series:
     of_random = scores.totals_of_random(done, "bytes").rename("of_random")
     pairs = totals.to_frame().join(of_random, on=scores.PAIR)
     return (pairs["bytes"] / pairs["of_random"]).groupby("method").mean()
-
-
-def markdown(rows: Sequence[dict[str, str]]) -> str:
-    """Return the Markdown table of rows with equal keys."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def _with_interval(row: pd.Series) -> str:

@@ -96,7 +96,7 @@ class Answer:
 
     @cached_property
     def needed(self) -> float:
-        """How large a gain had to be to lie beyond chance: the median over methods and regimes,
+        """The gain that lies just beyond chance: the median over methods and regimes,
         with Holm's first factor."""
         rows = self.intervals.dropna(subset=["half", "p_holm"])
         quantiles = rows["df"].map(lambda df: t_quantile(1 - ALPHA / 2 / len(rows), df))

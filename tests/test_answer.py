@@ -209,7 +209,8 @@ def test_ranks_are_over_sampled_settings_and_without_the_ceiling(answer: Answer)
 
 def test_a_summary_of_trials_by_hand() -> None:
     """Random selection's best rate is 0.1 in both settings, and its neighbours cost 10 and 20, or 5
-    and 15. That of flips is 1 and 0.1; the point q=2 is better than its defaults in one setting."""
+    and 15. That of flips is 1 and 0.03; the point q=2 is better than its defaults in one setting.
+    After 800 rounds, random selection has a lower rate in one setting, and flips in none."""
     rows = []
     accuracies: dict[tuple[str, str], dict[float, float | str]] = {
         ("random", SETTINGS[0]): {0.03: 0.7, 0.1: 0.8, 0.3: 0.6},
@@ -219,20 +220,27 @@ def test_a_summary_of_trials_by_hand() -> None:
     }
     for (method, setting), by_rate in accuracies.items():
         for rate, accuracy in by_rate.items():
-            rows.append((method, setting, "constant", "", rate, accuracy))
-    rows.append(("flips", SETTINGS[0], "constant", "q=2", 1.0, 0.9))
-    rows.append(("flips", SETTINGS[1], "constant", "q=2", 0.03, 0.8))
-    names = ["method", "setting", "schedule", "point", "learning_rate", "final_accuracy"]
-    trials = pd.DataFrame(rows, columns=names)
+            rows.append((method, setting, 200, "", rate, accuracy))
+    rows.append(("flips", SETTINGS[0], 200, "q=2", 1.0, 0.9))
+    rows.append(("flips", SETTINGS[1], 200, "q=2", 0.03, 0.8))
+    for method, setting, point, lower, same in (
+        ("random", SETTINGS[0], "", (0.03, 0.9), (0.1, 0.8)),
+        ("random", SETTINGS[1], "", (0.03, 0.7), (0.1, 0.8)),
+        ("flips", SETTINGS[0], "q=2", (0.3, 0.8), (1.0, 0.9)),
+        ("flips", SETTINGS[1], "", (0.01, 0.8), (0.03, 0.9)),
+    ):
+        rows += [(method, setting, 800, point, *trial) for trial in (lower, same)]
+    names = ["method", "setting", "num_rounds", "point", "learning_rate", "final_accuracy"]
+    trials = pd.DataFrame(rows, columns=names).assign(schedule="constant")
     trials["accuracy"] = 100 * pd.to_numeric(trials["final_accuracy"].replace("diverged", 0.0))
     summary = tuning.summarise(trials)
     assert summary.loc["random"].to_dict() == pytest.approx(
-        {"same": 1, "edge": 0, "neighbour": 12.5, "own": 0}
+        {"same": 1, "edge": 0, "neighbour": 12.5, "lower": 0.5, "own": 0}
     )
     # Rate 1.0 has one neighbour, 10 points below. Of the equal 0.03 and 0.1 the lower is chosen,
     # whose neighbours are 0.01, which was not tried here, and 0.1: 0 points below.
     assert summary.loc["flips"].to_dict() == pytest.approx(
-        {"same": 0, "edge": 0.5, "neighbour": 5, "own": 0.5}
+        {"same": 0, "edge": 0.5, "neighbour": 5, "lower": 0, "own": 0.5}
     )
 
 

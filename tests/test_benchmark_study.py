@@ -69,6 +69,8 @@ def test_no_two_settings_have_the_same_division_of_the_same_data() -> None:
 
 # --- a tiny study ---
 
+ALL_RATES = (0.003, 1e30, 0.3)
+
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch, stop: object) -> list[str]:
@@ -78,7 +80,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, stop: object) -> list[str]:
     """
     monkeypatch.setattr(study, "SCHEDULES", ("constant", "step"))
     monkeypatch.setattr(study, "HORIZONS", (4, 8))
-    monkeypatch.setattr(study, "RATES", (0.003, 1e30, 0.3))
+    monkeypatch.setattr(study, "RATES", ALL_RATES)
     monkeypatch.setattr(study, "SEEDS", (0,))
     monkeypatch.setattr(study, "NUM_POINTS", 1)
     Path("own/cell").mkdir(parents=True)
@@ -116,10 +118,11 @@ def test_a_study_scores_the_best_rates_and_point_and_runs_nothing_twice(tiny: li
     runs = runs_in(RUNS)
     chosen = json.loads((RUNS / "tiny.json").read_text())
 
-    # 1. Trials are tested on held-out samples, and have 4 rounds and seeds of their own.
+    # 1. Trials are tested on held-out samples, and have seeds of their own.
     is_trial = runs.test_on == "holdout"
-    trials = runs[is_trial]
-    assert set(zip(trials.num_rounds, trials.seed, strict=True)) == {(4, 1000), (4, 1001)}
+    all_trials = runs[is_trial]
+    assert set(all_trials.seed) == {1000, 1001}
+    trials = all_trials[all_trials.num_rounds == 4]
     assert set(trials[trials.diverged].rate) == {1e30}
     assert len(trials) == 2 * (2 * 2 * 3 + 1)  # seeds; methods, schedules and rates; one point
 
@@ -131,30 +134,46 @@ def test_a_study_scores_the_best_rates_and_point_and_runs_nothing_twice(tiny: li
         ("top_loss", "TopLoss", "True"),
     ):
         rates = chosen[method]["rates"]
-        assert rates == {
+        short_rates = {name: of_horizons["4"] for name, of_horizons in rates.items()}
+        assert short_rates == {
             "constant": means[selector, default, "Constant"].idxmax(),
             "step": means[selector, default, "Step"].idxmax(),
         }
-    of_points = means["TopLoss"].xs(("Constant", rates["constant"]), level=("schedule", "rate"))
+    best_rate = rates["constant"]["4"]
+    of_points = means["TopLoss"].xs(("Constant", best_rate), level=("schedule", "rate"))
     full = "True" if of_points["True"] >= of_points["False"] else "False"
     words = [] if full == "True" else ["selector.first_round_full=False"]
     assert chosen["random"]["words"] == []
     assert chosen["top_loss"]["words"] == words
 
-    # 3. The scored runs have them, and are tested on the test set.
+    # 3. Longer runs have the better one of two rates: that of 4 rounds and the next lower one. Their
+    #    trials have the chosen point.
+    trials = all_trials[all_trials.num_rounds == 8]
+    means = trials.groupby(keys).accuracy.mean()
+    assert len(trials) == 2 * len(means)
+    for method, selector, point in (("random", "Random", "None"), ("top_loss", "TopLoss", full)):
+        for name, schedule in (("constant", "Constant"), ("step", "Step")):
+            of_horizons = chosen[method]["rates"][name]
+            number = ALL_RATES.index(of_horizons["4"])
+            tried = means[selector, point, schedule]
+            assert set(tried.index) == set(ALL_RATES[max(number - 1, 0) : number + 1])
+            assert of_horizons["8"] == tried.idxmax()
+
+    # 4. The scored runs have the chosen values, and are tested on the test set.
     scored = runs[~is_trial]
     assert set(scored.test_on) == {"None"}
     assert set(scored.seed) == {0}
     expected = set()
     for num_rounds in (4, 8):
         for name, schedule in (("constant", "Constant"), ("step", "Step")):
-            random_rate = chosen["random"]["rates"][name]
+            random_rate = chosen["random"]["rates"][name][str(num_rounds)]
+            rate = chosen["top_loss"]["rates"][name][str(num_rounds)]
             expected.add(("Random", "None", schedule, random_rate, num_rounds))
-            expected.add(("TopLoss", full, schedule, rates[name], num_rounds))
+            expected.add(("TopLoss", full, schedule, rate, num_rounds))
     scored_values = scored[[*keys, "num_rounds"]].itertuples(index=False, name=None)
     assert sorted(scored_values) == sorted(expected)
 
-    # 4. The same command runs nothing again.
+    # 5. The same command runs nothing again.
     assert study.run(command) == 0
     assert list(runs_in(RUNS).written) == list(runs.written)
 
@@ -225,7 +244,7 @@ def test_of_equal_rates_the_lowest_is_chosen_and_of_equal_points_the_defaults(
     pretend: Callable[..., list[ComposedJob]],
 ) -> None:
     pretend("top_loss", lambda config: done(0.5))
-    assert chosen_values("top_loss") == {"rates": {"constant": 0.003}, "words": []}
+    assert chosen_values("top_loss") == {"rates": {"constant": {"4": 0.003}}, "words": []}
 
 
 def test_a_diverged_trial_counts_as_0(pretend: Callable[..., list[ComposedJob]]) -> None:
@@ -239,7 +258,32 @@ def test_a_diverged_trial_counts_as_0(pretend: Callable[..., list[ComposedJob]])
         return Outcome("diverged", {"status": "diverged", "final_accuracy": 0.9})
 
     pretend("random", outcome_of)
-    assert chosen_values("random")["rates"] == {"constant": 0.003}
+    assert chosen_values("random")["rates"] == {"constant": {"4": 0.003}}
+
+
+def test_a_lower_rate_is_chosen_for_longer_runs_where_it_is_better(
+    pretend: Callable[..., list[ComposedJob]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.3 is best after 4 rounds. After 8, 0.1 is, though 0.03, which is not tried, would be even
+    better. The control has the same rates."""
+    monkeypatch.setattr(study, "HORIZONS", (4, 8))
+    monkeypatch.setattr(study, "RATES", (0.03, 0.1, 0.3, 1.0))
+
+    def outcome_of(config: Mapping[str, Any]) -> Outcome:
+        rate = config["optimizer"]["lr"]
+        best = 0.3 if config["num_rounds"] == 4 else 0.03
+        return done(0.9 - abs(rate - best))
+
+    jobs = pretend("random,random_control", outcome_of)
+    expected = {"rates": {"constant": {"4": 0.3, "8": 0.1}}, "words": []}
+    assert chosen_values("random") == chosen_values("random_control") == expected
+    scored = [job for job in jobs if job.config["test_on"] is None]
+    values = {
+        (job.choices["selector"], job.config["num_rounds"], job.config["optimizer"]["lr"])
+        for job in scored
+    }
+    names = ("random", "random_control")
+    assert values == {(name, *case) for name in names for case in ((4, 0.3), (8, 0.1))}
 
 
 def test_a_failed_trial_ends_the_study(pretend: Callable[..., list[ComposedJob]]) -> None:

@@ -188,7 +188,8 @@ def test_an_honest_submission_is_written_read_and_verified(
     assert (card["source"], card["author"], card["class"]) == ("Cho et al. 2022", "Ann", "losses")
     assert card["commits"] == ["abc"]
     best = trials[trials["point"] == ""].sort_values("final_accuracy").groupby("schedule").last()
-    assert card["settings"]["v1_toy"]["rates"] == best["learning_rate"].to_dict()
+    rates = {name: {4: rate} for name, rate in best["learning_rate"].items()}
+    assert card["settings"]["v1_toy"]["rates"] == rates
     # 3. Others can run it again.
     capsys.readouterr()
     assert answer(["verify", "to/power_of_choice.parquet", "--runs", "9", "--random"]) == 0
@@ -259,7 +260,7 @@ def test_missing_runs_are_found(runs: Path, capsys: pytest.CaptureFixture[str]) 
     assert "at seed 1\n" in printed
     shutil.rmtree(folder_of(runs, seed=1000, schedule="step", lr=0.01))
     submit("power_of_choice", code=1)
-    assert "power_of_choice step 0.01: no finished run" in capsys.readouterr().out
+    assert "power_of_choice step 4 0.01: no finished run" in capsys.readouterr().out
 
 
 def test_a_run_that_is_there_twice_is_found(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -275,7 +276,7 @@ def test_a_rate_that_the_trials_did_not_choose_is_found(
     submit("power_of_choice")
     card = yaml.safe_load(Path("to/power_of_choice.yaml").read_text())
     Path("to/power_of_choice.parquet").unlink()
-    chosen = card["settings"]["v1_toy"]["rates"]["step"]
+    chosen = card["settings"]["v1_toy"]["rates"]["step"][4]
     [other] = {0.01, 0.1} - {chosen}
     change_accuracy(folder_of(runs, seed=1000, schedule="step", lr=other), 1.0)
     submit("power_of_choice", code=1)

@@ -1,4 +1,4 @@
-"""The rules of the selection benchmark, version 1, as code. docs/benchmark.md has them in words.
+"""The rules of the selection benchmark as code. docs/benchmark.md has them in words.
 
 A setting is a file conf/cell/v1_*.yaml. A regime is a schedule of the learning rate with a number
 of rounds. A method is a selector with its tuned values.
@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+VERSION = "1.1"
+"""Version of the rules. Runs of different versions are not compared."""
 PRESET = "benchmark_v1"
 """The preset that all runs have, and the name of their folder."""
 
@@ -16,7 +18,8 @@ PRESET = "benchmark_v1"
 
 SCHEDULES = ("constant", "step", "cosine")
 HORIZONS = (200, 800)
-"""Numbers of rounds of the scored runs. Rates are tuned at the first."""
+"""Numbers of rounds of the scored runs, the smallest first. Trials have the first, unless their
+phase says otherwise."""
 SEEDS = (0, 1, 2)
 """Seeds of the scored runs."""
 
@@ -24,6 +27,11 @@ SEEDS = (0, 1, 2)
 
 RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 """The learning rates among which each method's is chosen, in each setting and for each schedule."""
+NUM_LONG_RATES = 2
+"""Number of rates tried for runs of more rounds than the first horizon: the rate that is best at
+the first horizon, and the next lower ones. More rounds call for a lower rate, seldom for a higher
+one: in bounds of convergence, the best constant rate falls with the root of the number of rounds.
+"""
 TUNING_SEEDS = (1000, 1001)
 TUNING_WORDS = ("test_on=holdout", "local.holdout_fraction=0.1")
 """Words of a trial: it is tested on a tenth of each client's training samples, and nobody trains on

@@ -1,11 +1,12 @@
 """`fedsim benchmark`: tune methods in settings of the selection benchmark, and run them there.
 
-A study of a setting has three phases. Each phase is a sweep of ordinary runs, in the folder
+A study of a setting has four phases. Each phase is a sweep of ordinary runs, in the folder
 outputs/benchmark_v1, and needs the results of those before it:
 
 1. Trials of the learning rate: each method, with its defaults, for each schedule.
 2. Trials of a method's own parameters, at its rate for the constant schedule.
-3. The scored runs: each method with its chosen values, in each regime, at each seed.
+3. Trials of the learning rate for longer runs: the rate of phase 1 and the next lower one.
+4. The scored runs: each method with its chosen values, in each regime, at each seed.
 
 Runs that have ended are not run again, so the same command resumes. A word is an override such as
 `num_rounds=200`, as on the command line.
@@ -23,6 +24,7 @@ import numpy as np
 from fedsim.benchmark.rules import (
     CONTROLS,
     HORIZONS,
+    NUM_LONG_RATES,
     NUM_POINTS,
     PRESET,
     RATES,
@@ -85,11 +87,12 @@ def seed_word(seeds: Sequence[int]) -> str:
 class Phase:
     """Runs of one phase of a study, in groups. A group has a run for each seed.
 
-    The keys of `groups` begin with the method. Then come the schedule and the rate in the first
-    phase, the words of the point in the second, the schedule and the number of rounds in the third.
+    The keys of `groups` begin with the method. Then come the schedule, the number of rounds and the
+    rate for trials of rates, the words of the point for trials of points, and the schedule and the
+    number of rounds for scored runs.
     """
 
-    kind: Literal["rates", "points", "scored"]
+    kind: Literal["rates", "points", "long_rates", "scored"]
     groups: dict[Key, list[ComposedJob]] = field(default_factory=dict)
 
     def run(self, command: Sequence[str]) -> None:
@@ -124,17 +127,18 @@ class Phase:
 
 
 class Study:
-    """The study of one setting: its three phases, and what they choose.
+    """The study of one setting: its four phases, and what they choose.
 
-    `words` are words of all runs. `chosen_rates` has the learning rate by method and schedule, and
-    `chosen_words` the words of the chosen point by method; the defaults have none.
+    `words` are words of all runs. `chosen_rates` has the learning rate by method, schedule and
+    number of rounds, and `chosen_words` the words of the chosen point by method; the defaults have
+    none.
     """
 
     def __init__(self, setting: str, methods: Sequence[str], words: Sequence[str]) -> None:
         self.setting = setting
         self.methods = methods
         self.words = [f"preset={PRESET}", f"cell={setting}", *words]
-        self.chosen_rates: dict[tuple[str, str], float] = {}
+        self.chosen_rates: dict[tuple[str, str, int], float] = {}
         self.chosen_words: dict[str, Sequence[str]] = {}
 
     def run(self, command: Sequence[str]) -> Path:
@@ -148,7 +152,7 @@ class Study:
         return self._write_chosen(phase.folder())
 
     def phases(self, summary_of: SummaryOf) -> Iterator[Phase]:
-        """Yield the three phases in turn. The runs of a phase must have ended before the next.
+        """Yield the four phases in turn. The runs of a phase must have ended before the next.
 
         Raises whatever `summary_of` raises.
         """
@@ -158,6 +162,9 @@ class Study:
         point_trials = self._point_trials()
         yield point_trials
         self._choose_points(point_trials.accuracies(summary_of))
+        long_rate_trials = self._long_rate_trials()
+        yield long_rate_trials
+        self._choose_rates(long_rate_trials.accuracies(summary_of))
         yield self._scored_runs()
 
     def _compose(self, words: Sequence[str]) -> list[ComposedJob]:
@@ -172,29 +179,50 @@ class Study:
         phase = Phase("rates")
         for method in self._tuned_methods():
             for schedule in SCHEDULES:
-                words = [
-                    *method_words(method),
-                    *regime_words(schedule, HORIZONS[0]),
-                    *TUNING_WORDS,
-                    f"optimizer.lr={','.join(map(str, RATES))}",
-                    seed_word(TUNING_SEEDS),
-                ]
-                for job in self._compose(words):
-                    key = (method, schedule, str(job.config["optimizer"]["lr"]))
-                    phase.groups.setdefault(key, []).append(job)
+                self._add_rates(phase, method, schedule, HORIZONS[0], RATES)
         return phase
 
-    def _choose_rates(self, accuracies: Mapping[Key, float]) -> None:
-        """Choose the rate of highest accuracy; of equal ones the lowest."""
+    def _long_rate_trials(self) -> Phase:
+        """Return trials of the rates for the later horizons, with the chosen points."""
+        phase = Phase("long_rates")
         for method in self._tuned_methods():
             for schedule in SCHEDULES:
-                means = [accuracies[method, schedule, str(rate)] for rate in RATES]
-                self.chosen_rates[method, schedule] = RATES[int(np.argmax(means))]
-        for control in CONTROLS:
-            for schedule in SCHEDULES:
-                if control in self.methods:
-                    rate = self.chosen_rates["random", schedule]
-                    self.chosen_rates[control, schedule] = rate
+                index = RATES.index(self.chosen_rates[method, schedule, HORIZONS[0]])
+                rates = RATES[max(index + 1 - NUM_LONG_RATES, 0) : index + 1]
+                for num_rounds in HORIZONS[1:]:
+                    self._add_rates(phase, method, schedule, num_rounds, rates)
+        return phase
+
+    def _add_rates(
+        self, phase: Phase, method: str, schedule: str, num_rounds: int, rates: Sequence[float]
+    ) -> None:
+        """Add a trial of each rate, at each of the seeds, to a phase."""
+        words = [
+            *method_words(method),
+            *self.chosen_words.get(method, ()),
+            *regime_words(schedule, num_rounds),
+            *TUNING_WORDS,
+            f"optimizer.lr={','.join(map(str, rates))}",
+            seed_word(TUNING_SEEDS),
+        ]
+        for job in self._compose(words):
+            key = (method, schedule, str(num_rounds), str(job.config["optimizer"]["lr"]))
+            phase.groups.setdefault(key, []).append(job)
+
+    def _choose_rates(self, accuracies: Mapping[Key, float]) -> None:
+        """Choose the rate of highest accuracy in each regime that has trials; of equal ones the
+        lowest. The controls have the rates of random selection."""
+        best: dict[tuple[str, str, int], float] = {}
+        for (method, schedule, num_rounds, rate), accuracy in accuracies.items():
+            regime = (method, schedule, int(num_rounds))
+            if regime not in best or accuracy > best[regime]:  # the lowest rate comes first
+                best[regime] = accuracy
+                self.chosen_rates[regime] = float(rate)
+        for method, schedule, rounds in best:
+            if method == "random":
+                rate_of_random = self.chosen_rates[method, schedule, rounds]
+                for control in CONTROLS:
+                    self.chosen_rates[control, schedule, rounds] = rate_of_random
 
     def _point_trials(self) -> Phase:
         """Return trials of the points of each method's space, the defaults first.
@@ -209,7 +237,7 @@ class Study:
                 *method_words(method),
                 *regime_words("constant", HORIZONS[0]),
                 *TUNING_WORDS,
-                f"optimizer.lr={self.chosen_rates[method, 'constant']}",
+                f"optimizer.lr={self.chosen_rates[method, 'constant', HORIZONS[0]]}",
                 seed_word(TUNING_SEEDS),
             ]
             defaults = self._compose(common)
@@ -234,6 +262,12 @@ class Study:
                 best[method] = accuracy
                 self.chosen_words[method] = point
 
+    def point_of(self, phase: Phase, key: Key) -> Sequence[str]:
+        """Return the words of the point that the runs of a group have; the defaults have none."""
+        if phase.kind == "rates":
+            return ()
+        return key[1:] if phase.kind == "points" else self.chosen_words.get(key[0], ())
+
     def _scored_runs(self) -> Phase:
         phase = Phase("scored")
         for method in self.methods:
@@ -243,16 +277,19 @@ class Study:
                         *method_words(method),
                         *self.chosen_words.get(method, ()),
                         *regime_words(schedule, num_rounds),
-                        f"optimizer.lr={self.chosen_rates[method, schedule]}",
+                        f"optimizer.lr={self.chosen_rates[method, schedule, num_rounds]}",
                         seed_word(SEEDS),
                     ]
                     phase.groups[method, schedule, str(num_rounds)] = self._compose(words)
         return phase
 
     def chosen(self, method: str) -> dict[str, Any]:
-        """Return the rates by schedule, and the words of the point that were chosen for a
-        method."""
-        rates = {schedule: self.chosen_rates[method, schedule] for schedule in SCHEDULES}
+        """Return what was chosen for a method: its rates by schedule and number of rounds, and the
+        words of its point."""
+        rates = {
+            schedule: {rounds: self.chosen_rates[method, schedule, rounds] for rounds in HORIZONS}
+            for schedule in SCHEDULES
+        }
         return {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
 
     def _write_chosen(self, folder: Path) -> Path:

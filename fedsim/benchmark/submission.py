@@ -161,9 +161,8 @@ def _add_setting(submission: Submission, setting: str, runs: Sequence[Run]) -> N
                     submission.digests.append(digest)
                 if phase.kind == "scored":
                     submission.scored.append(run)
-                else:  # the defaults are trials of both kinds
-                    words = key[1:] if phase.kind == "points" else ()
-                    trials.setdefault(run.folder, _trial(setting, words, run))
+                else:  # a trial of the defaults belongs to two phases
+                    trials.setdefault(run.folder, _trial(setting, study.point_of(phase, key), run))
         for key, plans in missing.items():
             text = f"no finished run with optimizer.lr={plans[0].config['optimizer']['lr']}"
             seeds = ", ".join(str(plan.settings.seed) for plan in plans)
@@ -205,6 +204,7 @@ def _trial(setting: str, words: Sequence[str], run: Run) -> dict[str, Any]:
     return {
         "setting": setting,
         "schedule": run.choices["optimizer/schedule"],
+        "num_rounds": run.config["num_rounds"],
         "point": " ".join(words),
         "learning_rate": run.config["optimizer"]["lr"],
         "seed": run.seed,

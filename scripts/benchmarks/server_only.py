@@ -106,16 +106,17 @@ def factors(words: Sequence[str], num_rounds: int) -> Floats:
 def study(setting: str) -> pd.DataFrame:
     """Return the server's accuracies in a setting: a row for each regime and scored seed."""
     words = [f"preset={PRESET}", f"cell={setting}", "selector=gpfl"]
-    # 1. The rate of each schedule, at the shorter horizon.
-    rates = factors(words, HORIZONS[0])[:, :, None] * np.array(RATES)
-    rates = rates.reshape(len(rates), -1)
-    trials = [train_on_the_server(words, seed, rates, HELD_OUT) for seed in TUNING_SEEDS]
-    means = np.mean(trials, axis=0).reshape(len(SCHEDULES), len(RATES))
-    chosen = np.array(RATES)[means.argmax(1)]  # of equal ones the lowest
-    # 2. The scored runs.
     rows = []
     for num_rounds in HORIZONS:
-        rates = factors(words, num_rounds) * chosen
+        of_schedules = factors(words, num_rounds)
+        # 1. The rate of each schedule.
+        rates = of_schedules[:, :, None] * np.array(RATES)
+        rates = rates.reshape(num_rounds, -1)
+        trials = [train_on_the_server(words, seed, rates, HELD_OUT) for seed in TUNING_SEEDS]
+        means = np.mean(trials, axis=0).reshape(len(SCHEDULES), len(RATES))
+        chosen = np.array(RATES)[means.argmax(1)]  # of equal ones the lowest
+        # 2. The scored runs.
+        rates = of_schedules * chosen
         for seed in SEEDS:
             finals = train_on_the_server(words, seed, rates).round(4)
             for schedule, rate, accuracy in zip(SCHEDULES, chosen, finals, strict=True):

@@ -124,10 +124,10 @@ def tuning_table(answer: Answer) -> str:
     rows = []
     for method in [REFERENCE, *(name for name in answer.methods if name in answer.tuning.index)]:
         row = answer.tuning.loc[method]
-        shares = [f"{100 * row[name]:.0f} %" for name in ("same", "edge", "own")]
+        shares = [f"{100 * row[name]:.0f} %" for name in ("same", "edge", "lower", "own")]
         rows.append([method, f"{row['neighbour']:.2f}", *shares])
-    header = ["method", "cost of a neighbouring rate", "random's rate", "at the edge", "own values"]
-    return markdown(header, rows)
+    shares = ["random's rate", "at the edge", f"lower at {HORIZONS[1]}", "own values"]
+    return markdown(["method", "cost of a neighbouring rate", *shares], rows)
 
 
 def classes_table(answer: Answer) -> str:
@@ -284,8 +284,8 @@ def not_shown(answer: Answer) -> str:
     data = dict.fromkeys(DATA[FIRST_BLOCK[name]] for name in answer.settings)
     return (
         f"**Not shown**: the answer speaks for sampled settings of {', '.join(data)} with a small "
-        "model. It says nothing about settings that have not run, rates tuned at 800 rounds, "
-        "larger models, real devices, fairness between clients or privacy."
+        "model. It says nothing about settings that have not run, larger models, real devices, "
+        "fairness between clients or privacy."
     )
 
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedsim.benchmark.rules import RATES
+from fedsim.benchmark.rules import HORIZONS, RATES
 from fedsim.results.frames import REFERENCE
 
 CASE = ["method", "setting", "schedule"]
-"""A method has one learning rate for each setting and schedule."""
+"""A method has a learning rate for each setting and schedule, and each number of rounds."""
 
 
 def read_trials(folder: Path) -> pd.DataFrame:
@@ -30,9 +30,9 @@ def read_trials(folder: Path) -> pd.DataFrame:
 
 
 def by_rate(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean accuracy over seeds with a method's defaults: rows by `CASE`, a column for
-    each rate."""
-    defaults = trials[trials["point"] == ""]
+    """Return the mean accuracy over seeds with a method's defaults at the first horizon: rows by
+    `CASE`, a column for each rate."""
+    defaults = trials[(trials["point"] == "") & (trials["num_rounds"] == HORIZONS[0])]
     means = defaults.groupby([*CASE, "learning_rate"])["accuracy"].mean()
     return means.unstack("learning_rate").reindex(columns=list(RATES))
 
@@ -40,9 +40,10 @@ def by_rate(trials: pd.DataFrame) -> pd.DataFrame:
 def summarise(trials: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each method.
 
-    `same` is the share of cases in which its rate is that of random selection, and `edge` the share
-    in which it is the lowest or the highest of all. `neighbour` is how many points the rates next
-    to the chosen one cost, as a mean. `own` is the share of settings in which a point of its own
+    `same` is the share of cases in which its rate at the first horizon is that of random selection,
+    and `edge` the share in which it is the lowest or the highest of all. `neighbour` is how many
+    points the rates next to the chosen one cost, as a mean. `lower` is the share of cases in which
+    longer runs have a lower rate. `own` is the share of settings in which a point of its own
     parameters was chosen.
     """
     accuracies = by_rate(trials)
@@ -56,13 +57,25 @@ def summarise(trials: pd.DataFrame) -> pd.DataFrame:
     is_chosen = accuracies.columns.to_numpy() == chosen.to_numpy()[:, None]
     cases["neighbour"] = np.nansum(np.where(is_chosen, accuracies - neighbours, np.nan), axis=1)
     summary = cases.groupby("method")[["same", "edge", "neighbour"]].mean()
-    return summary.assign(own=_share_of_own_points(trials, chosen))
+    own = _share_of_own_points(trials, chosen)
+    return summary.assign(lower=_share_of_lower_rates(trials, chosen), own=own)
+
+
+def _share_of_lower_rates(trials: pd.DataFrame, chosen: pd.Series) -> pd.Series:
+    """Return for each method the share of cases in which its rate for longer runs is below that at
+    the first horizon (`chosen`)."""
+    longer = trials[trials["num_rounds"] > HORIZONS[0]]
+    means = longer.groupby([*CASE, "num_rounds", "learning_rate"])["accuracy"].mean()
+    rates = means.unstack("learning_rate").idxmax(axis="columns")  # of equal ones the lowest
+    first_rates = chosen.reindex(rates.index.droplevel("num_rounds")).to_numpy()
+    return (rates < first_rates).groupby("method").mean()
 
 
 def _share_of_own_points(trials: pd.DataFrame, chosen: pd.Series) -> pd.Series:
     """Return for each method the share of settings in which a point beats the defaults."""
     rates = chosen.xs("constant", level="schedule").rename("rate")
-    points = trials[trials["schedule"] == "constant"].join(rates, on=CASE[:2])
+    is_point = (trials["schedule"] == "constant") & (trials["num_rounds"] == HORIZONS[0])
+    points = trials[is_point].join(rates, on=CASE[:2])
     points = points[points["learning_rate"] == points["rate"]]
     means = points.groupby([*CASE[:2], "point"])["accuracy"].mean()
     best = means.groupby(CASE[:2]).max()

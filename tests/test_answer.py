@@ -137,6 +137,28 @@ def test_the_interval_of_two_settings_and_three_seeds_by_hand() -> None:
     assert row["half"] == pytest.approx(stats.t.ppf(0.975, df) * error)
 
 
+def test_the_interval_agrees_with_a_mixed_model_in_r() -> None:
+    """The expected values are those of lmerTest 3.1.3 (lme4 1.1.31, R 4.2.2), for
+    `lmer(gain ~ 1 + (1|setting) + (1|seed))` with Satterthwaite's degrees of freedom. It finds no
+    variance to be 0 here. Where it finds one, it pools mean squares, which `crossed_mean` does not.
+    """
+    six_settings = [
+        [3.1, 2.2, 4.0],
+        [-0.4, 0.3, 0.6],
+        [1.7, 1.1, 2.9],
+        [5.2, 4.1, 6.3],
+        [0.9, 1.8, 1.2],
+        [-1.3, -2.0, -0.2],
+    ]
+    for values, estimate, error, df, p in (
+        (six_settings, 1.75, 0.9736826, 6.087393, 0.121701),
+        ([[1, 2, 3], [5, 4, 6]], 3.5, 1.554564, 1.145775, 0.2400105),
+    ):
+        row = inference.crossed_mean(np.array(values, float))
+        found = (row["gain"], row["error"], row["df"], row["p"])
+        assert found == pytest.approx((estimate, error, df, p), rel=2e-5)
+
+
 def test_the_variance_is_not_below_that_of_settings_or_of_seeds_alone() -> None:
     """Seeds have equal means in the first table: 13.5 + 0 - 2 would be less than settings alone."""
     values = np.array([[1.0, 3, 2], [6, 4, 5]])

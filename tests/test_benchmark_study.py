@@ -173,9 +173,11 @@ def test_a_study_scores_the_best_rates_and_point_and_runs_nothing_twice(tiny: li
     scored_values = scored[[*keys, "num_rounds"]].itertuples(index=False, name=None)
     assert sorted(scored_values) == sorted(expected)
 
-    # 5. The same command runs nothing again.
+    # 5. The same command runs nothing again. A command for one method keeps the other's values.
     assert study.run(command) == 0
+    assert study.run(["selector=random", *tiny]) == 0
     assert list(runs_in(RUNS).written) == list(runs.written)
+    assert json.loads((RUNS / "tiny.json").read_text()) == chosen
 
 
 def test_trials_do_not_see_the_test_set(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

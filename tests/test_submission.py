@@ -15,6 +15,7 @@ import yaml
 
 from fedsim.benchmark import study
 from fedsim.benchmark.reader import read_submissions
+from fedsim.benchmark.rules import VERSION
 from fedsim.commands.dispatch import answer
 from fedsim.results.archive import read_archive, write_archive
 from fedsim.results.measures import find_measure
@@ -194,6 +195,42 @@ def test_an_honest_submission_is_written_read_and_verified(
     capsys.readouterr()
     assert answer(["verify", "to/power_of_choice.parquet", "--runs", "9", "--random"]) == 0
     assert "4 of 4 equal" in capsys.readouterr().out
+
+
+def test_settings_of_an_earlier_submission_stay(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second setting is run and submitted without the runs of the first."""
+    submit("random")
+    first_runs = read_submissions(Path("to"))
+    first_trials = Path("to/random.csv").read_text()
+    shutil.rmtree(runs)
+    Path("mine/cell/v1_other.yaml").write_text(CELL.replace("cohort_size: 2", "cohort_size: 3"))
+    for name, value in RULES.items():
+        monkeypatch.setattr(study, name, value)
+    monkeypatch.setattr(experiment, "own_revision", lambda: {"commit": "def", "dirty": False})
+    assert study.run(["cell=v1_other", "selector=random", "--config-dir", "mine"]) == 0
+    capsys.readouterr()
+    assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 0
+    assert "random: settings 2, scored runs 8" in capsys.readouterr().out
+    # 1. All runs and trials of the first setting are there as before.
+    both = read_submissions(Path("to"))
+    assert set(both["setting"]) == {"v1_toy", "v1_other"}
+    kept = both[both["setting"] == "v1_toy"].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, first_runs)
+    assert Path("to/random.csv").read_text().startswith(first_trials)
+    # 2. The card has both settings, and the author that was given first.
+    card = yaml.safe_load(Path("to/random.yaml").read_text())
+    assert list(card["settings"]) == ["v1_toy", "v1_other"]
+    assert (card["author"], card["commits"]) == ("Ann", ["abc", "def"])
+    # 3. A setting that is submitted again is there once.
+    assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 0
+    pd.testing.assert_frame_equal(read_submissions(Path("to")), both)
+    # 4. Settings under other rules do not stay.
+    path = Path("to/random.yaml")
+    path.write_text(path.read_text().replace(f"rules: '{VERSION}'", "rules: '0.9'"))
+    assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 1
+    assert "to/random.yaml has v1_toy under rules 0.9" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -293,9 +293,11 @@ class Study:
         return {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
 
     def _write_chosen(self, folder: Path) -> Path:
-        """Write the chosen values into `folder`, for users. Return the file."""
-        chosen = {method: self.chosen(method) for method in self.methods}
+        """Write the chosen values into `folder`, for users, next to those of other methods. Return
+        the file."""
         path = folder / f"{self.setting}.json"
+        chosen = json.loads(path.read_bytes()) if path.exists() else {}
+        chosen |= {method: self.chosen(method) for method in self.methods}
         write_atomically(path, json.dumps(chosen, indent=1).encode(), alone=False)
         return path
 

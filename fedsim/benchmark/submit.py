@@ -4,12 +4,14 @@ submissions.
     fedsim submit outputs/benchmark_v1 --method mine --author "A. Name" --source "a link"
 
 A submission consists of three files: <method>.parquet with the scored runs, <method>.csv with the
-trials, and <method>.yaml, the card. `digests.csv` has a row for each setting and seed, with the
+trials, and <method>.yaml, the card. Settings of an earlier submission of the method stay, unless
+they are submitted again. `digests.csv` has a row for each setting and seed, with the
 partition and the data on which all methods ran. The first submission of a setting adds its rows.
 Rows of other files of the same data are added by hand.
 """
 
 from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import pandas as pd
 import yaml
 
 from fedsim.benchmark.reader import DIGESTS, RESULTS
+from fedsim.benchmark.rules import VERSION
 from fedsim.benchmark.submission import Submission, gather, methods_in
 from fedsim.config.choice_files import ChoiceFile
 from fedsim.config.compose import search_path
@@ -24,7 +27,7 @@ from fedsim.config.sources import known_choices
 from fedsim.config.yaml_files import head_of
 from fedsim.core.disk import unwritable, user_path, write_files
 from fedsim.core.errors import check, rule
-from fedsim.results.archive import write_archive
+from fedsim.results.archive import read_archive, write_archive
 from fedsim.results.files import OutputError
 from fedsim.results.ranking import class_of, seen_by_server
 from fedsim.tracking.tables import print_line
@@ -59,12 +62,14 @@ def run(options: Namespace) -> int:
             digests = _compare_digests(submission, options.to / DIGESTS)
             if not (submission.problems or submission.scored):
                 submission.problems.append(f"no finished run of it in {options.folder}")
+            earlier = _earlier_card(method, options.to)
+            _keep_other_settings(submission, earlier, options.to)
             for problem in submission.problems:
                 print_line(f"{method}: {problem}")
             if submission.problems:
                 num_faulty += 1
             else:
-                _write(submission, digests, options)
+                _write(submission, digests, earlier, options)
                 print_line(_describe(submission, options.to))
     return int(num_faulty > 0)
 
@@ -100,12 +105,50 @@ def _compare_digests(submission: Submission, path: Path) -> pd.DataFrame:
     return pd.DataFrame([row for of_place in known.values() for row in of_place])
 
 
-def _write(submission: Submission, digests: pd.DataFrame, options: Namespace) -> None:
-    """Write the files of a submission without problems. Raises `OutputError`."""
+def _earlier_card(method: str, folder: Path) -> dict[str, Any]:
+    """Return the card of the method's submission in a folder; an empty one if there is none."""
+    path = folder / f"{method}.yaml"
+    card: dict[str, Any] = yaml.safe_load(path.read_text("utf-8")) if path.exists() else {}
+    return card
+
+
+def _keep_other_settings(submission: Submission, earlier: Mapping[str, Any], folder: Path) -> None:
+    """Add the settings of an earlier submission that this one lacks.
+
+    Adds a problem if they are of another version of the rules. Raises `ReportError` if the earlier
+    scored runs cannot be read.
+    """
+    of_setting: dict[str, Any] = earlier.get("settings", {})
+    others = {name: of_setting[name] for name in of_setting if name not in submission.chosen}
+    if not others or submission.problems:
+        return
+    path = folder / submission.method
+    version = earlier.get("rules")
+    if version != VERSION:
+        submission.problems.append(
+            f"{path}.yaml has {', '.join(others)} under rules {version}, and the rules are now "
+            f"{VERSION}: submit all settings at once, or remove the three files"
+        )
+        return
+    runs = read_archive(path.with_suffix(".parquet"))
+    submission.scored = [run for run in runs if run.choices["cell"] in others] + submission.scored
+    trials = pd.read_csv(path.with_suffix(".csv"), dtype=str, keep_default_na=False)
+    kept_trials = trials[trials["setting"].isin(others)]
+    submission.trials = kept_trials.to_dict("records") + submission.trials
+    submission.chosen = others | submission.chosen
+
+
+def _write(
+    submission: Submission, digests: pd.DataFrame, earlier: Mapping[str, Any], options: Namespace
+) -> None:
+    """Write the files of a submission without problems. Raises `OutputError`.
+
+    `earlier` is the card of the method's submission before (`_earlier_card`).
+    """
     method, folder = submission.method, options.to
     write_archive(submission.scored, options.folder, folder / f"{method}.parquet", compact=True)
     trials = pd.DataFrame(submission.trials).to_csv(index=False)
-    card = yaml.safe_dump(_card(submission, options), sort_keys=False, allow_unicode=True)
+    card = yaml.safe_dump(_card(submission, earlier, options), sort_keys=False, allow_unicode=True)
     texts = {
         f"{method}.csv": trials,
         f"{method}.yaml": card,
@@ -117,8 +160,11 @@ def _write(submission: Submission, digests: pd.DataFrame, options: Namespace) ->
         raise OutputError(unwritable("--to", folder, error)) from error
 
 
-def _card(submission: Submission, options: Namespace) -> dict[str, Any]:
-    """Return the card of a submission: what the method is, what it needs, and where it was run."""
+def _card(submission: Submission, earlier: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
+    """Return the card of a submission: what the method is, what it needs, and where it was run.
+
+    What `options` do not state is as on the earlier card.
+    """
     runs = submission.scored
     first = runs[0]
     selector = first.choices["selector"]
@@ -126,7 +172,11 @@ def _card(submission: Submission, options: Namespace) -> dict[str, Any]:
         pd.DataFrame({"run": [run for run in runs if run.choices["cell"] == setting]})
         for setting in submission.chosen
     ]
-    given = {key: value for key in CARD_OPTIONS if (value := getattr(options, key))}
+    stated = {}
+    for name in CARD_OPTIONS:
+        value = getattr(options, name) or earlier.get(name)
+        if value:
+            stated[name] = value
     environments = []
     for run in runs:
         facts = {"engine": run.summary.get("engine")}
@@ -135,8 +185,9 @@ def _card(submission: Submission, options: Namespace) -> dict[str, Any]:
             environments.append(facts)
     return {
         "method": submission.method,
+        "rules": VERSION,
         "source": _source_of(known_choices().read("selector", selector)),
-        **given,
+        **stated,
         "selector": first.config["selector"]["_target_"],
         "code": first.summary.get("code"),
         "class": class_of(by_setting),

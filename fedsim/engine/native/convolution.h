@@ -43,24 +43,26 @@ static inline real *argmax_pixel(const struct layer *layer, int64_t b, int64_t i
     return layer->argmax + ((b * layer->pooled.height + i) * layer->pooled.width + j) * layer->ld;
 }
 
-/* Whether x replaces the maximum so far: it is greater, or NaN. */
-INLINE int replaces_maximum(real x, real maximum) { return (x > maximum) | (x != x); }
+/* Where x replaces the maximum so far: it is greater, or NaN. */
+INLINE mask replaces_maximum(vec x, vec maximum) { return (x > maximum) | (x != x); }
 
 /* value [channels] = ReLU of the maximum of four pixels, argmax [channels] = 0..3, the first of equal maxima, the last
-   NaN if there is one. */
+   NaN if there is one. Pixels and argmax have whole vectors of channels. */
 static inline void max_pool_relu(const real *pixel0, const real *pixel1, const real *pixel2, const real *pixel3,
                                  int64_t channels, real *restrict value, real *restrict argmax)
 {
-    for (int64_t c = 0; c < channels; c++) {
-        real maximum = pixel0[c], index = 0;
-        index = replaces_maximum(pixel1[c], maximum) ? 1 : index;
-        maximum = replaces_maximum(pixel1[c], maximum) ? pixel1[c] : maximum;
-        index = replaces_maximum(pixel2[c], maximum) ? 2 : index;
-        maximum = replaces_maximum(pixel2[c], maximum) ? pixel2[c] : maximum;
-        index = replaces_maximum(pixel3[c], maximum) ? 3 : index;
-        maximum = replaces_maximum(pixel3[c], maximum) ? pixel3[c] : maximum;
-        argmax[c] = index;
-        value[c] = maximum < 0 ? 0 : maximum;
+    const real *pixels[4] = {pixel0, pixel1, pixel2, pixel3};
+    const vec zeros = {0};
+    for (int64_t c = 0; c < channels; c += SIMD_WIDTH) {
+        vec maximum = *(const vec *)(pixel0 + c), index = zeros;
+        UNROLL for (int p = 1; p < 4; p++) {
+            vec x = *(const vec *)(pixels[p] + c);
+            mask is_next = replaces_maximum(x, maximum);
+            index = choose(is_next, zeros + (real)p, index);
+            maximum = choose(is_next, x, maximum);
+        }
+        *(vec *)(argmax + c) = index;
+        store_first(value + c, choose(maximum < zeros, zeros, maximum), channels - c);
     }
 }
 
@@ -105,17 +107,18 @@ static inline void convolution_dropout(const struct layer *layer, int64_t b, uin
 }
 
 /* The gradients [channels] of the four pixels of a window from that of its maximum: passed on where ReLU and dropout
-   passed the value (positive or NaN) and the pixel was the maximum, else 0. */
+   passed the value (positive or NaN) and the pixel was the maximum, else 0. Pixels and argmax have whole vectors of
+   channels. */
 static inline void window_gradients(const real *value, const real *argmax, const real *gradient, int64_t channels,
                                     real *restrict pixel0, real *restrict pixel1, real *restrict pixel2,
                                     real *restrict pixel3)
 {
-    for (int64_t c = 0; c < channels; c++) {
-        real passed = !(value[c] <= 0) ? gradient[c] : 0, index = argmax[c];
-        pixel0[c] = index == 0 ? passed : 0;
-        pixel1[c] = index == 1 ? passed : 0;
-        pixel2[c] = index == 2 ? passed : 0;
-        pixel3[c] = index == 3 ? passed : 0;
+    real *pixels[4] = {pixel0, pixel1, pixel2, pixel3};
+    const vec zeros = {0};
+    for (int64_t c = 0; c < channels; c += SIMD_WIDTH) {
+        vec passed = load_first(gradient + c, channels - c), index = *(const vec *)(argmax + c);
+        passed = choose(load_first(value + c, channels - c) <= zeros, zeros, passed);
+        UNROLL for (int p = 0; p < 4; p++) *(vec *)(pixels[p] + c) = choose(index == zeros + (real)p, passed, zeros);
     }
 }
 

@@ -1,7 +1,8 @@
 /* Matrix products C = alpha (beta C + A B) and C = alpha (beta C + A' B), where the rows of A may lie anywhere in memory, so that
    the samples of a batch are never copied together.
 
-   C is computed in tiles of TILE_ROWS rows by TILE_VECTORS vectors that stay in registers. An element is one chain of
+   C is computed in tiles of TILE_ROWS rows by TILE_VECTORS vectors that stay in registers; where one vector is left, of
+   TALL_ROWS rows, so that enough sums are under way at once. An element is one chain of
    fused multiply-adds that begins with beta C and goes over k in ascending order; between blocks of K_BLOCK it waits in
    C. It is therefore the same to the last bit whatever tiles, blocks and vectors there are, whichever rows are computed
    in one call, and by whichever thread. */
@@ -20,6 +21,7 @@ enum { TILE_ROWS = 6, TILE_VECTORS = 2 }; /* 12 of 16 registers */
 #else
 enum { TILE_ROWS = 4, TILE_VECTORS = 2 };
 #endif
+enum { TALL_ROWS = 8 };
 enum { K_BLOCK = 256, LINE_REALS = 64 / sizeof(real) /* of a cache line */ };
 
 /* C is [m][n], B is [k][n], both with leading dimension `ld`; n is a multiple of SIMD_WIDTH.
@@ -46,8 +48,8 @@ struct block {
 INLINE void gemm_tile(int transposed, int fetch, int rows, int vectors, const struct gemm *g, int64_t i, int64_t j,
                       struct block block)
 {
-    vec sum[TILE_ROWS][TILE_VECTORS];
-    const real *a[TILE_ROWS], *next_a[TILE_ROWS], *b = g->b + (block.first * g->k + block.k_first) * g->ld + j;
+    vec sum[TALL_ROWS][TILE_VECTORS];
+    const real *a[TALL_ROWS], *next_a[TALL_ROWS], *b = g->b + (block.first * g->k + block.k_first) * g->ld + j;
     const real *bias = block.is_first && g->bias ? g->bias + j : 0;
     real *c = g->c + i * g->ld + j, beta = block.is_first ? g->beta : 1, alpha = block.is_last ? g->alpha : 1;
     UNROLL for (int r = 0; r < rows; r++) {
@@ -79,17 +81,29 @@ INLINE void gemm_tile(int transposed, int fetch, int rows, int vectors, const st
 /* Tile sizes are compile-time constants, so that a tile's sums stay in registers: one case for each size. */
 #define GEMM_TILE(r, v) \
     case (r) * 8 + (v): \
-        if ((r) <= TILE_ROWS && (v) <= TILE_VECTORS) gemm_tile(transposed, fetch, r, v, g, i, j, block); \
+        if ((r) <= ((v) == 1 ? TALL_ROWS : TILE_ROWS) && (v) <= TILE_VECTORS) \
+            gemm_tile(transposed, fetch, r, v, g, i, j, block); \
         break;
 #define GEMM_TILES(r) GEMM_TILE(r, 1) GEMM_TILE(r, 2) GEMM_TILE(r, 3) GEMM_TILE(r, 4)
 
+/* The size of parts of `whole` that are as even as possible, and at most `largest`. */
+INLINE int64_t even_share(int64_t whole, int64_t largest)
+{
+    int64_t parts = max_int((whole + largest - 1) / largest, 1);
+    return (whole + parts - 1) / parts;
+}
+
 INLINE void gemm_block(int transposed, int fetch, const struct gemm *g, struct block block)
 {
-    for (int64_t j = 0; j < g->n; j += TILE_VECTORS * SIMD_WIDTH)
-        for (int64_t i = 0; i < g->m; i += TILE_ROWS)
-            switch (min_int(TILE_ROWS, g->m - i) * 8 + min_int(TILE_VECTORS, (g->n - j) / SIMD_WIDTH)) {
+    for (int64_t j = 0; j < g->n; j += TILE_VECTORS * SIMD_WIDTH) {
+        int64_t vectors = min_int(TILE_VECTORS, (g->n - j) / SIMD_WIDTH), rows = TILE_ROWS;
+        if (vectors == 1) rows = even_share(g->m, TALL_ROWS);
+        for (int64_t i = 0; i < g->m; i += rows)
+            switch (min_int(rows, g->m - i) * 8 + vectors) {
                 GEMM_TILES(1) GEMM_TILES(2) GEMM_TILES(3) GEMM_TILES(4) GEMM_TILES(5) GEMM_TILES(6)
+                GEMM_TILE(7, 1) GEMM_TILE(8, 1)
             }
+    }
 }
 
 /* Blocks of K_BLOCK elements of k: parts of one segment, or of several whole ones. */

@@ -45,6 +45,9 @@ enum { SIMD_WIDTH = SIMD_BYTES / sizeof(real) }; /* elements of a vector */
 /* Needs no more than the alignment of its elements. */
 typedef real vec __attribute__((vector_size(SIMD_BYTES), aligned(sizeof(real)), may_alias));
 
+/* The result of comparing two vectors: all bits of an element are 1 where it is true. */
+typedef __typeof__((vec){0} < (vec){0}) mask;
+
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 8")
 
@@ -70,6 +73,54 @@ INLINE vec fused_add_vec(real a, vec b, vec c)
 #else
     UNROLL for (int i = 0; i < SIMD_WIDTH; i++) c[i] = fused_add(as[i], b[i], c[i]);
     return c;
+#endif
+}
+
+/* The elements of x where the mask is true, else those of y. */
+INLINE vec choose(mask condition, vec x, vec y) { return (vec)((condition & (mask)x) | (~condition & (mask)y)); }
+
+#if defined(__AVX__) && !defined(__AVX512F__)
+/* True for the first n elements. */
+INLINE mask first_elements(int64_t n)
+{
+    mask index;
+    UNROLL for (int i = 0; i < SIMD_WIDTH; i++) index[i] = i;
+    return index < (__typeof__(index[0]))n;
+}
+#endif
+
+/* The first n elements at x, n >= 1; n may be more than a vector has. The other elements are 0. */
+INLINE vec load_first(const real *x, int64_t n)
+{
+    if (n >= SIMD_WIDTH) return *(const vec *)x;
+#if defined(__AVX512F__)
+    if (sizeof(real) == sizeof(float)) return (vec)_mm512_maskz_loadu_ps((1u << n) - 1, x);
+    return (vec)_mm512_maskz_loadu_pd((1u << n) - 1, x);
+#elif defined(__AVX__)
+    if (sizeof(real) == sizeof(float)) return (vec)_mm256_maskload_ps((const void *)x, (__m256i)first_elements(n));
+    return (vec)_mm256_maskload_pd((const void *)x, (__m256i)first_elements(n));
+#else
+    vec result = {0};
+    for (int64_t i = 0; i < n; i++) result[i] = x[i];
+    return result;
+#endif
+}
+
+/* Writes the first n elements of a vector to x, n >= 1; n may be more than it has. */
+INLINE void store_first(real *x, vec values, int64_t n)
+{
+    if (n >= SIMD_WIDTH) {
+        *(vec *)x = values;
+        return;
+    }
+#if defined(__AVX512F__)
+    if (sizeof(real) == sizeof(float)) _mm512_mask_storeu_ps(x, (1u << n) - 1, (__m512)values);
+    else _mm512_mask_storeu_pd(x, (1u << n) - 1, (__m512d)values);
+#elif defined(__AVX__)
+    if (sizeof(real) == sizeof(float)) _mm256_maskstore_ps((void *)x, (__m256i)first_elements(n), (__m256)values);
+    else _mm256_maskstore_pd((void *)x, (__m256i)first_elements(n), (__m256d)values);
+#else
+    for (int64_t i = 0; i < n; i++) x[i] = values[i];
 #endif
 }
 

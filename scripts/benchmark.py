@@ -15,9 +15,8 @@ checkpoints   the cost of checkpoints
 start-up      the time until the first answer
 sweep         the cost of a sweep besides its rounds
 reports       the time and memory of a report of 3,000 runs
-answer        the selection benchmark's answer, version 1: fills docs/benchmark.md
+answer        the selection benchmark's answer and its leaderboard
 gains         the answer of version 0 at other horizons, budgets and settings
-leaderboard   what each submission to the selection benchmark gains
 server-only   the accuracy that the server's labelled samples give by themselves
 """
 
@@ -39,7 +38,6 @@ MODULES = {
     "reports": "reports",
     "answer": "answer.command",
     "gains": "gains",
-    "leaderboard": "leaderboard",
     "server-only": "server_only",
 }
 HAS_COMMANDS = "race.command"

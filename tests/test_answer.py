@@ -330,7 +330,7 @@ def test_a_page_is_filled_and_figures_are_small(answer: Answer, tmp_path: Path) 
 
 
 @pytest.mark.skipif(not command.PAGE.is_file(), reason="the docs are not in this copy")
-def test_the_page_has_all_parts_and_is_up_to_date() -> None:
+def test_the_page_has_all_parts_and_all_pages_are_up_to_date() -> None:
     text = command.PAGE.read_text("utf-8")
     assert [part[2] for part in command.PART.finditer(text)] == list(MAKERS)
     if any(command.RUNS.glob("*.parquet")):

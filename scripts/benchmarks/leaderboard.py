@@ -1,14 +1,7 @@
-"""Write docs/leaderboard.md: what each submission to the selection benchmark gains over random
-selection.
-
-    uv run python scripts/benchmark.py leaderboard            # prints the page
-    uv run python scripts/benchmark.py leaderboard --write    # writes it
-    uv run python scripts/benchmark.py leaderboard --check    # exit code 1 if it is not up to date
+"""The text of docs/leaderboard.md: what each submission to the selection benchmark gains over
+random selection. `benchmark.py answer --write` writes it.
 """
 
-import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +12,8 @@ from fedsim.benchmark.reader import read_submissions
 from fedsim.benchmark.rules import CONTROLS, SCHEDULES
 from fedsim.results.frames import CEILING, REFERENCE
 from scripts.benchmarks.answer import inference, scores
-from scripts.benchmarks.processes import ROOT
 from scripts.reproduction.cells import markdown
 
-PAGE = ROOT / "docs" / "leaderboard.md"
-RUNS = ROOT / "docs" / "results" / "benchmark_v1"
 HEAD = """# Leaderboard
 
 This page lists all submissions to the [selection benchmark](benchmark.md#submit), the highest
@@ -32,7 +22,7 @@ regime and seed, in percentage points. It is the mean over the sampled settings 
 has run in all regimes. **Gains over different settings do not compare.** Which gains are beyond
 chance, the page of the benchmark says.
 
-`scripts/benchmark.py leaderboard --write` makes this page from `docs/results/benchmark_v1`.
+`scripts/benchmark.py answer --write` makes this page from `docs/results/benchmark_v1`.
 """
 GAINS = """## Gains
 
@@ -120,25 +110,3 @@ def _sources(card: dict[str, Any]) -> list[str]:
     link = f"[code]({card['link']})" if "link" in card else ""
     author = f"run by {card['author']}" if "author" in card else ""
     return [text for text in (card["source"], link, author) if text]
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of submissions")
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args(arguments)
-    text = page(options.runs)
-    if options.check:
-        return int(not PAGE.is_file() or PAGE.read_text("utf-8") != text)
-    if options.write:
-        PAGE.write_text(text, "utf-8")
-    else:
-        print(text)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

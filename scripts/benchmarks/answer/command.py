@@ -1,8 +1,9 @@
-"""Answer the selection benchmark, version 1, from the shipped runs: fill docs/benchmark.md.
+"""Answer the selection benchmark, version 1, from the shipped runs: fill docs/benchmark.md, and
+make docs/leaderboard.md.
 
     uv run python scripts/benchmark.py answer              # prints the tables and sentences
-    uv run python scripts/benchmark.py answer --write      # writes the page, figures and details
-    uv run python scripts/benchmark.py answer --check      # exit code 1 if the page is stale
+    uv run python scripts/benchmark.py answer --write      # writes the pages, figures and details
+    uv run python scripts/benchmark.py answer --check      # exit code 1 if a page is stale
 
 Parts of the page stand between `<!-- answer: NAME -->` and `<!-- end of answer -->`. Details of the
 gains in all regimes are in docs/measured/benchmark_v1_gains.csv.
@@ -18,6 +19,7 @@ import pandas as pd
 
 from fedsim.benchmark.reader import read_submissions
 from fedsim.report.drawing import style
+from scripts.benchmarks import leaderboard
 from scripts.benchmarks.answer.answer import Answer
 from scripts.benchmarks.answer.figures import curves, forest, save
 from scripts.benchmarks.answer.tables import MAKERS
@@ -26,7 +28,7 @@ from scripts.benchmarks.processes import ROOT
 from scripts.benchmarks.server_only import FILE as SERVER
 
 DOCS = ROOT / "docs"
-PAGE = DOCS / "benchmark.md"
+PAGE, LEADERBOARD = DOCS / "benchmark.md", DOCS / "leaderboard.md"
 RUNS = DOCS / "results" / "benchmark_v1"
 DETAILS = DOCS / "measured" / "benchmark_v1_gains.csv"
 FIGURES = {"benchmark_answer.png": forest, "benchmark_curves.png": curves}
@@ -39,15 +41,20 @@ def fill(text: str, answer: Answer) -> str:
 
 
 def read_answer(runs: Path = RUNS) -> Answer:
-    """Read the scored runs in a folder of submissions, or in a file of the same rows."""
-    rounds = pd.read_parquet(runs) if runs.is_file() else read_submissions(runs)
+    """Read the scored runs in a folder of submissions."""
     server = pd.read_csv(SERVER) if SERVER.is_file() else pd.DataFrame()
-    return Answer(rounds, server, read_trials(runs))
+    return Answer(read_submissions(runs), server, read_trials(runs))
 
 
-def write(answer: Answer, page: Path) -> None:
-    """Write the page, the figures and the details."""
-    page.write_text(fill(page.read_text("utf-8"), answer), "utf-8")
+def pages(answer: Answer, runs: Path) -> dict[Path, str]:
+    """Return the texts of the pages by their files."""
+    return {PAGE: fill(PAGE.read_text("utf-8"), answer), LEADERBOARD: leaderboard.page(runs)}
+
+
+def write(answer: Answer, runs: Path) -> None:
+    """Write the pages, the figures and the details."""
+    for path, text in pages(answer, runs).items():
+        path.write_text(text, "utf-8")
     answer.details.reset_index().round(4).to_csv(DETAILS, index=False)
     for name, draw in FIGURES.items():
         with style():
@@ -64,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     answer = read_answer(options.runs)
     if options.write:
-        write(answer, PAGE)
+        write(answer, options.runs)
     elif options.check:
-        text = PAGE.read_text("utf-8")
-        return int(fill(text, answer) != text)
+        texts = pages(answer, options.runs)
+        return int(any(path.read_text("utf-8") != text for path, text in texts.items()))
     else:
         for name, make in MAKERS.items():
             print(f"\n{name}\n\n{make(answer)}")

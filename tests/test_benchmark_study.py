@@ -180,6 +180,24 @@ def test_a_study_scores_the_best_rates_and_point_and_runs_nothing_twice(tiny: li
     assert json.loads((RUNS / "tiny.json").read_text()) == chosen
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["cell=tiny", "num_rounds=50"], "num_rounds=50: is fixed by the rules"),
+        (
+            ["cell=tiny", "selector.mode=weighted"],
+            "selector.mode='weighted': is fixed by the rules",
+        ),
+        (["cell=tiny", "device=cpu,cuda"], "device='cpu,cuda': is fixed by the rules"),
+        (["cell=tiny,tinier"], "tinier"),
+    ],
+)
+def test_mistakes_are_found_before_any_run(words: list[str], message: str, tiny: list[str]) -> None:
+    with pytest.raises(ConfigError, match=message):
+        study.run(["selector=random", *words, "--config-dir", "own"])
+    assert not RUNS.exists()
+
+
 def test_trials_do_not_see_the_test_set(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """With wrong labels in the test set, the accuracies of scored runs change, those of trials do
     not."""

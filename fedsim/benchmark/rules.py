@@ -9,10 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedsim.core.configs import IRRELEVANT_KEYS
+
 VERSION = "1.1"
 """Version of the rules. Runs of different versions are not compared."""
 PRESET = "benchmark_v1"
 """The preset that all runs have, and the name of their folder."""
+
+FREE_KEYS = (*IRRELEVANT_KEYS, "device")
+"""Config keys that may have any value. The rules fix all others."""
 
 # --- regimes and seeds ---
 

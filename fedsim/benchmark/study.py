@@ -1,15 +1,25 @@
 """`fedsim benchmark`: tune methods in settings of the selection benchmark, and run them there.
 
-A study of a setting has four phases. Each phase is a sweep of ordinary runs, in the folder
-outputs/benchmark_v1, and needs the results of those before it:
+The benchmark compares methods of client selection by rules that docs/benchmark.md has in words and
+`fedsim.benchmark.rules` as code. Its terms are:
 
-1. Trials of the learning rate: each method, with its defaults, for each schedule.
-2. Trials of a method's own parameters, at its rate for the constant schedule.
-3. Trials of the learning rate for longer runs: the rate of phase 1 and the next lower one.
-4. The scored runs: each method with its chosen values, in each regime, at each seed.
+- A *setting* is a data set, a model, and a division of the data among clients (`cell=` on the
+  command line). A *regime* is a schedule of the learning rate with a number of rounds.
+- A *method* is a selector, or a *control*: random selection with other draws.
+- A *trial* is a run that serves to choose values. A *point* is a choice of all of a method's own
+  parameters. *Scored* runs are those that are compared.
+- A *word* is an override such as `num_rounds=200`, as on the command line.
 
-Runs that have ended are not run again, so the same command resumes. A word is an override such as
-`num_rounds=200`, as on the command line.
+A study of a setting has four phases:
+
+1. Trials of the learning rate for each method and schedule, with the method's defaults.
+2. Trials of the method's points, with the rate of phase 1 for the constant schedule.
+3. Trials of the learning rate for longer runs, with the point of phase 2: the rate of phase 1 and
+   the next lower one.
+4. Scored runs of each method with its chosen values, in each regime, at each seed.
+
+Each phase is a sweep of ordinary runs in the folder outputs/benchmark_v1, and needs the results of
+those before it. Runs that have ended are not run again, so the same command resumes.
 """
 
 import json
@@ -20,9 +30,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from hydra.core.override_parser.types import Override
 
 from fedsim.benchmark.rules import (
     CONTROLS,
+    FREE_KEYS,
     HORIZONS,
     NUM_LONG_RATES,
     NUM_POINTS,
@@ -38,8 +50,9 @@ from fedsim.config.command_line import read_words
 from fedsim.config.compose import check_jobs, compose_jobs, outlined, search_path
 from fedsim.config.job import ComposedJob
 from fedsim.config.plan import Plan
+from fedsim.config.words import parse, typed_in
 from fedsim.core.disk import write_atomically
-from fedsim.core.errors import ConfigError, check, rule
+from fedsim.core.errors import ConfigError, Problem, check, rule
 from fedsim.jobs.cli import run_jobs
 from fedsim.running.outcome import outcome_on_file
 from fedsim.search.command import take_settings
@@ -47,13 +60,15 @@ from fedsim.search.tune import points_of, space_of
 from fedsim.tracking.tables import print_line
 
 Key = tuple[str, ...]
-"""Name of a group of runs that differ only in their seeds: a method, and what its phase varies."""
+"""Name of a group of runs that differ only in their seeds: the method, and what its phase varies
+(`Phase`)."""
 SummaryOf = Callable[[Plan], Mapping[str, Any]]
 """A function that returns the summary of a planned run that has ended."""
 
 
 def method_words(method: str) -> list[str]:
-    """Return the words that choose a method: its selector, and for a control also its values."""
+    """Return the words that choose a method: one for its selector, and for a control also those of
+    its values."""
     return list(CONTROLS.get(method, (f"selector={method}",)))
 
 
@@ -87,18 +102,21 @@ def seed_word(seeds: Sequence[int]) -> str:
 class Phase:
     """Runs of one phase of a study, in groups. A group has a run for each seed.
 
-    The keys of `groups` begin with the method. Then come the schedule, the number of rounds and the
-    rate for trials of rates, the words of the point for trials of points, and the schedule and the
-    number of rounds for scored runs.
+    The keys of `groups` depend on the kind of phase:
+
+    - "rates" and "long_rates": method, schedule, number of rounds, learning rate.
+    - "points": method, and the words of the point. The defaults have no words.
+    - "scored": method, schedule, number of rounds.
     """
 
     kind: Literal["rates", "points", "long_rates", "scored"]
     groups: dict[Key, list[ComposedJob]] = field(default_factory=dict)
 
     def run(self, command: Sequence[str]) -> None:
-        """Run everything that has not ended. Raises `FedsimError` as `run_jobs` does.
+        """Run all runs of the phase; `run_jobs` skips those that have ended.
 
-        `command` are the words after `fedsim benchmark`: `run_jobs` prints how to resume.
+        `command` has the words after `fedsim benchmark`, because `run_jobs` prints how to resume.
+        Raises `FedsimError` as `run_jobs` does.
         """
         jobs: list[ComposedJob] = []
         for group in self.groups.values():
@@ -122,16 +140,16 @@ class Phase:
 
     def folder(self) -> Path:
         """Return the folder that holds the folders of the runs."""
-        [plan, *_] = outlined(next(iter(self.groups.values())))
-        return plan.folder.parent
+        first_group = next(iter(self.groups.values()))
+        return outlined(first_group)[0].folder.parent
 
 
 class Study:
     """The study of one setting: its four phases, and what they choose.
 
     `words` are words of all runs. `chosen_rates` has the learning rate by method, schedule and
-    number of rounds, and `chosen_words` the words of the chosen point by method; the defaults have
-    none.
+    number of rounds. `chosen_words` has the words of the chosen point by method: none if the
+    defaults were chosen.
     """
 
     def __init__(self, setting: str, methods: Sequence[str], words: Sequence[str]) -> None:
@@ -140,6 +158,11 @@ class Study:
         self.words = [f"preset={PRESET}", f"cell={setting}", *words]
         self.chosen_rates: dict[tuple[str, str, int], float] = {}
         self.chosen_words: dict[str, Sequence[str]] = {}
+
+    def check_methods(self) -> None:
+        """Raise `ConfigError` if the setting or a method does not exist, or does not run there."""
+        for method in self.methods:
+            check_jobs(self._compose(method_words(method)))
 
     def run(self, command: Sequence[str]) -> Path:
         """Run all phases, and return the file of the chosen values.
@@ -152,9 +175,10 @@ class Study:
         return self._write_chosen(phase.folder())
 
     def phases(self, summary_of: SummaryOf) -> Iterator[Phase]:
-        """Yield the four phases in turn. The runs of a phase must have ended before the next.
+        """Yield the four phases in turn.
 
-        Raises whatever `summary_of` raises.
+        The caller sees to it that the runs of a phase have ended before it asks for the next phase,
+        which depends on their results. Raises whatever `summary_of` raises.
         """
         rate_trials = self._rate_trials()
         yield rate_trials
@@ -171,7 +195,8 @@ class Study:
         return compose_jobs([*self.words, *words], multirun=True)
 
     def _tuned_methods(self) -> list[str]:
-        """Return the methods that need trials of the rate. A control needs those of random."""
+        """Return the methods that need trials of the rate. A control needs those of random
+        selection."""
         needed = ["random" if method in CONTROLS else method for method in self.methods]
         return list(dict.fromkeys(needed))
 
@@ -187,8 +212,8 @@ class Study:
         phase = Phase("long_rates")
         for method in self._tuned_methods():
             for schedule in SCHEDULES:
-                index = RATES.index(self.chosen_rates[method, schedule, HORIZONS[0]])
-                rates = RATES[max(index + 1 - NUM_LONG_RATES, 0) : index + 1]
+                end = RATES.index(self.chosen_rates[method, schedule, HORIZONS[0]]) + 1
+                rates = RATES[max(end - NUM_LONG_RATES, 0) : end]  # ascending
                 for num_rounds in HORIZONS[1:]:
                     self._add_rates(phase, method, schedule, num_rounds, rates)
         return phase
@@ -196,7 +221,7 @@ class Study:
     def _add_rates(
         self, phase: Phase, method: str, schedule: str, num_rounds: int, rates: Sequence[float]
     ) -> None:
-        """Add a trial of each rate, at each of the seeds, to a phase."""
+        """Add trials of rates, each at all seeds of tuning, to a phase."""
         words = [
             *method_words(method),
             *self.chosen_words.get(method, ()),
@@ -210,24 +235,24 @@ class Study:
             phase.groups.setdefault(key, []).append(job)
 
     def _choose_rates(self, accuracies: Mapping[Key, float]) -> None:
-        """Choose the rate of highest accuracy in each regime that has trials; of equal ones the
-        lowest. The controls have the rates of random selection."""
+        """Choose the rate of highest accuracy for each method and regime that have trials. If rates
+        are equally good, the lowest is chosen. The controls have the rates of random selection."""
         best: dict[tuple[str, str, int], float] = {}
-        for (method, schedule, num_rounds, rate), accuracy in accuracies.items():
-            regime = (method, schedule, int(num_rounds))
-            if regime not in best or accuracy > best[regime]:  # the lowest rate comes first
-                best[regime] = accuracy
-                self.chosen_rates[regime] = float(rate)
-        for method, schedule, rounds in best:
+        for (method, schedule, horizon, rate), accuracy in accuracies.items():
+            case = (method, schedule, int(horizon))
+            if case not in best or accuracy > best[case]:  # lower rates come first
+                best[case] = accuracy
+                self.chosen_rates[case] = float(rate)
+        for method, schedule, num_rounds in best:
             if method == "random":
-                rate_of_random = self.chosen_rates[method, schedule, rounds]
+                rate_of_random = self.chosen_rates[method, schedule, num_rounds]
                 for control in CONTROLS:
-                    self.chosen_rates[control, schedule, rounds] = rate_of_random
+                    self.chosen_rates[control, schedule, num_rounds] = rate_of_random
 
     def _point_trials(self) -> Phase:
-        """Return trials of the points of each method's space, the defaults first.
+        """Return trials of the defaults, and of the points of each method's space.
 
-        Points that are not valid in the setting, or that are the defaults, are left out.
+        Points that are not valid in the setting are left out, as are those that equal the defaults.
         """
         phase = Phase("points")
         for method in self.methods:
@@ -254,8 +279,8 @@ class Study:
         return phase
 
     def _choose_points(self, accuracies: Mapping[Key, float]) -> None:
-        """Choose the point of highest accuracy. Of equal ones it is the first: the defaults stay if
-        nothing is better."""
+        """Choose the point of highest accuracy. The defaults come first, and stay if no point is
+        better."""
         best: dict[str, float] = {}
         for (method, *point), accuracy in accuracies.items():
             if method not in best or accuracy > best[method]:
@@ -263,7 +288,8 @@ class Study:
                 self.chosen_words[method] = point
 
     def point_of(self, phase: Phase, key: Key) -> Sequence[str]:
-        """Return the words of the point that the runs of a group have; the defaults have none."""
+        """Return the words of the point that the runs of a group of trials have, for the table of
+        trials (`fedsim.benchmark.submission`). The defaults have none."""
         if phase.kind == "rates":
             return ()
         return key[1:] if phase.kind == "points" else self.chosen_words.get(key[0], ())
@@ -293,7 +319,7 @@ class Study:
         return {"rates": rates, "words": list(self.chosen_words.get(method, ()))}
 
     def _write_chosen(self, folder: Path) -> Path:
-        """Write the chosen values into `folder`, for users, next to those of other methods. Return
+        """Add the chosen values to the setting's file in `folder`, which is there for users. Return
         the file."""
         path = folder / f"{self.setting}.json"
         chosen = json.loads(path.read_bytes()) if path.exists() else {}
@@ -303,34 +329,42 @@ class Study:
 
 
 def point_words(method: str, job: ComposedJob) -> list[Sequence[str]]:
-    """Return the words of each point of a method's search space, without the defaults.
+    """Return the words of each point of a method's search space.
 
-    `job` is a run of the method. Its config has the setting's numbers, of which the values in
-    `SCALED_SPACES` are multiples. Raises `ConfigError`.
+    `job` is a run of the method with its defaults in the setting. Raises `ConfigError`.
     """
     if method in SCALED_SPACES:
-        parameter, number, multiples = SCALED_SPACES[method]
-        values = [round(multiple * job.config[number]) for multiple in multiples]
-        return [[f"{parameter}={value}"] for value in dict.fromkeys(values)]
+        parameter, key, multiples = SCALED_SPACES[method]
+        values = [round(multiple * job.config[key]) for multiple in multiples]
+        distinct_values = dict.fromkeys(values)
+        return [[f"{parameter}={value}"] for value in distinct_values]
     space = space_of(job.choices["selector"])
     if not space:
         return []
-    return [point.words for point in points_of(space, NUM_POINTS)[1:]]
+    _defaults, *points = points_of(space, NUM_POINTS)
+    return [point.words for point in points]
 
 
 def run(words: Sequence[str]) -> int:
-    """Study the settings of the command line. Raises `FedsimError` before any work is done."""
+    """Study the settings of the command line. Raises `FedsimError`.
+
+    Mistakes in the command are found before any run.
+    """
     _, args = read_words(_parser(), words)
     with search_path(args.config_dir, args.config_path):
-        settings, methods = _names(args)
-        for setting in settings:
-            path = Study(setting, methods, args.overrides).run(words)
-            print_line(f"{setting}: all runs have ended; chosen values in {path}")
+        settings, methods = _take_names(args)
+        check(*map(_mistake_in, parse(args.overrides)))
+        studies = [Study(setting, methods, args.overrides) for setting in settings]
+        for study in studies:
+            study.check_methods()
+        for study in studies:
+            path = study.run(words)
+            print_line(f"{study.setting}: all runs have ended; chosen values in {path}")
     return 0
 
 
-def _names(args: Namespace) -> tuple[list[str], list[str]]:
-    """Remove the settings and methods from `args.overrides`, and return their names."""
+def _take_names(args: Namespace) -> tuple[list[str], list[str]]:
+    """Remove the words for settings and methods from `args.overrides`, and return their names."""
     values = take_settings(args, ("cell", "selector"))
     names = []
     for key, example in (("cell", "v1_watch_10"), ("selector", "random,flips")):
@@ -338,7 +372,18 @@ def _names(args: Namespace) -> tuple[list[str], list[str]]:
         remedy = f"for example {key}={example}"
         check(rule(value is not None, key, ..., "must be given", remedy))
         names.append(value if isinstance(value, list) else [str(value)])
-    return names[0], names[1]
+    settings, methods = names
+    return settings, methods
+
+
+def _mistake_in(override: Override) -> Problem | None:
+    """Return what is wrong with an override of all runs, if anything."""
+    key = override.key_or_group
+    is_sweep = override.is_sweep_override()
+    is_free = key.partition(".")[0] in FREE_KEYS and not is_sweep
+    value = typed_in(override) if is_sweep else override.value()
+    remedy = f"leave it out; one value may be given for each of {', '.join(FREE_KEYS)}"
+    return rule(is_free, key, value, "is fixed by the rules of the benchmark", remedy)
 
 
 def _parser() -> ArgumentParser:

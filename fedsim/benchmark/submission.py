@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.benchmark.reader import method_of
-from fedsim.benchmark.rules import CONTROLS, PRESET
+from fedsim.benchmark.rules import CONTROLS, FREE_KEYS, PRESET
 from fedsim.benchmark.study import Key, Study, method_words
 from fedsim.config.compose import outlined
 from fedsim.config.plan import Plan, hash_config
 from fedsim.config.user_code import changed_since
-from fedsim.core.configs import IRRELEVANT_KEYS, canonical, leaves
+from fedsim.core.configs import canonical, leaves
 from fedsim.core.record import mean_of_last
 from fedsim.results.reading import FINAL, DamagedError, read_config, read_summary
 from fedsim.results.runs import ReportError, Run, read_runs
 from fedsim.results.wholeness import fault_of
 
-FREE_KEYS = (*IRRELEVANT_KEYS, "device")
-"""Config keys that may have any value."""
 KEYS_OF_METHOD = (
     "selector",
     "optimizer.lr",

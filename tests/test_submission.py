@@ -230,7 +230,8 @@ def test_settings_of_an_earlier_submission_stay(
     path = Path("to/random.yaml")
     path.write_text(path.read_text().replace(f"rules: '{VERSION}'", "rules: '0.9'"))
     assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 1
-    assert "to/random.yaml has v1_toy under rules 0.9" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"has v1_toy with another version of the rules (0.9, now {VERSION})" in printed
 
 
 @pytest.mark.parametrize(

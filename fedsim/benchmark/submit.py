@@ -1,13 +1,15 @@
-"""`fedsim submit`: check the runs of methods against the rules, and write the files of their
-submissions.
+"""`fedsim submit`: check runs of the selection benchmark, and write the files of a submission.
 
-    fedsim submit outputs/benchmark_v1 --method mine --author "A. Name" --source "a link"
+    fedsim submit outputs/benchmark_v1 --method mine --author "A. Name" --link "a link"
 
-A submission consists of three files: <method>.parquet with the scored runs, <method>.csv with the
-trials, and <method>.yaml, the card. Settings of an earlier submission of the method stay, unless
-they are submitted again. `digests.csv` has a row for each setting and seed, with the
-partition and the data on which all methods ran. The first submission of a setting adds its rows.
-Rows of other files of the same data are added by hand.
+A method's submission consists of three files in one folder: <method>.parquet with the scored runs,
+<method>.csv with the trials that chose its values, and <method>.yaml, the card, which says what the
+method is and where it was run. Settings that are submitted again replace those in the files; other
+settings in the files are kept.
+
+`digests.csv` in the same folder has hashes of the partition and the data of each setting and seed,
+because all methods must run on the same. The first submission that has a setting and seed adds the
+row. A maintainer may add further rows by hand, for example for another encoding of the same images.
 """
 
 from argparse import ArgumentParser, Namespace
@@ -30,11 +32,13 @@ from fedsim.core.errors import check, rule
 from fedsim.results.archive import read_archive, write_archive
 from fedsim.results.files import OutputError
 from fedsim.results.ranking import class_of, seen_by_server
+from fedsim.results.runs import Run
 from fedsim.tracking.tables import print_line
 
-CARD_OPTIONS = ("source", "author", "link")
+KEPT_OPTIONS = ("author", "link")
+"""Options whose values on an earlier card stay if they are not given again."""
 ENVIRONMENT = ("device", "processor", "platform", "python", "torch", "numpy")
-"""Facts about the machine that a card has."""
+"""What a card has of the machine and its software."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -50,7 +54,10 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Write the submissions that violate no rule. Return 1 if one does. Raises `FedsimError`."""
+    """Write the submission of each method that has no problem. Return 1 if one has a problem.
+
+    Raises `FedsimError`.
+    """
     settings = options.setting.split(",") if options.setting else []
     num_faulty = 0
     with search_path(options.config_dir):
@@ -59,17 +66,19 @@ def run(options: Namespace) -> int:
         check(rule(bool(methods), str(options.folder), ..., fault, remedy))
         for method in methods:
             submission = gather(method, options.folder, settings)
-            digests = _compare_digests(submission, options.to / DIGESTS)
-            if not (submission.problems or submission.scored):
+            digests = _merge_digests(submission, options.to / DIGESTS)
+            if not submission.problems and not submission.scored:
                 submission.problems.append(f"no finished run of it in {options.folder}")
-            earlier = _earlier_card(method, options.to)
-            _keep_other_settings(submission, earlier, options.to)
+            card = {}
+            if not submission.problems:
+                card = _card(submission, _card_on_file(method, options.to), options)
+                _keep_other_settings(submission, card, options.to)
             for problem in submission.problems:
                 print_line(f"{method}: {problem}")
             if submission.problems:
                 num_faulty += 1
             else:
-                _write(submission, digests, earlier, options)
+                _write(submission, digests, card, options)
                 print_line(_describe(submission, options.to))
     return int(num_faulty > 0)
 
@@ -82,16 +91,16 @@ def _describe(submission: Submission, folder: Path) -> str:
     return f"{text}, in {folder}"
 
 
-def _compare_digests(submission: Submission, path: Path) -> pd.DataFrame:
-    """Return the rows of `path` and those that the submission adds, a row for each setting and seed
-    that it does not have. Add a problem for each other row that the submission does not share."""
-    rows = pd.read_csv(path, dtype=str) if path.exists() else pd.DataFrame()
-    known: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def _merge_digests(submission: Submission, path: Path) -> pd.DataFrame:
+    """Return the rows of the file `path`, and those of the submission for settings and seeds that
+    the file lacks. Add a problem for each row of the submission that the file has otherwise."""
+    rows = _read_texts(path) if path.exists() else pd.DataFrame()
+    accepted_rows: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in rows.to_dict("records"):
-        known.setdefault((row["setting"], row["seed"]), []).append(row)
+        accepted_rows.setdefault((row["setting"], row["seed"]), []).append(row)
     for row in submission.digests:
-        place = row["setting"], row["seed"]
-        accepted = known.setdefault(place, [row])
+        setting, seed = row["setting"], row["seed"]
+        accepted = accepted_rows.setdefault((setting, seed), [row])
         if row not in accepted:
             differing = [
                 f"{key} {value}, not {accepted[0][key]}"
@@ -99,59 +108,112 @@ def _compare_digests(submission: Submission, path: Path) -> pd.DataFrame:
                 if value != accepted[0][key]
             ]
             submission.problems.append(
-                f"{place[0]}, seed {place[1]}: differs from other submissions in "
+                f"{setting}, seed {seed}: differs from other submissions in "
                 f"{'; '.join(differing)} ({path})"
             )
-    return pd.DataFrame([row for of_place in known.values() for row in of_place])
+    merged = []
+    for accepted in accepted_rows.values():
+        merged += accepted
+    return pd.DataFrame(merged)
 
 
-def _earlier_card(method: str, folder: Path) -> dict[str, Any]:
-    """Return the card of the method's submission in a folder; an empty one if there is none."""
+def _read_texts(path: Path) -> pd.DataFrame:
+    """Read a CSV file without converting its texts."""
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def _card(submission: Submission, on_file: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
+    """Return the card of a submission: what the method is, what it needs, and where it was run.
+
+    `on_file` is its earlier card, of which `KEPT_OPTIONS` and further settings are kept.
+    """
+    first = submission.scored[0]
+    selector = first.choices["selector"]
+    kept = {}
+    for name in KEPT_OPTIONS:
+        value = getattr(options, name) or on_file.get(name)
+        if value:
+            kept[name] = value
+    return {
+        "method": submission.method,
+        "rules": VERSION,
+        "source": options.source or _source_of(known_choices().read("selector", selector)),
+        **kept,
+        "selector": first.config["selector"]["_target_"],
+        "code": first.summary.get("code"),
+        "asks": first.summary.get("asks"),
+        "server_data": first.summary.get("server_data"),
+        "server_sees": seen_by_server(first),
+        **_entries_of_all_runs(submission),
+    }
+
+
+def _entries_of_all_runs(submission: Submission) -> dict[str, Any]:
+    """Return the entries of a card that depend on all settings."""
+    by_setting: dict[str, list[Run]] = {}
+    environments = []
+    for run in submission.scored:
+        by_setting.setdefault(run.choices["cell"], []).append(run)
+        facts = {"engine": run.summary.get("engine")}
+        facts |= {key: run.summary["environment"].get(key) for key in ENVIRONMENT}
+        if facts not in environments:
+            environments.append(facts)
+    return {
+        "class": class_of([pd.DataFrame({"run": runs}) for runs in by_setting.values()]),
+        "fedsim": sorted({run.summary["environment"]["fedsim"] for run in submission.scored}),
+        "commits": sorted({str(run.commit) for run in submission.scored}),
+        "environments": environments,
+        "settings": submission.chosen,
+    }
+
+
+def _card_on_file(method: str, folder: Path) -> dict[str, Any]:
+    """Return the card that a method has in a folder; an empty one if it has none."""
     path = folder / f"{method}.yaml"
     card: dict[str, Any] = yaml.safe_load(path.read_text("utf-8")) if path.exists() else {}
     return card
 
 
-def _keep_other_settings(submission: Submission, earlier: Mapping[str, Any], folder: Path) -> None:
-    """Add the settings of an earlier submission that this one lacks.
+def _keep_other_settings(submission: Submission, card: dict[str, Any], folder: Path) -> None:
+    """Add the settings that are on file and not submitted again to a submission and its `card`.
 
-    Adds a problem if they are of another version of the rules. Raises `ReportError` if the earlier
-    scored runs cannot be read.
+    If they cannot stand next to the new ones, a problem is added instead. Raises `ReportError` if
+    the scored runs on file cannot be read.
     """
-    of_setting: dict[str, Any] = earlier.get("settings", {})
-    others = {name: of_setting[name] for name in of_setting if name not in submission.chosen}
-    if not others or submission.problems:
+    method = submission.method
+    on_file = _card_on_file(method, folder)
+    kept = {}
+    for setting, chosen in on_file.get("settings", {}).items():
+        if setting not in submission.chosen:
+            kept[setting] = chosen
+    if not kept:
         return
-    path = folder / submission.method
-    version = earlier.get("rules")
-    if version != VERSION:
-        submission.problems.append(
-            f"{path}.yaml has {', '.join(others)} under rules {version}, and the rules are now "
-            f"{VERSION}: submit all settings at once, or remove the three files"
-        )
-        return
-    runs = read_archive(path.with_suffix(".parquet"))
-    submission.scored = [run for run in runs if run.choices["cell"] in others] + submission.scored
-    trials = pd.read_csv(path.with_suffix(".csv"), dtype=str, keep_default_na=False)
-    kept_trials = trials[trials["setting"].isin(others)]
+    for key, meaning in (("rules", "version of the rules"), ("code", "version of its class")):
+        if on_file.get(key) != card[key]:
+            submission.problems.append(
+                f"{folder / method}.yaml has {', '.join(kept)} with another {meaning} "
+                f"({on_file.get(key)}, now {card[key]}): run them again, and submit all settings "
+                "at once"
+            )
+            return
+    runs = read_archive(folder / f"{method}.parquet")
+    submission.scored = [run for run in runs if run.choices["cell"] in kept] + submission.scored
+    trials = _read_texts(folder / f"{method}.csv")
+    kept_trials = trials[trials["setting"].isin(kept)]
     submission.trials = kept_trials.to_dict("records") + submission.trials
-    submission.chosen = others | submission.chosen
+    submission.chosen = kept | submission.chosen
+    card |= _entries_of_all_runs(submission)
 
 
 def _write(
-    submission: Submission, digests: pd.DataFrame, earlier: Mapping[str, Any], options: Namespace
+    submission: Submission, digests: pd.DataFrame, card: Mapping[str, Any], options: Namespace
 ) -> None:
-    """Write the files of a submission without problems. Raises `OutputError`.
-
-    `earlier` is the card of the method's submission before (`_earlier_card`).
-    """
+    """Write the files of a submission without problems. Raises `OutputError`."""
     method, folder = submission.method, options.to
     write_archive(submission.scored, options.folder, folder / f"{method}.parquet", compact=True)
-    trials = pd.DataFrame(submission.trials).to_csv(index=False)
-    card = yaml.safe_dump(_card(submission, earlier, options), sort_keys=False, allow_unicode=True)
     texts = {
-        f"{method}.csv": trials,
-        f"{method}.yaml": card,
+        f"{method}.csv": pd.DataFrame(submission.trials).to_csv(index=False),
+        f"{method}.yaml": yaml.safe_dump(card, sort_keys=False, allow_unicode=True),
         DIGESTS: digests.sort_values(["setting", "seed"]).to_csv(index=False),
     }
     try:
@@ -160,49 +222,8 @@ def _write(
         raise OutputError(unwritable("--to", folder, error)) from error
 
 
-def _card(submission: Submission, earlier: Mapping[str, Any], options: Namespace) -> dict[str, Any]:
-    """Return the card of a submission: what the method is, what it needs, and where it was run.
-
-    What `options` do not state is as on the earlier card.
-    """
-    runs = submission.scored
-    first = runs[0]
-    selector = first.choices["selector"]
-    by_setting = [
-        pd.DataFrame({"run": [run for run in runs if run.choices["cell"] == setting]})
-        for setting in submission.chosen
-    ]
-    stated = {}
-    for name in CARD_OPTIONS:
-        value = getattr(options, name) or earlier.get(name)
-        if value:
-            stated[name] = value
-    environments = []
-    for run in runs:
-        facts = {"engine": run.summary.get("engine")}
-        facts |= {key: run.summary["environment"].get(key) for key in ENVIRONMENT}
-        if facts not in environments:
-            environments.append(facts)
-    return {
-        "method": submission.method,
-        "rules": VERSION,
-        "source": _source_of(known_choices().read("selector", selector)),
-        **stated,
-        "selector": first.config["selector"]["_target_"],
-        "code": first.summary.get("code"),
-        "class": class_of(by_setting),
-        "asks": first.summary.get("asks"),
-        "server_data": first.summary.get("server_data"),
-        "server_sees": seen_by_server(first),
-        "fedsim": sorted({run.summary["environment"]["fedsim"] for run in runs}),
-        "commits": sorted({str(run.commit) for run in runs}),
-        "environments": environments,
-        "settings": submission.chosen,
-    }
-
-
 def _source_of(file: ChoiceFile) -> str:
-    """Return the field `source` at the head of a selector's file, or of its base."""
+    """Return the field `source` at the head of a selector's file, or of the file it is based on."""
     _, fields = head_of(file.text)
     if "source" in fields or not file.bases:
         return fields.get("source", "")

@@ -218,6 +218,16 @@ def test_what_changes_a_gain_by_hand() -> None:
     }
 
 
+def test_the_gain_that_is_just_beyond_chance() -> None:
+    """Two gains with an error of 1 over five settings. Over 20, the error is a half."""
+    answer = Answer(pd.DataFrame(), pd.DataFrame())
+    row = {"settings": 5, "error": 1.0, "df": 4, "half": 2.8, "p_holm": 0.5}
+    vars(answer)["intervals"] = pd.DataFrame([row, row])
+    probability = 1 - 0.05 / 2 / 2
+    assert answer.needed(5) == pytest.approx(stats.t.ppf(probability, 4))
+    assert answer.needed(20) == pytest.approx(0.5 * stats.t.ppf(probability, 19))
+
+
 def test_ranks_are_over_sampled_settings_and_without_the_ceiling(answer: Answer) -> None:
     """Demsar (2006) has q = 2.569 for four methods at 5 %, so that the critical difference of three
     settings is 2.569 sqrt(4 * 5 / (6 * 3)) = 2.708."""

@@ -94,13 +94,18 @@ class Answer:
         names = set(rows.index[is_beyond].get_level_values("method"))
         return [name for name in self.rivals if name in names]
 
-    @cached_property
-    def needed(self) -> float:
-        """The gain that lies just beyond chance: the median over methods and regimes,
-        with Holm's first factor."""
+    def needed(self, num_settings: int) -> float:
+        """Return the gain that lies just beyond chance if all methods run in so many settings.
+
+        It is the median over methods and regimes, with Holm's first factor. For more settings than
+        have run, it supposes that gains spread as they do so far: the squared error of a mean falls
+        with the number of settings, and the degrees of freedom rise with it.
+        """
         rows = self.intervals.dropna(subset=["half", "p_holm"])
-        quantiles = rows["df"].map(lambda df: t_quantile(1 - ALPHA / 2 / len(rows), df))
-        return float((rows["error"] * quantiles).median())
+        errors = rows["error"] * (rows["settings"] / num_settings) ** 0.5
+        dfs = rows["df"] * (num_settings - 1) / (rows["settings"] - 1)
+        quantiles = dfs.map(lambda df: t_quantile(1 - ALPHA / 2 / len(rows), df))
+        return float((errors * quantiles).median())
 
     @cached_property
     def ranks(self) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -212,7 +212,11 @@ def whether(answer: Answer) -> str:
     text += "in at least one of six regimes" if better else "in any of six regimes"
     if worse:
         text += f", and {_methods(worse, len(answer.rivals))} behind it"
-    return f"{text}. A gain had to be some {answer.needed:.1f} points to be told from chance."
+    text += f". A gain had to be some {answer.needed(num):.1f} points to be told from chance"
+    if num < num_all:
+        needed = answer.needed(num_all)
+        text += f"; in all {num_all} settings, if gains spread alike, {needed:.1f} would do"
+    return f"{text}."
 
 
 def _methods(names: Sequence[str], num_all: int) -> str:

@@ -226,12 +226,15 @@ def test_settings_of_an_earlier_submission_stay(
     # 3. A setting that is submitted again is there once.
     assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 0
     pd.testing.assert_frame_equal(read_submissions(Path("to")), both)
-    # 4. Settings under other rules do not stay.
+    # 4. Settings under other rules, or of another version of the class, do not stay.
     path = Path("to/random.yaml")
-    path.write_text(path.read_text().replace(f"rules: '{VERSION}'", "rules: '0.9'"))
-    assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 1
-    printed = capsys.readouterr().out
-    assert f"has v1_toy with another version of the rules (0.9, now {VERSION})" in printed
+    for line, other, message in (
+        (f"rules: '{VERSION}'", "rules: '0.9'", f"version of the rules (0.9, now {VERSION})"),
+        ("code: null", "code: lab 12", "version of its class (lab 12, now None)"),
+    ):
+        path.write_text(yaml.safe_dump(card, sort_keys=False).replace(line, other))
+        assert answer(["submit", "outputs", "--to", "to", "--config-dir", "mine"]) == 1
+        assert f"has v1_toy with another {message}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

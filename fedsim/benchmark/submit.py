@@ -129,23 +129,23 @@ def _card(submission: Submission, on_file: Mapping[str, Any], options: Namespace
     """
     first = submission.scored[0]
     selector = first.choices["selector"]
-    kept = {}
-    for name in KEPT_OPTIONS:
-        value = getattr(options, name) or on_file.get(name)
-        if value:
-            kept[name] = value
-    return {
+    card = {
         "method": submission.method,
         "rules": VERSION,
         "source": options.source or _source_of(known_choices().read("selector", selector)),
-        **kept,
+    }
+    for name in KEPT_OPTIONS:
+        value = getattr(options, name) or on_file.get(name)
+        if value:
+            card[name] = value
+    card |= {
         "selector": first.config["selector"]["_target_"],
         "code": first.summary.get("code"),
         "asks": first.summary.get("asks"),
         "server_data": first.summary.get("server_data"),
         "server_sees": seen_by_server(first),
-        **_entries_of_all_runs(submission),
     }
+    return card | _entries_of_all_runs(submission)
 
 
 def _entries_of_all_runs(submission: Submission) -> dict[str, Any]:
@@ -182,26 +182,27 @@ def _keep_other_settings(submission: Submission, card: dict[str, Any], folder: P
     """
     method = submission.method
     on_file = _card_on_file(method, folder)
-    kept = {}
+    kept_settings = {}
     for setting, chosen in on_file.get("settings", {}).items():
         if setting not in submission.chosen:
-            kept[setting] = chosen
-    if not kept:
+            kept_settings[setting] = chosen
+    if not kept_settings:
         return
     for key, meaning in (("rules", "version of the rules"), ("code", "version of its class")):
         if on_file.get(key) != card[key]:
             submission.problems.append(
-                f"{folder / method}.yaml has {', '.join(kept)} with another {meaning} "
+                f"{folder / method}.yaml has {', '.join(kept_settings)} with another {meaning} "
                 f"({on_file.get(key)}, now {card[key]}): run them again, and submit all settings "
                 "at once"
             )
             return
     runs = read_archive(folder / f"{method}.parquet")
-    submission.scored = [run for run in runs if run.choices["cell"] in kept] + submission.scored
+    runs_to_keep = [run for run in runs if run.choices["cell"] in kept_settings]
+    submission.scored = runs_to_keep + submission.scored
     trials = _read_texts(folder / f"{method}.csv")
-    kept_trials = trials[trials["setting"].isin(kept)]
-    submission.trials = kept_trials.to_dict("records") + submission.trials
-    submission.chosen = kept | submission.chosen
+    trials_to_keep = trials[trials["setting"].isin(kept_settings)]
+    submission.trials = trials_to_keep.to_dict("records") + submission.trials
+    submission.chosen = kept_settings | submission.chosen
     card |= _entries_of_all_runs(submission)
 
 

@@ -80,7 +80,7 @@ def _limit(rows: pd.DataFrame) -> float:
 def _draw_gain(axes: Axes, height: float, row: pd.Series, colour: str, limit: float) -> None:
     """Draw a gain with its interval, or its number at the edge if it lies beyond."""
     gain = row["gain"]
-    if abs(gain) > limit:
+    if abs(gain) > 0.95 * limit:  # a marker closer to the edge would be cut
         side = np.sign(gain)
         align = "left" if side < 0 else "right"
         text = f"◂{gain:.0f}" if side < 0 else f"{gain:+.0f}▸"

@@ -38,7 +38,7 @@ from fedsim.tracking.tables import print_line
 KEPT_OPTIONS = ("author", "link")
 """Options whose values on an earlier card stay if they are not given again."""
 ENVIRONMENT = ("device", "processor", "platform", "python", "torch", "numpy")
-"""What a card has of the machine and its software."""
+"""Facts about the machine and its software that are on a card."""
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -71,8 +71,9 @@ def run(options: Namespace) -> int:
                 submission.problems.append(f"no finished run of it in {options.folder}")
             card = {}
             if not submission.problems:
-                card = _card(submission, _card_on_file(method, options.to), options)
-                _keep_other_settings(submission, card, options.to)
+                on_file = _card_on_file(method, options.to)
+                card = _card(submission, on_file, options)
+                _keep_other_settings(submission, card, on_file, options.to)
             for problem in submission.problems:
                 print_line(f"{method}: {problem}")
             if submission.problems:
@@ -174,14 +175,16 @@ def _card_on_file(method: str, folder: Path) -> dict[str, Any]:
     return card
 
 
-def _keep_other_settings(submission: Submission, card: dict[str, Any], folder: Path) -> None:
+def _keep_other_settings(
+    submission: Submission, card: dict[str, Any], on_file: Mapping[str, Any], folder: Path
+) -> None:
     """Add the settings that are on file and not submitted again to a submission and its `card`.
 
-    If they cannot stand next to the new ones, a problem is added instead. Raises `ReportError` if
-    the scored runs on file cannot be read.
+    `on_file` is the method's earlier card, and `folder` has its other files. If the settings cannot
+    stand next to the new ones, a problem is added instead. Raises `ReportError` if the scored runs
+    on file cannot be read.
     """
     method = submission.method
-    on_file = _card_on_file(method, folder)
     kept_settings = {}
     for setting, chosen in on_file.get("settings", {}).items():
         if setting not in submission.chosen:

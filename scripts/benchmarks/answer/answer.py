@@ -138,7 +138,7 @@ class Answer:
 
     @cached_property
     def changes(self) -> pd.DataFrame:
-        """What changes each method's mean gain over regimes (`inference.what_changes`)."""
+        """The changes of each method's mean gain over regimes (`inference.what_changes`)."""
         others = {name: scores.over_regimes(table) for name, table in self.budgets.items()}
         return inference.what_changes(scores.over_regimes(self.gains), others)
 
@@ -150,12 +150,12 @@ class Answer:
 
     @cached_property
     def tuning(self) -> pd.DataFrame:
-        """What the trials chose in the sampled settings (`tuning.summarise`)."""
+        """The choices of the trials in the sampled settings (`tuning.summarise`)."""
         return tuning.summarise(self.trials[self.trials["setting"].isin(scores.FIRST_BLOCK)])
 
     @cached_property
     def prices(self) -> dict[str, pd.Series]:
-        """What each run spends until random selection's final accuracy, by cost."""
+        """The cost of each run until random selection's final accuracy, by kind of cost."""
         return {cost: scores.price(self.rounds, cost) for cost in ("bytes", "seconds")}
 
     @cached_property

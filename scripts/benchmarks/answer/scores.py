@@ -17,7 +17,7 @@ from fedsim.results.frames import REFERENCE
 REGIME = ["schedule", "num_rounds"]
 KEYS = ["setting", "method", *REGIME, "seed"]
 PAIR = ["setting", *REGIME, "seed"]
-"""What a run has in common with the run of random selection that it is compared with."""
+"""A run has these in common with the run of random selection that it is compared with."""
 CEILING = "clairvoyant"
 """The search for good cohorts. It is no method, so it is neither tested nor ranked."""
 WINDOW, NUM_EVALUATED = 20, 4

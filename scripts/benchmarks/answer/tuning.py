@@ -1,4 +1,4 @@
-"""What the trials of tuning chose, and what a wrong learning rate costs."""
+"""Summaries of the trials of tuning: the chosen values, and the cost of a wrong learning rate."""
 
 from pathlib import Path
 
